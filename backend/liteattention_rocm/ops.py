@@ -1,0 +1,710 @@
+"""The attention calls, their validation and the ``torch.library`` operators behind them.
+
+Every call is checked before anything runs, and everything wrong with it is reported in one
+exception. The operators (``torch.ops.liteattention_rocm.*``) write into tensors they are given,
+so that ``torch.compile`` sees opaque calls with known outputs; the functions here allocate those
+outputs and are what users call.
+
+Softmax is computed online, block by block, as in FlashAttention (Dao et al., arXiv 2205.14135);
+tiles are skipped as in LiteAttention (arXiv 2511.11062).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any, Literal, overload
+
+import numpy as np
+import torch
+
+from . import engines
+from .engines import (
+    LAYOUTS,
+    ROUNDINGS,
+    AttentionSpec,
+    Engine,
+    Layout,
+    LiteSpec,
+    Rounding,
+    TileGeometry,
+)
+
+__all__ = ["attention", "default_geometry", "lite_attention", "merge_states"]
+
+_LIBRARY = torch.library.Library("liteattention_rocm", "DEF")
+_LIBRARY.define(
+    "attention(Tensor q, Tensor k, Tensor v, Tensor(a!) out, Tensor(b!)? lse, str layout, "
+    "float scale, bool causal, str rounding, str engine) -> ()"
+)
+_LIBRARY.define(
+    "lite_attention(Tensor q, Tensor k, Tensor v, Tensor read, Tensor(a!) write, Tensor(b!) out, "
+    "Tensor(c!)? lse, Tensor? must_do, Tensor? must_skip, str layout, float scale, "
+    "float threshold, bool descending, bool soft_skip, int q_block, int k_block, int vote_rows, "
+    "str rounding, str engine) -> ()"
+)
+
+_FLOATS = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
+
+
+@overload
+def attention(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    *,
+    layout: Layout = ...,
+    scale: float | None = ...,
+    causal: bool = ...,
+    rounding: Rounding = ...,
+    return_lse: Literal[False] = ...,
+    out: torch.Tensor | None = ...,
+    engine: str | None = ...,
+) -> torch.Tensor: ...
+
+
+@overload
+def attention(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    *,
+    layout: Layout = ...,
+    scale: float | None = ...,
+    causal: bool = ...,
+    rounding: Rounding = ...,
+    return_lse: Literal[True],
+    out: torch.Tensor | None = ...,
+    engine: str | None = ...,
+) -> tuple[torch.Tensor, torch.Tensor]: ...
+
+
+def attention(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    *,
+    layout: Layout = "bshd",
+    scale: float | None = None,
+    causal: bool = False,
+    rounding: Rounding = "rtne",
+    return_lse: bool = False,
+    out: torch.Tensor | None = None,
+    engine: str | None = None,
+) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
+    """Softmax attention, ``softmax(scale * q k^T) v``, forward only.
+
+    Args:
+        q: queries, [B, Sq, Hq, D] ("bshd") or [B, Hq, Sq, D] ("bhsd"); bf16, fp16 or fp32.
+        k: keys, [B, Skv, Hkv, D] or [B, Hkv, Skv, D]; Hq % Hkv == 0, and query head h reads
+            key head h // (Hq // Hkv).
+        v: values, shaped like ``k``.
+        layout: where the sequence axis is. Strides are free except that the last dimension must
+            be contiguous; nothing is copied to fit.
+        scale: factor on q.k, natural units; 1/sqrt(D) by default.
+        causal: query i sees the keys j <= i + Skv - Sq (bottom-right aligned). A query that sees
+            no key gives zeros and an LSE of -inf.
+        rounding: how fp32 results become bf16: "rtne" (nearest, ties to even), "rtna" (nearest,
+            ties away from zero) or "rtz" (towards zero). Other dtypes take "rtne" only.
+        return_lse: also return the log-sum-exp of the scaled scores.
+        out: tensor of q's shape and dtype to write to; it must not overlap an input.
+        engine: name of the engine; by default chosen by the device.
+
+    Returns:
+        ``out`` of q's shape and dtype, or ``(out, lse)`` with ``lse`` in natural log, fp32,
+        [B, Hq, Sq].
+
+    Raises:
+        TypeError: an argument has the wrong type or dtype; lists every reason.
+        ValueError: a shape, value or overlap is wrong, or the engine cannot run the request;
+            lists every reason and says what to do instead.
+    """
+    if not torch.compiler.is_compiling():
+        _raise_if(*_argument_reasons(q, k, v, layout, scale, causal, rounding, out, return_lse))
+    scale = _default_scale(q) if scale is None else float(scale)
+    if out is None:
+        out = torch.empty_like(q)
+    lse = _empty_lse(q, layout) if return_lse else None
+    torch.ops.liteattention_rocm.attention(
+        q, k, v, out, lse, layout, scale, causal, rounding, engine or ""
+    )
+    return out if lse is None else (out, lse)
+
+
+@overload
+def lite_attention(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    read: torch.Tensor,
+    write: torch.Tensor,
+    *,
+    threshold: float,
+    descending: bool = ...,
+    soft_skip: bool = ...,
+    must_do: torch.Tensor | None = ...,
+    must_skip: torch.Tensor | None = ...,
+    geometry: TileGeometry | None = ...,
+    layout: Layout = ...,
+    scale: float | None = ...,
+    rounding: Rounding = ...,
+    return_lse: Literal[False] = ...,
+    out: torch.Tensor | None = ...,
+    engine: str | None = ...,
+) -> torch.Tensor: ...
+
+
+@overload
+def lite_attention(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    read: torch.Tensor,
+    write: torch.Tensor,
+    *,
+    threshold: float,
+    descending: bool = ...,
+    soft_skip: bool = ...,
+    must_do: torch.Tensor | None = ...,
+    must_skip: torch.Tensor | None = ...,
+    geometry: TileGeometry | None = ...,
+    layout: Layout = ...,
+    scale: float | None = ...,
+    rounding: Rounding = ...,
+    return_lse: bool,
+    out: torch.Tensor | None = ...,
+    engine: str | None = ...,
+) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]: ...
+
+
+def lite_attention(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    read: torch.Tensor,
+    write: torch.Tensor,
+    *,
+    threshold: float,
+    descending: bool = False,
+    soft_skip: bool = False,
+    must_do: torch.Tensor | None = None,
+    must_skip: torch.Tensor | None = None,
+    geometry: TileGeometry | None = None,
+    layout: Layout = "bshd",
+    scale: float | None = None,
+    rounding: Rounding = "rtne",
+    return_lse: bool = False,
+    out: torch.Tensor | None = None,
+    engine: str | None = None,
+) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
+    """One LiteAttention step: attend over the tiles in ``read``, vote the next step's into ``write``.
+
+    Stateless; :class:`liteattention_rocm.LiteAttention` owns the bitmaps and swaps them.
+
+    The kept K blocks ``(read | must_do) & ~must_skip`` of a q block are walked in one direction.
+    A tile is negligible when, for every valid query row, the maximum of its scores lies at least
+    ``|threshold|`` (log2 units of the scaled scores) below the running maximum of the blocks
+    walked before it. Negligible tiles are left out of ``write``; the first tile walked and those
+    in ``must_do`` always stay in.
+
+    Args:
+        q, k, v, layout, scale, rounding, return_lse, out, engine: as in :func:`attention`.
+        read: skip bitmap, int32 holding uint32 bit patterns, contiguous [B, Hq, q_blocks, words];
+            K block j is bit j % 32 of word j // 32, set = compute.
+        write: bitmap of the same shape, overwritten; must not overlap ``read``.
+        threshold: log2 units, <= 0; ``-inf`` keeps every tile and equals dense attention bit for
+            bit.
+        descending: walk the kept K blocks from the last to the first.
+        soft_skip: let each group of ``geometry.vote_rows`` rows drop a negligible tile from the
+            result of this very step.
+        must_do, must_skip: packed K-block masks, int32 [words], or None.
+        geometry: tile sizes; by default what the engine prefers for this head dimension.
+
+    Returns:
+        ``out``, or ``(out, lse)``, as :func:`attention` does.
+
+    Raises:
+        TypeError, ValueError: as :func:`attention`, and for bitmaps that do not fit.
+
+    Source of the method: LiteAttention, arXiv 2511.11062.
+    """
+    if geometry is None:
+        geometry = default_geometry(q, engine)
+    if not torch.compiler.is_compiling():
+        kinds, values = _argument_reasons(
+            q, k, v, layout, scale, False, rounding, out, return_lse
+        )
+        more_kinds, more_values = _lite_reasons(
+            q, k, layout, read, write, threshold, must_do, must_skip, geometry
+        )
+        _raise_if(kinds + more_kinds, values + more_values)
+    scale = _default_scale(q) if scale is None else float(scale)
+    if out is None:
+        out = torch.empty_like(q)
+    lse = _empty_lse(q, layout) if return_lse else None
+    torch.ops.liteattention_rocm.lite_attention(
+        q,
+        k,
+        v,
+        read,
+        write,
+        out,
+        lse,
+        must_do,
+        must_skip,
+        layout,
+        scale,
+        float(threshold),
+        descending,
+        soft_skip,
+        geometry.q_block,
+        geometry.k_block,
+        geometry.vote_rows,
+        rounding,
+        engine or "",
+    )
+    return out if lse is None else (out, lse)
+
+
+def merge_states(
+    outs: Sequence[torch.Tensor],
+    lses: Sequence[torch.Tensor],
+    *,
+    layout: Layout = "bshd",
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Merge attention over disjoint sets of keys into attention over their union, exactly.
+
+    Args:
+        outs: partial results, each [B, Sq, Hq, D] ("bshd") or [B, Hq, Sq, D] ("bhsd"), any
+            floating dtype, the same shape and dtype throughout.
+        lses: their log-sum-exps, natural log, fp32, each [B, Hq, Sq]; -inf marks a part that saw
+            no key and then contributes nothing.
+        layout: where the sequence axis of ``outs`` is.
+
+    Returns:
+        ``(out, lse)``: merged in fp32 (fp64 for fp64 parts) and rounded once to the parts' dtype;
+        a row whose parts are all empty gives zeros and -inf.
+
+    Raises:
+        TypeError, ValueError: lists every reason.
+
+    Source of the method: the log-sum-exp merge of split softmax (Milakov and Gimelshein, arXiv
+    1805.02867).
+    """
+    kinds: list[str] = []
+    values: list[str] = []
+    if layout not in LAYOUTS:
+        values.append(f"layout must be one of {', '.join(LAYOUTS)}, got {layout!r}")
+    if not len(outs) or len(outs) != len(lses):
+        values.append(
+            f"outs and lses must be equally many and at least one, got {len(outs)} and {len(lses)}"
+        )
+    for name, parts in (("outs", outs), ("lses", lses)):
+        kinds += [
+            f"{name}[{i}] must be a tensor, got {type(part).__name__}"
+            for i, part in enumerate(parts)
+            if not isinstance(part, torch.Tensor)
+        ]
+    if not kinds and not values:
+        first = outs[0]
+        if first.dim() != 4:
+            values.append(f"outs must have 4 dimensions, got {first.dim()}")
+        else:
+            batch, rows, heads = _sizes(first, layout)[:3]
+            for i, (part, lse) in enumerate(zip(outs, lses, strict=True)):
+                if part.shape != first.shape or part.dtype != first.dtype:
+                    values.append(
+                        f"outs[{i}] is {_describe(part)}, outs[0] is {_describe(first)}"
+                    )
+                if tuple(lse.shape) != (batch, heads, rows):
+                    values.append(
+                        f"lses[{i}] must be {[batch, heads, rows]} (B, H, S), "
+                        f"got {list(lse.shape)}"
+                    )
+                if lse.dtype != torch.float32:
+                    kinds.append(f"lses[{i}] must be torch.float32, got {lse.dtype}")
+    _raise_if(kinds, values)
+
+    accumulate = torch.float64 if outs[0].dtype == torch.float64 else torch.float32
+    stacked = torch.stack([lse.to(accumulate) for lse in lses])
+    merged_lse = torch.logsumexp(stacked, dim=0)
+    # A row that no part saw has -inf - -inf; its weights are zero by definition.
+    weights = torch.exp(stacked - merged_lse).masked_fill_(torch.isneginf(stacked), 0.0)
+    if layout == "bshd":
+        weights = weights.transpose(-1, -2)
+    total = torch.zeros(outs[0].shape, dtype=accumulate, device=outs[0].device)
+    for part, weight in zip(outs, weights, strict=True):
+        # An empty part may hold anything; 0 * NaN must not leak into the sum.
+        total += torch.where(weight.unsqueeze(-1) > 0, part.to(accumulate), 0.0) * weight.unsqueeze(
+            -1
+        )
+    return total.to(outs[0].dtype), merged_lse.to(torch.float32)
+
+
+def default_geometry(q: torch.Tensor, engine: str | None = None) -> TileGeometry:
+    """Tile geometry that the engine for ``q``'s device prefers for its head dimension."""
+    if not isinstance(q, torch.Tensor) or q.dim() != 4:
+        raise TypeError("q must be a tensor of 4 dimensions")
+    return engines.choose(q.device.type, engine).geometry(q.shape[-1])
+
+
+def _run_attention(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    out: torch.Tensor,
+    lse: torch.Tensor | None,
+    layout: Layout,
+    scale: float,
+    causal: bool,
+    rounding: Rounding,
+    engine: str,
+) -> None:
+    chosen, spec = _prepare(q, k, v, layout, scale, causal, rounding, lse, engine, None)
+    chosen.attention(spec, q, k, v, out, lse)
+
+
+def _run_lite_attention(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    read: torch.Tensor,
+    write: torch.Tensor,
+    out: torch.Tensor,
+    lse: torch.Tensor | None,
+    must_do: torch.Tensor | None,
+    must_skip: torch.Tensor | None,
+    layout: Layout,
+    scale: float,
+    threshold: float,
+    descending: bool,
+    soft_skip: bool,
+    q_block: int,
+    k_block: int,
+    vote_rows: int,
+    rounding: Rounding,
+    engine: str,
+) -> None:
+    lite = LiteSpec(TileGeometry(q_block, k_block, vote_rows), threshold, descending, soft_skip)
+    chosen, spec = _prepare(q, k, v, layout, scale, False, rounding, lse, engine, lite)
+    chosen.lite_attention(spec, lite, q, k, v, out, lse, read, write, must_do, must_skip)
+
+
+def _fake_attention(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    out: torch.Tensor,
+    lse: torch.Tensor | None,
+    layout: Layout,
+    scale: float,
+    causal: bool,
+    rounding: Rounding,
+    engine: str,
+) -> None:
+    _raise_if(*_argument_reasons(q, k, v, layout, scale, causal, rounding, out, lse is not None))
+    _prepare(q, k, v, layout, scale, causal, rounding, lse, engine, None)
+
+
+def _fake_lite_attention(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    read: torch.Tensor,
+    write: torch.Tensor,
+    out: torch.Tensor,
+    lse: torch.Tensor | None,
+    must_do: torch.Tensor | None,
+    must_skip: torch.Tensor | None,
+    layout: Layout,
+    scale: float,
+    threshold: float,
+    descending: bool,
+    soft_skip: bool,
+    q_block: int,
+    k_block: int,
+    vote_rows: int,
+    rounding: Rounding,
+    engine: str,
+) -> None:
+    geometry = TileGeometry(q_block, k_block, vote_rows)
+    kinds, values = _argument_reasons(
+        q, k, v, layout, scale, False, rounding, out, lse is not None
+    )
+    more = _lite_reasons(q, k, layout, read, write, threshold, must_do, must_skip, geometry)
+    _raise_if(kinds + more[0], values + more[1])
+    lite = LiteSpec(geometry, threshold, descending, soft_skip)
+    _prepare(q, k, v, layout, scale, False, rounding, lse, engine, lite)
+
+
+_LIBRARY.impl("attention", _run_attention, "CompositeExplicitAutograd")
+_LIBRARY.impl("lite_attention", _run_lite_attention, "CompositeExplicitAutograd")
+torch.library.register_fake("liteattention_rocm::attention", _fake_attention, lib=_LIBRARY)
+torch.library.register_fake(
+    "liteattention_rocm::lite_attention", _fake_lite_attention, lib=_LIBRARY
+)
+
+
+def _prepare(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    layout: Layout,
+    scale: float,
+    causal: bool,
+    rounding: Rounding,
+    lse: torch.Tensor | None,
+    engine: str,
+    lite: LiteSpec | None,
+) -> tuple[Engine, AttentionSpec]:
+    batch, q_len, q_heads, head_dim = _sizes(q, layout)
+    _, kv_len, kv_heads, _ = _sizes(k, layout)
+    spec = AttentionSpec(
+        batch=batch,
+        q_heads=q_heads,
+        kv_heads=kv_heads,
+        q_len=q_len,
+        kv_len=kv_len,
+        head_dim=head_dim,
+        dtype=q.dtype,
+        device=q.device,
+        layout=layout,
+        scale=scale,
+        causal=causal,
+        rounding=rounding,
+        return_lse=lse is not None,
+    )
+    chosen = engines.choose(q.device.type, engine or None)
+    reasons = chosen.supports(spec, lite)
+    if reasons:
+        raise engines.refuse(chosen, reasons, spec, lite)
+    return chosen, spec
+
+
+def _sizes(tensor: torch.Tensor, layout: Layout) -> tuple[int, int, int, int]:
+    """Return (batch, sequence, heads, head_dim)."""
+    if layout == "bshd":
+        batch, rows, heads, dim = tensor.shape
+    else:
+        batch, heads, rows, dim = tensor.shape
+    return batch, rows, heads, dim
+
+
+def _default_scale(q: torch.Tensor) -> float:
+    return 1.0 / math.sqrt(q.shape[-1])
+
+
+def _empty_lse(q: torch.Tensor, layout: Layout) -> torch.Tensor:
+    batch, rows, heads, _ = _sizes(q, layout)
+    return torch.empty((batch, heads, rows), dtype=torch.float32, device=q.device)
+
+
+def _argument_reasons(
+    q: Any,
+    k: Any,
+    v: Any,
+    layout: Any,
+    scale: Any,
+    causal: Any,
+    rounding: Any,
+    out: Any,
+    return_lse: Any,
+) -> tuple[list[str], list[str]]:
+    """Everything wrong with a dense call: (reasons of type, reasons of value)."""
+    kinds: list[str] = []
+    values: list[str] = []
+    tensors = {"q": q, "k": k, "v": v}
+    if out is not None:
+        tensors["out"] = out
+    for name, tensor in tensors.items():
+        if not isinstance(tensor, torch.Tensor):
+            kinds.append(f"{name} must be a tensor, got {type(tensor).__name__}")
+    tensors = {n: t for n, t in tensors.items() if isinstance(t, torch.Tensor)}
+    for name, flag in (("causal", causal), ("return_lse", return_lse)):
+        if not isinstance(flag, bool):
+            kinds.append(f"{name} must be a bool, got {type(flag).__name__}")
+    if layout not in LAYOUTS:
+        values.append(f"layout must be one of {', '.join(LAYOUTS)}, got {layout!r}")
+    if rounding not in ROUNDINGS:
+        values.append(f"rounding must be one of {', '.join(ROUNDINGS)}, got {rounding!r}")
+    if scale is not None:
+        if isinstance(scale, bool) or not isinstance(scale, int | float):
+            kinds.append(f"scale must be a number, got {type(scale).__name__}")
+        elif not math.isfinite(scale):
+            values.append(f"scale must be finite, got {scale}")
+
+    for name, tensor in tensors.items():
+        if tensor.dtype not in _FLOATS:
+            kinds.append(f"{name} must be bf16, fp16 or fp32, got {tensor.dtype}")
+        if tensor.dim() != 4:
+            values.append(
+                f"{name} must have 4 dimensions "
+                f"({'B,S,H,D' if layout != 'bhsd' else 'B,H,S,D'}), got {list(tensor.shape)}"
+            )
+        elif tensor.shape[-1] > 1 and tensor.stride(-1) != 1:
+            values.append(
+                f"{name} must be contiguous in its last dimension, got strides "
+                f"{list(tensor.stride())}: call .contiguous() on it"
+            )
+        if tensor.requires_grad and torch.is_grad_enabled():
+            values.append(
+                f"{name} requires grad, and there is no backward pass: detach it or use "
+                "torch.no_grad()"
+            )
+    for what in ("dtype", "device"):
+        seen = {name: getattr(tensor, what) for name, tensor in tensors.items()}
+        if len(set(seen.values())) > 1:
+            listed = ", ".join(f"{name} {value}" for name, value in seen.items())
+            (kinds if what == "dtype" else values).append(
+                f"all tensors must have one {what}, got {listed}"
+            )
+    if len({"q", "k", "v"} & tensors.keys()) == 3 and all(
+        tensors[name].dim() == 4 for name in "qkv"
+    ):
+        values += _shape_reasons(tensors, layout if layout in LAYOUTS else "bshd")
+        if "out" in tensors and tensors["out"].shape == q.shape:
+            values += _overlap_reasons("out", tensors["out"], {"q": q, "k": k, "v": v})
+    return kinds, values
+
+
+def _shape_reasons(tensors: dict[str, torch.Tensor], layout: Layout) -> list[str]:
+    reasons: list[str] = []
+    batch, _, q_heads, head_dim = _sizes(tensors["q"], layout)
+    k_batch, _, kv_heads, k_dim = _sizes(tensors["k"], layout)
+    if tensors["k"].shape != tensors["v"].shape:
+        reasons.append(
+            f"k and v must have one shape, got {list(tensors['k'].shape)} and "
+            f"{list(tensors['v'].shape)}"
+        )
+    for name, tensor in tensors.items():
+        if 0 in tensor.shape:
+            reasons.append(f"{name} must not be empty, got {list(tensor.shape)}")
+    if batch != k_batch:
+        reasons.append(f"q and k must have one batch size, got {batch} and {k_batch}")
+    if head_dim != k_dim:
+        reasons.append(f"q and k must have one head dim, got {head_dim} and {k_dim}")
+    if kv_heads and q_heads % kv_heads:
+        reasons.append(
+            f"query heads must be a multiple of key heads, got {q_heads} and {kv_heads}"
+        )
+    if "out" in tensors and tensors["out"].shape != tensors["q"].shape:
+        reasons.append(
+            f"out must have q's shape {list(tensors['q'].shape)}, got {list(tensors['out'].shape)}"
+        )
+    return reasons
+
+
+def _lite_reasons(
+    q: Any,
+    k: Any,
+    layout: Any,
+    read: Any,
+    write: Any,
+    threshold: Any,
+    must_do: Any,
+    must_skip: Any,
+    geometry: Any,
+) -> tuple[list[str], list[str]]:
+    """Everything wrong with what LiteAttention adds to a call: (of type, of value)."""
+    kinds: list[str] = []
+    values: list[str] = []
+    if isinstance(threshold, bool) or not isinstance(threshold, int | float):
+        kinds.append(f"threshold must be a number, got {type(threshold).__name__}")
+    elif not threshold <= 0:
+        values.append(f"threshold is in log2 units and must be <= 0, got {threshold}")
+    if not isinstance(geometry, TileGeometry):
+        kinds.append(f"geometry must be a TileGeometry, got {type(geometry).__name__}")
+    bitmaps = {"read": read, "write": write, "must_do": must_do, "must_skip": must_skip}
+    for name, bitmap in bitmaps.items():
+        if bitmap is None and name.startswith("must"):
+            continue
+        if not isinstance(bitmap, torch.Tensor):
+            kinds.append(f"{name} must be a tensor, got {type(bitmap).__name__}")
+        elif bitmap.dtype != torch.int32:
+            kinds.append(f"{name} must be torch.int32 (uint32 bit patterns), got {bitmap.dtype}")
+        elif not bitmap.is_contiguous():
+            values.append(f"{name} must be contiguous, got strides {list(bitmap.stride())}")
+    ready = isinstance(q, torch.Tensor) and isinstance(k, torch.Tensor)
+    if kinds or not ready or q.dim() != 4 or k.dim() != 4 or layout not in LAYOUTS:
+        return kinds, values
+    batch, q_len, heads, _ = _sizes(q, layout)
+    words = geometry.words(_sizes(k, layout)[1])
+    expected = (batch, heads, geometry.q_blocks(q_len), words)
+    for name, bitmap in bitmaps.items():
+        shape = expected if name in ("read", "write") else (words,)
+        if bitmap is None:
+            continue
+        if tuple(bitmap.shape) != shape:
+            values.append(f"{name} must be {list(shape)}, got {list(bitmap.shape)}")
+        if bitmap.device != q.device:
+            values.append(f"{name} must be on {q.device}, got {bitmap.device}")
+    if read.shape == write.shape:
+        values += _overlap_reasons("write", write, {"read": read})
+    return kinds, values
+
+
+def _overlap_reasons(
+    name: str, target: torch.Tensor, sources: dict[str, torch.Tensor]
+) -> list[str]:
+    """Say which sources share memory with ``target``, and whether it overlaps itself."""
+    reasons = []
+    if any(
+        step == 0 and size > 1 for step, size in zip(target.stride(), target.shape, strict=True)
+    ):
+        reasons.append(f"{name} must not be an expanded tensor, got strides {list(target.stride())}")
+    if _is_fake(target):
+        return reasons
+    begin, end = _extent(target)
+    for other, tensor in sources.items():
+        if _is_fake(tensor) or tensor.device != target.device:
+            continue
+        other_begin, other_end = _extent(tensor)
+        if begin < other_end and other_begin < end and _shares_memory(target, tensor):
+            reasons.append(f"{name} must not overlap {other}: give it memory of its own")
+    return reasons
+
+
+def _is_fake(tensor: torch.Tensor) -> bool:
+    return tensor.is_meta or isinstance(tensor, torch._subclasses.FakeTensor)
+
+
+def _extent(tensor: torch.Tensor) -> tuple[int, int]:
+    """Return the half-open byte range that a tensor's elements lie in."""
+    last = sum(
+        (size - 1) * step for size, step in zip(tensor.shape, tensor.stride(), strict=True)
+    )
+    begin = tensor.data_ptr()
+    return begin, begin + (last + 1) * tensor.element_size()
+
+
+class _Address:
+    """A tensor's memory as numpy sees addresses; nothing is read through it."""
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        size = tensor.element_size()
+        self.__array_interface__ = {
+            "version": 3,
+            "typestr": "|u1",
+            "data": (tensor.data_ptr(), False),
+            "shape": (*tensor.shape, size),
+            "strides": (*(step * size for step in tensor.stride()), 1),
+        }
+
+
+def _shares_memory(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """Exact overlap of two strided tensors, e.g. false for two heads of one buffer."""
+    try:
+        return bool(np.shares_memory(np.asarray(_Address(a)), np.asarray(_Address(b)), 100_000))
+    except np.exceptions.TooHardError:
+        return True
+
+
+def _describe(tensor: torch.Tensor) -> str:
+    return f"{tensor.dtype} {list(tensor.shape)}"
+
+
+def _raise_if(kinds: list[str], values: list[str]) -> None:
+    """Raise one error with every reason: TypeError if any is about types, else ValueError."""
+    if kinds or values:
+        error = TypeError if kinds else ValueError
+        raise error("invalid attention call: " + "; ".join([*kinds, *values]))
