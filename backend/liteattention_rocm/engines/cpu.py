@@ -106,10 +106,9 @@ class CpuEngine(Engine):
     ) -> None:
         """Run one LiteAttention step; see :meth:`Engine.lite_attention`."""
         skip = _core.LiteParams()
-        skip.read = read.data_ptr()
-        skip.write = write.data_ptr()
-        skip.must_do = 0 if must_do is None else must_do.data_ptr()
-        skip.must_skip = 0 if must_skip is None else must_skip.data_ptr()
+        skip.set_bitmaps(
+            read.data_ptr(), write.data_ptr(), _address(must_do), _address(must_skip)
+        )
         skip.q_block = lite.geometry.q_block
         skip.vote_rows = lite.geometry.vote_rows
         skip.threshold = lite.threshold
@@ -147,9 +146,7 @@ def _request(
     lse: torch.Tensor | None,
 ) -> _core.AttentionParams:
     request = _core.AttentionParams()
-    request.q, request.k, request.v = q.data_ptr(), k.data_ptr(), v.data_ptr()
-    request.out = out.data_ptr()
-    request.lse = 0 if lse is None else lse.data_ptr()
+    request.set_pointers(q.data_ptr(), k.data_ptr(), v.data_ptr(), out.data_ptr(), _address(lse))
     request.set_shape(
         spec.batch, spec.q_heads, spec.kv_heads, spec.q_len, spec.kv_len, spec.head_dim
     )
@@ -162,6 +159,10 @@ def _request(
     request.causal = spec.causal
     request.threads = torch.get_num_threads()
     return request
+
+
+def _address(tensor: torch.Tensor | None) -> int:
+    return 0 if tensor is None else tensor.data_ptr()
 
 
 def _strides(tensor: torch.Tensor, spec: AttentionSpec) -> tuple[int, int, int]:

@@ -1,0 +1,105 @@
+"""Print what a bug report needs to know: ``python -m liteattention_rocm.collect_env``.
+
+Standard library only, and it never raises: whatever cannot be found out says why.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import platform
+import sys
+from collections.abc import Callable
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+
+PACKAGES = (
+    "liteattention-rocm",
+    "torch",
+    "triton",
+    "diffusers",
+    "transformers",
+    "sglang",
+    "vllm",
+    "numpy",
+    "pydantic",
+)
+
+
+def collect() -> dict[str, str]:
+    """Return name -> value, every value a string, in the order to print."""
+    facts: dict[str, str] = {
+        "python": sys.version.split()[0],
+        "platform": platform.platform(),
+        "processor": _try(_processor),
+        "cores": str(os.cpu_count()),
+        "memory": _try(_memory),
+    }
+    for name in PACKAGES:
+        try:
+            facts[name] = version(name)
+        except PackageNotFoundError:
+            facts[name] = "not installed"
+    facts["gpu"] = _try(_gpus)
+    facts["torch threads"] = _try(lambda: str(_load("torch").get_num_threads()))
+    facts["cpu paths"] = _try(_cpu_paths)
+    facts["default engine"] = _try(
+        lambda: str(_load("liteattention_rocm.engines").choose("cpu").name)
+    )
+    for name in sorted(os.environ):
+        if name.startswith("LITEATTENTION_"):
+            facts[name] = os.environ[name]
+    return facts
+
+
+def report() -> str:
+    """Return :func:`collect` as aligned lines."""
+    facts = collect()
+    width = max(map(len, facts))
+    return "\n".join(f"{name:<{width}}  {value}" for name, value in facts.items())
+
+
+def _try(find: Callable[[], str]) -> str:
+    try:
+        return find()
+    except Exception as error:  # a report must come out of a broken installation, too
+        return f"unknown ({type(error).__name__}: {error})"
+
+
+def _load(name: str) -> Any:
+    return importlib.import_module(name)
+
+
+def _processor() -> str:
+    with open("/proc/cpuinfo", encoding="utf-8") as lines:
+        for line in lines:
+            if line.startswith("model name"):
+                return line.split(":", 1)[1].strip()
+    return platform.processor() or platform.machine()
+
+
+def _memory() -> str:
+    with open("/proc/meminfo", encoding="utf-8") as lines:
+        for line in lines:
+            if line.startswith("MemTotal"):
+                return f"{int(line.split()[1]) / 2**20:.1f} GiB"
+    return "unknown"
+
+
+def _gpus() -> str:
+    cuda = _load("torch").cuda
+    if not cuda.is_available():
+        return "none"
+    return ", ".join(
+        f"{cuda.get_device_name(i)} ({getattr(cuda.get_device_properties(i), 'gcnArchName', '')})"
+        for i in range(cuda.device_count())
+    ).replace(" ()", "")
+
+
+def _cpu_paths() -> str:
+    engine = _load("liteattention_rocm.engines.cpu")
+    return f"{engine.chosen_isa()} of {', '.join(engine.available_isas())}"
+
+
+if __name__ == "__main__":
+    print(report())

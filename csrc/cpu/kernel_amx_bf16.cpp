@@ -1,0 +1,18 @@
+// x86-64 with AMX-BF16 (and AVX-512-BF16): products on the tile unit.
+#include <immintrin.h>
+
+#include <cmath>
+#include <cstring>
+#include <type_traits>
+
+#include "kernel.h"
+
+namespace liteattention::cpu::amx_bf16 {
+
+#include "vec_avx512.h"
+#include "gemm_amx.h"
+#include "kernel_impl.h"
+
+extern const Kernel kBf16 = MakeKernel<GemmAmx, DType::kBf16>();
+
+}  // namespace liteattention::cpu::amx_bf16

@@ -1,0 +1,20 @@
+// x86-64 with AVX-512 F, BW, DQ and VL: fp32 arithmetic for every dtype.
+#include <immintrin.h>
+
+#include <cmath>
+#include <cstring>
+#include <type_traits>
+
+#include "kernel.h"
+
+namespace liteattention::cpu::avx512 {
+
+#include "vec_avx512.h"
+#include "gemm_lanes.h"
+#include "kernel_impl.h"
+
+extern const Kernel kBf16 = MakeKernel<GemmLanes<OpFp32>, DType::kBf16>();
+extern const Kernel kFp16 = MakeKernel<GemmLanes<OpFp32>, DType::kFp16>();
+extern const Kernel kFp32 = MakeKernel<GemmLanes<OpFp32>, DType::kFp32>();
+
+}  // namespace liteattention::cpu::avx512

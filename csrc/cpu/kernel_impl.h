@@ -1,0 +1,578 @@
+// The attention of one q block, written once for every instruction-set path.
+//
+// Included by kernel_*.cpp inside a namespace of their own, after Vec (vec_*.h) and a Gemm
+// (gemm_*.h): the same names must not meet across files compiled for different processors.
+//
+// Road map. A q block is cut into q tiles of up to kMaxQTile rows. A q tile walks its K blocks in
+// groups of kGroup (256 keys):
+//
+//   scores   S^T = K Q^T            keys x rows, fp32      one product per K block
+//   vote     row maxima per K block against the running maximum; bits of the next skip bitmap
+//   softmax  P^T = exp2(c S^T - M)  keys x rows            M = c * running maximum, log2 units
+//   output   O^T = O^T * 2^(M_old - M) + V^T P^T           head dim x rows, fp32
+//
+// Everything is transposed so that a query row is a vector lane: maxima, sums and rescaling run
+// down the lanes and no step reduces across one. K is the left operand as it lies in memory (rows
+// of head dim), Q is packed once per q tile and V^T once per call.
+//
+// Memory of one q tile of R = 64 rows at head dim 128 (all in L2): S 64 KiB, P 32 KiB, O 32 KiB,
+// Q 16 KiB.
+
+namespace {
+
+constexpr float kLowest = -__builtin_inff();
+constexpr int kStagingWords = kMaxHeadDim;
+
+inline int64_t Min(int64_t a, int64_t b) { return a < b ? a : b; }
+inline int64_t RoundUp(int64_t x, int64_t to) { return (x + to - 1) / to * to; }
+
+// 2^x for x <= 0 (log2 units), relative error 8e-8, exactly 1 at 0 and exactly 0 below 2^-150.
+// Coefficients: minimax of 2^f on [-1/2, 1/2], degree 6, constant term held at 1.
+inline Vec Exp2(Vec x) {
+    // The constant first: Max keeps a NaN in its second argument.
+    x = Vec::Max(Vec::Set(-200.0f), x);
+    Vec whole, f;
+    Vec::Split(x, &whole, &f);
+    Vec p = Vec::Set(0.00015345812f);
+    p = Vec::MulAdd(p, f, Vec::Set(0.0013399931f));
+    p = Vec::MulAdd(p, f, Vec::Set(0.009618489f));
+    p = Vec::MulAdd(p, f, Vec::Set(0.055503286f));
+    p = Vec::MulAdd(p, f, Vec::Set(0.24022646f));
+    p = Vec::MulAdd(p, f, Vec::Set(0.6931472f));
+    p = Vec::MulAdd(p, f, Vec::Set(1.0f));
+    return Vec::Scale(p, whole);
+}
+
+// fp32 bits to bf16 bits. NaN stays NaN (quiet, sign kept) in every mode.
+template <Rounding kMode>
+inline uint16_t ToBf16(uint32_t x) {
+    const uint32_t odd = x >> 16 & 1;
+    const uint32_t add = kMode == Rounding::kRtne ? 0x7fffu + odd
+                         : kMode == Rounding::kRtna ? 0x8000u
+                                                    : 0u;
+    const bool nan = (x & 0x7fffffffu) > 0x7f800000u;
+    return static_cast<uint16_t>(nan ? (x >> 16 | 0x40u) : (x + add) >> 16);
+}
+
+template <DType kType>
+inline void LoadFloats(const char* from, int64_t n, float* to) {
+    if constexpr (kType == DType::kFp32) {
+        std::memcpy(to, from, static_cast<size_t>(n) * 4);
+    } else {
+        const uint16_t* half = reinterpret_cast<const uint16_t*>(from);
+        for (int64_t i = 0; i < n; i += 8) {  // head dims are multiples of 8
+            alignas(64) uint16_t in[16] = {};
+            alignas(64) float out[16];
+            std::memcpy(in, half + i, 16);
+            for (int x = 0; x < 16; x += Vec::kLanes)
+                (kType == DType::kBf16 ? Vec::FromBf16(in + x) : Vec::FromFp16(in + x))
+                    .Store(out + x);
+            std::memcpy(to + i, out, 32);
+        }
+    }
+}
+
+template <class Gemm, DType kType>
+struct KernelImpl {
+    static constexpr bool kPairs = Gemm::kPerWord == 2;  // operands are pairs of bf16
+    static constexpr int64_t kElement = sizeof(typename Gemm::Element);
+    static constexpr int64_t kInput = kType == DType::kFp32 ? 4 : 2;
+    static constexpr int kBlockWords = kKBlock / Gemm::kPerWord;  // words of 64 keys
+
+    static int64_t KeyDim(const AttentionParams& p) { return RoundUp(p.head_dim, Gemm::kKPad); }
+    static int64_t KeyWords(const AttentionParams& p) { return KeyDim(p) / Gemm::kPerWord; }
+    static int64_t ValueRows(const AttentionParams& p) { return RoundUp(p.head_dim, Gemm::kMPad); }
+
+    static size_t KBlockBytes(const AttentionParams& p) {
+        return static_cast<size_t>(kKBlock * KeyDim(p) * kElement);
+    }
+    static size_t VBlockBytes(const AttentionParams& p) {
+        return static_cast<size_t>(RoundUp(p.head_dim, 16) * kKBlock * kElement);
+    }
+    static bool KDirect(const AttentionParams& p) {
+        return kElement == kInput && KeyDim(p) == p.head_dim;
+    }
+
+    static const char* Row(const void* base, const Strides& s, int64_t batch, int64_t row,
+                           int64_t head) {
+        return static_cast<const char*>(base) +
+               (batch * s.batch + row * s.seq + head * s.head) * kInput;
+    }
+
+    static void PackK(const AttentionParams& p, int64_t batch, int64_t kv_head, int64_t block,
+                      char* dst) {
+        const int64_t row_bytes = KeyDim(p) * kElement;
+        const int64_t keys = Min(kKBlock, p.kv_len - block * kKBlock);
+        std::memset(dst, 0, KBlockBytes(p));
+        for (int64_t i = 0; i < keys; ++i)
+            CopyRow(Row(p.k, p.k_strides, batch, block * kKBlock + i, kv_head), p.head_dim,
+                    dst + i * row_bytes);
+    }
+
+    // V^T block: row = head dim, 64 keys in a row. Keys past the end are 0, so that 0 * V is 0.
+    static void PackV(const AttentionParams& p, int64_t batch, int64_t kv_head, int64_t block,
+                      char* dst) {
+        alignas(64) uint32_t staging[16 * kStagingWords];
+        const int64_t dims = RoundUp(p.head_dim, 16);
+        uint32_t* to = reinterpret_cast<uint32_t*>(dst);
+        for (int64_t word = 0; word < kBlockWords; word += 16) {
+            for (int64_t i = 0; i < 16; ++i) {
+                uint32_t* row = staging + i * dims;
+                const int64_t key = block * kKBlock + (word + i) * Gemm::kPerWord;
+                std::memset(row, 0, static_cast<size_t>(dims) * 4);
+                if (key >= p.kv_len) continue;
+                const char* even = Row(p.v, p.v_strides, batch, key, kv_head);
+                if constexpr (kPairs) {
+                    const uint16_t* a = reinterpret_cast<const uint16_t*>(even);
+                    if (key + 1 < p.kv_len) {
+                        const uint16_t* b = reinterpret_cast<const uint16_t*>(
+                            Row(p.v, p.v_strides, batch, key + 1, kv_head));
+                        for (int64_t d = 0; d < p.head_dim; ++d)
+                            row[d] = a[d] | static_cast<uint32_t>(b[d]) << 16;
+                    } else {
+                        for (int64_t d = 0; d < p.head_dim; ++d) row[d] = a[d];
+                    }
+                } else {
+                    LoadFloats<kType>(even, p.head_dim, reinterpret_cast<float*>(row));
+                }
+            }
+            for (int64_t d = 0; d < dims; d += 16)
+                Transpose16x16(staging + d, dims, to + d * kBlockWords + word, kBlockWords);
+        }
+    }
+
+    // Scratch of one thread, carved from one buffer.
+    struct Scratch {
+        float* scores;    // [kGroup * 64][R]; fp32 kernels turn it into probabilities in place
+        uint32_t* probs;  // [kGroup * 32][R] pairs of keys, or `scores`
+        uint32_t* query;  // [key words][R]
+        float* output;    // [value rows][R]
+        float* running;   // [R] running maximum, raw scores
+        float* shift;     // [R] M = c * running, 0 while no key was seen
+        float* alpha;     // [R] 2^(M_old - M)
+        float* sum;       // [R] sum of probabilities
+        int32_t* kept;    // [k_blocks] K blocks in walking order
+        uint32_t* votes;  // [words] keep bits of this q block
+
+        // Places the parts at `base` (may be null: nothing is placed) and returns their size.
+        int64_t Carve(const AttentionParams& p, char* base) {
+            const int64_t rows = kMaxQTile;
+            const int64_t k_blocks = RoundUp(p.kv_len, kKBlock) / kKBlock;
+            int64_t used = 0;
+            auto take = [&](auto** to, int64_t count) {
+                using T = std::remove_reference_t<decltype(**to)>;
+                if (base) *to = reinterpret_cast<T*>(base + used);
+                used += RoundUp(count * static_cast<int64_t>(sizeof(T)), 64);
+            };
+            take(&scores, kGroup * kKBlock * rows);
+            take(&probs, kPairs ? kGroup * kBlockWords * rows : 0);
+            if (!kPairs) probs = reinterpret_cast<uint32_t*>(scores);
+            take(&query, RoundUp(KeyWords(p), 16) * rows);
+            take(&output, RoundUp(p.head_dim, 16) * rows);
+            take(&running, rows);
+            take(&shift, rows);
+            take(&alpha, rows);
+            take(&sum, rows);
+            take(&kept, k_blocks);
+            take(&votes, RoundUp(k_blocks, 32) / 32);
+            return used;
+        }
+    };
+
+    static size_t ScratchBytes(const AttentionParams& p) {
+        Scratch s{};
+        return static_cast<size_t>(s.Carve(p, nullptr));
+    }
+
+    // What a walk needs to know beside the request.
+    struct Walk {
+        const QBlockTask& task;
+        const AttentionParams& p;
+        const Scratch& s;
+        int64_t rows;    // valid rows of this q tile
+        int64_t stride;  // rows rounded up to 16: the R of the layouts above
+        int64_t first;   // its first row in the sequence
+        float c;         // |scale| * log2(e)
+        bool vote;
+        bool soft;
+    };
+
+    static void Run(const QBlockTask& task, char* memory) {
+        const AttentionParams& p = *task.params;
+        Scratch s{};
+        s.Carve(p, memory);
+        const int64_t words = RoundUp(RoundUp(p.kv_len, kKBlock) / kKBlock, 32) / 32;
+        const int64_t count = ListKept(task, words, s.kept);
+        const LiteParams* lite = task.lite;
+        const bool vote = lite && lite->threshold > kLowest;
+        const bool soft = vote && lite->soft_skip;
+        if (lite) std::memset(s.votes, 0, static_cast<size_t>(words) * 4);
+
+        // A scale of 0 makes every score 0; c = 1 then keeps the arithmetic finite.
+        const double scale = p.scale < 0 ? -p.scale : p.scale;
+        const float c = p.scale == 0 ? 1.0f : static_cast<float>(scale * 1.4426950408889634);
+        const int64_t tile = soft ? SoftTile(lite->vote_rows) : kQTile;
+        for (int64_t row = task.row_begin; row < task.row_end; row += tile) {
+            const int64_t rows = Min(tile, task.row_end - row);
+            const Walk walk{task, p, s, rows, RoundUp(rows, kRowStep), row, c, vote, soft};
+            QTile(walk, count);
+        }
+        if (!lite) return;
+        for (int64_t w = 0; w < words; ++w) {
+            const uint32_t must = lite->must_do ? lite->must_do[w] : 0;
+            const uint32_t seen = KeptWord(task, w);
+            task.write[w] = vote ? (s.votes[w] | must) & seen : seen;
+        }
+    }
+
+   private:
+    // Rows of a q tile under soft_skip: whole vote groups, near kQTile.
+    static int64_t SoftTile(int64_t vote_rows) {
+        return kQTile % vote_rows == 0 ? kQTile : kMaxQTile / vote_rows * vote_rows;
+    }
+
+    static uint32_t KeptWord(const QBlockTask& task, int64_t w) {
+        uint32_t bits = task.read[w];
+        if (task.lite->must_do) bits |= task.lite->must_do[w];
+        if (task.lite->must_skip) bits &= ~task.lite->must_skip[w];
+        return bits;
+    }
+
+    // Lists the K blocks to walk, in walking order. Dense: those the causal mask leaves.
+    static int64_t ListKept(const QBlockTask& task, int64_t words, int32_t* kept) {
+        const AttentionParams& p = *task.params;
+        int64_t count = 0;
+        if (!task.lite) {
+            const int64_t keys =
+                p.causal ? Min(p.kv_len, task.row_end + p.kv_len - p.q_len) : p.kv_len;
+            for (int64_t j = 0; j * kKBlock < keys; ++j) kept[count++] = static_cast<int32_t>(j);
+            return count;
+        }
+        for (int64_t w = 0; w < words; ++w)
+            for (uint32_t bits = KeptWord(task, w); bits; bits &= bits - 1)
+                kept[count++] = static_cast<int32_t>(w * 32 + __builtin_ctz(bits));
+        if (task.lite->descending) {
+            for (int64_t i = 0, j = count - 1; i < j; ++i, --j) {
+                const int32_t t = kept[i];
+                kept[i] = kept[j];
+                kept[j] = t;
+            }
+        }
+        return count;
+    }
+
+    static void CopyRow(const char* from, int64_t n, char* to) {
+        if constexpr (kPairs)
+            std::memcpy(to, from, static_cast<size_t>(n) * 2);
+        else
+            LoadFloats<kType>(from, n, reinterpret_cast<float*>(to));
+    }
+
+    // Q^T of the tile, [key words][R]. The sign of the scale goes here, so that scores only ever
+    // meet a positive factor; rows past the end are 0.
+    static void PackQ(const Walk& walk) {
+        const AttentionParams& p = walk.p;
+        alignas(64) uint32_t staging[16 * kStagingWords];
+        const int64_t words = RoundUp(KeyWords(p), 16);
+        const int64_t kv_words = p.head_dim / Gemm::kPerWord;
+        const uint32_t flip = p.scale < 0 ? (kPairs ? 0x80008000u : 0x80000000u) : 0u;
+        for (int64_t slot = 0; slot < walk.stride; slot += 16) {
+            std::memset(staging, 0, static_cast<size_t>(16 * words) * 4);
+            for (int64_t i = 0; i < Min(16, walk.rows - slot) && p.scale != 0; ++i) {
+                uint32_t* row = staging + i * words;
+                CopyRow(Row(p.q, p.q_strides, walk.task.batch, walk.first + slot + i,
+                            walk.task.head),
+                        p.head_dim, reinterpret_cast<char*>(row));
+                for (int64_t w = 0; w < kv_words; ++w) row[w] ^= flip;
+            }
+            for (int64_t w = 0; w < words; w += 16)
+                Transpose16x16(staging + w, words, walk.s.query + w * walk.stride + slot,
+                               walk.stride);
+        }
+    }
+
+    static void QTile(const Walk& walk, int64_t count) {
+        const AttentionParams& p = walk.p;
+        const Scratch& s = walk.s;
+        const int64_t kv_head = walk.task.head / (p.q_heads / p.kv_heads);
+        const bool direct = KDirect(p);
+        const int64_t full = direct ? p.kv_len / kKBlock : 0;  // blocks read in place
+        const char* k_base = Row(p.k, p.k_strides, walk.task.batch, 0, kv_head);
+
+        PackQ(walk);
+        for (int64_t r = 0; r < walk.stride; ++r) {
+            s.running[r] = kLowest;
+            s.shift[r] = 0.0f;
+            s.sum[r] = 0.0f;
+        }
+        if (count == 0)
+            std::memset(s.output, 0, static_cast<size_t>(ValueRows(p) * walk.stride) * 4);
+
+        for (int64_t begin = 0; begin < count; begin += kGroup) {
+            const int blocks = static_cast<int>(Min(kGroup, count - begin));
+            const int32_t* kept = s.kept + begin;
+            for (int t = 0; t < blocks; ++t) {
+                const int64_t block = kept[t];
+                const bool in_place = block < full;
+                const char* keys =
+                    in_place ? k_base + block * kKBlock * p.k_strides.seq * kInput
+                             : walk.task.k_packed +
+                                   (block - full) * static_cast<int64_t>(KBlockBytes(p));
+                const int64_t key_stride =
+                    in_place ? p.k_strides.seq * kInput : KeyDim(p) * kElement;
+                float* scores = s.scores + t * kKBlock * walk.stride;
+                Gemm::Multiply(kKBlock, static_cast<int>(walk.stride), 1, &keys, key_stride,
+                               static_cast<int>(KeyWords(p)), s.query, walk.stride, scores,
+                               walk.stride, false);
+                MaskBlock(walk, block, scores);
+            }
+            uint32_t dropped[kGroup];  // bit = 16-row slot whose part of the block is dropped
+            Maxima(walk, blocks, kept, begin == 0, dropped);
+            Probabilities(walk, blocks, dropped);
+            if (begin != 0) Rescale(walk);
+            const char* values[kGroup];
+            for (int t = 0; t < blocks; ++t)
+                values[t] = walk.task.v_packed + kept[t] * static_cast<int64_t>(VBlockBytes(p));
+            Gemm::Multiply(static_cast<int>(ValueRows(p)), static_cast<int>(walk.stride), blocks,
+                           values, kKBlock * kElement, kBlockWords, s.probs, walk.stride,
+                           s.output, walk.stride, begin != 0);
+        }
+        Store(walk);
+    }
+
+    // Sets the scores of keys that do not exist or may not be seen to -inf.
+    static void MaskBlock(const Walk& walk, int64_t block, float* scores) {
+        const AttentionParams& p = walk.p;
+        const int64_t key = block * kKBlock;
+        for (int64_t i = Min(kKBlock, p.kv_len - key); i < kKBlock; ++i)
+            for (int64_t r = 0; r < walk.stride; ++r) scores[i * walk.stride + r] = kLowest;
+        const int64_t offset = p.kv_len - p.q_len;
+        if (!p.causal || key + kKBlock - 1 <= walk.first + offset) return;
+        for (int64_t i = 0; i < kKBlock; ++i) {
+            const int64_t hidden = Min(walk.stride, key + i - offset - walk.first);
+            for (int64_t r = 0; r < hidden; ++r) scores[i * walk.stride + r] = kLowest;
+        }
+    }
+
+    // Calls body<NV>(row) over the rows in panels of up to 4 vectors.
+    template <class Body>
+    static void Panels(int64_t rows, Body body) {
+        constexpr int64_t kLanes = Vec::kLanes;
+        int64_t r = 0;
+        for (; r + 4 * kLanes <= rows; r += 4 * kLanes)
+            body(std::integral_constant<int, 4>{}, r);
+        for (; r + 2 * kLanes <= rows; r += 2 * kLanes)
+            body(std::integral_constant<int, 2>{}, r);
+        for (; r < rows; r += kLanes) body(std::integral_constant<int, 1>{}, r);
+    }
+
+    // Folds the blocks' row maxima into the running maximum one by one, votes on each before it
+    // is folded in, and sets M and alpha for the group.
+    static void Maxima(const Walk& walk, int blocks, const int32_t* kept, bool first_group,
+                       uint32_t* dropped) {
+        const Scratch& s = walk.s;
+        const LiteParams* lite = walk.task.lite;
+        const int64_t stride = walk.stride;
+        uint32_t drop[kGroup][kMaxQTile / kRowStep] = {};  // lanes of a slot that vote drop
+        Panels(stride, [&](auto width, int64_t r) {
+            constexpr int kVecs = width.value;
+            Vec running[kVecs];
+            for (int x = 0; x < kVecs; ++x)
+                running[x] = Vec::Load(s.running + r + x * Vec::kLanes);
+            for (int t = 0; t < blocks; ++t) {
+                const float* scores = s.scores + t * kKBlock * stride + r;
+                Vec top[kVecs];
+                for (int x = 0; x < kVecs; ++x) top[x] = Vec::Load(scores + x * Vec::kLanes);
+                for (int i = 1; i < kKBlock; ++i)
+                    for (int x = 0; x < kVecs; ++x)
+                        top[x] = Vec::Max(top[x],
+                                          Vec::Load(scores + i * stride + x * Vec::kLanes));
+                for (int x = 0; x < kVecs; ++x) {
+                    if (walk.vote) {
+                        const Vec above = (top[x] - running[x]) * Vec::Set(walk.c);
+                        const uint32_t lanes = Vec::LessEqual(above, Vec::Set(lite->threshold));
+                        const int64_t row = r + x * Vec::kLanes;
+                        drop[t][row / kRowStep] |= lanes << (row % kRowStep);
+                    }
+                    running[x] = Vec::Max(running[x], top[x]);
+                }
+            }
+            for (int x = 0; x < kVecs; ++x) {
+                const int64_t row = r + x * Vec::kLanes;
+                const uint32_t none = Vec::Equal(running[x], Vec::Set(kLowest));
+                const Vec shift =
+                    Vec::Select(none, Vec::Set(0.0f), running[x] * Vec::Set(walk.c));
+                const uint32_t fresh =
+                    Vec::Equal(Vec::Load(s.running + row), Vec::Set(kLowest));
+                const Vec change = Vec::Load(s.shift + row) - shift;
+                Exp2(Vec::Select(fresh, Vec::Set(0.0f), change)).Store(s.alpha + row);
+                shift.Store(s.shift + row);
+                running[x].Store(s.running + row);
+            }
+        });
+        for (int t = 0; t < blocks; ++t) {
+            dropped[t] = 0;
+            if (walk.vote) dropped[t] = Tally(walk, kept[t], drop[t], first_group && t == 0);
+        }
+    }
+
+    // Counts one block's votes: sets its bit if any valid row keeps it, and returns the slots
+    // whose contribution soft_skip drops.
+    static uint32_t Tally(const Walk& walk, int64_t block, const uint32_t* drop, bool first) {
+        const LiteParams* lite = walk.task.lite;
+        const int64_t slots = walk.stride / kRowStep;
+        uint32_t slot_drops = 0;
+        for (int64_t i = 0; i < slots; ++i) {
+            const int64_t valid = Min(kRowStep, walk.rows - i * kRowStep);
+            const uint32_t rows = (1u << valid) - 1;
+            slot_drops |= static_cast<uint32_t>((drop[i] & rows) == rows) << i;
+        }
+        const uint32_t all = (1u << slots) - 1;
+        const bool must = lite->must_do && (lite->must_do[block / 32] >> (block % 32) & 1);
+        if (slot_drops != all || first) walk.s.votes[block / 32] |= 1u << (block % 32);
+        if (!walk.soft || must || first) return 0;
+        uint32_t dropped = 0;
+        const int64_t per_group = lite->vote_rows / kRowStep;
+        for (int64_t i = 0; i < slots; i += per_group) {
+            const uint32_t group = ((1u << Min(per_group, slots - i)) - 1) << i;
+            if ((slot_drops & group) == group) dropped |= group;
+        }
+        return dropped;
+    }
+
+    static void Probabilities(const Walk& walk, int blocks, const uint32_t* dropped) {
+        const Scratch& s = walk.s;
+        const int64_t stride = walk.stride;
+        const Vec c = Vec::Set(walk.c);
+        Panels(stride, [&](auto width, int64_t r) {
+            constexpr int kVecs = width.value;
+            Vec shift[kVecs], sum[kVecs];
+            for (int x = 0; x < kVecs; ++x) {
+                shift[x] = Vec::Load(s.shift + r + x * Vec::kLanes);
+                sum[x] = Vec::Set(0.0f);
+            }
+            for (int t = 0; t < blocks; ++t) {
+                float* scores = s.scores + t * kKBlock * stride + r;
+                if (dropped[t]) MaskSlots(walk, dropped[t], r, kVecs, scores);
+                for (int i = 0; i < kKBlock; i += Gemm::kPerWord) {
+                    float* row = scores + i * stride;
+                    for (int x = 0; x < kVecs; ++x) {
+                        float* at = row + x * Vec::kLanes;
+                        const Vec even = Exp2(Vec::MulSub(Vec::Load(at), c, shift[x]));
+                        if constexpr (kPairs) {
+                            const Vec odd =
+                                Exp2(Vec::MulSub(Vec::Load(at + stride), c, shift[x]));
+                            sum[x] = sum[x] + (even + odd);
+                            uint32_t* to = s.probs + (t * kKBlock + i) / 2 * stride + r;
+                            Gemm::Pair(even, odd, to + x * Vec::kLanes);
+                        } else {
+                            sum[x] = sum[x] + even;
+                            even.Store(at);
+                        }
+                    }
+                }
+            }
+            for (int x = 0; x < kVecs; ++x) {
+                const int64_t row = r + x * Vec::kLanes;
+                Vec::MulAdd(Vec::Load(s.sum + row), Vec::Load(s.alpha + row), sum[x])
+                    .Store(s.sum + row);
+            }
+        });
+    }
+
+    // Hides the dropped 16-row slots of a panel from this step: their scores become -inf.
+    static void MaskSlots(const Walk& walk, uint32_t dropped, int64_t r, int vecs, float* scores) {
+        for (int64_t x = 0; x < vecs * Vec::kLanes; ++x) {
+            if (!(dropped >> ((r + x) / kRowStep) & 1)) continue;
+            for (int i = 0; i < kKBlock; ++i) scores[i * walk.stride + x] = kLowest;
+        }
+    }
+
+    static void Rescale(const Walk& walk) {
+        const Scratch& s = walk.s;
+        const int64_t dims = ValueRows(walk.p);
+        for (int64_t r = 0; r < walk.stride; r += kRowStep) {
+            Vec alpha[kRowStep / Vec::kLanes];
+            uint32_t same = 0;
+            for (int x = 0; x < kRowStep / Vec::kLanes; ++x) {
+                alpha[x] = Vec::Load(s.alpha + r + x * Vec::kLanes);
+                same |= Vec::Equal(alpha[x], Vec::Set(1.0f)) << (x * Vec::kLanes);
+            }
+            if (same == 0xffff) continue;  // no row of the slot found a new maximum
+            for (int64_t d = 0; d < dims; ++d) {
+                float* row = s.output + d * walk.stride + r;
+                for (int x = 0; x < kRowStep / Vec::kLanes; ++x)
+                    (Vec::Load(row + x * Vec::kLanes) * alpha[x]).Store(row + x * Vec::kLanes);
+            }
+        }
+    }
+
+    static void Store(const Walk& walk) {
+        const AttentionParams& p = walk.p;
+        const Scratch& s = walk.s;
+        for (int64_t r = 0; r < walk.rows; ++r) {
+            const float sum = s.sum[r];
+            s.alpha[r] = sum == 0.0f ? 0.0f : 1.0f / sum;
+            if (!p.lse) continue;
+            const int64_t at =
+                (walk.task.batch * p.q_heads + walk.task.head) * p.q_len + walk.first + r;
+            p.lse[at] = sum == 0.0f ? kLowest
+                                    : static_cast<float>((static_cast<double>(s.shift[r]) +
+                                                          std::log2(static_cast<double>(sum))) *
+                                                         0.69314718055994531);
+        }
+        for (int64_t r = walk.rows; r < walk.stride; ++r) s.alpha[r] = 0.0f;
+        alignas(64) float tile[16 * 16];
+        for (int64_t slot = 0; slot < walk.stride; slot += 16) {
+            for (int64_t d = 0; d < p.head_dim; d += 16) {
+                for (int64_t i = 0; i < Min(16, p.head_dim - d); ++i) {
+                    float* row = s.output + (d + i) * walk.stride + slot;
+                    for (int x = 0; x < 16; x += Vec::kLanes)
+                        (Vec::Load(row + x) * Vec::Load(s.alpha + slot + x)).Store(row + x);
+                }
+                Transpose16x16(
+                    reinterpret_cast<const uint32_t*>(s.output + d * walk.stride + slot),
+                    walk.stride, reinterpret_cast<uint32_t*>(tile), 16);
+                for (int64_t i = 0; i < Min(16, walk.rows - slot); ++i)
+                    StoreRow(p, tile + i * 16, Min(16, p.head_dim - d),
+                             const_cast<char*>(Row(p.out, p.out_strides, walk.task.batch,
+                                                   walk.first + slot + i, walk.task.head)) +
+                                 d * kInput);
+            }
+        }
+    }
+
+    // Writes 8 or 16 elements of an output row.
+    static void StoreRow(const AttentionParams& p, const float* from, int64_t n, char* to) {
+        if constexpr (kType == DType::kFp32) {
+            std::memcpy(to, from, static_cast<size_t>(n) * 4);
+        } else {
+            alignas(64) uint16_t half[16];
+            if constexpr (kType == DType::kFp16) {
+                for (int x = 0; x < 16; x += Vec::kLanes) Vec::Load(from + x).ToFp16(half + x);
+            } else if (p.rounding == Rounding::kRtne) {
+                StoreBf16<Rounding::kRtne>(from, half);
+            } else if (p.rounding == Rounding::kRtna) {
+                StoreBf16<Rounding::kRtna>(from, half);
+            } else {
+                StoreBf16<Rounding::kRtz>(from, half);
+            }
+            std::memcpy(to, half, static_cast<size_t>(n) * 2);
+        }
+    }
+    template <Rounding kMode>
+    static void StoreBf16(const float* from, uint16_t* to) {
+        uint32_t bits[16];
+        std::memcpy(bits, from, sizeof bits);
+        for (int i = 0; i < 16; ++i) to[i] = ToBf16<kMode>(bits[i]);
+    }
+};
+
+template <class Gemm, DType kType>
+constexpr Kernel MakeKernel() {
+    using K = KernelImpl<Gemm, kType>;
+    return {K::KBlockBytes, K::VBlockBytes, K::KDirect,   K::PackK,    K::PackV,
+            K::ScratchBytes, K::Run,        Gemm::Enter, Gemm::Leave};
+}
+
+}  // namespace

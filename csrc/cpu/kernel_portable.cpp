@@ -1,0 +1,18 @@
+// Any processor: plain C++.
+#include <cmath>
+#include <cstring>
+#include <type_traits>
+
+#include "kernel.h"
+
+namespace liteattention::cpu::portable {
+
+#include "vec_portable.h"
+#include "gemm_lanes.h"
+#include "kernel_impl.h"
+
+extern const Kernel kBf16 = MakeKernel<GemmLanes<OpFp32>, DType::kBf16>();
+extern const Kernel kFp16 = MakeKernel<GemmLanes<OpFp32>, DType::kFp16>();
+extern const Kernel kFp32 = MakeKernel<GemmLanes<OpFp32>, DType::kFp32>();
+
+}  // namespace liteattention::cpu::portable
