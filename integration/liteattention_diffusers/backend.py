@@ -1,0 +1,264 @@
+"""The attention backend ``liteattention_rocm`` of diffusers' dispatcher, and the operator in it.
+
+diffusers keeps its backend names in a closed ``str`` enum, so the name is added as a member by
+hand. The backend function is called with tensors only; which layer is calling is said just
+before by a hook on the attention module (:mod:`.layers`) in a per-thread note. The layer travels
+into a ``torch.library`` operator as a 0-dim tensor holding its number, so that a compiled graph
+holds no Python state, needs no guard on the layer and finds the skip state when it runs.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import threading
+import weakref
+from typing import Any, Protocol
+
+import torch
+from diffusers.models import attention_dispatch as dispatch
+from diffusers.models.attention_dispatch import AttentionBackendName
+from liteattention_rocm import attention
+
+BACKEND_NAME = "liteattention_rocm"
+_MEMBER_NAME = "LITEATTENTION_ROCM"
+
+
+class AttendingLayer(Protocol):
+    """What the operator calls: one self-attention layer that has skip state."""
+
+    name: str
+
+    def attend(
+        self,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        scale: float | None,
+        out: torch.Tensor,
+    ) -> None: ...
+
+
+class _Note:
+    """Who is calling the dispatcher: written by a module's hook, read once by the backend.
+
+    Owner: this module; one per thread, plus one for code that ``torch.compile`` is tracing.
+    Lifetime: set when an attention module is entered, cleared when it is left.
+    """
+
+    def __init__(self) -> None:
+        self.inside = False
+        self.slot: torch.Tensor | None = None
+        self.previous: AttentionBackendName | None = None
+
+
+class _ThreadNote(_Note, threading.local):
+    pass
+
+
+_thread_note = _ThreadNote()
+# Dynamo cannot trace a thread-local. What it traces it replays in program order, and the slot
+# itself is baked into the graph as an input, so one plain object is enough while compiling.
+_traced_note = _Note()
+
+#: Layers by number. Weak: a layer belongs to its handle.
+_layers: weakref.WeakValueDictionary[int, AttendingLayer] = weakref.WeakValueDictionary()
+_numbers = itertools.count()
+
+
+def new_slot(layer: AttendingLayer) -> torch.Tensor:
+    """Number a layer and return that number as the operator takes it: int64, 0-dim, CPU."""
+    number = next(_numbers)
+    _layers[number] = layer
+    return torch.tensor(number, dtype=torch.int64)
+
+
+def enter(slot: torch.Tensor | None, previous: AttentionBackendName | None) -> None:
+    """Note that an attention module is entered; ``slot`` None says: not self-attention.
+
+    ``previous`` is the backend the module had before, None for the process-wide one.
+    """
+    note = _traced_note if torch.compiler.is_compiling() else _thread_note
+    note.inside, note.slot, note.previous = True, slot, previous
+
+
+def leave() -> None:
+    """Note that the attention module is left."""
+    note = _traced_note if torch.compiler.is_compiling() else _thread_note
+    note.inside, note.slot, note.previous = False, None, None
+
+
+@torch.library.custom_op("liteattention_rocm_diffusers::self_attention", mutates_args=())
+def _self_attention(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, slot: torch.Tensor, scale: float | None
+) -> torch.Tensor:
+    out = q.new_empty(q.shape)
+    _layers[int(slot)].attend(q, k, v, scale, out)
+    return out
+
+
+@_self_attention.register_fake
+def _(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, slot: torch.Tensor, scale: float | None
+) -> torch.Tensor:
+    return q.new_empty(q.shape)
+
+
+def _liteattention(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attn_mask: torch.Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+    return_lse: bool = False,
+    _parallel_config: Any = None,
+) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
+    """Attention on [B,S,H,D]: with skip state inside an enabled layer, dense elsewhere.
+
+    ``return_lse`` also returns the LSE in natural log as [B,S,H], as ring attention wants it.
+
+    Raises:
+        ValueError: a mask, dropout or, with skip state, causal attention, the LSE or ring
+            context parallelism is asked for; lists every reason.
+    """
+    # `enable_gqa` needs no handling: the head counts say it. It is named because the dispatcher
+    # silently drops what a backend does not name.
+    note = _traced_note if torch.compiler.is_compiling() else _thread_note
+    if not note.inside and not torch.compiler.is_compiling():
+        # The hook ran in a compiled frame that broke before this call.
+        note = _traced_note
+    slot, previous, inside = note.slot, note.previous, note.inside
+    note.slot = None  # one module call holds one self-attention; what follows is an adapter's
+    if inside and slot is None:
+        own = previous or dispatch._AttentionBackendRegistry.get_active_backend()[0]
+        if own != BACKEND_NAME:
+            return dispatch.dispatch_attention_fn(
+                query,
+                key,
+                value,
+                attn_mask=attn_mask,
+                dropout_p=dropout_p,
+                is_causal=is_causal,
+                scale=scale,
+                enable_gqa=enable_gqa,
+                backend=own,
+                parallel_config=_parallel_config,
+            )
+    _refuse(slot, attn_mask, dropout_p, is_causal, return_lse, _parallel_config)
+    if _parallel_config is not None:
+        return dispatch._templated_context_parallel_attention(
+            query,
+            key,
+            value,
+            None,
+            0.0,
+            is_causal,
+            scale,
+            enable_gqa,
+            return_lse,
+            forward_op=functools.partial(_parallel_forward, slot),
+            backward_op=_parallel_backward,
+            _parallel_config=_parallel_config,
+        )
+    return _run(slot, query, key, value, is_causal, scale, return_lse)
+
+
+def _run(
+    slot: torch.Tensor | None,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    is_causal: bool,
+    scale: float | None,
+    return_lse: bool,
+) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
+    if slot is not None:
+        return _self_attention(query, key, value, slot, scale)
+    if return_lse:
+        out, lse = attention(query, key, value, scale=scale, causal=is_causal, return_lse=True)
+        return out, lse.transpose(1, 2)
+    return attention(query, key, value, scale=scale, causal=is_causal)
+
+
+def _parallel_forward(
+    slot: torch.Tensor | None,
+    ctx: Any,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attn_mask: torch.Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+    return_lse: bool = False,
+    _save_ctx: bool = True,
+    _parallel_config: Any = None,
+) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
+    return _run(slot, query, key, value, is_causal, scale, return_lse)
+
+
+def _parallel_backward(*args: Any, **kwargs: Any) -> Any:
+    raise NotImplementedError(
+        f"the attention backend {BACKEND_NAME!r} has no backward pass: use it under torch.no_grad()"
+    )
+
+
+def _refuse(
+    slot: torch.Tensor | None,
+    attn_mask: torch.Tensor | None,
+    dropout_p: float,
+    is_causal: bool,
+    return_lse: bool,
+    parallel_config: Any,
+) -> None:
+    reasons = []
+    if attn_mask is not None:
+        reasons.append(
+            f"it takes no attention mask, got attn_mask of shape {list(attn_mask.shape)}: leave "
+            "this layer on another backend (enable(..., exclude=[pattern of layer names]))"
+        )
+    if dropout_p:
+        reasons.append(f"it has no dropout, got dropout_p={dropout_p}: call .eval() on the model")
+    if slot is not None:
+        if is_causal:
+            reasons.append("LiteAttention is not causal: exclude this layer")
+        if return_lse:
+            reasons.append("LiteAttention does not hand out an LSE here: exclude this layer")
+        context = getattr(parallel_config, "context_parallel_config", None)
+        if context is not None and context.ring_degree > 1:
+            reasons.append(
+                "ring context parallelism shows a layer only a part of the keys per call, and "
+                "skip lists are over all of them: use ulysses_degree instead of ring_degree"
+            )
+    if reasons:
+        raise ValueError(f"attention backend {BACKEND_NAME!r}: " + "; ".join(reasons))
+
+
+def register() -> AttentionBackendName:
+    """Add ``liteattention_rocm`` to diffusers' attention backends; repeated calls change nothing.
+
+    Returns the enum member. It stays for the life of the process, so that pickled or copied
+    processors that name it keep working.
+    """
+    known = AttentionBackendName.__members__.get(_MEMBER_NAME)
+    if known is not None:
+        return known
+    member = str.__new__(AttentionBackendName, BACKEND_NAME)
+    member._name_ = _MEMBER_NAME
+    member._value_ = BACKEND_NAME
+    member.__objclass__ = AttentionBackendName
+    member._sort_order_ = len(AttentionBackendName._member_names_)
+    type.__setattr__(AttentionBackendName, _MEMBER_NAME, member)
+    AttentionBackendName._member_names_.append(_MEMBER_NAME)
+    AttentionBackendName._member_map_[_MEMBER_NAME] = member
+    AttentionBackendName._value2member_map_[BACKEND_NAME] = member
+    dispatch._AttentionBackendRegistry.register(
+        member,
+        constraints=[dispatch._check_device, dispatch._check_shape],
+        supports_context_parallel=True,
+    )(_liteattention)
+    return member

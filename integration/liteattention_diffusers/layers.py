@@ -1,0 +1,211 @@
+"""Find the self-attention layers of a diffusers model, and take them over one by one.
+
+A layer is taken over by its processor's ``_attention_backend`` and two forward hooks that tell
+the backend which layer is calling. Nothing else on the module changes, and :meth:`Layer.release`
+puts back exactly what was there.
+"""
+
+from __future__ import annotations
+
+import copy
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from diffusers.models.attention_dispatch import AttentionBackendName
+from torch.utils.hooks import RemovableHandle
+
+from . import backend
+
+Kind = Literal["self", "by-call"]
+
+#: The keyword under which diffusers' attention modules take the other sequence.
+_CONTEXT = "encoder_hidden_states"
+#: PyTorch counts its hooks upwards from 0, so a negative number is ours alone.
+_HOOK_KEY = -942
+
+
+@dataclass(frozen=True)
+class Found:
+    """A self-attention module, by its name in the model.
+
+    ``kind`` is "self" if the module says so itself, "by-call" if only a call can tell (it is
+    self-attention when no ``encoder_hidden_states`` are passed). ``heads``, ``kv_heads`` and
+    ``head_dim`` are None if the module does not show them.
+    """
+
+    name: str
+    module: torch.nn.Module
+    kind: Kind
+    heads: int | None
+    kv_heads: int | None
+    head_dim: int | None
+    dtype: torch.dtype
+    device: torch.device
+
+
+def find(model: torch.nn.Module) -> list[Found]:
+    """List the self-attention modules of ``model`` that go through the attention dispatcher.
+
+    Told by structure, not by name: a processor with ``_attention_backend``, and a module that
+    does not attend to another sequence (``is_cross_attention``, projections of another width).
+    """
+    found = []
+    for name, module in model.named_modules():
+        processor = getattr(module, "processor", None)
+        if processor is None or not hasattr(processor, "_attention_backend"):
+            continue
+        kind = _kind(module)
+        if kind is None:
+            continue
+        weight = next(module.parameters(), None)
+        heads, kv_heads, head_dim = _sizes(module)
+        found.append(
+            Found(
+                name,
+                module,
+                kind,
+                heads,
+                kv_heads,
+                head_dim,
+                torch.float32 if weight is None else weight.dtype,
+                torch.device("cpu") if weight is None else weight.device,
+            )
+        )
+    return found
+
+
+def _kind(module: torch.nn.Module) -> Kind | None:
+    flag = getattr(module, "is_cross_attention", None)
+    if flag is not None:
+        return None if flag else "self"
+    if getattr(module, "add_q_proj", None) is not None:  # joint text and video attention
+        return "self"
+    to_q, to_k = getattr(module, "to_q", None), getattr(module, "to_k", None)
+    if to_q is not None and to_k is not None:
+        widths = getattr(to_q, "in_features", None), getattr(to_k, "in_features", None)
+        if None not in widths and widths[0] != widths[1]:
+            return None
+    return "by-call"
+
+
+def _sizes(module: torch.nn.Module) -> tuple[int | None, int | None, int | None]:
+    heads = getattr(module, "heads", None) or getattr(module, "num_heads", None)
+    widths = [
+        getattr(getattr(module, name, None), "out_features", None) for name in ("to_q", "to_k")
+    ]
+    head_dim = getattr(module, "head_dim", None)
+    if not isinstance(heads, int):
+        return None, None, head_dim if isinstance(head_dim, int) else None
+    if not isinstance(head_dim, int):
+        head_dim = widths[0] // heads if widths[0] else None
+    kv_heads = widths[1] // head_dim if widths[1] and head_dim else None
+    return heads, kv_heads, head_dim
+
+
+def _same_key(hook: RemovableHandle, *tables: dict[int, Any]) -> RemovableHandle:
+    """Give a hook the key that it has on every layer.
+
+    PyTorch numbers hooks through the process, and compiled code guards on that number: blocks
+    compiled one by one (``compile_repeated_blocks``) would be compiled once per layer.
+    """
+    for table in tables:
+        table[_HOOK_KEY] = table.pop(hook.id)
+    hook.id = _HOOK_KEY
+    return hook
+
+
+class Layer:
+    """One self-attention layer that is taken over.
+
+    Key: the layer's name in its pipeline. Owner: the handle that enabled it. Lifetime: from
+    ``enable`` to ``disable``; it keeps what the module had before, to put it back.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        found: Found,
+        attend: Callable[..., None],
+        *,
+        shared_processor: bool,
+    ) -> None:
+        if _HOOK_KEY in found.module._forward_pre_hooks:
+            raise ValueError(f"layer {name} is already taken over by another enable()")
+        self.name = name
+        self.slot = backend.new_slot(self)
+        self._attend = attend
+        self._module = found.module
+        self._by_call = found.kind == "by-call"
+        parameters = list(inspect.signature(found.module.forward).parameters)
+        self._context_index = parameters.index(_CONTEXT) if _CONTEXT in parameters else -1
+        module: Any = found.module
+        self._processor = module.processor
+        self._was_set = "_attention_backend" in vars(self._processor)
+        self._previous: AttentionBackendName | None = self._processor._attention_backend
+        self._ours = self._processor
+        if shared_processor:
+            # Cross-attention holds the same object and keeps its own backend.
+            self._ours = copy.copy(self._processor)
+            module.processor = self._ours
+        self._member = backend.register()
+        self._ours._attention_backend = self._member
+        self._hooks = (
+            _same_key(
+                module.register_forward_pre_hook(self._enter, with_kwargs=True),
+                module._forward_pre_hooks,
+                module._forward_pre_hooks_with_kwargs,
+            ),
+            _same_key(
+                module.register_forward_hook(self._leave, always_call=True),
+                module._forward_hooks,
+                module._forward_hooks_always_called,
+            ),
+        )
+
+    def attend(
+        self,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        scale: float | None,
+        out: torch.Tensor,
+    ) -> None:
+        """Compute this layer's attention on [B,S,H,D] tensors into ``out``."""
+        self._attend(self, q, k, v, scale, out)
+
+    def release(self) -> None:
+        """Put the module back as it was."""
+        for hook in self._hooks:
+            hook.remove()
+        module: Any = self._module
+        if module.processor is not self._ours:
+            return  # replaced by the user meanwhile: the new processor is theirs
+        if self._ours is not self._processor:
+            module.processor = self._processor
+        elif self._ours._attention_backend is self._member:
+            if self._was_set:
+                self._ours._attention_backend = self._previous
+            else:
+                del self._ours._attention_backend
+
+    def _enter(self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if module.processor._attention_backend != backend.BACKEND_NAME:
+            raise RuntimeError(
+                f"layer {self.name} is enabled for LiteAttention but its attention backend is now "
+                f"{module.processor._attention_backend!r}: call disable() before "
+                "set_attention_backend(), reset_attention_backend() or set_attn_processor()"
+            )
+        slot: torch.Tensor | None = self.slot
+        if self._by_call:
+            context = kwargs.get(_CONTEXT)
+            if context is None and 0 <= self._context_index < len(args):
+                context = args[self._context_index]
+            if context is not None:
+                slot = None
+        backend.enter(slot, self._previous)
+
+    def _leave(self, module: Any, args: Any, output: Any) -> None:
+        backend.leave()
