@@ -167,7 +167,7 @@ def vote(
         above = (tile_max[..., j] - running) * c
         drop = (above <= threshold) & (running > -math.inf) & (threshold > -math.inf) & ~do[j]
         drop |= absent
-        groups = drop.view(dropped.shape[:-1] + (tile.vote_rows,)).all(-1)
+        groups = drop.view((*dropped.shape[:-1], tile.vote_rows)).all(-1)
         next_tiles[..., j] = walked[..., j] & ~groups.all(-1)
         if lite.soft_skip:
             dropped[..., j] = groups
