@@ -1,0 +1,76 @@
+"""Small pipelines of diffusers' own classes, and the calls the tests make on them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import diffusers
+import numpy as np
+import pytest
+import torch
+from liteattention_e2e import pixel_vae, tiny
+from liteattention_rocm import TileGeometry
+
+PROMPT = "a red circle moves left on a blue background"
+#: Small enough that 512 tokens make 16 x 8 tiles.
+TILE = TileGeometry(32, 64, 16)
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _quiet() -> Iterator[None]:
+    diffusers.utils.logging.set_verbosity_error()
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture
+def pipe() -> Any:
+    """A fresh random Wan pipeline whose attention is peaked enough to skip tiles."""
+    return tiny.wan_pipeline(peaked=1.5)
+
+
+@pytest.fixture
+def generate() -> Callable[..., np.ndarray]:
+    """Run a Wan pipeline and return its float frames [F, H, W, C]."""
+
+    def call(pipe: Any, **changes: Any) -> np.ndarray:
+        arguments: dict[str, Any] = {
+            "prompt": PROMPT,
+            "height": 32,
+            "width": 32,
+            "num_frames": pixel_vae.pipeline_num_frames(8),
+            "num_inference_steps": 4,
+            "guidance_scale": 3.0,
+            "generator": torch.Generator().manual_seed(0),
+            "max_sequence_length": tiny.TEXT_LENGTH,
+            "output_type": "np",
+        }
+        arguments.update(changes)
+        return pipe(**arguments).frames[0]
+
+    return call
+
+
+def footprint(pipe: Any) -> list[Any]:
+    """Everything `enable` could have left behind on a pipeline's transformer and in diffusers."""
+    from diffusers.models.attention_dispatch import AttentionBackendName, _AttentionBackendRegistry
+
+    seen: list[Any] = [
+        _AttentionBackendRegistry._active_backend,
+        list(_AttentionBackendRegistry._backends),
+        list(AttentionBackendName.__members__),
+        sorted(vars(pipe)),
+    ]
+    for name, module in pipe.transformer.named_modules():
+        seen.append((name, sorted(vars(module)), list(module._forward_hooks)))
+        seen.append((list(module._forward_pre_hooks), list(module._forward_hooks_always_called)))
+        processor = getattr(module, "processor", None)
+        if processor is not None:
+            seen.append((id(processor), dict(vars(processor)), processor._attention_backend))
+        registry = getattr(module, "_diffusers_hook", None)
+        if registry is not None:
+            seen.append((list(registry.hooks), list(registry._hook_order)))
+    return seen

@@ -1,0 +1,308 @@
+"""The state matrix on a Wan pipeline: what a run reads, and that nothing leaks between runs."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import liteattention_diffusers
+import numpy as np
+import pytest
+import torch
+from conftest import TILE, footprint
+from diffusers import FirstBlockCacheConfig
+from diffusers.models.attention_dispatch import AttentionBackendName
+from liteattention_diffusers import disable, enable
+from liteattention_e2e import pixel_vae, tiny
+from liteattention_rocm import SkipPolicy
+
+SKIPPING = SkipPolicy(threshold=-2.0)
+DENSE = SkipPolicy(enabled=False)
+
+
+def run_under(pipe: Any, generate: Any, policy: SkipPolicy, **changes: Any) -> np.ndarray:
+    with enable(pipe, policy, geometry=TILE):
+        return generate(pipe, **changes)
+
+
+def by_step(handle: Any, run: int | None = None) -> list[tuple[int, str, str, int]]:
+    run = handle.run if run is None else run
+    return [
+        (row["step"], row["layer"], row["branch"], row["tiles_computed"])
+        for row in handle.statistics.to_records()
+        if row["generation"] == run
+    ]
+
+
+def test_dense_is_as_close_to_float64_as_diffusers_own_attention(generate: Any) -> None:
+    exact = tiny.wan_pipeline(peaked=1.5, dtype=torch.float64)
+    own = tiny.wan_pipeline(peaked=1.5)
+    truth = generate(exact)
+    error_own = np.abs(generate(own) - truth).max()
+    error_ours = np.abs(run_under(own, generate, DENSE) - truth).max()
+    assert 0 < error_ours <= 2 * error_own
+
+
+def test_threshold_minus_infinity_is_bit_equal_to_dense(pipe: Any, generate: Any) -> None:
+    dense = run_under(pipe, generate, DENSE)
+    kept = run_under(pipe, generate, SkipPolicy(threshold=-math.inf))
+    assert np.array_equal(dense, kept)
+
+
+def test_skips_grow_by_step_in_every_layer_and_branch(pipe: Any, generate: Any) -> None:
+    dense = run_under(pipe, generate, DENSE)
+    with enable(pipe, SKIPPING, geometry=TILE) as handle:
+        frames = generate(pipe)
+        seen: dict[tuple[str, str], list[int]] = {}
+        for step, layer, branch, computed in by_step(handle):
+            assert step == len(seen.setdefault((layer, branch), []))
+            seen[layer, branch].append(computed)
+        assert handle.layers == ("blocks.0.attn1", "blocks.1.attn1")
+        assert set(seen) == {(name, cfg) for name in handle.layers for cfg in ("cond", "uncond")}
+        for counts in seen.values():
+            assert counts[0] == 2 * 16 * 8  # heads x q blocks x K blocks: all, on the first step
+            assert all(b <= a for a, b in zip(counts, counts[1:], strict=False))
+            assert counts[-1] < counts[0]
+        # Text first matters after the cross-attention of block 0.
+        last = [handle.kept_tiles("blocks.1.attn1", branch) for branch in ("cond", "uncond")]
+        assert not torch.equal(*last)
+        kept = handle.kept_tiles("blocks.0.attn1", "cond")
+        assert kept.shape == (1, 2, 16, 8) and kept.dtype == torch.bool
+    assert 0 < np.abs(frames - dense).max() < 0.5
+
+
+def test_two_runs_are_bit_equal_and_do_not_share_lists(pipe: Any, generate: Any) -> None:
+    with enable(pipe, SKIPPING, geometry=TILE) as handle:
+        first = generate(pipe)
+        second = generate(pipe)
+        assert np.array_equal(first, second)
+        assert handle.run == 2
+        assert by_step(handle, 1) == by_step(handle, 2)
+
+
+def test_without_guidance_there_is_one_branch(pipe: Any, generate: Any) -> None:
+    with enable(pipe, SKIPPING, geometry=TILE) as handle:
+        generate(pipe, guidance_scale=1.0)
+        assert {row["branch"] for row in handle.statistics.to_records()} == {"cond"}
+
+
+class Boom(RuntimeError):
+    pass
+
+
+@pytest.mark.parametrize("fail_at", [0, 2])
+def test_run_after_an_exception_is_right(pipe: Any, generate: Any, fail_at: int) -> None:
+    expected = run_under(pipe, generate, SKIPPING)
+
+    def fail(_: Any, step: int, *__: Any) -> Any:
+        if step == fail_at:
+            raise Boom
+        return {}
+
+    with enable(pipe, SKIPPING, geometry=TILE) as handle:
+        with pytest.raises(Boom):
+            generate(pipe, callback_on_step_end=fail)
+        assert np.array_equal(generate(pipe), expected)
+        assert handle.run == 2
+
+
+def test_run_after_an_exception_inside_a_layer_is_right(pipe: Any, generate: Any) -> None:
+    expected = run_under(pipe, generate, SKIPPING)
+    feed_forward = pipe.transformer.blocks[1].attn1.to_out[0]
+    calls = []
+
+    def fail(*_: Any) -> None:
+        calls.append(None)
+        if len(calls) == 4:
+            raise Boom
+
+    with enable(pipe, SKIPPING, geometry=TILE):
+        hook = feed_forward.register_forward_pre_hook(fail)
+        with pytest.raises(Boom):
+            generate(pipe)
+        hook.remove()
+        assert np.array_equal(generate(pipe), expected)
+
+
+def test_run_after_a_resolution_change_is_right(pipe: Any, generate: Any) -> None:
+    small = run_under(pipe, generate, SKIPPING)
+    large = run_under(pipe, generate, SKIPPING, height=48, width=64)
+    with enable(pipe, SKIPPING, geometry=TILE):
+        assert np.array_equal(generate(pipe), small)
+        assert np.array_equal(generate(pipe, height=48, width=64), large)
+        assert np.array_equal(generate(pipe), small)
+
+
+def test_fewer_steps_begin_a_new_run(pipe: Any, generate: Any) -> None:
+    short = run_under(pipe, generate, SKIPPING, num_inference_steps=2)
+    with enable(pipe, SKIPPING, geometry=TILE) as handle:
+        generate(pipe)
+        assert np.array_equal(generate(pipe, num_inference_steps=2), short)
+        assert max(step for step, *_ in by_step(handle)) == 1
+
+
+def test_disable_leaves_nothing_behind(pipe: Any, generate: Any) -> None:
+    untouched = footprint(pipe)
+    handle = enable(pipe, SKIPPING, geometry=TILE)
+    assert footprint(pipe) != untouched
+    disable(pipe)
+    assert footprint(pipe) == untouched
+    assert not handle.enabled
+    before = generate(pipe)
+    after_a_run = footprint(pipe)
+    with enable(pipe, SKIPPING, geometry=TILE):
+        assert not np.array_equal(generate(pipe), before)
+    assert footprint(pipe) == after_a_run
+    assert np.array_equal(generate(pipe), before)
+
+
+def test_disable_keeps_a_backend_chosen_before(pipe: Any, generate: Any) -> None:
+    block = pipe.transformer.blocks[0]
+    block.attn1.set_attention_backend("_native_math")
+    block.attn2.set_attention_backend("_native_math")
+    generate(pipe)
+    before = footprint(pipe)
+    with enable(pipe, SKIPPING, geometry=TILE):
+        assert block.attn2.processor._attention_backend == "_native_math"
+        generate(pipe)
+    assert block.attn1.processor._attention_backend == "_native_math"
+    assert footprint(pipe) == before
+
+
+def test_shared_processor_is_not_taken_from_cross_attention(pipe: Any, generate: Any) -> None:
+    shared = pipe.transformer.blocks[0].attn1.processor
+    pipe.transformer.set_attn_processor(shared)
+    expected = run_under(tiny.wan_pipeline(peaked=1.5), generate, SKIPPING)
+    with enable(pipe, SKIPPING, geometry=TILE):
+        assert pipe.transformer.blocks[0].attn2.processor is shared
+        assert shared._attention_backend is None
+        assert np.array_equal(generate(pipe), expected)
+    assert all(block.attn1.processor is shared for block in pipe.transformer.blocks)
+
+
+def test_cross_attention_keeps_diffusers_own_attention(pipe: Any, generate: Any) -> None:
+    lengths = set()
+    original = torch.nn.functional.scaled_dot_product_attention
+
+    def spy(query: torch.Tensor, key: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+        lengths.add((query.shape[-2], key.shape[-2]))
+        return original(query, key, *args, **kwargs)
+
+    torch.nn.functional.scaled_dot_product_attention = spy
+    try:
+        run_under(pipe, generate, SKIPPING)
+    finally:
+        torch.nn.functional.scaled_dot_product_attention = original
+    text = tiny.TEXT_LENGTH
+    assert lengths == {(text, text), (512, text)}  # the text encoder and cross-attention
+
+
+def test_works_with_first_block_cache(pipe: Any, generate: Any) -> None:
+    with enable(pipe, SKIPPING, geometry=TILE) as handle:
+        pipe.transformer.enable_cache(FirstBlockCacheConfig(threshold=0.9))
+        cached = generate(pipe, num_inference_steps=8)
+        first = [row for row in by_step(handle) if row[1] == "blocks.0.attn1"]
+        second = [row for row in by_step(handle) if row[1] == "blocks.1.attn1"]
+        assert len(first) == 16
+        assert 2 <= len(second) < 16  # the cache skipped whole blocks, and they did not call
+        assert np.array_equal(generate(pipe, num_inference_steps=8), cached)
+        pipe.transformer.disable_cache()
+        plain = generate(pipe)
+    assert np.array_equal(plain, run_under(pipe, generate, SKIPPING))
+
+
+def test_several_pipelines_do_not_mix(generate: Any) -> None:
+    pipes = [tiny.wan_pipeline(peaked=1.5, seed=seed) for seed in (0, 1)]
+    policies = [SKIPPING, SkipPolicy(threshold=-1.0)]
+    expected = [
+        run_under(pipe, generate, policy) for pipe, policy in zip(pipes, policies, strict=True)
+    ]
+    inner: list[np.ndarray] = []
+
+    def run_the_other(_: Any, step: int, *__: Any) -> Any:
+        inner.append(generate(pipes[1]))
+        return {}
+
+    with (
+        enable(pipes[0], policies[0], geometry=TILE) as first,
+        enable(pipes[1], policies[1], geometry=TILE) as second,
+    ):
+        outer = generate(pipes[0], callback_on_step_end=run_the_other)
+        assert np.array_equal(outer, expected[0])
+        assert all(np.array_equal(frames, expected[1]) for frames in inner)
+        assert (first.run, second.run) == (1, 4)
+
+
+def test_transformer_alone_takes_the_steps_of_the_pipeline(pipe: Any, generate: Any) -> None:
+    expected = run_under(pipe, generate, SKIPPING)
+    with enable(pipe.transformer, SKIPPING, geometry=TILE) as handle:
+        assert np.array_equal(generate(pipe), expected)
+        assert np.array_equal(generate(pipe), expected)
+        assert handle.run == 2
+
+
+def test_reset_forgets_lists_and_statistics(pipe: Any, generate: Any) -> None:
+    with enable(pipe, SKIPPING, geometry=TILE) as handle:
+        frames = generate(pipe)
+        handle.reset()
+        assert handle.statistics.to_records() == []
+        with pytest.raises(KeyError):
+            handle.kept_tiles("blocks.0.attn1", "cond")
+        assert np.array_equal(generate(pipe), frames)
+
+
+def test_by_name_it_is_the_dense_kernel_everywhere(pipe: Any, generate: Any) -> None:
+    own = generate(pipe)
+    name = liteattention_diffusers.BACKEND_NAME
+    seen: set[tuple[int, int]] = set()
+    original = liteattention_diffusers.backend.attention
+
+    def spy(q: torch.Tensor, k: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        seen.add((q.shape[1], k.shape[1]))
+        return original(q, k, *args, **kwargs)
+
+    active = footprint(pipe)[0]
+    try:
+        liteattention_diffusers.backend.attention = spy
+        pipe.transformer.set_attention_backend(name)
+        ours = generate(pipe)
+    finally:
+        liteattention_diffusers.backend.attention = original
+        pipe.transformer.reset_attention_backend()
+        liteattention_diffusers.backend.dispatch._AttentionBackendRegistry.set_active_backend(active)
+    assert seen == {(512, 512), (512, tiny.TEXT_LENGTH)}
+    np.testing.assert_allclose(ours, own, atol=1e-5)
+    assert np.array_equal(generate(pipe), own)
+
+
+def test_enable_on_top_of_the_name(pipe: Any, generate: Any) -> None:
+    registry = liteattention_diffusers.backend.dispatch._AttentionBackendRegistry
+    active = registry._active_backend
+    try:
+        pipe.transformer.set_attention_backend(liteattention_diffusers.BACKEND_NAME)
+        by_name = generate(pipe)
+        assert np.array_equal(run_under(pipe, generate, DENSE), by_name)
+        assert np.array_equal(generate(pipe), by_name)
+    finally:
+        registry.set_active_backend(active)
+
+
+def test_registering_again_changes_nothing() -> None:
+    before = list(AttentionBackendName)
+    member = liteattention_diffusers.register()
+    assert member is AttentionBackendName("liteattention_rocm")
+    assert AttentionBackendName.LITEATTENTION_ROCM is member  # type: ignore[attr-defined]
+    assert list(AttentionBackendName) == before
+    assert member in before
+
+
+def test_frames_of_a_bf16_pipeline(generate: Any) -> None:
+    pipe = tiny.wan_pipeline(peaked=1.5, dtype=torch.bfloat16)
+    dense = run_under(pipe, generate, DENSE)
+    assert np.array_equal(run_under(pipe, generate, SkipPolicy(threshold=-math.inf)), dense)
+    assert np.abs(dense - generate(pipe)).max() < 0.1
+
+
+def test_pipeline_num_frames_gives_the_frames_asked_for(pipe: Any, generate: Any) -> None:
+    frames = generate(pipe, num_frames=pixel_vae.pipeline_num_frames(5), num_inference_steps=1)
+    assert frames.shape == (5, 32, 32, 3)
