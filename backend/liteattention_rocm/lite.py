@@ -146,12 +146,13 @@ class _State:
         """Return the list for ``branch`` to write; its votes do not count until it is in counts."""
         if self.tiles is None:
             self.tiles = tiles
-            # The second one is for the next step: after this call the shape allocates no more.
-            self.spare = [tiles.buffer(), tiles.buffer()]
         self.started.add(branch)
         self.counts.pop(branch, None)
         if branch not in self.writes:
             self.writes[branch] = self.spare.pop() if self.spare else tiles.buffer()
+        if self.read is None and not self.spare:
+            # For the step after the first, so that later calls of this branch allocate nothing.
+            self.spare.append(tiles.buffer())
         return self.writes[branch]
 
     def next_list(self) -> torch.Tensor | None:

@@ -1,0 +1,192 @@
+"""SkipPolicy: what it decides at each step, and one error that lists everything wrong with it."""
+
+from __future__ import annotations
+
+import json
+import math
+
+import pytest
+import torch
+from pydantic import ValidationError
+
+from liteattention_rocm import SkipPolicy, skiplist
+
+INF = math.inf
+
+
+def reasons(**fields: object) -> str:
+    with pytest.raises(ValidationError) as caught:
+        SkipPolicy(**fields)  # type: ignore[arg-type]
+    assert isinstance(caught.value, ValueError)
+    return str(caught.value)
+
+
+def test_defaults() -> None:
+    policy = SkipPolicy()
+    assert policy.threshold_at(0, "any", 4096) == -6.0
+    assert policy.key_masks(4096, 64) == (None, None)
+    assert not policy.soft_skip and policy.direction == "alternate" and policy.enabled
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"threshold": 2.0}, "is 2, but thresholds are in log2 units and <= 0"),
+        ({"threshold": 2.0}, "did you mean -2?"),
+        ({"threshold": math.nan}, "it is NaN: use -inf to keep every tile"),
+        ({"threshold": True}, "must be a number in log2 units, got bool"),
+        ({"threshold": "low"}, "must be a number in log2 units, got 'low'"),
+        ({"threshold": ()}, "an empty list names no threshold"),
+        ({"threshold": (-1.0, 3.0)}, "the value of step 1 is 3"),
+        ({"threshold": (-1.0, None)}, "the value of step 1 must be a number"),
+        ({"threshold_scale": "log"}, "must be one of absolute, length, got 'log'"),
+        ({"layer_thresholds": [-1.0]}, "must map layer name patterns to thresholds, got list"),
+        ({"layer_thresholds": {"": -1.0}}, "pattern '' must be a non-empty string"),
+        ({"layer_thresholds": {"a*": 1.0}}, "the threshold of 'a*' is 1"),
+        ({"warmup_steps": -1}, "must be >= 0, got -1: 0 means no dense warm-up"),
+        ({"warmup_steps": 1.5}, "must be an integer, got 1.5"),
+        ({"last_step": "9"}, "must be an integer or None, got '9'"),
+        ({"warmup_steps": 4, "last_step": 3}, "so nothing would ever skip: raise last_step"),
+        ({"retest_every": 0}, "must be >= 1, got 0: None means never"),
+        ({"branches": "both"}, "must be one of separate, shared, got 'both'"),
+        ({"soft_skip": 1}, "must be True or False, got 1"),
+        ({"direction": "up"}, "must be one of alternate, ascending, descending, got 'up'"),
+        ({"enabled": "yes"}, "must be True or False, got 'yes'"),
+        ({"must_do": 5}, "must be a list of token ranges"),
+        ({"must_do": [(0, 1, 2)]}, "got (0, 1, 2) as range 0"),
+        ({"must_do": [(0, 1.0)]}, "must be a list of token ranges (start, end) with integers"),
+        ({"must_do": [(9, 3)]}, "[9, 3) is descending: write it as (3, 9)"),
+        ({"must_skip": [(4, 4)]}, "[4, 4) is empty: remove it"),
+        ({"must_skip": [(-4, 4)]}, "starts before key 0"),
+        ({"must_do": [(8, 9), (0, 4)]}, "sort the ranges and merge those that overlap"),
+        ({"must_do": [(0, 9), (8, 12)]}, "starts before the end of range 0 [0, 9)"),
+        (
+            {"must_do": [(0, 64)], "must_skip": [(60, 80)]},
+            "must_skip [60, 80) overlaps must_do [0, 64): a key cannot be both, take tokens "
+            "[60, 64) out of one of them",
+        ),
+        ({"treshold": -3.0}, "unknown field: a policy has threshold, threshold_scale"),
+    ],
+)
+def test_every_reason(fields: dict[str, object], message: str) -> None:
+    assert message in reasons(**fields)
+
+
+def test_one_error_lists_all_reasons() -> None:
+    text = reasons(
+        threshold=1.0, retest_every=0, must_do=[(5, 3)], warmup_steps=3, last_step=1, extra=2
+    )
+    assert text.startswith("5 validation errors for SkipPolicy")
+    for part in ("is 1, but", "got 0: None", "[5, 3) is desc", "last_step 1 lies", "unknown field"):
+        assert part in text
+
+
+def test_frozen_and_comparable() -> None:
+    policy = SkipPolicy(threshold=[-8, -6])
+    assert policy == SkipPolicy(threshold=(-8.0, -6.0))
+    with pytest.raises(ValidationError, match="frozen"):
+        policy.threshold = -1.0  # type: ignore[misc]
+
+
+def test_json_round_trip_keeps_infinity() -> None:
+    policy = SkipPolicy(
+        threshold=(-INF, -6.0), layer_thresholds={"a": -INF}, must_skip=[(0, 64)], last_step=-2
+    )
+    text = policy.model_dump_json()
+    assert SkipPolicy.model_validate_json(text) == policy
+    assert SkipPolicy(**json.loads(text)) == policy
+
+
+def test_threshold_by_step_repeats_its_last_value() -> None:
+    policy = SkipPolicy(threshold=(-10.0, -8.0, -6.0))
+    assert [policy.threshold_at(s, "x", 64) for s in range(5)] == [-10, -8, -6, -6, -6]
+
+
+def test_threshold_scaled_with_length() -> None:
+    policy = SkipPolicy(threshold=-3.0, threshold_scale="length")
+    assert policy.threshold_at(0, "x", 4096) == -15.0
+    assert policy.threshold_at(0, "x", 1) == -3.0
+    assert SkipPolicy(threshold=-INF, threshold_scale="length").threshold_at(0, "x", 8) == -INF
+
+
+def test_first_matching_layer_pattern_wins_and_is_scaled_too() -> None:
+    policy = SkipPolicy(
+        threshold=(-9.0, -6.0),
+        threshold_scale="length",
+        layer_thresholds={"blocks.0.*": -4.0, "blocks.*": -5.0},
+    )
+    assert policy.threshold_at(0, "blocks.0.attn1", 16) == -8.0
+    assert policy.threshold_at(1, "blocks.7.attn1", 16) == -9.0
+    assert policy.threshold_at(1, "head", 16) == -10.0
+    assert policy.threshold_at(0, "BLOCKS.0.attn1", 16) == -13.0  # names are case sensitive
+
+
+def test_warmup_and_last_step_are_dense_outside() -> None:
+    policy = SkipPolicy(warmup_steps=2, last_step=4)
+    lite = [s for s in range(8) if policy.threshold_at(s, "x", 64) is not None]
+    assert lite == [2, 3, 4]
+    from_end = SkipPolicy(last_step=-2)
+    lite = [s for s in range(8) if from_end.threshold_at(s, "x", 64, num_steps=8) is not None]
+    assert lite == list(range(7))
+
+
+def test_switched_off_is_always_dense() -> None:
+    assert SkipPolicy(enabled=False).threshold_at(-5, "x", 0) is None
+
+
+def test_threshold_at_lists_every_reason() -> None:
+    with pytest.raises(ValueError) as caught:
+        SkipPolicy(last_step=-1).threshold_at(-1, "x", 0)
+    for part in ("step must be >= 0", "kv_len must be >= 1", "give num_steps, or use a last_step"):
+        assert part in str(caught.value)
+    with pytest.raises(ValueError, match="step 8 is not one of num_steps 8"):
+        SkipPolicy().threshold_at(8, "x", 4, num_steps=8)
+
+
+def test_direction_and_retest() -> None:
+    assert [SkipPolicy().descends(n) for n in range(4)] == [False, True, False, True]
+    assert not any(SkipPolicy(direction="ascending").descends(n) for n in range(4))
+    assert all(SkipPolicy(direction="descending").descends(n) for n in range(4))
+    policy = SkipPolicy(retest_every=3)
+    assert [n for n in range(8) if policy.retests(n)] == [0, 3, 6]
+    assert not any(SkipPolicy().retests(n) for n in range(4))
+
+
+def blocks(mask: torch.Tensor | None, k_blocks: int) -> list[int]:
+    if mask is None:
+        return []
+    return skiplist.unpack(mask, k_blocks).nonzero().flatten().tolist()
+
+
+def test_must_do_rounds_outward_and_must_skip_inward() -> None:
+    policy = SkipPolicy(must_do=[(0, 1), (130, 193)], must_skip=[(200, 450), (450, 512)])
+    do, skip = policy.key_masks(1000, 64)
+    assert blocks(do, 16) == [0, 2, 3]
+    assert blocks(skip, 16) == [4, 5, 6, 7]  # two ranges that touch cover block 7 together
+
+
+def test_short_last_block_is_skipped_when_its_keys_are() -> None:
+    assert blocks(SkipPolicy(must_skip=[(128, 150)]).key_masks(150, 64)[1], 3) == [2]
+    assert blocks(SkipPolicy(must_skip=[(128, 149)]).key_masks(150, 64)[1], 3) == []
+
+
+def test_masks_lie_in_words() -> None:
+    do, skip = SkipPolicy(must_do=[(31 * 64, 33 * 64)]).key_masks(40 * 64, 64)
+    assert do is not None and do.dtype == torch.int32 and do.tolist() == [-(2**31), 1]
+    assert skip is None
+
+
+def test_ranges_that_do_not_fit_the_keys() -> None:
+    policy = SkipPolicy(must_do=[(0, 300)], must_skip=[(400, 500)])
+    with pytest.raises(ValueError) as caught:
+        policy.key_masks(256, 64)
+    text = str(caught.value)
+    assert "must_do: invalid token ranges: range 0 [0, 300) ends past the 256 keys: clip it" in text
+    assert "must_skip: invalid token ranges: range 0 [400, 500) ends past" in text
+
+
+def test_must_skip_of_everything() -> None:
+    policy = SkipPolicy(must_skip=[(0, 100), (100, 256)])
+    with pytest.raises(ValueError, match="covers all 256 keys, so that nothing is left"):
+        policy.key_masks(256, 64)
+    assert blocks(policy.key_masks(257, 64)[1], 5) == [0, 1, 2, 3]
