@@ -294,11 +294,6 @@ struct KernelImpl {
     static void QTile(const Walk& walk, int64_t count) {
         const AttentionParams& p = walk.p;
         const Scratch& s = walk.s;
-        const int64_t kv_head = walk.task.head / (p.q_heads / p.kv_heads);
-        const bool direct = KDirect(p);
-        const int64_t full = direct ? p.kv_len / kKBlock : 0;  // blocks read in place
-        const char* k_base = Row(p.k, p.k_strides, walk.task.batch, 0, kv_head);
-
         PackQ(walk);
         for (int64_t r = 0; r < walk.stride; ++r) {
             s.running[r] = kLowest;
@@ -311,33 +306,54 @@ struct KernelImpl {
         for (int64_t begin = 0; begin < count; begin += kGroup) {
             const int blocks = static_cast<int>(Min(kGroup, count - begin));
             const int32_t* kept = s.kept + begin;
+            uint32_t dropped[kGroup];  // bit = 16-row slot whose part of the block is dropped
             for (int t = 0; t < blocks; ++t) {
-                const int64_t block = kept[t];
-                const bool in_place = block < full;
-                const char* keys =
-                    in_place ? k_base + block * kKBlock * p.k_strides.seq * kInput
-                             : walk.task.k_packed +
-                                   (block - full) * static_cast<int64_t>(KBlockBytes(p));
-                const int64_t key_stride =
-                    in_place ? p.k_strides.seq * kInput : KeyDim(p) * kElement;
+                const Rows keys = Keys(walk, kept[t]);
                 float* scores = s.scores + t * kKBlock * walk.stride;
-                Gemm::Multiply(kKBlock, static_cast<int>(walk.stride), 1, &keys, key_stride,
+                Gemm::Multiply(kKBlock, static_cast<int>(walk.stride), 1, &keys.data, keys.stride,
                                static_cast<int>(KeyWords(p)), s.query, walk.stride, scores,
                                walk.stride, false);
-                MaskBlock(walk, block, scores);
+                MaskBlock(walk, kept[t], scores);
+                dropped[t] = Maxima(walk, kept[t], scores, begin + t == 0);
             }
-            uint32_t dropped[kGroup];  // bit = 16-row slot whose part of the block is dropped
-            Maxima(walk, blocks, kept, begin == 0, dropped);
-            Probabilities(walk, blocks, dropped);
+            Shift(walk);
+            Probabilities(walk, blocks, dropped, kept, count - begin);
             if (begin != 0) Rescale(walk);
             const char* values[kGroup];
             for (int t = 0; t < blocks; ++t)
-                values[t] = walk.task.v_packed + kept[t] * static_cast<int64_t>(VBlockBytes(p));
+                values[t] = Values(walk, kept[t]);
             Gemm::Multiply(static_cast<int>(ValueRows(p)), static_cast<int>(walk.stride), blocks,
                            values, kKBlock * kElement, kBlockWords, s.probs, walk.stride,
                            s.output, walk.stride, begin != 0);
         }
         Store(walk);
+    }
+
+    struct Rows {
+        const char* data;
+        int64_t stride;  // bytes
+    };
+
+    // K block `block`: where the caller has it, or packed.
+    static Rows Keys(const Walk& walk, int64_t block) {
+        const AttentionParams& p = walk.p;
+        const int64_t full = KDirect(p) ? p.kv_len / kKBlock : 0;
+        if (block < full) {
+            const int64_t kv_head = walk.task.head / (p.q_heads / p.kv_heads);
+            return {Row(p.k, p.k_strides, walk.task.batch, block * kKBlock, kv_head),
+                    p.k_strides.seq * kInput};
+        }
+        return {walk.task.k_packed + (block - full) * static_cast<int64_t>(KBlockBytes(p)),
+                KeyDim(p) * kElement};
+    }
+
+    static const char* Values(const Walk& walk, int64_t block) {
+        return walk.task.v_packed + block * static_cast<int64_t>(VBlockBytes(walk.p));
+    }
+
+    // Asks for `bytes` at `from` to be brought into the L2 cache.
+    static void Fetch(const char* from, int64_t bytes) {
+        for (int64_t i = 0; i < bytes; i += 64) __builtin_prefetch(from + i, 0, 2);
     }
 
     // Sets the scores of keys that do not exist or may not be seen to -inf.
@@ -366,53 +382,51 @@ struct KernelImpl {
         for (; r < rows; r += kLanes) body(std::integral_constant<int, 1>{}, r);
     }
 
-    // Folds the blocks' row maxima into the running maximum one by one, votes on each before it
-    // is folded in, and sets M and alpha for the group.
-    static void Maxima(const Walk& walk, int blocks, const int32_t* kept, bool first_group,
-                       uint32_t* dropped) {
+    // Folds a block's row maxima into the running maximum after voting on them, and returns the
+    // slots whose contribution soft_skip drops. Fetches the block's values meanwhile.
+    static uint32_t Maxima(const Walk& walk, int64_t block, const float* scores, bool first) {
         const Scratch& s = walk.s;
-        const LiteParams* lite = walk.task.lite;
         const int64_t stride = walk.stride;
-        uint32_t drop[kGroup][kMaxQTile / kRowStep] = {};  // lanes of a slot that vote drop
+        const char* values = Values(walk, block);
+        const int64_t value_bytes = static_cast<int64_t>(VBlockBytes(walk.p)) / kKBlock;
+        uint32_t drop[kMaxQTile / kRowStep] = {};  // lanes of a slot that vote drop
         Panels(stride, [&](auto width, int64_t r) {
             constexpr int kVecs = width.value;
-            Vec running[kVecs];
-            for (int x = 0; x < kVecs; ++x)
-                running[x] = Vec::Load(s.running + r + x * Vec::kLanes);
-            for (int t = 0; t < blocks; ++t) {
-                const float* scores = s.scores + t * kKBlock * stride + r;
-                Vec top[kVecs];
-                for (int x = 0; x < kVecs; ++x) top[x] = Vec::Load(scores + x * Vec::kLanes);
-                for (int i = 1; i < kKBlock; ++i)
-                    for (int x = 0; x < kVecs; ++x)
-                        top[x] = Vec::Max(top[x],
-                                          Vec::Load(scores + i * stride + x * Vec::kLanes));
-                for (int x = 0; x < kVecs; ++x) {
-                    if (walk.vote) {
-                        const Vec above = (top[x] - running[x]) * Vec::Set(walk.c);
-                        const uint32_t lanes = Vec::LessEqual(above, Vec::Set(lite->threshold));
-                        const int64_t row = r + x * Vec::kLanes;
-                        drop[t][row / kRowStep] |= lanes << (row % kRowStep);
-                    }
-                    running[x] = Vec::Max(running[x], top[x]);
-                }
+            Vec top[kVecs];
+            for (int x = 0; x < kVecs; ++x) top[x] = Vec::Set(kLowest);
+            for (int i = 0; i < kKBlock; ++i) {
+                if (r == 0) Fetch(values + i * value_bytes, value_bytes);
+                for (int x = 0; x < kVecs; ++x)
+                    top[x] = Vec::Max(top[x],
+                                      Vec::Load(scores + i * stride + r + x * Vec::kLanes));
             }
             for (int x = 0; x < kVecs; ++x) {
                 const int64_t row = r + x * Vec::kLanes;
-                const uint32_t none = Vec::Equal(running[x], Vec::Set(kLowest));
-                const Vec shift =
-                    Vec::Select(none, Vec::Set(0.0f), running[x] * Vec::Set(walk.c));
-                const uint32_t fresh =
-                    Vec::Equal(Vec::Load(s.running + row), Vec::Set(kLowest));
-                const Vec change = Vec::Load(s.shift + row) - shift;
-                Exp2(Vec::Select(fresh, Vec::Set(0.0f), change)).Store(s.alpha + row);
-                shift.Store(s.shift + row);
-                running[x].Store(s.running + row);
+                const Vec running = Vec::Load(s.running + row);
+                if (walk.vote) {
+                    const Vec above = (top[x] - running) * Vec::Set(walk.c);
+                    const uint32_t lanes =
+                        Vec::LessEqual(above, Vec::Set(walk.task.lite->threshold));
+                    drop[row / kRowStep] |= lanes << (row % kRowStep);
+                }
+                Vec::Max(running, top[x]).Store(s.running + row);
             }
         });
-        for (int t = 0; t < blocks; ++t) {
-            dropped[t] = 0;
-            if (walk.vote) dropped[t] = Tally(walk, kept[t], drop[t], first_group && t == 0);
+        return walk.vote ? Tally(walk, block, drop, first) : 0;
+    }
+
+    // Sets M to the running maximum and alpha to what earlier sums and outputs shrink by.
+    static void Shift(const Walk& walk) {
+        const Scratch& s = walk.s;
+        const Vec zero = Vec::Set(0.0f), lowest = Vec::Set(kLowest);
+        for (int64_t r = 0; r < walk.stride; r += Vec::kLanes) {
+            const Vec before = Vec::Load(s.shift + r), running = Vec::Load(s.running + r);
+            const uint32_t none = Vec::Equal(running, lowest);
+            const Vec shift = Vec::Select(none, zero, running * Vec::Set(walk.c));
+            // Where nothing was summed yet there is nothing to shrink, and M was not a maximum.
+            const uint32_t fresh = Vec::Equal(Vec::Load(s.sum + r), zero);
+            Exp2(Vec::Select(fresh, zero, before - shift)).Store(s.alpha + r);
+            shift.Store(s.shift + r);
         }
     }
 
@@ -440,9 +454,13 @@ struct KernelImpl {
         return dropped;
     }
 
-    static void Probabilities(const Walk& walk, int blocks, const uint32_t* dropped) {
+    // Turns a group's scores into probabilities. Fetches the next group's keys meanwhile: the
+    // matrix unit would otherwise wait for them (at 8,192 keys they come from the L3 cache).
+    static void Probabilities(const Walk& walk, int blocks, const uint32_t* dropped,
+                              const int32_t* kept, int64_t left) {
         const Scratch& s = walk.s;
         const int64_t stride = walk.stride;
+        const int64_t key_bytes = KeyDim(walk.p) * kElement;
         const Vec c = Vec::Set(walk.c);
         Panels(stride, [&](auto width, int64_t r) {
             constexpr int kVecs = width.value;
@@ -454,7 +472,12 @@ struct KernelImpl {
             for (int t = 0; t < blocks; ++t) {
                 float* scores = s.scores + t * kKBlock * stride + r;
                 if (dropped[t]) MaskSlots(walk, dropped[t], r, kVecs, scores);
+                const bool fetch = r == 0 && t + kGroup < left;
+                const Rows next = Keys(walk, kept[fetch ? t + kGroup : t]);
                 for (int i = 0; i < kKBlock; i += Gemm::kPerWord) {
+                    if (fetch)
+                        for (int e = 0; e < Gemm::kPerWord; ++e)
+                            Fetch(next.data + (i + e) * next.stride, key_bytes);
                     float* row = scores + i * stride;
                     for (int x = 0; x < kVecs; ++x) {
                         float* at = row + x * Vec::kLanes;
