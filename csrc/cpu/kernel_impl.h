@@ -43,15 +43,21 @@ inline Vec Exp2(Vec x) {
     return Vec::Scale(p, whole);
 }
 
-// fp32 bits to bf16 bits. NaN stays NaN (quiet, sign kept) in every mode.
+// fp32 to bf16, n values. NaN stays NaN (quiet, sign kept) in every mode. Written without branches
+// so that the compiler makes vectors of it.
 template <Rounding kMode>
-inline uint16_t ToBf16(uint32_t x) {
-    const uint32_t odd = x >> 16 & 1;
-    const uint32_t add = kMode == Rounding::kRtne ? 0x7fffu + odd
-                         : kMode == Rounding::kRtna ? 0x8000u
-                                                    : 0u;
-    const bool nan = (x & 0x7fffffffu) > 0x7f800000u;
-    return static_cast<uint16_t>(nan ? (x >> 16 | 0x40u) : (x + add) >> 16);
+inline void ToBf16(const float* from, int n, uint16_t* to) {
+    for (int i = 0; i < n; ++i) {
+        uint32_t x;
+        std::memcpy(&x, from + i, sizeof x);
+        const uint32_t nan = 0u - static_cast<uint32_t>((x & 0x7fffffffu) > 0x7f800000u);
+        const uint32_t odd = x >> 16 & 1;
+        const uint32_t add = kMode == Rounding::kRtne ? 0x7fffu + odd
+                             : kMode == Rounding::kRtna ? 0x8000u
+                                                        : 0u;
+        const uint32_t rounded = (x + add) >> 16, quiet = x >> 16 | 0x40u;
+        to[i] = static_cast<uint16_t>((rounded & ~nan) | (quiet & nan));
+    }
 }
 
 template <DType kType>
@@ -530,6 +536,20 @@ struct KernelImpl {
         }
     }
 
+    // Rounds 16 x 16 outputs to the caller's dtype; fp32 stays where it is.
+    static void Round(Rounding mode, const float* tile, uint16_t* half) {
+        if constexpr (kType == DType::kFp16) {
+            for (int x = 0; x < 256; x += Vec::kLanes) Vec::Load(tile + x).ToFp16(half + x);
+        } else if constexpr (kType == DType::kBf16) {
+            if (mode == Rounding::kRtne)
+                ToBf16<Rounding::kRtne>(tile, 256, half);
+            else if (mode == Rounding::kRtna)
+                ToBf16<Rounding::kRtna>(tile, 256, half);
+            else
+                ToBf16<Rounding::kRtz>(tile, 256, half);
+        }
+    }
+
     static void Store(const Walk& walk) {
         const AttentionParams& p = walk.p;
         const Scratch& s = walk.s;
@@ -546,6 +566,7 @@ struct KernelImpl {
         }
         for (int64_t r = walk.rows; r < walk.stride; ++r) s.alpha[r] = 0.0f;
         alignas(64) float tile[16 * 16];
+        alignas(64) uint16_t half[16 * 16];
         for (int64_t slot = 0; slot < walk.stride; slot += 16) {
             for (int64_t d = 0; d < p.head_dim; d += 16) {
                 for (int64_t i = 0; i < Min(16, p.head_dim - d); ++i) {
@@ -556,38 +577,21 @@ struct KernelImpl {
                 Transpose16x16(
                     reinterpret_cast<const uint32_t*>(s.output + d * walk.stride + slot),
                     walk.stride, reinterpret_cast<uint32_t*>(tile), 16);
-                for (int64_t i = 0; i < Min(16, walk.rows - slot); ++i)
-                    StoreRow(p, tile + i * 16, Min(16, p.head_dim - d),
-                             const_cast<char*>(Row(p.out, p.out_strides, walk.task.batch,
-                                                   walk.first + slot + i, walk.task.head)) +
-                                 d * kInput);
+                Round(p.rounding, tile, half);
+                const char* rounded = kType == DType::kFp32 ? reinterpret_cast<const char*>(tile)
+                                                            : reinterpret_cast<const char*>(half);
+                for (int64_t i = 0; i < Min(16, walk.rows - slot); ++i) {
+                    char* to = const_cast<char*>(Row(p.out, p.out_strides, walk.task.batch,
+                                                     walk.first + slot + i, walk.task.head)) +
+                               d * kInput;
+                    const char* from = rounded + i * 16 * kInput;
+                    if (p.head_dim - d >= 16)
+                        std::memcpy(to, from, 16 * kInput);
+                    else
+                        std::memcpy(to, from, 8 * kInput);
+                }
             }
         }
-    }
-
-    // Writes 8 or 16 elements of an output row.
-    static void StoreRow(const AttentionParams& p, const float* from, int64_t n, char* to) {
-        if constexpr (kType == DType::kFp32) {
-            std::memcpy(to, from, static_cast<size_t>(n) * 4);
-        } else {
-            alignas(64) uint16_t half[16];
-            if constexpr (kType == DType::kFp16) {
-                for (int x = 0; x < 16; x += Vec::kLanes) Vec::Load(from + x).ToFp16(half + x);
-            } else if (p.rounding == Rounding::kRtne) {
-                StoreBf16<Rounding::kRtne>(from, half);
-            } else if (p.rounding == Rounding::kRtna) {
-                StoreBf16<Rounding::kRtna>(from, half);
-            } else {
-                StoreBf16<Rounding::kRtz>(from, half);
-            }
-            std::memcpy(to, half, static_cast<size_t>(n) * 2);
-        }
-    }
-    template <Rounding kMode>
-    static void StoreBf16(const float* from, uint16_t* to) {
-        uint32_t bits[16];
-        std::memcpy(bits, from, sizeof bits);
-        for (int i = 0; i < 16; ++i) to[i] = ToBf16<kMode>(bits[i]);
     }
 };
 

@@ -1,0 +1,1 @@
+"""Kernel benchmarks against peers: ``liteattention-rocm bench``."""

@@ -1,0 +1,86 @@
+"""``liteattention-rocm bench``: figures that anyone can measure again."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import torch
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from . import cpu as cpu_benchmark
+from .environment import describe
+
+app = typer.Typer(help="Measure kernels against their peers.", no_args_is_help=True)
+
+
+@app.callback()
+def options() -> None:
+    """Measure kernels against their peers."""
+
+
+@app.command("cpu")
+def cpu(
+    shape: Annotated[
+        list[str] | None, typer.Option(help="B,H,S,D; may be given several times.")
+    ] = None,
+    rounds: Annotated[int, typer.Option(min=3, help="Counted rounds.")] = 15,
+    warmup: Annotated[int, typer.Option(min=0, help="Rounds before counting.")] = 3,
+    dtype: Annotated[str, typer.Option(help="bf16, fp16 or fp32.")] = "bf16",
+    threads: Annotated[int | None, typer.Option(min=1, help="Torch threads.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    out: Annotated[Path | None, typer.Option(help="Also write the JSON here.")] = None,
+) -> None:
+    """Compare the CPU engine, dense and with tiles skipped, with torch's SDPA."""
+    dtypes = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
+    reasons = []
+    if dtype not in dtypes:
+        reasons.append(f"--dtype must be one of {', '.join(dtypes)}, got {dtype!r}")
+    shapes = cpu_benchmark.DEFAULT_SHAPES
+    if shape:
+        parsed = [tuple(int(n) for n in s.split(",") if n.strip().isdigit()) for s in shape]
+        for text, numbers in zip(shape, parsed, strict=True):
+            if len(numbers) != 4 or min(numbers) < 1:
+                reasons.append(f"--shape must be four positive numbers B,H,S,D, got {text!r}")
+        shapes = tuple((s[0], s[1], s[2], s[3]) for s in parsed if len(s) == 4)
+    if reasons:
+        raise typer.BadParameter("; ".join(reasons))
+    if threads:
+        torch.set_num_threads(threads)
+
+    console = Console(stderr=as_json)
+    with console.status("measuring") as status:
+        rows = cpu_benchmark.run(
+            shapes, rounds, warmup, dtypes[dtype], lambda text: status.update(f"measuring {text}")
+        )
+    result = {
+        "environment": describe(),
+        "threads": torch.get_num_threads(),
+        "dtype": dtype,
+        "rounds": rounds,
+        "rows": [row.as_dict() for row in rows],
+    }
+    text = json.dumps(result, indent=2)
+    if out:
+        out.write_text(text + "\n", encoding="utf-8")
+    if as_json:
+        typer.echo(text)
+        return
+    table = Table(title=f"CPU engine, {dtype}, {torch.get_num_threads()} threads")
+    for name in ("B,H,S,D", "contender", "median ms", "p25", "p75", "TFLOP/s", "ratio", "error"):
+        table.add_column(name, justify="left" if name == "contender" else "right")
+    for row in rows:
+        table.add_row(
+            ",".join(map(str, row.shape)),
+            row.contender,
+            f"{row.median_ms:.2f}",
+            f"{row.p25_ms:.2f}",
+            f"{row.p75_ms:.2f}",
+            f"{row.tflops:.2f}",
+            f"{row.ratio:.3f} x {row.against}",
+            f"{row.max_error:.1e}",
+        )
+    console.print(table)

@@ -1,0 +1,155 @@
+"""The CPU engine against ``torch.nn.functional.scaled_dot_product_attention``.
+
+Same tensors, same threads, interleaved: each round runs every contender once, and ratios are
+taken round by round, so that a drifting machine speed touches all alike. Each row carries the
+error of its output against float64 on sampled query rows.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+
+import torch
+
+from liteattention_rocm import LiteAttention, SkipPolicy, attention, lite_attention, skiplist
+from liteattention_rocm.ops import default_geometry
+
+#: Low enough that no tile of the random benchmark data is voted away, while voting does run.
+NOTHING_SKIPPED = -64.0
+
+DEFAULT_SHAPES = ((1, 8, 4096, 128), (1, 8, 4096, 64), (1, 2, 8192, 128))
+
+
+@dataclass(frozen=True)
+class Row:
+    """One contender at one shape; times in milliseconds, errors absolute against float64."""
+
+    shape: tuple[int, int, int, int]
+    contender: str
+    median_ms: float
+    p25_ms: float
+    p75_ms: float
+    tflops: float
+    against: str
+    ratio: float
+    max_error: float
+
+    def as_dict(self) -> dict[str, object]:
+        """Return a JSON-friendly dictionary."""
+        return asdict(self)
+
+
+def run(
+    shapes: tuple[tuple[int, int, int, int], ...] = DEFAULT_SHAPES,
+    rounds: int = 15,
+    warmup: int = 3,
+    dtype: torch.dtype = torch.bfloat16,
+    progress: Callable[[str], None] = lambda _: None,
+) -> list[Row]:
+    """Measure every shape (B, H, S, D), "bhsd", and return a row per contender.
+
+    Contenders: torch's SDPA, our dense kernel, and LiteAttention with 0, 50 and 75 % of the tiles
+    skipped evenly. ``ratio`` is the median over rounds of time / time of ``against`` (SDPA for the
+    dense kernel, the dense kernel for LiteAttention).
+    """
+    rows: list[Row] = []
+    for shape in shapes:
+        progress(f"{shape} {str(dtype).removeprefix('torch.')}")
+        rows += _shape(shape, rounds, warmup, dtype)
+    return rows
+
+
+def _shape(
+    shape: tuple[int, int, int, int], rounds: int, warmup: int, dtype: torch.dtype
+) -> list[Row]:
+    batch, heads, length, dim = shape
+    generator = torch.Generator().manual_seed(length + dim)
+    q, k, v = (torch.randn(shape, generator=generator).to(dtype) for _ in range(3))
+    geometry = default_geometry(q, "cpu")
+    q_blocks, k_blocks = geometry.q_blocks(length), geometry.k_blocks(length)
+    stateful = LiteAttention(SkipPolicy(threshold=NOTHING_SKIPPED), engine="cpu")
+    step = iter(range(1 << 30))
+
+    def kept(every: int) -> torch.Tensor:
+        """Keep one K block in ``every``, shifted from q block to q block."""
+        tiles = (torch.arange(q_blocks)[:, None] + torch.arange(k_blocks)[None]) % every == 0
+        return skiplist.pack(tiles.expand(batch, heads, q_blocks, k_blocks).contiguous())
+
+    def sparse(read: torch.Tensor) -> Callable[[], torch.Tensor]:
+        write = torch.empty_like(read)
+
+        def call() -> torch.Tensor:
+            out = lite_attention(
+                q, k, v, read, write, threshold=NOTHING_SKIPPED, layout="bhsd", engine="cpu"
+            )
+            assert isinstance(out, torch.Tensor)
+            return out
+
+        return call
+
+    half, quarter = kept(2), kept(4)
+    calls: dict[str, tuple[Callable[[], torch.Tensor], str, torch.Tensor | None]] = {
+        "sdpa": (lambda: torch.nn.functional.scaled_dot_product_attention(q, k, v), "sdpa", None),
+        "dense": (lambda: attention(q, k, v, layout="bhsd", engine="cpu"), "sdpa", None),
+        "lite 0 %": (
+            lambda: stateful(q, k, v, step=next(step), layer="bench", layout="bhsd"),
+            "dense",
+            None,
+        ),
+        "lite 50 %": (sparse(half), "dense", half),
+        "lite 75 %": (sparse(quarter), "dense", quarter),
+    }
+    times: dict[str, list[float]] = {name: [] for name in calls}
+    outputs: dict[str, torch.Tensor] = {}
+    for i in range(warmup + rounds):
+        for name, (call, _, _) in calls.items():
+            begin = time.perf_counter()
+            outputs[name] = call()
+            if i >= warmup:
+                times[name].append((time.perf_counter() - begin) * 1e3)
+
+    rows = []
+    for name, (_, against, read) in calls.items():
+        ratios = [a / b for a, b in zip(times[name], times[against], strict=True)]
+        quartiles = statistics.quantiles(times[name], n=4)
+        kept_share = 1.0 if read is None else 1.0 - skiplist.sparsity(read, k_blocks)
+        flops = 4 * batch * heads * length * length * dim * kept_share
+        rows.append(
+            Row(
+                shape=shape,
+                contender=name,
+                median_ms=quartiles[1],
+                p25_ms=quartiles[0],
+                p75_ms=quartiles[2],
+                tflops=flops / quartiles[1] / 1e9,
+                against=against,
+                ratio=statistics.median(ratios),
+                max_error=_error(q, k, v, outputs[name], read, geometry.q_block, geometry.k_block),
+            )
+        )
+    return rows
+
+
+def _error(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    out: torch.Tensor,
+    read: torch.Tensor | None,
+    q_block: int,
+    k_block: int,
+) -> float:
+    """Largest error against float64 over 64 query rows spread over the sequence."""
+    length = q.shape[2]
+    rows = torch.linspace(0, length - 1, 64).long()
+    scores = q[:, :, rows].double() @ k.double().mT / math.sqrt(q.shape[-1])
+    if read is not None:
+        tiles = skiplist.unpack(read, -(-length // k_block))[:, :, rows // q_block]
+        keys = tiles.repeat_interleave(k_block, dim=-1)[..., :length]
+        scores = scores.masked_fill(~keys, -math.inf)
+    expected = torch.softmax(scores, dim=-1) @ v.double()
+    return float((out[:, :, rows].double() - expected).abs().max())
