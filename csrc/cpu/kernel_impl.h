@@ -8,7 +8,7 @@
 //
 //   scores   S^T = K Q^T            keys x rows, fp32      one product per K block
 //   vote     row maxima per K block against the running maximum; bits of the next skip bitmap
-//   softmax  P^T = exp2(c S^T - M)  keys x rows            M = c * running maximum, log2 units
+//   softmax  P^T = exp2(c (S^T - M))  keys x rows          M = running maximum, exactly 1 there
 //   output   O^T = O^T * 2^(M_old - M) + V^T P^T           head dim x rows, fp32
 //
 // Everything is transposed so that a query row is a vector lane: maxima, sums and rescaling run
@@ -154,7 +154,7 @@ struct KernelImpl {
         uint32_t* query;  // [key words][R]
         float* output;    // [value rows][R]
         float* running;   // [R] running maximum, raw scores
-        float* shift;     // [R] M = c * running, 0 while no key was seen
+        float* shift;     // [R] M: the running maximum that `sum` refers to, 0 before any key
         float* alpha;     // [R] 2^(M_old - M)
         float* sum;       // [R] sum of probabilities
         int32_t* kept;    // [k_blocks] K blocks in walking order
@@ -428,10 +428,10 @@ struct KernelImpl {
         for (int64_t r = 0; r < walk.stride; r += Vec::kLanes) {
             const Vec before = Vec::Load(s.shift + r), running = Vec::Load(s.running + r);
             const uint32_t none = Vec::Equal(running, lowest);
-            const Vec shift = Vec::Select(none, zero, running * Vec::Set(walk.c));
+            const Vec shift = Vec::Select(none, zero, running);
             // Where nothing was summed yet there is nothing to shrink, and M was not a maximum.
             const uint32_t fresh = Vec::Equal(Vec::Load(s.sum + r), zero);
-            Exp2(Vec::Select(fresh, zero, before - shift)).Store(s.alpha + r);
+            Exp2(Vec::Select(fresh, zero, (before - shift) * Vec::Set(walk.c))).Store(s.alpha + r);
             shift.Store(s.shift + r);
         }
     }
@@ -487,10 +487,9 @@ struct KernelImpl {
                     float* row = scores + i * stride;
                     for (int x = 0; x < kVecs; ++x) {
                         float* at = row + x * Vec::kLanes;
-                        const Vec even = Exp2(Vec::MulSub(Vec::Load(at), c, shift[x]));
+                        const Vec even = Exp2((Vec::Load(at) - shift[x]) * c);
                         if constexpr (kPairs) {
-                            const Vec odd =
-                                Exp2(Vec::MulSub(Vec::Load(at + stride), c, shift[x]));
+                            const Vec odd = Exp2((Vec::Load(at + stride) - shift[x]) * c);
                             sum[x] = sum[x] + (even + odd);
                             uint32_t* to = s.probs + (t * kKBlock + i) / 2 * stride + r;
                             Gemm::Pair(even, odd, to + x * Vec::kLanes);
@@ -553,6 +552,7 @@ struct KernelImpl {
     static void Store(const Walk& walk) {
         const AttentionParams& p = walk.p;
         const Scratch& s = walk.s;
+        const double scale = p.scale < 0 ? -p.scale : p.scale;
         for (int64_t r = 0; r < walk.rows; ++r) {
             const float sum = s.sum[r];
             s.alpha[r] = sum == 0.0f ? 0.0f : 1.0f / sum;
@@ -560,9 +560,8 @@ struct KernelImpl {
             const int64_t at =
                 (walk.task.batch * p.q_heads + walk.task.head) * p.q_len + walk.first + r;
             p.lse[at] = sum == 0.0f ? kLowest
-                                    : static_cast<float>((static_cast<double>(s.shift[r]) +
-                                                          std::log2(static_cast<double>(sum))) *
-                                                         0.69314718055994531);
+                                    : static_cast<float>(static_cast<double>(s.shift[r]) * scale +
+                                                         std::log(static_cast<double>(sum)));
         }
         for (int64_t r = walk.rows; r < walk.stride; ++r) s.alpha[r] = 0.0f;
         alignas(64) float tile[16 * 16];

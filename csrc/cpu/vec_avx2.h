@@ -16,7 +16,6 @@ struct Vec {
     // Returns b where either is NaN.
     static Vec Max(Vec a, Vec b) { return {_mm256_max_ps(a.v, b.v)}; }
     static Vec MulAdd(Vec a, Vec b, Vec c) { return {_mm256_fmadd_ps(a.v, b.v, c.v)}; }
-    static Vec MulSub(Vec a, Vec b, Vec c) { return {_mm256_fmsub_ps(a.v, b.v, c.v)}; }
     // Lanes where a <= b; false for NaN.
     static uint32_t LessEqual(Vec a, Vec b) {
         return static_cast<uint32_t>(_mm256_movemask_ps(_mm256_cmp_ps(a.v, b.v, _CMP_LE_OQ)));

@@ -16,7 +16,6 @@ struct Vec {
     // Returns b where either is NaN.
     static Vec Max(Vec a, Vec b) { return {_mm512_max_ps(a.v, b.v)}; }
     static Vec MulAdd(Vec a, Vec b, Vec c) { return {_mm512_fmadd_ps(a.v, b.v, c.v)}; }
-    static Vec MulSub(Vec a, Vec b, Vec c) { return {_mm512_fmsub_ps(a.v, b.v, c.v)}; }
     // Lanes where a <= b; false for NaN.
     static uint32_t LessEqual(Vec a, Vec b) { return _mm512_cmp_ps_mask(a.v, b.v, _CMP_LE_OQ); }
     static uint32_t Equal(Vec a, Vec b) { return _mm512_cmp_ps_mask(a.v, b.v, _CMP_EQ_OQ); }

@@ -44,9 +44,6 @@ struct Vec {
     static Vec MulAdd(Vec a, Vec b, Vec c) {
         return Map([&](int i) { return a.v[i] * b.v[i] + c.v[i]; });
     }
-    static Vec MulSub(Vec a, Vec b, Vec c) {
-        return Map([&](int i) { return a.v[i] * b.v[i] - c.v[i]; });
-    }
     // Lanes where a <= b; false for NaN.
     static uint32_t LessEqual(Vec a, Vec b) {
         return Test([&](int i) { return a.v[i] <= b.v[i]; });
