@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 import pytest
@@ -30,15 +29,6 @@ from liteattention_rocm.engines.cpu import ISA_VARIABLE, available_isas
 
 CASES = 200
 STEPS = 3
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    """torch's own threads spin while they wait, which slows small float64 products tenfold."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @dataclass
