@@ -9,12 +9,13 @@ like themselves and near them, as in trained models.
 from __future__ import annotations
 
 import torch
-from diffusers import UniPCMultistepScheduler, WanPipeline, WanTransformer3DModel
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import Whitespace
 from tokenizers.processors import TemplateProcessing
 from transformers import PreTrainedTokenizerFast, UMT5Config, UMT5EncoderModel
+
+from diffusers import UniPCMultistepScheduler, WanPipeline, WanTransformer3DModel
 
 from .clips import vocabulary
 from .pixel_vae import PixelUnshuffleVAE
@@ -83,9 +84,7 @@ def wan_pipeline(
                 vocab_size=len(words), d_model=32, d_kv=8, d_ff=32, num_layers=1, num_heads=2
             )
         )
-    model = wan_transformer(
-        layers=layers, heads=heads, head_dim=head_dim, peaked=peaked, seed=seed
-    )
+    model = wan_transformer(layers=layers, heads=heads, head_dim=head_dim, peaked=peaked, seed=seed)
     pipe = WanPipeline(
         tokenizer=words,
         text_encoder=encoder.eval(),

@@ -18,7 +18,11 @@ from typing import Any, Protocol
 import torch
 from diffusers.models import attention_dispatch as dispatch
 from diffusers.models.attention_dispatch import AttentionBackendName
+
 from liteattention_rocm import attention
+
+#: What a backend returns: the output, or (output, LSE).
+Result = torch.Tensor | tuple[torch.Tensor, torch.Tensor]
 
 BACKEND_NAME = "liteattention_rocm"
 _MEMBER_NAME = "LITEATTENTION_ROCM"
@@ -36,7 +40,8 @@ class AttendingLayer(Protocol):
         v: torch.Tensor,
         scale: float | None,
         out: torch.Tensor,
-    ) -> None: ...
+    ) -> None:
+        """Compute attention on [B,S,H,D] tensors into ``out``."""
 
 
 class _Note:
@@ -115,7 +120,7 @@ def _liteattention(
     enable_gqa: bool = False,
     return_lse: bool = False,
     _parallel_config: Any = None,
-) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
+) -> Result:
     """Attention on [B,S,H,D]: with skip state inside an enabled layer, dense elsewhere.
 
     ``return_lse`` also returns the LSE in natural log as [B,S,H], as ring attention wants it.
@@ -135,7 +140,7 @@ def _liteattention(
     if inside and slot is None:
         own = previous or dispatch._AttentionBackendRegistry.get_active_backend()[0]
         if own != BACKEND_NAME:
-            return dispatch.dispatch_attention_fn(
+            delegated: Result = dispatch.dispatch_attention_fn(
                 query,
                 key,
                 value,
@@ -147,9 +152,10 @@ def _liteattention(
                 backend=own,
                 parallel_config=_parallel_config,
             )
+            return delegated
     _refuse(slot, attn_mask, dropout_p, is_causal, return_lse, _parallel_config)
     if _parallel_config is not None:
-        return dispatch._templated_context_parallel_attention(
+        gathered: Result = dispatch._templated_context_parallel_attention(
             query,
             key,
             value,
@@ -163,6 +169,7 @@ def _liteattention(
             backward_op=_parallel_backward,
             _parallel_config=_parallel_config,
         )
+        return gathered
     return _run(slot, query, key, value, is_causal, scale, return_lse)
 
 
@@ -174,12 +181,13 @@ def _run(
     is_causal: bool,
     scale: float | None,
     return_lse: bool,
-) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
+) -> Result:
     if slot is not None:
-        return _self_attention(query, key, value, slot, scale)
+        out: torch.Tensor = _self_attention(query, key, value, slot, scale)
+        return out
     if return_lse:
-        out, lse = attention(query, key, value, scale=scale, causal=is_causal, return_lse=True)
-        return out, lse.transpose(1, 2)
+        dense, lse = attention(query, key, value, scale=scale, causal=is_causal, return_lse=True)
+        return dense, lse.transpose(1, 2)
     return attention(query, key, value, scale=scale, causal=is_causal)
 
 
@@ -197,7 +205,7 @@ def _parallel_forward(
     return_lse: bool = False,
     _save_ctx: bool = True,
     _parallel_config: Any = None,
-) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
+) -> Result:
     return _run(slot, query, key, value, is_causal, scale, return_lse)
 
 

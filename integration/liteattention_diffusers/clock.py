@@ -29,7 +29,7 @@ class Position:
     branch: str
 
 
-class Context(StateManager):
+class Context(StateManager):  # type: ignore[misc]
     """The ``cache_context`` a pipeline is in, as diffusers tells its cache hooks.
 
     Owner: the hook on one denoiser. Lifetime: that hook's.
@@ -55,7 +55,7 @@ class Context(StateManager):
         )
 
 
-class DenoiserHook(ModelHook):
+class DenoiserHook(ModelHook):  # type: ignore[misc]
     """Lets ``cache_context`` and the end-of-run reset reach us; watches calls only if it must."""
 
     _is_stateful = True
@@ -78,7 +78,7 @@ class DenoiserHook(ModelHook):
             self._watch(timestep)
         return args, kwargs
 
-    @torch.compiler.disable
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
     def _watch(self, timestep: Any) -> None:
         self._clock.watch(self.context, timestep)
 

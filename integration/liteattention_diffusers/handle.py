@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from diffusers.utils.torch_utils import unwrap_module
+
 from liteattention_rocm import LiteAttention, SkipPolicy, TileGeometry, engines, skiplist
 
 from . import clock as clocks

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from typing import Any
 
-import liteattention_diffusers
 import numpy as np
 import pytest
 import torch
-from conftest import TILE, footprint
-from diffusers import FirstBlockCacheConfig
 from diffusers.models.attention_dispatch import AttentionBackendName
+from diffusers_cases import TILE, footprint
+
+import liteattention_diffusers
+from diffusers import FirstBlockCacheConfig
 from liteattention_diffusers import disable, enable
 from liteattention_e2e import pixel_vae, tiny
 from liteattention_rocm import SkipPolicy
@@ -61,7 +63,7 @@ def test_skips_grow_by_step_in_every_layer_and_branch(pipe: Any, generate: Any) 
         assert set(seen) == {(name, cfg) for name in handle.layers for cfg in ("cond", "uncond")}
         for counts in seen.values():
             assert counts[0] == 2 * 16 * 8  # heads x q blocks x K blocks: all, on the first step
-            assert all(b <= a for a, b in zip(counts, counts[1:], strict=False))
+            assert all(b <= a for a, b in itertools.pairwise(counts))
             assert counts[-1] < counts[0]
         # Text first matters after the cross-attention of block 0.
         last = [handle.kept_tiles("blocks.1.attn1", branch) for branch in ("cond", "uncond")]
@@ -269,7 +271,9 @@ def test_by_name_it_is_the_dense_kernel_everywhere(pipe: Any, generate: Any) -> 
     finally:
         liteattention_diffusers.backend.attention = original
         pipe.transformer.reset_attention_backend()
-        liteattention_diffusers.backend.dispatch._AttentionBackendRegistry.set_active_backend(active)
+        liteattention_diffusers.backend.dispatch._AttentionBackendRegistry.set_active_backend(
+            active
+        )
     assert seen == {(512, 512), (512, tiny.TEXT_LENGTH)}
     np.testing.assert_allclose(ours, own, atol=1e-5)
     assert np.array_equal(generate(pipe), own)

@@ -6,11 +6,12 @@ import os
 import socket
 from typing import Any
 
-import liteattention_diffusers
 import numpy as np
 import pytest
 import torch
-from conftest import TILE
+from diffusers_cases import TILE
+
+import liteattention_diffusers
 from liteattention_diffusers import enable
 from liteattention_e2e import tiny
 from liteattention_rocm import SkipPolicy

@@ -7,7 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from conftest import TILE
+from diffusers_cases import TILE
+from transformers import T5Config, T5EncoderModel
+
 from diffusers import (
     AutoencoderKLLTXVideo,
     FlowMatchEulerDiscreteScheduler,
@@ -22,7 +24,6 @@ from liteattention_diffusers import enable
 from liteattention_diffusers.layers import find
 from liteattention_e2e import tiny
 from liteattention_rocm import SkipPolicy, TileGeometry
-from transformers import T5Config, T5EncoderModel
 
 SKIPPING = SkipPolicy(threshold=-2.0)
 DENSE = SkipPolicy(enabled=False)
@@ -63,9 +64,7 @@ def ltx() -> LTXPipeline:
         )
         words = tiny.tokenizer()
         text = T5EncoderModel(
-            T5Config(
-                vocab_size=len(words), d_model=32, d_kv=8, d_ff=32, num_layers=1, num_heads=2
-            )
+            T5Config(vocab_size=len(words), d_model=32, d_kv=8, d_ff=32, num_layers=1, num_heads=2)
         )
     pipe = LTXPipeline(
         scheduler=FlowMatchEulerDiscreteScheduler(),

@@ -1,0 +1,258 @@
+"""The commands ``liteattention-rocm generate`` and ``liteattention-rocm e2e``."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console
+
+if TYPE_CHECKING:
+    from .runner import Runner
+
+_REPOSITORY = Path(__file__).resolve().parents[2]
+DEFAULT_MODEL = _REPOSITORY / "e2e" / "model" / "wan-shapes"
+DEFAULT_PROMPT = "a red circle moves right and a green square moves up on a white background"
+#: `generate` takes the largest of these that its time budget allows: 8,192 and 4,608 tokens of
+#: the default model.
+_SIZES = ((128, 128, 8), (96, 96, 8))
+
+# Every option is text here and is checked, all of them together, by the configuration.
+Text = Annotated[str | None, typer.Option()]
+
+
+def _option(text: str, metavar: str = "TEXT", *names: str) -> Any:
+    return typer.Option(*names, help=text, metavar=metavar, show_default=False)
+
+
+def _load(options: dict[str, Any], console: Console) -> Runner:
+    """Check the options and load the model; says everything that is wrong and exits with 2."""
+    # Imported here: the command line has to answer --help without loading a model library.
+    try:
+        from .config import load_config
+
+        config = load_config(options)
+        with console.status(f"loading {config.model}"):
+            from .runner import Runner
+
+            return Runner(config)
+    except ValueError as error:
+        console.print("[bold red]these options do not work:[/]")
+        for line in str(error).splitlines():
+            console.print(f"  {line}", markup=False, highlight=False, soft_wrap=True)
+        raise typer.Exit(2) from error
+
+
+def e2e(
+    model: Annotated[
+        str | None, _option("Directory or hub id of a diffusers text-to-video pipeline.", "DIR|ID")
+    ] = None,
+    prompts: Annotated[str | None, _option("A prompt per line, or a JSON list.", "FILE")] = None,
+    negative_prompt: Annotated[str | None, _option("What guidance leads away from.")] = None,
+    attention: Annotated[
+        str | None,
+        _option(
+            "Of diffusers (the pipeline's own), dense (our dense kernel), lite (LiteAttention at "
+            "each threshold); all three by default.",
+            "LIST",
+        ),
+    ] = None,
+    threshold: Annotated[
+        str | None, _option("Thresholds of lite, log2 units; -8,-6,-4 by default.", "LIST")
+    ] = None,
+    policies: Annotated[
+        str | None,
+        _option("JSON object: name -> fields of SkipPolicy; each adds a lite run.", "FILE"),
+    ] = None,
+    threshold_scale: Annotated[
+        str | None, _option("absolute, or length: subtract log2(tokens).", "WORD")
+    ] = None,
+    layer_threshold: Annotated[
+        list[str] | None,
+        _option("PATTERN=THRESHOLD for layers by name; may be repeated.", "PATTERN=T"),
+    ] = None,
+    dense_steps: Annotated[str | None, _option("First steps that run dense.", "N")] = None,
+    last_step: Annotated[
+        str | None, _option("Last step that may skip; negative counts from the end.", "N")
+    ] = None,
+    retest: Annotated[str | None, _option("Walk the full list again every N-th step.", "N")] = None,
+    branches: Annotated[
+        str | None, _option("separate or shared lists for the guidance branches.", "WORD")
+    ] = None,
+    soft_skip: Annotated[
+        str | None, _option("true: drop tiles in the step that finds them.", "BOOL")
+    ] = None,
+    direction: Annotated[str | None, _option("alternate, ascending or descending.", "WORD")] = None,
+    steps: Annotated[str | None, _option("Denoising steps.", "N")] = None,
+    height: Annotated[str | None, _option("Pixels.", "N")] = None,
+    width: Annotated[str | None, _option("Pixels.", "N")] = None,
+    frames: Annotated[str | None, _option("Frames of the video.", "N")] = None,
+    guidance: Annotated[str | None, _option("Classifier-free guidance scale.", "X")] = None,
+    max_sequence_length: Annotated[
+        str | None, _option("Text tokens to pad prompts to.", "N")
+    ] = None,
+    seeds: Annotated[
+        str | None, _option("Seeds, each with every prompt; 0 by default.", "LIST")
+    ] = None,
+    repeats: Annotated[str | None, _option("Timed runs of everything; 1 by default.", "N")] = None,
+    warmup: Annotated[
+        str | None, _option("Untimed two-step runs per configuration; 1 by default.", "N")
+    ] = None,
+    geometry: Annotated[
+        str | None, _option("cpu (the engine's own), mi300x or QxKxV such as 128x64x32.", "TILE")
+    ] = None,
+    engine: Annotated[str | None, _option("Engine by name; by default by device.", "NAME")] = None,
+    threads: Annotated[str | None, _option("CPU threads; by default PyTorch's.", "N")] = None,
+    dtype: Annotated[
+        str | None, _option("bfloat16 (default), float16 or float32.", "DTYPE")
+    ] = None,
+    device: Annotated[str | None, _option("cpu (default), cuda, cuda:1 ...", "DEVICE")] = None,
+    fps: Annotated[
+        str | None, _option("Frames per second of the videos; 8 by default.", "N")
+    ] = None,
+    out: Annotated[str | None, _option("Folder for the report; out by default.", "DIR")] = None,
+    print_json: Annotated[
+        bool, typer.Option("--json", help="Print the report as JSON on standard output.")
+    ] = False,
+) -> None:
+    """Compare attention configurations end to end: time, memory, sparsity, quality, videos."""
+    console = Console(stderr=True)
+    policy = {
+        "threshold_scale": threshold_scale,
+        "layer_thresholds": layer_threshold or None,
+        "warmup_steps": dense_steps,
+        "last_step": last_step,
+        "retest_every": retest,
+        "branches": branches,
+        "soft_skip": soft_skip,
+        "direction": direction,
+    }
+    options = {
+        "model": model or str(DEFAULT_MODEL),
+        "prompts": prompts or str(_REPOSITORY / "e2e" / "prompts" / "shapes.txt"),
+        "negative_prompt": negative_prompt,
+        "attention": attention,
+        "thresholds": threshold,
+        "policies": policies,
+        "policy": {name: value for name, value in policy.items() if value is not None},
+        "steps": steps,
+        "height": height,
+        "width": width,
+        "frames": frames,
+        "guidance": guidance,
+        "max_sequence_length": max_sequence_length,
+        "seeds": seeds,
+        "repeats": repeats,
+        "warmup": warmup,
+        "geometry": geometry,
+        "engine": engine,
+        "threads": threads,
+        "dtype": dtype,
+        "device": device,
+        "fps": fps,
+        "out": out,
+    }
+    report = _suite(options, console)
+    if print_json:
+        typer.echo(json.dumps(report, allow_nan=False))
+
+
+def generate(
+    prompt: Annotated[
+        str, typer.Argument(help="What the video shows.", show_default=True)
+    ] = DEFAULT_PROMPT,
+    model: Annotated[str | None, _option("Directory or hub id of the pipeline.", "DIR|ID")] = None,
+    out: Annotated[
+        str | None, _option("Folder for video and report; out by default.", "DIR")
+    ] = None,
+    threshold: Annotated[
+        str | None, _option("Threshold of LiteAttention, log2 units; -4 by default.", "X")
+    ] = None,
+    steps: Annotated[str | None, _option("Denoising steps; 20 by default.", "N")] = None,
+    height: Annotated[str | None, _option("Pixels; with width and frames.", "N")] = None,
+    width: Annotated[str | None, _option("Pixels.", "N")] = None,
+    frames: Annotated[str | None, _option("Frames of the video.", "N")] = None,
+    guidance: Annotated[str | None, _option("Classifier-free guidance scale.", "X")] = None,
+    seed: Annotated[str | None, _option("Seed; 0 by default.", "N")] = None,
+    engine: Annotated[str | None, _option("Engine by name; by default by device.", "NAME")] = None,
+    geometry: Annotated[
+        str | None, _option("cpu (the engine's own), mi300x or QxKxV.", "TILE")
+    ] = None,
+    threads: Annotated[str | None, _option("CPU threads; by default PyTorch's.", "N")] = None,
+    dtype: Annotated[
+        str | None, _option("bfloat16 (default), float16 or float32.", "DTYPE")
+    ] = None,
+    device: Annotated[str | None, _option("cpu (default), cuda, cuda:1 ...", "DEVICE")] = None,
+    budget: Annotated[
+        float, typer.Option(help="Seconds; a smaller video is made if the large one would not fit.")
+    ] = 300.0,
+) -> None:
+    """Make one video with diffusers' attention, our dense kernel and LiteAttention, and compare."""
+    console = Console(stderr=True)
+    options: dict[str, Any] = {
+        "model": model or str(DEFAULT_MODEL),
+        "prompts": [prompt],
+        "thresholds": threshold or "-4",
+        "steps": steps or ("20" if model is None else None),
+        "height": height,
+        "width": width,
+        "frames": frames,
+        "guidance": guidance,
+        "seeds": seed,
+        "engine": engine,
+        "geometry": geometry,
+        "threads": threads,
+        "dtype": dtype,
+        "device": device,
+        "out": out,
+    }
+    if model is None and height is None and width is None and frames is None:
+        options |= _size_within(options, budget, console)
+    report = _suite(options, console)
+    folder = Path(out or "out")
+    for name in report["artefacts"]["videos"]:
+        console.print(f"video          {folder / name}", highlight=False, soft_wrap=True)
+    for name in report["artefacts"]["contact_sheets"]:
+        console.print(f"contact sheet  {folder / name}", highlight=False, soft_wrap=True)
+    console.print(f"report         {folder / 'report.md'}", highlight=False, soft_wrap=True)
+
+
+def _size_within(options: dict[str, Any], budget: float, console: Console) -> dict[str, Any]:
+    """The largest size of the default model whose three runs fit into ``budget`` seconds."""
+    found: dict[str, Any] = {}
+    for height, width, frames in _SIZES:
+        found = {"height": height, "width": width, "frames": frames}
+        if (height, width, frames) == _SIZES[-1]:
+            break
+        probe = _load({**options, **found}, console)
+        with console.status(f"how fast is this machine? {width} x {height} x {frames} frames"):
+            runs = len(probe.config.configurations())
+            needed = probe.step_seconds() * probe.settings.steps * runs
+        if needed <= budget:
+            break
+        console.print(
+            f"{width} x {height} would take about {needed:.0f} s on this machine: taking the next "
+            "smaller size (--budget sets the limit)"
+        )
+    return found
+
+
+def _suite(options: dict[str, Any], console: Console) -> dict[str, Any]:
+    from . import report, suite
+
+    loaded = _load(options, console)
+    result = suite.run(loaded, console)
+    out = loaded.config.out
+    written = report.write(result, out)
+    settings = written["settings"]
+    console.print(
+        report.table(
+            written,
+            f"{settings['width']} x {settings['height']} x {settings['frames']} frames, "
+            f"{settings['tokens']:,} tokens, {settings['steps']} steps",
+        )
+    )
+    console.print(f"report: {out / 'report.md'}", highlight=False, soft_wrap=True)
+    return written

@@ -1,0 +1,322 @@
+"""What an end-to-end run is asked to do: one pydantic model, checked as a whole.
+
+Every option may come as text, as the command line gives it; all that is wrong with them is
+reported at once. Thresholds are in log2 units.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self
+
+import torch
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
+
+from liteattention_rocm import MI300X_GEOMETRY, SkipPolicy, TileGeometry, engines
+
+Attention = Literal["diffusers", "dense", "lite"]
+DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
+
+
+def _split(value: Any) -> Any:
+    """'a,b' -> ['a', 'b']; anything that is no text is left as it is."""
+    if isinstance(value, str):
+        return [part.strip() for part in value.split(",") if part.strip()]
+    return value
+
+
+def _distinct(value: tuple[Any, ...]) -> tuple[Any, ...]:
+    if not value:
+        raise ValueError("give at least one")
+    if len(set(value)) < len(value):
+        raise ValueError("each only once")
+    return value
+
+
+@dataclass(frozen=True)
+class Configuration:
+    """One way to run the pipeline: ``policy`` None is diffusers' own attention."""
+
+    name: str
+    kind: Attention
+    policy: SkipPolicy | None
+
+    @property
+    def slug(self) -> str:
+        """The name as part of a file name."""
+        return re.sub(r"[^A-Za-z0-9._-]+", "_", self.name)
+
+
+class PolicyOptions(BaseModel):
+    """Fields of :class:`SkipPolicy` that all lite configurations of a run share."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    threshold_scale: Literal["absolute", "length"] = "absolute"
+    layer_thresholds: dict[str, float] = {}
+    warmup_steps: int = Field(default=0, ge=0)
+    last_step: int | None = None
+    retest_every: int | None = Field(default=None, ge=1)
+    branches: Literal["separate", "shared"] = "separate"
+    soft_skip: bool = False
+    direction: Literal["alternate", "ascending", "descending"] = "alternate"
+
+    @field_validator("layer_thresholds", mode="before")
+    @classmethod
+    def _parse_layers(cls, value: Any) -> Any:
+        if isinstance(value, str):
+            value = _split(value)
+        if isinstance(value, list | tuple):
+            pairs = [str(item).rpartition("=") for item in value]
+            wrong = [str(item) for item, pair in zip(value, pairs, strict=True) if not pair[0]]
+            if wrong:
+                raise ValueError(f"{', '.join(wrong)}: write PATTERN=THRESHOLD")
+            return {pattern: number for pattern, _, number in pairs}
+        return value
+
+    @model_validator(mode="after")
+    def _policy_works(self) -> Self:
+        # Any valid threshold will do: this is about the other fields, while they are still
+        # reported together with the rest of the configuration.
+        make_policy({"threshold": -1.0, **self.model_dump()})
+        return self
+
+
+class SuiteConfig(BaseModel):
+    """A whole run. Sizes left out are the model's own defaults (see ``runner.defaults``)."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", arbitrary_types_allowed=True)
+
+    model: str = Field(min_length=1)
+    prompts: tuple[str, ...]
+    negative_prompt: str | None = None
+    attention: Annotated[tuple[Attention, ...], BeforeValidator(_split)] = (
+        "diffusers",
+        "dense",
+        "lite",
+    )
+    thresholds: Annotated[tuple[float, ...], BeforeValidator(_split)] = (-8.0, -6.0, -4.0)
+    policy: PolicyOptions = Field(default_factory=PolicyOptions)
+    policies: dict[str, SkipPolicy] = {}
+    steps: int | None = Field(default=None, ge=1)
+    height: int | None = Field(default=None, ge=1)
+    width: int | None = Field(default=None, ge=1)
+    frames: int | None = Field(default=None, ge=1)
+    guidance: float | None = Field(default=None, ge=0, allow_inf_nan=False)
+    max_sequence_length: int | None = Field(default=None, ge=1)
+    seeds: Annotated[tuple[int, ...], BeforeValidator(_split)] = (0,)
+    repeats: int = Field(default=1, ge=1)
+    warmup: int = Field(default=1, ge=0)
+    geometry: TileGeometry | None = None
+    engine: str | None = None
+    threads: int | None = Field(default=None, ge=1)
+    dtype: Literal["bfloat16", "float16", "float32"] = "bfloat16"
+    device: str = "cpu"
+    fps: int = Field(default=8, ge=1)
+    out: Path = Path("out")
+
+    _no_doubles = field_validator("attention", "thresholds", "seeds")(_distinct)
+
+    @field_validator("thresholds")
+    @classmethod
+    def _below_zero(cls, value: tuple[float, ...]) -> tuple[float, ...]:
+        problems = []
+        for item in value:
+            try:
+                make_policy({"threshold": item})
+            except ValueError as error:
+                problems.append(str(error))
+        if problems:
+            raise ValueError("; ".join(problems))
+        return value
+
+    @field_validator("prompts", mode="before")
+    @classmethod
+    def _read_prompts(cls, value: Any) -> Any:
+        if isinstance(value, str | Path):
+            return read_prompts(Path(value))
+        return value
+
+    @field_validator("prompts")
+    @classmethod
+    def _some_prompts(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        if not value or not all(prompt.strip() for prompt in value):
+            raise ValueError("give at least one prompt, and no empty ones")
+        return value
+
+    @field_validator("policies", mode="before")
+    @classmethod
+    def _read_policies(cls, value: Any) -> Any:
+        if isinstance(value, str | Path):
+            value = read_json_object(Path(value))
+        if not isinstance(value, dict):
+            return value
+        problems, made = [], {}
+        for name, fields in value.items():
+            try:
+                made[name] = make_policy(fields) if isinstance(fields, dict) else fields
+            except ValueError as error:
+                problems.append(f"{name}: {error}")
+        if problems:
+            raise ValueError("; ".join(problems))
+        return made
+
+    @field_validator("geometry", mode="before")
+    @classmethod
+    def _parse_geometry(cls, value: Any) -> Any:
+        return parse_geometry(value) if isinstance(value, str) else value
+
+    @field_validator("engine")
+    @classmethod
+    def _known_engine(cls, value: str | None) -> str | None:
+        if value is not None:
+            engines.get(value)
+        return value
+
+    @field_validator("device")
+    @classmethod
+    def _known_device(cls, value: str) -> str:
+        try:
+            device = torch.device(value)
+        except RuntimeError as error:
+            raise ValueError(f"{value!r} is no device of PyTorch") from error
+        if device.type == "cuda" and not torch.cuda.is_available():
+            raise ValueError(f"{value!r} is asked for, and PyTorch sees no GPU")
+        return value
+
+    @model_validator(mode="after")
+    def _policies_work(self) -> Self:
+        self.configurations()
+        return self
+
+    def configurations(self) -> tuple[Configuration, ...]:
+        """What will be compared, in order: the references first, then every lite policy.
+
+        Raises:
+            ValueError: a policy is invalid, or two configurations have one name.
+        """
+        found: list[Configuration] = []
+        if "diffusers" in self.attention:
+            found.append(Configuration("diffusers", "diffusers", None))
+        if "dense" in self.attention:
+            found.append(Configuration("dense", "dense", SkipPolicy(enabled=False)))
+        if "lite" in self.attention:
+            shared = self.policy.model_dump()
+            found += [
+                Configuration(
+                    f"lite {value:g}", "lite", make_policy({"threshold": value, **shared})
+                )
+                for value in self.thresholds
+            ]
+            found += [Configuration(name, "lite", item) for name, item in self.policies.items()]
+        slugs = [item.slug for item in found]
+        twice = sorted({slug for slug in slugs if slugs.count(slug) > 1})
+        if twice:
+            raise ValueError(f"two configurations would be called {', '.join(twice)}: rename one")
+        return tuple(found)
+
+    @property
+    def torch_dtype(self) -> torch.dtype:
+        """The dtype as PyTorch names it."""
+        return DTYPES[self.dtype]
+
+
+def make_policy(fields: dict[str, Any]) -> SkipPolicy:
+    """A policy from its fields.
+
+    Raises:
+        ValueError: with every reason in one line.
+    """
+    try:
+        return SkipPolicy(**fields)
+    except ValidationError as error:
+        raise ValueError("; ".join(reasons(error))) from error
+
+
+def parse_geometry(text: str) -> TileGeometry | None:
+    """'cpu' -> None (the engine's own), 'mi300x' -> the MI300X tile, '128x64x32' -> that tile."""
+    if text == "cpu":
+        return None
+    if text == "mi300x":
+        return MI300X_GEOMETRY
+    parts = text.lower().split("x")
+    if len(parts) != 3 or not all(part.isdecimal() for part in parts):
+        raise ValueError(
+            f"{text!r} is no tile geometry: write cpu (the engine's own), mi300x or "
+            "Q_BLOCKxK_BLOCKxVOTE_ROWS such as 128x64x32"
+        )
+    return TileGeometry(*(int(part) for part in parts))
+
+
+def read_prompts(path: Path) -> list[str]:
+    """Prompts of a file: a JSON list of texts, or a prompt per line ('#' starts a comment).
+
+    Raises:
+        ValueError: the file cannot be read or is of another form.
+    """
+    text = _read(path)
+    if path.suffix == ".json":
+        try:
+            listed = json.loads(text)
+        except json.JSONDecodeError as error:
+            raise ValueError(f"{path} is not JSON: {error}") from error
+        if not isinstance(listed, list) or not all(isinstance(item, str) for item in listed):
+            raise ValueError(f"{path} must hold a JSON list of texts")
+        return listed
+    lines = [line.strip() for line in text.splitlines()]
+    return [line for line in lines if line and not line.startswith("#")]
+
+
+def read_json_object(path: Path) -> dict[str, Any]:
+    """A JSON object from a file."""
+    try:
+        value = json.loads(_read(path))
+    except json.JSONDecodeError as error:
+        raise ValueError(f"{path} is not JSON: {error}") from error
+    if not isinstance(value, dict):
+        raise ValueError(f"{path} must hold a JSON object of named policies")
+    return value
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise ValueError(f"cannot read {path}: {error.strerror}") from error
+
+
+def load_config(options: dict[str, Any]) -> SuiteConfig:
+    """Check options as text; those that are None take their default.
+
+    Raises:
+        ValueError: with every reason, one per line.
+    """
+    given = {name: value for name, value in options.items() if value is not None}
+    try:
+        return SuiteConfig.model_validate(given)
+    except ValidationError as error:
+        raise ValueError("\n".join(reasons(error))) from error
+
+
+def reasons(error: ValidationError) -> list[str]:
+    """One line per thing that is wrong: where, what, and what was given."""
+    lines = []
+    for item in error.errors(include_url=False):
+        where = ".".join(str(part) for part in item["loc"]) or "configuration"
+        message = item["msg"].removeprefix("Value error, ")
+        given = item.get("input")
+        if isinstance(given, str | int | float) and repr(given) not in message:
+            message += f", got {given!r}"
+        lines.append(f"{where}: {message}")
+    return lines

@@ -1,0 +1,401 @@
+"""Write what a suite found: JSON, CSV, Markdown, plots, videos, contact sheets, skipped tiles.
+
+Everything is derived from the data of :func:`liteattention_e2e.suite.summarise` and the frames.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from PIL import Image, ImageDraw, ImageFont
+from rich import box
+from rich.table import Table
+
+from liteattention_rocm import skiplist
+
+from .metrics import Frames
+from .suite import Result, summarise
+
+_SHOWN_FRAMES = 8
+_LABEL_WIDTH = 190
+_SHEET_SIDE = 128  # pixels a frame takes on the contact sheet, at least
+_VIDEO_SIDE = 384  # small videos are enlarged by a whole factor to about this height
+
+
+def write(result: Result, out: Path) -> dict[str, Any]:
+    """Write every file under ``out`` and return the report with their names in ``artefacts``."""
+    out.mkdir(parents=True, exist_ok=True)
+    report = summarise(result)
+    report["artefacts"] = {
+        "videos": _videos(result, out),
+        "frames": _frames(result, out),
+        "contact_sheets": _contact_sheets(result, report, out),
+        "skipped_tiles": _skipped_tiles(result, out),
+        "plots": _plots(report, out),
+        "csv": _csv(report, out / "report.csv"),
+    }
+    report["artefacts"]["markdown"] = "report.md"
+    (out / "report.md").write_text(markdown(report), encoding="utf-8")
+    (out / "report.json").write_text(
+        json.dumps(report, indent=1, allow_nan=False) + "\n", encoding="utf-8"
+    )
+    return report
+
+
+def rows(report: dict[str, Any]) -> list[dict[str, Any]]:
+    """One flat row per configuration: what the CSV, the Markdown and the terminal table show."""
+    found = []
+    for item in report["configurations"]:
+        seconds, quality, sparsity = item["seconds"], item["quality"], item["sparsity"]
+        row: dict[str, Any] = {
+            "configuration": item["name"],
+            "denoise_s": seconds["denoise"]["median"],
+            "denoise_min_s": seconds["denoise"]["min"],
+            "denoise_max_s": seconds["denoise"]["max"],
+            "step_s": float(np.median(seconds["per_step"])),
+            "self_attention_s": None,
+            "encode_s": seconds["encode"]["median"],
+            "decode_s": seconds["decode"]["median"],
+            "total_s": seconds["total"]["median"],
+            "speedup_vs_dense": None,
+            "speedup_vs_diffusers": None,
+            "sparsity": None if sparsity is None else sparsity["mean"],
+            "sparsity_last_step": None if sparsity is None else sparsity["last_step"],
+            "peak_memory_mib": item["peak_memory_bytes"] / 2**20,
+            "repeats_bit_equal": item["repeats_bit_equal"],
+        }
+        if seconds["self_attention"] is not None:
+            row["self_attention_s"] = seconds["self_attention"]["median"]
+        for reference in ("dense", "diffusers"):
+            speedup = item["speedup"][f"vs_{reference}"]
+            row[f"speedup_vs_{reference}"] = None if speedup is None else speedup["median"]
+            against = quality[f"vs_{reference}"] or {}
+            row[f"psnr_vs_{reference}_db"] = against.get("psnr_db_mean")
+            row[f"psnr_vs_{reference}_min_db"] = against.get("psnr_db_min")
+            row[f"ssim_vs_{reference}"] = against.get("ssim_mean")
+            row[f"identical_to_{reference}"] = against.get("identical")
+        found.append(row)
+    return found
+
+
+_COLUMNS: tuple[tuple[str, str, str], ...] = (
+    ("configuration", "attention", "{}"),
+    ("sparsity", "sparsity", "{:.1%}"),
+    ("sparsity_last_step", "last step", "{:.1%}"),
+    ("denoise_s", "denoise s", "{:.2f}"),
+    ("step_s", "step s", "{:.3f}"),
+    ("self_attention_s", "self-attention s", "{:.2f}"),
+    ("total_s", "total s", "{:.2f}"),
+    ("speedup_vs_dense", "speed-up vs dense", "{:.2f}x"),
+    ("speedup_vs_diffusers", "vs diffusers", "{:.2f}x"),
+    ("psnr_vs_dense_db", "PSNR vs dense", "{:.1f} dB"),
+    ("psnr_vs_dense_min_db", "worst", "{:.1f} dB"),
+    ("ssim_vs_dense", "SSIM", "{:.4f}"),
+    ("psnr_vs_diffusers_db", "PSNR vs diffusers", "{:.1f} dB"),
+    ("peak_memory_mib", "peak MiB", "{:.0f}"),
+)
+
+
+#: The columns that fit a terminal of 80 characters, under short names.
+_TERMINAL = {
+    "configuration": "attention",
+    "sparsity": "sparsity",
+    "denoise_s": "denoise s",
+    "total_s": "total s",
+    "speedup_vs_dense": "vs dense",
+    "speedup_vs_diffusers": "vs diffusers",
+    "psnr_vs_dense_db": "PSNR",
+}
+
+
+def _cells(row: dict[str, Any]) -> list[str]:
+    cells = []
+    for key, _, form in _COLUMNS:
+        value = row[key]
+        if value is None and key.startswith("psnr") and row[f"identical_to_{key.split('_')[2]}"]:
+            cells.append("equal")
+        else:
+            cells.append("" if value is None else form.format(value))
+    return cells
+
+
+def table(report: dict[str, Any], title: str) -> Table:
+    """The comparison for the terminal, PSNR against dense; empty columns are left out."""
+    listed = [_cells(row) for row in rows(report)]
+    shown = [
+        i
+        for i, (key, _, _) in enumerate(_COLUMNS)
+        if key in _TERMINAL and any(cells[i] for cells in listed)
+    ]
+    made = Table(title=title, box=box.SIMPLE)
+    for i in shown:
+        made.add_column(_TERMINAL[_COLUMNS[i][0]], justify="left" if i == 0 else "right")
+    for cells in listed:
+        made.add_row(*(cells[i] for i in shown))
+    return made
+
+
+def markdown(report: dict[str, Any]) -> str:
+    """The report for people: what ran where, the table, per layer and branch, the pictures."""
+    settings, machine = report["settings"], report["environment"]
+    packages = ", ".join(f"{name} {number}" for name, number in machine["packages"].items())
+    tile = settings["geometry"]
+    tile_text = "unknown" if tile is None else f"{tile['q_block']} x {tile['k_block']}"
+    processor = f"{machine['cpu']}, {machine['threads']} threads"
+    if machine["isa"]:
+        processor += f", {machine['isa']}"
+    lines = [
+        f"# Generation time and quality: {Path(settings['model']).name}",
+        "",
+        f"{settings['width']} x {settings['height']} x {settings['frames']} frames, "
+        f"{settings['tokens']:,} tokens, {settings['steps']} steps, guidance "
+        f"{settings['guidance']:g}, {machine['dtype']}; {len(settings['prompts'])} prompts, "
+        f"seeds {', '.join(map(str, settings['seeds']))}, {settings['repeats']} repeats "
+        f"(medians; configurations interleaved). Tiles of {tile_text}.",
+        "",
+        f"- Processor: {processor}",
+        *([f"- GPU: {machine['gpu']}"] if machine["gpu"] else []),
+        f"- Versions: Python {machine['python']}, {packages}",
+        f"- Commit: {machine['commit'] or 'not in a git checkout'}",
+        f"- Command: `{machine['command']}`",
+        f"- Model loaded in {report['load_seconds']:.1f} s, once for all configurations.",
+        "",
+        "| " + " | ".join(title for _, title, _ in _COLUMNS) + " |",
+        "|" + "|".join(["---", *["---:"] * (len(_COLUMNS) - 1)]) + "|",
+        *("| " + " | ".join(_cells(row)) + " |" for row in rows(report)),
+        "",
+        "Sparsity is the share of tiles that were not computed, over all steps, layers and "
+        "branches. PSNR and SSIM compare 8-bit frames (mean over videos that differ; *worst* is "
+        "the smallest). *self-attention s* is the time inside self-attention modules, projections "
+        "and rotary embedding included.",
+    ]
+    sparse = [item for item in report["configurations"] if item["sparsity"] is not None]
+    if sparse:
+        layers = list(sparse[0]["sparsity"]["by_layer"])
+        branches = list(sparse[0]["sparsity"]["by_branch"])
+        lines += [
+            "",
+            "## Sparsity by layer and branch",
+            "",
+            "| attention | " + " | ".join([*layers, *branches]) + " |",
+            "|---|" + "---:|" * (len(layers) + len(branches)),
+        ]
+        for item in sparse:
+            cells = [f"{item['sparsity']['by_layer'].get(name, 0):.1%}" for name in layers]
+            cells += [f"{item['sparsity']['by_branch'].get(name, 0):.1%}" for name in branches]
+            lines.append(f"| {item['name']} | " + " | ".join(cells) + " |")
+    pictures = [
+        *report["artefacts"]["contact_sheets"],
+        *report["artefacts"]["plots"],
+        *report["artefacts"]["skipped_tiles"],
+    ]
+    lines += ["", "## Pictures", "", *(f"![{name}]({name})" for name in pictures)]
+    return "\n".join(lines) + "\n"
+
+
+def _csv(report: dict[str, Any], path: Path) -> str:
+    listed = rows(report)
+    with path.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.DictWriter(file, fieldnames=list(listed[0]))
+        writer.writeheader()
+        writer.writerows(listed)
+    return path.name
+
+
+def _videos(result: Result, out: Path) -> list[str]:
+    names = []
+    for configuration in result.configurations:
+        for prompt, seed in result.cases:
+            run = result.first(configuration.name, prompt, seed)
+            if run is None:
+                continue
+            name = f"{configuration.slug}_p{prompt}_s{seed}.mp4"
+            write_mp4(run.frames, out / name, result.config.fps)
+            names.append(name)
+    return names
+
+
+def write_mp4(frames: Frames, path: Path, fps: int) -> None:
+    """Encode uint8 frames [F, H, W, 3] as H.264, small ones enlarged by a whole factor."""
+    import imageio_ffmpeg
+
+    factor = max(1, _VIDEO_SIDE // frames.shape[1])
+    large = frames.repeat(factor, axis=1).repeat(factor, axis=2)
+    height, width = large.shape[1:3]
+    writer = imageio_ffmpeg.write_frames(
+        str(path),
+        (width, height),
+        fps=fps,
+        codec="libx264",
+        quality=None,
+        macro_block_size=2,
+        output_params=["-crf", "16", "-preset", "medium"],
+        ffmpeg_log_level="error",
+    )
+    writer.send(None)
+    for frame in large:
+        writer.send(np.ascontiguousarray(frame))
+    writer.close()
+
+
+def _frames(result: Result, out: Path) -> list[str]:
+    """Lossless frames, from which PSNR and SSIM can be derived again."""
+    names = []
+    for prompt, seed in result.cases:
+        stored = {}
+        for configuration in result.configurations:
+            run = result.first(configuration.name, prompt, seed)
+            if run is not None:
+                stored[configuration.slug] = run.frames
+        name = f"frames_p{prompt}_s{seed}.npz"
+        np.savez_compressed(out / name, **stored)  # type: ignore[arg-type]
+        names.append(name)
+    return names
+
+
+def _contact_sheets(result: Result, report: dict[str, Any], out: Path) -> list[str]:
+    names = []
+    figures = {row["configuration"]: row for row in rows(report)}
+    for prompt, seed in result.cases:
+        strips = []
+        for configuration in result.configurations:
+            run = result.first(configuration.name, prompt, seed)
+            if run is None:
+                continue
+            row = figures[configuration.name]
+            label = [configuration.name, f"denoise {run.denoise:.1f} s"]
+            if row["sparsity"] is not None:
+                total = sum(record["tiles_total"] for record in run.skips)
+                computed = sum(record["tiles_computed"] for record in run.skips)
+                label.append(f"sparsity {1 - computed / total:.1%}")
+            base = result.first("dense", prompt, seed)
+            if base is not None and configuration.name != "dense":
+                from .metrics import psnr
+
+                ratio = psnr(run.frames, base.frames)
+                label.append("equals dense" if np.isinf(ratio) else f"PSNR {ratio:.1f} dB")
+            strips.append((label, run.frames))
+        name = f"contact_sheet_p{prompt}_s{seed}.png"
+        contact_sheet(strips, out / name, f"{result.config.prompts[prompt]} (seed {seed})")
+        names.append(name)
+    return names
+
+
+def contact_sheet(strips: Sequence[tuple[Sequence[str], Frames]], path: Path, title: str) -> None:
+    """Draw one row per configuration: its label, then up to eight frames from first to last."""
+    shown = min(_SHOWN_FRAMES, strips[0][1].shape[0])
+    picks = np.linspace(0, strips[0][1].shape[0] - 1, shown).round().astype(int)
+    height, width = strips[0][1].shape[1:3]
+    scale = max(1, _SHEET_SIDE // height) if height < _SHEET_SIDE else _SHEET_SIDE / height
+    cell = (round(width * scale), round(height * scale))
+    gap, head = 4, 40
+    sheet = Image.new(
+        "RGB",
+        (_LABEL_WIDTH + shown * (cell[0] + gap), head + len(strips) * (cell[1] + gap)),
+        "white",
+    )
+    draw = ImageDraw.Draw(sheet)
+    font = ImageFont.load_default(14)
+    draw.text((8, 4), title, fill="black", font=font)
+    for column, pick in enumerate(picks):
+        x = _LABEL_WIDTH + column * (cell[0] + gap)
+        draw.text((x, 22), f"frame {pick}", fill="#555555", font=ImageFont.load_default(12))
+    for line, (label, frames) in enumerate(strips):
+        y = head + line * (cell[1] + gap)
+        for number, text in enumerate(label):
+            draw.text(
+                (8, y + 4 + 19 * number),
+                text,
+                fill="black" if number == 0 else "#444444",
+                font=font,
+            )
+        for column, pick in enumerate(picks):
+            frame = Image.fromarray(frames[pick]).resize(
+                cell, Image.Resampling.NEAREST if scale >= 1 else Image.Resampling.LANCZOS
+            )
+            sheet.paste(frame, (_LABEL_WIDTH + column * (cell[0] + gap), y))
+    sheet.save(path)
+
+
+def _skipped_tiles(result: Result, out: Path) -> list[str]:
+    names = []
+    for configuration in result.configurations:
+        tiles = result.runner.tiles.get(configuration.name)
+        if tiles is None:
+            continue
+        name = f"skipped_tiles_{configuration.slug}.png"
+        skiplist.picture(
+            tiles.kept,
+            out / name,
+            title=f"{configuration.name}: {tiles.layer}, {tiles.branch}, after the last step",
+        )
+        names.append(name)
+    return names
+
+
+def _plots(report: dict[str, Any], out: Path) -> list[str]:
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    def chart(x: str, y: str, title: str) -> tuple[Any, Any]:
+        figure = Figure(figsize=(7.5, 4.2), layout="constrained")
+        FigureCanvasAgg(figure)
+        axis = figure.subplots()
+        axis.set(xlabel=x, ylabel=y, title=title)
+        axis.grid(alpha=0.3)
+        return figure, axis
+
+    names = []
+
+    def save(figure: Any, name: str) -> None:
+        figure.savefig(out / name, dpi=130)
+        names.append(name)
+
+    items = report["configurations"]
+    figure, axis = chart("step", "seconds", "Time per denoising step (median)")
+    for item in items:
+        axis.plot(item["seconds"]["per_step"], label=item["name"], marker=".")
+    axis.set_ylim(bottom=0)
+    axis.legend(fontsize=8)
+    save(figure, "time_per_step.png")
+
+    sparse = [item for item in items if item["sparsity"] is not None]
+    if sparse:
+        figure, axis = chart("step", "skipped tiles, %", "Sparsity by step")
+        for item in sparse:
+            axis.plot(
+                [100 * value for value in item["sparsity"]["by_step"]],
+                label=item["name"],
+                marker=".",
+            )
+        axis.set_ylim(0, None)
+        axis.legend(fontsize=8)
+        save(figure, "sparsity_by_step.png")
+
+    points = [
+        (item["seconds"]["denoise"]["median"], item["quality"]["vs_dense"]["psnr_db_mean"], item)
+        for item in sparse
+        if item["quality"]["vs_dense"] and item["quality"]["vs_dense"]["psnr_db_mean"] is not None
+    ]
+    if points:
+        figure, axis = chart(
+            "denoise seconds (median)", "PSNR against dense, dB", "Quality against time"
+        )
+        axis.plot([x for x, _, _ in points], [y for _, y, _ in points], "o")
+        for x, y, item in points:
+            axis.annotate(item["name"], (x, y), textcoords="offset points", xytext=(5, 4))
+        for item in items:
+            if item["kind"] != "lite":
+                x = item["seconds"]["denoise"]["median"]
+                axis.axvline(x, linestyle="--", color="#999999")
+                axis.annotate(
+                    item["name"], (x, 0.02), xycoords=("data", "axes fraction"), rotation=90
+                )
+        axis.axhline(30.0, color="#cc4444", linewidth=0.8)
+        save(figure, "quality_against_time.png")
+    return names

@@ -1,0 +1,494 @@
+"""Run one configuration of a diffusers pipeline and measure it.
+
+The pipeline is run as its users run it, through ``__call__``. Its parts are timed from outside:
+``encode_prompt`` and ``vae.decode`` are wrapped on the instance, the denoising loop is the time
+from the first call of a denoiser to the end of the last step, and the self-attention modules are
+timed by forward hooks (their projections included) where that does not disturb the run.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import hashlib
+import inspect
+import logging
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import transformers
+
+import diffusers
+import liteattention_diffusers
+from liteattention_diffusers import layers as self_attention
+from liteattention_rocm import SkipPolicy, engines
+
+from . import pixel_vae  # diffusers finds its class by the module being imported
+from .config import Configuration, SuiteConfig
+from .metrics import Frames, to_8_bit
+
+#: Optional file in a model directory with the sizes and settings the model was made for.
+DEFAULTS_FILE = "generation.json"
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Sizes and settings of every run of a suite; ``frames`` is what the video will have."""
+
+    height: int
+    width: int
+    frames: int
+    steps: int
+    guidance: float
+    max_sequence_length: int | None
+    negative_prompt: str | None
+
+
+@dataclass
+class Run:
+    """What one run of one configuration gave. Times in seconds, memory in bytes.
+
+    ``attention`` is the time inside self-attention modules, None on a GPU (timing each would
+    need a synchronisation each). ``digest`` is the SHA-256 of the float frames.
+    """
+
+    configuration: str
+    prompt: int
+    seed: int
+    repeat: int
+    encode: float
+    denoise: float
+    steps: list[float]
+    decode: float
+    total: float
+    attention: float | None
+    peak_memory: int
+    digest: str
+    frames: Frames
+    skips: list[dict[str, Any]] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class SkippedTiles:
+    """The list of one layer after a run: bool [B, H, q_blocks, K_blocks], True = computed."""
+
+    layer: str
+    branch: str
+    kept: torch.Tensor
+
+
+class Runner:
+    """A loaded pipeline that runs configurations.
+
+    Owner: a suite. Lifetime: the suite's. The pipeline is left as it was after every run.
+
+    Raises:
+        ValueError: the model cannot be loaded, the sizes do not fit it, or the engine does not
+            support its layers.
+    """
+
+    def __init__(self, config: SuiteConfig) -> None:
+        if config.threads is not None:
+            torch.set_num_threads(config.threads)
+        self.config = config
+        start = time.perf_counter()
+        self.pipeline = load(config)
+        self.load_seconds = time.perf_counter() - start
+        self.settings = settings(self.pipeline, config)
+        for configuration in config.configurations():
+            if configuration.policy is not None:  # say now what would fail after the first runs
+                self._enable(configuration.policy).disable()
+        self.tiles: dict[str, SkippedTiles] = {}
+
+    def run(
+        self,
+        configuration: Configuration,
+        prompt: int,
+        seed: int,
+        repeat: int,
+        on_step: Callable[[], None] | None = None,
+        *,
+        steps: int | None = None,
+    ) -> Run:
+        """Make one video and measure it; ``steps`` overrides their number (warm-up runs)."""
+        pipe = self.pipeline
+        with contextlib.ExitStack() as stack:
+            handle = None
+            if configuration.policy is not None:
+                handle = stack.enter_context(self._enable(configuration.policy))
+            clock = stack.enter_context(_Stopwatch(pipe, on_step))
+            gc.collect()
+            memory = stack.enter_context(_PeakMemory(torch.device(self.config.device)))
+            stack.enter_context(_quiet_pipeline())
+            start = time.perf_counter()
+            result = pipe(**self._arguments(prompt, seed, steps, clock.step_end))
+            clock.wait()
+            total = time.perf_counter() - start
+        video = np.asarray(result.frames[0])
+        skips = []
+        if handle is not None:
+            skips = [
+                record
+                for record in handle.statistics.to_records()
+                if record["generation"] == handle.run
+            ]
+            if configuration.kind == "lite" and skips:
+                self.tiles[configuration.name] = _most_skipped(handle, skips)
+        return Run(
+            configuration=configuration.name,
+            prompt=prompt,
+            seed=seed,
+            repeat=repeat,
+            encode=clock.encode,
+            denoise=clock.denoise,
+            steps=clock.steps,
+            decode=clock.decode,
+            total=total,
+            attention=clock.attention,
+            peak_memory=memory.peak,
+            digest=hashlib.sha256(np.ascontiguousarray(video).tobytes()).hexdigest(),
+            frames=to_8_bit(video),
+            skips=skips,
+        )
+
+    def _enable(self, policy: SkipPolicy) -> liteattention_diffusers.Handle:
+        return liteattention_diffusers.enable(
+            self.pipeline, policy, geometry=self.config.geometry, engine=self.config.engine
+        )
+
+    def step_seconds(self) -> float:
+        """Seconds of one call of the denoiser at these settings, with diffusers' attention."""
+        probe = Configuration("probe", "diffusers", None)
+        return min(self.run(probe, 0, 0, 0, steps=2).steps)
+
+    def _arguments(
+        self, prompt: int, seed: int, steps: int | None, step_end: Callable[..., Any]
+    ) -> dict[str, Any]:
+        chosen = self.settings
+        temporal = getattr(self.pipeline, "vae_scale_factor_temporal", 4)
+        arguments: dict[str, Any] = {
+            "prompt": self.config.prompts[prompt],
+            "negative_prompt": chosen.negative_prompt,
+            "height": chosen.height,
+            "width": chosen.width,
+            "num_frames": pixel_vae.pipeline_num_frames(chosen.frames, temporal),
+            "num_inference_steps": steps or chosen.steps,
+            "guidance_scale": chosen.guidance,
+            # On the CPU, so that every device starts from the same noise.
+            "generator": torch.Generator("cpu").manual_seed(seed),
+            "callback_on_step_end": step_end,
+            "output_type": "np",
+        }
+        if chosen.max_sequence_length is not None:
+            arguments["max_sequence_length"] = chosen.max_sequence_length
+        return arguments
+
+
+def load(config: SuiteConfig) -> Any:
+    """Load the pipeline of a directory or hub id.
+
+    Raises:
+        ValueError: there is no such model, or its pipeline makes no videos from text.
+    """
+    where = Path(config.model)
+    if where.exists() and not (where / "model_index.json").exists():
+        raise ValueError(f"{where} is no diffusers pipeline: it has no model_index.json")
+    if not where.exists() and (where.is_absolute() or config.model.count("/") != 1):
+        raise ValueError(f"model {config.model!r} is neither a directory nor OWNER/NAME of the hub")
+    try:
+        with _no_bars():
+            pipe = diffusers.DiffusionPipeline.from_pretrained(
+                config.model, dtype=config.torch_dtype
+            )
+    except OSError as error:
+        raise ValueError(f"cannot load {config.model!r}: {error}") from error
+    needed = {"prompt", "height", "width", "num_frames", "callback_on_step_end"}
+    missing = needed - set(inspect.signature(type(pipe).__call__).parameters)
+    if missing:
+        raise ValueError(
+            f"{type(pipe).__name__} takes no {', '.join(sorted(missing))}: this suite is for "
+            "pipelines that make videos from text"
+        )
+    pipe.to(config.device)
+    pipe.set_progress_bar_config(disable=True)
+    if torch.device(config.device).type == "cpu":
+        single_precision_rope(pipe)
+    return pipe
+
+
+@contextlib.contextmanager
+def _no_bars() -> Iterator[None]:
+    """Hide the loading bars of diffusers and transformers: the suite shows its own progress."""
+    with contextlib.ExitStack() as stack:
+        for library in (diffusers.utils.logging, transformers.utils.logging):
+            if library.is_progress_bar_enabled():
+                library.disable_progress_bar()
+                stack.callback(library.enable_progress_bar)
+        yield
+
+
+def single_precision_rope(pipe: Any) -> None:
+    """Keep Wan's rotary tables in fp32: diffusers makes them in fp64, which a CPU pays for.
+
+    It is done for every configuration alike, so comparisons do not see it.
+    """
+    for model in pipe.components.values():
+        if not isinstance(model, torch.nn.Module):
+            continue
+        for module in model.modules():
+            for name, buffer in module.named_buffers(recurse=False):
+                if name.startswith("freqs_") and buffer.dtype == torch.float64:
+                    setattr(module, name, buffer.float())
+
+
+def settings(pipe: Any, config: SuiteConfig) -> Settings:
+    """Settle what the configuration leaves open.
+
+    In this order: the option, ``generation.json`` in the model directory, the defaults of the
+    pipeline's ``__call__``.
+
+    Raises:
+        ValueError: ``generation.json`` is not a JSON object, or sizes do not fit the pipeline;
+            lists every reason.
+    """
+    from .config import read_json_object
+
+    stored: dict[str, Any] = {}
+    file = Path(config.model) / DEFAULTS_FILE
+    if file.exists():
+        stored = read_json_object(file)
+    own = {
+        name: parameter.default
+        for name, parameter in inspect.signature(type(pipe).__call__).parameters.items()
+    }
+
+    def pick(option: Any, key: str, parameter: str) -> Any:
+        return option if option is not None else stored.get(key, own.get(parameter))
+
+    length = pick(config.max_sequence_length, "max_sequence_length", "max_sequence_length")
+    limit = getattr(getattr(pipe, "tokenizer", None), "model_max_length", None)
+    if config.max_sequence_length is None and length is not None and limit is not None:
+        length = min(length, limit)  # a small tokenizer cannot pad to the pipeline's 512
+    chosen = Settings(
+        height=pick(config.height, "height", "height"),
+        width=pick(config.width, "width", "width"),
+        frames=pick(config.frames, "frames", "num_frames"),
+        steps=pick(config.steps, "steps", "num_inference_steps"),
+        guidance=pick(config.guidance, "guidance", "guidance_scale"),
+        max_sequence_length=length,
+        negative_prompt=pick(config.negative_prompt, "negative_prompt", "negative_prompt"),
+    )
+    reasons = [
+        f"{name} must be a multiple of {multiple} for this model, got {value}"
+        for name, value, multiple in (
+            ("height", chosen.height, _multiple(pipe, 1)),
+            ("width", chosen.width, _multiple(pipe, 2)),
+        )
+        if value % multiple
+    ]
+    temporal = getattr(pipe, "vae_scale_factor_temporal", 1)
+    if (chosen.frames - 1) % temporal:
+        reasons.append(
+            f"frames must be a multiple of {temporal} plus one for this model, got {chosen.frames}"
+        )
+    if reasons:
+        raise ValueError("; ".join(reasons))
+    return chosen
+
+
+def _multiple(pipe: Any, axis: int) -> int:
+    patch = getattr(getattr(pipe.transformer, "config", None), "patch_size", 1)
+    patch = patch[axis] if isinstance(patch, list | tuple) else 1
+    return int(getattr(pipe, "vae_scale_factor_spatial", 1) * patch)
+
+
+def tokens(pipe: Any, chosen: Settings) -> int:
+    """Number of video tokens in self-attention."""
+    spatial = getattr(pipe, "vae_scale_factor_spatial", 1)
+    temporal = getattr(pipe, "vae_scale_factor_temporal", 1)
+    patch = getattr(getattr(pipe.transformer, "config", None), "patch_size", 1)
+    if isinstance(patch, int):
+        patch = (1, patch, patch)
+    frames = ((chosen.frames - 1) // temporal + 1) // patch[0]
+    return int(
+        frames * (chosen.height // spatial // patch[1]) * (chosen.width // spatial // patch[2])
+    )
+
+
+def geometry(runner: Runner) -> engines.TileGeometry | None:
+    """The tile geometry that lite configurations use; None if the layers do not show their size."""
+    if runner.config.geometry is not None:
+        return runner.config.geometry
+    for layer in self_attention.find(runner.pipeline.transformer):
+        if layer.head_dim is not None:
+            device = torch.device(runner.config.device).type
+            return engines.choose(device, runner.config.engine).geometry(layer.head_dim)
+    return None
+
+
+def _most_skipped(handle: liteattention_diffusers.Handle, skips: list[dict[str, Any]]) -> Any:
+    best = max(skips, key=lambda record: (record["step"], -record["tiles_kept"]))
+    return SkippedTiles(
+        best["layer"],
+        best["branch"],
+        handle.kept_tiles(best["layer"], best["branch"]),
+    )
+
+
+@contextlib.contextmanager
+def _quiet_pipeline() -> Iterator[None]:
+    """Leave out the pipeline's remark on num_frames, which `pipeline_num_frames` provokes."""
+    logger = logging.getLogger("diffusers.pipelines")
+
+    def other(record: logging.LogRecord) -> bool:
+        return "num_frames" not in record.getMessage()
+
+    handlers = logging.getLogger("diffusers").handlers + logger.handlers
+    for handler in handlers:
+        handler.addFilter(other)
+    try:
+        yield
+    finally:
+        for handler in handlers:
+            handler.removeFilter(other)
+
+
+class _Stopwatch(contextlib.AbstractContextManager["_Stopwatch"]):
+    """Times the parts of one pipeline call from outside; takes its wrappers off again."""
+
+    def __init__(self, pipe: Any, on_step: Callable[[], None] | None) -> None:
+        self._pipe = pipe
+        self._on_step = on_step
+        self._cuda = torch.device(pipe.device).type == "cuda"
+        self._stack = contextlib.ExitStack()
+        self._marks: list[float] = []
+        self._entered = 0.0
+        self.encode = 0.0
+        self.decode = 0.0
+        self.attention: float | None = None if self._cuda else 0.0
+
+    def __enter__(self) -> _Stopwatch:
+        self._stack.enter_context(self._timed(self._pipe, "encode_prompt", "encode"))
+        self._stack.enter_context(self._timed(self._pipe.vae, "decode", "decode"))
+        for name in ("transformer", "transformer_2"):
+            model = getattr(self._pipe, name, None)
+            if model is None:
+                continue
+            self._hook(model.register_forward_pre_hook(self._first_call))
+            if self.attention is not None:
+                for layer in self_attention.find(model):
+                    self._hook(layer.module.register_forward_pre_hook(self._enter_attention))
+                    self._hook(layer.module.register_forward_hook(self._leave_attention))
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._stack.close()
+
+    @property
+    def denoise(self) -> float:
+        """From the first call of a denoiser to the end of the last step."""
+        return self._marks[-1] - self._marks[0]
+
+    @property
+    def steps(self) -> list[float]:
+        """Seconds of every step."""
+        return [b - a for a, b in zip(self._marks, self._marks[1:], strict=False)]
+
+    def step_end(self, pipe: Any, step: int, timestep: Any, tensors: dict[str, Any]) -> Any:
+        """``callback_on_step_end`` of the pipeline."""
+        self.wait()
+        self._marks.append(time.perf_counter())
+        if self._on_step is not None:
+            self._on_step()
+        return tensors
+
+    def wait(self) -> None:
+        """Wait for the device."""
+        if self._cuda:
+            torch.cuda.synchronize()
+
+    def _hook(self, hook: Any) -> None:
+        self._stack.callback(hook.remove)
+
+    def _first_call(self, module: Any, args: Any) -> None:
+        if not self._marks:
+            self.wait()
+            self._marks.append(time.perf_counter())
+
+    def _enter_attention(self, module: Any, args: Any) -> None:
+        self._entered = time.perf_counter()
+
+    def _leave_attention(self, module: Any, args: Any, output: Any) -> None:
+        assert self.attention is not None
+        self.attention += time.perf_counter() - self._entered
+
+    @contextlib.contextmanager
+    def _timed(self, owner: Any, method: str, total: str) -> Iterator[None]:
+        original = getattr(owner, method)
+
+        def timed(*args: Any, **kwargs: Any) -> Any:
+            self.wait()
+            start = time.perf_counter()
+            result = original(*args, **kwargs)
+            self.wait()
+            setattr(self, total, getattr(self, total) + time.perf_counter() - start)
+            return result
+
+        vars(owner)[method] = timed
+        try:
+            yield
+        finally:
+            del vars(owner)[method]
+
+
+class _PeakMemory(contextlib.AbstractContextManager["_PeakMemory"]):
+    """Highest memory in use while it is entered.
+
+    On a GPU the allocator's own peak; on the CPU the resident set, sampled every 10 ms (the
+    kernel's high-water mark covers the whole process and cannot be reset without privileges).
+    """
+
+    _INTERVAL = 0.01
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._stop = threading.Event()
+        self._thread: threading.Thread | None = None
+        self.peak = 0
+
+    def __enter__(self) -> _PeakMemory:
+        if self._device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats(self._device)
+        else:
+            self.peak = _resident()
+            self._thread = threading.Thread(target=self._sample, daemon=True)
+            self._thread.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        if self._thread is None:
+            self.peak = torch.cuda.max_memory_allocated(self._device)
+        else:
+            self._stop.set()
+            self._thread.join()
+
+    def _sample(self) -> None:
+        while not self._stop.wait(self._INTERVAL):
+            self.peak = max(self.peak, _resident())
+
+
+def _resident() -> int:
+    try:
+        pages = int(Path("/proc/self/statm").read_text().split()[1])
+    except OSError:  # no procfs: the high-water mark of the process is the best there is
+        import resource
+
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    return pages * os.sysconf("SC_PAGE_SIZE")

@@ -1,0 +1,311 @@
+"""Compare attention configurations on the same prompts and seeds, and put the result together.
+
+Configurations are interleaved, in an order that rotates from repeat to repeat, so that a machine
+that slows down or speeds up does so for all of them alike; speed-ups are medians of the ratios
+within a repeat.
+"""
+
+from __future__ import annotations
+
+import json
+import platform
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
+
+from liteattention_rocm.skiplist import SkipStatistics
+
+from . import metrics, runner
+from .config import Configuration, SuiteConfig
+from .metrics import Spread
+from .runner import Run, Runner
+
+SCHEMA = 1
+_WARMUP_STEPS = 2
+_PACKAGES = (
+    "liteattention-rocm",
+    "torch",
+    "diffusers",
+    "transformers",
+    "numpy",
+    "imageio-ffmpeg",
+)
+
+
+@dataclass
+class Result:
+    """Every run of a suite, in the order they were made, and what the machine is.
+
+    Owner: whoever called :func:`run`. It holds the frames of the first repeat only.
+    """
+
+    config: SuiteConfig
+    configurations: tuple[Configuration, ...]
+    runner: Runner
+    environment: dict[str, Any]
+    runs: list[Run] = field(default_factory=list)
+
+    def of(self, name: str) -> list[Run]:
+        """Runs of one configuration."""
+        return [run for run in self.runs if run.configuration == name]
+
+    def first(self, name: str, prompt: int, seed: int) -> Run | None:
+        """The run whose frames were kept."""
+        for run in self.runs:
+            if (run.configuration, run.prompt, run.seed, run.repeat) == (name, prompt, seed, 0):
+                return run
+        return None
+
+    @property
+    def cases(self) -> list[tuple[int, int]]:
+        """All (prompt index, seed)."""
+        return [(i, seed) for i in range(len(self.config.prompts)) for seed in self.config.seeds]
+
+
+def run(loaded: Runner, console: Console) -> Result:
+    """Run everything that ``loaded.config`` asks for, showing progress on ``console``."""
+    config = loaded.config
+    result = Result(config, config.configurations(), loaded, environment(loaded))
+    result.environment["started"] = time.strftime("%Y-%m-%dT%H:%M:%S%z")
+    total = len(result.cases) * config.repeats * len(result.configurations)
+    steps = total * loaded.settings.steps
+    warm = config.warmup * len(result.configurations)
+    progress = Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TimeRemainingColumn(),
+        console=console,
+    )
+    with progress:
+        warming = progress.add_task("warm-up", total=warm, visible=bool(warm))
+        for _ in range(config.warmup):
+            for configuration in result.configurations:
+                loaded.run(
+                    configuration, 0, config.seeds[0], 0,
+                    steps=min(_WARMUP_STEPS, loaded.settings.steps),
+                )  # fmt: skip
+                progress.advance(warming)
+        task = progress.add_task("steps", total=steps)
+
+        def step_done() -> None:
+            progress.advance(task)
+
+        for repeat in range(config.repeats):
+            for index, (prompt, seed) in enumerate(result.cases):
+                for configuration in _rotated(result.configurations, repeat + index):
+                    progress.update(
+                        task, description=f"{configuration.name}, prompt {prompt}, seed {seed}"
+                    )
+                    made = loaded.run(configuration, prompt, seed, repeat, step_done)
+                    _keep(result, made)
+    return result
+
+
+def _keep(result: Result, made: Run) -> None:
+    first = result.first(made.configuration, made.prompt, made.seed)
+    if first is not None:
+        made.frames = first.frames if made.digest == first.digest else made.frames
+        made.skips = first.skips if made.skips == first.skips else made.skips
+    result.runs.append(made)
+
+
+def _rotated(items: Sequence[Configuration], by: int) -> list[Configuration]:
+    by %= len(items)
+    return [*items[by:], *items[:by]]
+
+
+def environment(loaded: Runner) -> dict[str, Any]:
+    """What a reader needs to judge the figures: machine, versions, commit, threads."""
+    device = torch.device(loaded.config.device)
+    found: dict[str, Any] = {
+        "command": " ".join(["liteattention-rocm", *sys.argv[1:]]),
+        "commit": _commit(),
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "cpu": _cpu_model(),
+        "cores": torch.multiprocessing.cpu_count(),
+        "threads": torch.get_num_threads(),
+        "device": loaded.config.device,
+        "gpu": torch.cuda.get_device_name(device) if device.type == "cuda" else None,
+        "dtype": loaded.config.dtype,
+        "isa": _isa() if device.type == "cpu" else None,
+        "packages": {},
+    }
+    for name in _PACKAGES:
+        try:
+            found["packages"][name] = version(name)
+        except PackageNotFoundError:
+            found["packages"][name] = None
+    found["packages"]["torch"] = torch.__version__
+    return found
+
+
+def _isa() -> str | None:
+    try:
+        from liteattention_rocm.engines.cpu import chosen_isa
+    except ImportError:  # a build without the C++ engine
+        return None
+    return chosen_isa()
+
+
+def _cpu_model() -> str:
+    try:
+        text = Path("/proc/cpuinfo").read_text()
+    except OSError:
+        return platform.processor() or platform.machine()
+    names = [line.split(":", 1)[1].strip() for line in text.splitlines() if "model name" in line]
+    return names[0] if names else platform.machine()
+
+
+def _commit() -> str | None:
+    try:
+        done = subprocess.run(
+            ["git", "describe", "--always", "--dirty", "--abbrev=40"],
+            cwd=Path(__file__).parent,
+            capture_output=True,
+            text=True,
+            timeout=10,
+            check=True,
+        )
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return done.stdout.strip()
+
+
+def summarise(result: Result) -> dict[str, Any]:
+    """The report as JSON-friendly data; every figure in the other files comes from here."""
+    config, loaded = result.config, result.runner
+    tile = runner.geometry(loaded)
+    return {
+        "schema": SCHEMA,
+        "environment": result.environment,
+        "settings": {
+            "model": config.model,
+            "prompts": list(config.prompts),
+            "seeds": list(config.seeds),
+            "repeats": config.repeats,
+            "warmup_runs": config.warmup,
+            **asdict(loaded.settings),
+            "tokens": runner.tokens(loaded.pipeline, loaded.settings),
+            "geometry": None if tile is None else asdict(tile),
+            "engine": config.engine,
+            "fps": config.fps,
+        },
+        "load_seconds": loaded.load_seconds,
+        "configurations": [_summary(result, item) for item in result.configurations],
+        "runs": [_run_record(item) for item in result.runs],
+    }
+
+
+def _summary(result: Result, configuration: Configuration) -> dict[str, Any]:
+    runs = result.of(configuration.name)
+    policy = configuration.policy
+    steps = range(len(runs[0].steps))
+
+    def spread(value: Callable[[Run], float]) -> dict[str, Any]:
+        return Spread.of(value(item) for item in runs).to_json()
+
+    # One run of each case says all about the tiles: repeats are bit-equal, or reported not to be.
+    skips = SkipStatistics.from_records(
+        {**record, "generation": index}
+        for index, item in enumerate(run for run in runs if run.repeat == 0)
+        for record in item.skips
+    )
+    attention = [item.attention for item in runs if item.attention is not None]
+    return {
+        "name": configuration.name,
+        "kind": configuration.kind,
+        "policy": None if policy is None else json.loads(policy.model_dump_json()),
+        "seconds": {
+            "encode": spread(lambda item: item.encode),
+            "denoise": spread(lambda item: item.denoise),
+            "decode": spread(lambda item: item.decode),
+            "total": spread(lambda item: item.total),
+            "self_attention": Spread.of(attention).to_json() if attention else None,
+            "per_step": [statistics.median(item.steps[i] for item in runs) for i in steps],
+        },
+        "speedup": {
+            f"vs_{reference}": _speedup(result, configuration.name, reference)
+            for reference in ("dense", "diffusers")
+        },
+        "peak_memory_bytes": max(item.peak_memory for item in runs),
+        "sparsity": _sparsity(skips) if configuration.kind == "lite" else None,
+        "quality": {
+            f"vs_{reference}": _quality(result, configuration.name, reference)
+            for reference in ("dense", "diffusers")
+        },
+        "repeats_bit_equal": all(
+            len({item.digest for item in runs if (item.prompt, item.seed) == case}) == 1
+            for case in result.cases
+        ),
+    }
+
+
+def _sparsity(skips: SkipStatistics) -> dict[str, Any]:
+    steps = skips.by_step()
+    return {
+        "mean": skips.sparsity,
+        "last_step": steps[-1]["sparsity"] if steps else 0.0,
+        "by_step": [row["sparsity"] for row in steps],
+        "by_layer": {row["layer"]: row["sparsity"] for row in skips.by_layer()},
+        "by_branch": {row["branch"]: row["sparsity"] for row in skips.by_branch()},
+    }
+
+
+def _speedup(result: Result, name: str, reference: str) -> dict[str, Any] | None:
+    """Denoise seconds of the reference over those of ``name``, paired by prompt, seed, repeat."""
+    base = {(run.prompt, run.seed, run.repeat): run.denoise for run in result.of(reference)}
+    ratios = [
+        base[run.prompt, run.seed, run.repeat] / run.denoise
+        for run in result.of(name)
+        if (run.prompt, run.seed, run.repeat) in base
+    ]
+    return Spread.of(ratios).to_json() if ratios and name != reference else None
+
+
+def _quality(result: Result, name: str, reference: str) -> dict[str, Any] | None:
+    if name == reference:
+        return None
+    pairs = []
+    for case in result.cases:
+        mine, other = result.first(name, *case), result.first(reference, *case)
+        if mine is not None and other is not None:
+            pairs.append(metrics.compare(mine.frames, other.frames))
+    return metrics.summarise_quality(pairs)
+
+
+def _run_record(item: Run) -> dict[str, Any]:
+    return {
+        "configuration": item.configuration,
+        "prompt": item.prompt,
+        "seed": item.seed,
+        "repeat": item.repeat,
+        "encode": item.encode,
+        "denoise": item.denoise,
+        "steps": item.steps,
+        "decode": item.decode,
+        "total": item.total,
+        "self_attention": item.attention,
+        "peak_memory_bytes": item.peak_memory,
+        "frames_sha256": item.digest,
+        "sparsity": item.skips,
+    }

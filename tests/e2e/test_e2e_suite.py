@@ -1,0 +1,335 @@
+"""The suite on a tiny random pipeline: files exist, and all of them say the same."""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import imageio_ffmpeg
+import numpy as np
+import pytest
+import torch
+import typer
+from PIL import Image
+from rich.console import Console
+from typer.testing import CliRunner
+
+import diffusers
+import liteattention_diffusers
+from liteattention_e2e import cli, metrics, pixel_vae, report, tiny
+from liteattention_e2e.config import load_config, parse_geometry
+from liteattention_rocm import MI300X_GEOMETRY, SkipPolicy, TileGeometry
+
+PROMPTS = [
+    "a red circle moves left on a blue background",
+    "a cyan diamond moves up on a gray background",
+]
+TILE = "32x64x16"
+SIZES = {
+    "--height": "32", "--width": "32", "--frames": "8", "--steps": "4", "--guidance": "3",
+    "--dtype": "float32", "--geometry": TILE, "--threads": "1",
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _quiet() -> Iterator[None]:
+    diffusers.utils.logging.set_verbosity_error()
+    threads = torch.get_num_threads()
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture(scope="module")
+def app() -> typer.Typer:
+    made = typer.Typer(pretty_exceptions_enable=False)
+    made.command("e2e")(cli.e2e)
+    made.command("generate")(cli.generate)
+    return made
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    where = tmp_path_factory.mktemp("model")
+    tiny.wan_pipeline(peaked=1.5).save_pretrained(where)
+    (where / "generation.json").write_text(json.dumps({"frames": 8, "guidance": 3.0}))
+    return where
+
+
+@pytest.fixture(scope="module")
+def done(
+    app: typer.Typer, model: Path, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[dict[str, Any], Path]:
+    """One suite run: the report as printed and the folder it wrote."""
+    folder = tmp_path_factory.mktemp("suite")
+    prompts = folder / "prompts.json"
+    prompts.write_text(json.dumps(PROMPTS))
+    policies = folder / "policies.json"
+    policies.write_text(json.dumps({"retest": {"threshold": -1, "retest_every": 2}}))
+    arguments = [text for pair in SIZES.items() for text in pair]
+    out = folder / "out"
+    outcome = CliRunner().invoke(
+        app,
+        ["e2e", "--model", str(model), "--prompts", str(prompts), "--threshold", "-inf,-2",
+         "--policies", str(policies), "--repeats", "2", *arguments, "--out", str(out), "--json"],
+    )  # fmt: skip
+    assert outcome.exit_code == 0, outcome.output
+    return json.loads(outcome.stdout), out
+
+
+def item(printed: dict[str, Any], name: str) -> dict[str, Any]:
+    return next(each for each in printed["configurations"] if each["name"] == name)
+
+
+def test_every_file_named_exists_and_opens(done: tuple[dict[str, Any], Path]) -> None:
+    printed, out = done
+    assert json.loads((out / "report.json").read_text()) == printed
+    named = printed["artefacts"]
+    assert len(named["videos"]) == 2 * 5
+    assert len(named["contact_sheets"]) == len(named["frames"]) == 2
+    assert set(named["plots"]) == {
+        "time_per_step.png", "sparsity_by_step.png", "quality_against_time.png",
+    }  # fmt: skip
+    assert len(named["skipped_tiles"]) == 3
+    for picture in [*named["contact_sheets"], *named["plots"], *named["skipped_tiles"]]:
+        with Image.open(out / picture) as image:
+            assert min(image.size) > 100
+    text = (out / "report.md").read_text()
+    assert all(f"]({name})" in text for name in named["contact_sheets"])
+
+
+def test_quality_can_be_derived_from_the_stored_frames(done: tuple[dict[str, Any], Path]) -> None:
+    printed, out = done
+    stored = [np.load(out / name) for name in printed["artefacts"]["frames"]]
+    for name in ("diffusers", "lite_-2", "retest"):
+        entry = item(printed, name.replace("_", " "))
+        for reference in ("dense", "diffusers"):
+            if name == reference:
+                continue
+            quality = entry["quality"][f"vs_{reference}"]
+            pairs = [metrics.compare(frames[name], frames[reference]) for frames in stored]
+            assert quality == metrics.summarise_quality(pairs)
+    assert item(printed, "lite -inf")["quality"]["vs_dense"]["identical"] is True
+    assert 30 < item(printed, "lite -2")["quality"]["vs_dense"]["psnr_db_min"] < 80
+    assert item(printed, "dense")["quality"]["vs_dense"] is None
+
+
+def test_videos_show_the_stored_frames(done: tuple[dict[str, Any], Path]) -> None:
+    printed, out = done
+    frames = np.load(out / "frames_p0_s0.npz")["dense"]
+    reader = imageio_ffmpeg.read_frames(str(out / "dense_p0_s0.mp4"), pix_fmt="rgb24")
+    meta = next(reader)
+    decoded = [
+        np.frombuffer(raw, np.uint8).reshape(meta["size"][1], meta["size"][0], 3) for raw in reader
+    ]
+    assert len(decoded) == 8
+    assert meta["fps"] == printed["settings"]["fps"]
+    factor = meta["size"][1] // 32
+    small = np.stack(decoded).reshape(8, 32, factor, 32, factor, 3).mean((2, 4))
+    # H.264 keeps half the colour resolution; noise of random weights suffers, brightness does not.
+    weights = np.array([0.299, 0.587, 0.114])
+    assert np.abs((small - frames) @ weights).mean() < 6
+
+
+def test_sparsity_equals_the_statistics_of_the_handle(
+    done: tuple[dict[str, Any], Path], model: Path
+) -> None:
+    printed, _ = done
+    pipe = diffusers.DiffusionPipeline.from_pretrained(model, dtype=torch.float32)
+    pipe.set_progress_bar_config(disable=True)
+    for module in (pipe.transformer.rope,):
+        module.freqs_cos, module.freqs_sin = module.freqs_cos.float(), module.freqs_sin.float()
+    tile = TileGeometry(32, 64, 16)
+    totals = {"tiles_total": 0, "tiles_computed": 0}
+    with liteattention_diffusers.enable(pipe, SkipPolicy(threshold=-2.0), geometry=tile) as handle:
+        for prompt in PROMPTS:
+            pipe(
+                prompt=prompt,
+                height=32,
+                width=32,
+                num_frames=pixel_vae.pipeline_num_frames(8),
+                num_inference_steps=4,
+                guidance_scale=3.0,
+                generator=torch.Generator().manual_seed(0),
+                max_sequence_length=tiny.TEXT_LENGTH,
+            )
+        for record in handle.statistics.to_records():
+            for key in totals:
+                totals[key] += record[key]
+        steps = [row["sparsity"] for row in handle.statistics.by_step()]
+        layers = {row["layer"]: row["sparsity"] for row in handle.statistics.by_layer()}
+    sparsity = item(printed, "lite -2")["sparsity"]
+    assert sparsity["mean"] == 1 - totals["tiles_computed"] / totals["tiles_total"] > 0.1
+    assert sparsity["by_step"] == steps
+    assert sparsity["last_step"] == steps[-1]
+    assert sparsity["by_layer"] == layers
+    assert set(sparsity["by_branch"]) == {"cond", "uncond"}
+    assert item(printed, "lite -inf")["sparsity"]["mean"] == 0.0
+    assert item(printed, "dense")["sparsity"] is None
+    retest = item(printed, "retest")
+    assert retest["policy"]["retest_every"] == 2
+    assert retest["sparsity"]["by_step"][2] == 0.0 < retest["sparsity"]["by_step"][3]
+
+
+def test_times_add_up(done: tuple[dict[str, Any], Path]) -> None:
+    printed, _ = done
+    assert len(printed["runs"]) == 5 * 2 * 2
+    for run in printed["runs"]:
+        assert len(run["steps"]) == 4
+        assert sum(run["steps"]) == pytest.approx(run["denoise"], rel=1e-9)
+        parts = run["encode"] + run["denoise"] + run["decode"]
+        assert run["encode"] > 0 and run["decode"] > 0 and parts <= run["total"]
+        assert 0 < run["self_attention"] < run["denoise"]
+        assert run["peak_memory_bytes"] > 50 * 2**20
+    for entry in printed["configurations"]:
+        times = sorted(
+            run["denoise"] for run in printed["runs"] if run["configuration"] == entry["name"]
+        )
+        spread = entry["seconds"]["denoise"]
+        assert (spread["min"], spread["max"], spread["n"]) == (times[0], times[-1], 4)
+        assert spread["median"] == (times[1] + times[2]) / 2
+        assert len(entry["seconds"]["per_step"]) == 4
+        assert entry["repeats_bit_equal"] is True
+
+
+def test_configurations_are_interleaved(done: tuple[dict[str, Any], Path]) -> None:
+    printed, _ = done
+    order = [run["configuration"] for run in printed["runs"]]
+    assert [set(order[i : i + 5]) for i in range(0, 20, 5)] == [set(order)] * 4
+    assert len({tuple(order[i : i + 5]) for i in range(0, 20, 5)}) > 1
+
+
+def test_csv_holds_the_same_figures(done: tuple[dict[str, Any], Path]) -> None:
+    printed, out = done
+    with (out / "report.csv").open() as file:
+        stored = list(csv.DictReader(file))
+    for row, expected in zip(stored, report.rows(printed), strict=True):
+        assert row == {key: "" if value is None else str(value) for key, value in expected.items()}
+
+
+def test_the_machine_is_recorded(done: tuple[dict[str, Any], Path]) -> None:
+    printed, _ = done
+    machine = printed["environment"]
+    assert machine["threads"] == 1
+    assert machine["packages"]["torch"] == torch.__version__
+    assert machine["cpu"] and machine["python"] and machine["command"].startswith("liteattention")
+    assert printed["settings"]["tokens"] == 512
+    assert printed["settings"]["geometry"] == {"q_block": 32, "k_block": 64, "vote_rows": 16}
+    assert printed["settings"]["max_sequence_length"] == tiny.TEXT_LENGTH
+
+
+def test_the_pipeline_is_left_as_it_was(model: Path) -> None:
+    from liteattention_e2e.config import Configuration
+    from liteattention_e2e.runner import Runner
+
+    config = load_config(
+        {"model": str(model), "prompts": PROMPTS[:1], "height": 32, "width": 32, "steps": 2,
+         "dtype": "float32", "geometry": TILE}
+    )  # fmt: skip
+    runner = Runner(config)
+    own = Configuration("diffusers", "diffusers", None)
+    before = runner.run(own, 0, 0, 0)
+    attributes = sorted(vars(runner.pipeline)), sorted(vars(runner.pipeline.vae))
+    runner.run(Configuration("lite", "lite", SkipPolicy(threshold=-1.0)), 0, 0, 0)
+    assert (sorted(vars(runner.pipeline)), sorted(vars(runner.pipeline.vae))) == attributes
+    assert runner.run(own, 0, 0, 0).digest == before.digest
+
+
+def test_generate_makes_one_video_and_names_the_files(
+    app: typer.Typer, model: Path, tmp_path: Path
+) -> None:
+    sizes = {key: value for key, value in SIZES.items() if key != "--frames"}
+    outcome = CliRunner().invoke(
+        app,
+        ["generate", PROMPTS[0], "--model", str(model), "--threshold", "-2", "--out",
+         str(tmp_path), *(text for pair in sizes.items() for text in pair)],
+    )  # fmt: skip
+    assert outcome.exit_code == 0, outcome.output
+    printed = json.loads((tmp_path / "report.json").read_text())
+    assert [each["name"] for each in printed["configurations"]] == ["diffusers", "dense", "lite -2"]
+    assert printed["settings"]["frames"] == 8  # from generation.json of the model
+    assert "sparsity" in outcome.stderr and "PSNR" in outcome.stderr, outcome.stderr
+    for name in ("lite_-2_p0_s0.mp4", "contact_sheet_p0_s0.png"):
+        assert (tmp_path / name).exists()
+        assert str(tmp_path / name) in outcome.stderr
+
+
+def test_every_wrong_option_is_reported_at_once(app: typer.Typer, tmp_path: Path) -> None:
+    outcome = CliRunner().invoke(
+        app,
+        ["e2e", "--prompts", str(tmp_path / "none.txt"), "--threshold", "3,-2", "--attention",
+         "dense,fast", "--steps", "0", "--height", "tall", "--geometry", "big", "--repeats", "-1",
+         "--retest", "0", "--branches", "both", "--device", "abacus", "--engine", "warp",
+         "--seeds", "1,1", "--dtype", "int8", "--layer-threshold", "blocks.0"],
+    )  # fmt: skip
+    assert outcome.exit_code == 2
+    text = " ".join(outcome.stderr.split())
+    for part in (
+        "prompts:", "none.txt", "thresholds: ", "did you mean -3", "attention.1", "'fast'",
+        "steps:", "height:", "'tall'", "geometry: 'big'", "repeats:", "policy.layer_thresholds",
+        "policy.branches", "device: 'abacus'", "unknown engine 'warp'", "seeds: each only once",
+        "dtype:",
+    ):  # fmt: skip
+        assert part in text, f"{part!r} is missing in {text}"
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"policy": {"retest_every": "0"}}, "retest_every"),
+        ({"policies": {"x": {"threshold": 1, "speed": 2}}}, "did you mean -1.*speed: unknown"),
+        ({"policies": {"dense": {}}}, "two configurations would be called dense"),
+        ({"prompts": []}, "at least one prompt"),
+        ({"attention": "lite", "thresholds": ""}, "give at least one"),
+    ],
+)
+def test_wrong_configurations(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        load_config({"model": "x", "prompts": ["p"], **options})
+
+
+def test_models_and_sizes_that_do_not_fit_are_refused(model: Path, tmp_path: Path) -> None:
+    from liteattention_e2e.runner import Runner
+
+    base = {"prompts": ["a red circle moves left on a blue background"], "dtype": "float32"}
+    with pytest.raises(ValueError, match="neither a directory nor OWNER/NAME"):
+        Runner(load_config({**base, "model": "no-such-model"}))
+    with pytest.raises(ValueError, match=r"no model_index\.json"):
+        Runner(load_config({**base, "model": str(tmp_path)}))
+    with pytest.raises(ValueError) as error:
+        Runner(load_config({**base, "model": str(model), "height": 33, "width": 18}))
+    assert "height must be a multiple of 4" in str(error.value)
+    assert "width must be a multiple of 4" in str(error.value)
+
+
+def test_prompts_of_a_file_and_geometries(tmp_path: Path) -> None:
+    file = tmp_path / "prompts.txt"
+    file.write_text("# shapes\n\n a red circle \na blue square\n")
+    config = load_config({"model": "x", "prompts": str(file), "thresholds": "-inf,-1.5"})
+    assert config.prompts == ("a red circle", "a blue square")
+    assert config.thresholds == (-math.inf, -1.5)
+    assert [each.slug for each in config.configurations()][-1] == "lite_-1.5"
+    assert parse_geometry("cpu") is None
+    assert parse_geometry("mi300x") == MI300X_GEOMETRY
+    assert parse_geometry("64x64x8") == TileGeometry(64, 64, 8)
+
+
+def test_default_prompts_are_of_the_grammar_of_the_model() -> None:
+    from liteattention_e2e.clips import parse_prompt
+    from liteattention_e2e.config import read_prompts
+
+    prompts = read_prompts(Path(cli.__file__).parents[1] / "prompts" / "shapes.txt")
+    assert len(prompts) >= 4
+    for prompt in [*prompts, cli.DEFAULT_PROMPT]:
+        assert parse_prompt(prompt).prompt == prompt
+
+
+def test_terminal_table_fits_80_columns(done: tuple[dict[str, Any], Path]) -> None:
+    printed, _ = done
+    console = Console(width=80, record=True, file=open("/dev/null", "w"))  # noqa: SIM115
+    console.print(report.table(printed, "a title"))
+    text = console.export_text()
+    assert "lite -2" in text and "…" not in text
