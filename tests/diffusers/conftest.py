@@ -8,10 +8,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from diffusers_cases import PROMPT
 
 import diffusers
 from liteattention_e2e import pixel_vae, tiny
+
+from .diffusers_cases import PROMPT
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -9,12 +9,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from diffusers_cases import TILE
 
 import liteattention_diffusers
 from liteattention_diffusers import enable
 from liteattention_e2e import tiny
 from liteattention_rocm import SkipPolicy
+
+from .diffusers_cases import TILE
 
 SKIPPING = SkipPolicy(threshold=-2.0)
 

@@ -7,7 +7,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from diffusers_cases import TILE
 from transformers import T5Config, T5EncoderModel
 
 from diffusers import (
@@ -24,6 +23,8 @@ from liteattention_diffusers import enable
 from liteattention_diffusers.layers import find
 from liteattention_e2e import tiny
 from liteattention_rocm import SkipPolicy, TileGeometry
+
+from .diffusers_cases import TILE
 
 SKIPPING = SkipPolicy(threshold=-2.0)
 DENSE = SkipPolicy(enabled=False)

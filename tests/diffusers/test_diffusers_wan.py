@@ -10,13 +10,14 @@ import numpy as np
 import pytest
 import torch
 from diffusers.models.attention_dispatch import AttentionBackendName
-from diffusers_cases import TILE, footprint
 
 import liteattention_diffusers
 from diffusers import FirstBlockCacheConfig
 from liteattention_diffusers import disable, enable
 from liteattention_e2e import pixel_vae, tiny
 from liteattention_rocm import SkipPolicy
+
+from .diffusers_cases import TILE, footprint
 
 SKIPPING = SkipPolicy(threshold=-2.0)
 DENSE = SkipPolicy(enabled=False)
