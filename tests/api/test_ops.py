@@ -1,0 +1,180 @@
+"""The operators under torch.compile and opcheck, merging, and use from several threads."""
+
+from __future__ import annotations
+
+import math
+import multiprocessing
+import threading
+
+import pytest
+import torch
+
+import liteattention_rocm
+from liteattention_rocm import TileGeometry, skiplist
+
+from ..cpu.oracle import bound, exact
+
+
+def qkv(
+    *shape: int, dtype: torch.dtype = torch.bfloat16
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    torch.manual_seed(sum(shape))
+    return (
+        torch.randn(shape).to(dtype),
+        torch.randn(shape).to(dtype),
+        torch.randn(shape).to(dtype),
+    )
+
+
+CHECKS = ("test_schema", "test_faketensor", "test_aot_dispatch_dynamic")
+
+
+def test_opcheck() -> None:
+    q, k, v = qkv(1, 70, 2, 16)
+    for lse in (None, torch.empty(1, 2, 70)):
+        torch.library.opcheck(
+            torch.ops.liteattention_rocm.attention.default,
+            (q, k, v, torch.empty_like(q), lse, "bshd", 0.25, True, "rtne", ""),
+            test_utils=CHECKS,
+        )
+    read = skiplist.full(1, 2, 5, 2)
+    torch.library.opcheck(
+        torch.ops.liteattention_rocm.lite_attention.default,
+        (
+            q, k, v, read, torch.empty_like(read), torch.empty_like(q), torch.empty(1, 2, 70),
+            None, None, "bshd", 0.25, -3.0, True, False, 16, 64, 16, "rtne", "",
+        ),
+        test_utils=CHECKS,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_compiles_without_a_graph_break(dynamic: bool) -> None:
+    def block(
+        q: torch.Tensor, k: torch.Tensor, v: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        out, lse = liteattention_rocm.attention(
+            q * 2, k, v, causal=True, return_lse=True, engine="cpu"
+        )
+        return out + 1, lse
+
+    compiled = torch.compile(block, fullgraph=True, dynamic=dynamic)
+    for length in (40, 56):
+        inputs = qkv(1, length, 2, 16)
+        for ours, theirs in zip(compiled(*inputs), block(*inputs), strict=True):
+            assert torch.equal(ours, theirs)
+
+
+def test_compiled_lite_writes_the_same_lists() -> None:
+    geometry = TileGeometry(16, 64, 16)
+    q, k, v = qkv(1, 256, 2, 16)
+    k[:, :64] *= 8  # the first K block outshines the others
+
+    def step(read: torch.Tensor, write: torch.Tensor) -> torch.Tensor:
+        out = liteattention_rocm.lite_attention(
+            q.abs() * 8, k.abs(), v, read, write, threshold=-4.0, geometry=geometry, engine="cpu"
+        )
+        assert isinstance(out, torch.Tensor)
+        return out
+
+    read = skiplist.full(1, 2, 16, 4)
+    eager, compiled = torch.empty_like(read), torch.empty_like(read)
+    assert torch.equal(step(read, eager), torch.compile(step, fullgraph=True)(read, compiled))
+    assert torch.equal(eager, compiled)
+    assert 0 < skiplist.sparsity(eager, 4) < 1
+
+
+def test_compile_reports_bad_calls_too() -> None:
+    compiled = torch.compile(
+        lambda q, k, v: liteattention_rocm.attention(q, k, v, scale=1.0), fullgraph=True
+    )
+    with pytest.raises(Exception, match="query heads must be a multiple of key heads"):
+        compiled(torch.zeros(1, 8, 3, 8), torch.zeros(1, 8, 2, 8), torch.zeros(1, 8, 2, 8))
+
+
+@pytest.mark.parametrize("layout", ["bshd", "bhsd"])
+@pytest.mark.parametrize("engine", ["cpu", "reference"])
+def test_merging_parts_of_the_keys_gives_the_whole(layout: str, engine: str) -> None:
+    q, k, v = qkv(2, 3, 50, 64, dtype=torch.float32)
+    k, v = (torch.cat([t, t.flip(2) * 1.5], 2) for t in (k, v))
+    expected = exact(q, k, v)
+    cuts = [0, 1, 37, 64, 100]
+    outs, lses = [], []
+    for begin, end in zip(cuts, cuts[1:], strict=False):
+        parts = [t[:, :, begin:end] if t is not q else t for t in (q, k, v)]
+        if layout == "bshd":
+            parts = [t.transpose(1, 2) for t in parts]
+        out, lse = liteattention_rocm.attention(
+            *parts, layout=layout, return_lse=True, engine=engine
+        )
+        outs.append(out)
+        lses.append(lse)
+    out, lse = liteattention_rocm.merge_states(outs, lses, layout=layout)
+    out = out.transpose(1, 2) if layout == "bshd" else out
+    assert (out.double() - expected.out).abs().max() < 2e-6
+    assert (lse.double() - expected.lse).abs().max() < 2e-6
+
+
+def test_empty_parts_contribute_nothing_even_if_nan() -> None:
+    out, lse = torch.randn(1, 4, 2, 8), torch.randn(1, 2, 4)
+    empty = torch.full_like(out, math.nan), torch.full_like(lse, -math.inf)
+    merged, merged_lse = liteattention_rocm.merge_states([out, empty[0]], [lse, empty[1]])
+    assert torch.allclose(merged, out) and torch.allclose(merged_lse, lse)
+    merged, merged_lse = liteattention_rocm.merge_states([empty[0]] * 2, [empty[1]] * 2)
+    assert (merged == 0).all() and torch.isneginf(merged_lse).all()
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+def test_engines_agree(dtype: torch.dtype) -> None:
+    q, k, v = qkv(1, 4, 150, 64, dtype=dtype)
+    k, v = k[:, :2, :90], v[:, :2, :90]
+    limit = bound(exact(q, k, v, causal=True), dtype)
+    a, b = (
+        liteattention_rocm.attention(q, k, v, layout="bhsd", causal=True, engine=name)
+        for name in ("cpu", "reference")
+    )
+    assert ((a.double() - b.double()).abs() <= 2 * limit).all()
+
+
+def test_calls_from_many_threads_do_not_mix() -> None:
+    inputs = [qkv(1, 100 + 40 * i, 2, 64) for i in range(6)]
+    expected = [liteattention_rocm.attention(*x, engine="cpu") for x in inputs]
+    failures: list[int] = []
+
+    def work(i: int) -> None:
+        for _ in range(20):
+            if not torch.equal(liteattention_rocm.attention(*inputs[i], engine="cpu"), expected[i]):
+                failures.append(i)
+
+    threads = [threading.Thread(target=work, args=(i,)) for i in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not failures
+
+
+def _forked(inputs: tuple[torch.Tensor, ...], queue: multiprocessing.Queue[list[float]]) -> None:
+    queue.put(liteattention_rocm.attention(*inputs, engine="cpu").flatten().tolist())
+
+
+def test_works_in_a_forked_child() -> None:
+    # Data loaders and servers fork; the pool's threads do not exist in the child.
+    inputs = qkv(1, 300, 4, 64)
+    expected = liteattention_rocm.attention(*inputs, engine="cpu").flatten().tolist()
+    context = multiprocessing.get_context("fork")
+    queue: multiprocessing.Queue[list[float]] = context.Queue()
+    child = context.Process(target=_forked, args=(inputs, queue))
+    child.start()
+    assert queue.get(timeout=60) == expected
+    child.join(timeout=60)
+    assert child.exitcode == 0
+
+
+def test_repeats_are_bit_equal_under_load() -> None:
+    inputs = qkv(1, 513, 3, 64)
+    first = liteattention_rocm.attention(*inputs, engine="cpu")
+    noise = qkv(1, 200, 1, 64)
+    for _ in range(200):
+        liteattention_rocm.attention(*noise, engine="cpu")
+        assert torch.equal(liteattention_rocm.attention(*inputs, engine="cpu"), first)

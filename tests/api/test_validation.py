@@ -1,0 +1,218 @@
+"""Every bad call raises one error that lists every reason."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+
+import liteattention_rocm
+from liteattention_rocm import TileGeometry, engines
+
+B, S, H, D = 1, 16, 2, 8
+
+
+def tensors() -> dict[str, torch.Tensor]:
+    return {name: torch.zeros(B, S, H, D, dtype=torch.bfloat16) for name in "qkv"}
+
+
+def call(**changes: Any) -> Any:
+    return liteattention_rocm.attention(**{**tensors(), **changes})
+
+
+ZERO = torch.zeros(B, S, H, D, dtype=torch.bfloat16)
+
+BAD = [
+    ({"q": [1.0]}, TypeError, ["q must be a tensor, got list"]),
+    ({"q": ZERO.int()}, TypeError, ["q must be bf16, fp16 or fp32, got torch.int32"]),
+    ({"k": ZERO.float()}, TypeError, ["all tensors must have one dtype, got q torch.bfloat16"]),
+    ({"q": ZERO[0]}, ValueError, ["q must have 4 dimensions (B,S,H,D), got [16, 2, 8]"]),
+    ({"k": ZERO[:, :3]}, ValueError, ["k and v must have one shape"]),
+    ({"q": ZERO.expand(2, -1, -1, -1)}, ValueError, ["one batch size, got 2 and 1"]),
+    (
+        {"k": ZERO[..., :4], "v": ZERO[..., :4]},
+        ValueError,
+        ["q and k must have one head dim, got 8 and 4"],
+    ),
+    (
+        {"q": torch.zeros(B, S, 3, D, dtype=torch.bfloat16)},
+        ValueError,
+        ["query heads must be a multiple of key heads, got 3 and 2"],
+    ),
+    ({"q": ZERO[:, :0]}, ValueError, ["q must not be empty"]),
+    ({"q": ZERO.mT.contiguous().mT}, ValueError, ["q must be contiguous in its last dimension"]),
+    ({"v": ZERO.to("meta")}, ValueError, ["all tensors must have one device", "v meta"]),
+    ({"layout": "sbhd"}, ValueError, ["layout must be one of bshd, bhsd, got 'sbhd'"]),
+    ({"rounding": "up"}, ValueError, ["rounding must be one of rtne, rtna, rtz, got 'up'"]),
+    ({"scale": math.inf}, ValueError, ["scale must be finite, got inf"]),
+    ({"scale": math.nan}, ValueError, ["scale must be finite, got nan"]),
+    ({"scale": "1"}, TypeError, ["scale must be a number, got str"]),
+    ({"causal": 1}, TypeError, ["causal must be a bool, got int"]),
+    ({"return_lse": None}, TypeError, ["return_lse must be a bool, got NoneType"]),
+    ({"out": ZERO[:, :4]}, ValueError, ["out must have q's shape [1, 16, 2, 8]"]),
+    ({"out": ZERO.float()}, TypeError, ["all tensors must have one dtype", "out torch.float32"]),
+    (
+        {"out": ZERO[:, :1].expand(-1, S, -1, -1)},
+        ValueError,
+        ["out must not be an expanded tensor"],
+    ),
+    ({"engine": "magic"}, ValueError, ["unknown engine 'magic': this build has cpu, reference"]),
+    (
+        {name: torch.zeros(B, S, H, 12, dtype=torch.bfloat16) for name in "qkv"},
+        ValueError,
+        ["engine 'cpu' cannot run this: head dim must be a multiple of 8", "engine='reference'"],
+    ),
+    (
+        {**{name: ZERO.float() for name in "qkv"}, "rounding": "rtz"},
+        ValueError,
+        ["rounding 'rtz' is for bf16 outputs", "no other engine"],
+    ),
+    (
+        {name: ZERO.to("meta") for name in "qkv"},
+        ValueError,
+        ["no engine of this build runs on device type 'meta'"],
+    ),
+]
+
+
+@pytest.mark.parametrize(("changes", "error", "texts"), BAD)
+def test_each_reason(changes: dict[str, Any], error: type[Exception], texts: list[str]) -> None:
+    with pytest.raises(error) as caught:
+        call(**changes)
+    for text in texts:
+        assert text in str(caught.value)
+
+
+def test_all_reasons_at_once() -> None:
+    with pytest.raises(TypeError) as caught:
+        liteattention_rocm.attention(
+            torch.zeros(2, S, 3, D),
+            torch.zeros(B, S, H, 16, dtype=torch.int8),
+            torch.zeros(B, S, H, D),
+            layout="nope",  # type: ignore[call-overload]
+            scale=math.nan,
+            rounding="up",
+            causal="yes",
+        )
+    text = str(caught.value)
+    for reason in (
+        "k must be bf16, fp16 or fp32, got torch.int8",
+        "all tensors must have one dtype",
+        "causal must be a bool",
+        "layout must be one of",
+        "rounding must be one of",
+        "scale must be finite",
+        "k and v must have one shape",
+        "one batch size, got 2 and 1",
+        "one head dim, got 8 and 16",
+        "got 3 and 2",
+    ):
+        assert reason in text
+
+
+def test_requires_grad_is_refused_only_while_recording() -> None:
+    q = ZERO.clone().requires_grad_()
+    with pytest.raises(ValueError, match="q requires grad, and there is no backward pass"):
+        call(q=q)
+    with torch.no_grad():
+        call(q=q)
+
+
+def test_overlapping_out() -> None:
+    q = torch.randn(B, S, H, D).bfloat16()
+    with pytest.raises(ValueError, match="out must not overlap q: give it memory of its own"):
+        call(q=q, out=q)
+    base = torch.zeros(B, S + 4, H, D, dtype=torch.bfloat16)
+    with pytest.raises(ValueError, match="out must not overlap k"):
+        call(k=base[:, :S], out=base[:, 4:])
+    # Interleaved heads of one buffer lie in one byte range, but share nothing.
+    qkvo = torch.randn(B, S, H, 4, D).bfloat16()
+    call(q=qkvo[..., 0, :], k=qkvo[..., 1, :], v=qkvo[..., 2, :], out=qkvo[..., 3, :])
+
+
+def lite(**changes: Any) -> Any:
+    geometry = TileGeometry(16, 64, 16)
+    words = torch.ones(B, H, 1, 1, dtype=torch.int32)
+    arguments = {
+        **tensors(),
+        "read": words,
+        "write": words.clone(),
+        "threshold": -6.0,
+        "geometry": geometry,
+        **changes,
+    }
+    return liteattention_rocm.lite_attention(**arguments)
+
+
+BITS = torch.ones(B, H, 1, 1, dtype=torch.int32)
+
+
+@pytest.mark.parametrize(
+    ("changes", "error", "texts"),
+    [
+        ({"threshold": 0.5}, ValueError, ["log2 units and must be <= 0, got 0.5"]),
+        ({"threshold": math.nan}, ValueError, ["must be <= 0, got nan"]),
+        ({"threshold": None}, TypeError, ["threshold must be a number"]),
+        ({"geometry": (16, 64)}, TypeError, ["geometry must be a TileGeometry, got tuple"]),
+        ({"read": BITS.long()}, TypeError, ["read must be torch.int32 (uint32 bit patterns)"]),
+        ({"write": BITS[:, :1]}, ValueError, ["write must be [1, 2, 1, 1], got [1, 1, 1, 1]"]),
+        ({"must_do": BITS}, ValueError, ["must_do must be [1], got [1, 2, 1, 1]"]),
+        ({"must_skip": [1]}, TypeError, ["must_skip must be a tensor, got list"]),
+        ({"read": BITS, "write": BITS}, ValueError, ["write must not overlap read"]),
+        (
+            {"geometry": TileGeometry(16, 32, 16)},
+            ValueError,
+            ["engine 'cpu' cannot run this: k_block must be 64, got 32", "engine='reference'"],
+        ),
+        (
+            {"geometry": TileGeometry(8, 64, 8)},
+            ValueError,
+            ["write must be [1, 2, 2, 1]", "read must be [1, 2, 2, 1]"],
+        ),
+        ({"threshold": 1.0, "scale": math.inf}, ValueError, ["must be <= 0", "scale must be"]),
+    ],
+)
+def test_lite_reasons(changes: dict[str, Any], error: type[Exception], texts: list[str]) -> None:
+    with pytest.raises(error) as caught:
+        lite(**changes)
+    for text in texts:
+        assert text in str(caught.value)
+
+
+def test_geometry_reasons() -> None:
+    with pytest.raises(ValueError, match=r"vote_rows 48 must divide q_block 128"):
+        TileGeometry(128, 64, 48)
+    with pytest.raises(ValueError, match=r"q_block .* got 0; k_block .* got -1"):
+        TileGeometry(0, -1, 1)
+
+
+def test_merge_reasons() -> None:
+    out, lse = torch.zeros(1, 4, 2, 8), torch.zeros(1, 2, 4)
+    with pytest.raises(ValueError, match="equally many and at least one, got 0 and 0"):
+        liteattention_rocm.merge_states([], [])
+    with pytest.raises(TypeError) as caught:
+        liteattention_rocm.merge_states([out, out.double()], [lse, lse[:, :, :1].double()])
+    for text in ("outs[1] is torch.float64", "lses[1] must be [1, 2, 4]", "lses[1] must be torch"):
+        assert text in str(caught.value)
+
+
+def test_engine_choice(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(engines.ENGINE_VARIABLE, raising=False)
+    assert engines.choose("cpu").name == "cpu"
+    monkeypatch.setenv(engines.ENGINE_VARIABLE, "reference")
+    assert engines.choose("cpu").name == "reference"
+    assert engines.choose("cpu", "cpu").name == "cpu"
+    monkeypatch.setenv(engines.ENGINE_VARIABLE, "fast")
+    with pytest.raises(ValueError, match="unknown engine 'fast'"):
+        call()
+
+
+def test_engine_choice_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
+    engines._announced.clear()
+    with caplog.at_level("INFO", logger="liteattention_rocm.engines"):
+        for _ in range(3):
+            call(engine="cpu")
+    lines = [r.getMessage() for r in caplog.records if "attention engine" in r.getMessage()]
+    assert lines == ["attention engine cpu (chosen by engine=)"]

@@ -1,0 +1,57 @@
+"""The command line and the environment report."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+from typer.testing import CliRunner
+
+from liteattention_benchmark.cli import app as bench
+from liteattention_rocm import collect_env
+
+RUNNER = CliRunner()
+
+
+def test_collect_env_is_a_module_and_names_what_matters() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "liteattention_rocm.collect_env"],
+        capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    for name in ("python", "torch", "diffusers", "cpu paths", "default engine"):
+        assert f"\n{name} " in "\n" + done.stdout
+
+
+def test_collect_env_never_raises(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(name: str) -> None:
+        raise OSError(f"{name} is broken")
+
+    monkeypatch.setattr(collect_env, "_load", broken)
+    monkeypatch.setenv("LITEATTENTION_ENGINE", "cpu")
+    facts = collect_env.collect()
+    assert facts["cpu paths"].startswith("unknown (OSError: ")
+    assert facts["LITEATTENTION_ENGINE"] == "cpu"
+
+
+def test_bench_cpu_prints_rows_that_add_up() -> None:
+    result = RUNNER.invoke(
+        bench, ["cpu", "--json", "--shape", "1,2,512,64", "--rounds", "3", "--warmup", "1"]
+    )
+    assert result.exit_code == 0, result.output
+    report = json.loads(result.stdout)
+    rows = {row["contender"]: row for row in report["rows"]}
+    assert list(rows) == ["sdpa", "dense", "lite 0 %", "lite 50 %", "lite 75 %"]
+    assert rows["sdpa"]["ratio"] == 1.0
+    assert all(0 < row["max_error"] < 0.02 for row in rows.values())
+    assert all(row["p25_ms"] <= row["median_ms"] <= row["p75_ms"] for row in rows.values())
+    assert report["environment"]["commit"]
+
+
+def test_bench_cpu_lists_every_bad_option() -> None:
+    result = RUNNER.invoke(bench, ["cpu", "--dtype", "int8", "--shape", "1,2"])
+    assert result.exit_code == 2
+    text = " ".join(result.output.replace("│", " ").split())
+    assert "--dtype must be one of bf16, fp16, fp32" in text
+    assert "--shape must be four positive numbers B,H,S,D, got '1,2'" in text
