@@ -6,6 +6,7 @@ One binary holds every instruction-set path; the best one the processor has is t
 
 from __future__ import annotations
 
+import math
 import os
 
 import torch
@@ -112,7 +113,8 @@ class CpuEngine(Engine):
         skip.q_block = lite.geometry.q_block
         skip.vote_rows = lite.geometry.vote_rows
         skip.threshold = lite.threshold
-        skip.descending = lite.descending
+        # Nothing is voted on at -inf; walking in the dense order makes it dense bit for bit.
+        skip.descending = lite.descending and lite.threshold > -math.inf
         skip.soft_skip = lite.soft_skip
         _core.cpu_attention(_request(spec, q, k, v, out, lse), skip, chosen_isa())
 
