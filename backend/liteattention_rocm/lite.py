@@ -8,7 +8,6 @@ Method: LiteAttention, arXiv 2511.11062.
 from __future__ import annotations
 
 import logging
-import math
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
@@ -187,9 +186,7 @@ class LiteAttention:
     - a call that raises leaves no votes behind; calling its step again works, and so does going
       on (the step that failed then does not count).
 
-    Steps that the policy makes dense run dense attention and keep the lists as they are. At a
-    threshold of -inf lists stay as they are, too, and the walk is always ascending, so that with
-    a full list the output equals dense attention bit for bit on every engine. With
+    Steps that the policy makes dense run dense attention and keep the lists as they are. With
     shared branches, finish every branch of a step before the first call of the next.
 
     May be called from several threads as long as one (generation, layer, branch) is in one thread
@@ -339,8 +336,7 @@ class LiteAttention:
             if step > state.lite_step:
                 state.advance(step, self.statistics)
             ordinal = state.ordinal
-            # Nothing is voted on at -inf, and sums in the dense order are dense bit for bit.
-            descending = self.policy.descends(ordinal) and threshold > -math.inf
+            descending = self.policy.descends(ordinal)
             write = state.begin(tiles, branch)
             if state.read is None or self.policy.retests(ordinal):
                 read, computed = tiles.full, cast(int | skiplist.Counter, tiles.full_count)

@@ -74,6 +74,8 @@ def test_pack_many_rows() -> None:
 def test_full_keeps_everything_and_nothing_beyond(k_blocks: int) -> None:
     bitmap = skiplist.full(2, 3, 4, k_blocks)
     assert torch.equal(bitmap, skiplist.pack(torch.ones(2, 3, 4, k_blocks, dtype=torch.bool)))
+    assert int(skiplist.count(bitmap)) == 24 * k_blocks
+    assert skiplist.sparsity(bitmap, k_blocks) == 0.0
 
 
 def test_raises_of_the_bitmap_functions() -> None:

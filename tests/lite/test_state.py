@@ -226,6 +226,15 @@ def test_generation_aborted_at_every_step(aborted_at: int, warmup: int) -> None:
                 expect(lite, by, step, tensors, layer=layer)
 
 
+def test_statistics_of_a_shorter_generation_hold_nothing_of_the_longer_one() -> None:
+    lite = make()
+    for steps in (STEPS, 2):
+        for step in range(steps):
+            for branch in ("cond", "uncond"):
+                call(lite, inputs(step), step, branch=branch)
+    assert [row["step"] for row in lite.statistics.by_step()] == [0, 1]
+
+
 def test_resolution_change_and_back() -> None:
     lite = make()
     for length in (40, 52, 40):
@@ -716,6 +725,10 @@ def test_under_torch_compile_the_state_sees_runs_not_traces() -> None:
         assert torch.equal(compiled(*inputs(step), step), want)
         assert torch.equal(lite.lists("blocks.0"), want_list)
     assert len(lite.statistics) == 4
+    # not traced into: validation, which a traced call leaves to the operators, still runs
+    q, k, v = inputs(4)
+    with pytest.raises(ValueError, match="invalid attention call: k and v must have one shape"):
+        compiled(q, k, v[:, :3], 4)
 
 
 # --- what is refused -------------------------------------------------------------------------

@@ -360,11 +360,16 @@ def test_vote_is_exactly_float32() -> None:
         assert (1 in check(case)[0][0][0]) is kept
 
 
-def test_factor_is_rounded_to_float32_before_the_product() -> None:
+def test_product_with_the_factor_is_rounded_to_float32() -> None:
     q = torch.ones(1, 1, 1, 1)
-    k = torch.tensor([3.0, 0.0]).view(1, 1, 2, 1)
-    exact, rounded = -3.0 * LOG2E, float(F(-3.0) * F(LOG2E))
-    assert rounded != exact
-    for threshold, kept in ((rounded, False), (float(np.nextafter(F(rounded), F(-9.0))), True)):
-        case = Case(q, k, k.clone(), TileGeometry(1, 1, 1), [[[{0, 1}]]], threshold, 1.0)
-        assert (1 in check(case)[0][0][0]) is kept
+    c = F(LOG2E)
+    directions = set()
+    for distance in (3.0, 5.0, 7.0, 9.0, 11.0, 13.0):
+        k = torch.tensor([distance, 0.0]).view(1, 1, 2, 1)
+        rounded = F(-distance) * c
+        directions.add(float(rounded) < -distance * float(c))
+        for threshold, kept in ((rounded, False), (np.nextafter(rounded, F(-99.0)), True)):
+            tile = TileGeometry(1, 1, 1)
+            case = Case(q, k, k.clone(), tile, [[[{0, 1}]]], float(threshold), 1.0)
+            assert (1 in check(case)[0][0][0]) is kept
+    assert directions == {False, True}  # a product left in float64 would miss on either side
