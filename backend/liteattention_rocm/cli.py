@@ -27,7 +27,9 @@ def build() -> typer.Typer:
     )
 
     @root.callback()
-    def options(verbose: bool = typer.Option(False, "--verbose", "-v", help="Show log lines.")) -> None:
+    def options(
+        verbose: bool = typer.Option(False, "--verbose", "-v", help="Show log lines."),
+    ) -> None:
         logging.basicConfig(
             level=logging.INFO if verbose else logging.WARNING,
             format="%(message)s",

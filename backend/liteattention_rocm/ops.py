@@ -32,12 +32,12 @@ from .engines import (
 
 __all__ = ["attention", "default_geometry", "lite_attention", "merge_states"]
 
-_LIBRARY = torch.library.Library("liteattention_rocm", "DEF")
-_LIBRARY.define(
+_LIBRARY = torch.library.Library("liteattention_rocm", "DEF")  # type: ignore[no-untyped-call]
+_LIBRARY.define(  # type: ignore[no-untyped-call]
     "attention(Tensor q, Tensor k, Tensor v, Tensor(a!) out, Tensor(b!)? lse, str layout, "
     "float scale, bool causal, str rounding, str engine) -> ()"
 )
-_LIBRARY.define(
+_LIBRARY.define(  # type: ignore[no-untyped-call]
     "lite_attention(Tensor q, Tensor k, Tensor v, Tensor read, Tensor(a!) write, Tensor(b!) out, "
     "Tensor(c!)? lse, Tensor? must_do, Tensor? must_skip, str layout, float scale, "
     "float threshold, bool descending, bool soft_skip, int q_block, int k_block, int vote_rows, "
@@ -197,7 +197,7 @@ def lite_attention(
     out: torch.Tensor | None = None,
     engine: str | None = None,
 ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
-    """One LiteAttention step: attend over the tiles in ``read``, vote the next step's into ``write``.
+    """One LiteAttention step: attend over the tiles in ``read``, vote the next list into ``write``.
 
     Stateless; :class:`liteattention_rocm.LiteAttention` owns the bitmaps and swaps them.
 
@@ -231,9 +231,7 @@ def lite_attention(
     if geometry is None:
         geometry = default_geometry(q, engine)
     if not torch.compiler.is_compiling():
-        kinds, values = _argument_reasons(
-            q, k, v, layout, scale, False, rounding, out, return_lse
-        )
+        kinds, values = _argument_reasons(q, k, v, layout, scale, False, rounding, out, return_lse)
         more_kinds, more_values = _lite_reasons(
             q, k, layout, read, write, threshold, must_do, must_skip, geometry
         )
@@ -313,13 +311,10 @@ def merge_states(
             batch, rows, heads = _sizes(first, layout)[:3]
             for i, (part, lse) in enumerate(zip(outs, lses, strict=True)):
                 if part.shape != first.shape or part.dtype != first.dtype:
-                    values.append(
-                        f"outs[{i}] is {_describe(part)}, outs[0] is {_describe(first)}"
-                    )
+                    values.append(f"outs[{i}] is {_describe(part)}, outs[0] is {_describe(first)}")
                 if tuple(lse.shape) != (batch, heads, rows):
                     values.append(
-                        f"lses[{i}] must be {[batch, heads, rows]} (B, H, S), "
-                        f"got {list(lse.shape)}"
+                        f"lses[{i}] must be {[batch, heads, rows]} (B, H, S), got {list(lse.shape)}"
                     )
                 if lse.dtype != torch.float32:
                     kinds.append(f"lses[{i}] must be torch.float32, got {lse.dtype}")
@@ -428,17 +423,15 @@ def _fake_lite_attention(
     engine: str,
 ) -> None:
     geometry = TileGeometry(q_block, k_block, vote_rows)
-    kinds, values = _argument_reasons(
-        q, k, v, layout, scale, False, rounding, out, lse is not None
-    )
+    kinds, values = _argument_reasons(q, k, v, layout, scale, False, rounding, out, lse is not None)
     more = _lite_reasons(q, k, layout, read, write, threshold, must_do, must_skip, geometry)
     _raise_if(kinds + more[0], values + more[1])
     lite = LiteSpec(geometry, threshold, descending, soft_skip)
     _prepare(q, k, v, layout, scale, False, rounding, lse, engine, lite)
 
 
-_LIBRARY.impl("attention", _run_attention, "CompositeExplicitAutograd")
-_LIBRARY.impl("lite_attention", _run_lite_attention, "CompositeExplicitAutograd")
+for _name, _run in (("attention", _run_attention), ("lite_attention", _run_lite_attention)):
+    _LIBRARY.impl(_name, _run, "CompositeExplicitAutograd")  # type: ignore[no-untyped-call]
 torch.library.register_fake("liteattention_rocm::attention", _fake_attention, lib=_LIBRARY)
 torch.library.register_fake(
     "liteattention_rocm::lite_attention", _fake_lite_attention, lib=_LIBRARY
@@ -584,9 +577,7 @@ def _shape_reasons(tensors: dict[str, torch.Tensor], layout: Layout) -> list[str
     if head_dim != k_dim:
         reasons.append(f"q and k must have one head dim, got {head_dim} and {k_dim}")
     if kv_heads and q_heads % kv_heads:
-        reasons.append(
-            f"query heads must be a multiple of key heads, got {q_heads} and {kv_heads}"
-        )
+        reasons.append(f"query heads must be a multiple of key heads, got {q_heads} and {kv_heads}")
     if "out" in tensors and tensors["out"].shape != tensors["q"].shape:
         reasons.append(
             f"out must have q's shape {list(tensors['q'].shape)}, got {list(tensors['out'].shape)}"
@@ -651,7 +642,9 @@ def _overlap_reasons(
     if any(
         step == 0 and size > 1 for step, size in zip(target.stride(), target.shape, strict=True)
     ):
-        reasons.append(f"{name} must not be an expanded tensor, got strides {list(target.stride())}")
+        reasons.append(
+            f"{name} must not be an expanded tensor, got strides {list(target.stride())}"
+        )
     if _is_fake(target):
         return reasons
     begin, end = _extent(target)
@@ -670,9 +663,7 @@ def _is_fake(tensor: torch.Tensor) -> bool:
 
 def _extent(tensor: torch.Tensor) -> tuple[int, int]:
     """Return the half-open byte range that a tensor's elements lie in."""
-    last = sum(
-        (size - 1) * step for size, step in zip(tensor.shape, tensor.stride(), strict=True)
-    )
+    last = sum((size - 1) * step for size, step in zip(tensor.shape, tensor.stride(), strict=True))
     begin = tensor.data_ptr()
     return begin, begin + (last + 1) * tensor.element_size()
 
@@ -693,8 +684,13 @@ class _Address:
 
 def _shares_memory(a: torch.Tensor, b: torch.Tensor) -> bool:
     """Exact overlap of two strided tensors, e.g. false for two heads of one buffer."""
+    effort = 100_000  # past it the answer is the safe one; the stubs know only the named efforts
     try:
-        return bool(np.shares_memory(np.asarray(_Address(a)), np.asarray(_Address(b)), 100_000))
+        return np.shares_memory(
+            np.asarray(_Address(a)),
+            np.asarray(_Address(b)),
+            effort,  # type: ignore[arg-type]
+        )
     except np.exceptions.TooHardError:
         return True
 

@@ -39,7 +39,7 @@ def cpu(
     reasons = []
     if dtype not in dtypes:
         reasons.append(f"--dtype must be one of {', '.join(dtypes)}, got {dtype!r}")
-    shapes = cpu_benchmark.DEFAULT_SHAPES
+    shapes: tuple[tuple[int, int, int, int], ...] = cpu_benchmark.DEFAULT_SHAPES
     if shape:
         parsed = [tuple(int(n) for n in s.split(",") if n.strip().isdigit()) for s in shape]
         for text, numbers in zip(shape, parsed, strict=True):

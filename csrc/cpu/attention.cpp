@@ -103,8 +103,7 @@ int64_t KeptBlocks(const LiteParams& lite, const uint32_t* row, int64_t words) {
 
 // K blocks that the causal mask leaves to the rows up to `row_end`.
 int64_t VisibleBlocks(const AttentionParams& p, int64_t row_end) {
-    const int64_t keys =
-        p.causal ? std::min(p.kv_len, row_end + p.kv_len - p.q_len) : p.kv_len;
+    const int64_t keys = p.causal ? std::min(p.kv_len, row_end + p.kv_len - p.q_len) : p.kv_len;
     return keys <= 0 ? 0 : CeilDiv(keys, kKBlock);
 }
 
@@ -131,9 +130,8 @@ void Attention(const AttentionParams& p, const LiteParams* lite, Isa isa) {
     const int64_t kv_total = p.batch * p.kv_heads;
     const int64_t kv_per_pass = std::clamp<int64_t>(
         static_cast<int64_t>(kPackedBudget / std::max<size_t>(head_bytes, 1)), 1, kv_total);
-    BufferCache::Buffer buffer =
-        Cache().Take(static_cast<size_t>(kv_per_pass) * head_bytes +
-                     static_cast<size_t>(threads) * scratch_bytes);
+    BufferCache::Buffer buffer = Cache().Take(static_cast<size_t>(kv_per_pass) * head_bytes +
+                                              static_cast<size_t>(threads) * scratch_bytes);
     char* packed = buffer.data.get();
     char* scratch = packed + static_cast<size_t>(kv_per_pass) * head_bytes;
 
@@ -171,10 +169,10 @@ void Attention(const AttentionParams& p, const LiteParams* lite, Isa isa) {
                     kernel.pack_v(p, batch, kv_head, block,
                                   home + static_cast<size_t>(block) * v_block_bytes);
                     if (block >= k_packed_first)
-                        kernel.pack_k(p, batch, kv_head, block,
-                                      home + v_bytes +
-                                          static_cast<size_t>(block - k_packed_first) *
-                                              k_block_bytes);
+                        kernel.pack_k(
+                            p, batch, kv_head, block,
+                            home + v_bytes +
+                                static_cast<size_t>(block - k_packed_first) * k_block_bytes);
                 }
             }
         });

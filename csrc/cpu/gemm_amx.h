@@ -30,8 +30,8 @@ struct GemmAmx {
 
     // m and n are multiples of 16, steps of 16 words. Strides: a in bytes, b and c in words.
     static void Multiply(int m, int n, int blocks, const char* const* a, int64_t a_stride,
-                         int steps, const uint32_t* b, int64_t b_stride, float* c,
-                         int64_t c_stride, bool accumulate) {
+                         int steps, const uint32_t* b, int64_t b_stride, float* c, int64_t c_stride,
+                         bool accumulate) {
         for (int i = 0; i < m; i += 32) {
             const bool two_rows = m - i > 16;
             for (int j = 0; j < n; j += 32) {

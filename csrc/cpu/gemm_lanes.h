@@ -27,8 +27,8 @@ struct GemmLanes {
     // m is a multiple of 8, n of 16. Strides: a in bytes, b and c in words. The sum of this call
     // is formed apart and then added to C, which keeps the rounding error of long sums small.
     static void Multiply(int m, int n, int blocks, const char* const* a, int64_t a_stride,
-                         int steps, const uint32_t* b, int64_t b_stride, float* c,
-                         int64_t c_stride, bool accumulate) {
+                         int steps, const uint32_t* b, int64_t b_stride, float* c, int64_t c_stride,
+                         bool accumulate) {
         constexpr int kRows = Vec::kLanes == 16 ? 8 : 4;
         constexpr int kVecs = Vec::kLanes == 16 ? 1 : 2;
         for (int j = 0; j < n;) {

@@ -40,8 +40,8 @@ std::vector<Isa> Detect() {
     const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
                       __builtin_cpu_supports("f16c");
     const bool avx512 = avx2 && __builtin_cpu_supports("avx512f") &&
-                        __builtin_cpu_supports("avx512bw") &&
-                        __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
+                        __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&
+                        __builtin_cpu_supports("avx512vl");
     const bool bf16 = avx512 && __builtin_cpu_supports("avx512bf16");
     if (bf16 && HasAmxBf16() && MayUseTiles()) isas.push_back(Isa::kAmxBf16);
     if (bf16) isas.push_back(Isa::kAvx512Bf16);

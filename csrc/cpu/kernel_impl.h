@@ -52,7 +52,7 @@ inline void ToBf16(const float* from, int n, uint16_t* to) {
         std::memcpy(&x, from + i, sizeof x);
         const uint32_t nan = 0u - static_cast<uint32_t>((x & 0x7fffffffu) > 0x7f800000u);
         const uint32_t odd = x >> 16 & 1;
-        const uint32_t add = kMode == Rounding::kRtne ? 0x7fffu + odd
+        const uint32_t add = kMode == Rounding::kRtne   ? 0x7fffu + odd
                              : kMode == Rounding::kRtna ? 0x8000u
                                                         : 0u;
         const uint32_t rounded = (x + add) >> 16, quiet = x >> 16 | 0x40u;
@@ -286,9 +286,9 @@ struct KernelImpl {
             std::memset(staging, 0, static_cast<size_t>(16 * words) * 4);
             for (int64_t i = 0; i < Min(16, walk.rows - slot) && p.scale != 0; ++i) {
                 uint32_t* row = staging + i * words;
-                CopyRow(Row(p.q, p.q_strides, walk.task.batch, walk.first + slot + i,
-                            walk.task.head),
-                        p.head_dim, reinterpret_cast<char*>(row));
+                CopyRow(
+                    Row(p.q, p.q_strides, walk.task.batch, walk.first + slot + i, walk.task.head),
+                    p.head_dim, reinterpret_cast<char*>(row));
                 for (int64_t w = 0; w < kv_words; ++w) row[w] ^= flip;
             }
             for (int64_t w = 0; w < words; w += 16)
@@ -326,11 +326,10 @@ struct KernelImpl {
             Probabilities(walk, blocks, dropped, kept, count - begin);
             if (begin != 0) Rescale(walk);
             const char* values[kGroup];
-            for (int t = 0; t < blocks; ++t)
-                values[t] = Values(walk, kept[t]);
+            for (int t = 0; t < blocks; ++t) values[t] = Values(walk, kept[t]);
             Gemm::Multiply(static_cast<int>(ValueRows(p)), static_cast<int>(walk.stride), blocks,
-                           values, kKBlock * kElement, kBlockWords, s.probs, walk.stride,
-                           s.output, walk.stride, begin != 0);
+                           values, kKBlock * kElement, kBlockWords, s.probs, walk.stride, s.output,
+                           walk.stride, begin != 0);
         }
         Store(walk);
     }
@@ -381,10 +380,8 @@ struct KernelImpl {
     static void Panels(int64_t rows, Body body) {
         constexpr int64_t kLanes = Vec::kLanes;
         int64_t r = 0;
-        for (; r + 4 * kLanes <= rows; r += 4 * kLanes)
-            body(std::integral_constant<int, 4>{}, r);
-        for (; r + 2 * kLanes <= rows; r += 2 * kLanes)
-            body(std::integral_constant<int, 2>{}, r);
+        for (; r + 4 * kLanes <= rows; r += 4 * kLanes) body(std::integral_constant<int, 4>{}, r);
+        for (; r + 2 * kLanes <= rows; r += 2 * kLanes) body(std::integral_constant<int, 2>{}, r);
         for (; r < rows; r += kLanes) body(std::integral_constant<int, 1>{}, r);
     }
 
@@ -403,8 +400,7 @@ struct KernelImpl {
             for (int i = 0; i < kKBlock; ++i) {
                 if (r == 0) Fetch(values + i * value_bytes, value_bytes);
                 for (int x = 0; x < kVecs; ++x)
-                    top[x] = Vec::Max(top[x],
-                                      Vec::Load(scores + i * stride + r + x * Vec::kLanes));
+                    top[x] = Vec::Max(top[x], Vec::Load(scores + i * stride + r + x * Vec::kLanes));
             }
             for (int x = 0; x < kVecs; ++x) {
                 const int64_t row = r + x * Vec::kLanes;
@@ -573,9 +569,8 @@ struct KernelImpl {
                     for (int x = 0; x < 16; x += Vec::kLanes)
                         (Vec::Load(row + x) * Vec::Load(s.alpha + slot + x)).Store(row + x);
                 }
-                Transpose16x16(
-                    reinterpret_cast<const uint32_t*>(s.output + d * walk.stride + slot),
-                    walk.stride, reinterpret_cast<uint32_t*>(tile), 16);
+                Transpose16x16(reinterpret_cast<const uint32_t*>(s.output + d * walk.stride + slot),
+                               walk.stride, reinterpret_cast<uint32_t*>(tile), 16);
                 Round(p.rounding, tile, half);
                 const char* rounded = kType == DType::kFp32 ? reinterpret_cast<const char*>(tile)
                                                             : reinterpret_cast<const char*>(half);
@@ -597,8 +592,8 @@ struct KernelImpl {
 template <class Gemm, DType kType>
 constexpr Kernel MakeKernel() {
     using K = KernelImpl<Gemm, kType>;
-    return {K::KBlockBytes, K::VBlockBytes, K::KDirect,   K::PackK,    K::PackV,
-            K::ScratchBytes, K::Run,        Gemm::Enter, Gemm::Leave};
+    return {K::KBlockBytes,  K::VBlockBytes, K::KDirect,  K::PackK,   K::PackV,
+            K::ScratchBytes, K::Run,         Gemm::Enter, Gemm::Leave};
 }
 
 }  // namespace

@@ -117,8 +117,8 @@ struct Vec {
             return static_cast<uint16_t>(
                 sign | static_cast<uint32_t>(std::nearbyint(std::ldexp(magnitude, 24))));
         }
-        return static_cast<uint16_t>(
-            sign | (((bits + 0xfffu + (bits >> 13 & 1)) >> 13) - (112u << 10)));
+        return static_cast<uint16_t>(sign |
+                                     (((bits + 0xfffu + (bits >> 13 & 1)) >> 13) - (112u << 10)));
     }
 };
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import multiprocessing
 import threading
@@ -100,7 +101,7 @@ def test_merging_parts_of_the_keys_gives_the_whole(layout: str, engine: str) -> 
     expected = exact(q, k, v)
     cuts = [0, 1, 37, 64, 100]
     outs, lses = [], []
-    for begin, end in zip(cuts, cuts[1:], strict=False):
+    for begin, end in itertools.pairwise(cuts):
         parts = [t[:, :, begin:end] if t is not q else t for t in (q, k, v)]
         if layout == "bshd":
             parts = [t.transpose(1, 2) for t in parts]

@@ -120,9 +120,7 @@ def test_rounding_is_the_model_applied_to_fp32(isa: str, rounding: str) -> None:
     heads = v.shape[1]
     q = torch.zeros(1, heads, 1, 64, dtype=torch.bfloat16)
     k = torch.zeros(1, heads, 2, 64, dtype=torch.bfloat16)
-    out = liteattention_rocm.attention(
-        q, k, v, layout="bhsd", rounding=rounding, engine="cpu"
-    )
+    out = liteattention_rocm.attention(q, k, v, layout="bhsd", rounding=rounding, engine="cpu")
     middle = (v[:, :, 0].float() + v[:, :, 1].float()) * 0.5
     expected = round_to_bf16(middle, rounding)
     assert torch.equal(out[:, :, 0].view(torch.int16), expected.view(torch.int16))
@@ -166,8 +164,11 @@ def test_strides_are_followed_and_neighbours_untouched(isa: str, layout: str) ->
 def test_expanded_batch_and_heads(isa: str) -> None:
     q, k, v = make(1, 1, 1, 40, 80, 64, torch.bfloat16)
     out = liteattention_rocm.attention(
-        q.expand(3, 4, -1, -1), k.expand(3, 2, -1, -1), v.expand(3, 2, -1, -1),
-        layout="bhsd", engine="cpu",
+        q.expand(3, 4, -1, -1),
+        k.expand(3, 2, -1, -1),
+        v.expand(3, 2, -1, -1),
+        layout="bhsd",
+        engine="cpu",
     )
     one = liteattention_rocm.attention(q, k, v, layout="bhsd", engine="cpu")
     assert torch.equal(out, one.expand_as(out))
@@ -193,9 +194,7 @@ def test_bit_equal_whatever_the_threads(isa: str) -> None:
         for n in (1, 2, 3, 8, 2):
             torch.set_num_threads(n)
             results.append(
-                liteattention_rocm.attention(
-                    q, k, v, layout="bhsd", return_lse=True, engine="cpu"
-                )
+                liteattention_rocm.attention(q, k, v, layout="bhsd", return_lse=True, engine="cpu")
             )
     finally:
         torch.set_num_threads(threads)
@@ -208,8 +207,11 @@ def test_passes_over_heads_equal_one_pass() -> None:
     # times over in fp32; each head must come out as it does alone.
     q, k, v = make(1, 1, 1, 4, 16384, 128, torch.float32)
     many = liteattention_rocm.attention(
-        q.expand(1, 24, -1, -1), k.expand(1, 24, -1, -1), v.expand(1, 24, -1, -1),
-        layout="bhsd", engine="cpu",
+        q.expand(1, 24, -1, -1),
+        k.expand(1, 24, -1, -1),
+        v.expand(1, 24, -1, -1),
+        layout="bhsd",
+        engine="cpu",
     )
     one = liteattention_rocm.attention(q, k, v, layout="bhsd", engine="cpu")
     assert torch.equal(many, one.expand_as(many))

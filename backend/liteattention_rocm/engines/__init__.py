@@ -104,12 +104,12 @@ def refuse(
 ) -> ValueError:
     """Build the error for a request that ``engine`` cannot run, naming an engine that can."""
     others = [
-        name
-        for name in available()
-        if name != engine.name and not get(name).supports(spec, lite)
+        name for name in available() if name != engine.name and not get(name).supports(spec, lite)
     ]
     remedy = (
-        f"use engine={others[0]!r}" if others else "no other engine of this build supports it either"
+        f"use engine={others[0]!r}"
+        if others
+        else "no other engine of this build supports it either"
     )
     return ValueError(f"engine {engine.name!r} cannot run this: {'; '.join(reasons)} ({remedy})")
 

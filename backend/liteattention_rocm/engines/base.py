@@ -113,7 +113,7 @@ class Engine(ABC):
 
     @abstractmethod
     def supports(self, spec: AttentionSpec, lite: LiteSpec | None = None) -> list[str]:
-        """Return every reason why this engine cannot run the request; an empty list means it can."""
+        """Return every reason why this engine cannot run the request; none means it can."""
 
     @abstractmethod
     def geometry(self, head_dim: int) -> TileGeometry:
@@ -129,7 +129,7 @@ class Engine(ABC):
         out: torch.Tensor,
         lse: torch.Tensor | None,
     ) -> None:
-        """Write dense attention into ``out`` (q's shape) and, if given, ``lse`` (fp32 [B,Hq,Sq])."""
+        """Write attention into ``out`` (q's shape) and, if given, ``lse`` (fp32 [B,Hq,Sq])."""
 
     @abstractmethod
     def lite_attention(

@@ -107,9 +107,7 @@ class CpuEngine(Engine):
     ) -> None:
         """Run one LiteAttention step; see :meth:`Engine.lite_attention`."""
         skip = _core.LiteParams()
-        skip.set_bitmaps(
-            read.data_ptr(), write.data_ptr(), _address(must_do), _address(must_skip)
-        )
+        skip.set_bitmaps(read.data_ptr(), write.data_ptr(), _address(must_do), _address(must_skip))
         skip.q_block = lite.geometry.q_block
         skip.vote_rows = lite.geometry.vote_rows
         skip.threshold = lite.threshold
