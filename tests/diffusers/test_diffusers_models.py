@@ -158,6 +158,23 @@ def test_bare_transformer_counts_timesteps_and_calls() -> None:
 
 
 @torch.no_grad()
+def test_bare_transformer_ends_a_run_when_its_hooks_are_reset() -> None:
+    model = tiny.wan_transformer(peaked=1.5)
+    with enable(model, SKIPPING, geometry=TILE) as handle:
+        # The second run starts at a later step than the first one ended, as after a run that was
+        # broken off: only the pipeline's reset at the end of a run tells them apart.
+        for steps in ((0, 1), (3, 4)):
+            for step in steps:
+                with model.cache_context("cond", step_index=step, num_inference_steps=5):
+                    model(**wan_inputs(500.0))
+            model._reset_stateful_cache()
+        records = handle.statistics.to_records()
+    assert {(row["generation"], row["step"]) for row in records} == {(1, 0), (1, 1), (2, 3), (2, 4)}
+    first_of_run = [row for row in records if row["step"] in (0, 3)]
+    assert all(row["tiles_computed"] == row["tiles_total"] for row in first_of_run)
+
+
+@torch.no_grad()
 def test_joint_attention_without_a_mask() -> None:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
