@@ -126,7 +126,7 @@ class Runner:
             clock = stack.enter_context(_Stopwatch(pipe, on_step))
             gc.collect()
             memory = stack.enter_context(_PeakMemory(torch.device(self.config.device)))
-            stack.enter_context(_quiet_pipeline())
+            stack.enter_context(_without("num_frames"))  # see pipeline_num_frames
             start = time.perf_counter()
             result = pipe(**self._arguments(prompt, seed, steps, clock.step_end))
             clock.wait()
@@ -203,7 +203,7 @@ def load(config: SuiteConfig) -> Any:
     if not where.exists() and (where.is_absolute() or config.model.count("/") != 1):
         raise ValueError(f"model {config.model!r} is neither a directory nor OWNER/NAME of the hub")
     try:
-        with _no_bars():
+        with _no_bars(), _without("Expected types for vae"):
             pipe = diffusers.DiffusionPipeline.from_pretrained(
                 config.model, dtype=config.torch_dtype
             )
@@ -343,14 +343,13 @@ def _most_skipped(handle: liteattention_diffusers.Handle, skips: list[dict[str, 
 
 
 @contextlib.contextmanager
-def _quiet_pipeline() -> Iterator[None]:
-    """Leave out the pipeline's remark on num_frames, which `pipeline_num_frames` provokes."""
-    logger = logging.getLogger("diffusers.pipelines")
+def _without(*phrases: str) -> Iterator[None]:
+    """Leave out log lines of diffusers that speak of something done on purpose here."""
 
     def other(record: logging.LogRecord) -> bool:
-        return "num_frames" not in record.getMessage()
+        return not any(phrase in record.getMessage() for phrase in phrases)
 
-    handlers = logging.getLogger("diffusers").handlers + logger.handlers
+    handlers = list(logging.getLogger("diffusers").handlers)
     for handler in handlers:
         handler.addFilter(other)
     try:
