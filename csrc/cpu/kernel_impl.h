@@ -320,7 +320,7 @@ struct KernelImpl {
                                static_cast<int>(KeyWords(p)), s.query, walk.stride, scores,
                                walk.stride, false);
                 MaskBlock(walk, kept[t], scores);
-                dropped[t] = Maxima(walk, kept[t], scores, begin + t == 0);
+                dropped[t] = Maxima(walk, kept[t], scores);
             }
             Shift(walk);
             Probabilities(walk, blocks, dropped, kept, count - begin);
@@ -386,8 +386,9 @@ struct KernelImpl {
     }
 
     // Folds a block's row maxima into the running maximum after voting on them, and returns the
-    // slots whose contribution soft_skip drops. Fetches the block's values meanwhile.
-    static uint32_t Maxima(const Walk& walk, int64_t block, const float* scores, bool first) {
+    // slots whose contribution soft_skip drops. The first block walked is never voted out: it is
+    // infinitely far above a running maximum of -inf. Fetches the block's values meanwhile.
+    static uint32_t Maxima(const Walk& walk, int64_t block, const float* scores) {
         const Scratch& s = walk.s;
         const int64_t stride = walk.stride;
         const char* values = Values(walk, block);
@@ -414,7 +415,31 @@ struct KernelImpl {
                 Vec::Max(running, top[x]).Store(s.running + row);
             }
         });
-        return walk.vote ? Tally(walk, block, drop, first) : 0;
+        if (!walk.vote) return 0;
+        KeepNan(walk, scores, drop);
+        return Tally(walk, block, drop);
+    }
+
+    // Takes back the drop votes of rows that have met a NaN, in this block or before it: Max loses
+    // NaN on the way. Only a tile that would otherwise be dropped is looked through, so this costs
+    // nothing on tiles that stay.
+    static void KeepNan(const Walk& walk, const float* scores, uint32_t* drop) {
+        const Scratch& s = walk.s;
+        for (int64_t r = 0; r < walk.stride; r += Vec::kLanes) {
+            const int64_t slot = r / kRowStep, shift = r % kRowStep;
+            constexpr uint32_t kAll = (1u << Vec::kLanes) - 1;
+            if (!(drop[slot] >> shift & kAll)) continue;
+            // An infinite maximum makes the sum NaN without a NaN score: inf - inf.
+            const Vec sum = Vec::Load(s.sum + r);
+            uint32_t whole =
+                Vec::Equal(sum, sum) | Vec::Equal(Vec::Load(s.running + r), Vec::Set(-kLowest));
+            for (const float* at = s.scores + r; at < scores + kKBlock * walk.stride;
+                 at += walk.stride) {
+                const Vec score = Vec::Load(at);
+                whole &= Vec::Equal(score, score);
+            }
+            drop[slot] &= ~((~whole & kAll) << shift);
+        }
     }
 
     // Sets M to the running maximum and alpha to what earlier sums and outputs shrink by.
@@ -434,7 +459,7 @@ struct KernelImpl {
 
     // Counts one block's votes: sets its bit if any valid row keeps it, and returns the slots
     // whose contribution soft_skip drops.
-    static uint32_t Tally(const Walk& walk, int64_t block, const uint32_t* drop, bool first) {
+    static uint32_t Tally(const Walk& walk, int64_t block, const uint32_t* drop) {
         const LiteParams* lite = walk.task.lite;
         const int64_t slots = walk.stride / kRowStep;
         uint32_t slot_drops = 0;
@@ -445,8 +470,8 @@ struct KernelImpl {
         }
         const uint32_t all = (1u << slots) - 1;
         const bool must = lite->must_do && (lite->must_do[block / 32] >> (block % 32) & 1);
-        if (slot_drops != all || first) walk.s.votes[block / 32] |= 1u << (block % 32);
-        if (!walk.soft || must || first) return 0;
+        if (slot_drops != all) walk.s.votes[block / 32] |= 1u << (block % 32);
+        if (!walk.soft || must) return 0;
         uint32_t dropped = 0;
         const int64_t per_group = lite->vote_rows / kRowStep;
         for (int64_t i = 0; i < slots; i += per_group) {

@@ -263,3 +263,47 @@ def test_policy_with_minus_infinity_equals_dense_at_every_step(direction: str) -
         generator = torch.Generator().manual_seed(step)
         q, k, v = (torch.randn(1, 700, 2, 64, generator=generator) for _ in range(3))
         assert torch.equal(lite(q, k, v, step=step, layer="a"), attention(q, k, v, engine="cpu"))
+
+
+@pytest.mark.parametrize("isa", available_isas())
+@pytest.mark.parametrize("descending", [False, True])
+@pytest.mark.parametrize("soft_skip", [False, True])
+def test_a_nan_score_keeps_its_tile_and_the_row_s_later_ones(
+    isa: str, descending: bool, soft_skip: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A NaN must not be voted away: the next step would hide it."""
+    monkeypatch.setenv(ISA_VARIABLE, isa)
+    tile = TileGeometry(64, 64, 16)
+    generator = torch.Generator().manual_seed(3)
+    shape = (1, 1, 640, 64)
+    q, k, v = ((torch.randn(shape, generator=generator) * 8).round() / 8 for _ in range(3))
+    # The blocks at both ends outshine the rest, so that all others can be dropped.
+    k[:, :, :64], k[:, :, -64:] = q.mean(2, keepdim=True) * 40, q.mean(2, keepdim=True) * 40
+    q = (q.mean(2, keepdim=True) * 8).round().expand(shape).contiguous()
+    k = (k * 8).round() / 8
+    for nan_key in (None, 200, 450):
+        keys = k.clone()
+        if nan_key is not None:
+            keys[0, 0, nan_key, 5] = math.nan
+        read = skiplist.full(1, 1, 10, 10)
+        written = {}
+        for engine in ("cpu", "reference"):
+            written[engine] = torch.empty_like(read)
+            lite_attention(
+                q.bfloat16(),
+                keys.bfloat16(),
+                v.bfloat16(),
+                read,
+                written[engine],
+                threshold=-4.0,
+                descending=descending,
+                soft_skip=soft_skip,
+                geometry=tile,
+                layout="bhsd",
+                engine=engine,
+            )
+        assert torch.equal(written["cpu"], written["reference"])
+        kept = skiplist.unpack(written["cpu"], 10)[0, 0, 0]
+        assert kept.sum() < 10
+        if nan_key is not None:
+            assert kept[nan_key // 64]
