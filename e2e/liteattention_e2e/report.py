@@ -18,12 +18,13 @@ from rich.table import Table
 
 from liteattention_rocm import skiplist
 
-from .metrics import Frames
+from .metrics import Frames, psnr
 from .suite import Result, summarise
 
 _SHOWN_FRAMES = 8
 _LABEL_WIDTH = 190
 _SHEET_SIDE = 128  # pixels a frame takes on the contact sheet, at least
+_GOOD_PSNR = 30.0  # dB; drawn as a line to judge by
 _VIDEO_SIDE = 384  # small videos are enlarged by a whole factor to about this height
 
 
@@ -275,13 +276,13 @@ def _contact_sheets(result: Result, report: dict[str, Any], out: Path) -> list[s
                 label.append(f"sparsity {1 - computed / total:.1%}")
             base = result.first("dense", prompt, seed)
             if base is not None and configuration.name != "dense":
-                from .metrics import psnr
-
                 ratio = psnr(run.frames, base.frames)
                 label.append("equals dense" if np.isinf(ratio) else f"PSNR {ratio:.1f} dB")
             strips.append((label, run.frames))
         name = f"contact_sheet_p{prompt}_s{seed}.png"
-        contact_sheet(strips, out / name, f"{result.config.prompts[prompt]} (seed {seed})")
+        contact_sheet(
+            strips, out / name, f"{result.config.prompts[prompt]} (seed {seed}; PSNR against dense)"
+        )
         names.append(name)
     return names
 
@@ -394,8 +395,15 @@ def _plots(report: dict[str, Any], out: Path) -> list[str]:
                 x = item["seconds"]["denoise"]["median"]
                 axis.axvline(x, linestyle="--", color="#999999")
                 axis.annotate(
-                    item["name"], (x, 0.02), xycoords=("data", "axes fraction"), rotation=90
+                    item["name"],
+                    (x, 0.97),
+                    xycoords=("data", "axes fraction"),
+                    textcoords="offset points",
+                    xytext=(-11, 0),
+                    rotation=90,
+                    va="top",
                 )
-        axis.axhline(30.0, color="#cc4444", linewidth=0.8)
+        axis.axhline(_GOOD_PSNR, color="#cc4444", linewidth=0.8)
+        axis.margins(x=0.12, y=0.1)
         save(figure, "quality_against_time.png")
     return names
