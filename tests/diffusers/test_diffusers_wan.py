@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -234,6 +235,19 @@ def test_several_pipelines_do_not_mix(generate: Any) -> None:
         assert np.array_equal(outer, expected[0])
         assert all(np.array_equal(frames, expected[1]) for frames in inner)
         assert (first.run, second.run) == (1, 4)
+
+
+def test_pipelines_in_two_threads_do_not_mix(generate: Any) -> None:
+    pipes = [tiny.wan_pipeline(peaked=1.5, seed=seed) for seed in (0, 1)]
+    expected = [run_under(pipe, generate, SKIPPING) for pipe in pipes]
+    with (
+        enable(pipes[0], SKIPPING, geometry=TILE),
+        enable(pipes[1], SKIPPING, geometry=TILE),
+        ThreadPoolExecutor(2) as pool,
+    ):
+        for _ in range(3):
+            made = list(pool.map(generate, pipes))
+            assert all(np.array_equal(a, b) for a, b in zip(made, expected, strict=True))
 
 
 def test_transformer_alone_takes_the_steps_of_the_pipeline(pipe: Any, generate: Any) -> None:
