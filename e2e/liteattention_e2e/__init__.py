@@ -1,0 +1,1 @@
+"""End-to-end suite: real videos from diffusers pipelines, dense and with LiteAttention."""
