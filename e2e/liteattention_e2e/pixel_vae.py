@@ -57,7 +57,7 @@ class PixelLatents:
 
 @dataclass(frozen=True)
 class PixelOutput:
-    """Result of encode (`latent_dist`) or decode (`sample`) when a dict-like result is asked for."""
+    """Result of encode (`latent_dist`) or of decode (`sample`)."""
 
     latent_dist: PixelLatents | None = None
     sample: torch.Tensor | None = None
@@ -120,7 +120,8 @@ class PixelUnshuffleVAE(ModelMixin, ConfigMixin):  # type: ignore[misc]
     @property
     def device(self) -> torch.device:
         """Where the module is."""
-        return self.anchor.device
+        device: torch.device = self.anchor.device
+        return device
 
     def encode(self, x: torch.Tensor, return_dict: bool = True) -> Any:
         """Video float [B, C, F, H, W] -> latents [B, C*f*f, F, H/f, W/f] (not scaled by std).

@@ -30,7 +30,11 @@ from transformers import PreTrainedTokenizerFast, UMT5Config, UMT5EncoderModel
 
 from diffusers import UniPCMultistepScheduler, WanPipeline, WanTransformer3DModel
 from liteattention_e2e.clips import (
+    COLOURS,
+    DIRECTIONS,
+    SHAPES,
     PromptEncoder,
+    SceneBatch,
     held_out_scenes,
     render,
     sample_scenes,
@@ -72,9 +76,12 @@ CURRICULUM: list[tuple[float, list[tuple[Size, float]], float]] = [
 ]
 # Continuing a trained model: everything at once, large clips first.
 CURRICULUM_RESUME: list[tuple[float, list[tuple[Size, float]], float]] = [
-    (0.20, [(TINY, 1.0)], 3.0),
-    (0.22, [(SMALL, 0.9), (TINY, 0.1)], 3.0),
-    (0.58, [(LARGE, 0.52), (MEDIUM, 0.20), (SMALL, 0.13), (WIDE, 0.08), (LONG, 0.07)], 4.0),
+    (0.40, [(TINY, 0.75), (SMALL, 0.25)], 3.0),
+    (
+        0.60,
+        [(LARGE, 0.50), (MEDIUM, 0.15), (SMALL, 0.18), (TINY, 0.07), (WIDE, 0.05), (LONG, 0.05)],
+        4.0,
+    ),
 ]
 
 
@@ -190,6 +197,91 @@ def noise_levels(batch: int, shift: float, generator: torch.Generator) -> torch.
     return shifts * u / (1 + (shifts - 1) * u)
 
 
+class BindingProbe(torch.nn.Module):
+    """Asks every word of an object's phrase for that object's colour, shape and direction.
+
+    In "a red circle ... and a green square ..." the picture model has to know which of the two goes
+    left. Without this term its text encoder learned the words but not what belongs together: alone
+    an object was right in 100 % of held-out prompts, of two objects only 69 % went the right way.
+
+    Owner: the training loop; lifetime: one run; it is not part of the saved model.
+    """
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.sizes = [len(COLOURS), len(SHAPES), len(DIRECTIONS)]
+        self.head = torch.nn.Linear(width, sum(self.sizes))
+
+    def forward(self, hidden: torch.Tensor, scenes: SceneBatch, drop: torch.Tensor) -> torch.Tensor:
+        """Mean cross entropy in nats; hidden float [batch, words, width], drop bool [batch]."""
+        losses, counts = hidden.new_zeros((), dtype=torch.float32), 0
+        for slot, begin in enumerate((0, 6)):  # a phrase has five words, "and" stands between
+            logits = self.head(hidden[:, begin : begin + 5].float())
+            index = scenes.objects[:, slot]
+            present = ((index >= 0) & ~drop).float()[:, None]
+            index = index.clamp(min=0)
+            per_colour = len(SHAPES) * len(DIRECTIONS)
+            targets = (
+                index // per_colour,
+                index // len(DIRECTIONS) % len(SHAPES),
+                index % len(DIRECTIONS),
+            )
+            for part, target in zip(logits.split(self.sizes, dim=-1), targets, strict=True):
+                entropy = torch.nn.functional.cross_entropy(
+                    part.transpose(1, 2), target[:, None].expand(-1, 5), reduction="none"
+                )
+                losses = losses + (entropy * present).sum() / (5 * present.sum() + 1)
+                counts += 1
+        return losses / counts
+
+
+def warm_up_text(
+    text: UMT5EncoderModel,
+    probe: BindingProbe,
+    encode: PromptEncoder,
+    generator: torch.Generator,
+    steps: int,
+    keep: float,
+) -> None:
+    """Teach the text encoder which words belong together before the pictures start.
+
+    Args:
+        text, probe: trained in place, float32.
+        encode: makes the word ids.
+        generator: its device is that of the models.
+        steps: of AdamW with 256 sentences each.
+        keep: weight of the squared distance to what the encoder gave before, so that a trained
+            picture model still understands it; 0 for a new model.
+    """
+    before = copy.deepcopy(text).eval() if keep else None
+    params = [*text.parameters(), *probe.parameters()]
+    optimiser = torch.optim.AdamW(params, lr=1e-3, betas=(0.9, 0.98), weight_decay=0.0)
+    for step in range(steps):
+        for group in optimiser.param_groups:
+            group["lr"] = 1e-3 * min(1.0, (step + 1) / 50, (steps - step) / (0.3 * steps))
+        scenes = sample_scenes(256, generator, two_objects=0.7)
+        drop = torch.zeros(256, dtype=torch.bool, device=generator.device)
+        words, mask = encode(scenes, drop)
+        hidden = text(words, mask).last_hidden_state
+        binding = probe(hidden, scenes, drop)
+        moved = binding.new_zeros(())
+        if before is not None:
+            with torch.no_grad():
+                old = before(words, mask).last_hidden_state
+            moved = ((hidden - old).square() * mask[..., None]).sum() / mask.sum() / old.shape[-1]
+        loss = binding + keep * moved
+        optimiser.zero_grad()
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(params, 1.0)
+        optimiser.step()
+        if step % max(1, steps // 10) == 0 or step == steps - 1:
+            print(
+                f"text {step}: binding {float(binding.detach()):.4f} nats, "
+                f"moved {float(moved.detach()):.4f}",
+                flush=True,
+            )
+
+
 def save(pipe: WanPipeline, ema: dict[str, torch.nn.Module], out: Path) -> None:
     """Write the averaged weights in bfloat16 as a folder for `WanPipeline.from_pretrained`."""
     parts = {name: copy.deepcopy(module).to(torch.bfloat16) for name, module in ema.items()}
@@ -212,6 +304,9 @@ def main(
     tiny: Annotated[bool, typer.Option(help="32 px, batch 4, 2 layers: a dry run.")] = False,
     lr: Annotated[float, typer.Option(help="Peak learning rate of the block matrices.")] = 4e-3,
     adam_lr: Annotated[float, typer.Option(help="Peak rate of all else.")] = 1e-3,
+    text_warmup: Annotated[int, typer.Option(help="Steps on the text encoder alone.")] = 1000,
+    two_objects: Annotated[float, typer.Option(help="Share of clips with two objects.")] = 0.6,
+    evaluate: Annotated[bool, typer.Option(help="Evaluate after each phase.")] = True,
     seed: int = 0,
 ) -> None:
     """Train, save every few minutes and after the last step, evaluate after each phase."""
@@ -233,12 +328,16 @@ def main(
     encode = PromptEncoder(
         ids, pad=pipe.tokenizer.pad_token_id, end=pipe.tokenizer.eos_token_id, device=device
     )
+    probe = BindingProbe(text.config.d_model).to(device)
+    if text_warmup:
+        warm_up_text(text, probe, encode, generator, text_warmup, 0.0 if resume is None else 1.0)
     trained = torch.nn.ModuleDict({"transformer": net, "text_encoder": text})
     ema = {name: copy.deepcopy(module).eval() for name, module in trained.items()}
     for module in ema.values():
         module.requires_grad_(False)
     trained.train()
     live = list(trained.parameters())
+    clipped = [*live, *probe.parameters()]
     average = [p for module in ema.values() for p in module.parameters()]
 
     matrices, gains, others = [], [], []
@@ -250,6 +349,7 @@ def main(
         else:
             others.append(p)
     muon = Muon(matrices, lr=lr)
+    others.extend(probe.parameters())
     # The gains set how peaked attention can get; as 1-D weights near 1 they need larger steps.
     adam = torch.optim.AdamW(
         [{"params": others, "peak": adam_lr}, {"params": gains, "peak": 3 * adam_lr}],
@@ -282,7 +382,7 @@ def main(
         if progress > bounds[phase]:
             begun = time.time()
             save(pipe, ema, out)
-            score = quick_evaluation(out, curriculum[phase][1][0][0], device)
+            score = quick_evaluation(out, curriculum[phase][1][0][0], device) if evaluate else {}
             print(f"end of phase {phase}: {score}", flush=True)
             history.append({"step": step, "clips": clips, **score})
             phase += 1
@@ -296,14 +396,16 @@ def main(
                 size = candidate
                 break
             draw -= weight
-        factor = min(1.0, (step + 1) / 200) * min(1.0, max(0.02, (1 - progress) / 0.5))
+        factor = min(1.0, (step + 1) / (200 if resume is None else 60)) * min(
+            1.0, max(0.02, (1 - progress) / 0.5)
+        )
         for group in muon.param_groups:
             group["lr"] = lr * factor
         for group in adam.param_groups:
             group["lr"] = group["peak"] * factor
 
         with torch.no_grad():
-            scenes = sample_scenes(size.batch, generator)
+            scenes = sample_scenes(size.batch, generator, two_objects=two_objects)
             video = render(
                 scenes, frames=size.frames, height=size.height, width=size.width,
                 generator=generator,
@@ -316,17 +418,18 @@ def main(
             drop = torch.rand(size.batch, generator=generator, device=device) < 0.1
             words, mask = encode(scenes, drop)
         with torch.autocast(device, dtype=torch.bfloat16):
-            hidden = text(words, mask).last_hidden_state * mask[..., None]
+            embedded = text(words, mask).last_hidden_state
+            hidden = embedded * mask[..., None]
             length = TEXT_LENGTHS[float(torch.rand(())) < LONG_TEXT_SHARE]
             hidden = torch.nn.functional.pad(hidden, (0, 0, 0, length - hidden.shape[1]))
             guess = net(noisy, sigma * 1000, hidden, return_dict=False)[0]
         error = (guess.float() - (noise - clean)).square().mean(dim=(1, 2, 3, 4))
-        loss = error.mean()
+        loss = error.mean() + 0.05 * probe(embedded, scenes, drop)
         loss.backward()
-        torch.nn.utils.clip_grad_norm_(live, 1.0, foreach=device == "cuda")
+        torch.nn.utils.clip_grad_norm_(clipped, 1.0, foreach=device == "cuda")
         muon.step()
         adam.step()
-        for p in live:
+        for p in clipped:
             p.grad = None
         with torch.no_grad():
             decay = min(0.9985, (step + 1) / (step + 10))
@@ -355,7 +458,7 @@ def main(
 
     seconds = time.time() - start - evaluation_seconds
     save(pipe, ema, out)
-    score = quick_evaluation(out, curriculum[-1][1][0][0], device)
+    score = quick_evaluation(out, curriculum[-1][1][0][0], device) if evaluate else {}
     summary = {
         "steps": step, "clips": clips, "tokens": tokens, "seconds": round(seconds, 1), "gpu": gpu,
         "torch": torch.__version__, "parameters": count, "resume": str(resume), "final": score,
