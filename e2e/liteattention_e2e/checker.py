@@ -150,8 +150,9 @@ def describe(video: torch.Tensor) -> Description:
     frames, height, width = rgb.shape[1:]
     names = list(PALETTE)
     table = torch.tensor([PALETTE[name] for name in names], dtype=torch.float32)
-    distance = ((rgb[None] - table[:, :, None, None, None]) ** 2).sum(1)
-    label = distance.argmin(0)  # [frames, height, width]
+    # Nearest colour: |p - t|^2 without |p|^2, which is the same for all t.
+    distance = table.square().sum(1) - 2.0 * rgb.flatten(1).T @ table.T
+    label = distance.argmin(1).view(frames, height, width)
     counts = torch.bincount(label.flatten(), minlength=len(names))
     ground = int(counts.argmax())
 

@@ -83,7 +83,7 @@ class PixelUnshuffleVAE(ModelMixin, ConfigMixin):  # type: ignore[misc]
     config_name = "config.json"
     _supports_gradient_checkpointing = False
 
-    @register_to_config
+    @register_to_config  # type: ignore[untyped-decorator]
     def __init__(
         self,
         factor: int = 2,
