@@ -8,6 +8,7 @@ from __future__ import annotations
 import importlib
 import os
 import platform
+import subprocess
 import sys
 from collections.abc import Callable
 from importlib.metadata import PackageNotFoundError, version
@@ -31,7 +32,7 @@ def collect() -> dict[str, str]:
     facts: dict[str, str] = {
         "python": sys.version.split()[0],
         "platform": platform.platform(),
-        "processor": _try(_processor),
+        "processor": _try(processor),
         "cores": str(os.cpu_count()),
         "memory": _try(_memory),
     }
@@ -40,6 +41,7 @@ def collect() -> dict[str, str]:
             facts[name] = version(name)
         except PackageNotFoundError:
             facts[name] = "not installed"
+    facts["commit"] = source_commit() or "not a checkout"
     facts["gpu"] = _try(_gpus)
     facts["torch threads"] = _try(lambda: str(_load("torch").get_num_threads()))
     facts["cpu paths"] = _try(_cpu_paths)
@@ -59,6 +61,22 @@ def report() -> str:
     return "\n".join(f"{name:<{width}}  {value}" for name, value in facts.items())
 
 
+def source_commit() -> str | None:
+    """Commit of the source tree that the package runs from, None outside a checkout."""
+    try:
+        found = subprocess.run(
+            ["git", "describe", "--always", "--dirty", "--abbrev=12"],
+            cwd=os.path.dirname(os.path.abspath(__file__)),
+            capture_output=True,
+            text=True,
+            check=True,
+            timeout=10,
+        )
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return found.stdout.strip()
+
+
 def _try(find: Callable[[], str]) -> str:
     try:
         return find()
@@ -70,7 +88,8 @@ def _load(name: str) -> Any:
     return importlib.import_module(name)
 
 
-def _processor() -> str:
+def processor() -> str:
+    """Name of the processor's model."""
     with open("/proc/cpuinfo", encoding="utf-8") as lines:
         for line in lines:
             if line.startswith("model name"):

@@ -11,8 +11,9 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from liteattention_rocm import collect_env
+
 from . import cpu as cpu_benchmark
-from .environment import describe
 
 app = typer.Typer(help="Measure kernels against their peers.", no_args_is_help=True)
 
@@ -57,7 +58,7 @@ def cpu(
             shapes, rounds, warmup, dtypes[dtype], lambda text: status.update(f"measuring {text}")
         )
     result = {
-        "environment": describe(),
+        "environment": collect_env.collect(),
         "threads": torch.get_num_threads(),
         "dtype": dtype,
         "rounds": rounds,

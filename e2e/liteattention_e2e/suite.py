@@ -10,13 +10,11 @@ from __future__ import annotations
 import json
 import platform
 import statistics
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from importlib.metadata import PackageNotFoundError, version
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -30,6 +28,7 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
+from liteattention_rocm import collect_env
 from liteattention_rocm.skiplist import SkipStatistics
 
 from . import metrics, runner
@@ -138,10 +137,10 @@ def environment(loaded: Runner) -> dict[str, Any]:
     device = torch.device(loaded.config.device)
     found: dict[str, Any] = {
         "command": " ".join(["liteattention-rocm", *sys.argv[1:]]),
-        "commit": _commit(),
+        "commit": collect_env.source_commit(),
         "python": platform.python_version(),
         "platform": platform.platform(),
-        "cpu": _cpu_model(),
+        "cpu": collect_env.processor(),
         "cores": torch.multiprocessing.cpu_count(),
         "threads": torch.get_num_threads(),
         "device": loaded.config.device,
@@ -165,30 +164,6 @@ def _isa() -> str | None:
     except ImportError:  # a build without the C++ engine
         return None
     return chosen_isa()
-
-
-def _cpu_model() -> str:
-    try:
-        text = Path("/proc/cpuinfo").read_text()
-    except OSError:
-        return platform.processor() or platform.machine()
-    names = [line.split(":", 1)[1].strip() for line in text.splitlines() if "model name" in line]
-    return names[0] if names else platform.machine()
-
-
-def _commit() -> str | None:
-    try:
-        done = subprocess.run(
-            ["git", "describe", "--always", "--dirty", "--abbrev=40"],
-            cwd=Path(__file__).parent,
-            capture_output=True,
-            text=True,
-            timeout=10,
-            check=True,
-        )
-    except (OSError, subprocess.SubprocessError):
-        return None
-    return done.stdout.strip()
 
 
 def summarise(result: Result) -> dict[str, Any]:
