@@ -1,0 +1,51 @@
+// The checks made while a workgroup runs. See checker.cpp for the rules of each.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+
+#include "findings.h"
+#include "state.h"
+
+namespace emulator {
+
+class Memory;
+
+enum class Access : uint8_t { load, store, atomic };
+
+// One per running workgroup. Owner: the thread that runs it; not shared.
+class Checker {
+ public:
+  Checker(Workgroup& group, Memory& memory, Findings& findings);
+  ~Checker();
+
+  // Registers a wave starts with: everything else is undefined until written.
+  void define_scalar(Wave& wave, int first, int count);
+  void define_vector(Wave& wave, int first, int count);
+
+  // Around every instruction: in-flight and undefined registers; LDS counters.
+  void before(Wave& wave, const Inst& inst);
+  void after(Wave& wave, const Inst& inst);
+
+  // A wave reaches s_barrier; all waves of the workgroup have; a wave ends.
+  void arrive(Wave& wave);
+  void release();
+  void end(Wave& wave);
+
+  // Called by the memory handlers with the byte addresses of the active lanes.
+  void lds_access(Wave& wave, const Inst& inst, const uint32_t* address, uint64_t lanes,
+                  uint32_t bytes, Access access);
+  // LDS-DMA: lane l writes `bytes` at lds_address + l * bytes when its data arrives (vmcnt).
+  void lds_dma(Wave& wave, const Inst& inst, uint32_t lds_address, uint64_t lanes, uint32_t bytes);
+  // Lanes whose access lies inside an allocation; the others are reported and must be dropped.
+  uint64_t global_access(Wave& wave, const Inst& inst, const uint64_t* address, uint64_t lanes,
+                         uint32_t bytes, Access access);
+  // s_waitcnt: at most this many operations outstanding afterwards.
+  void wait(Wave& wave, int vmcnt, int lgkmcnt, int expcnt);
+
+ private:
+  struct Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace emulator

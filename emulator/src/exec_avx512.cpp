@@ -1,0 +1,2 @@
+#define VARIANT avx512
+#include "exec_impl.h"

@@ -1,0 +1,2 @@
+#define VARIANT portable
+#include "exec_impl.h"

@@ -1,0 +1,38 @@
+// The emulated device's memory: host memory in ranges that were allocated or registered.
+//
+// Device pointers are host pointers. An access outside every range is a finding and has no effect.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+
+namespace emulator {
+
+// Key: the device; owner: the process-wide device object; thread-safe. Ranges may nest and overlap
+// (registered views of one tensor); they are counted and removed one by one.
+class Memory {
+ public:
+  Memory();
+  ~Memory();
+  Memory(const Memory&) = delete;
+  Memory& operator=(const Memory&) = delete;
+
+  // `tracked`: remember which bytes were written (fresh allocations); else all count as written.
+  void add(uint64_t begin, uint64_t bytes, bool tracked);
+  // False when no such range begins there.
+  bool remove(uint64_t begin);
+  // True when [begin, begin + bytes) lies inside one range.
+  bool contains(uint64_t begin, uint64_t bytes) const;
+  // Bytes of the largest range that begins at or contains `address`, 0 when there is none.
+  uint64_t extent(uint64_t address) const;
+  // Written-ness, for tracked ranges: set by stores and copies, asked by loads.
+  void mark_written(uint64_t begin, uint64_t bytes);
+  void mark_unwritten(uint64_t begin, uint64_t bytes);
+  bool written(uint64_t begin, uint64_t bytes) const;
+
+ private:
+  struct Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace emulator

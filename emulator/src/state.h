@@ -1,0 +1,56 @@
+// What a running wave and its workgroup consist of.
+#pragma once
+
+#include <cstdint>
+#include <cstring>
+#include <vector>
+
+#include "inst.h"
+
+namespace emulator {
+
+class Checker;   // checker.h: the proofs made while running; absent with checks off
+class Memory;    // memory.h: table of global allocations
+struct Code;     // decode.h
+struct Workgroup;
+struct Counters; // counters.h
+
+enum class Status : uint8_t { running, barrier, ended };
+
+// One wave of 64 lanes. Key: (workgroup, wave id); owner: its Workgroup; lifetime: one launch.
+struct alignas(64) Wave {
+  uint32_t v[kVectorRegisters][kLanes];
+  alignas(8) uint32_t s[kScalarRegisters];
+  uint32_t pc = 0;  // index of the next instruction in code->insts
+  bool scc = false;
+  Status status = Status::running;
+  uint32_t mode = 0;  // MODE register: FP_ROUND [3:0], FP_DENORM [7:4], DX10_CLAMP 8, IEEE 9
+  uint16_t id = 0;    // wave number within the workgroup
+  const Code* code = nullptr;
+  Workgroup* group = nullptr;
+  Memory* memory = nullptr;
+  Checker* check = nullptr;       // null: checks off
+  Counters* counters = nullptr;   // null: not counted
+  uint8_t* scratch = nullptr;     // this wave's private memory: byte a of lane l at a*64... see memory
+  uint32_t scratch_bytes = 0;     // private segment size of one lane
+  uint64_t executed = 0;          // instructions so far
+
+  uint64_t exec() const { return pair(kExec); }
+  uint64_t vcc() const { return pair(kVcc); }
+  uint64_t pair(int index) const {
+    uint64_t value;
+    std::memcpy(&value, &s[index], sizeof value);
+    return value;
+  }
+  void set_pair(int index, uint64_t value) { std::memcpy(&s[index], &value, sizeof value); }
+};
+
+// One workgroup. Owner: the thread that runs it; lifetime: from its first to its last instruction.
+struct Workgroup {
+  uint32_t id[3] = {0, 0, 0};
+  uint64_t linear_id = 0;
+  std::vector<uint8_t> lds;  // allocated size, bytes; accesses beyond read 0 and write nothing
+  std::vector<Wave*> waves;
+};
+
+}  // namespace emulator
