@@ -1,0 +1,54 @@
+// Geometry of the gfx942 kernels: the one place where these numbers stand. Kernels, host launcher
+// and tests read them from here. Plain C++20, no HIP; constexpr functions run on either side.
+#pragma once
+
+#include <stdint.h>
+
+namespace liteattention::gfx942 {
+
+inline constexpr int kWaveSize = 64;
+inline constexpr int kXcds = 8;              // compute dies of an MI300X; workgroup w runs on w % 8
+inline constexpr int kComputeUnits = 304;    // one dense workgroup fills one
+inline constexpr int kLdsBytes = 64 * 1024;  // of one compute unit
+
+// Tile of the attention kernels: one workgroup computes kQBlock query rows against K blocks.
+inline constexpr int kKBlock = 64;    // keys in one K block, the unit of skipping
+inline constexpr int kWaveRows = 48;  // query rows of one wave: three MFMA tiles of 16
+inline constexpr int kWaves = 8;      // two groups of four, half a K block apart
+inline constexpr int kQBlock = kWaves * kWaveRows;  // 384
+inline constexpr int kDenseThreads = kWaves * kWaveSize;
+
+inline constexpr int kTransposeThreads = 256;  // one workgroup per (batch, kv head, K block)
+inline constexpr int kMergeThreads = 256;      // a thread merges 8 neighbouring outputs of a row
+inline constexpr int kMergeVector = 8;
+inline constexpr int kPlanThreads = 256;  // one q block each
+
+// Every row of q, k, v and out must start on this boundary: rows travel as whole dwords.
+inline constexpr int kRowAlignBytes = 4;
+
+constexpr int64_t CeilDiv(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
+constexpr int64_t QBlocks(int64_t q_len) { return CeilDiv(q_len, kQBlock); }
+constexpr int64_t KBlocks(int64_t kv_len) { return CeilDiv(kv_len, kKBlock); }
+constexpr int64_t SkipWords(int64_t kv_len) { return CeilDiv(KBlocks(kv_len), 32); }
+
+// Tiles of a call: one per (batch, q head, q block), q block fastest.
+constexpr int64_t Tiles(int64_t batch, int64_t q_heads, int64_t q_len) {
+    return batch * q_heads * QBlocks(q_len);
+}
+
+// The work item of workgroup `id` of `count`, such that each XCD works through one contiguous run
+// of items: the q blocks of one (batch, kv head) meet in one L2. Hardware deals workgroups to XCDs
+// round robin. A bijection of [0, count) for every count.
+constexpr uint32_t XcdContiguous(uint32_t id, uint32_t count) {
+    const uint32_t xcd = id % kXcds, full = count / kXcds, rest = count % kXcds;
+    return xcd * full + (xcd < rest ? xcd : rest) + id / kXcds;
+}
+
+// K blocks [PartBegin(g), PartBegin(g + 1)) belong to part g of `splits`: sizes differ by one at
+// most, and no part is empty while splits <= k_blocks.
+constexpr int32_t PartBegin(int32_t part, int32_t splits, int32_t k_blocks) {
+    return static_cast<int32_t>(static_cast<int64_t>(part) * k_blocks / splits);
+}
+
+}  // namespace liteattention::gfx942
