@@ -27,18 +27,15 @@ def words() -> list[tuple[str, int, list[list[int]]]]:
         out.append(("sopp", op, [[0b101111111 << 23 | op << 16]]))
     for op in range(29):
         # s_setreg / s_getreg take a hardware register, s_setreg_imm32 a literal
-        out.append(
-            ("sopk", op, [[0b1011 << 28 | op << 23 | S << 16 | i, 0] for i in (4, 0xF801)])
-        )
+        out.append(("sopk", op, [[0b1011 << 28 | op << 23 | S << 16 | i, 0] for i in (4, 0xF801)]))
     for op in range(256):
         out.append(
-            ("sop1", op, [[0b101111101 << 23 | d << 16 | op << 8 | s] for d in (S, 0) for s in (S, 0)])
-        )
+            ("sop1", op, [[0b101111101 << 23 | d << 16 | op << 8 | s]
+                          for d in (S, 0) for s in (S, 0)])
+        )  # fmt: skip
         smem = 0b110000 << 26 | op << 18 | 1 << 17
         out.append(("smem", op, [[smem | S << 6 | S // 2, 0]]))
-        out.append(
-            ("vop1", op, [[0b0111111 << 25 | V << 17 | op << 9 | s] for s in (src_v, S)])
-        )
+        out.append(("vop1", op, [[0b0111111 << 25 | V << 17 | op << 9 | s] for s in (src_v, S)]))
         out.append(("vopc", op, [[0b0111110 << 25 | op << 17 | V << 9 | src_v]]))
         ds = 0b110110 << 26 | op << 17
         out.append(
@@ -51,22 +48,21 @@ def words() -> list[tuple[str, int, list[list[int]]]]:
         )
     for op in range(0x380):  # above is the prefix of vop3p
         base = 0b110100 << 26 | op << 16 | V
-        sources = [
-            (a, b, c) for a in (src_v, S) for b in (src_v, S, 0) for c in (src_v, S, 0)
-        ]
+        sources = [(a, b, c) for a in (src_v, S) for b in (src_v, S, 0) for c in (src_v, S, 0)]
         out.append(
             ("vop3", op, [[base | sd << 8, a | b << 9 | c << 18]
                           for a, b, c in sources for sd in (0, S)])
         )  # fmt: skip
     for op in range(128):
         base = 0b110100111 << 23 | op << 16 | V
+        sources = [(src_v, src_v, src_v), (src_v, src_v, 0), (src_v, 0, 0)]
         out.append(
-            ("vop3p", op, [[base | hi << 14 | 0, a | b << 9 | c << 18 | lo << 27]
-                           for hi in (1, 0) for lo in (3, 0)
-                           for a, b, c in ((src_v, src_v, src_v), (src_v, src_v, 0), (src_v, 0, 0))])
+            ("vop3p", op, [[base | hi << 14, a | b << 9 | c << 18 | lo << 27]
+                           for hi in (1, 0) for lo in (3, 0) for a, b, c in sources])
         )  # fmt: skip
         mubuf = 0b111000 << 26 | op << 18
-        out.append(("mubuf", op, [[mubuf | 1 << 12, V | V << 8 | S // 4 << 16 | S << 24], [mubuf, 0]]))
+        buffer = [mubuf | 1 << 12, V | V << 8 | S // 4 << 16 | S << 24]
+        out.append(("mubuf", op, [buffer, [mubuf, 0]]))
         if op < 16:
             mtbuf = 0b111010 << 26 | op << 15 | 1 << 19 | 1 << 12
             out.append(("mtbuf", op, [[mtbuf, V | V << 8 | S // 4 << 16 | S << 24]]))

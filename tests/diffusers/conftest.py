@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import diffusers
 import numpy as np
 import pytest
 import torch
 
-import diffusers
 from liteattention_e2e import pixel_vae, tiny
 
 from .diffusers_cases import PROMPT

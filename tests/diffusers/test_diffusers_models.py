@@ -7,8 +7,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from transformers import T5Config, T5EncoderModel
-
 from diffusers import (
     AutoencoderKLLTXVideo,
     FlowMatchEulerDiscreteScheduler,
@@ -19,6 +17,8 @@ from diffusers import (
     UNet2DModel,
     WanVACETransformer3DModel,
 )
+from transformers import T5Config, T5EncoderModel
+
 from liteattention_diffusers import enable
 from liteattention_diffusers.layers import find
 from liteattention_e2e import tiny

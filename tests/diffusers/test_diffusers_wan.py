@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from diffusers import FirstBlockCacheConfig
 from diffusers.models.attention_dispatch import AttentionBackendName
 
 import liteattention_diffusers
-from diffusers import FirstBlockCacheConfig
 from liteattention_diffusers import disable, enable
 from liteattention_e2e import pixel_vae, tiny
 from liteattention_rocm import SkipPolicy

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import diffusers
 import imageio_ffmpeg
 import numpy as np
 import pytest
@@ -18,7 +19,6 @@ from PIL import Image
 from rich.console import Console
 from typer.testing import CliRunner
 
-import diffusers
 import liteattention_diffusers
 from liteattention_e2e import cli, metrics, pixel_vae, report, tiny
 from liteattention_e2e.config import load_config, parse_geometry

@@ -22,9 +22,6 @@ from liteattention_rocm import (
     lite_attention,
     skiplist,
 )
-
-pytest.importorskip("liteattention_rocm._core", reason="the C++ extension is not built")
-
 from liteattention_rocm.engines.cpu import ISA_VARIABLE, available_isas
 
 CASES = 200

@@ -188,7 +188,7 @@ def test_supports_lists_every_reason() -> None:
     lite = LiteSpec(TileGeometry(16, 16, 8), threshold=1.0, descending=False, soft_skip=False)
     reasons = get("reference").supports(bad, lite)
     for part in (
-        "runs on CPU tensors, got meta",
+        "runs on cpu tensors, got meta",
         "rounding 'rtz' is for bf16 outputs",
         "multiple of key heads, got 3 and 2",
         "scale must be finite",
