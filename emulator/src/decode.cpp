@@ -532,7 +532,8 @@ class Decoder {
     const bool acc = w0_ >> 25 & 1;
     const std::string name = inst_.name;
     const bool no_address = name == "ds_nop" || starts_with(inst_.name, "ds_read_addtid") ||
-                            starts_with(inst_.name, "ds_write_addtid") || name == "ds_swizzle_b32";
+                            starts_with(inst_.name, "ds_write_addtid") || name == "ds_swizzle_b32" ||
+                            name == "ds_append" || name == "ds_consume";
     if (!no_address) inst_.src[0] = vector(w1 & 255, 1, false);
     if (name == "ds_swizzle_b32") {  // its one operand stands in the address field
       inst_.src[0] = vector(w1 & 255, 1, acc);

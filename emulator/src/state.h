@@ -15,6 +15,11 @@ struct Code;     // decode.h
 struct Workgroup;
 struct Counters; // counters.h
 
+// Apertures of flat addresses: 4 GiB windows above every host address. The high halves are what
+// src_shared_base and src_private_base read as.
+inline constexpr uint64_t kSharedBase = 0x0001'0000'0000'0000;
+inline constexpr uint64_t kPrivateBase = 0x0002'0000'0000'0000;
+
 enum class Status : uint8_t { running, barrier, ended };
 
 // One wave of 64 lanes. Key: (workgroup, wave id); owner: its Workgroup; lifetime: one launch.
@@ -31,7 +36,7 @@ struct alignas(64) Wave {
   Memory* memory = nullptr;
   Checker* check = nullptr;       // null: checks off
   Counters* counters = nullptr;   // null: not counted
-  uint8_t* scratch = nullptr;     // this wave's private memory: byte a of lane l at a*64... see memory
+  uint8_t* scratch = nullptr;     // this wave's private memory: dword d of lane l at (d * 64 + l) * 4
   uint32_t scratch_bytes = 0;     // private segment size of one lane
   uint64_t executed = 0;          // instructions so far
 

@@ -27,24 +27,25 @@ def words() -> list[tuple[str, int, list[list[int]]]]:
         out.append(("sopp", op, [[0b101111111 << 23 | op << 16]]))
     for op in range(29):
         # s_setreg / s_getreg take a hardware register, s_setreg_imm32 a literal
-        out.append(("sopk", op, [[0b1011 << 28 | op << 23 | S << 16 | i, 0] for i in (4, 0xF801)]))
+        out.append(("sopk", op, [[0b1011 << 28 | op << 23 | d << 16 | i, 0] for d in (S, 0) for i in (4, 0xF801)]))
     for op in range(256):
         out.append(
             ("sop1", op, [[0b101111101 << 23 | d << 16 | op << 8 | s]
                           for d in (S, 0) for s in (S, 0)])
         )  # fmt: skip
         smem = 0b110000 << 26 | op << 18 | 1 << 17
-        out.append(("smem", op, [[smem | S << 6 | S // 2, 0]]))
+        plain = 0b110000 << 26 | op << 18  # cache control and clocks, without address
+        out.append(("smem", op, [[smem | S << 6 | S // 2, 0], [plain | S << 6, 0], [plain, 0]]))
         out.append(("vop1", op, [[0b0111111 << 25 | V << 17 | op << 9 | s] for s in (src_v, S)]))
         out.append(("vopc", op, [[0b0111110 << 25 | op << 17 | V << 9 | src_v]]))
         ds = 0b110110 << 26 | op << 17
         out.append(
-            ("ds", op, [[ds | off, V | d0 << 8 | d1 << 16 | vd << 24]
+            ("ds", op, [[ds | off, a | d0 << 8 | d1 << 16 | vd << 24] for a in (V, 0)
                         for off in (0, 0x10) for vd in (V, 0) for d0 in (V, 0) for d1 in (V, 0)])
         )  # fmt: skip
     for op in range(62):
         out.append(
-            ("vop2", op, [[op << 25 | V << 17 | V << 9 | src_v, *lit] for lit in ([], [0x1234])])
+            ("vop2", op, [[op << 25 | V << 17 | V << 9 | src_v, 0x1234]])
         )
     for op in range(0x380):  # above is the prefix of vop3p
         base = 0b110100 << 26 | op << 16 | V
