@@ -27,7 +27,13 @@ def words() -> list[tuple[str, int, list[list[int]]]]:
         out.append(("sopp", op, [[0b101111111 << 23 | op << 16]]))
     for op in range(29):
         # s_setreg / s_getreg take a hardware register, s_setreg_imm32 a literal
-        out.append(("sopk", op, [[0b1011 << 28 | op << 23 | d << 16 | i, 0] for d in (S, 0) for i in (4, 0xF801)]))
+        out.append(
+            (
+                "sopk",
+                op,
+                [[0b1011 << 28 | op << 23 | d << 16 | i, 0] for d in (S, 0) for i in (4, 0xF801)],
+            )
+        )
     for op in range(256):
         out.append(
             ("sop1", op, [[0b101111101 << 23 | d << 16 | op << 8 | s]
@@ -44,9 +50,7 @@ def words() -> list[tuple[str, int, list[list[int]]]]:
                         for off in (0, 0x10) for vd in (V, 0) for d0 in (V, 0) for d1 in (V, 0)])
         )  # fmt: skip
     for op in range(62):
-        out.append(
-            ("vop2", op, [[op << 25 | V << 17 | V << 9 | src_v, 0x1234]])
-        )
+        out.append(("vop2", op, [[op << 25 | V << 17 | V << 9 | src_v, 0x1234]]))
     for op in range(0x380):  # above is the prefix of vop3p
         base = 0b110100 << 26 | op << 16 | V
         sources = [(a, b, c) for a in (src_v, S) for b in (src_v, S, 0) for c in (src_v, S, 0)]
