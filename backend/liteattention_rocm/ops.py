@@ -340,7 +340,7 @@ def default_geometry(q: torch.Tensor, engine: str | None = None) -> TileGeometry
     """Tile geometry that the engine for ``q``'s device prefers for its head dimension."""
     if not isinstance(q, torch.Tensor) or q.dim() != 4:
         raise TypeError("q must be a tensor of 4 dimensions")
-    return engines.choose(q.device.type, engine).geometry(q.shape[-1])
+    return engines.choose(q.device, engine).geometry(q.shape[-1])
 
 
 def _run_attention(
@@ -467,7 +467,7 @@ def _prepare(
         rounding=rounding,
         return_lse=lse is not None,
     )
-    chosen = engines.choose(q.device.type, engine or None)
+    chosen = engines.choose(q.device, engine or None)
     reasons = chosen.supports(spec, lite)
     if reasons:
         raise engines.refuse(chosen, reasons, spec, lite)

@@ -5,12 +5,22 @@
 #include <pybind11/stl.h>
 
 #include <array>
+#include <memory>
 #include <string>
+#include <tuple>
+#include <utility>
+#include <vector>
 
 #include "../cpu/attention.h"
+#include "../gfx942/geometry.h"
+#include "hip_api.h"
+#include "launch.h"
+#include "plan.h"
 
 namespace py = pybind11;
 namespace cpu = liteattention::cpu;
+namespace gfx942 = liteattention::gfx942;
+namespace hip = liteattention::hip;
 
 namespace {
 
@@ -30,6 +40,124 @@ cpu::Isa ParseIsa(const std::string& name) {
             if (isa == known.isa) return isa;
     }
     throw py::value_error("instruction set not available here: " + name);
+}
+
+gfx942::Strides ToGpuStrides(const Triple& t) { return {t[0], t[1], t[2]}; }
+
+// (file, image, [(kernel, bytes of its argument)])
+using ObjectTuple =
+    std::tuple<std::string, py::bytes, std::vector<std::pair<std::string, int64_t>>>;
+
+std::unique_ptr<gfx942::Device> MakeDevice(std::shared_ptr<hip::Library> library, int ordinal,
+                                           const std::vector<ObjectTuple>& objects) {
+    std::vector<gfx942::CodeObject> made;
+    for (const auto& [file, image, kernels] : objects) {
+        gfx942::CodeObject& object = made.emplace_back();
+        object.file = file;
+        object.image = image;
+        for (const auto& [name, bytes] : kernels) object.kernels.push_back({name, bytes});
+    }
+    py::gil_scoped_release release;
+    return std::make_unique<gfx942::Device>(std::move(library), ordinal, made);
+}
+
+void BindGfx942(py::module_& m) {
+    m.attr("GFX942_Q_BLOCK") = gfx942::kQBlock;
+    m.attr("GFX942_K_BLOCK") = gfx942::kKBlock;
+    m.attr("GFX942_WAVE_ROWS") = gfx942::kWaveRows;
+    m.attr("GFX942_COMPUTE_UNITS") = gfx942::kComputeUnits;
+
+    py::register_exception<hip::Unavailable>(m, "HipUnavailable", PyExc_RuntimeError);
+    py::register_exception<hip::CallFailed>(m, "HipError", PyExc_RuntimeError);
+
+    py::class_<hip::Library, std::shared_ptr<hip::Library>>(m, "HipLibrary")
+        .def(py::init([](const std::string& path) {
+                 // pybind11 holds no pointers to const; the class has no way to change.
+                 return std::const_pointer_cast<hip::Library>(hip::Library::Open(path));
+             }),
+             py::arg("path"), py::call_guard<py::gil_scoped_release>())
+        .def_property_readonly("path", &hip::Library::path)
+        .def_property_readonly("emulated", &hip::Library::emulated)
+        .def("device_count", &hip::Library::DeviceCount)
+        .def("version", &hip::Library::Version);
+
+    using S = gfx942::DenseShape;
+    py::class_<S>(m, "DenseShape")
+        .def(py::init([](int64_t batch, int64_t q_heads, int64_t kv_heads, int64_t q_len,
+                         int64_t kv_len, int64_t head_dim) {
+                 return S{batch, q_heads, kv_heads, q_len, kv_len, head_dim};
+             }),
+             py::arg("batch"), py::arg("q_heads"), py::arg("kv_heads"), py::arg("q_len"),
+             py::arg("kv_len"), py::arg("head_dim"));
+    using P = gfx942::DensePlan;
+    py::class_<P>(m, "DensePlan")
+        .def_readonly("whole_tiles", &P::whole_tiles)
+        .def_readonly("tail_tiles", &P::tail_tiles)
+        .def_readonly("splits", &P::splits)
+        .def_readonly("transpose_grid", &P::transpose_grid)
+        .def_readonly("dense_grid", &P::dense_grid)
+        .def_readonly("merge_grid", &P::merge_grid)
+        .def_readonly("v_t_offset", &P::v_t_offset)
+        .def_readonly("part_out_offset", &P::part_out_offset)
+        .def_readonly("part_stats_offset", &P::part_stats_offset)
+        .def_readonly("workspace_bytes", &P::workspace_bytes);
+    m.def("dense_reasons", &gfx942::DenseReasons, py::arg("shape"));
+    m.def("plan_dense", &gfx942::PlanDense, py::arg("shape"), py::arg("compute_units"),
+          py::arg("splits"));
+    m.def("tail_cost", &gfx942::TailCost, py::arg("tail_tiles"), py::arg("splits"),
+          py::arg("k_blocks"), py::arg("head_dim"));
+    m.attr("TAIL_MIN_GAIN") = gfx942::kMinGain;
+
+    using R = gfx942::DenseRequest;
+    py::class_<R>(m, "DenseRequest")
+        .def(py::init<>())
+        .def("set_pointers",
+             [](R& r, uintptr_t q, uintptr_t k, uintptr_t v, uintptr_t out, uintptr_t lse) {
+                 r.q = At<uint16_t>(q);
+                 r.k = At<uint16_t>(k);
+                 r.v = At<uint16_t>(v);
+                 r.out = At<uint16_t>(out);
+                 r.lse = At<float>(lse);
+             })
+        .def("set_strides",
+             [](R& r, const Triple& q, const Triple& k, const Triple& v, const Triple& out) {
+                 r.q_strides = ToGpuStrides(q);
+                 r.k_strides = ToGpuStrides(k);
+                 r.v_strides = ToGpuStrides(v);
+                 r.out_strides = ToGpuStrides(out);
+             })
+        .def("set_rounding",
+             [](R& r, cpu::Rounding rounding) {
+                 r.rounding = rounding == cpu::Rounding::kRtne   ? gfx942::Rounding::kRtne
+                              : rounding == cpu::Rounding::kRtna ? gfx942::Rounding::kRtna
+                                                                 : gfx942::Rounding::kRtz;
+             })
+        .def_readwrite("scale", &R::scale);
+
+    using D = gfx942::Device;
+    py::class_<D>(m, "Gfx942Device")
+        .def(py::init(&MakeDevice), py::arg("library"), py::arg("ordinal"), py::arg("objects"))
+        .def_property_readonly("ordinal", &D::ordinal)
+        .def_property_readonly("compute_units", &D::compute_units)
+        .def(
+            "attention",
+            [](const D& device, const P& plan, const R& request, uintptr_t workspace,
+               uintptr_t stream) {
+                device.Attention(plan, request, At<void>(workspace), At<void>(stream));
+            },
+            py::arg("plan"), py::arg("request"), py::arg("workspace"), py::arg("stream"),
+            py::call_guard<py::gil_scoped_release>())
+        .def(
+            "plan_lpt",
+            [](const D& device, uintptr_t skip, uintptr_t must_do, uintptr_t must_skip,
+               uintptr_t order, int64_t rows, int64_t q_blocks, int64_t words, uintptr_t stream) {
+                device.PlanLpt({At<uint32_t>(skip), At<uint32_t>(must_do), At<uint32_t>(must_skip),
+                                At<int32_t>(order), rows, q_blocks, words},
+                               At<void>(stream));
+            },
+            py::arg("skip"), py::arg("must_do"), py::arg("must_skip"), py::arg("order"),
+            py::arg("rows"), py::arg("q_blocks"), py::arg("words"), py::arg("stream"),
+            py::call_guard<py::gil_scoped_release>());
 }
 
 }  // namespace
@@ -116,4 +244,6 @@ PYBIND11_MODULE(_core, m) {
             cpu::Attention(params, lite, path);
         },
         py::arg("params"), py::arg("lite").none(true), py::arg("isa"));
+
+    BindGfx942(m);
 }

@@ -36,24 +36,25 @@ __all__ = [
     "LiteSpec",
     "Rounding",
     "TileGeometry",
+    "architecture",
     "available",
     "choose",
     "get",
     "refuse",
+    "refuse_device",
 ]
 
 logger = logging.getLogger(__name__)
 
 ENGINE_VARIABLE = "LITEATTENTION_ENGINE"
 
-_DEFAULT_BY_DEVICE = {"cpu": "cpu"}
 _announced: set[tuple[str, str]] = set()
 _announce_lock = threading.Lock()
 
 
 def available() -> tuple[str, ...]:
     """Names of the engines in this build, in the order in which they are suggested."""
-    return ("cpu", "reference")
+    return ("cpu", "gfx942", "reference")
 
 
 @functools.cache
@@ -67,6 +68,10 @@ def get(name: str) -> Engine:
         from .cpu import CpuEngine
 
         return CpuEngine()
+    if name == "gfx942":
+        from .gfx942 import Gfx942Engine
+
+        return Gfx942Engine()
     if name == "reference":
         from .reference import ReferenceEngine
 
@@ -74,10 +79,11 @@ def get(name: str) -> Engine:
     raise ValueError(f"unknown engine {name!r}: this build has {', '.join(available())}")
 
 
-def choose(device_type: str, requested: str | None = None) -> Engine:
-    """Return the engine for tensors on ``device_type``, logging the choice once per process.
+def choose(device: torch.device | str, requested: str | None = None) -> Engine:
+    """Return the engine for tensors on ``device``, logging the choice once per process.
 
-    ``requested`` wins over ``LITEATTENTION_ENGINE``, which wins over the device's default.
+    ``requested`` wins over ``LITEATTENTION_ENGINE``, which wins over the device's default: cpu
+    for CPU tensors, gfx942 for those on an MI300X.
 
     Raises:
         ValueError: the name is unknown, or no engine of this build runs on the device.
@@ -87,16 +93,40 @@ def choose(device_type: str, requested: str | None = None) -> Engine:
     if not name:
         name, source = os.environ.get(ENGINE_VARIABLE), ENGINE_VARIABLE
     if not name:
-        name, source = _DEFAULT_BY_DEVICE.get(device_type), f"device {device_type}"
-    if not name:
-        raise ValueError(
-            f"no engine of this build runs on device type {device_type!r}: "
-            f"move the tensors to the CPU (engines: {', '.join(available())})"
-        )
+        name, source = _default(torch.device(device)), f"device {device}"
     engine = get(name)
     if not torch.compiler.is_compiling():
         _announce(engine.name, source)
     return engine
+
+
+def architecture(device: torch.device) -> str:
+    """Architecture of a GPU as its compiler calls it ("gfx942", "sm_90"), "" for anything else."""
+    if device.type != "cuda" or not torch.cuda.is_available():
+        return ""
+    return _architecture(torch.cuda.current_device() if device.index is None else device.index)
+
+
+@functools.cache
+def _architecture(index: int) -> str:
+    properties = torch.cuda.get_device_properties(index)
+    if torch.version.hip is None:
+        return f"sm_{properties.major}{properties.minor}"
+    # "gfx942:sramecc+:xnack-": target features follow the name
+    return str(properties.gcnArchName).partition(":")[0]
+
+
+def _default(device: torch.device) -> str:
+    if device.type == "cpu":
+        return "cpu"
+    found = architecture(device)
+    if found == "gfx942":
+        return "gfx942"
+    raise ValueError(
+        f"no engine of this build runs on device type {device.type!r}"
+        + (f" with architecture {found}" if found else "")
+        + f": move the tensors to the CPU (engines: {', '.join(available())})"
+    )
 
 
 def refuse(
@@ -106,12 +136,24 @@ def refuse(
     others = [
         name for name in available() if name != engine.name and not get(name).supports(spec, lite)
     ]
+    return _refusal(engine, "this", reasons, others)
+
+
+def refuse_device(engine: Engine, reasons: list[str], device: torch.device) -> ValueError:
+    """Build the error for an engine that cannot run on ``device``, naming one that can."""
+    others = [
+        name for name in available() if name != engine.name and not get(name).unavailable(device)
+    ]
+    return _refusal(engine, "here", reasons, others)
+
+
+def _refusal(engine: Engine, what: str, reasons: list[str], others: list[str]) -> ValueError:
     remedy = (
         f"use engine={others[0]!r}"
         if others
         else "no other engine of this build supports it either"
     )
-    return ValueError(f"engine {engine.name!r} cannot run this: {'; '.join(reasons)} ({remedy})")
+    return ValueError(f"engine {engine.name!r} cannot run {what}: {'; '.join(reasons)} ({remedy})")
 
 
 def _announce(name: str, source: str) -> None:

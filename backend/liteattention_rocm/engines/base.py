@@ -110,6 +110,22 @@ class Engine(ABC):
 
     #: Name used by ``engine=`` and ``LITEATTENTION_ENGINE``.
     name: str
+    #: Whether it has LiteAttention; :meth:`supports` says for which requests.
+    has_lite = True
+
+    @property
+    def emulated(self) -> bool:
+        """Whether it runs a GPU's machine code in software: its seconds are no GPU's then."""
+        return False
+
+    def unavailable(self, device: torch.device) -> list[str]:
+        """Return every reason why it cannot run on ``device`` at all, whatever the request.
+
+        They are among those of :meth:`supports`. This default is for engines of CPU tensors.
+        """
+        if device.type == "cpu":
+            return []
+        return [f"it runs on cpu tensors, got {device}: call .cpu() first"]
 
     @abstractmethod
     def supports(self, spec: AttentionSpec, lite: LiteSpec | None = None) -> list[str]:

@@ -57,9 +57,7 @@ class CpuEngine(Engine):
 
     def supports(self, spec: AttentionSpec, lite: LiteSpec | None = None) -> list[str]:
         """Return every reason against a request; see :meth:`Engine.supports`."""
-        reasons: list[str] = []
-        if spec.device.type != "cpu":
-            reasons.append(f"it runs on cpu tensors, got {spec.device}")
+        reasons = self.unavailable(spec.device)
         if spec.dtype not in _DTYPES:
             reasons.append(f"dtype must be bf16, fp16 or fp32, got {spec.dtype}")
         if spec.dtype != torch.bfloat16 and spec.rounding != "rtne":

@@ -43,9 +43,7 @@ class ReferenceEngine(Engine):
         It takes bf16, fp16, fp32 and fp64 on the CPU, any head dimension, GQA, causal (dense
         only), every rounding for bf16, any tile geometry.
         """
-        reasons = []
-        if spec.device.type != "cpu":
-            reasons.append(f"it runs on CPU tensors, got {spec.device}: call .cpu() first")
+        reasons = self.unavailable(spec.device)
         if spec.dtype not in _DTYPES:
             reasons.append(f"dtype must be bf16, fp16, fp32 or fp64, got {spec.dtype}")
         elif spec.dtype != torch.bfloat16 and spec.rounding != "rtne":

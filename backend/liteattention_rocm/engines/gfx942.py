@@ -1,0 +1,310 @@
+"""The MI300X engine: prebuilt gfx942 machine code launched through the HIP run-time.
+
+The run-time is opened on first use, never at import: ``LITEATTENTION_HIP_LIBRARY`` if it is set,
+else the libamdhip64 that PyTorch has loaded, else the usual sonames. If it is the software MI300X
+of :mod:`liteattention_emulator`, the engine takes CPU tensors and the same machine code runs in
+software; otherwise it takes tensors on a gfx942 GPU. Launches go to PyTorch's current stream,
+nothing waits, and the workspace comes from PyTorch's allocator, so calls can be captured in a
+graph and made from several streams and threads.
+
+Method: online softmax over K blocks (FlashAttention, Dao et al., arXiv 2205.14135), the last
+partly filled round of workgroups split along the keys and merged by log-sum-exp.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import threading
+from importlib import resources
+from typing import Any
+
+import torch
+
+from .. import _core
+from .base import AttentionSpec, Engine, LiteSpec, TileGeometry
+
+LIBRARY_VARIABLE = "LITEATTENTION_HIP_LIBRARY"
+KERNELS_PACKAGE = "liteattention_rocm.kernels"
+TARGET = "gfx942"
+
+_ROUNDINGS = {
+    "rtne": _core.Rounding.rtne,
+    "rtna": _core.Rounding.rtna,
+    "rtz": _core.Rounding.rtz,
+}
+_CodeObject = tuple[str, bytes, list[tuple[str, int]]]
+
+
+class Gfx942Engine(Engine):
+    """Dense attention on an MI300X, or on the software MI300X with CPU tensors.
+
+    Holds what does not belong to a request: the opened HIP run-time by its path and the loaded
+    kernels by run-time and device. Owner: :func:`liteattention_rocm.engines.get`, or whoever made
+    it. Lifetime: the process's, or its owner's. Safe to use from any thread.
+
+    Args:
+        kv_splits: parts along the keys that the last round of workgroups is computed in; 0 lets a
+            cost model choose.
+    """
+
+    name = "gfx942"
+    has_lite = False
+
+    def __init__(self, kv_splits: int = 0) -> None:
+        self._kv_splits = kv_splits
+        self._lock = threading.Lock()
+        self._libraries: dict[str, _core.HipLibrary] = {}
+        self._devices: dict[tuple[str, int], _core.Gfx942Device] = {}
+
+    @property
+    def emulated(self) -> bool:
+        """Whether the HIP run-time is the software MI300X; False if there is none."""
+        try:
+            return self.library().emulated
+        except _core.HipUnavailable:
+            return False
+
+    def library(self) -> _core.HipLibrary:
+        """Return the HIP run-time, opened on the first call.
+
+        Raises:
+            RuntimeError: (``_core.HipUnavailable``) there is none; says what was tried.
+        """
+        path = os.environ.get(LIBRARY_VARIABLE, "")
+        found = self._libraries.get(path)
+        if found is None:
+            with self._lock:
+                found = self._libraries.get(path)
+                if found is None:
+                    found = self._libraries[path] = _core.HipLibrary(path)
+        return found
+
+    def unavailable(self, device: torch.device) -> list[str]:
+        """Return every reason why it cannot run on ``device``; see :meth:`Engine.unavailable`."""
+        from . import architecture
+
+        try:
+            library = self.library()
+        except _core.HipUnavailable as error:
+            return [str(error)]
+        if library.emulated:
+            if device.type == "cpu":
+                return []
+            return [f"the HIP run-time is the software MI300X, which takes cpu tensors: {device}"]
+        found = architecture(device)
+        if found == TARGET:
+            return []
+        what = f"{device} of architecture {found}" if found else str(device)
+        return [
+            f"it runs on an MI300X (gfx942), got tensors on {what} (CPU tensors need "
+            f"{LIBRARY_VARIABLE} to be the software MI300X, see `liteattention-rocm emulate`)"
+        ]
+
+    def supports(self, spec: AttentionSpec, lite: LiteSpec | None = None) -> list[str]:
+        """Return every reason against a request; see :meth:`Engine.supports`."""
+        reasons = self.unavailable(spec.device)
+        if spec.dtype != torch.bfloat16:
+            reasons.append(f"dtype must be bf16, got {spec.dtype}")
+        reasons += _core.dense_reasons(_shape(spec))
+        if spec.causal and spec.q_len > 1:  # a single query sees every key
+            reasons.append("it has no causal kernel yet")
+        if lite is not None:
+            reasons.append("it has no LiteAttention kernel yet")
+        return reasons
+
+    def geometry(self, head_dim: int) -> TileGeometry:
+        """Return the kernel's tile: 8 waves of 48 query rows, K blocks of 64 keys."""
+        return TileGeometry(
+            q_block=_core.GFX942_Q_BLOCK,
+            k_block=_core.GFX942_K_BLOCK,
+            vote_rows=_core.GFX942_WAVE_ROWS,
+        )
+
+    def attention(
+        self,
+        spec: AttentionSpec,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        out: torch.Tensor,
+        lse: torch.Tensor | None,
+    ) -> None:
+        """Run dense attention; see :meth:`Engine.attention`.
+
+        Raises:
+            ValueError: a row of a tensor does not start on a multiple of 4 bytes.
+            RuntimeError: (``_core.HipError``) the HIP run-time refused a call; names its error.
+        """
+        device = self.device(spec.device)
+        plan = _core.plan_dense(_shape(spec), device.compute_units, self._kv_splits)
+        request = _core.DenseRequest()
+        request.set_pointers(
+            q.data_ptr(), k.data_ptr(), v.data_ptr(), out.data_ptr(), _address(lse)
+        )
+        request.set_strides(
+            _strides(q, spec), _strides(k, spec), _strides(v, spec), _strides(out, spec)
+        )
+        request.set_rounding(_ROUNDINGS[spec.rounding])
+        request.scale = spec.scale
+        # PyTorch's allocator orders the reuse of this memory by the stream the launches go to.
+        workspace = torch.empty(plan.workspace_bytes, dtype=torch.uint8, device=spec.device)
+        device.attention(plan, request, workspace.data_ptr(), _stream(spec.device))
+
+    def lite_attention(
+        self,
+        spec: AttentionSpec,
+        lite: LiteSpec,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        out: torch.Tensor,
+        lse: torch.Tensor | None,
+        read: torch.Tensor,
+        write: torch.Tensor,
+        must_do: torch.Tensor | None,
+        must_skip: torch.Tensor | None,
+    ) -> None:
+        """Refuse: there is no LiteAttention kernel yet, as :meth:`supports` says."""
+        raise NotImplementedError("; ".join(self.supports(spec, lite)))
+
+    def order_longest_first(
+        self,
+        skip: torch.Tensor,
+        must_do: torch.Tensor | None = None,
+        must_skip: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """Order the q blocks of every head by the K blocks they keep, most first (LPT).
+
+        Args:
+            skip: skip bitmap, int32 [B, Hq, q_blocks, words], contiguous.
+            must_do, must_skip: packed K-block masks, int32 [words], or None;
+                ``(skip | must_do) & ~must_skip`` counts.
+
+        Returns:
+            int32 [B, Hq, q_blocks]: q block numbers, ties by ascending number.
+
+        Source: longest processing time first (Graham 1969).
+        """
+        batch, heads, q_blocks, words = skip.shape
+        order = torch.empty((batch, heads, q_blocks), dtype=torch.int32, device=skip.device)
+        self.device(skip.device).plan_lpt(
+            skip.data_ptr(),
+            _address(must_do),
+            _address(must_skip),
+            order.data_ptr(),
+            batch * heads,
+            q_blocks,
+            words,
+            _stream(skip.device),
+        )
+        return order
+
+    def device(self, device: torch.device) -> _core.Gfx942Device:
+        """Return the kernels of a device, loaded on the first call.
+
+        Raises:
+            RuntimeError: no HIP run-time (``_core.HipUnavailable``), or a call of it failed
+                (``_core.HipError``).
+            ValueError: the code objects are damaged or of another build; lists every reason.
+        """
+        library = self.library()
+        if device.type == "cpu":
+            ordinal = 0
+        else:
+            ordinal = torch.cuda.current_device() if device.index is None else device.index
+        key = (library.path, ordinal)
+        found = self._devices.get(key)
+        if found is None:
+            with self._lock:
+                found = self._devices.get(key)
+                if found is None:
+                    found = _core.Gfx942Device(library, ordinal, code_objects())
+                    self._devices[key] = found
+        return found
+
+
+def manifest() -> dict[str, Any]:
+    """Manifest of the code objects in this installation.
+
+    Raises:
+        ValueError: it is missing or of another format.
+    """
+    try:
+        text = resources.files(KERNELS_PACKAGE).joinpath("manifest.json").read_text("utf-8")
+    except (ModuleNotFoundError, FileNotFoundError) as error:
+        raise ValueError(f"this installation has no gfx942 code objects: {error}") from error
+    found: dict[str, Any] = json.loads(text)
+    if found.get("format") != 1 or found.get("target") != TARGET:
+        raise ValueError(
+            f"the manifest of the code objects has format {found.get('format')!r} for "
+            f"{found.get('target')!r}, this build reads format 1 for {TARGET!r}: reinstall"
+        )
+    return found
+
+
+def code_objects() -> list[_CodeObject]:
+    """Code objects of this installation, checked against the manifest's SHA-256.
+
+    Returns:
+        (file, image, [(kernel, bytes of its argument)]) of each.
+
+    Raises:
+        ValueError: a file is missing or is not the one that was built; lists every reason.
+    """
+    folder = resources.files(KERNELS_PACKAGE)
+    found: list[_CodeObject] = []
+    reasons: list[str] = []
+    for entry in manifest()["objects"]:
+        name = entry["file"]
+        try:
+            image = folder.joinpath(name).read_bytes()
+        except OSError as error:
+            reasons.append(f"{name}: {error.strerror}")
+            continue
+        digest = hashlib.sha256(image).hexdigest()
+        if digest != entry["sha256"]:
+            reasons.append(f"{name} has SHA-256 {digest}, its manifest says {entry['sha256']}")
+        kernels = [
+            (
+                kernel["name"],
+                sum(
+                    argument["size"]
+                    for argument in kernel["kernarg"]
+                    if argument["kind"] == "by_value"
+                ),
+            )
+            for kernel in entry["kernels"]
+        ]
+        found.append((name, image, kernels))
+    if reasons:
+        raise ValueError(
+            "the gfx942 code objects are not those that were built: "
+            + "; ".join(reasons)
+            + ": reinstall the package or run `make kernels`"
+        )
+    return found
+
+
+def _shape(spec: AttentionSpec) -> _core.DenseShape:
+    return _core.DenseShape(
+        spec.batch, spec.q_heads, spec.kv_heads, spec.q_len, spec.kv_len, spec.head_dim
+    )
+
+
+def _address(tensor: torch.Tensor | None) -> int:
+    return 0 if tensor is None else tensor.data_ptr()
+
+
+def _strides(tensor: torch.Tensor, spec: AttentionSpec) -> tuple[int, int, int]:
+    """Return element strides of (batch, sequence, head)."""
+    batch, second, third, _ = tensor.stride()
+    return (batch, second, third) if spec.layout == "bshd" else (batch, third, second)
+
+
+def _stream(device: torch.device) -> int:
+    """Handle of PyTorch's current stream; the software MI300X has only the null stream."""
+    if device.type == "cpu":
+        return 0
+    return torch.cuda.current_stream(device).cuda_stream

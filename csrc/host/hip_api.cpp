@@ -1,0 +1,116 @@
+#include "hip_api.h"
+
+#include <dlfcn.h>
+#include <link.h>
+
+#include <string_view>
+#include <vector>
+
+namespace liteattention::hip {
+namespace {
+
+constexpr const char* kSonames[] = {"libamdhip64.so.7", "libamdhip64.so.6", "libamdhip64.so"};
+constexpr std::string_view kStem = "libamdhip64";
+constexpr const char* kRemedy =
+    ": install PyTorch for ROCm, or set LITEATTENTION_HIP_LIBRARY to a libamdhip64 or to the "
+    "software MI300X (`liteattention-rocm emulate --library` prints its path)";
+
+std::string Join(const std::vector<std::string>& parts, const char* separator) {
+    std::string joined;
+    for (const std::string& part : parts) {
+        if (!joined.empty()) joined += separator;
+        joined += part;
+    }
+    return joined;
+}
+
+std::string LoaderError() {
+    const char* text = dlerror();
+    return text ? text : "unknown loader error";
+}
+
+std::string LoadedAlready() {
+    std::string found;
+    dl_iterate_phdr(
+        [](dl_phdr_info* info, size_t, void* out) {
+            const std::string_view path = info->dlpi_name ? info->dlpi_name : "";
+            if (path.substr(path.rfind('/') + 1).substr(0, kStem.size()) != kStem) return 0;
+            *static_cast<std::string*>(out) = path;
+            return 1;
+        },
+        &found);
+    return found;
+}
+
+}  // namespace
+
+Library::Library(void* handle, std::string path) : path_(std::move(path)) {
+    std::vector<std::string> missing;
+#define LITEATTENTION_FIND(name, parameters, result)                         \
+    api_.name = reinterpret_cast<decltype(api_.name)>(dlsym(handle, #name)); \
+    if (!api_.name) missing.emplace_back(#name);
+    LITEATTENTION_HIP_FUNCTIONS(LITEATTENTION_FIND)
+#undef LITEATTENTION_FIND
+    if (!missing.empty())
+        throw Unavailable("the HIP run-time " + path_ + " lacks " + Join(missing, ", ") + kRemedy);
+    abi_version_ = reinterpret_cast<int (*)()>(dlsym(handle, "lae_abi_version"));
+    last_report_ = reinterpret_cast<const char* (*)()>(dlsym(handle, "lae_last_report"));
+}
+
+std::shared_ptr<const Library> Library::Open(const std::string& path) {
+    std::vector<std::string> tried;
+    // Local: the names of a second HIP run-time must not bind to what is loaded already.
+    constexpr int kMode = RTLD_NOW | RTLD_LOCAL;
+    const auto open = [&](const std::string& file, int mode) -> std::shared_ptr<const Library> {
+        if (void* handle = dlopen(file.c_str(), mode))
+            return std::shared_ptr<const Library>(new Library(handle, file));
+        tried.push_back(LoaderError());
+        return nullptr;
+    };
+    if (!path.empty()) {
+        if (auto library = open(path, kMode)) return library;
+        throw Unavailable("cannot open the HIP run-time of LITEATTENTION_HIP_LIBRARY: " +
+                          Join(tried, "; ") + kRemedy);
+    }
+    const std::string loaded = LoadedAlready();
+    if (loaded.empty()) {
+        tried.emplace_back("none is loaded in this process");
+    } else if (auto library = open(loaded, kMode | RTLD_NOLOAD)) {
+        return library;
+    }
+    for (const char* soname : kSonames)
+        if (auto library = open(soname, kMode)) return library;
+    throw Unavailable("no HIP run-time (libamdhip64): LITEATTENTION_HIP_LIBRARY is not set; " +
+                      Join(tried, "; ") + kRemedy);
+}
+
+void Library::Check(Error error, const std::string& what) const {
+    if (error == 0) return;
+    const auto text = [](const char* s) { return std::string(s ? s : "?"); };
+    std::string message = what + " failed: " + text(api_.hipGetErrorName(error)) + " (" +
+                          std::to_string(error) + "): " + text(api_.hipGetErrorString(error));
+    if (last_report_ && error == kLaunchFailure) {
+        const std::string report = text(last_report_());
+        if (!report.empty()) message += "\n" + report;
+    }
+    // Otherwise the next unrelated PyTorch call would report this error as its own.
+    api_.hipGetLastError();
+    throw CallFailed(message);
+}
+
+int Library::DeviceCount() const {
+    Check(api_.hipInit(0), "hipInit of " + path_);
+    int count = 0;
+    Check(api_.hipGetDeviceCount(&count), "hipGetDeviceCount of " + path_);
+    return count;
+}
+
+std::string Library::Version() const {
+    int version = 0;
+    Check(api_.hipRuntimeGetVersion(&version), "hipRuntimeGetVersion of " + path_);
+    // HIP encodes major * 10^7 + minor * 10^5 + patch.
+    return std::to_string(version / 10000000) + "." + std::to_string(version / 100000 % 100) + "." +
+           std::to_string(version % 100000);
+}
+
+}  // namespace liteattention::hip

@@ -1,0 +1,314 @@
+#include "launch.h"
+
+#include <algorithm>
+#include <iterator>
+#include <limits>
+#include <numbers>
+#include <stdexcept>
+
+namespace liteattention::gfx942 {
+namespace {
+
+struct Expected {
+    const char* name;
+    unsigned threads;
+    size_t argument_bytes;
+};
+
+// In the order of Device's indices.
+constexpr Expected kExpected[] = {
+    {"transpose_v_bf16_d64", kTransposeThreads, sizeof(TransposeVParams)},
+    {"transpose_v_bf16_d128", kTransposeThreads, sizeof(TransposeVParams)},
+    {"attention_dense_bf16_d64_rtne", kDenseThreads, sizeof(DenseParams)},
+    {"attention_dense_bf16_d64_rtna", kDenseThreads, sizeof(DenseParams)},
+    {"attention_dense_bf16_d64_rtz", kDenseThreads, sizeof(DenseParams)},
+    {"attention_dense_bf16_d128_rtne", kDenseThreads, sizeof(DenseParams)},
+    {"attention_dense_bf16_d128_rtna", kDenseThreads, sizeof(DenseParams)},
+    {"attention_dense_bf16_d128_rtz", kDenseThreads, sizeof(DenseParams)},
+    {"merge_parts_bf16_rtne", kMergeThreads, sizeof(MergeParams)},
+    {"merge_parts_bf16_rtna", kMergeThreads, sizeof(MergeParams)},
+    {"merge_parts_bf16_rtz", kMergeThreads, sizeof(MergeParams)},
+    {"plan_lpt", kPlanThreads, sizeof(PlanParams)},
+};
+
+// Modules belong to a device and a null stream is the current device's: makes `device` current for
+// this thread, and puts the thread's own back.
+class CurrentDevice {
+   public:
+    CurrentDevice(const hip::Library& library, int device) : library_(library) {
+        library_.Check(library_.api().hipGetDevice(&previous_), "hipGetDevice");
+        if (previous_ == device) return;
+        library_.Check(library_.api().hipSetDevice(device),
+                       "hipSetDevice(" + std::to_string(device) + ")");
+        changed_ = true;
+    }
+    ~CurrentDevice() {
+        if (changed_) library_.api().hipSetDevice(previous_);
+    }
+    CurrentDevice(const CurrentDevice&) = delete;
+    CurrentDevice& operator=(const CurrentDevice&) = delete;
+
+   private:
+    const hip::Library& library_;
+    int previous_ = 0;
+    bool changed_ = false;
+};
+
+// Tells the software MI300X which host bytes a launch may touch, exactly; a GPU's tensors are
+// device memory and need nothing.
+class TouchedMemory {
+   public:
+    explicit TouchedMemory(const hip::Library& library) : library_(library) {}
+    ~TouchedMemory() {
+        // Last in, first out: two spans may begin at one address.
+        while (count_ > 0) library_.api().hipHostUnregister(spans_[--count_]);
+    }
+    TouchedMemory(const TouchedMemory&) = delete;
+    TouchedMemory& operator=(const TouchedMemory&) = delete;
+
+    void Add(const char* what, const void* begin, int64_t bytes) {
+        if (!library_.emulated() || begin == nullptr) return;
+        void* const address = const_cast<void*>(begin);
+        library_.Check(library_.api().hipHostRegister(address, static_cast<size_t>(bytes), 0),
+                       std::string("hipHostRegister of ") + what);
+        spans_[count_++] = address;
+    }
+    void Add(const char* what, const uint16_t* begin, const Strides& strides, int64_t batch,
+             int64_t seq, int64_t heads, int64_t dim) {
+        const int64_t last = (batch - 1) * strides.batch + (seq - 1) * strides.seq +
+                             (heads - 1) * strides.head + dim;
+        Add(what, begin, last * 2);
+    }
+
+   private:
+    static constexpr int kMost = 8;
+    const hip::Library& library_;
+    std::array<void*, kMost> spans_{};
+    int count_ = 0;
+};
+
+void CheckRows(std::vector<std::string>& reasons, const char* name, const void* pointer,
+               const Strides& strides, int64_t batch, int64_t seq, int64_t heads) {
+    if (!pointer) {
+        reasons.push_back(std::string(name) + " has no memory");
+        return;
+    }
+    const std::array<std::pair<int64_t, int64_t>, 3> steps = {
+        {{strides.batch, batch}, {strides.seq, seq}, {strides.head, heads}}};
+    bool aligned = reinterpret_cast<uintptr_t>(pointer) % kRowAlignBytes == 0;
+    for (const auto& [stride, size] : steps) {
+        aligned = aligned && (size == 1 || stride * 2 % kRowAlignBytes == 0);
+        if (size > 1 && stride < 0) reasons.push_back(std::string(name) + " has a negative stride");
+    }
+    if (!aligned)
+        reasons.push_back("every row of " + std::string(name) + " must start on a multiple of " +
+                          std::to_string(kRowAlignBytes) +
+                          " bytes (an even element offset and even strides): call .contiguous() "
+                          "on it");
+}
+
+[[noreturn]] void Refuse(const std::string& what, const std::vector<std::string>& reasons) {
+    std::string text = what;
+    for (size_t i = 0; i < reasons.size(); ++i) text += (i ? "; " : ": ") + reasons[i];
+    throw std::invalid_argument(text);
+}
+
+}  // namespace
+
+Device::Device(std::shared_ptr<const hip::Library> library, int ordinal,
+               const std::vector<CodeObject>& objects)
+    : library_(std::move(library)), ordinal_(ordinal) {
+    static_assert(std::size(kExpected) == kKernels);
+    std::vector<std::string> reasons;
+    for (const Expected& expected : kExpected) {
+        const CodeObject::Kernel* found = nullptr;
+        for (const CodeObject& object : objects)
+            for (const CodeObject::Kernel& kernel : object.kernels)
+                if (kernel.name == expected.name) found = &kernel;
+        if (!found)
+            reasons.push_back(std::string("no kernel ") + expected.name);
+        else if (found->argument_bytes != static_cast<int64_t>(expected.argument_bytes))
+            reasons.push_back(found->name + " takes " + std::to_string(found->argument_bytes) +
+                              " bytes, this build passes " +
+                              std::to_string(expected.argument_bytes));
+    }
+    if (!reasons.empty()) Refuse("the code objects are not those of this build", reasons);
+
+    const int devices = library_->DeviceCount();
+    if (ordinal < 0 || ordinal >= devices)
+        Refuse("no device " + std::to_string(ordinal),
+               {"the HIP run-time " + library_->path() + " sees " + std::to_string(devices)});
+    library_->Check(library_->api().hipDeviceGetAttribute(
+                        &compute_units_, hip::kAttributeMultiprocessorCount, ordinal),
+                    "hipDeviceGetAttribute");
+    const CurrentDevice current(*library_, ordinal);
+    try {
+        Load(objects);
+    } catch (...) {
+        Unload();
+        throw;
+    }
+}
+
+Device::~Device() {
+    try {
+        const CurrentDevice current(*library_, ordinal_);
+        Unload();
+    } catch (const hip::CallFailed&) {
+        // The run-time has been shut down before this object: its modules are gone with it.
+    }
+}
+
+void Device::Load(const std::vector<CodeObject>& objects) {
+    for (const CodeObject& object : objects) {
+        hip::Module module = nullptr;
+        library_->Check(library_->api().hipModuleLoadData(&module, object.image.data()),
+                        "hipModuleLoadData of " + object.file);
+        modules_.push_back(module);
+        for (const CodeObject::Kernel& kernel : object.kernels) {
+            const auto* expected = std::find_if(
+                std::begin(kExpected), std::end(kExpected),
+                [&](const Expected& candidate) { return kernel.name == candidate.name; });
+            if (expected == std::end(kExpected)) continue;
+            Kernel& made = kernels_[static_cast<size_t>(expected - kExpected)];
+            made.name = expected->name;
+            made.threads = expected->threads;
+            library_->Check(
+                library_->api().hipModuleGetFunction(&made.function, module, expected->name),
+                "hipModuleGetFunction of " + kernel.name + " in " + object.file);
+        }
+    }
+}
+
+void Device::Unload() {
+    for (hip::Module module : modules_) library_->api().hipModuleUnload(module);
+    modules_.clear();
+}
+
+void Device::Launch(const Kernel& kernel, int64_t grid, const void* params, size_t bytes,
+                    hip::Stream stream) const {
+    void* extra[] = {hip::kLaunchBufferPointer, const_cast<void*>(params), hip::kLaunchBufferSize,
+                     &bytes, hip::kLaunchBufferEnd};
+    const hip::Error error =
+        library_->api().hipModuleLaunchKernel(kernel.function, static_cast<unsigned>(grid), 1, 1,
+                                              kernel.threads, 1, 1, 0, stream, nullptr, extra);
+    if (error != 0) library_->Check(error, std::string("launch of ") + kernel.name);
+}
+
+void Device::Attention(const DensePlan& plan, const DenseRequest& request, void* workspace,
+                       hip::Stream stream) const {
+    const DenseShape& s = plan.shape;
+    std::vector<std::string> reasons;
+    CheckRows(reasons, "q", request.q, request.q_strides, s.batch, s.q_len, s.q_heads);
+    CheckRows(reasons, "k", request.k, request.k_strides, s.batch, s.kv_len, s.kv_heads);
+    CheckRows(reasons, "v", request.v, request.v_strides, s.batch, s.kv_len, s.kv_heads);
+    CheckRows(reasons, "out", request.out, request.out_strides, s.batch, s.q_len, s.q_heads);
+    if (!workspace || reinterpret_cast<uintptr_t>(workspace) % 16 != 0)
+        reasons.emplace_back("the workspace must be 16-byte aligned memory");
+    if (!reasons.empty()) Refuse("the gfx942 kernels cannot take these tensors", reasons);
+
+    char* const base = static_cast<char*>(workspace);
+    auto* const v_t = reinterpret_cast<uint16_t*>(base + plan.v_t_offset);
+    const bool split = plan.tail_tiles > 0;
+    auto* const part_out = split ? reinterpret_cast<float*>(base + plan.part_out_offset) : nullptr;
+    auto* const part_stats =
+        split ? reinterpret_cast<float*>(base + plan.part_stats_offset) : nullptr;
+    const auto i32 = [](int64_t value) { return static_cast<int32_t>(value); };
+
+    const CurrentDevice current(*library_, ordinal_);
+    TouchedMemory touched(*library_);
+    touched.Add("q", request.q, request.q_strides, s.batch, s.q_len, s.q_heads, s.head_dim);
+    touched.Add("k", request.k, request.k_strides, s.batch, s.kv_len, s.kv_heads, s.head_dim);
+    touched.Add("v", request.v, request.v_strides, s.batch, s.kv_len, s.kv_heads, s.head_dim);
+    touched.Add("out", request.out, request.out_strides, s.batch, s.q_len, s.q_heads, s.head_dim);
+    touched.Add("lse", request.lse, s.batch * s.q_heads * s.q_len * 4);
+    // Buffer by buffer, so that running over one into the padding behind it is found, too.
+    touched.Add("the workspace", v_t, VtBytes(s.batch, s.kv_heads, s.kv_len, s.head_dim));
+    touched.Add("the workspace", part_out, PartOutBytes(plan.tail_tiles, plan.splits, s.head_dim));
+    touched.Add("the workspace", part_stats, PartStatsBytes(plan.tail_tiles, plan.splits));
+
+    const int wide = s.head_dim == 128;
+    const int rounding = static_cast<int>(request.rounding);
+
+    TransposeVParams transpose{};
+    transpose.v = request.v;
+    transpose.v_t = v_t;
+    transpose.v_strides = request.v_strides;
+    transpose.batch = i32(s.batch);
+    transpose.kv_heads = i32(s.kv_heads);
+    transpose.kv_len = i32(s.kv_len);
+    Launch(kTranspose + wide, plan.transpose_grid, transpose, stream);
+
+    DenseParams dense{};
+    dense.q = request.q;
+    dense.k = request.k;
+    dense.v_t = v_t;
+    dense.out = request.out;
+    dense.lse = request.lse;
+    dense.part_out = part_out;
+    dense.part_stats = part_stats;
+    dense.q_strides = request.q_strides;
+    dense.k_strides = request.k_strides;
+    dense.out_strides = request.out_strides;
+    dense.batch = i32(s.batch);
+    dense.q_heads = i32(s.q_heads);
+    dense.kv_heads = i32(s.kv_heads);
+    dense.q_len = i32(s.q_len);
+    dense.kv_len = i32(s.kv_len);
+    dense.scale_log2 = static_cast<float>(request.scale * std::numbers::log2e);
+    dense.whole_tiles = i32(plan.whole_tiles);
+    dense.splits = i32(plan.splits);
+    Launch(kDense + 3 * wide + rounding, plan.dense_grid, dense, stream);
+
+    if (!split) return;
+    MergeParams merge{};
+    merge.part_out = part_out;
+    merge.part_stats = part_stats;
+    merge.out = request.out;
+    merge.lse = request.lse;
+    merge.out_strides = request.out_strides;
+    merge.batch = i32(s.batch);
+    merge.q_heads = i32(s.q_heads);
+    merge.q_len = i32(s.q_len);
+    merge.head_dim = i32(s.head_dim);
+    merge.whole_tiles = i32(plan.whole_tiles);
+    merge.splits = i32(plan.splits);
+    Launch(kMerge + rounding, plan.merge_grid, merge, stream);
+}
+
+void Device::PlanLpt(const LptRequest& request, hip::Stream stream) const {
+    std::vector<std::string> reasons;
+    const auto positive = [&](const char* name, int64_t value) {
+        if (value < 1 || value > std::numeric_limits<int32_t>::max())
+            reasons.push_back(std::string(name) + " must be from 1 to 2^31 - 1, got " +
+                              std::to_string(value));
+    };
+    positive("rows", request.rows);
+    positive("q_blocks", request.q_blocks);
+    positive("words", request.words);
+    if (!request.skip) reasons.emplace_back("skip has no memory");
+    if (!request.order) reasons.emplace_back("order has no memory");
+    const int64_t grid = reasons.empty() ? PlanGrid(request.rows, request.q_blocks) : 0;
+    if (grid > std::numeric_limits<int32_t>::max())
+        reasons.emplace_back("rows must be fewer than 2^31 workgroups");
+    if (!reasons.empty()) Refuse("no LPT order for this bitmap", reasons);
+
+    const CurrentDevice current(*library_, ordinal_);
+    TouchedMemory touched(*library_);
+    const int64_t mask_bytes = request.words * 4;
+    touched.Add("skip", request.skip, request.rows * request.q_blocks * mask_bytes);
+    touched.Add("must_do", request.must_do, mask_bytes);
+    touched.Add("must_skip", request.must_skip, mask_bytes);
+    touched.Add("order", request.order, request.rows * request.q_blocks * 4);
+    PlanParams params{};
+    params.skip = request.skip;
+    params.must_do = request.must_do;
+    params.must_skip = request.must_skip;
+    params.order = request.order;
+    params.rows = static_cast<int32_t>(request.rows);
+    params.q_blocks = static_cast<int32_t>(request.q_blocks);
+    params.words = static_cast<int32_t>(request.words);
+    Launch(kLpt, grid, params, stream);
+}
+
+}  // namespace liteattention::gfx942

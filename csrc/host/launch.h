@@ -1,0 +1,103 @@
+// Launches of the gfx942 kernels on a caller's stream: nothing allocates and nothing waits.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "../gfx942/params.h"
+#include "hip_api.h"
+#include "plan.h"
+
+namespace liteattention::gfx942 {
+
+enum class Rounding { kRtne, kRtna, kRtz };
+
+// A code object and what its manifest says of its kernels.
+struct CodeObject {
+    struct Kernel {
+        std::string name;
+        int64_t argument_bytes = 0;
+    };
+    std::string file;   // for messages
+    std::string image;  // the ELF file itself
+    std::vector<Kernel> kernels;
+};
+
+// The tensors of one dense call; strides in elements {batch, seq, head}. The pointers are of the
+// device, or of the host if the HIP run-time is the software MI300X.
+struct DenseRequest {
+    const uint16_t* q = nullptr;
+    const uint16_t* k = nullptr;
+    const uint16_t* v = nullptr;
+    uint16_t* out = nullptr;
+    float* lse = nullptr;  // natural log, [batch][q_heads][q_len] contiguous; null: not wanted
+    Strides q_strides{};
+    Strides k_strides{};
+    Strides v_strides{};
+    Strides out_strides{};
+    double scale = 1.0;
+    Rounding rounding = Rounding::kRtne;
+};
+
+// Tensors of one plan_lpt call; see PlanParams.
+struct LptRequest {
+    const uint32_t* skip = nullptr;
+    const uint32_t* must_do = nullptr;
+    const uint32_t* must_skip = nullptr;
+    int32_t* order = nullptr;
+    int64_t rows = 0;
+    int64_t q_blocks = 0;
+    int64_t words = 0;
+};
+
+// The kernels of one device. Key: HIP run-time and device ordinal. Owner: the engine that made it.
+// Lifetime: modules are loaded by the constructor and unloaded by the destructor. Immutable in
+// between, so any thread may launch on any stream.
+class Device {
+   public:
+    // Throws hip::CallFailed, or std::invalid_argument if `objects` lack a kernel or a kernel takes
+    // other arguments than this build passes.
+    Device(std::shared_ptr<const hip::Library> library, int ordinal,
+           const std::vector<CodeObject>& objects);
+    ~Device();
+    Device(const Device&) = delete;
+    Device& operator=(const Device&) = delete;
+
+    int ordinal() const { return ordinal_; }
+    int compute_units() const { return compute_units_; }
+
+    // `workspace`: plan.workspace_bytes, 16-byte aligned, not shared with a call that may be
+    // running. Throws hip::CallFailed, or std::invalid_argument with every reason.
+    void Attention(const DensePlan& plan, const DenseRequest& request, void* workspace,
+                   hip::Stream stream) const;
+    void PlanLpt(const LptRequest& request, hip::Stream stream) const;
+
+   private:
+    struct Kernel {
+        const char* name;
+        hip::Function function;
+        unsigned threads;
+    };
+    // Per head dim {64, 128} and rounding.
+    enum { kTranspose = 0, kDense = 2, kMerge = 8, kLpt = 11, kKernels = 12 };
+
+    void Load(const std::vector<CodeObject>& objects);
+    void Unload();
+    void Launch(const Kernel& kernel, int64_t grid, const void* params, size_t bytes,
+                hip::Stream stream) const;
+    template <class Params>
+    void Launch(int index, int64_t grid, const Params& params, hip::Stream stream) const {
+        Launch(kernels_[index], grid, &params, sizeof(params), stream);
+    }
+
+    std::shared_ptr<const hip::Library> library_;
+    int ordinal_;
+    int compute_units_ = 0;
+    std::vector<hip::Module> modules_;
+    std::array<Kernel, kKernels> kernels_{};
+};
+
+}  // namespace liteattention::gfx942

@@ -1,0 +1,108 @@
+from __future__ import annotations
+
+import ctypes
+import shutil
+import subprocess
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from liteattention_rocm import _core
+from liteattention_rocm.engines import gfx942
+
+SOURCE = Path(__file__).with_name("fake_hip.c")
+
+FLAGS = ("-shared", "-fPIC", "-Wall", "-Wextra", "-Werror", "-pthread")
+
+#: What the kernels of this build take, in bytes: csrc/gfx942/params.h.
+KERNELS = (
+    [(f"transpose_v_bf16_d{dim}", 56) for dim in (64, 128)]
+    + [
+        (f"attention_dense_bf16_d{dim}_{rounding}", 160)
+        for dim in (64, 128)
+        for rounding in ("rtne", "rtna", "rtz")
+    ]
+    + [(f"merge_parts_bf16_{rounding}", 80) for rounding in ("rtne", "rtna", "rtz")]
+    + [("plan_lpt", 48)]
+)
+#: Two files, as a run-time that runs nothing sees them.
+OBJECTS = [
+    ("attention.co", b"\x7fELF attention", KERNELS[:8]),
+    ("others.co", b"\x7fELF others", KERNELS[8:]),
+]
+
+
+@dataclass
+class FakeHip:
+    """A HIP run-time that writes down its calls."""
+
+    path: str
+    native: ctypes.CDLL
+
+    @property
+    def calls(self) -> list[str]:
+        return ctypes.string_at(self.native.fake_calls()).decode().splitlines()
+
+    def of(self, name: str) -> list[str]:
+        """Arguments of the calls of one function."""
+        return [call.partition(" ")[2] for call in self.calls if call.split()[0] == name]
+
+    def fail(self, name: str, error: int) -> None:
+        self.native.fake_fail(name.encode(), error)
+
+    def devices(self, count: int) -> None:
+        self.native.fake_devices(count)
+
+    def library(self) -> _core.HipLibrary:
+        return _core.HipLibrary(self.path)
+
+
+Build = Callable[..., str]
+
+
+@pytest.fixture(scope="session")
+def build_fake(tmp_path_factory: pytest.TempPathFactory) -> Build:
+    compiler = shutil.which("cc") or shutil.which("gcc")
+    if compiler is None:
+        pytest.skip("needs a C compiler (Debian: apt-get install gcc)")
+    folder = tmp_path_factory.mktemp("hip")
+
+    def build(name: str, *options: str) -> str:
+        path = folder / name
+        if not path.exists():
+            subprocess.run(
+                [compiler, *FLAGS, *options, str(SOURCE), "-o", str(path)],
+                check=True,
+            )
+        return str(path)
+
+    return build
+
+
+def opened(path: str) -> FakeHip:
+    native = ctypes.CDLL(path)
+    native.fake_calls.restype = ctypes.c_void_p
+    native.fake_reset()
+    return FakeHip(path, native)
+
+
+@pytest.fixture
+def gpu_hip(build_fake: Build) -> FakeHip:
+    """One that looks like a GPU's."""
+    return opened(build_fake("libfake_hip.so"))
+
+
+@pytest.fixture
+def cpu_hip(build_fake: Build) -> FakeHip:
+    """One that looks like the software MI300X, so that CPU tensors go to it."""
+    return opened(build_fake("libfake_emulator.so", "-DFAKE_EMULATOR"))
+
+
+@pytest.fixture
+def engine(cpu_hip: FakeHip, monkeypatch: pytest.MonkeyPatch) -> Iterator[gfx942.Gfx942Engine]:
+    """An engine on that run-time; its kernels run nothing."""
+    monkeypatch.setenv(gfx942.LIBRARY_VARIABLE, cpu_hip.path)
+    monkeypatch.setattr(gfx942, "code_objects", lambda: OBJECTS)
+    yield gfx942.Gfx942Engine()

@@ -1,0 +1,139 @@
+"""How the HIP run-time is found, and what is said when it is not."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+import liteattention_rocm
+from liteattention_rocm import _core, engines
+from liteattention_rocm.engines import gfx942
+
+from .conftest import FakeHip
+from .test_launch import bf16, spec_of
+
+
+def has_run_time() -> bool:
+    try:
+        _core.HipLibrary("")
+    except _core.HipUnavailable:
+        return False
+    return True
+
+
+no_run_time = pytest.mark.skipif(has_run_time(), reason="this machine has a HIP run-time")
+
+
+def test_a_run_time_is_known_by_its_file(gpu_hip: FakeHip, cpu_hip: FakeHip) -> None:
+    gpu, cpu = gpu_hip.library(), cpu_hip.library()
+    assert (gpu.path, gpu.emulated) == (gpu_hip.path, False)
+    assert (cpu.path, cpu.emulated) == (cpu_hip.path, True)
+    assert gpu.version() == "7.2.53211" and gpu.device_count() == 1
+    gpu_hip.fail("hipInit", 719)
+    with pytest.raises(_core.HipError, match=r"hipInit of .* failed: hipErrorLaunchFailure"):
+        gpu.device_count()
+
+
+def test_missing_functions_are_all_listed(build_fake: Callable[..., str]) -> None:
+    path = build_fake("libfake_old.so", "-DFAKE_OMIT_LAUNCH")
+    with pytest.raises(_core.HipUnavailable) as caught:
+        _core.HipLibrary(path)
+    text = str(caught.value)
+    assert f"{path} lacks hipModuleGetFunction, hipModuleLaunchKernel:" in text
+    assert "install PyTorch for ROCm" in text and "emulate --library" in text
+
+
+@no_run_time
+def test_no_run_time_says_what_was_tried_and_what_to_do() -> None:
+    with pytest.raises(_core.HipUnavailable) as caught:
+        _core.HipLibrary("")
+    text = str(caught.value)
+    tried = ["none is loaded in this process", "libamdhip64.so.7: ", "libamdhip64.so.6: "]
+    tried += ["libamdhip64.so: ", "LITEATTENTION_HIP_LIBRARY is not set"]
+    for part in [*tried, "install PyTorch for ROCm", "`liteattention-rocm emulate --library`"]:
+        assert part in text
+
+
+def test_a_wrong_override_is_not_papered_over() -> None:
+    with pytest.raises(_core.HipUnavailable) as caught:
+        _core.HipLibrary("/nowhere/libhip.so")
+    text = str(caught.value)
+    assert text.startswith("cannot open the HIP run-time of LITEATTENTION_HIP_LIBRARY: /nowhere")
+    assert "none is loaded" not in text
+
+
+@no_run_time
+def test_the_run_time_that_the_process_loaded_is_taken(
+    build_fake: Callable[..., str], tmp_path: Path
+) -> None:
+    loaded = tmp_path / "libamdhip64-0a1b2c.so.6"  # wheels give their libraries such names
+    loaded.write_bytes(Path(build_fake("libfake_hip.so")).read_bytes())
+    script = (
+        "import ctypes, sys; from liteattention_rocm import _core\n"
+        "native = ctypes.CDLL(sys.argv[1]); print(_core.HipLibrary('').path)"
+    )
+    made = subprocess.run(
+        [sys.executable, "-c", script, str(loaded)], capture_output=True, text=True, check=True
+    )
+    assert made.stdout.strip() == str(loaded)
+
+
+@no_run_time
+def test_asking_for_the_engine_without_a_gpu_is_one_clear_error(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delenv(gfx942.LIBRARY_VARIABLE, raising=False)
+    x = bf16(1, 4, 1, 64)
+    with pytest.raises(ValueError) as caught:
+        liteattention_rocm.attention(x, x, x, engine="gfx942")
+    text = str(caught.value)
+    assert text.startswith("engine 'gfx942' cannot run this: no HIP run-time (libamdhip64)")
+    assert text.endswith("(use engine='cpu')")
+    assert text.count("libamdhip64.so.7") == 1
+
+
+def test_the_run_time_is_opened_on_first_use_only() -> None:
+    script = (
+        "import os; os.environ['LITEATTENTION_HIP_LIBRARY'] = '/nowhere'\n"
+        "import torch, liteattention_rocm as la; x = torch.zeros(1, 1, 1, 64)\n"
+        "la.attention(x, x, x)\n"
+        "assert not any('amdhip' in line for line in open('/proc/self/maps'))"
+    )
+    subprocess.run([sys.executable, "-c", script], check=True)
+
+
+def test_refusals_list_every_reason(
+    engine: gfx942.Gfx942Engine, gpu_hip: FakeHip, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    x = torch.zeros(1, 4, 1, 72)
+    lite = engines.LiteSpec(engines.MI300X_GEOMETRY, -1.0, False, False)
+    assert engine.supports(spec_of(x, x, causal=True), lite) == [
+        "dtype must be bf16, got torch.float32",
+        "head dim must be 64 or 128, got 72",
+        "it has no causal kernel yet",
+        "it has no LiteAttention kernel yet",
+    ]
+    good = bf16(1, 1, 1, 64)
+    assert engine.supports(spec_of(good, good, causal=True)) == []  # one query sees every key
+    on_gpu = spec_of(good, good, device=torch.device("cuda:0"))
+    assert "software MI300X, which takes cpu tensors" in engine.supports(on_gpu)[0]
+    with pytest.raises(NotImplementedError, match="no LiteAttention kernel yet"):
+        spec = spec_of(good, good)
+        engine.lite_attention(spec, lite, good, good, good, good, None, good, good, None, None)
+
+    monkeypatch.setenv(gfx942.LIBRARY_VARIABLE, gpu_hip.path)
+    (reason,) = engine.supports(spec_of(good, good))
+    assert "it runs on an MI300X (gfx942), got tensors on cpu" in reason
+    monkeypatch.setattr(engines, "architecture", lambda device: "gfx1100")
+    assert "cuda:0 of architecture gfx1100" in engine.supports(on_gpu)[0]
+    monkeypatch.setattr(engines, "architecture", lambda device: "gfx942")
+    assert engine.supports(on_gpu) == []
+
+
+def test_geometry_is_the_kernels(engine: gfx942.Gfx942Engine) -> None:
+    assert engine.geometry(128) == engines.MI300X_GEOMETRY
