@@ -1,0 +1,46 @@
+// The little of HIP that the kernels need, so that they build with plain clang (Debian: clang-19,
+// lld-19; options in liteattention_rocm/kernels/build.py) as well as with hipcc. Nothing here is
+// specific to attention.
+#pragma once
+
+#include <stdint.h>
+
+#ifndef __device__
+#define __device__ __attribute__((device))
+#endif
+#ifndef __shared__
+#define __shared__ __attribute__((shared))
+#endif
+
+// Always inlined: a call would cost the callee-saved registers of a whole wave.
+#define LITE_DEVICE __device__ inline __attribute__((always_inline))
+
+// An exported kernel of workgroups of exactly `threads`, `waves` waves resident on each SIMD.
+// clang ignores its own launch_bounds on this target and would assume 1024 threads: 128 registers.
+// Two waves per SIMD leave 256 registers to each.
+#define LITE_KERNEL(threads, waves)                                                  \
+    extern "C" __attribute__((global, amdgpu_flat_work_group_size(threads, threads), \
+                              amdgpu_waves_per_eu(waves, waves))) void
+
+namespace liteattention::gfx942 {
+
+LITE_DEVICE uint32_t ThreadId() { return __builtin_amdgcn_workitem_id_x(); }
+LITE_DEVICE uint32_t WorkgroupId() { return __builtin_amdgcn_workgroup_id_x(); }
+
+using Half4 = short __attribute__((ext_vector_type(4)));  // bf16 storage, an MFMA operand
+using Half8 = short __attribute__((ext_vector_type(8)));  // two of them: one 16-byte access
+using Float2 = float __attribute__((ext_vector_type(2)));
+using Float4 = float __attribute__((ext_vector_type(4)));
+using Word2 = uint32_t __attribute__((ext_vector_type(2)));
+using Word4 = uint32_t __attribute__((ext_vector_type(4)));
+
+// Rows start on 4-byte boundaries only (geometry.h); the hardware asks no more of a 16-byte access.
+using UnalignedWord4 = Word4 __attribute__((aligned(4)));
+
+LITE_DEVICE uint32_t Bits(float x) { return __builtin_bit_cast(uint32_t, x); }
+LITE_DEVICE float FromBits(uint32_t x) { return __builtin_bit_cast(float, x); }
+
+LITE_DEVICE Half4 Low(Half8 x) { return __builtin_shufflevector(x, x, 0, 1, 2, 3); }
+LITE_DEVICE Half4 High(Half8 x) { return __builtin_shufflevector(x, x, 4, 5, 6, 7); }
+
+}  // namespace liteattention::gfx942

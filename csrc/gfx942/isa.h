@@ -1,0 +1,118 @@
+// One function per machine instruction, with the hazard that it brings.
+//
+// All of them are compiler builtins or intrinsics, none is inline asm: LLVM then counts outstanding
+// loads, inserts s_waitcnt before the first use, and pads every wait state that gfx942 leaves to
+// software. It does neither next to an asm block. "Covered" below means covered by that, and it is
+// the reason why an asm instruction must not be added here without its own s_nop and s_waitcnt.
+// What no compiler knows, namely who hands which LDS bytes to whom, is said where it is done.
+#pragma once
+
+#include "hip_shim.h"
+
+namespace liteattention::gfx942 {
+
+typedef __attribute__((address_space(3))) void LdsVoid;
+
+// v_mfma_f32_16x16x16_bf16: c += a b (mfma_layout.h), 4 passes. Covered: 7 wait states from D to
+// any other reader or writer, 3 from SrcC to its overwriting, 2 from a VALU write to an operand.
+// Same-register accumulation needs none. A zero c becomes an inline constant.
+LITE_DEVICE void Mfma(Half4 a, Half4 b, Float4& c) {
+    c = __builtin_amdgcn_mfma_f32_16x16x16bf16_1k(a, b, c, 0, 0, 0);
+}
+
+// v_exp_f32, v_log_f32 (base 2) and v_rcp_f32: quarter rate, 1 ulp, subnormal results become 0.
+// Covered: 1 wait state to a VALU reader, 2 to an MFMA operand.
+LITE_DEVICE float Exp2(float x) { return __builtin_amdgcn_exp2f(x); }
+LITE_DEVICE float Log2(float x) { return __builtin_amdgcn_logf(x); }
+LITE_DEVICE float Rcp(float x) { return __builtin_amdgcn_rcpf(x); }
+
+// v_perm_b32: the upper or lower halves of two words, `low`'s below `high`'s. No hazard.
+LITE_DEVICE uint32_t UpperHalves(uint32_t low, uint32_t high) {
+    return __builtin_amdgcn_perm(high, low, 0x07060302u);
+}
+
+LITE_DEVICE uint32_t LowerHalves(uint32_t low, uint32_t high) {
+    return __builtin_amdgcn_perm(high, low, 0x05040100u);
+}
+
+// x of the lane whose number differs in bit 4: ds_swizzle_b32, through the LDS crossbar but not
+// its memory. Covered: the result is in flight until lgkmcnt says otherwise.
+LITE_DEVICE float Xor16(float x) {
+    return FromBits(static_cast<uint32_t>(
+        __builtin_amdgcn_ds_swizzle(static_cast<int>(Bits(x)), 0x10 << 10 | 0x1f)));
+}
+
+// x of lane `lane4 / 4`: ds_bpermute_b32, in flight like a swizzle. A swizzle ends at 32 lanes.
+LITE_DEVICE float FromLane(uint32_t lane4, float x) {
+    return FromBits(static_cast<uint32_t>(
+        __builtin_amdgcn_ds_bpermute(static_cast<int>(lane4), static_cast<int>(Bits(x)))));
+}
+
+// v_readfirstlane_b32: makes a value that is the same in all lanes scalar. Covered: 1 wait state
+// from the VALU write before it, 2 to a VALU reader and 5 to a descriptor after it.
+LITE_DEVICE uint32_t Uniform(uint32_t x) {
+    return static_cast<uint32_t>(__builtin_amdgcn_readfirstlane(static_cast<int>(x)));
+}
+
+// True in any active lane: v_cmp into a scalar pair, then a scalar test.
+LITE_DEVICE bool Any(bool x) { return __builtin_amdgcn_ballot_w64(x) != 0; }
+
+// Describes `bytes` bytes at a 64-bit base for buffer instructions, which check against it and
+// return 0 beyond. Four scalar registers.
+LITE_DEVICE __amdgpu_buffer_rsrc_t Descriptor(const char* base, uint32_t bytes) {
+    constexpr uint32_t kRaw32 = 4u << 15;  // word 3: untyped, 32-bit elements
+    return __builtin_amdgcn_make_buffer_rsrc(const_cast<char*>(base), 0, static_cast<int>(bytes),
+                                             kRaw32);
+}
+
+// buffer_load_dword ... lds: lane i copies the dword at base + lane_offset to lds + 4 i without a
+// register in between. `base`, `bytes` (range checked against) and `lds` are scalar. m0 carries the
+// LDS address; covered: 1 wait state from its write. NOT covered: vmcnt counts the copy, but only
+// the wave that issued it knows, so before anyone reads the bytes the issuer must WaitLoads() and
+// then pass a barrier with the reader.
+#if __has_builtin(__builtin_amdgcn_raw_ptr_buffer_load_lds)
+#define LITE_BUFFER_LOAD_LDS __builtin_amdgcn_raw_ptr_buffer_load_lds
+#else
+// clang 19 knows the intrinsic but has no builtin for it yet.
+__device__ void RawBufferLoadLds(__amdgpu_buffer_rsrc_t descriptor, LdsVoid* lds, uint32_t size,
+                                 uint32_t lane_offset, uint32_t offset, uint32_t imm_offset,
+                                 uint32_t cache) __asm("llvm.amdgcn.raw.ptr.buffer.load.lds");
+#define LITE_BUFFER_LOAD_LDS RawBufferLoadLds
+#endif
+
+LITE_DEVICE void CopyToLds(const char* base, uint32_t bytes, uint32_t lane_offset, LdsVoid* lds) {
+    LITE_BUFFER_LOAD_LDS(Descriptor(base, bytes), lds, 4, lane_offset, 0, 0, 0);
+}
+
+// buffer_load_dwordx4: 16 bytes at base + lane_offset + offset; `base`, `bytes` and `offset` are
+// scalar, so a stream of them costs one address register. In flight until vmcnt; covered.
+LITE_DEVICE Half8 LoadBlock(const char* base, uint32_t bytes, uint32_t lane_offset,
+                            uint32_t offset) {
+    return __builtin_bit_cast(Half8, __builtin_amdgcn_raw_buffer_load_b128(Descriptor(base, bytes),
+                                                                           lane_offset, offset, 0));
+}
+
+// s_waitcnt vmcnt(0): all vector loads of this wave, copies to LDS included, have landed.
+LITE_DEVICE void WaitLoads() { __builtin_amdgcn_s_waitcnt(0x0f70); }
+
+// s_barrier, with this wave's LDS reads and writes done before it (s_waitcnt lgkmcnt(0), from the
+// fence) and none of later code moved above it. Copies to LDS are not LDS accesses in this sense:
+// WaitLoads() first. The scheduling fences keep arithmetic in its phase as well.
+LITE_DEVICE void Barrier() {
+    __builtin_amdgcn_fence(__ATOMIC_RELEASE, "workgroup");
+    __builtin_amdgcn_sched_barrier(0);
+    __builtin_amdgcn_s_barrier();
+    __builtin_amdgcn_sched_barrier(0);
+    __builtin_amdgcn_fence(__ATOMIC_ACQUIRE, "workgroup");
+}
+
+// No instruction: nothing is scheduled across it.
+LITE_DEVICE void SchedulingFence() { __builtin_amdgcn_sched_barrier(0); }
+
+// s_setprio: 0 (default) to 3, which wave of a SIMD issues first. No hazard.
+template <int kLevel>
+LITE_DEVICE void Priority() {
+    __builtin_amdgcn_s_setprio(kLevel);
+}
+
+}  // namespace liteattention::gfx942

@@ -1,0 +1,57 @@
+// Phase load_k: four waves copy one K block from memory to LDS.
+#pragma once
+
+#include "isa.h"
+#include "mfma_layout.h"
+
+namespace liteattention::gfx942 {
+
+// The keys of one (batch, kv head).
+struct KSource {
+    const char* base;   // key 0
+    int64_t row_bytes;  // from key to key
+    int32_t kv_len;
+};
+
+// What a lane keeps for copying: two registers.
+template <int kDim>
+struct KCopier {
+    uint32_t byte;        // within its row, for even copies of D = 128 and for all of D = 64
+    uint32_t second_row;  // all ones in lanes that fetch the second row of a copy
+
+    LITE_DEVICE KCopier(uint32_t lane, uint32_t quarter) {
+        const int row = static_cast<int>(quarter) * KCopyRows(kDim);
+        second_row = KCopyRow(kDim, static_cast<int>(lane)) ? ~0u : 0u;
+        byte = static_cast<uint32_t>(
+            KCopyByte(kDim, row + KCopyRow(kDim, static_cast<int>(lane)), static_cast<int>(lane)));
+    }
+};
+
+// Copies keys 64 `block` ... + 63 to `lds`. `quarter` (0..3, scalar) is this wave's share: copies
+// quarter, quarter + 4, ... of the block. Rows past the end repeat the last key; its scores are
+// masked. Every copy has its own 64-bit base, so no stride and no extent overflows 32 bits (D = 64:
+// two rows share one, their distance must stay below 4 GiB). ~8 scalar instructions per copy.
+template <int kDim>
+LITE_DEVICE void LoadK(const KSource& k, const KCopier<kDim>& copier, int32_t block,
+                       uint32_t quarter, char* lds) {
+    constexpr int kRows = KCopyRows(kDim), kCopies = kKBlock / kRows / 4;
+    constexpr uint32_t kRowBytes = kDim * 2;
+    const int32_t last = k.kv_len - 1;
+#pragma unroll
+    for (int i = 0; i < kCopies; ++i) {
+        const int32_t in_block = static_cast<int32_t>(quarter + 4u * i) * kRows;
+        const int32_t row = block * kKBlock + in_block;
+        const int32_t first = row < last ? row : last;
+        const char* base = k.base + first * k.row_bytes;
+        LdsVoid* to = (LdsVoid*)(lds + in_block * kDim * 2);
+        if constexpr (kRows == 1) {
+            // Row quarter + 4 i: its swizzle key r % 8 changes by 4 between neighbouring copies.
+            CopyToLds(base, kRowBytes, copier.byte ^ (i % 2 ? 4u * kChunkBytes : 0u), to);
+        } else {
+            const uint32_t step = row < last ? static_cast<uint32_t>(k.row_bytes) : 0u;
+            CopyToLds(base, step + kRowBytes, copier.byte + (copier.second_row & step), to);
+        }
+    }
+}
+
+}  // namespace liteattention::gfx942

@@ -1,0 +1,90 @@
+// Which element of which matrix lies in which lane, register and byte. Plain constexpr functions:
+// the kernels address with them and a host test replays whole products through them.
+//
+// v_mfma_f32_16x16x16_bf16, D = A B + C, a wave of 64 lanes, quad = lane / 16, col = lane % 16:
+//
+//   A (16 x 16)  row m = col          k = 4 quad + e      e = 0..3 in 2 VGPRs
+//   B (16 x 16)  k = 4 quad + e       column n = col      likewise
+//   C, D         row m = 4 quad + i   column n = col      i = 0..3 in 4 VGPRs
+//
+// Scores are computed as S^T = K Q^T, so a lane holds 16 keys of each 64 for ONE query (its
+// column): maxima and sums run down registers, and two exchanges across the quads finish them. The
+// D layout of S^T is the B layout of P^T, so O^T = V^T P^T takes the probabilities where they
+// stand.
+//
+// Two orders are free and are spent on 16-byte accesses:
+//  - the contraction over d: both operands may take it in any order, so a lane's two consecutive
+//    operands are 8 neighbouring elements of a row of K or Q (QkDim).
+//  - the rows of V^T: tile t takes the head dims that put 8 neighbours of an output row into one
+//    lane's tiles 2u and 2u + 1 (OutDim).
+#pragma once
+
+#include "geometry.h"
+
+namespace liteattention::gfx942 {
+
+inline constexpr int kTile = 16;                   // rows and columns of an MFMA tile
+inline constexpr int kQTiles = kWaveRows / kTile;  // q tiles of a wave
+inline constexpr int kKeyTiles = kKBlock / kTile;  // key tiles of a K block
+inline constexpr int kChunkBytes = 16;             // the unit of the swizzle
+
+constexpr int Quad(int lane) { return lane / kTile; }
+constexpr int Col(int lane) { return lane % kTile; }
+
+// Element e (0..7) of fragment `step` (0..D/32-1) of a row of K or Q, as held by `lane`. Elements
+// 0..3 are the operand of one MFMA, 4..7 that of the next.
+constexpr int QkDim(int step, int lane, int e) { return 32 * step + 8 * Quad(lane) + e; }
+
+// Key (0..63) of register i of score tile `tile`; its query is Col(lane).
+constexpr int ScoreKey(int tile, int lane, int i) { return kTile * tile + 4 * Quad(lane) + i; }
+
+// Head dim of row `row` (0..15) of output tile `tile`; register i of a lane is row 4 quad + i.
+constexpr int OutDim(int tile, int row) {
+    return 32 * (tile / 2) + 8 * (row / 4) + 4 * (tile % 2) + row % 4;
+}
+
+// ---- K in LDS ------------------------------------------------------------------------------
+//
+// A K block is 64 dense rows. Row r stores its 16-byte chunk c at slot c ^ (r % 8). A read of one
+// fragment takes rows col = 0..15 of one chunk per quad; a row is a multiple of 128 bytes (all 32
+// banks), so unswizzled every lane of a quad would hit the same 4 banks. Swizzled, 8 neighbouring
+// lanes cover the 8 slots of 128 bytes: the full 128 bytes a clock, no conflict, no padding.
+
+constexpr int KSlot(int row, int chunk) { return chunk ^ (row % 8); }
+
+// Byte of chunk `chunk` of key `row` in a K block of head dim `dim`.
+constexpr int KLdsByte(int dim, int row, int chunk) {
+    return row * dim * 2 + KSlot(row, chunk) * kChunkBytes;
+}
+
+// Byte that `lane` reads for fragment `step` of key tile `tile`. Only bits 4..6 depend on both the
+// lane and the step: KReadByte(.., step) = (KReadByte(.., 0) ^ 64 (step % 2)) + 128 (step / 2).
+constexpr int KReadByte(int dim, int tile, int step, int lane) {
+    return KLdsByte(dim, kTile * tile + Col(lane), 4 * step + Quad(lane));
+}
+
+// A copy to LDS moves 64 dwords to consecutive LDS bytes: one row of D = 128, two of D = 64. The
+// swizzle is therefore applied to the source: the row and byte that `lane` fetches.
+constexpr int KCopyRows(int dim) { return kWaveSize * 4 / (dim * 2); }
+constexpr int KCopyRow(int dim, int lane) { return lane / (dim / 2); }
+constexpr int KCopyByte(int dim, int row, int lane) {
+    const int dword = lane % (dim / 2);
+    return KSlot(row, dword / 4) * kChunkBytes + dword % 4 * 4;  // the swizzle is its own inverse
+}
+
+// ---- V_t in memory -------------------------------------------------------------------------
+//
+// A K block of V_t is D/16 x 2 fragments of 64 lanes x 16 bytes: output tile t, key tiles 2 pair
+// and 2 pair + 1. A fragment is 1 KiB in one piece and feeds two MFMAs per q tile.
+
+constexpr int VtFragment(int tile, int pair) { return tile * 2 + pair; }
+constexpr int VtElement(int tile, int pair, int lane, int e) {
+    return (VtFragment(tile, pair) * kWaveSize + lane) * 8 + e;
+}
+// Key of element e (0..7) of `lane` in pair `pair`, and head dim in tile `tile`.
+constexpr int VtKey(int pair, int lane, int e) {
+    return 32 * pair + 16 * (e / 4) + 4 * Quad(lane) + e % 4;
+}
+constexpr int VtDim(int tile, int lane) { return OutDim(tile, Col(lane)); }
+
+}  // namespace liteattention::gfx942

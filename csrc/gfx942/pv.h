@@ -1,0 +1,59 @@
+// Phase pv: O^T += V^T P^T of one K block, on the matrix core.
+#pragma once
+
+#include "isa.h"
+#include "mfma_layout.h"
+
+namespace liteattention::gfx942 {
+
+// Probabilities of one K block as B operands: 24 VGPRs.
+struct Probabilities {
+    Half4 tile[kKeyTiles][kQTiles];
+};
+
+// Output accumulators of a wave: 3 q tiles x D/16 tiles, 96 VGPRs at D = 128.
+template <int kDim>
+struct Outputs {
+    Float4 tile[kDim / kTile][kQTiles];
+};
+
+// `v_t` is the K block's packed V. One fragment is one 16-byte load and feeds 6 MFMAs; the eight
+// waves read the same 128 D bytes within one K block, so all but the first find them in L1. kVAhead
+// fragments are in flight: 3 x 96 clocks cover an L1 hit.
+inline constexpr int kVAhead = 4;
+
+template <int kDim>
+LITE_DEVICE Half8 VFragment(const char* v_t, uint32_t lane, int index) {
+    return LoadBlock(v_t, kKBlock * kDim * 2, lane * 16u, index * kWaveSize * 16u);
+}
+
+template <int kDim>
+LITE_DEVICE void Pv(const char* v_t, uint32_t lane, const Probabilities& probs,
+                    Outputs<kDim>& out) {
+    constexpr int kPairs = kKeyTiles / 2, kFragments = kDim / kTile * kPairs;
+    Half8 v[kVAhead];
+#pragma unroll
+    for (int f = 0; f < kVAhead; ++f) v[f] = VFragment<kDim>(v_t, lane, f);
+#pragma unroll
+    for (int f = 0; f < kFragments; ++f) {
+        const int t = f / kPairs, pair = f % kPairs;
+        static_assert(VtFragment(1, 1) == 1 * kPairs + 1);
+        Half8& now = v[f % kVAhead];
+#pragma unroll
+        for (int x = 0; x < kQTiles; ++x) Mfma(Low(now), probs.tile[2 * pair][x], out.tile[t][x]);
+#pragma unroll
+        for (int x = 0; x < kQTiles; ++x)
+            Mfma(High(now), probs.tile[2 * pair + 1][x], out.tile[t][x]);
+        if (f + kVAhead < kFragments) now = VFragment<kDim>(v_t, lane, f + kVAhead);
+        SchedulingFence();
+    }
+}
+
+// Multiplies the outputs of q tile `x` by its column's factor.
+template <int kDim>
+LITE_DEVICE void Shrink(float factor, int x, Outputs<kDim>& out) {
+#pragma unroll
+    for (int t = 0; t < kDim / kTile; ++t) out.tile[t][x] *= factor;
+}
+
+}  // namespace liteattention::gfx942

@@ -1,0 +1,77 @@
+// Phase qk: scores of one K block, S^T = K Q^T, on the matrix core.
+#pragma once
+
+#include "isa.h"
+#include "mfma_layout.h"
+
+namespace liteattention::gfx942 {
+
+// A wave's queries as B operands: 3 q tiles x D/32 fragments, 48 VGPRs at D = 128.
+template <int kDim>
+struct Queries {
+    Half8 fragment[kQTiles][kDim / 32];
+};
+
+// Scores of one K block: 48 VGPRs.
+struct Scores {
+    Float4 tile[kKeyTiles][kQTiles];
+};
+
+// Loads 48 rows from `first_row` on; rows past the end repeat the last one and are never stored.
+// The sign of the scale goes into q, and a zero scale makes q zero: scores only ever meet a
+// positive factor.
+template <int kDim>
+LITE_DEVICE void LoadQueries(const char* base, int64_t row_bytes, int32_t first_row, int32_t q_len,
+                             float scale_log2, uint32_t lane, Queries<kDim>& q) {
+    const uint32_t flip = scale_log2 < 0.0f ? 0x80008000u : 0u;
+    const uint32_t keep = scale_log2 == 0.0f ? 0u : ~0u;
+#pragma unroll
+    for (int t = 0; t < kQTiles; ++t) {
+        const int32_t row = first_row + kTile * t + Col(static_cast<int>(lane));
+        const int32_t clamped = row < q_len ? row : q_len - 1;
+        const char* from = base + clamped * row_bytes;
+#pragma unroll
+        for (int s = 0; s < kDim / 32; ++s) {
+            const int dim = QkDim(s, static_cast<int>(lane), 0);
+            const Word4 words = *reinterpret_cast<const UnalignedWord4*>(from + dim * 2);
+            q.fragment[t][s] = __builtin_bit_cast(Half8, (words ^ flip) & keep);
+        }
+    }
+}
+
+// One fragment of K is one 16-byte LDS read and feeds 6 MFMAs (96 clocks); kKAhead fragments are in
+// flight, and the fences keep the compiler from making that all of them, which does not fit the
+// registers. `k_read` is KReadByte(D, 0, 0, lane); what is added to it is an immediate of the read.
+inline constexpr int kKAhead = 3;
+
+template <int kDim>
+LITE_DEVICE Half8 KFragment(const char* k_lds, uint32_t k_read, int index) {
+    const int t = index / (kDim / 32), s = index % (kDim / 32);
+    const uint32_t at = (k_read ^ (s % 2 * 64u)) + s / 2 * 128u + t * kTile * kDim * 2u;
+    return *reinterpret_cast<const Half8*>(k_lds + at);
+}
+
+template <int kDim>
+LITE_DEVICE void Qk(const char* k_lds, uint32_t k_read, const Queries<kDim>& q, Scores& scores) {
+    constexpr int kSteps = kDim / 32, kFragments = kKeyTiles * kSteps;
+    Half8 k[kKAhead];
+#pragma unroll
+    for (int f = 0; f < kKAhead; ++f) k[f] = KFragment<kDim>(k_lds, k_read, f);
+#pragma unroll
+    for (int f = 0; f < kFragments; ++f) {
+        const int t = f / kSteps, s = f % kSteps;
+        Half8& now = k[f % kKAhead];
+#pragma unroll
+        for (int x = 0; x < kQTiles; ++x) {
+            if (s == 0) scores.tile[t][x] = Float4{};
+            Mfma(Low(now), Low(q.fragment[x][s]), scores.tile[t][x]);
+        }
+#pragma unroll
+        for (int x = 0; x < kQTiles; ++x)
+            Mfma(High(now), High(q.fragment[x][s]), scores.tile[t][x]);
+        if (f + kKAhead < kFragments) now = KFragment<kDim>(k_lds, k_read, f + kKAhead);
+        SchedulingFence();
+    }
+}
+
+}  // namespace liteattention::gfx942

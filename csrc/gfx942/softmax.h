@@ -1,0 +1,90 @@
+// Phase softmax: online softmax of one K block on the vector ALU, statistics in fp32 and log2
+// units.
+#pragma once
+
+#include "bf16.h"
+#include "mfma_layout.h"
+#include "pv.h"
+#include "qk.h"
+
+namespace liteattention::gfx942 {
+
+// Per q tile; the query is the lane's column, so the four quads hold equal maxima.
+struct Statistics {
+    float max[kQTiles];  // running maximum of the raw scores; -inf before the first key
+    float sum[kQTiles];  // of this lane's own keys: the quads are added up at the end
+};
+
+inline constexpr uint32_t kMinusInfinity = 0xff800000u;
+
+// Hides keys `valid`.. 63 of the block.
+LITE_DEVICE void MaskKeys(int32_t valid, uint32_t lane, Scores& scores) {
+    const int32_t lane_valid = valid - ScoreKey(0, static_cast<int>(lane), 0);
+#pragma unroll
+    for (int t = 0; t < kKeyTiles; ++t)
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+            const bool seen = ScoreKey(t, 0, i) < lane_valid;
+#pragma unroll
+            for (int x = 0; x < kQTiles; ++x)
+                scores.tile[t][x][i] = FromBits(seen ? Bits(scores.tile[t][x][i]) : kMinusInfinity);
+        }
+}
+
+// Maximum of a q tile's 64 keys, the same in all four quads of a column.
+LITE_DEVICE float TileMaximum(const Scores& scores, int x, uint32_t across) {
+    float top = FromBits(kMinusInfinity);
+#pragma unroll
+    for (int t = 0; t < kKeyTiles; ++t)
+#pragma unroll
+        for (int i = 0; i < 4; ++i) top = __builtin_fmaxf(top, scores.tile[t][x][i]);
+    top = __builtin_fmaxf(top, Xor16(top));
+    return __builtin_fmaxf(top, FromLane(across, top));
+}
+
+// Turns scores into probabilities P^T = exp2(c (S^T - max)), rounded to bf16, and shrinks the
+// output and the sum by 2^(c (old max - new max)) where a maximum rose. The subtraction comes first
+// so that the largest probability is exactly 1. `c` > 0; `across` is 4 (lane ^ 32).
+template <int kDim>
+LITE_DEVICE void Softmax(const Scores& scores, float c, uint32_t across, Statistics& stats,
+                         Outputs<kDim>& out, Probabilities& probs) {
+    float top[kQTiles];
+    bool rose = false;
+#pragma unroll
+    for (int x = 0; x < kQTiles; ++x) {
+        top[x] = __builtin_fmaxf(stats.max[x], TileMaximum(scores, x, across));
+        rose |= top[x] > stats.max[x];
+    }
+    if (Any(rose)) {
+#pragma unroll
+        for (int x = 0; x < kQTiles; ++x) {
+            const float shrink = top[x] > stats.max[x] ? Exp2((stats.max[x] - top[x]) * c) : 1.0f;
+            stats.max[x] = top[x];
+            stats.sum[x] *= shrink;
+            Shrink(shrink, x, out);
+        }
+    }
+#pragma unroll
+    for (int x = 0; x < kQTiles; ++x) {
+        // No key with a finite score yet: -inf - 0 rather than -inf + inf.
+        const uint32_t bits = Bits(stats.max[x]);
+        const float shift = FromBits(bits == kMinusInfinity ? 0u : bits);
+        Float2 sum = {};
+#pragma unroll
+        for (int t = 0; t < kKeyTiles; ++t) {
+            Word2 packed;
+#pragma unroll
+            for (int i = 0; i < 2; ++i) {
+                const Float2 score = {scores.tile[t][x][2 * i], scores.tile[t][x][2 * i + 1]};
+                const Float2 power = (score - shift) * c;
+                const Float2 p = {Exp2(power[0]), Exp2(power[1])};
+                sum += p;
+                packed[i] = UpperHalves(RoundEven(p[0]), RoundEven(p[1]));
+            }
+            probs.tile[t][x] = __builtin_bit_cast(Half4, packed);
+        }
+        stats.sum[x] += sum[0] + sum[1];
+    }
+}
+
+}  // namespace liteattention::gfx942
