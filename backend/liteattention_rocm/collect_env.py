@@ -45,6 +45,8 @@ def collect() -> dict[str, str]:
     facts["gpu"] = _try(_gpus)
     facts["torch threads"] = _try(lambda: str(_load("torch").get_num_threads()))
     facts["cpu paths"] = _try(_cpu_paths)
+    facts["hip run-time"] = _try(_hip)
+    facts["gfx942 kernels"] = _try(_kernels)
     facts["default engine"] = _try(
         lambda: str(_load("liteattention_rocm.engines").choose("cpu").name)
     )
@@ -113,6 +115,22 @@ def _gpus() -> str:
         f"{cuda.get_device_name(i)} ({getattr(cuda.get_device_properties(i), 'gcnArchName', '')})"
         for i in range(cuda.device_count())
     ).replace(" ()", "")
+
+
+def _hip() -> str:
+    engine = _load("liteattention_rocm.engines").get("gfx942")
+    try:
+        library = engine.library()
+    except RuntimeError as error:
+        return f"none ({error})"
+    kind = "software MI300X" if library.emulated else "HIP"
+    return f"{kind} {library.version()}, {library.path}"
+
+
+def _kernels() -> str:
+    found = _load("liteattention_rocm.engines.gfx942").manifest()
+    count = sum(len(entry["kernels"]) for entry in found["objects"])
+    return f"{count} in {len(found['objects'])} code objects, built by {found['compiler']}"
 
 
 def _cpu_paths() -> str:

@@ -18,6 +18,9 @@ DEFAULT_PROMPT = "a red circle moves right and a green square moves up on a whit
 #: `generate` takes the largest of these that its time budget allows: 8,192 and 4,608 tokens of
 #: the default model.
 _SIZES = ((128, 128, 8), (96, 96, 8))
+#: What `generate` makes of the default model on the software MI300X, which takes about 10^5 times
+#: as long as the GPU: 256 tokens, in seconds.
+_EMULATED = {"height": "32", "width": "32", "frames": "4", "steps": "4"}
 
 # Every option is text here and is checked, all of them together, by the configuration.
 Text = Annotated[str | None, typer.Option()]
@@ -104,6 +107,12 @@ def e2e(
         str | None, _option("cpu (the engine's own), mi300x or QxKxV such as 128x64x32.", "TILE")
     ] = None,
     engine: Annotated[str | None, _option("Engine by name; by default by device.", "NAME")] = None,
+    cross_attention: Annotated[
+        str | None,
+        _option(
+            "own (the pipeline's) or dense (our kernel); own by default, dense on gfx942.", "WORD"
+        ),
+    ] = None,
     threads: Annotated[str | None, _option("CPU threads; by default PyTorch's.", "N")] = None,
     dtype: Annotated[
         str | None, _option("bfloat16 (default), float16 or float32.", "DTYPE")
@@ -148,6 +157,7 @@ def e2e(
         "warmup": warmup,
         "geometry": geometry,
         "engine": engine,
+        "cross_attention": cross_attention,
         "threads": threads,
         "dtype": dtype,
         "device": device,
@@ -170,13 +180,17 @@ def generate(
     threshold: Annotated[
         str | None, _option("Threshold of LiteAttention, log2 units; -4 by default.", "X")
     ] = None,
-    steps: Annotated[str | None, _option("Denoising steps; 20 by default.", "N")] = None,
+    steps: Annotated[
+        str | None, _option("Denoising steps; 20 by default, 4 emulated.", "N")
+    ] = None,
     height: Annotated[str | None, _option("Pixels; with width and frames.", "N")] = None,
     width: Annotated[str | None, _option("Pixels.", "N")] = None,
     frames: Annotated[str | None, _option("Frames of the video.", "N")] = None,
     guidance: Annotated[str | None, _option("Classifier-free guidance scale.", "X")] = None,
     seed: Annotated[str | None, _option("Seed; 0 by default.", "N")] = None,
-    engine: Annotated[str | None, _option("Engine by name; by default by device.", "NAME")] = None,
+    engine: Annotated[
+        str | None, _option("cpu, reference or gfx942; by default by device.", "NAME")
+    ] = None,
     geometry: Annotated[
         str | None, _option("cpu (the engine's own), mi300x or QxKxV.", "TILE")
     ] = None,
@@ -189,13 +203,21 @@ def generate(
         float, typer.Option(help="Seconds; a smaller video is made if the large one would not fit.")
     ] = 300.0,
 ) -> None:
-    """Make one video with diffusers' attention, our dense kernel and LiteAttention, and compare."""
+    """Make one video with diffusers' attention, our dense kernel and LiteAttention, and compare.
+
+    The machine code for the MI300X runs without one, in software, self- and cross-attention both,
+    if the software MI300X takes the place of the HIP run-time (a small video by default; no
+    LiteAttention on this engine yet):
+
+    LITEATTENTION_HIP_LIBRARY=$(liteattention-rocm emulate --library) liteattention-rocm generate
+    --engine gfx942
+    """
     console = Console(stderr=True)
     options: dict[str, Any] = {
         "model": model or str(DEFAULT_MODEL),
         "prompts": [prompt],
         "thresholds": threshold or "-4",
-        "steps": steps or ("20" if model is None else None),
+        "steps": steps,
         "height": height,
         "width": width,
         "frames": frames,
@@ -208,8 +230,13 @@ def generate(
         "device": device,
         "out": out,
     }
-    if model is None and height is None and width is None and frames is None:
-        options |= _size_within(options, budget, console)
+    changes, emulated = _engine_options(options)
+    options |= changes
+    if model is None:
+        defaults = _EMULATED if emulated else {"steps": "20"}
+        options |= {name: value for name, value in defaults.items() if options[name] is None}
+        if all(options[name] is None for name in ("height", "width", "frames")):
+            options |= _size_within(options, budget, console)
     report = _suite(options, console)
     folder = Path(out or "out")
     for name in report["artefacts"]["videos"]:
@@ -217,6 +244,30 @@ def generate(
     for name in report["artefacts"]["contact_sheets"]:
         console.print(f"contact sheet  {folder / name}", highlight=False, soft_wrap=True)
     console.print(f"report         {folder / 'report.md'}", highlight=False, soft_wrap=True)
+
+
+def _engine_options(options: dict[str, Any]) -> tuple[dict[str, Any], bool]:
+    """What the engine makes different, and whether it is emulated.
+
+    What it does not have is left out and the report says so; nothing is run only to warm up an
+    emulator.
+    """
+    from liteattention_rocm import engines
+
+    changes: dict[str, Any] = {}
+    try:
+        engine = engines.choose(options["device"] or "cpu", options["engine"])
+    except (ValueError, RuntimeError):  # the configuration says it, with all else that is wrong
+        return changes, False
+    if not engine.has_lite:
+        changes["attention"] = "diffusers,dense"
+        changes["notes"] = [
+            f"LiteAttention was left out: engine {engine.name} has no kernel for it yet, engine "
+            "cpu has."
+        ]
+    if engine.emulated:
+        changes["warmup"] = "0"
+    return changes, engine.emulated
 
 
 def _size_within(options: dict[str, Any], budget: float, console: Console) -> dict[str, Any]:
@@ -251,8 +302,11 @@ def _suite(options: dict[str, Any], console: Console) -> dict[str, Any]:
         report.table(
             written,
             f"{settings['width']} x {settings['height']} x {settings['frames']} frames, "
-            f"{settings['tokens']:,} tokens, {settings['steps']} steps",
+            f"{settings['tokens']:,} tokens, {settings['steps']} steps"
+            + (", emulated" if settings["emulated"] else ""),
         )
     )
+    for note in written["notes"]:
+        console.print(note, highlight=False, markup=False)
     console.print(f"report: {out / 'report.md'}", highlight=False, soft_wrap=True)
     return written

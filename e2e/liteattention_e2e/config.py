@@ -94,7 +94,10 @@ class PolicyOptions(BaseModel):
 
 
 class SuiteConfig(BaseModel):
-    """A whole run. Sizes left out are the model's own defaults (see ``runner.defaults``)."""
+    """A whole run. Sizes left out are the model's own defaults (see ``runner.defaults``).
+
+    ``notes`` are sentences for the reader of the report.
+    """
 
     model_config = ConfigDict(frozen=True, extra="forbid", arbitrary_types_allowed=True)
 
@@ -120,10 +123,12 @@ class SuiteConfig(BaseModel):
     warmup: int = Field(default=1, ge=0)
     geometry: TileGeometry | None = None
     engine: str | None = None
+    cross_attention: Literal["own", "dense"] | None = None
     threads: int | None = Field(default=None, ge=1)
     dtype: Literal["bfloat16", "float16", "float32"] = "bfloat16"
     device: str = "cpu"
     fps: int = Field(default=8, ge=1)
+    notes: tuple[str, ...] = ()
     out: Path = Path("out")
 
     _no_doubles = field_validator("attention", "thresholds", "seeds")(_distinct)
@@ -197,7 +202,11 @@ class SuiteConfig(BaseModel):
 
     @model_validator(mode="after")
     def _policies_work(self) -> Self:
-        self.configurations()
+        if self.uses_engine:
+            engine, device = self.chosen_engine, torch.device(self.device)
+            against = engine.unavailable(device)
+            if against:
+                raise engines.refuse_device(engine, against, device)
         return self
 
     def configurations(self) -> tuple[Configuration, ...]:
@@ -225,6 +234,28 @@ class SuiteConfig(BaseModel):
         if twice:
             raise ValueError(f"two configurations would be called {', '.join(twice)}: rename one")
         return tuple(found)
+
+    @property
+    def uses_engine(self) -> bool:
+        """Whether any configuration runs our attention."""
+        return any(item.policy is not None for item in self.configurations())
+
+    @property
+    def chosen_engine(self) -> engines.Engine:
+        """The engine that the dense and lite configurations run on."""
+        return engines.choose(self.device, self.engine)
+
+    @property
+    def dense_cross_attention(self) -> bool:
+        """Whether cross-attention runs on our engine, too; on gfx942 it does unless told not to.
+
+        That engine is there to show what a GPU would run, so nothing is left to another.
+        """
+        if not self.uses_engine:
+            return False
+        if self.cross_attention is None:
+            return self.chosen_engine.name == "gfx942"
+        return self.cross_attention == "dense"
 
     @property
     def torch_dtype(self) -> torch.dtype:

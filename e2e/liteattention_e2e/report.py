@@ -164,6 +164,7 @@ def markdown(report: dict[str, Any]) -> str:
         f"- Versions: Python {machine['python']}, {packages}",
         f"- Commit: {machine['commit'] or 'not in a git checkout'}",
         f"- Command: `{machine['command']}`",
+        *(f"- {note}" for note in report["notes"]),
         f"- Model loaded in {report['load_seconds']:.1f} s, once for all configurations.",
         "",
         "| " + " | ".join(title for _, title, _ in _COLUMNS) + " |",

@@ -21,11 +21,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import diffusers
 import numpy as np
 import torch
 import transformers
 
-import diffusers
 import liteattention_diffusers
 from liteattention_diffusers import layers as self_attention
 from liteattention_rocm import SkipPolicy, engines
@@ -160,7 +160,11 @@ class Runner:
 
     def _enable(self, policy: SkipPolicy) -> liteattention_diffusers.Handle:
         return liteattention_diffusers.enable(
-            self.pipeline, policy, geometry=self.config.geometry, engine=self.config.engine
+            self.pipeline,
+            policy,
+            geometry=self.config.geometry,
+            engine=self.config.engine,
+            cross_attention=self.config.dense_cross_attention,
         )
 
     def step_seconds(self) -> float:
@@ -328,8 +332,7 @@ def geometry(runner: Runner) -> engines.TileGeometry | None:
         return runner.config.geometry
     for layer in self_attention.find(runner.pipeline.transformer):
         if layer.head_dim is not None:
-            device = torch.device(runner.config.device).type
-            return engines.choose(device, runner.config.engine).geometry(layer.head_dim)
+            return runner.config.chosen_engine.geometry(layer.head_dim)
     return None
 
 

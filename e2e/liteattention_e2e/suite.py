@@ -183,12 +183,33 @@ def summarise(result: Result) -> dict[str, Any]:
             "tokens": runner.tokens(loaded.pipeline, loaded.settings),
             "geometry": None if tile is None else asdict(tile),
             "engine": config.engine,
+            "emulated": config.uses_engine and config.chosen_engine.emulated,
+            "cross_attention": "dense" if config.dense_cross_attention else "own",
             "fps": config.fps,
         },
+        "notes": notes(config),
         "load_seconds": loaded.load_seconds,
         "configurations": [_summary(result, item) for item in result.configurations],
         "runs": [_run_record(item) for item in result.runs],
     }
+
+
+def notes(config: SuiteConfig) -> list[str]:
+    """What a reader must know to read the figures, in whole sentences."""
+    found = list(config.notes)
+    if config.uses_engine:
+        engine = config.chosen_engine
+        if engine.emulated:
+            found.append(
+                f"Engine {engine.name} ran on the software MI300X: pictures are what the GPU's "
+                "machine code computes, seconds are the emulator's on this processor and say "
+                "nothing about a GPU."
+            )
+        if config.dense_cross_attention:
+            found.append(
+                f"Cross-attention ran on engine {engine.name}, too, except under diffusers."
+            )
+    return found
 
 
 def _summary(result: Result, configuration: Configuration) -> dict[str, Any]:

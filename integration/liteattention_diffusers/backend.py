@@ -55,6 +55,8 @@ class _Note:
         self.inside = False
         self.slot: torch.Tensor | None = None
         self.previous: AttentionBackendName | None = None
+        self.dense = False
+        self.engine: str | None = None
 
 
 class _ThreadNote(_Note, threading.local):
@@ -78,19 +80,28 @@ def new_slot(layer: AttendingLayer) -> torch.Tensor:
     return torch.tensor(number, dtype=torch.int64)
 
 
-def enter(slot: torch.Tensor | None, previous: AttentionBackendName | None) -> None:
+def enter(
+    slot: torch.Tensor | None,
+    previous: AttentionBackendName | None,
+    *,
+    dense: bool = False,
+    engine: str | None = None,
+) -> None:
     """Note that an attention module is entered; ``slot`` None says: not self-attention.
 
-    ``previous`` is the backend the module had before, None for the process-wide one.
+    ``previous`` is the backend the module had before, None for the process-wide one; a call
+    without a slot goes there unless ``dense`` says that ours takes it, on ``engine``.
     """
     note = _traced_note if torch.compiler.is_compiling() else _thread_note
     note.inside, note.slot, note.previous = True, slot, previous
+    note.dense, note.engine = dense, engine
 
 
 def leave() -> None:
     """Note that the attention module is left."""
     note = _traced_note if torch.compiler.is_compiling() else _thread_note
     note.inside, note.slot, note.previous = False, None, None
+    note.dense, note.engine = False, None
 
 
 @torch.library.custom_op("liteattention_rocm_diffusers::self_attention", mutates_args=())
@@ -135,9 +146,9 @@ def _liteattention(
     if not note.inside and not torch.compiler.is_compiling():
         # The hook ran in a compiled frame that broke before this call.
         note = _traced_note
-    slot, previous, inside = note.slot, note.previous, note.inside
+    slot, previous, inside, engine = note.slot, note.previous, note.inside, note.engine
     note.slot = None  # one module call holds one self-attention; what follows is an adapter's
-    if inside and slot is None:
+    if inside and slot is None and not note.dense:
         own = previous or dispatch._AttentionBackendRegistry.get_active_backend()[0]
         if own != BACKEND_NAME:
             delegated: Result = dispatch.dispatch_attention_fn(
@@ -165,16 +176,17 @@ def _liteattention(
             scale,
             enable_gqa,
             return_lse,
-            forward_op=functools.partial(_parallel_forward, slot),
+            forward_op=functools.partial(_parallel_forward, slot, engine),
             backward_op=_parallel_backward,
             _parallel_config=_parallel_config,
         )
         return gathered
-    return _run(slot, query, key, value, is_causal, scale, return_lse)
+    return _run(slot, engine, query, key, value, is_causal, scale, return_lse)
 
 
 def _run(
     slot: torch.Tensor | None,
+    engine: str | None,
     query: torch.Tensor,
     key: torch.Tensor,
     value: torch.Tensor,
@@ -186,13 +198,16 @@ def _run(
         out: torch.Tensor = _self_attention(query, key, value, slot, scale)
         return out
     if return_lse:
-        dense, lse = attention(query, key, value, scale=scale, causal=is_causal, return_lse=True)
+        dense, lse = attention(
+            query, key, value, scale=scale, causal=is_causal, return_lse=True, engine=engine
+        )
         return dense, lse.transpose(1, 2)
-    return attention(query, key, value, scale=scale, causal=is_causal)
+    return attention(query, key, value, scale=scale, causal=is_causal, engine=engine)
 
 
 def _parallel_forward(
     slot: torch.Tensor | None,
+    engine: str | None,
     ctx: Any,
     query: torch.Tensor,
     key: torch.Tensor,
@@ -206,7 +221,7 @@ def _parallel_forward(
     _save_ctx: bool = True,
     _parallel_config: Any = None,
 ) -> Result:
-    return _run(slot, query, key, value, is_causal, scale, return_lse)
+    return _run(slot, engine, query, key, value, is_causal, scale, return_lse)
 
 
 def _parallel_backward(*args: Any, **kwargs: Any) -> Any:

@@ -38,11 +38,14 @@ class Handle:
         geometry: TileGeometry | None,
         engine: str | None,
         pipeline: Any | None,
+        cross_attention: bool,
     ) -> None:
         self.lite = LiteAttention(policy, geometry=geometry, engine=engine)
         self._clock = clocks.Clock(pipeline)
         self._denoisers: list[tuple[torch.nn.Module, clocks.DenoiserHook]] = []
         self._layers: dict[Layer, clocks.Context] = {}
+        self._cross_layers: list[Layer] = []
+        self._cross_attention = cross_attention
         self._run = 0
 
     @property
@@ -52,7 +55,7 @@ class Handle:
 
     @property
     def layers(self) -> tuple[str, ...]:
-        """Names of the layers taken over, as ``layer_thresholds`` patterns see them."""
+        """Names of the self-attention layers, as ``layer_thresholds`` patterns see them."""
         return tuple(layer.name for layer in self._layers)
 
     @property
@@ -91,7 +94,7 @@ class Handle:
 
     def disable(self) -> None:
         """Give the pipeline back exactly as it was; repeated calls do nothing."""
-        for layer in self._layers:
+        for layer in (*self._layers, *self._cross_layers):
             layer.release()
         for model, hook in self._denoisers:
             clocks.detach(model, hook)
@@ -127,8 +130,13 @@ class Handle:
                 layer,
                 self._attend,
                 shared_processor=processor in others or held[processor] > 1,
+                cross_attention=self._cross_attention,
+                engine=self.lite.engine,
             )
-            self._layers[taken] = hook.context
+            if layer.kind == "cross":
+                self._cross_layers.append(taken)
+            else:
+                self._layers[taken] = hook.context
 
     def _attend(
         self,
@@ -165,11 +173,13 @@ def enable(
     geometry: TileGeometry | None = None,
     engine: str | None = None,
     exclude: Sequence[str] = (),
+    cross_attention: bool = False,
 ) -> Handle:
     """Run the self-attention of a diffusers pipeline or transformer with LiteAttention.
 
-    Cross-attention and everything else stay as they are. Use the handle as a context manager, or
-    call :func:`disable`. The tensors the layers pass are [B,S,H,D] in the model's dtype.
+    Everything else stays as it is, cross-attention too unless ``cross_attention`` is set. Use the
+    handle as a context manager, or call :func:`disable`. The tensors the layers pass are [B,S,H,D]
+    in the model's dtype.
 
     Args:
         target: a diffusers pipeline (its ``transformer*`` and ``unet*`` models are taken), or a
@@ -180,6 +190,7 @@ def enable(
         geometry: tile geometry; the engine's own by default.
         engine: engine by name; chosen by the device by default.
         exclude: patterns (``fnmatch``) of layer names to leave alone.
+        cross_attention: run cross-attention on the same engine as well, always dense.
 
     Raises:
         TypeError: ``target``, ``policy`` or ``geometry`` has the wrong type; lists every reason.
@@ -209,10 +220,10 @@ def enable(
             reasons.append(f"{name} is already enabled: disable() it first")
         found = [
             layer
-            for layer in find(model)
+            for layer in find(model, cross_attention=cross_attention)
             if not any(fnmatch.fnmatchcase(prefix + layer.name, pattern) for pattern in exclude)
         ]
-        reasons += _unsupported(prefix, found, geometry, engine)
+        reasons += _unsupported(prefix, found, policy, geometry, engine)
         if found:
             taken.append((prefix, model, found))
     if not taken:
@@ -223,7 +234,7 @@ def enable(
     if reasons:
         raise ValueError("cannot enable LiteAttention: " + "; ".join(reasons))
 
-    handle = Handle(policy, geometry, engine, pipeline)
+    handle = Handle(policy, geometry, engine, pipeline, cross_attention)
     try:
         for prefix, model, found in taken:
             handle._take(prefix, model, found)
@@ -267,16 +278,23 @@ def _models(components: dict[str, Any]) -> Iterator[tuple[str, torch.nn.Module]]
 
 
 def _unsupported(
-    prefix: str, found: list[Found], geometry: TileGeometry | None, engine: str | None
+    prefix: str,
+    found: list[Found],
+    policy: SkipPolicy,
+    geometry: TileGeometry | None,
+    engine: str | None,
 ) -> list[str]:
     reasons = []
     for layer in found:
         if layer.heads is None or layer.head_dim is None:
             continue  # the module does not show its sizes; its first call is checked instead
         try:
-            chosen = engines.choose(layer.device.type, engine)
+            chosen = engines.choose(layer.device, engine)
         except ValueError as error:
             return [str(error)]
+        missing = chosen.unavailable(layer.device)
+        if missing:  # the same for every layer
+            return [str(engines.refuse_device(chosen, missing, layer.device))]
         tile = geometry or chosen.geometry(layer.head_dim)
         spec = engines.AttentionSpec(
             batch=1,
@@ -293,7 +311,8 @@ def _unsupported(
             rounding="rtne",
             return_lse=False,
         )
-        lite = engines.LiteSpec(tile, -1.0, False, False)
+        skips = policy.enabled and layer.kind != "cross"
+        lite = engines.LiteSpec(tile, -1.0, False, False) if skips else None
         against = chosen.supports(spec, lite)
         if against:
             reasons.append(

@@ -19,7 +19,7 @@ from torch.utils.hooks import RemovableHandle
 
 from . import backend
 
-Kind = Literal["self", "by-call"]
+Kind = Literal["self", "by-call", "cross"]
 
 #: The keyword under which diffusers' attention modules take the other sequence.
 _CONTEXT = "encoder_hidden_states"
@@ -29,10 +29,10 @@ _HOOK_KEY = -942
 
 @dataclass(frozen=True)
 class Found:
-    """A self-attention module, by its name in the model.
+    """An attention module, by its name in the model.
 
-    ``kind`` is "self" if the module says so itself, "by-call" if only a call can tell (it is
-    self-attention when no ``encoder_hidden_states`` are passed). ``heads``, ``kv_heads`` and
+    ``kind`` is "self" or "cross" if the module says so itself, "by-call" if only a call can tell
+    (it is self-attention when no ``encoder_hidden_states`` are passed). ``heads``, ``kv_heads`` and
     ``head_dim`` are None if the module does not show them.
     """
 
@@ -46,11 +46,12 @@ class Found:
     device: torch.device
 
 
-def find(model: torch.nn.Module) -> list[Found]:
+def find(model: torch.nn.Module, *, cross_attention: bool = False) -> list[Found]:
     """List the self-attention modules of ``model`` that go through the attention dispatcher.
 
     Told by structure, not by name: a processor with ``_attention_backend``, and a module that
     does not attend to another sequence (``is_cross_attention``, projections of another width).
+    ``cross_attention`` lists those that do, too.
     """
     found = []
     for name, module in model.named_modules():
@@ -58,7 +59,7 @@ def find(model: torch.nn.Module) -> list[Found]:
         if processor is None or not hasattr(processor, "_attention_backend"):
             continue
         kind = _kind(module)
-        if kind is None:
+        if kind == "cross" and not cross_attention:
             continue
         weight = next(module.parameters(), None)
         heads, kv_heads, head_dim = _sizes(module)
@@ -77,17 +78,17 @@ def find(model: torch.nn.Module) -> list[Found]:
     return found
 
 
-def _kind(module: torch.nn.Module) -> Kind | None:
+def _kind(module: torch.nn.Module) -> Kind:
     flag = getattr(module, "is_cross_attention", None)
     if flag is not None:
-        return None if flag else "self"
+        return "cross" if flag else "self"
     if getattr(module, "add_q_proj", None) is not None:  # joint text and video attention
         return "self"
     to_q, to_k = getattr(module, "to_q", None), getattr(module, "to_k", None)
     if to_q is not None and to_k is not None:
         widths = getattr(to_q, "in_features", None), getattr(to_k, "in_features", None)
         if None not in widths and widths[0] != widths[1]:
-            return None
+            return "cross"
     return "by-call"
 
 
@@ -118,7 +119,10 @@ def _same_key(hook: RemovableHandle, *tables: dict[int, Any]) -> RemovableHandle
 
 
 class Layer:
-    """One self-attention layer that is taken over.
+    """One attention layer that is taken over.
+
+    Self-attention goes to ``attend``. Calls that attend to another sequence stay with the backend
+    that the module had, or go to our dense kernel on ``engine`` if ``cross_attention`` says so.
 
     Key: the layer's name in its pipeline. Owner: the handle that enabled it. Lifetime: from
     ``enable`` to ``disable``; it keeps what the module had before, to put it back.
@@ -131,6 +135,8 @@ class Layer:
         attend: Callable[..., None],
         *,
         shared_processor: bool,
+        cross_attention: bool,
+        engine: str | None,
     ) -> None:
         if _HOOK_KEY in found.module._forward_pre_hooks:
             raise ValueError(f"layer {name} is already taken over by another enable()")
@@ -138,7 +144,9 @@ class Layer:
         self.slot = backend.new_slot(self)
         self._attend = attend
         self._module = found.module
-        self._by_call = found.kind == "by-call"
+        self._kind = found.kind
+        self._cross_attention = cross_attention
+        self._engine = engine
         parameters = list(inspect.signature(found.module.forward).parameters)
         self._context_index = parameters.index(_CONTEXT) if _CONTEXT in parameters else -1
         module: Any = found.module
@@ -198,14 +206,16 @@ class Layer:
                 f"{module.processor._attention_backend!r}: call disable() before "
                 "set_attention_backend(), reset_attention_backend() or set_attn_processor()"
             )
-        slot: torch.Tensor | None = self.slot
-        if self._by_call:
+        crosses = self._kind == "cross"
+        if self._kind == "by-call":
             context = kwargs.get(_CONTEXT)
             if context is None and 0 <= self._context_index < len(args):
                 context = args[self._context_index]
-            if context is not None:
-                slot = None
-        backend.enter(slot, self._previous)
+            crosses = context is not None
+        if crosses:
+            backend.enter(None, self._previous, dense=self._cross_attention, engine=self._engine)
+        else:
+            backend.enter(self.slot, self._previous)
 
     def _leave(self, module: Any, args: Any, output: Any) -> None:
         backend.leave()

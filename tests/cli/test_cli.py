@@ -20,7 +20,7 @@ def test_collect_env_is_a_module_and_names_what_matters() -> None:
         [sys.executable, "-m", "liteattention_rocm.collect_env"],
         capture_output=True, text=True, check=True,
     )  # fmt: skip
-    for name in ("python", "torch", "diffusers", "cpu paths", "default engine"):
+    for name in ("python", "torch", "diffusers", "cpu paths", "hip run-time", "default engine"):
         assert f"\n{name} " in "\n" + done.stdout
 
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import liteattention_rocm
-from liteattention_rocm import _core, engines
+from liteattention_rocm import _core, collect_env, engines
 from liteattention_rocm.engines import gfx942
 
 from .conftest import FakeHip
@@ -137,3 +137,15 @@ def test_refusals_list_every_reason(
 
 def test_geometry_is_the_kernels(engine: gfx942.Gfx942Engine) -> None:
     assert engine.geometry(128) == engines.MI300X_GEOMETRY
+
+
+def test_the_environment_report_names_the_run_time(
+    cpu_hip: FakeHip, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(gfx942.LIBRARY_VARIABLE, cpu_hip.path)
+    assert collect_env.collect()["hip run-time"] == f"software MI300X 7.2.53211, {cpu_hip.path}"
+    monkeypatch.setenv(gfx942.LIBRARY_VARIABLE, "/nowhere/libhip.so")
+    assert collect_env.collect()["hip run-time"].startswith("none (cannot open the HIP run-time")
+    made = {"format": 1, "target": "gfx942", "compiler": "clang 19", "objects": [{"kernels": [1]}]}
+    monkeypatch.setattr(gfx942, "manifest", lambda: made)
+    assert collect_env.collect()["gfx942 kernels"] == "1 in 1 code objects, built by clang 19"
