@@ -23,6 +23,12 @@ struct Counters {
   uint64_t flops = 0;     // of MFMA, 2 per multiply-add
 
   void add(const Counters& other);
+
+  // One access of an LDS instruction (read2 and write2 make two): phases and conflicts of its banks.
+  void count_lds(const Inst& inst, const uint32_t* address, uint64_t lanes, uint32_t bytes,
+                 bool write);
+  // One access of a vector memory instruction to global memory; load, store or both (atomic).
+  void count_global(const uint64_t* address, uint64_t lanes, uint32_t bytes, bool load, bool store);
 };
 
 }  // namespace emulator

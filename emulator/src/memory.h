@@ -30,6 +30,12 @@ class Memory {
   void mark_unwritten(uint64_t begin, uint64_t bytes);
   bool written(uint64_t begin, uint64_t bytes) const;
 
+  // The same for one instruction: `bytes` at address[l] of each lane l of `lanes`. Contiguous lanes
+  // cost one look-up. Returns the lanes that lie inside a range / whose bytes were all written.
+  uint64_t inside(const uint64_t* address, uint64_t lanes, uint32_t bytes) const;
+  uint64_t written(const uint64_t* address, uint64_t lanes, uint32_t bytes) const;
+  void mark_written(const uint64_t* address, uint64_t lanes, uint32_t bytes);
+
  private:
   struct Impl;
   std::unique_ptr<Impl> impl_;
