@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 
+import liteattention_rocm
 from liteattention_rocm import _core, engines
 from liteattention_rocm.engines import AttentionSpec, gfx942
 
@@ -394,3 +395,33 @@ def test_architecture_is_the_compilers_name(monkeypatch: pytest.MonkeyPatch) -> 
         assert engines.architecture(torch.device("cuda:0")) == expected
     engines._architecture.cache_clear()
     assert engines.architecture(torch.device("cpu")) == ""
+
+
+def test_compiled_calls_are_one_opaque_operator(
+    engine: gfx942.Gfx942Engine, cpu_hip: FakeHip
+) -> None:
+    def two_layers(q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
+        first = liteattention_rocm.attention(q, k, k, engine="gfx942")
+        return liteattention_rocm.attention(first, k, k, scale=2.0, engine="gfx942")
+
+    torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()
+    compiled = torch.compile(two_layers, fullgraph=True, dynamic=True, backend="aot_eager")
+    for q_len, kv_len in ((5, 70), (9, 130), (400, 3)):
+        compiled(bf16(1, q_len, 4, 64), bf16(1, kv_len, 2, 64))
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 1
+    denses = [data for made, data in launches(cpu_hip) if made["name"].startswith("attention")]
+    assert [struct.unpack_from("<ii", data, 140) for data in denses] == [
+        lengths for lengths in ((5, 70), (9, 130), (400, 3)) for _ in range(2)
+    ]
+    with pytest.raises(Exception, match="dtype must be bf16"):
+        compiled(torch.zeros(1, 5, 4, 64), torch.zeros(1, 5, 2, 64))
+
+
+def test_operator_passes_opcheck(engine: gfx942.Gfx942Engine) -> None:
+    q, out = bf16(1, 5, 4, 64), torch.zeros(1, 5, 4, 64, dtype=torch.bfloat16)
+    torch.library.opcheck(
+        torch.ops.liteattention_rocm.attention.default,
+        (q, q, q, out, torch.zeros(1, 4, 5), "bshd", 0.125, False, "rtne", "gfx942"),
+        test_utils=("test_schema", "test_faketensor"),
+    )

@@ -118,6 +118,8 @@ def test_refusals_list_every_reason(
         "it has no causal kernel yet",
         "it has no LiteAttention kernel yet",
     ]
+    huge = engine.supports(spec_of(x.bfloat16(), x, head_dim=64, scale=-3e38))
+    assert huge == ["scale * log2(e) must fit in fp32, got scale -3e+38"]
     good = bf16(1, 1, 1, 64)
     assert engine.supports(spec_of(good, good, causal=True)) == []  # one query sees every key
     on_gpu = spec_of(good, good, device=torch.device("cuda:0"))

@@ -34,6 +34,7 @@ _ROUNDINGS = {
     "rtna": _core.Rounding.rtna,
     "rtz": _core.Rounding.rtz,
 }
+_LOG2E = 1.4426950408889634
 _CodeObject = tuple[str, bytes, list[tuple[str, int]]]
 
 
@@ -108,6 +109,8 @@ class Gfx942Engine(Engine):
         if spec.dtype != torch.bfloat16:
             reasons.append(f"dtype must be bf16, got {spec.dtype}")
         reasons += _core.dense_reasons(_shape(spec))
+        if abs(spec.scale) * _LOG2E > torch.finfo(torch.float32).max:
+            reasons.append(f"scale * log2(e) must fit in fp32, got scale {spec.scale}")
         if spec.causal and spec.q_len > 1:  # a single query sees every key
             reasons.append("it has no causal kernel yet")
         if lite is not None:
@@ -288,9 +291,11 @@ def code_objects() -> list[_CodeObject]:
 
 
 def _shape(spec: AttentionSpec) -> _core.DenseShape:
-    return _core.DenseShape(
-        spec.batch, spec.q_heads, spec.kv_heads, spec.q_len, spec.kv_len, spec.head_dim
-    )
+    sizes = (spec.batch, spec.q_heads, spec.kv_heads, spec.q_len, spec.kv_len)
+    if any(isinstance(size, torch.SymInt) for size in sizes):
+        # torch.compile traces with unknown sizes; they are checked when the operator runs.
+        sizes = (1, 1, 1, 1, 1)
+    return _core.DenseShape(*sizes, int(spec.head_dim))
 
 
 def _address(tensor: torch.Tensor | None) -> int:
