@@ -14,9 +14,9 @@ PYTHON := $(shell for p in python3.11 python3.12 python3.13 python3; do \
 CXX_FOUND := $(shell command -v $(CXX) 2>/dev/null)
 BIN := .venv/bin
 NATIVE := CMakeLists.txt pyproject.toml constraints.txt $(wildcard csrc/*/*)
-CXX_FILES = $(shell git ls-files 'csrc/*.h' 'csrc/*.cpp')
+CXX_FILES = $(shell git ls-files 'csrc/*.h' 'csrc/*.cpp' 'csrc/*.hip')
 
-.PHONY: generate e2e bench test lint format clean tools
+.PHONY: generate e2e bench kernels test lint format clean tools
 
 ## generate: a video from a text prompt, dense and with LiteAttention, and the table of both
 generate: .venv/run.stamp
@@ -30,6 +30,11 @@ e2e: .venv/run.stamp
 ## bench: the CPU engine against torch's SDPA
 bench: .venv/run.stamp
 	$(BIN)/liteattention-rocm bench cpu --json
+
+## kernels: rebuild the MI300X code objects (Debian: clang-19 lld-19 llvm-19) and show them
+kernels: .venv/run.stamp
+	$(BIN)/liteattention-rocm kernels build
+	$(BIN)/liteattention-rocm kernels report
 
 ## test: everything that needs no GPU
 test: .venv/dev.stamp
