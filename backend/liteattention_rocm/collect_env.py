@@ -128,9 +128,9 @@ def _hip() -> str:
 
 
 def _kernels() -> str:
-    found = _load("liteattention_rocm.engines.gfx942").manifest()
-    count = sum(len(entry["kernels"]) for entry in found["objects"])
-    return f"{count} in {len(found['objects'])} code objects, built by {found['compiler']}"
+    found = _load("liteattention_rocm.kernels").manifest()
+    count = sum(len(entry.kernels) for entry in found.objects)
+    return f"{count} in {len(found.objects)} code objects, built by {found.compiler}"
 
 
 def _cpu_paths() -> str:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 import math
 import struct
 import threading
@@ -14,7 +12,7 @@ import pytest
 import torch
 
 import liteattention_rocm
-from liteattention_rocm import _core, engines
+from liteattention_rocm import _core, engines, kernels
 from liteattention_rocm.engines import AttentionSpec, gfx942
 
 from .conftest import KERNELS, OBJECTS, FakeHip
@@ -329,27 +327,25 @@ def test_rows_off_the_dword_grid_are_refused_with_every_reason(
 def test_damaged_code_objects_are_refused_with_every_reason(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(gfx942.resources, "files", lambda package: tmp_path)
+    monkeypatch.setattr(kernels, "DIRECTORY", tmp_path)
+    monkeypatch.setattr(kernels, "manifest", kernels.manifest.__wrapped__)
     with pytest.raises(ValueError, match="this installation has no gfx942 code objects"):
         gfx942.code_objects()
-    kernel = {"name": "k", "kernarg": [{"offset": 0, "size": 8, "kind": "by_value"}]}
-    kernel["kernarg"].append({"offset": 8, "size": 4, "kind": "hidden_block_count_x"})  # type: ignore[attr-defined]
-    entries = [
-        {"file": name, "sha256": hashlib.sha256(b"image").hexdigest(), "kernels": [kernel]}
-        for name in ("good.co", "bad.co", "gone.co")
-    ]
-    (tmp_path / "good.co").write_bytes(b"image")
-    (tmp_path / "bad.co").write_bytes(b"imagE")
-    manifest = {"format": 1, "target": "gfx942", "objects": entries}
-    (tmp_path / "manifest.json").write_text(json.dumps(manifest))
+    for file in Path(kernels.__file__).parent.glob("*.co"):
+        (tmp_path / file.name).write_bytes(file.read_bytes())
+    stored = Path(kernels.__file__).with_name("manifest.json").read_text()
+    (tmp_path / "manifest.json").write_text(stored)
+    whole = gfx942.code_objects()
+    assert dict(kernel for _, _, names in whole for kernel in names) == dict(KERNELS)
+    (tmp_path / "attention_dense.co").write_bytes(whole[0][1][:-1] + b"?")
+    (tmp_path / "plan_lpt.co").unlink()
     with pytest.raises(ValueError) as caught:
         gfx942.code_objects()
-    assert "bad.co has SHA-256" in str(caught.value) and "gone.co: No such" in str(caught.value)
-    assert "good.co" not in str(caught.value)
-    (tmp_path / "manifest.json").write_text(json.dumps({**manifest, "objects": entries[:1]}))
-    assert gfx942.code_objects() == [("good.co", b"image", [("k", 8)])]
-    (tmp_path / "manifest.json").write_text(json.dumps({**manifest, "target": "gfx950"}))
-    with pytest.raises(ValueError, match="'gfx950'"):
+    text = str(caught.value)
+    assert "attention_dense.co has SHA-256" in text and "plan_lpt.co" in text
+    assert "merge_parts.co" not in text
+    (tmp_path / "manifest.json").write_text(stored.replace('"format": 1', '"format": 7'))
+    with pytest.raises(ValueError, match=r"no gfx942 code objects: .*format 7"):
         gfx942.code_objects()
 
 

@@ -13,20 +13,15 @@ partly filled round of workgroups split along the keys and merged by log-sum-exp
 
 from __future__ import annotations
 
-import hashlib
-import json
 import os
 import threading
-from importlib import resources
-from typing import Any
 
 import torch
 
-from .. import _core
+from .. import _core, kernels
 from .base import AttentionSpec, Engine, LiteSpec, TileGeometry
 
 LIBRARY_VARIABLE = "LITEATTENTION_HIP_LIBRARY"
-KERNELS_PACKAGE = "liteattention_rocm.kernels"
 TARGET = "gfx942"
 
 _ROUNDINGS = {
@@ -228,25 +223,6 @@ class Gfx942Engine(Engine):
         return found
 
 
-def manifest() -> dict[str, Any]:
-    """Manifest of the code objects in this installation.
-
-    Raises:
-        ValueError: it is missing or of another format.
-    """
-    try:
-        text = resources.files(KERNELS_PACKAGE).joinpath("manifest.json").read_text("utf-8")
-    except (ModuleNotFoundError, FileNotFoundError) as error:
-        raise ValueError(f"this installation has no gfx942 code objects: {error}") from error
-    found: dict[str, Any] = json.loads(text)
-    if found.get("format") != 1 or found.get("target") != TARGET:
-        raise ValueError(
-            f"the manifest of the code objects has format {found.get('format')!r} for "
-            f"{found.get('target')!r}, this build reads format 1 for {TARGET!r}: reinstall"
-        )
-    return found
-
-
 def code_objects() -> list[_CodeObject]:
     """Code objects of this installation, checked against the manifest's SHA-256.
 
@@ -256,37 +232,23 @@ def code_objects() -> list[_CodeObject]:
     Raises:
         ValueError: a file is missing or is not the one that was built; lists every reason.
     """
-    folder = resources.files(KERNELS_PACKAGE)
     found: list[_CodeObject] = []
     reasons: list[str] = []
-    for entry in manifest()["objects"]:
-        name = entry["file"]
-        try:
-            image = folder.joinpath(name).read_bytes()
-        except OSError as error:
-            reasons.append(f"{name}: {error.strerror}")
-            continue
-        digest = hashlib.sha256(image).hexdigest()
-        if digest != entry["sha256"]:
-            reasons.append(f"{name} has SHA-256 {digest}, its manifest says {entry['sha256']}")
-        kernels = [
-            (
-                kernel["name"],
-                sum(
-                    argument["size"]
-                    for argument in kernel["kernarg"]
-                    if argument["kind"] == "by_value"
-                ),
-            )
-            for kernel in entry["kernels"]
+    try:
+        objects = kernels.manifest().objects
+    except (OSError, ValueError) as error:
+        raise ValueError(f"this installation has no gfx942 code objects: {error}") from error
+    for entry in objects:
+        arguments = [
+            (kernel.name, sum(part.size for part in kernel.kernarg if part.kind == "by_value"))
+            for kernel in entry.kernels
         ]
-        found.append((name, image, kernels))
+        try:
+            found.append((entry.file, kernels.load(entry.file), arguments))
+        except (OSError, ValueError) as error:
+            reasons.append(str(error))
     if reasons:
-        raise ValueError(
-            "the gfx942 code objects are not those that were built: "
-            + "; ".join(reasons)
-            + ": reinstall the package or run `make kernels`"
-        )
+        raise ValueError("the gfx942 code objects are unusable: " + "; ".join(reasons))
     return found
 
 
