@@ -1,0 +1,9 @@
+"""A software MI300X: runs gfx942 code objects on the CPU, checks them while they run, and counts.
+
+``library()`` is the path of its shared library, which offers the HIP run-time's C functions: name
+it in LITEATTENTION_HIP_LIBRARY and whatever launches through them runs on the emulator.
+"""
+
+from liteattention_emulator.native import EmulatorError, LaunchFailed, library, set_option
+
+__all__ = ["EmulatorError", "LaunchFailed", "library", "set_option"]

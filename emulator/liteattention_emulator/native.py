@@ -1,0 +1,132 @@
+"""The emulator's shared library by ctypes: where it lies, its functions, their errors."""
+
+import ctypes
+import json
+import os
+import sysconfig
+from ctypes import POINTER, c_char_p, c_int, c_size_t, c_uint, c_uint32, c_void_p
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+FILE = "libliteattention_emulator.so"
+ABI_VERSION = 1
+
+
+class EmulatorError(RuntimeError):
+    """The emulator refused a call; the text says why."""
+
+
+class LaunchFailed(EmulatorError):
+    """A launch did not run, or the checkers found something in it.
+
+    ``findings`` has the checkers' entries (empty when the launch did not run).
+    """
+
+    def __init__(self, text: str, findings: list[dict[str, Any]]) -> None:
+        super().__init__(text)
+        self.findings = findings
+
+
+def library() -> Path:
+    """Path of the shared library: what LITEATTENTION_HIP_LIBRARY must name to run on the emulator.
+
+    LITEATTENTION_EMULATOR_LIBRARY names another build of it. Raises EmulatorError naming every
+    place that was looked at when there is none.
+    """
+    override = os.environ.get("LITEATTENTION_EMULATOR_LIBRARY")
+    if override:
+        places = [Path(override)]
+    else:
+        # In an editable install the library lies beside the installed package, not in the sources.
+        package = __name__.partition(".")[0]
+        parents = [Path(__file__).parent, Path(sysconfig.get_paths()["platlib"]) / package]
+        places = [parent / FILE for parent in parents]
+    for place in places:
+        if place.is_file():
+            return place.resolve()
+    looked = ", ".join(str(place) for place in places)
+    raise EmulatorError(f"{FILE} is not built; looked at {looked}; install the package to build it")
+
+
+_DIM = [c_uint] * 3
+_SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
+    "lae_abi_version": (c_int, []),
+    "lae_last_report": (c_char_p, []),
+    "lae_last_error": (c_char_p, []),
+    "lae_free": (None, [c_void_p]),
+    "lae_set_option": (c_int, [c_char_p, c_char_p]),
+    "lae_kernels": (c_void_p, [c_char_p, c_size_t]),
+    "lae_disassemble": (c_void_p, [c_char_p, c_size_t]),
+    "lae_decode": (c_void_p, [c_char_p, c_size_t]),
+    "lae_last_launch": (c_void_p, []),
+    "lae_run_snippet": (
+        c_void_p,
+        [c_char_p, c_size_t, c_uint32, *[c_void_p] * 5, c_size_t, c_uint32],
+    ),
+    "hipModuleLoadData": (c_int, [POINTER(c_void_p), c_char_p]),
+    "hipModuleUnload": (c_int, [c_void_p]),
+    "hipModuleGetFunction": (c_int, [POINTER(c_void_p), c_void_p, c_char_p]),
+    "hipModuleLaunchKernel": (
+        c_int,
+        [c_void_p, *_DIM, *_DIM, c_uint, c_void_p, POINTER(c_void_p), POINTER(c_void_p)],
+    ),
+    "hipHostRegister": (c_int, [c_void_p, c_size_t, c_uint]),
+    "hipHostUnregister": (c_int, [c_void_p]),
+    "hipMalloc": (c_int, [POINTER(c_void_p), c_size_t]),
+    "hipFree": (c_int, [c_void_p]),
+    "hipMemcpy": (c_int, [c_void_p, c_void_p, c_size_t, c_int]),
+    "hipMemset": (c_int, [c_void_p, c_int, c_size_t]),
+    "hipGetErrorName": (c_char_p, [c_int]),
+}
+
+
+@lru_cache(maxsize=4)
+def _open(path: Path) -> ctypes.CDLL:
+    handle = ctypes.CDLL(str(path))
+    for name, (result, arguments) in _SIGNATURES.items():
+        function = getattr(handle, name)
+        function.restype = result
+        function.argtypes = arguments
+    version = handle.lae_abi_version()
+    if version != ABI_VERSION:
+        raise EmulatorError(f"{path} has ABI version {version}, this package needs {ABI_VERSION}")
+    return handle
+
+
+def functions() -> ctypes.CDLL:
+    """The opened library with all signatures set. Raises EmulatorError like ``library``."""
+    return _open(library())
+
+
+def json_of(address: int | None) -> Any:
+    """The JSON document that an ``lae_`` function returned; raises EmulatorError for its error."""
+    native = functions()
+    if not address:
+        raise EmulatorError(native.lae_last_error().decode())
+    try:
+        return json.loads(ctypes.string_at(address))
+    finally:
+        native.lae_free(address)
+
+
+def check(error: int, call: str) -> None:
+    """Raise EmulatorError unless a HIP function returned hipSuccess."""
+    if error:
+        native = functions()
+        name = native.hipGetErrorName(error).decode()
+        report = native.lae_last_report().decode().strip()
+        raise EmulatorError(f"{call}: {name}" + (f": {report}" if report else ""))
+
+
+def set_option(name: str, value: str) -> None:
+    """Set an option of all later launches of this process; "" returns to the environment's value.
+
+    check: on, off. count: on, off (counters). threads: host threads, 0 for one per core. order:
+    round-robin[:QUANTUM], random:SEED, first-ahead, last-ahead. variant: avx512, avx2, portable.
+    steps: instructions a workgroup may execute before it counts as hanging. The environment's are
+    LITEATTENTION_EMULATOR_CHECK and so on. Raises EmulatorError for another name or value.
+    """
+    native = functions()
+    if native.lae_set_option(name.encode(), value.encode()):
+        raise EmulatorError(native.lae_last_error().decode())
