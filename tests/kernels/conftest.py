@@ -1,0 +1,35 @@
+"""What the kernel tests share: the host replay program and the compiler for the chip."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from liteattention_rocm.kernels import build, disassembly
+
+HERE = Path(__file__).parent
+
+
+@pytest.fixture(scope="session")
+def replay(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    compiler = shutil.which("c++") or shutil.which("g++")
+    if compiler is None:
+        pytest.skip("no C++ compiler (Debian: g++)")
+    program = tmp_path_factory.mktemp("replay") / "layout_replay"
+    subprocess.run(
+        [compiler, "-std=c++20", "-O1", "-Wall", "-Wextra", "-Werror", f"-I{build.SOURCES}",
+         str(HERE / "layout_replay.cpp"), "-o", str(program)],
+        check=True,
+    )  # fmt: skip
+    return program
+
+
+@pytest.fixture(scope="session")
+def clang() -> str:
+    missing = [t for t in (build.COMPILER, "ld.lld-19", disassembly.OBJDUMP) if not shutil.which(t)]
+    if missing:
+        pytest.skip(f"no {', '.join(missing)} (Debian: {build.DEBIAN_PACKAGES})")
+    return build.COMPILER

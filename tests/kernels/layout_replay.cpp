@@ -1,0 +1,192 @@
+// Replays the products of the dense kernel through csrc/gfx942/mfma_layout.h on the host: copies K
+// to a model of LDS, reads operands lane by lane, multiplies with the MFMA's documented operand
+// layout, and compares with the plain product. Integers, so every comparison is exact. Prints one
+// line per failure and returns their number.
+
+#include <cstdio>
+#include <cstring>
+#include <set>
+#include <vector>
+
+#include "mfma_layout.h"
+#include "params.h"
+
+using namespace liteattention::gfx942;
+
+namespace {
+
+int failures = 0;
+
+void Expect(bool ok, const char* what, long a = 0, long b = 0, long c = 0) {
+    if (ok) return;
+    if (++failures <= 20) std::printf("%s (%ld, %ld, %ld)\n", what, a, b, c);
+}
+
+// What one lane holds for one operand (4 bf16) and accumulator (4 fp32) of a 16x16x16 MFMA.
+struct Operand {
+    long element[64][4];
+};
+
+// D += A B by the layout of the instruction, written here independently of mfma_layout.h:
+// A[m][k] in lane m + 16 (k / 4), B[k][n] in lane n + 16 (k / 4), D[m][n] in lane n + 16 (m / 4).
+void Mfma(const Operand& a, const Operand& b, Operand& d) {
+    for (int m = 0; m < 16; ++m)
+        for (int n = 0; n < 16; ++n)
+            for (int k = 0; k < 16; ++k)
+                d.element[n + 16 * (m / 4)][m % 4] +=
+                    a.element[m + 16 * (k / 4)][k % 4] * b.element[n + 16 * (k / 4)][k % 4];
+}
+
+long Pseudo(long x) {
+    x = x * 6364136223846793005L + 1442695040888963407L;
+    return (x >> 33) % 17 - 8;
+}
+
+template <int kDim>
+void Replay() {
+    std::vector<long> q(kWaveRows * kDim), k(kKBlock * kDim), v(kKBlock * kDim);
+    for (size_t i = 0; i < q.size(); ++i) q[i] = Pseudo(static_cast<long>(i) + 1);
+    for (size_t i = 0; i < k.size(); ++i) k[i] = Pseudo(static_cast<long>(i) + 100003);
+    for (size_t i = 0; i < v.size(); ++i) v[i] = Pseudo(static_cast<long>(i) + 200003);
+
+    // K to LDS: element (2 bytes) by element, -1 where nothing was written.
+    std::vector<long> lds(kKBlock * kDim, -1000);
+    const int rows = KCopyRows(kDim);
+    for (int copy = 0; copy < kKBlock / rows; ++copy)
+        for (int lane = 0; lane < kWaveSize; ++lane) {
+            const int row = copy * rows + KCopyRow(kDim, lane);
+            const int byte = KCopyByte(kDim, row, lane);
+            const int to = (copy * rows * kDim * 2 + lane * 4) / 2;
+            for (int half = 0; half < 2; ++half)
+                lds[static_cast<size_t>(to + half)] =
+                    k[static_cast<size_t>(row * kDim + byte / 2 + half)];
+        }
+
+    // Banks: 8 neighbouring lanes of a 16-byte read take 128 different bytes of the 32 banks.
+    for (int tile = 0; tile < kKeyTiles; ++tile)
+        for (int step = 0; step < kDim / 32; ++step) {
+            for (int lane = 0; lane < kWaveSize; lane += 8) {
+                std::set<int> slots;
+                for (int i = 0; i < 8; ++i)
+                    slots.insert(KReadByte(kDim, tile, step, lane + i) % 128 / 16);
+                Expect(slots.size() == 8, "bank conflict", tile, step, lane);
+            }
+            for (int lane = 0; lane < kWaveSize; ++lane) {
+                const int base = KReadByte(kDim, 0, 0, lane);
+                const int split = (base ^ (step % 2 * 64)) + step / 2 * 128;
+                Expect(split + tile * kTile * kDim * 2 == KReadByte(kDim, tile, step, lane),
+                       "the read address does not split into base and immediate", tile, step, lane);
+            }
+        }
+
+    // S^T = K Q^T.
+    std::vector<Operand> scores(kKeyTiles * kQTiles, Operand{});
+    for (int t = 0; t < kKeyTiles; ++t)
+        for (int x = 0; x < kQTiles; ++x)
+            for (int s = 0; s < kDim / 32; ++s)
+                for (int half = 0; half < 2; ++half) {
+                    Operand a{}, b{};
+                    for (int lane = 0; lane < kWaveSize; ++lane)
+                        for (int e = 0; e < 4; ++e) {
+                            const int at = KReadByte(kDim, t, s, lane) / 2 + 4 * half + e;
+                            a.element[lane][e] = lds[static_cast<size_t>(at)];
+                            const int row = kTile * x + Col(lane);
+                            b.element[lane][e] =
+                                q[static_cast<size_t>(row * kDim + QkDim(s, lane, 4 * half + e))];
+                        }
+                    Mfma(a, b, scores[static_cast<size_t>(t * kQTiles + x)]);
+                }
+    std::vector<long> exact(kKBlock * kWaveRows);
+    for (int key = 0; key < kKBlock; ++key)
+        for (int row = 0; row < kWaveRows; ++row)
+            for (int d = 0; d < kDim; ++d)
+                exact[static_cast<size_t>(key * kWaveRows + row)] +=
+                    k[static_cast<size_t>(key * kDim + d)] * q[static_cast<size_t>(row * kDim + d)];
+    for (int t = 0; t < kKeyTiles; ++t)
+        for (int x = 0; x < kQTiles; ++x)
+            for (int lane = 0; lane < kWaveSize; ++lane)
+                for (int i = 0; i < 4; ++i) {
+                    const int key = ScoreKey(t, lane, i), row = kTile * x + Col(lane);
+                    Expect(scores[static_cast<size_t>(t * kQTiles + x)].element[lane][i] ==
+                               exact[static_cast<size_t>(key * kWaveRows + row)],
+                           "score", key, row, t);
+                }
+
+    // V_t: every element once, and each lane's 16 bytes hold what the map says.
+    std::vector<long> packed(kKBlock * kDim, -1000);
+    for (int t = 0; t < kDim / kTile; ++t)
+        for (int pair = 0; pair < kKeyTiles / 2; ++pair)
+            for (int lane = 0; lane < kWaveSize; ++lane)
+                for (int e = 0; e < 8; ++e) {
+                    const size_t at = static_cast<size_t>(VtElement(t, pair, lane, e));
+                    Expect(packed[at] == -1000, "V_t element written twice", t, pair, lane);
+                    packed[at] =
+                        v[static_cast<size_t>(VtKey(pair, lane, e) * kDim + VtDim(t, lane))];
+                }
+
+    // O^T = V^T P^T, with the scores as probabilities, exactly where they stand.
+    for (int t = 0; t < kDim / kTile; ++t)
+        for (int x = 0; x < kQTiles; ++x) {
+            Operand out{};
+            for (int key_tile = 0; key_tile < kKeyTiles; ++key_tile) {
+                Operand a{};
+                for (int lane = 0; lane < kWaveSize; ++lane)
+                    for (int e = 0; e < 4; ++e)
+                        a.element[lane][e] = packed[static_cast<size_t>(
+                            VtElement(t, key_tile / 2, lane, 4 * (key_tile % 2) + e))];
+                Mfma(a, scores[static_cast<size_t>(key_tile * kQTiles + x)], out);
+            }
+            for (int lane = 0; lane < kWaveSize; ++lane)
+                for (int i = 0; i < 4; ++i) {
+                    const int dim = OutDim(t, 4 * Quad(lane) + i), row = kTile * x + Col(lane);
+                    long sum = 0;
+                    for (int key = 0; key < kKBlock; ++key)
+                        sum += exact[static_cast<size_t>(key * kWaveRows + row)] *
+                               v[static_cast<size_t>(key * kDim + dim)];
+                    Expect(out.element[lane][i] == sum, "output", row, dim, t);
+                }
+        }
+    // A lane's registers of tiles 2u and 2u + 1 are 8 neighbouring head dims.
+    for (int u = 0; u < kDim / 32; ++u)
+        for (int quad = 0; quad < 4; ++quad)
+            for (int i = 0; i < 8; ++i)
+                Expect(OutDim(2 * u + i / 4, 4 * quad + i % 4) == OutDim(2 * u, 4 * quad) + i,
+                       "outputs of a lane are not neighbours", u, quad, i);
+}
+
+void Geometry() {
+    for (uint32_t count : {1u, 7u, 8u, 9u, 303u, 304u, 305u, 1000u}) {
+        std::vector<int> seen(count);
+        for (uint32_t id = 0; id < count; ++id) {
+            const uint32_t item = XcdContiguous(id, count);
+            Expect(item < count && !seen[item]++, "not a bijection", id, count);
+            if (id >= kXcds)
+                Expect(item == XcdContiguous(id - kXcds, count) + 1, "XCD run broken", id, count);
+        }
+    }
+    for (int blocks = 1; blocks < 70; ++blocks)
+        for (int splits = 1; splits <= blocks; ++splits) {
+            Expect(PartBegin(0, splits, blocks) == 0, "first part", blocks, splits);
+            Expect(PartBegin(splits, splits, blocks) == blocks, "last part", blocks, splits);
+            for (int g = 0; g < splits; ++g) {
+                const int size = PartBegin(g + 1, splits, blocks) - PartBegin(g, splits, blocks);
+                Expect(size >= 1 && size <= (blocks + splits - 1) / splits, "part size", blocks,
+                       splits, g);
+            }
+        }
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+    if (argc > 1 && !std::strcmp(argv[1], "sizes")) {
+        std::printf("transpose_v %zu\nattention_dense %zu\nmerge_parts %zu\nplan_lpt %zu\n",
+                    sizeof(TransposeVParams), sizeof(DenseParams), sizeof(MergeParams),
+                    sizeof(PlanParams));
+        return 0;
+    }
+    Replay<64>();
+    Replay<128>();
+    Geometry();
+    return failures != 0;
+}
