@@ -146,6 +146,11 @@ void Replay() {
                     Expect(out.element[lane][i] == sum, "output", row, dim, t);
                 }
         }
+    std::set<int> dims;
+    for (int t = 0; t < kDim / kTile; ++t)
+        for (int row = 0; row < kTile; ++row) dims.insert(OutDim(t, row));
+    Expect(dims.size() == kDim && *dims.begin() == 0 && *dims.rbegin() == kDim - 1,
+           "not every head dim is computed once", static_cast<long>(dims.size()));
     // A lane's registers of tiles 2u and 2u + 1 are 8 neighbouring head dims.
     for (int u = 0; u < kDim / 32; ++u)
         for (int quad = 0; quad < 4; ++quad)
