@@ -13,10 +13,10 @@ PYTHON := $(shell for p in python3.11 python3.12 python3.13 python3; do \
 	&& echo $$p && break; done)
 CXX_FOUND := $(shell command -v $(CXX) 2>/dev/null)
 BIN := .venv/bin
-NATIVE := CMakeLists.txt pyproject.toml constraints.txt $(wildcard csrc/*/*)
+NATIVE := CMakeLists.txt pyproject.toml constraints.txt $(wildcard csrc/*/* emulator/src/*)
 CXX_FILES = $(shell git ls-files 'csrc/*.h' 'csrc/*.cpp' 'csrc/*.hip')
 
-.PHONY: generate e2e bench kernels test lint format clean tools
+.PHONY: generate e2e bench kernels test test-machine-code lint format clean tools
 
 ## generate: a video from a text prompt, dense and with LiteAttention, and the table of both
 generate: .venv/run.stamp
@@ -36,9 +36,15 @@ kernels: .venv/run.stamp
 	$(BIN)/liteattention-rocm kernels build
 	$(BIN)/liteattention-rocm kernels report
 
-## test: everything that needs no GPU
+## test: everything that needs no GPU, but for the long proofs
 test: .venv/dev.stamp
 	$(BIN)/python -m pytest
+
+## test-machine-code: rebuild the code objects and compare, then the long proofs on the emulator:
+## every shape, order and rounding, and every deleted wait (Debian: clang-19 lld-19 llvm-19)
+test-machine-code: .venv/dev.stamp
+	$(BIN)/liteattention-rocm kernels check
+	$(BIN)/python -m pytest -m slow
 
 ## lint: formatting, lint and types
 lint: .venv/dev.stamp
