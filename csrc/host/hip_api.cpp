@@ -84,12 +84,12 @@ std::shared_ptr<const Library> Library::Open(const std::string& path) {
                       Join(tried, "; ") + kRemedy);
 }
 
-void Library::Check(Error error, const std::string& what) const {
+void Library::Check(Error error, const std::string& what, bool reported) const {
     if (error == 0) return;
     const auto text = [](const char* s) { return std::string(s ? s : "?"); };
     std::string message = what + " failed: " + text(api_.hipGetErrorName(error)) + " (" +
                           std::to_string(error) + "): " + text(api_.hipGetErrorString(error));
-    if (last_report_ && error == kLaunchFailure) {
+    if (last_report_ && reported) {
         const std::string report = text(last_report_());
         if (!report.empty()) message += "\n" + report;
     }

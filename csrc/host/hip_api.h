@@ -13,7 +13,6 @@ using Stream = void*;
 using Module = void*;
 using Function = void*;
 
-inline constexpr Error kLaunchFailure = 719;
 inline constexpr int kAttributeMultiprocessorCount = 63;  // of hipDeviceAttribute_t, HIP 5 to 7
 
 // hipModuleLaunchKernel takes its arguments as one buffer of known size behind these tags.
@@ -76,8 +75,9 @@ class Library {
     // The software MI300X: device addresses are host addresses and launches are synchronous.
     bool emulated() const { return abi_version_ != nullptr; }
 
-    // Throws CallFailed unless `error` is success. `what` names the call and its object.
-    void Check(Error error, const std::string& what) const;
+    // Throws CallFailed unless `error` is success. `what` names the call and its object;
+    // `reported` says that the software MI300X has more to say on this very call.
+    void Check(Error error, const std::string& what, bool reported = false) const;
     // Throws CallFailed: HIP sees no device.
     int DeviceCount() const;
     std::string Version() const;

@@ -163,7 +163,7 @@ void Device::Load(const std::vector<CodeObject>& objects) {
     for (const CodeObject& object : objects) {
         hip::Module module = nullptr;
         library_->Check(library_->api().hipModuleLoadData(&module, object.image.data()),
-                        "hipModuleLoadData of " + object.file);
+                        "hipModuleLoadData of " + object.file, true);
         modules_.push_back(module);
         for (const CodeObject::Kernel& kernel : object.kernels) {
             const auto* expected = std::find_if(
@@ -192,7 +192,7 @@ void Device::Launch(const Kernel& kernel, int64_t grid, const void* params, size
     const hip::Error error =
         library_->api().hipModuleLaunchKernel(kernel.function, static_cast<unsigned>(grid), 1, 1,
                                               kernel.threads, 1, 1, 0, stream, nullptr, extra);
-    if (error != 0) library_->Check(error, std::string("launch of ") + kernel.name);
+    if (error != 0) library_->Check(error, std::string("launch of ") + kernel.name, true);
 }
 
 void Device::Attention(const DensePlan& plan, const DenseRequest& request, void* workspace,

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
 import json
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -42,10 +44,14 @@ def _load(options: dict[str, Any], console: Console) -> Runner:
 
             return Runner(config)
     except ValueError as error:
-        console.print("[bold red]these options do not work:[/]")
-        for line in str(error).splitlines():
-            console.print(f"  {line}", markup=False, highlight=False, soft_wrap=True)
+        _say(str(error).splitlines(), console)
         raise typer.Exit(2) from error
+
+
+def _say(problems: list[str], console: Console) -> None:
+    console.print("[bold red]these options do not work:[/]")
+    for line in problems:
+        console.print(f"  {line}", markup=False, highlight=False, soft_wrap=True)
 
 
 def e2e(
@@ -191,6 +197,14 @@ def generate(
     engine: Annotated[
         str | None, _option("cpu, reference or gfx942; by default by device.", "NAME")
     ] = None,
+    emulate: Annotated[
+        bool,
+        typer.Option(
+            "--emulate",
+            help="Engine gfx942 on the software MI300X: short for --engine gfx942 with "
+            "LITEATTENTION_HIP_LIBRARY=$(liteattention-rocm emulate --library).",
+        ),
+    ] = False,
     geometry: Annotated[
         str | None, _option("cpu (the engine's own), mi300x or QxKxV.", "TILE")
     ] = None,
@@ -205,14 +219,12 @@ def generate(
 ) -> None:
     """Make one video with diffusers' attention, our dense kernel and LiteAttention, and compare.
 
-    The machine code for the MI300X runs without one, in software, self- and cross-attention both,
-    if the software MI300X takes the place of the HIP run-time (a small video by default; no
-    LiteAttention on this engine yet):
-
-    LITEATTENTION_HIP_LIBRARY=$(liteattention-rocm emulate --library) liteattention-rocm generate
-    --engine gfx942
+    With --emulate our attention, self and cross, is the machine code for the MI300X, run in
+    software on this processor: a small video by default, and no LiteAttention yet.
     """
     console = Console(stderr=True)
+    if emulate:
+        engine = _emulate(engine, console)
     options: dict[str, Any] = {
         "model": model or str(DEFAULT_MODEL),
         "prompts": [prompt],
@@ -244,6 +256,25 @@ def generate(
     for name in report["artefacts"]["contact_sheets"]:
         console.print(f"contact sheet  {folder / name}", highlight=False, soft_wrap=True)
     console.print(f"report         {folder / 'report.md'}", highlight=False, soft_wrap=True)
+
+
+def _emulate(engine: str | None, console: Console) -> str:
+    """Make the software MI300X the HIP run-time of this process; returns the engine to take."""
+    from liteattention_rocm.engines.gfx942 import LIBRARY_VARIABLE
+
+    problems = []
+    if engine not in (None, "gfx942"):
+        problems.append(f"--emulate is for engine gfx942, got --engine {engine}")
+    try:
+        # By name: it is a package of its own, which an installation need not have.
+        emulator = importlib.import_module("liteattention_emulator")
+        os.environ[LIBRARY_VARIABLE] = str(emulator.library())
+    except (ImportError, RuntimeError) as error:
+        problems.append(f"--emulate: {error}")
+    if problems:
+        _say(problems, console)
+        raise typer.Exit(2)
+    return "gfx942"
 
 
 def _engine_options(options: dict[str, Any]) -> tuple[dict[str, Any], bool]:

@@ -106,3 +106,15 @@ def engine(cpu_hip: FakeHip, monkeypatch: pytest.MonkeyPatch) -> Iterator[gfx942
     monkeypatch.setenv(gfx942.LIBRARY_VARIABLE, cpu_hip.path)
     monkeypatch.setattr(gfx942, "code_objects", lambda: OBJECTS)
     yield gfx942.Gfx942Engine()
+
+
+@pytest.fixture
+def emulator(monkeypatch: pytest.MonkeyPatch) -> str:
+    """The software MI300X as this test's HIP run-time."""
+    package = pytest.importorskip("liteattention_emulator", reason="needs the software MI300X")
+    try:
+        path = str(package.library())
+    except package.EmulatorError as error:
+        pytest.skip(str(error))
+    monkeypatch.setenv(gfx942.LIBRARY_VARIABLE, path)
+    return path

@@ -1,0 +1,53 @@
+"""What the suite does with an engine that cannot do everything, or is not there."""
+
+from __future__ import annotations
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from liteattention_e2e import cli
+from liteattention_e2e.config import load_config
+
+NOWHERE = "/nowhere/libhip.so"
+
+
+@pytest.fixture
+def app() -> typer.Typer:
+    made = typer.Typer(pretty_exceptions_enable=False)
+    made.command("e2e")(cli.e2e)
+    made.command("generate")(cli.generate)
+    return made
+
+
+def test_an_engine_without_its_device_is_one_error(
+    app: typer.Typer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LITEATTENTION_HIP_LIBRARY", NOWHERE)
+    for command in (["generate"], ["e2e", "--attention", "dense"]):
+        outcome = CliRunner().invoke(app, [*command, "--engine", "gfx942"])
+        assert outcome.exit_code == 2
+        text = " ".join(outcome.stderr.split())
+        assert text.count("engine 'gfx942' cannot run here") == 1
+        assert NOWHERE in text and "use engine='cpu'" in text
+
+
+def test_emulate_contradicts_another_engine(
+    app: typer.Typer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LITEATTENTION_HIP_LIBRARY", NOWHERE)
+    monkeypatch.setenv("LITEATTENTION_EMULATOR_LIBRARY", "/nowhere/emulator.so")
+    outcome = CliRunner().invoke(app, ["generate", "--emulate", "--engine", "cpu"])
+    assert outcome.exit_code == 2
+    assert "--emulate is for engine gfx942, got --engine cpu" in outcome.stderr
+    assert "--emulate: " in outcome.stderr.replace("--emulate is", "")
+
+
+def test_whose_cross_attention_it_is() -> None:
+    base = {"model": "a/b", "prompts": ["x"]}
+    assert not load_config(base).dense_cross_attention
+    assert load_config({**base, "cross_attention": "dense"}).dense_cross_attention
+    only_theirs = {**base, "attention": "diffusers", "engine": "gfx942"}
+    assert not load_config({**only_theirs, "cross_attention": "dense"}).dense_cross_attention
+    with pytest.raises(ValueError, match="cross_attention"):
+        load_config({**base, "cross_attention": "theirs"})

@@ -1,0 +1,166 @@
+"""The shipped machine code through the public API, on the software MI300X with its checkers on."""
+
+from __future__ import annotations
+
+import math
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+import torch
+
+import liteattention_rocm
+from liteattention_rocm import engines
+from liteattention_rocm.engines import gfx942
+from tests.cpu.oracle import bound, exact
+
+from .test_launch import spec_of
+
+pytestmark = pytest.mark.usefixtures("emulator")
+
+
+def make(
+    batch: int, q_heads: int, kv_heads: int, q_len: int, kv_len: int, dim: int, seed: int = 0
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """[B, H, S, D] bf16."""
+    generator = torch.Generator().manual_seed(seed)
+
+    def random(heads: int, rows: int) -> torch.Tensor:
+        return torch.randn(batch, heads, rows, dim, generator=generator).to(torch.bfloat16)
+
+    return random(q_heads, q_len), random(kv_heads, kv_len), random(kv_heads, kv_len)
+
+
+def expect_close(
+    out: torch.Tensor,
+    lse: torch.Tensor,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    scale: float | None = None,
+    rounding: str = "rtne",
+) -> None:
+    """All [B, H, S, D]."""
+    expected = exact(q, k, v, scale=scale)
+    ratio = (out.double() - expected.out).abs() / bound(expected, torch.bfloat16, rounding)
+    assert ratio.max() <= 1, f"worst {ratio.max():.2f} x the bound"
+    assert (lse.double() - expected.lse).abs().max() <= 1e-5
+
+
+def check(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, **options: Any) -> None:
+    out, lse = liteattention_rocm.attention(
+        q, k, v, layout="bhsd", return_lse=True, engine="gfx942", **options
+    )
+    expect_close(out, lse, q, k, v, **options)
+
+
+@pytest.mark.parametrize("dim", [64, 128])
+@pytest.mark.parametrize(
+    ("q_len", "kv_len"),
+    [(1, 1), (15, 64), (47, 65), (63, 63), (385, 100), (33, 129), (97, 257)],
+)
+def test_lengths_around_every_edge(q_len: int, kv_len: int, dim: int) -> None:
+    check(*make(1, 1, 1, q_len, kv_len, dim, seed=q_len))
+
+
+@pytest.mark.parametrize("dim", [64, 128])
+def test_grouped_heads_and_batches(dim: int) -> None:
+    check(*make(2, 4, 2, 17, 70, dim))
+
+
+@pytest.mark.parametrize("rounding", ["rtne", "rtna", "rtz"])
+def test_every_rounding(rounding: str) -> None:
+    check(*make(1, 2, 1, 20, 80, 64), rounding=rounding)
+    check(*make(1, 1, 1, 20, 80, 128), rounding=rounding)
+
+
+@pytest.mark.parametrize("scale", [0.0, -0.11, 0.9])
+def test_any_scale(scale: float) -> None:
+    check(*make(1, 1, 1, 20, 80, 64), scale=scale)
+
+
+@pytest.mark.parametrize("layout", ["bshd", "bhsd"])
+def test_strided_slices_of_one_buffer(layout: Any) -> None:
+    # as a fused projection leaves them, with rows of the same buffer before and behind
+    fused = torch.randn(2, 80, 8, 64, generator=torch.Generator().manual_seed(1)).bfloat16()
+    parts = [x[:, 3:71] for x in fused.split([4, 2, 2], dim=2)]
+    parts[0] = parts[0][:, 10:40]
+    guard = torch.full((2, 40, 6, 64), 7.0).bfloat16()
+    out = guard[:, 5:35, 1:5]
+    if layout == "bhsd":
+        parts, out = [x.transpose(1, 2) for x in parts], out.transpose(1, 2)
+    _, lse = liteattention_rocm.attention(
+        *parts, layout=layout, out=out, return_lse=True, engine="gfx942"
+    )
+    if layout == "bshd":
+        parts, out = [x.transpose(1, 2) for x in parts], out.transpose(1, 2)
+    expect_close(out, lse, *parts)
+    guard[:, 5:35, 1:5] = 7.0
+    assert (guard == 7.0).all()  # nothing around the output was touched
+
+
+@pytest.mark.parametrize("dim", [64, 128])
+@pytest.mark.parametrize("splits", [2, 3])
+def test_parts_along_the_keys_merge_to_the_whole(splits: int, dim: int) -> None:
+    q, k, v = make(1, 2, 1, 50, 200, dim)
+    out, lse = torch.empty_like(q), torch.empty(1, 2, 50)
+    spec = spec_of(q, k, "bhsd", scale=1 / math.sqrt(dim))
+    gfx942.Gfx942Engine(kv_splits=splits).attention(spec, q, k, v, out, lse)
+    expect_close(out, lse, q, k, v)
+    # without the log-sum-exp the output is the same
+    again = torch.empty_like(q)
+    gfx942.Gfx942Engine(kv_splits=splits).attention(spec, q, k, v, again, None)
+    assert torch.equal(again, out)
+
+
+def test_calls_from_two_threads_do_not_mix() -> None:
+    inputs = [make(1, 1, 1, 40 + 9 * i, 70, 64, seed=i) for i in range(4)]
+
+    def call(i: int) -> torch.Tensor:
+        return liteattention_rocm.attention(*inputs[i], layout="bhsd", engine="gfx942")
+
+    alone = [call(i) for i in range(4)]
+    with ThreadPoolExecutor(2) as pool:
+        together = list(pool.map(call, [*range(4)] * 2))
+    assert all(torch.equal(x, alone[i % 4]) for i, x in enumerate(together))
+
+
+def test_compiled_equals_eager() -> None:
+    q, k, v = make(1, 2, 1, 30, 70, 128)
+
+    def layer(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        return liteattention_rocm.attention(q, k, v, layout="bhsd", engine="gfx942") * 2
+
+    torch._dynamo.reset()
+    compiled = torch.compile(layer, fullgraph=True, backend="aot_eager")
+    assert torch.equal(compiled(q, k, v), layer(q, k, v))
+
+
+def test_the_longest_first_order_is_a_stable_sort() -> None:
+    generator = torch.Generator().manual_seed(0)
+    skip = torch.randint(-(2**31), 2**31, (2, 3, 300, 2), generator=generator).int()
+    skip[:, :, ::7] = 0  # many ties
+    masks = torch.randint(-(2**31), 2**31, (2, 2), generator=generator).int()
+    engine = engines.get("gfx942")
+    assert isinstance(engine, gfx942.Gfx942Engine)
+    for do, drop in ((None, None), (masks[0], None), (masks[0], masks[1])):
+        words = skip.long() & 0xFFFFFFFF
+        if do is not None:
+            words |= do.long() & 0xFFFFFFFF
+        if drop is not None:
+            words &= ~drop.long()
+        kept = sum((words >> bit) & 1 for bit in range(32)).sum(-1)  # type: ignore[union-attr]
+        expected = torch.sort(-kept, dim=-1, stable=True).indices
+        assert torch.equal(engine.order_longest_first(skip, do, drop).long(), expected)
+
+
+def test_what_the_checkers_find_is_in_the_error() -> None:
+    # the launcher believes that v has more rows than there is memory
+    q, k, v = make(1, 1, 1, 10, 64, 64)
+    spec = spec_of(q, k, "bhsd", kv_len=64)
+    engine = gfx942.Gfx942Engine()
+    device = engine.device(torch.device("cpu"))
+    assert device.compute_units == 304
+    out = torch.empty_like(q)
+    engine.attention(spec, q, k, v, out, None)
+    assert engine.emulated
