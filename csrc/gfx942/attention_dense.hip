@@ -93,7 +93,8 @@ LITE_DEVICE void AttentionDense(const DenseParams& p) {
     const Assignment a = Assign(p, WorkgroupId());
     const int32_t kv_head = UniformInt(static_cast<uint32_t>(a.q_head / (p.q_heads / p.kv_heads)));
     const int32_t first_row = a.q_block * kQBlock + static_cast<int32_t>(wave) * kWaveRows;
-    const KSource keys{At(p.k, p.k_strides, a.batch, 0, kv_head), p.k_strides.seq * 2, p.kv_len};
+    const KSource keys{At(p.k, p.k_strides, a.batch, 0, kv_head),
+                       static_cast<uint32_t>(p.k_strides.seq * 2), p.kv_len};
     const KCopier<kDim> copier(lane, quarter);
 
     // K[begin] by group A, K[begin + 1] by group B.

@@ -26,6 +26,10 @@ inline constexpr int kPlanThreads = 256;  // one q block each
 // Every row of q, k, v and out must start on this boundary: rows travel as whole dwords.
 inline constexpr int kRowAlignBytes = 4;
 
+// Keys may lie this many elements apart, less than 4 GiB: the kernels multiply key number and
+// distance as 32-bit numbers into a 64-bit offset. Every other stride is limited by memory only.
+inline constexpr int64_t kMaxKRowStride = (int64_t{1} << 31) - 128;
+
 constexpr int64_t CeilDiv(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 constexpr int64_t QBlocks(int64_t q_len) { return CeilDiv(q_len, kQBlock); }

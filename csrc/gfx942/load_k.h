@@ -8,8 +8,8 @@ namespace liteattention::gfx942 {
 
 // The keys of one (batch, kv head).
 struct KSource {
-    const char* base;   // key 0
-    int64_t row_bytes;  // from key to key
+    const char* base;    // key 0
+    uint32_t row_bytes;  // from key to key, below 4 GiB (geometry.h: kMaxKRowStride)
     int32_t kv_len;
 };
 
@@ -29,8 +29,8 @@ struct KCopier {
 
 // Copies keys 64 `block` ... + 63 to `lds`. `quarter` (0..3, scalar) is this wave's share: copies
 // quarter, quarter + 4, ... of the block. Rows past the end repeat the last key; its scores are
-// masked. Every copy has its own 64-bit base, so no stride and no extent overflows 32 bits (D = 64:
-// two rows share one, their distance must stay below 4 GiB). ~8 scalar instructions per copy.
+// masked. Every copy has its own 64-bit base, so no extent overflows 32 bits: 9 scalar instructions
+// per copy, 16 copies per wave and K block at D = 128, beside the other group's MFMAs.
 template <int kDim>
 LITE_DEVICE void LoadK(const KSource& k, const KCopier<kDim>& copier, int32_t block,
                        uint32_t quarter, char* lds) {
@@ -42,13 +42,14 @@ LITE_DEVICE void LoadK(const KSource& k, const KCopier<kDim>& copier, int32_t bl
         const int32_t in_block = static_cast<int32_t>(quarter + 4u * i) * kRows;
         const int32_t row = block * kKBlock + in_block;
         const int32_t first = row < last ? row : last;
-        const char* base = k.base + first * k.row_bytes;
+        const char* base =
+            k.base + static_cast<uint64_t>(static_cast<uint32_t>(first)) * k.row_bytes;
         LdsVoid* to = (LdsVoid*)(lds + in_block * kDim * 2);
         if constexpr (kRows == 1) {
             // Row quarter + 4 i: its swizzle key r % 8 changes by 4 between neighbouring copies.
             CopyToLds(base, kRowBytes, copier.byte ^ (i % 2 ? 4u * kChunkBytes : 0u), to);
         } else {
-            const uint32_t step = row < last ? static_cast<uint32_t>(k.row_bytes) : 0u;
+            const uint32_t step = row < last ? k.row_bytes : 0u;
             CopyToLds(base, step + kRowBytes, copier.byte + (copier.second_row & step), to);
         }
     }

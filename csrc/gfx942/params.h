@@ -49,7 +49,7 @@ struct DenseParams {
     float* part_out;    // [tail tile][part][384][D] not normalised; null when nothing is split
     float* part_stats;  // [tail tile][part][2][384]: running maximum (log2 units), sum
     Strides q_strides;
-    Strides k_strides;
+    Strides k_strides;  // seq: at most kMaxKRowStride
     Strides out_strides;
     int32_t batch;
     int32_t q_heads;
@@ -106,7 +106,7 @@ constexpr int64_t PartStatsBytes(int64_t tail_tiles, int64_t splits) {
     return tail_tiles * splits * 2 * kQBlock * 4;
 }
 
-// Workgroups per launch; each must stay below 2^31.
+// Workgroups per launch; times the threads of each, a launch must stay below 2^32 threads.
 constexpr int64_t TransposeGrid(int64_t batch, int64_t kv_heads, int64_t kv_len) {
     return batch * kv_heads * KBlocks(kv_len);
 }
