@@ -58,7 +58,7 @@ std::unique_ptr<gfx942::Device> MakeDevice(std::shared_ptr<hip::Library> library
         for (const auto& [name, bytes] : kernels) object.kernels.push_back({name, bytes});
     }
     py::gil_scoped_release release;
-    return std::make_unique<gfx942::Device>(std::move(library), ordinal, made);
+    return std::make_unique<gfx942::Device>(std::move(library), ordinal, std::move(made));
 }
 
 void BindGfx942(py::module_& m) {

@@ -116,13 +116,13 @@ void CheckRows(std::vector<std::string>& reasons, const char* name, const void* 
 }  // namespace
 
 Device::Device(std::shared_ptr<const hip::Library> library, int ordinal,
-               const std::vector<CodeObject>& objects)
-    : library_(std::move(library)), ordinal_(ordinal) {
+               std::vector<CodeObject> objects)
+    : library_(std::move(library)), ordinal_(ordinal), objects_(std::move(objects)) {
     static_assert(std::size(kExpected) == kKernels);
     std::vector<std::string> reasons;
     for (const Expected& expected : kExpected) {
         const CodeObject::Kernel* found = nullptr;
-        for (const CodeObject& object : objects)
+        for (const CodeObject& object : objects_)
             for (const CodeObject::Kernel& kernel : object.kernels)
                 if (kernel.name == expected.name) found = &kernel;
         if (!found)
@@ -143,7 +143,7 @@ Device::Device(std::shared_ptr<const hip::Library> library, int ordinal,
                     "hipDeviceGetAttribute");
     const CurrentDevice current(*library_, ordinal);
     try {
-        Load(objects);
+        Load();
     } catch (...) {
         Unload();
         throw;
@@ -159,8 +159,8 @@ Device::~Device() {
     }
 }
 
-void Device::Load(const std::vector<CodeObject>& objects) {
-    for (const CodeObject& object : objects) {
+void Device::Load() {
+    for (const CodeObject& object : objects_) {
         hip::Module module = nullptr;
         library_->Check(library_->api().hipModuleLoadData(&module, object.image.data()),
                         "hipModuleLoadData of " + object.file, true);
@@ -289,8 +289,8 @@ void Device::PlanLpt(const LptRequest& request, hip::Stream stream) const {
     if (!request.skip) reasons.emplace_back("skip has no memory");
     if (!request.order) reasons.emplace_back("order has no memory");
     const int64_t grid = reasons.empty() ? PlanGrid(request.rows, request.q_blocks) : 0;
-    if (grid > std::numeric_limits<int32_t>::max())
-        reasons.emplace_back("rows must be fewer than 2^31 workgroups");
+    if (grid > MaxGrid(kPlanThreads))
+        reasons.emplace_back("its q blocks must be fewer than 2^32 threads");
     if (!reasons.empty()) Refuse("no LPT order for this bitmap", reasons);
 
     const CurrentDevice current(*library_, ordinal_);

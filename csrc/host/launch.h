@@ -61,7 +61,7 @@ class Device {
     // Throws hip::CallFailed, or std::invalid_argument if `objects` lack a kernel or a kernel takes
     // other arguments than this build passes.
     Device(std::shared_ptr<const hip::Library> library, int ordinal,
-           const std::vector<CodeObject>& objects);
+           std::vector<CodeObject> objects);
     ~Device();
     Device(const Device&) = delete;
     Device& operator=(const Device&) = delete;
@@ -84,7 +84,7 @@ class Device {
     // Per head dim {64, 128} and rounding.
     enum { kTranspose = 0, kDense = 2, kMerge = 8, kLpt = 11, kKernels = 12 };
 
-    void Load(const std::vector<CodeObject>& objects);
+    void Load();
     void Unload();
     void Launch(const Kernel& kernel, int64_t grid, const void* params, size_t bytes,
                 hip::Stream stream) const;
@@ -96,6 +96,7 @@ class Device {
     std::shared_ptr<const hip::Library> library_;
     int ordinal_;
     int compute_units_ = 0;
+    std::vector<CodeObject> objects_;  // HIP does not promise to copy what it loads
     std::vector<hip::Module> modules_;
     std::array<Kernel, kKernels> kernels_{};
 };

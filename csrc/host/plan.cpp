@@ -20,8 +20,6 @@ constexpr double kMergeLaunchMicroseconds = 5.0;
 // Partial outputs are written once and read once, through the caches: 4 TB/s of 5.3.
 constexpr double kBytesPerMicrosecond = 4.0e6;
 
-constexpr int64_t kMaxGrid = std::numeric_limits<int32_t>::max();
-
 constexpr int64_t AlignUp(int64_t bytes) {
     return CeilDiv(bytes, kWorkspaceAlign) * kWorkspaceAlign;
 }
@@ -77,14 +75,15 @@ std::vector<std::string> DenseReasons(const DenseShape& s) {
         reasons.push_back("query heads must be a multiple of key heads, got " +
                           std::to_string(s.q_heads) + " and " + std::to_string(s.kv_heads));
     // Products of three sizes below 2^31 need not fit in 64 bits.
-    const auto grid = [&](const char* what, __int128 count) {
-        if (count > kMaxGrid)
-            reasons.push_back(std::string(what) + " must be fewer than 2^31 workgroups");
+    const auto grid = [&](const char* what, __int128 count, int64_t threads) {
+        if (count > MaxGrid(threads))
+            reasons.push_back(std::string(what) + " must be at most " +
+                              std::to_string(MaxGrid(threads)) + " (2^32 threads in one launch)");
     };
     grid("its (batch, head, 384 query rows) tiles",
-         static_cast<__int128>(s.batch) * s.q_heads * QBlocks(s.q_len));
+         static_cast<__int128>(s.batch) * s.q_heads * QBlocks(s.q_len), kDenseThreads);
     grid("its (batch, key head, 64 keys) blocks",
-         static_cast<__int128>(s.batch) * s.kv_heads * KBlocks(s.kv_len));
+         static_cast<__int128>(s.batch) * s.kv_heads * KBlocks(s.kv_len), kTransposeThreads);
     return reasons;
 }
 
@@ -118,8 +117,8 @@ DensePlan PlanDense(const DenseShape& shape, int64_t compute_units, int64_t spli
             AlignUp(PartOutBytes(plan.tail_tiles, plan.splits, shape.head_dim));
         plan.workspace_bytes =
             plan.part_stats_offset + AlignUp(PartStatsBytes(plan.tail_tiles, plan.splits));
-        if (plan.dense_grid > kMaxGrid || plan.merge_grid > kMaxGrid)
-            reasons.emplace_back("its parts must be fewer than 2^31 workgroups");
+        if (plan.dense_grid > MaxGrid(kDenseThreads) || plan.merge_grid > MaxGrid(kMergeThreads))
+            reasons.emplace_back("its parts must be fewer than 2^32 threads");
     }
     if (!reasons.empty()) {
         std::string text = "no plan for this call: ";

@@ -45,6 +45,9 @@ double TailCost(int64_t tail_tiles, int64_t splits, int64_t k_blocks, int64_t he
 inline constexpr double kMinGain = 0.05;
 int64_t ChooseSplits(int64_t tail_tiles, int64_t k_blocks, int64_t head_dim, int64_t compute_units);
 
+// Workgroups of one launch: HIP counts its threads in 32 bits.
+constexpr int64_t MaxGrid(int64_t threads) { return ((int64_t{1} << 32) - 1) / threads; }
+
 // Every reason why the kernels cannot take the shape; none means that PlanDense can.
 std::vector<std::string> DenseReasons(const DenseShape& shape);
 

@@ -117,7 +117,10 @@ def test_splitting_pays_less_as_the_merge_grows() -> None:
         ((1, 3, 2, 1, 1, 64), ["query heads must be a multiple of key heads, got 3 and 2"]),
         (
             (2**20, 2**20, 2**20, 2**31 - 1, 2**31 - 1, 64),
-            ["384 query rows) tiles must be fewer than 2^31", "64 keys) blocks must be fewer"],
+            [
+                "384 query rows) tiles must be at most 8388607 (2^32 threads",
+                "64 keys) blocks must be at most 16777215",
+            ],
         ),
     ],
 )
