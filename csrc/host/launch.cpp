@@ -203,6 +203,10 @@ void Device::Attention(const DensePlan& plan, const DenseRequest& request, void*
     CheckRows(reasons, "k", request.k, request.k_strides, s.batch, s.kv_len, s.kv_heads);
     CheckRows(reasons, "v", request.v, request.v_strides, s.batch, s.kv_len, s.kv_heads);
     CheckRows(reasons, "out", request.out, request.out_strides, s.batch, s.q_len, s.q_heads);
+    if (s.kv_len > 1 && request.k_strides.seq > kMaxKRowStride)
+        reasons.push_back("the rows of k must be at most " + std::to_string(kMaxKRowStride) +
+                          " elements apart, got " + std::to_string(request.k_strides.seq) +
+                          ": call .contiguous() on it");
     if (!workspace || reinterpret_cast<uintptr_t>(workspace) % 16 != 0)
         reasons.emplace_back("the workspace must be 16-byte aligned memory");
     if (!reasons.empty()) Refuse("the gfx942 kernels cannot take these tensors", reasons);

@@ -324,6 +324,22 @@ def test_rows_off_the_dword_grid_are_refused_with_every_reason(
     assert len(launches(cpu_hip)) == 2
 
 
+def test_keys_too_far_apart_for_32_bits_are_refused(gpu_hip: FakeHip) -> None:
+    device = _core.Gfx942Device(gpu_hip.library(), 0, OBJECTS)
+    far = 2**31 - 128
+    for kv_len, apart in ((2, far), (2, far + 2), (1, far + 2)):
+        plan = _core.plan_dense(_core.DenseShape(1, 1, 1, 4, kv_len, 64), 304, 1)
+        request = _core.DenseRequest()
+        request.set_pointers(0x1000, 0x2000, 0x3000, 0x4000, 0)
+        request.set_strides((0, 64, 64), (0, apart, 64), (0, far + 2, 64), (0, far + 2, 64))
+        if kv_len > 1 and apart > far:
+            with pytest.raises(ValueError, match=f"k must be at most {far} elements apart, got"):
+                device.attention(plan, request, 0x10000, 0)
+        else:
+            device.attention(plan, request, 0x10000, 0)
+    assert len(launches(gpu_hip)) == 4
+
+
 def test_damaged_code_objects_are_refused_with_every_reason(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
