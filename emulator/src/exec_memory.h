@@ -1003,7 +1003,7 @@ inline void register_memory(Handler* table) {
 #define SET(name, ...) table[static_cast<size_t>(Op::name)] = __VA_ARGS__;
   SET(s_waitcnt, waitcnt)
   for (Op op : {Op::s_dcache_inv, Op::s_dcache_wb, Op::s_dcache_inv_vol, Op::s_dcache_wb_vol,
-                Op::s_dcache_discard, Op::s_dcache_discard_x2, Op::s_icache_inv, Op::buffer_wbl2,
+                Op::s_dcache_discard, Op::s_dcache_discard_x2, Op::buffer_wbl2,
                 Op::buffer_inv, Op::buffer_wbinvl1, Op::buffer_wbinvl1_vol, Op::ds_nop})
     table[static_cast<size_t>(op)] = nothing;
   SET(s_memtime, clock)
