@@ -1,9 +1,35 @@
 """A software MI300X: runs gfx942 code objects on the CPU, checks them while they run, and counts.
 
 ``library()`` is the path of its shared library, which offers the HIP run-time's C functions: name
-it in LITEATTENTION_HIP_LIBRARY and whatever launches through them runs on the emulator.
+it in LITEATTENTION_HIP_LIBRARY and whatever launches through them runs on the emulator. From
+Python, ``Module`` loads a code object and launches its kernels on numpy arrays or CPU tensors.
 """
 
+from liteattention_emulator.device import (
+    Executed,
+    Finding,
+    Kernel,
+    Module,
+    Report,
+    disassemble,
+    kernels,
+    last_launch,
+    registered,
+)
 from liteattention_emulator.native import EmulatorError, LaunchFailed, library, set_option
 
-__all__ = ["EmulatorError", "LaunchFailed", "library", "set_option"]
+__all__ = [
+    "EmulatorError",
+    "Executed",
+    "Finding",
+    "Kernel",
+    "LaunchFailed",
+    "Module",
+    "Report",
+    "disassemble",
+    "kernels",
+    "last_launch",
+    "library",
+    "registered",
+    "set_option",
+]

@@ -82,7 +82,8 @@ class State:
 
     def v(self, register: int, wave: int = 0) -> npt.NDArray[np.uint32]:
         """The 64 lanes of v0..v255 (0..255) or a0..a255 (256..511), a writable view."""
-        return self.vector[wave, register]
+        lanes: npt.NDArray[np.uint32] = self.vector[wave, register]
+        return lanes
 
     def s64(self, register: int, wave: int = 0) -> int:
         """A scalar register pair as one number."""

@@ -1,0 +1,226 @@
+"""``liteattention-rocm emulate``: run gfx942 code objects on the CPU and see what they did."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated, Any
+
+import numpy as np
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from liteattention_emulator import device, native
+
+app = typer.Typer(help="The software MI300X: run code objects on the CPU.")
+
+_TYPES = {"f32": np.float32, "f16": np.float16, "i32": np.int32, "u32": np.uint32}
+_TYPES |= {"i64": np.int64, "u8": np.uint8, "bf16": np.uint16}
+
+
+class _Bad(ValueError):
+    """Arguments of a command that do not work; one reason per line."""
+
+
+@app.callback(invoke_without_command=True)
+def emulate(
+    context: typer.Context,
+    library: Annotated[
+        bool, typer.Option("--library", help="Print the path for LITEATTENTION_HIP_LIBRARY.")
+    ] = False,
+) -> None:
+    """Print the emulator's library, or run a command."""
+    if library:
+        try:
+            typer.echo(native.library())
+        except native.EmulatorError as error:
+            _fail(str(error))
+        raise typer.Exit
+    if context.invoked_subcommand is None:
+        typer.echo(context.get_help())
+
+
+@app.command("kernels")
+def kernels(
+    file: Annotated[Path, typer.Argument(help="Code object or offload bundle.")],
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """List the kernels of a code object: registers, memory, arguments, what is not emulated."""
+    found = _try(lambda: device.kernels(file.read_bytes()))
+    if as_json:
+        rows = [
+            {name: getattr(kernel, name) for name in kernel.__slots__ if name != "arguments"}
+            | {"arguments": [[a.name, a.kind, a.offset, a.size] for a in kernel.arguments]}
+            for kernel in found.values()
+        ]
+        typer.echo(json.dumps(rows, indent=1))
+        return
+    table = Table(
+        "kernel", "VGPRs", "AGPRs", "SGPRs", "LDS", "scratch", "arguments", "not emulated"
+    )
+    for kernel in found.values():
+        explicit = [argument for argument in kernel.arguments if not argument.hidden]
+        table.add_row(
+            kernel.name,
+            *(str(n) for n in (kernel.vgprs, kernel.agprs, kernel.sgprs)),
+            *(str(n) for n in (kernel.lds_bytes, kernel.scratch_bytes)),
+            " ".join(f"{a.name or a.kind}:{a.size}" for a in explicit),
+            " ".join(kernel.unimplemented) or "-",
+        )
+    Console().print(table)
+
+
+@app.command("run")
+def run(
+    file: Annotated[Path, typer.Argument(help="Code object or offload bundle.")],
+    kernel: Annotated[str, typer.Option(help="Kernel to run.")],
+    grid: Annotated[str, typer.Option(help="Workgroups: X[,Y[,Z]].")] = "1",
+    block: Annotated[str, typer.Option(help="Work-items of a workgroup: X[,Y[,Z]].")] = "64",
+    args: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="One per argument, in order: a number (1, 0.5), null, a buffer TYPE:COUNT[:VALUE] "
+            "(f32, f16, bf16, i32, u32, i64, u8; VALUE is a number, iota or random), or a .npy "
+            "file, which is read and written back."
+        ),
+    ] = None,
+    lds: Annotated[int, typer.Option(help="Dynamic LDS, bytes.", min=0)] = 0,
+    check: Annotated[bool, typer.Option(help="Run the checkers.")] = True,
+    order: Annotated[
+        str, typer.Option(help="round-robin[:QUANTUM], random:SEED, first-ahead, last-ahead.")
+    ] = "round-robin",
+    threads: Annotated[int, typer.Option(help="Host threads; 0: one per core.", min=0)] = 0,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    out: Annotated[Path | None, typer.Option(help="Also write the JSON here.")] = None,
+) -> None:
+    """Run a kernel once and print what it executed and what the checkers found."""
+    try:
+        values = [_value(text, number) for number, text in enumerate(args or [])]
+        grid_sizes, block_sizes = _sizes(grid, "--grid"), _sizes(block, "--block")
+    except _Bad as error:
+        _fail(str(error))
+    native_options = {"order": order, "threads": str(threads), "count": "on"}
+    native_options["check"] = "on" if check else "off"
+    try:
+        for name, setting in native_options.items():
+            native.set_option(name, setting)
+        with device.Module(file) as module:
+            report = module.launch(kernel, grid_sizes, block_sizes, values, dynamic_lds=lds)
+    except native.LaunchFailed as error:
+        for line in str(error).splitlines():
+            typer.echo(line, err=True)
+        raise typer.Exit(1) from error
+    except (native.EmulatorError, OSError, KeyError, TypeError) as error:
+        _fail(str(error))
+    for text, array in zip(args or [], values, strict=True):
+        if text.endswith(".npy"):
+            np.save(text, array)
+    data = report.to_dict()
+    if out is not None:
+        out.write_text(json.dumps(data, indent=1) + "\n")
+    if as_json:
+        typer.echo(json.dumps(data, indent=1))
+    else:
+        show(data)
+
+
+@app.command("report")
+def report(
+    file: Annotated[Path, typer.Argument(help="JSON that `emulate run --out` wrote.")],
+) -> None:
+    """Print the tables of a saved report."""
+    show(_try(lambda: json.loads(file.read_text())))
+
+
+def show(data: dict[str, Any]) -> None:
+    """Print a report (``Report.to_dict``) as tables."""
+    console = Console()
+    console.print(
+        f"[bold]{data['kernel']}[/]: {data['workgroups']} workgroups, {data['waves']} waves, "
+        f"{data['instructions']:,} wave instructions",
+        highlight=False,
+    )
+    console.print(
+        f"emulated in {data['emulation_seconds']:.3f} s by {data['emulated_by_threads']} host "
+        f"threads ({data['emulated_instructions_per_second'] / 1e6:.1f} M instructions/s); this is "
+        "no time of a GPU",
+        highlight=False,
+    )
+    units = Table("unit", "instructions", "per wave")
+    for unit, count in data["by_unit"].items():
+        units.add_row(unit, f"{count:,}", f"{data['by_unit_per_wave'][unit]:,.1f}")
+    console.print(units)
+    names = Table("most frequent", "instructions")
+    for name, count in list(data["by_name"].items())[:12]:
+        names.add_row(name, f"{count:,}")
+    console.print(names)
+    counters = Table("counter", "value")
+    for name, count in data["counters"].items():
+        counters.add_row(name, f"{count:,}")
+    console.print(counters)
+    if data["bank_conflicts"]:
+        conflicts = Table("LDS bank conflicts at", "instruction", "cycles without", "extra cycles")
+        for row in data["bank_conflicts"][:12]:
+            phases, extra = f"{row['lds_phases']:,}", f"{row['extra_cycles']:,}"
+            conflicts.add_row(f"0x{row['offset']:x}", row["name"], phases, extra)
+        console.print(conflicts)
+
+
+def _value(text: str, number: int) -> Any:
+    if text == "null":
+        return None
+    if text.endswith(".npy"):
+        try:
+            return np.load(text)
+        except (OSError, ValueError) as error:
+            raise _Bad(f"--args {text}: {error}") from error
+    if ":" in text:
+        return _buffer(text, number)
+    for convert in (lambda: int(text, 0), lambda: float(text)):
+        try:
+            return convert()
+        except ValueError:
+            continue
+    raise _Bad(f"--args {text}: not a number, null, TYPE:COUNT[:VALUE] or a .npy file")
+
+
+def _buffer(text: str, number: int) -> Any:
+    name, count, *rest = text.split(":")
+    if name not in _TYPES or not count.isdigit() or len(rest) > 1:
+        raise _Bad(f"--args {text}: not TYPE:COUNT[:VALUE] with a type of {', '.join(_TYPES)}")
+    size, how = int(count), rest[0] if rest else "0"
+    # bf16 has no numpy type: the upper halves of float32.
+    kind = np.float32 if name == "bf16" else _TYPES[name]
+    if how == "iota":
+        values = np.arange(size).astype(kind)
+    elif how == "random":
+        generator = np.random.default_rng(number)
+        real = np.issubdtype(kind, np.floating)
+        drawn = generator.standard_normal(size) if real else generator.integers(0, 100, size)
+        values = drawn.astype(kind)
+    else:
+        try:
+            values = np.full(size, float(how)).astype(kind)
+        except ValueError as error:
+            raise _Bad(f"--args {text}: VALUE must be a number, iota or random") from error
+    return (values.view(np.uint32) >> 16).astype(np.uint16) if name == "bf16" else values
+
+
+def _sizes(text: str, option: str) -> list[int]:
+    parts = text.split(",")
+    if not 1 <= len(parts) <= 3 or not all(p.isdigit() and int(p) > 0 for p in parts):
+        raise _Bad(f"{option} must be one to three positive numbers, got {text!r}")
+    return [int(part) for part in parts]
+
+
+def _try(action: Any) -> Any:
+    try:
+        return action()
+    except (native.EmulatorError, OSError, ValueError) as error:
+        _fail(str(error))
+
+
+def _fail(text: str) -> Any:
+    typer.echo(text, err=True)
+    raise typer.Exit(2)
