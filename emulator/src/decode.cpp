@@ -311,6 +311,7 @@ class Decoder {
     }
     for (size_t i = 0; i < signature_->src.size(); ++i)
       inst_.src[i] = source(w0_ >> 8 * i & 255, signature_->src[i]);
+    if (signature_->src.size() < 2) inst_.imm = w0_ >> 8 & 255;  // s_set_gpr_idx_on
   }
 
   void sopp() {
@@ -482,6 +483,8 @@ class Decoder {
       inst_.src[i] = operand;
     }
     if (!vop3b) inst_.op_sel_dst = w0_ >> 14 & 1;
+    // The stochastic conversions pick one of four bytes with op_sel[2] and op_sel[3].
+    if (!vop3b && signature_->src.size() == 2) inst_.src[2].op_sel = w0_ >> 13 & 1;
     if (inst_.op_sel_dst) inst_.reads_dst = true;
   }
 
