@@ -11,7 +11,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from liteattention_emulator import device, native
+from liteattention_emulator import device, hazards, native
 
 app = typer.Typer(help="The software MI300X: run code objects on the CPU.")
 
@@ -131,6 +131,19 @@ def report(
 ) -> None:
     """Print the tables of a saved report."""
     show(_try(lambda: json.loads(file.read_text())))
+
+
+@app.command("hazards")
+def find_hazards(
+    files: Annotated[list[Path], typer.Argument(help="Code objects.")],
+) -> None:
+    """Look for missing wait states in the machine code of code objects, without running it."""
+    found = _try(lambda: [(file, hazard) for file in files for hazard in hazards.check(file)])
+    for file, hazard in found:
+        typer.echo(f"{file}: {hazard}")
+    typer.echo(f"missing wait states: {len(found)} (code objects: {len(files)})")
+    if found:
+        raise typer.Exit(1)
 
 
 def show(data: dict[str, Any]) -> None:
