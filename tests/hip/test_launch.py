@@ -76,11 +76,13 @@ def test_kernels_get_exactly_these_bytes(
                 workspaces.append(made)
             return made
 
-    # q, k and v are slices of one buffer with heads interleaved, as fused projections make them
+    # q and k are slices of one buffer with heads interleaved, as fused projections make them; v
+    # has strides of its own
     batch, q_len, kv_len, q_heads, kv_heads = 2, 385, 200, 6, 2
-    fused = bf16(batch, max(q_len, kv_len), q_heads + 2 * kv_heads, dim)
-    q, k, v = fused.split([q_heads, kv_heads, kv_heads], dim=2)
-    q, k, v = q[:, :q_len], k[:, :kv_len], v[:, 1 : kv_len + 1]
+    fused = bf16(batch, max(q_len, kv_len), q_heads + kv_heads, dim)
+    q, k = fused.split([q_heads, kv_heads], dim=2)
+    q, k = q[:, :q_len], k[:, :kv_len]
+    v = bf16(batch, kv_len + 2, kv_heads + 1, dim)[:, 1:-1, :-1]
     if layout == "bhsd":
         q, k, v = (x.transpose(1, 2) for x in (q, k, v))
     out = torch.empty_like(q)
