@@ -89,9 +89,7 @@ def test_within_the_derived_bound(
     check(lengths, heads, dim, layout)
 
 
-def every_order(
-    lengths: tuple[int, int], dim: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def every_order(lengths: tuple[int, int], dim: int, monkeypatch: pytest.MonkeyPatch) -> None:
     q, k, v = make(lengths, (2, 1), dim, "bshd")
     results = []
     for order in ORDERS:
