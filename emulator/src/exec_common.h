@@ -62,11 +62,15 @@ inline uint64_t as_bits(double value) { return std::bit_cast<uint64_t>(value); }
 
 // ---- half precision
 
-// Exact. The product with 2^112 moves the exponent and makes subnormal halves normal.
+// Exact. Subnormals go through an integer conversion: a multiplication that meets a subnormal
+// single costs x86 over a hundred cycles.
 inline float half_to_float(uint32_t half) {
     const uint32_t magnitude = half & 0x7fff;
-    uint32_t bits = as_bits(as_float(magnitude << 13) * 0x1p112f);
-    bits |= magnitude >= 0x7c00 ? 0x7f800000u : 0u;
+    const uint32_t normal = (magnitude << 13) + 0x38000000u;
+    const uint32_t small =
+        as_bits(static_cast<float>(static_cast<int32_t>(magnitude & 0x3ff)) * 0x1p-24f);
+    uint32_t bits = magnitude >= 0x400 ? normal : small;
+    bits = magnitude >= 0x7c00 ? normal | 0x7f800000u : bits;
     return as_float(bits | (half & 0x8000) << 16);
 }
 
@@ -127,15 +131,15 @@ inline float fma_for_half(float a, float b, float c) {
 // bf8 is 1-5-2 with bias 16.
 template <int kMantissaBits>
 inline float from_8bit(uint32_t byte) {
-    constexpr int exponent_bits = 7 - kMantissaBits, bias = 1 << (exponent_bits - 1);
-    if (byte == 0x80) return std::numeric_limits<float>::quiet_NaN();
-    const uint32_t mantissa = byte & ((1u << kMantissaBits) - 1);
-    const int exponent = static_cast<int>(byte >> kMantissaBits) & ((1 << exponent_bits) - 1);
-    const float magnitude = exponent == 0
-                                ? std::ldexp(static_cast<float>(mantissa), 1 - bias - kMantissaBits)
-                                : std::ldexp(static_cast<float>(mantissa | 1u << kMantissaBits),
-                                             exponent - bias - kMantissaBits);
-    return byte & 0x80 ? -magnitude : magnitude;
+    constexpr int bias = 1 << (6 - kMantissaBits);
+    constexpr float last = 1.0f / (1 << (bias - 1)) / (1 << kMantissaBits);  // a subnormal's unit
+    const uint32_t magnitude = byte & 0x7f;
+    const uint32_t normal = (magnitude << (23 - kMantissaBits)) + ((127u - bias) << 23);
+    const uint32_t small = as_bits(static_cast<float>(static_cast<int32_t>(magnitude)) * last);
+    uint32_t bits = magnitude >= (1u << kMantissaBits) ? normal : small;
+    bits |= (byte & 0x80) << 24;
+    bits = (byte & 0xff) == 0x80 ? 0x7fc00000u : bits;
+    return as_float(bits);
 }
 
 // To nearest even, or with `random` added below the last bit and cut. What overflows becomes NaN,
@@ -207,51 +211,74 @@ inline uint64_t scalar64(const Wave& w, const Operand& o) {
 
 // ---- data parallel primitives
 
-// Source lane of lane l, -1 when out of bounds.
-inline int dpp_lane(uint32_t ctrl, int l) {
-    const int row = l & ~15, in_row = l & 15, n = static_cast<int>(ctrl & 15);
-    if (ctrl <= 0xff) return (l & ~3) | static_cast<int>(ctrl >> 2 * (l & 3) & 3);
+// Where each lane reads from: a lane, or -1 when that is out of bounds.
+struct DppLanes {
+    int8_t from[kLanes];
+};
+inline DppLanes dpp_lanes(uint32_t ctrl) {
+    DppLanes lanes;
+    const int n = static_cast<int>(ctrl & 15);
+    const auto fill = [&](auto rule) {
+        for (int l = 0; l < kLanes; ++l) lanes.from[l] = static_cast<int8_t>(rule(l, l & 15));
+    };
+    if (ctrl <= 0xff) {  // quad_perm
+        fill([=](int l, int) { return (l & ~3) | static_cast<int>(ctrl >> 2 * (l & 3) & 3); });
+        return lanes;
+    }
     switch (ctrl >> 4) {
-        case 0x10:
-            return in_row + n <= 15 ? l + n : -1;  // row_shl
-        case 0x11:
-            return in_row >= n ? l - n : -1;  // row_shr
-        case 0x12:
-            return row | ((in_row - n) & 15);  // row_ror
-        case 0x15:
-            return row | n;  // row_newbcast
+        case 0x10:  // row_shl
+            fill([=](int l, int at) { return at + n <= 15 ? l + n : -1; });
+            return lanes;
+        case 0x11:  // row_shr
+            fill([=](int l, int at) { return at >= n ? l - n : -1; });
+            return lanes;
+        case 0x12:  // row_ror
+            fill([=](int l, int at) { return (l & ~15) | ((at - n) & 15); });
+            return lanes;
+        case 0x15:  // row_newbcast
+            fill([=](int l, int) { return (l & ~15) | n; });
+            return lanes;
         default:
             break;
     }
     switch (ctrl) {
         case 0x130:
-            return l < 63 ? l + 1 : -1;  // wave_shl:1
+            fill([](int l, int) { return l < 63 ? l + 1 : -1; });
+            break;  // wave_shl
         case 0x134:
-            return (l + 1) & 63;  // wave_rol:1
+            fill([](int l, int) { return (l + 1) & 63; });
+            break;  // wave_rol
         case 0x138:
-            return l - 1;  // wave_shr:1
+            fill([](int l, int) { return l - 1; });
+            break;  // wave_shr
         case 0x13c:
-            return (l - 1) & 63;  // wave_ror:1
+            fill([](int l, int) { return (l - 1) & 63; });
+            break;  // wave_ror
         case 0x140:
-            return row | (15 - in_row);  // row_mirror
+            fill([](int l, int) { return l ^ 15; });
+            break;  // row_mirror
         case 0x141:
-            return (l & ~7) | (7 - (l & 7));  // row_half_mirror
+            fill([](int l, int) { return l ^ 7; });
+            break;  // row_half_mirror
         case 0x142:
-            return row ? row - 1 : -1;  // row_bcast:15, to the next row
+            fill([](int l, int) { return (l & ~15) - 1; });
+            break;  // row_bcast:15
         case 0x143:
-            return l >= 32 ? 31 : -1;  // row_bcast:31, to the upper rows
+            fill([](int l, int) { return l >= 32 ? 31 : -1; });
+            break;  // row_bcast:31
         default:
-            return -1;
+            fill([](int, int) { return -1; });
+            break;
     }
+    return lanes;
 }
 
 // Lanes whose source lane exists and is active.
-inline uint64_t dpp_valid(const Wave& w, const Inst& i) {
-    const uint64_t exec = w.exec();
+inline uint64_t dpp_valid(const DppLanes& lanes, uint64_t exec) {
     uint64_t valid = 0;
     for (int l = 0; l < kLanes; ++l) {
-        const int from = dpp_lane(i.dpp_ctrl, l);
-        if (from >= 0 && (exec >> from & 1)) valid |= 1ull << l;
+        const int from = lanes.from[l];
+        valid |= (from >= 0 ? exec >> from & 1 : 0) << l;
     }
     return valid;
 }
@@ -264,7 +291,7 @@ inline uint64_t dpp_valid(const Wave& w, const Inst& i) {
         for (int bank = 0; bank < 4; ++bank)
             if (!(i.bank_mask >> bank & 1)) mask &= ~(0xfull << (16 * row + 4 * bank));
     }
-    return i.bound_ctrl ? mask : mask & dpp_valid(w, i);
+    return i.bound_ctrl ? mask : mask & dpp_valid(dpp_lanes(i.dpp_ctrl), w.exec());
 }
 
 inline uint64_t write_mask(const Wave& w, const Inst& i) {
@@ -272,10 +299,11 @@ inline uint64_t write_mask(const Wave& w, const Inst& i) {
 }
 
 inline void dpp_read(const Wave& w, const Inst& i, const uint32_t* from, uint32_t* to) {
-    const uint64_t valid = dpp_valid(w, i);
+    const DppLanes lanes = dpp_lanes(i.dpp_ctrl);
+    const uint64_t valid = dpp_valid(lanes, w.exec());
     uint32_t copy[kLanes];  // `from` may be `to`
     std::memcpy(copy, from, sizeof copy);
-    for (int l = 0; l < kLanes; ++l) to[l] = valid >> l & 1 ? copy[dpp_lane(i.dpp_ctrl, l)] : 0;
+    for (int l = 0; l < kLanes; ++l) to[l] = copy[lanes.from[l] & 63] & (0u - (valid >> l & 1));
 }
 
 // ---- source operands of one register

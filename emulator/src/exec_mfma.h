@@ -45,22 +45,55 @@ template <Matrix kType>
 using Element = std::conditional_t<kType == Matrix::f64, double,
                                    std::conditional_t<kType == Matrix::i8, int32_t, float>>;
 
+// Vectors of the host's width.
+#if defined(__AVX512F__)
+inline constexpr int kVectorBytes = 64;
+#elif defined(__AVX2__)
+inline constexpr int kVectorBytes = 32;
+#else
+inline constexpr int kVectorBytes = 16;
+#endif
+template <class T, int kBytes = kVectorBytes>
+struct VectorOf {
+    typedef T type __attribute__((vector_size(kBytes)));
+};
+
+// The value in the low bits of each element, U being unsigned integers and V the elements' type.
+template <Matrix kType, class V, class U>
+[[gnu::always_inline]] inline V matrix_values(U bits) {
+    using I = typename VectorOf<int32_t, sizeof(U)>::type;
+    using F = typename VectorOf<float, sizeof(U)>::type;
+    if constexpr (kType == Matrix::bf16) {
+        return (V)(bits << 16);
+    } else if constexpr (kType == Matrix::i8) {
+        return (I)(bits << 24) >> 24;
+    } else if constexpr (kType == Matrix::xf32) {
+        return (V)(bits & 0xffffe000u);  // 10 bits of mantissa
+    } else if constexpr (kType == Matrix::f32) {
+        return (V)bits;
+    } else {
+        // As half_to_float and from_8bit do.
+        constexpr bool half = kType == Matrix::f16;
+        constexpr int mantissa = half ? 10 : kType == Matrix::fp8 ? 3 : 2;
+        constexpr int bias = half ? 15 : 1 << (6 - mantissa);
+        constexpr float unit = 1.0f / (1 << (bias - 1)) / (1 << mantissa);
+        constexpr uint32_t sign = half ? 0x8000 : 0x80;
+        const I magnitude = (I)(bits & (sign - 1));
+        const I normal = (magnitude << (23 - mantissa)) + ((127 - bias) << 23);
+        const I small = (I)(__builtin_convertvector(magnitude, F) * unit);
+        I value = magnitude >= 1 << mantissa ? normal : small;
+        if constexpr (half) value = magnitude >= 0x7c00 ? normal | 0x7f800000 : value;
+        value |= (I)((bits & sign) << (half ? 16 : 24));
+        if constexpr (!half) value = (bits & 0xff) == 0x80 ? (I)(bits & 0) + 0x7fc00000 : value;
+        return (V)value;
+    }
+}
+
 template <Matrix kType>
 [[gnu::always_inline]] inline Element<kType> matrix_value(uint32_t bits) {
-    if constexpr (kType == Matrix::f16)
-        return half_to_float(bits & 0xffff);
-    else if constexpr (kType == Matrix::bf16)
-        return as_float(bits << 16);
-    else if constexpr (kType == Matrix::i8)
-        return static_cast<int8_t>(bits);
-    else if constexpr (kType == Matrix::fp8)
-        return from_8bit<3>(bits & 255);
-    else if constexpr (kType == Matrix::bf8)
-        return from_8bit<2>(bits & 255);
-    else if constexpr (kType == Matrix::xf32)
-        return as_float(bits & 0xffffe000);  // 10 bits of mantissa
-    else
-        return as_float(bits);
+    using U = VectorOf<uint32_t, 16>::type;
+    using V = typename VectorOf<Element<kType>, 16>::type;
+    return matrix_values<kType, V>(U{bits, bits, bits, bits})[0];
 }
 
 // to[(block * K + k) * kSide + row] from the registers of A or B. `lane_of(l)` is the lane that
@@ -82,26 +115,52 @@ inline void unpack(const Wave& w, const Operand& o, const int* group, Element<kT
                 for (int l = 0; l < lanes; ++l)
                     out[l] = as_double(static_cast<uint64_t>(high[l]) << 32 | low[l]);
             } else {
+                constexpr int bytes = lanes * 4 < kVectorBytes ? lanes * 4 : kVectorBytes;
+                using U = typename VectorOf<uint32_t, bytes>::type;
+                using V = typename VectorOf<Element<kType>, bytes>::type;
                 const uint32_t* const in = w.v[o.index + j * bits / 32] + from;
                 const int shift = j * bits % 32;
-                for (int l = 0; l < lanes; ++l) out[l] = matrix_value<kType>(in[l] >> shift);
+                for (int l = 0; l < lanes; l += bytes / 4) {
+                    U raw;
+                    std::memcpy(&raw, in + l, sizeof raw);
+                    const V value = matrix_values<kType, V>(raw >> shift);
+                    std::memcpy(out + l, &value, sizeof value);
+                }
             }
         }
     }
 }
 
-template <Matrix kType>
-[[gnu::always_inline]] inline Element<kType> multiply_add(Element<kType> a, Element<kType> b,
-                                                          Element<kType> c) {
+// sum += a * b; a is one number.
+template <Matrix kType, class V, class T>
+[[gnu::always_inline]] inline V multiply_add(T a, V b, V sum) {
     if constexpr (kType == Matrix::i8) {
-        return static_cast<int32_t>(static_cast<uint32_t>(a * b) + static_cast<uint32_t>(c));
-    } else if constexpr (kType == Matrix::f64) {
-        return __builtin_fma(a, b, c);
-    } else {
-#ifndef __FMA__
-        if constexpr (matrix_bits(kType) < 32) return a * b + c;
+        return sum + a * b;
+#if defined(__AVX512F__)
+    } else if constexpr (sizeof(V) == 64 && kType == Matrix::f64) {
+        return _mm512_fmadd_pd(_mm512_set1_pd(a), b, sum);
+    } else if constexpr (sizeof(V) == 64) {
+        return _mm512_fmadd_ps(_mm512_set1_ps(a), b, sum);
 #endif
-        return __builtin_fmaf(a, b, c);
+#if defined(__FMA__)
+    } else if constexpr (sizeof(V) == 32 && kType == Matrix::f64) {
+        return _mm256_fmadd_pd(_mm256_set1_pd(a), b, sum);
+    } else if constexpr (sizeof(V) == 32) {
+        return _mm256_fmadd_ps(_mm256_set1_ps(a), b, sum);
+    } else if constexpr (kType != Matrix::f64) {
+        return _mm_fmadd_ps(_mm_set1_ps(a), b, sum);
+#else
+    } else if constexpr (matrix_bits(kType) < 32) {
+        return a * b + sum;
+#endif
+    } else {
+        for (size_t n = 0; n < sizeof(V) / sizeof(T); ++n) {
+            if constexpr (kType == Matrix::f64)
+                sum[n] = __builtin_fma(a, b[n], sum[n]);
+            else
+                sum[n] = __builtin_fmaf(a, b[n], sum[n]);
+        }
+        return sum;
     }
 }
 
@@ -129,7 +188,11 @@ template <Matrix kA, Matrix kB, int kSide, int kDepth, int kBlocks>
 inline void multiply(Wave& w, const Inst& i) {
     using T = Element<kA>;
     constexpr bool wide = kA == Matrix::f64;
-    constexpr int kRows = kSide < 4 ? kSide : 4;
+    using V = typename VectorOf<T, (kSide * sizeof(T) < kVectorBytes ? kSide * sizeof(T)
+                                                                     : kVectorBytes)>::type;
+    constexpr int kWidth = sizeof(V) / sizeof(T), kVectors = kSide / kWidth;
+    // Eight sums hide the latency of the additions.
+    constexpr int kRows = kVectors >= 8 ? 1 : 8 / kVectors < kSide ? 8 / kVectors : kSide;
     alignas(64) T a[kBlocks * kDepth * kSide];
     alignas(64) T b[kBlocks * kDepth * kSide];
     unpack<kA, kSide, kDepth, kBlocks>(w, i.src[0], kBroadcastB[0], a);
@@ -142,49 +205,58 @@ inline void multiply(Wave& w, const Inst& i) {
     }
     const Operand& c = i.src[2];
     const bool splat = c.kind != Kind::vector;
-    const uint64_t constant = splat ? (c.kind == Kind::scalar ? w.s[c.index] : c.value) : 0;
+    const uint64_t constant = splat ? scalar64(w, c) : 0;
     const int broadcast = (1 << i.cbsz) - 1;
     for (int block = 0; block < kBlocks; ++block) {
         const int block_a = wide ? block : ((block & ~broadcast) | (i.abid & broadcast)) % kBlocks;
         const T* const left = a + block_a * kDepth * kSide;
         const T* const right = b + block * kDepth * kSide;
         for (int row = 0; row < kSide; row += kRows) {
-            alignas(64) T sum[kRows][kSide];
+            V sum[kRows][kVectors] = {};
             for (int r = 0; r < kRows; ++r) {
                 const Place p = place_of<kSide, wide>(row + r, block);
                 if constexpr (wide) {
+                    alignas(64) T line[kSide];
                     for (int l = 0; l < kSide; ++l) {
                         const uint64_t bits =
                             splat ? constant
                                   : static_cast<uint64_t>(w.v[c.index + p.reg + 1][p.lane + l])
                                             << 32 |
                                         w.v[c.index + p.reg][p.lane + l];
-                        sum[r][l] = i.blgp & 4 ? -as_double(bits) : as_double(bits);
+                        line[l] = i.blgp & 4 ? -as_double(bits) : as_double(bits);
                     }
+                    std::memcpy(sum[r], line, sizeof line);
                 } else if (splat) {
-                    for (int l = 0; l < kSide; ++l)
-                        sum[r][l] = std::bit_cast<T>(static_cast<uint32_t>(constant));
+                    const T value = std::bit_cast<T>(static_cast<uint32_t>(constant));
+                    for (V& v : sum[r])
+                        for (int l = 0; l < kWidth; ++l) v[l] = value;
                 } else {
-                    std::memcpy(sum[r], w.v[c.index + p.reg] + p.lane, sizeof sum[r]);
+                    std::memcpy(sum[r], w.v[c.index + p.reg] + p.lane, kSide * sizeof(T));
                 }
             }
-            for (int k = 0; k < kDepth; ++k)
+            for (int k = 0; k < kDepth; ++k) {
+                V line[kVectors];
+                std::memcpy(line, right + k * kSide, sizeof line);
+#pragma GCC unroll 8
                 for (int r = 0; r < kRows; ++r) {
                     const T x = left[k * kSide + row + r];
-                    for (int l = 0; l < kSide; ++l)
-                        sum[r][l] = multiply_add<kA>(x, right[k * kSide + l], sum[r][l]);
+#pragma GCC unroll 8
+                    for (int n = 0; n < kVectors; ++n)
+                        sum[r][n] = multiply_add<kA>(x, line[n], sum[r][n]);
                 }
+            }
             for (int r = 0; r < kRows; ++r) {
                 const Place p = place_of<kSide, wide>(row + r, block);
                 if constexpr (wide) {
+                    alignas(64) uint64_t line[kSide];
+                    std::memcpy(line, sum[r], sizeof line);
                     for (int l = 0; l < kSide; ++l) {
-                        const uint64_t bits = as_bits(sum[r][l]);
-                        w.v[i.dst[0].index + p.reg][p.lane + l] = static_cast<uint32_t>(bits);
+                        w.v[i.dst[0].index + p.reg][p.lane + l] = static_cast<uint32_t>(line[l]);
                         w.v[i.dst[0].index + p.reg + 1][p.lane + l] =
-                            static_cast<uint32_t>(bits >> 32);
+                            static_cast<uint32_t>(line[l] >> 32);
                     }
                 } else {
-                    std::memcpy(w.v[i.dst[0].index + p.reg] + p.lane, sum[r], sizeof sum[r]);
+                    std::memcpy(w.v[i.dst[0].index + p.reg] + p.lane, sum[r], kSide * sizeof(T));
                 }
             }
         }
@@ -198,13 +270,15 @@ template <Matrix kA, Matrix kB, int kSide, int kDepth>
 inline void multiply_sparse(Wave& w, const Inst& i) {
     using T = Element<kA>;
     constexpr int bits = matrix_bits(kA), values = kSide * kDepth / 2 / kLanes;
+    using V = typename VectorOf<T>::type;
+    constexpr int kVectors = kSide * static_cast<int>(sizeof(T)) / kVectorBytes;
     alignas(64) T b[kDepth * kSide];
     unpack<kB, kSide, kDepth, 1>(w, i.src[1], kBroadcastB[0], b);
     const int sets = 32 / (2 * values);
     const int shift = i.cbsz == 0 ? (i.abid & (sets - 1)) * 2 * values : 0;
     for (int row = 0; row < kSide; ++row) {
         const Place p = place_of<kSide, false>(row, 0);
-        alignas(64) T sum[kSide];
+        V sum[kVectors];
         std::memcpy(sum, w.v[i.dst[0].index + p.reg] + p.lane, sizeof sum);
         for (int lane = row; lane < kLanes; lane += kSide) {
             const uint32_t positions = w.v[i.src[2].index][lane] >> shift;
@@ -213,8 +287,9 @@ inline void multiply_sparse(Wave& w, const Inst& i) {
                 const T a = matrix_value<kA>(x);
                 const int k = 2 * values * (lane / kSide) + 4 * (j / 2) +
                               static_cast<int>(positions >> 2 * j & 3);
-                for (int l = 0; l < kSide; ++l)
-                    sum[l] = multiply_add<kA>(a, b[k * kSide + l], sum[l]);
+                V line[kVectors];
+                std::memcpy(line, b + k * kSide, sizeof line);
+                for (int n = 0; n < kVectors; ++n) sum[n] = multiply_add<kA>(a, line[n], sum[n]);
             }
         }
         std::memcpy(w.v[i.dst[0].index + p.reg] + p.lane, sum, sizeof sum);

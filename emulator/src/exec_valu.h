@@ -14,28 +14,31 @@ namespace {
 
 // ---- lane functions
 
-inline bool is_nan(uint32_t bits) { return (bits & 0x7fffffff) > 0x7f800000; }
-inline bool is_signaling(uint32_t bits) { return is_nan(bits) && !(bits & 0x400000); }
+inline bool is_nan(uint32_t bits) { return static_cast<int32_t>(bits & 0x7fffffff) > 0x7f800000; }
+inline bool is_signaling(uint32_t bits) {
+    const int32_t magnitude = static_cast<int32_t>(bits & 0x7fffffff);
+    return (magnitude > 0x7f800000) & (magnitude < 0x7fc00000);
+}
 
 // IEEE-mode minimum and maximum: a signalling NaN comes back quiet, a quiet one loses against a
-// number, -0 is less than +0.
+// number, -0 is less than +0. Comparisons are false for NaN, which leaves src1.
 inline float min32(float a, float b) {
     const uint32_t x = as_bits(a), y = as_bits(b);
-    uint32_t r = a < b ? x : a > b ? y : x | y;  // equal: zeros of either sign, or the same bits
-    r = is_nan(x) ? y : r;
-    r = is_nan(y) ? x : r;
-    r = is_signaling(y) ? y : r;
-    r = is_signaling(x) ? x : r;
-    return as_float(is_nan(r) ? r | 0x400000 : r);
+    uint32_t r = as_bits(a < b ? a : b);
+    r = a == b ? x | y : r;  // zeros of either sign, or the same bits
+    r = b != b ? x : r;
+    r = is_signaling(y) ? y | 0x400000 : r;
+    r = is_signaling(x) ? x | 0x400000 : r;
+    return as_float(r);
 }
 inline float max32(float a, float b) {
     const uint32_t x = as_bits(a), y = as_bits(b);
-    uint32_t r = a > b ? x : a < b ? y : x & y;
-    r = is_nan(x) ? y : r;
-    r = is_nan(y) ? x : r;
-    r = is_signaling(y) ? y : r;
-    r = is_signaling(x) ? x : r;
-    return as_float(is_nan(r) ? r | 0x400000 : r);
+    uint32_t r = as_bits(a > b ? a : b);
+    r = a == b ? x & y : r;
+    r = b != b ? x : r;
+    r = is_signaling(y) ? y | 0x400000 : r;
+    r = is_signaling(x) ? x | 0x400000 : r;
+    return as_float(r);
 }
 // Halves are floats here; a signalling one has lost its mark only in the bit that moved along.
 inline double quiet(double x) { return as_double(as_bits(x) | (x != x ? 1ull << 51 : 0ull)); }
@@ -375,6 +378,24 @@ inline void conditional_move(Wave& w, const Inst& i) {
             to[32 * h + l] = (bits >> l & 1) ? b[32 * h + l] : a[32 * h + l];
     }
     if (!direct) store_modified(w, i, r, Result::bits);
+}
+
+inline void move_pair(Wave& w, const Inst& i) {
+    if (w.mode & kGprIndexing) [[unlikely]]
+        return run_special(w, i, 0);
+    const Operand& o = i.src[0];
+    if (i.dpp || w.exec() != kAllLanes) return map<U64, U64>(w, i, [](uint64_t a) { return a; });
+    uint32_t *const low = w.v[i.dst[0].index], *const high = w.v[i.dst[0].index + 1];
+    if (o.kind == Kind::vector) {  // the pairs may share a register
+        Lanes copy;
+        std::memcpy(copy.v, w.v[o.index + 1], sizeof copy.v);
+        std::memmove(low, w.v[o.index], sizeof copy.v);
+        std::memcpy(high, copy.v, sizeof copy.v);
+    } else {
+        const uint64_t value = scalar64(w, o);
+        broadcast(low, static_cast<uint32_t>(value));
+        broadcast(high, static_cast<uint32_t>(value >> 32));
+    }
 }
 
 inline int first_lane(uint64_t exec) { return exec ? std::countr_zero(exec) : 0; }
@@ -864,7 +885,7 @@ inline void count_below(Wave& w, const Inst& i, bool high) {
 
 inline void register_moves(Handler* table) {
     V1(v_mov_b32, U32, U32, a);
-    V1(v_mov_b64, U64, U64, a);
+    HANDLER(v_mov_b64) { move_pair(w, i); };
     V1(v_accvgpr_read_b32, U32, U32, a);
     V1(v_accvgpr_write_b32, U32, U32, a);
     V1(v_accvgpr_mov_b32, U32, U32, a);
