@@ -34,6 +34,8 @@ namespace {
 
 constexpr int kScc = kScalarRegisters;             // pseudo register of the definedness tables
 constexpr int kWords = (kVectorRegisters + kScalarRegisters) / 64;
+// An LDS operation in the tables below: its number << 5 | its wave, or kShared for "several waves".
+constexpr uint32_t kWaveMask = 31, kShared = 31, kNobody = 30;
 constexpr uint32_t kSplit = 0x7fffffff;            // a dword whose bytes are followed singly
 constexpr uint64_t kAll = ~0ull;
 
@@ -294,7 +296,7 @@ class Queue {
   size_t head_ = 0;
 };
 
-constexpr uint32_t kEver = 0x7ffffff0;  // every operation there will be
+constexpr uint32_t kEver = 0x3ffffff;  // every operation there will be
 
 // One wave. Key: its id; owner: the checker.
 struct State {
@@ -323,7 +325,9 @@ struct Operation {
   const Inst* inst;
 };
 
-// Who last did what with a unit (dword or byte) of LDS: operation numbers, 0 for never.
+// Who last did what with a unit (dword or byte) of LDS: operations, 0 for never. `read` names the
+// wave only when all reads that are not yet ordered are its own, so that a wave that works on data
+// of its own between two barriers is told from sharing at a glance.
 struct Planes {
   std::vector<uint32_t> write, dma, atomic, read;       // latest of any wave
   std::vector<std::vector<uint32_t>> reads, atomics;    // latest by wave
@@ -340,6 +344,7 @@ struct Planes {
 };
 
 using Quad = int32_t __attribute__((vector_size(16)));
+using Half = uint64_t __attribute__((vector_size(16)));
 
 enum class Use : uint8_t { read, write, dma, atomic };
 
@@ -356,12 +361,13 @@ struct Checker::Impl {
   std::vector<std::pair<std::string, const Inst*>> reported;
 
   // LDS
+  bool lds_given = false;  // its contents were put there by the host
   bool lds_ready = false, bytes_ready = false, atomics_ready = false;
   size_t lds_bytes = 0;
   Planes dwords, bytes;
   std::vector<uint8_t> defined;  // 0xff for each LDS byte that was written
   std::vector<Operation> lds_ops{{}}, dma_ops{{}};  // by number; 0 is none
-  uint32_t safe_lds = 1, safe_dma = 1;  // operations below are ordered before every access
+  uint32_t safe_lds = 32, safe_dma = 32;  // table entries below are ordered before every access
 
   Impl(Workgroup& g, Memory& m, Findings& f) : group(g), memory(m), findings(f) {}
 
@@ -530,7 +536,7 @@ struct Checker::Impl {
     lds_ready = true;
     lds_bytes = group.lds.size();
     dwords.make((lds_bytes + 3) / 4 + 4, group.waves.size());
-    defined.assign(lds_bytes + 16, 0);
+    defined.assign(lds_bytes + 16, lds_given ? 0xff : 0);
   }
 
   void make_bytes() {
@@ -562,41 +568,49 @@ struct Checker::Impl {
 
   // The earlier operation that an access of wave `me` to one unit is not ordered after.
   Conflict unordered(const Planes& p, size_t unit, Use use, const State& mine, uint16_t me) const {
-    auto lds_late = [&](uint32_t op, uint16_t wave) {
-      if (op < safe_lds) return false;
-      if (wave == me) return use == Use::dma && op > mine.retired_lds;
-      return op > states[wave]->passed_lds;
+    auto late = [&](uint32_t code, size_t wave) {
+      if (code < safe_lds || code == kSplit) return false;
+      if (wave == me) return use == Use::dma && code >> 5 > mine.retired_lds;
+      return code >> 5 > states[wave]->passed_lds;
     };
     const uint32_t write = p.write[unit];
-    if (write && write != kSplit && lds_late(write, lds_ops[write].wave))
-      return {write, false, "written", lds_ops[write].wave == me};
-    const uint32_t dma = p.dma[unit];
+    if (late(write, write & kWaveMask))
+      return {write >> 5, false, "written", (write & kWaveMask) == me};
+    const uint32_t dma = p.dma[unit], number = dma >> 5;
     if (dma >= safe_dma) {
-      const uint16_t wave = dma_ops[dma].wave;
-      if (wave != me && dma > states[wave]->passed_dma) return {dma, true, "written", false};
-      if (wave == me && use != Use::dma && dma > mine.retired_dma) return {dma, true, "written", true};
+      const uint32_t wave = dma & kWaveMask;
+      if (wave != me && number > states[wave]->passed_dma) return {number, true, "written", false};
+      if (wave == me && use != Use::dma && number > mine.retired_dma)
+        return {number, true, "written", true};
     }
     if (atomics_ready && use != Use::atomic && p.atomic[unit] >= safe_lds)
       for (size_t w = 0; w < p.atomics.size(); ++w)
-        if (lds_late(p.atomics[w][unit], static_cast<uint16_t>(w)))
-          return {p.atomics[w][unit], false, "changed", w == me};
+        if (late(p.atomics[w][unit], w)) return {p.atomics[w][unit] >> 5, false, "changed", w == me};
     if (use != Use::read && p.read[unit] >= safe_lds)
       for (size_t w = 0; w < p.reads.size(); ++w)
-        if (lds_late(p.reads[w][unit], static_cast<uint16_t>(w)))
-          return {p.reads[w][unit], false, "read", w == me};
+        if (late(p.reads[w][unit], w)) return {p.reads[w][unit] >> 5, false, "read", w == me};
     return {};
   }
 
-  void record(Planes& p, size_t unit, Use use, uint32_t op, uint16_t me) {
+  // `code` over what the unit's table says so far.
+  uint32_t joined(uint32_t before, uint32_t code) const {
+    const bool shared = before >= safe_lds && ((before ^ code) & kWaveMask) != 0;
+    return shared ? code | kShared : code;
+  }
+
+  void record(Planes& p, size_t unit, Use use, uint32_t code, uint16_t me) {
     switch (use) {
-      case Use::read: p.read[unit] = p.reads[me][unit] = op; break;
-      case Use::write: p.write[unit] = op; break;
-      case Use::dma: p.dma[unit] = op; break;
-      case Use::atomic: p.atomic[unit] = p.atomics[me][unit] = op; break;
+      case Use::read:
+        p.read[unit] = joined(p.read[unit], code);
+        p.reads[me][unit] = code;
+        break;
+      case Use::write: p.write[unit] = code; break;
+      case Use::dma: p.dma[unit] = code; break;
+      case Use::atomic: p.atomic[unit] = p.atomics[me][unit] = code; break;
     }
   }
 
-  void race(Wave& wave, State& st, const Inst& inst, int lane, uint32_t address, Use use,
+  void race(Wave& wave, const Inst& inst, int lane, uint32_t address, Use use,
             const Conflict& found) {
     const Operation& op = (found.dma ? dma_ops : lds_ops)[found.op];
     const State& other = *states[op.wave];
@@ -617,7 +631,6 @@ struct Checker::Impl {
                 ") before a barrier";
       return text;
     });
-    static_cast<void>(st);
   }
 
   void split(size_t dword) {
@@ -637,7 +650,7 @@ struct Checker::Impl {
 
   // One lane's access, exact.
   void access_slow(Wave& wave, State& st, const Inst& inst, int lane, uint32_t address,
-                   uint32_t size, Use use, uint32_t op) {
+                   uint32_t size, Use use, uint32_t code) {
     const uint32_t end = address + size;
     for (uint32_t dword = address / 4; dword * 4 < end; ++dword) {
       const uint32_t from = std::max(address, dword * 4), to = std::min(end, dword * 4 + 4);
@@ -645,85 +658,152 @@ struct Checker::Impl {
       if (!whole && dwords.write[dword] != kSplit) split(dword);
       if (dwords.write[dword] != kSplit) {
         const Conflict found = unordered(dwords, dword, use, st, wave.id);
-        if (found.op) race(wave, st, inst, lane, from, use, found);
-        record(dwords, dword, use, op, wave.id);
+        if (found.op) race(wave, inst, lane, from, use, found);
+        record(dwords, dword, use, code, wave.id);
         continue;
       }
       for (uint32_t b = from; b < to; ++b) {
         const Conflict found = unordered(bytes, b, use, st, wave.id);
-        if (found.op) race(wave, st, inst, lane, b, use, found);
-        record(bytes, b, use, op, wave.id);
+        if (found.op) race(wave, inst, lane, b, use, found);
+        record(bytes, b, use, code, wave.id);
       }
-      if (whole && use == Use::write) dwords.write[dword] = op;  // one owner again
+      if (whole && use == Use::write) dwords.write[dword] = code;  // one owner again
     }
   }
 
-  // True when no lane's dwords hold an operation number at or above `safe`; four at a time.
-  static bool below(const std::vector<uint32_t>& plane, const uint32_t* address, uint64_t lanes,
-                    uint32_t dwords_each, uint32_t safe) {
-    const int32_t limit = static_cast<int32_t>(safe) - 1;
-    if (dwords_each == 4) {
-      Quad sign = {};
-      const Quad limits = {limit, limit, limit, limit};
-      for (uint64_t left = lanes; left; left &= left - 1) {
-        Quad value;
-        std::memcpy(&value, &plane[address[std::countr_zero(left)] / 4], sizeof value);
-        sign |= limits - value;
+  // The dwords that an instruction's active lanes access: `count` groups of Each neighbours. The
+  // passes below take four dwords at a time; a ds_read_b128 of a wave is 64 steps of each.
+  struct Groups {
+    uint32_t first[kLanes];
+    int count = 0;
+  };
+
+  template <int Each>
+  static Quad take(const std::vector<uint32_t>& plane, const uint32_t* first) {
+    Quad value;
+    if constexpr (Each == 4) {
+      std::memcpy(&value, &plane[first[0]], 16);
+    } else if constexpr (Each == 2) {
+      Half half;
+      for (int k = 0; k < 2; ++k) {
+        uint64_t pair;
+        std::memcpy(&pair, &plane[first[k]], 8);
+        half[k] = pair;
       }
-      return ((sign[0] | sign[1] | sign[2] | sign[3]) & INT32_MIN) == 0;
+      value = reinterpret_cast<Quad>(half);
+    } else {
+      for (int k = 0; k < 4; ++k) value[k] = static_cast<int32_t>(plane[first[k]]);
     }
-    int32_t sign = 0;
-    for (uint64_t left = lanes; left; left &= left - 1) {
-      const uint32_t* from = &plane[address[std::countr_zero(left)] / 4];
-      for (uint32_t d = 0; d < dwords_each; ++d) sign |= limit - static_cast<int32_t>(from[d]);
-    }
-    return sign >= 0;
+    return value;
   }
 
-  static void fill(std::vector<uint32_t>& plane, const uint32_t* address, uint64_t lanes,
-                   uint32_t dwords_each, uint32_t op) {
-    const int32_t value = static_cast<int32_t>(op);
-    const Quad values = {value, value, value, value};
-    for (uint64_t left = lanes; left; left &= left - 1) {
-      uint32_t* to = &plane[address[std::countr_zero(left)] / 4];
-      if (dwords_each == 4) std::memcpy(to, &values, sizeof values);
-      else
-        for (uint32_t d = 0; d < dwords_each; ++d) to[d] = op;
+  template <int Each>
+  static void give(std::vector<uint32_t>& plane, const uint32_t* first, Quad value) {
+    if constexpr (Each == 4) {
+      std::memcpy(&plane[first[0]], &value, 16);
+    } else if constexpr (Each == 2) {
+      const Half half = reinterpret_cast<Half>(value);
+      for (int k = 0; k < 2; ++k) {
+        const uint64_t pair = half[k];
+        std::memcpy(&plane[first[k]], &pair, 8);
+      }
+    } else {
+      for (int k = 0; k < 4; ++k) plane[first[k]] = static_cast<uint32_t>(value[k]);
     }
+  }
+
+  static Quad splat(uint32_t value) {
+    const int32_t v = static_cast<int32_t>(value);
+    return Quad{v, v, v, v};
+  }
+
+  // Entries that are neither ordered (below `safe`) nor of wave `me`.
+  static Quad foreign(Quad value, Quad limit, Quad me) {
+    return (value > limit) & ((value & splat(kWaveMask)) != me);
+  }
+
+  static bool any(Quad value) { return (value[0] | value[1] | value[2] | value[3]) != 0; }
+
+  // True when no dword's entry is foreign; kNobody as `me` excepts no wave.
+  template <int Each>
+  static bool clear(const std::vector<uint32_t>& plane, const Groups& groups, uint32_t safe,
+                    uint32_t me) {
+    Quad bad = {};
+    const Quad limit = splat(safe - 1), who = splat(me);
+    for (int g = 0; g < groups.count; g += 4 / Each)
+      bad |= foreign(take<Each>(plane, groups.first + g), limit, who);
+    return !any(bad);
+  }
+
+  // False when the access needs the exact check.
+  template <int Each>
+  bool access_quick(const Groups& groups, Use use, uint32_t code, uint16_t me) {
+    if (atomics_ready && use != Use::atomic && !clear<Each>(dwords.atomic, groups, safe_lds, kNobody))
+      return false;
+    constexpr int step = 4 / Each;
+    const Quad value = splat(code), who = splat(me), limit = splat(safe_lds - 1);
+    if (use == Use::read) {
+      Quad bad = {};
+      const Quad dma_limit = splat(safe_dma - 1), nobody = splat(kNobody);
+      for (int g = 0; g < groups.count; g += step) {
+        const uint32_t* first = groups.first + g;
+        bad |= foreign(take<Each>(dwords.write, first), limit, who);
+        bad |= foreign(take<Each>(dwords.dma, first), dma_limit, nobody);
+        const Quad shared = foreign(take<Each>(dwords.read, first), limit, who);
+        give<Each>(dwords.read, first, value | (shared & splat(kShared)));
+        give<Each>(dwords.reads[me], first, value);
+      }
+      return !any(bad);  // the exact check records the same once more
+    }
+    const uint32_t own = use == Use::dma ? kNobody : me;
+    if (!clear<Each>(dwords.write, groups, safe_lds, own) ||
+        !clear<Each>(dwords.read, groups, safe_lds, own) ||
+        !clear<Each>(dwords.dma, groups, safe_dma, use == Use::dma ? me : kNobody))
+      return false;
+    for (int g = 0; g < groups.count; g += step) {
+      const uint32_t* first = groups.first + g;
+      if (use == Use::write) give<Each>(dwords.write, first, value);
+      if (use == Use::dma) give<Each>(dwords.dma, first, value);
+      if (use != Use::atomic) continue;
+      give<Each>(dwords.atomic, first, value);
+      give<Each>(dwords.atomics[me], first, value);
+    }
+    return true;
   }
 
   void access(Wave& wave, State& st, const Inst& inst, const uint32_t* address, uint64_t lanes,
-              uint32_t size, Use use, uint32_t op) {
+              uint32_t size, Use use, uint32_t number) {
+    const uint32_t code = number << 5 | wave.id;
     if (use == Use::atomic && !atomics_ready) make_atomics();
-    const uint32_t each = size / 4;
-    bool aligned = size % 4 == 0;
-    uint32_t low = 0;
-    for (uint64_t left = lanes; left; left &= left - 1) low |= address[std::countr_zero(left)];
-    aligned &= low % 4 == 0;
-    const bool quick =
-        aligned && below(dwords.write, address, lanes, each, safe_lds) &&
-        below(dwords.dma, address, lanes, each, safe_dma) &&
-        (!atomics_ready || use == Use::atomic ||
-         below(dwords.atomic, address, lanes, each, safe_lds)) &&
-        (use == Use::read || below(dwords.read, address, lanes, each, safe_lds));
-    if (!quick) {
-      for (uint64_t left = lanes; left; left &= left - 1) {
-        const int lane = std::countr_zero(left);
-        access_slow(wave, st, inst, lane, address[lane], size, use, op);
+    uint32_t merged = size;
+    Groups groups;
+    if (lanes == kAll) {
+      for (int lane = 0; lane < kLanes; ++lane) {
+        merged |= address[lane];
+        groups.first[lane] = address[lane] / 4;
       }
-      return;
+      groups.count = kLanes;
+    } else {
+      for (uint64_t left = lanes; left; left &= left - 1) {
+        const uint32_t at = address[std::countr_zero(left)];
+        merged |= at;
+        groups.first[groups.count++] = at / 4;
+      }
     }
-    switch (use) {
-      case Use::read:
-        fill(dwords.read, address, lanes, each, op);
-        fill(dwords.reads[wave.id], address, lanes, each, op);
-        break;
-      case Use::write: fill(dwords.write, address, lanes, each, op); break;
-      case Use::dma: fill(dwords.dma, address, lanes, each, op); break;
-      case Use::atomic:
-        fill(dwords.atomic, address, lanes, each, op);
-        fill(dwords.atomics[wave.id], address, lanes, each, op);
-        break;
+    bool done = false;
+    if (merged % 4 == 0) {
+      while (groups.count % 4) {  // fill up with the first: once more changes nothing
+        groups.first[groups.count] = groups.first[0];
+        ++groups.count;
+      }
+      if (size == 4) done = access_quick<1>(groups, use, code, wave.id);
+      if (size == 8) done = access_quick<2>(groups, use, code, wave.id);
+      if (size == 16) done = access_quick<4>(groups, use, code, wave.id);
+    }
+    if (done) return;
+    for (uint64_t left = lanes; left; left &= left - 1) {
+      const int lane = std::countr_zero(left);
+      access_slow(wave, st, inst, lane, address[lane], size, use, code);
     }
   }
 
@@ -1123,6 +1203,11 @@ void Checker::define_vector(Wave& wave, int first, int count) {
   for (int r = first; r < first + count && r < kVectorRegisters; ++r) st.v[r] = kAll;
 }
 
+void Checker::define_lds() {
+  impl_->lds_given = true;
+  std::fill(impl_->defined.begin(), impl_->defined.end(), 0xff);
+}
+
 void Checker::before(Wave& wave, const Inst& inst) { impl_->before(wave, inst); }
 void Checker::after(Wave& wave, const Inst& inst) { impl_->after(wave, inst); }
 
@@ -1167,8 +1252,8 @@ void Checker::release() {
     if (st.front_lds) safe_lds = std::min(safe_lds, st.front_lds);
     if (st.front_dma) safe_dma = std::min(safe_dma, st.front_dma);
   }
-  c.safe_lds = safe_lds;
-  c.safe_dma = safe_dma;
+  c.safe_lds = safe_lds << 5;
+  c.safe_dma = safe_dma << 5;
 }
 
 void Checker::end(Wave& wave) {
@@ -1198,11 +1283,22 @@ void Checker::lds_access(Wave& wave, const Inst& inst, const uint32_t* address, 
   // Inside the allocation?
   uint64_t outside = 0;
   uint32_t merged = 0;
-  for (uint64_t left = lanes; left; left &= left - 1) {
-    const int lane = std::countr_zero(left);
-    merged |= address[lane];
-    if (static_cast<uint64_t>(address[lane]) + bytes > c.lds_bytes) outside |= 1ull << lane;
+  bool some = lanes != kAll || c.lds_bytes < bytes;
+  if (!some) {
+    const uint32_t limit = static_cast<uint32_t>(c.lds_bytes) - bytes;
+    uint32_t above = 0;
+    for (int lane = 0; lane < kLanes; ++lane) {
+      merged |= address[lane];
+      above |= address[lane] > limit;
+    }
+    some = above != 0;
   }
+  if (some)
+    for (uint64_t left = lanes; left; left &= left - 1) {
+      const int lane = std::countr_zero(left);
+      merged |= address[lane];
+      if (static_cast<uint64_t>(address[lane]) + bytes > c.lds_bytes) outside |= 1ull << lane;
+    }
   if (outside) {
     const int lane = std::countr_zero(outside);
     c.report(wave, inst, "LDS out of bounds", [&] {
@@ -1235,31 +1331,38 @@ void Checker::lds_access(Wave& wave, const Inst& inst, const uint32_t* address, 
   const uint32_t count = (bytes + 3) / 4;
   uint8_t* defined = c.defined.data();
   if (access != Access::store) {
+    uint64_t all = kAll;
     if (bytes == 16) {
-      Quad all = {-1, -1, -1, -1};
+      Half both = {kAll, kAll};
       for (uint64_t left = lanes; left; left &= left - 1) {
-        Quad value;
+        Half value;
         std::memcpy(&value, defined + address[std::countr_zero(left)], 16);
-        all &= value;
+        both &= value;
       }
-      if ((all[0] & all[1] & all[2] & all[3]) == -1) goto loaded;
+      all = both[0] & both[1];
     } else if (bytes == 8) {
-      uint64_t all = kAll;
       for (uint64_t left = lanes; left; left &= left - 1) {
         uint64_t value;
         std::memcpy(&value, defined + address[std::countr_zero(left)], 8);
         all &= value;
       }
-      if (all == kAll) goto loaded;
+    } else if (bytes == 4) {
+      for (uint64_t left = lanes; left; left &= left - 1) {
+        uint32_t value;
+        std::memcpy(&value, defined + address[std::countr_zero(left)], 4);
+        all &= value | ~0ull << 32;
+      }
+    } else {
+      all = 0;
     }
-    for (uint64_t left = lanes; left; left &= left - 1) {
-      const int lane = std::countr_zero(left);
-      for (uint32_t b = 0; b < bytes; ++b)
-        if (!defined[address[lane] + b] && dword + b / 4 < 16)
-          st.loaded[dword + b / 4] &= ~(1ull << lane);
-    }
+    if (all != kAll)
+      for (uint64_t left = lanes; left; left &= left - 1) {
+        const int lane = std::countr_zero(left);
+        for (uint32_t b = 0; b < bytes; ++b)
+          if (!defined[address[lane] + b] && dword + b / 4 < 16)
+            st.loaded[dword + b / 4] &= ~(1ull << lane);
+      }
   }
-loaded:
   if (access == Access::load) return;
   const bool atomic = access == Access::atomic;
   uint64_t whole = kAll;
@@ -1270,9 +1373,16 @@ loaded:
     whole = Impl::data_defined(st, inst, dword, count, false);
   }
   if ((lanes & ~whole) == 0) {
-    const Quad ones = {-1, -1, -1, -1};
-    for (uint64_t left = lanes; left; left &= left - 1)
-      std::memcpy(defined + address[std::countr_zero(left)], &ones, bytes);
+    auto mark = [&](auto ones) {
+      for (uint64_t left = lanes; left; left &= left - 1)
+        std::memcpy(defined + address[std::countr_zero(left)], &ones, sizeof ones);
+    };
+    if (bytes == 16) mark(Half{kAll, kAll});
+    else if (bytes == 8) mark(kAll);
+    else if (bytes == 4) mark(~0u);
+    else
+      for (uint64_t left = lanes; left; left &= left - 1)
+        std::memset(defined + address[std::countr_zero(left)], 0xff, bytes);
     return;
   }
   for (uint32_t k = 0; k < count; ++k) {

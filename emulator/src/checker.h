@@ -22,6 +22,8 @@ class Checker {
   // Registers a wave starts with: everything else is undefined until written.
   void define_scalar(Wave& wave, int first, int count);
   void define_vector(Wave& wave, int first, int count);
+  // All of LDS holds values that the host put there.
+  void define_lds();
 
   // Around every instruction: in-flight and undefined registers; LDS counters.
   void before(Wave& wave, const Inst& inst);

@@ -40,16 +40,21 @@ int ways(const uint32_t* address, uint64_t lanes, uint32_t dwords) {
     banks |= mask;
   }
   if (!shared) return 1;
-  // Lanes at the same dword are served together: count different ones only.
-  uint32_t all[256];
-  int total = 0;
-  for (uint64_t left = lanes; left; left &= left - 1)
-    for (uint32_t d = 0; d < dwords; ++d)
-      all[total++] = address[std::countr_zero(left)] / 4 + d;
-  std::sort(all, all + total);
-  const uint32_t* end = std::unique(all, all + total);
+  // Lanes at the same dword are served together: count the different ones of each bank.
+  uint32_t different[32][kLanes];
   int uses[32] = {}, most = 1;
-  for (const uint32_t* at = all; at != end; ++at) most = std::max(most, ++uses[*at & 31]);
+  for (uint64_t left = lanes; left; left &= left - 1) {
+    const uint32_t first = address[std::countr_zero(left)] / 4;
+    for (uint32_t dword = first; dword < first + dwords; ++dword) {
+      uint32_t* seen = different[dword & 31];
+      int& count = uses[dword & 31];
+      int k = 0;
+      while (k < count && seen[k] != dword) ++k;
+      if (k < count) continue;
+      seen[count++] = dword;
+      most = std::max(most, count);
+    }
+  }
   return most;
 }
 

@@ -664,6 +664,8 @@ inline uint64_t scratch_lanes(Wave& w, const Inst& i, const uint32_t* address, u
   if (w.counters)
     w.counters->scratch_bytes += static_cast<uint64_t>(std::popcount(lanes)) * bytes;
   if (w.check) return w.check->scratch_access(w, i, address, lanes, bytes, access);
+  if (!i.src[0].dwords)  // one offset for all lanes
+    return static_cast<uint64_t>(address[0]) + bytes <= w.scratch_bytes ? lanes : 0;
   uint64_t good = 0;
   each_lane(lanes, [&](int lane) {
     if (static_cast<uint64_t>(address[lane]) + bytes <= w.scratch_bytes) good |= 1ull << lane;
