@@ -616,6 +616,7 @@ void run_bare(const CodeObject* object, const Code& code, std::vector<Wave*> wav
   group.waves = std::move(waves);
   std::unique_ptr<Checker> check;
   if (options.check) check = std::make_unique<Checker>(group, memory, report.findings);
+  if (check) check->define_lds();
   for (size_t i = 0; i < group.waves.size(); ++i) {
     Wave& wave = *group.waves[i];
     wave.id = static_cast<uint16_t>(i);
