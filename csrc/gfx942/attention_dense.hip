@@ -21,8 +21,12 @@
 // copy at the end of its next stretch (Pv[n] Qk[n + 1]), a barrier before A's Qk[n + 2]: the copy
 // has two stretches to land. The copies of K[0] and K[1] precede all this, behind a barrier.
 //
+// The matrix core must not wait at the seams: Pv's first V fragments are asked for at the start of
+// Softmax, Qk's first K fragments two fragments before Pv ends.
+//
 // Budget at D = 128, of 256 registers per lane (two waves a SIMD): outputs 96, queries 48, scores
-// 48 or, after them, probabilities 24; the rest is fragments and addresses. LDS: 2 x 16 KiB of K.
+// 48 or, after them, probabilities 24, fragments 16 + 12; the rest
+// is addresses. LDS: 2 x 16 KiB of K.
 
 #include "load_k.h"
 #include "params.h"
@@ -120,32 +124,37 @@ LITE_DEVICE void AttentionDense(const DenseParams& p) {
     }
     Scores scores;
     Probabilities probs;
+    KRing k_ring;
+    VRing v_ring;
 
     WaitLoads();
     Barrier();
     if (group_b) Barrier();  // half a K block behind from here on
 
-    Qk(k_lds, k_read, queries, scores);
+    StartQk<kDim>(k_lds, k_read, k_ring);
+    Qk(k_lds, k_read, queries, k_ring, scores);
     Barrier();
     uint32_t half = 0;  // of the LDS, holding K[n]
     for (int32_t n = a.begin; n + 1 < a.end; ++n) {
+        StartPv<kDim>(v_t, lane, v_ring);
         if (group_b && n + 2 < a.end) LoadK(keys, copier, n + 2, quarter, k_lds + half);
         Softmax(scores, c, across, stats, out, probs);
         Barrier();
 
         half ^= kKBytes;
         Priority<1>();
-        Pv(v_t, lane, probs, out);
+        Pv(v_t, lane, probs, v_ring, out, [&] { StartQk<kDim>(k_lds + half, k_read, k_ring); });
         v_t += kKBytes;
-        Qk(k_lds + half, k_read, queries, scores);
+        Qk(k_lds + half, k_read, queries, k_ring, scores);
         Priority<0>();
         WaitLoads();
         Barrier();
     }
+    StartPv<kDim>(v_t, lane, v_ring);
     const int32_t valid = p.kv_len - (a.end - 1) * kKBlock;
     if (valid < kKBlock) MaskKeys(valid, lane, scores);
     Softmax(scores, c, across, stats, out, probs);
-    Pv(v_t, lane, probs, out);
+    Pv(v_t, lane, probs, v_ring, out, [] {});
     if (!group_b) Barrier();  // as many barriers as group B
 
     if (a.slot < 0) {

@@ -1,10 +1,11 @@
 // One function per machine instruction, with the hazard that it brings.
 //
-// All of them are compiler builtins or intrinsics, none is inline asm: LLVM then counts outstanding
-// loads, inserts s_waitcnt before the first use, and pads every wait state that gfx942 leaves to
-// software. It does neither next to an asm block. "Covered" below means covered by that, and it is
-// the reason why an asm instruction must not be added here without its own s_nop and s_waitcnt.
-// What no compiler knows, namely who hands which LDS bytes to whom, is said where it is done.
+// All of them are compiler builtins or intrinsics, none is an asm instruction: LLVM then counts
+// outstanding loads, inserts s_waitcnt before the first use, and pads every wait state that gfx942
+// leaves to software. It does neither next to an asm block. "Covered" below means covered by that,
+// and it is the reason why an asm instruction must not be added here without its own s_nop and
+// s_waitcnt. What no compiler knows, namely who hands which LDS bytes to whom, is said where it is
+// done.
 #pragma once
 
 #include "hip_shim.h"
@@ -108,6 +109,10 @@ LITE_DEVICE void Barrier() {
 
 // No instruction: nothing is scheduled across it.
 LITE_DEVICE void SchedulingFence() { __builtin_amdgcn_sched_barrier(0); }
+
+// No instruction: x is computed before this point and not, as the compiler may otherwise choose,
+// beside its first use in the next phase. Empty, so nothing can be too close to it.
+LITE_DEVICE void Pin(Half4& x) { asm volatile("" : "+v"(x)); }
 
 // s_setprio: 0 (default) to 3, which wave of a SIMD issues first. No hazard.
 template <int kLevel>

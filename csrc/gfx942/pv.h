@@ -17,10 +17,13 @@ struct Outputs {
     Float4 tile[kDim / kTile][kQTiles];
 };
 
-// `v_t` is the K block's packed V. One fragment is one 16-byte load and feeds 6 MFMAs; the eight
-// waves read the same 128 D bytes within one K block, so all but the first find them in L1. kVAhead
-// fragments are in flight: 3 x 96 clocks cover an L1 hit.
+// V_t of one K block streams through a ring of kVAhead fragments. One fragment is one 16-byte load
+// and feeds 6 MFMAs (96 clocks of the matrix core); the eight waves read the same 128 D bytes
+// within one K block, so all but the first find them in L1. StartPv fills the ring a stretch early,
+// beside the softmax, where the first loads may take as long as memory takes.
 inline constexpr int kVAhead = 4;
+
+using VRing = Half8[kVAhead];
 
 template <int kDim>
 LITE_DEVICE Half8 VFragment(const char* v_t, uint32_t lane, int index) {
@@ -28,17 +31,23 @@ LITE_DEVICE Half8 VFragment(const char* v_t, uint32_t lane, int index) {
 }
 
 template <int kDim>
-LITE_DEVICE void Pv(const char* v_t, uint32_t lane, const Probabilities& probs,
-                    Outputs<kDim>& out) {
-    constexpr int kPairs = kKeyTiles / 2, kFragments = kDim / kTile * kPairs;
-    Half8 v[kVAhead];
+LITE_DEVICE void StartPv(const char* v_t, uint32_t lane, VRing& v) {
 #pragma unroll
     for (int f = 0; f < kVAhead; ++f) v[f] = VFragment<kDim>(v_t, lane, f);
+    SchedulingFence();
+}
+
+// Calls `near_end` when two fragments are left: what comes next issues its first loads there.
+template <int kDim, class NearEnd>
+LITE_DEVICE void Pv(const char* v_t, uint32_t lane, const Probabilities& probs, VRing& v,
+                    Outputs<kDim>& out, NearEnd near_end) {
+    constexpr int kPairs = kKeyTiles / 2, kFragments = kDim / kTile * kPairs;
+    static_assert(VtFragment(1, 1) == kPairs + 1 && kFragments >= kVAhead);
 #pragma unroll
     for (int f = 0; f < kFragments; ++f) {
         const int t = f / kPairs, pair = f % kPairs;
-        static_assert(VtFragment(1, 1) == 1 * kPairs + 1);
         Half8& now = v[f % kVAhead];
+        if (f == kFragments - 2) near_end();
 #pragma unroll
         for (int x = 0; x < kQTiles; ++x) Mfma(Low(now), probs.tile[2 * pair][x], out.tile[t][x]);
 #pragma unroll

@@ -39,10 +39,13 @@ LITE_DEVICE void LoadQueries(const char* base, int64_t row_bytes, int32_t first_
     }
 }
 
-// One fragment of K is one 16-byte LDS read and feeds 6 MFMAs (96 clocks); kKAhead fragments are in
-// flight, and the fences keep the compiler from making that all of them, which does not fit the
-// registers. `k_read` is KReadByte(D, 0, 0, lane); what is added to it is an immediate of the read.
+// K streams from LDS through a ring of kKAhead fragments. One fragment is one 16-byte read and
+// feeds 6 MFMAs (96 clocks). The fences keep the compiler from reading everything at once, for
+// which the registers do not suffice. `k_read` is KReadByte(D, 0, 0, lane); what is added to it is
+// an immediate of the read.
 inline constexpr int kKAhead = 3;
+
+using KRing = Half8[kKAhead];
 
 template <int kDim>
 LITE_DEVICE Half8 KFragment(const char* k_lds, uint32_t k_read, int index) {
@@ -52,11 +55,16 @@ LITE_DEVICE Half8 KFragment(const char* k_lds, uint32_t k_read, int index) {
 }
 
 template <int kDim>
-LITE_DEVICE void Qk(const char* k_lds, uint32_t k_read, const Queries<kDim>& q, Scores& scores) {
-    constexpr int kSteps = kDim / 32, kFragments = kKeyTiles * kSteps;
-    Half8 k[kKAhead];
+LITE_DEVICE void StartQk(const char* k_lds, uint32_t k_read, KRing& k) {
 #pragma unroll
     for (int f = 0; f < kKAhead; ++f) k[f] = KFragment<kDim>(k_lds, k_read, f);
+    SchedulingFence();
+}
+
+template <int kDim>
+LITE_DEVICE void Qk(const char* k_lds, uint32_t k_read, const Queries<kDim>& q, KRing& k,
+                    Scores& scores) {
+    constexpr int kSteps = kDim / 32, kFragments = kKeyTiles * kSteps;
 #pragma unroll
     for (int f = 0; f < kFragments; ++f) {
         const int t = f / kSteps, s = f % kSteps;

@@ -82,6 +82,7 @@ LITE_DEVICE void Softmax(const Scores& scores, float c, uint32_t across, Statist
                 packed[i] = UpperHalves(RoundEven(p[0]), RoundEven(p[1]));
             }
             probs.tile[t][x] = __builtin_bit_cast(Half4, packed);
+            Pin(probs.tile[t][x]);
         }
         stats.sum[x] += sum[0] + sum[1];
     }

@@ -94,9 +94,17 @@ def test_hazards_come_from_the_checker_when_it_is_there(
     found = types.ModuleType("liteattention_emulator.hazards")
     found.check = lambda p: [f"hazard in {Path(p).name}"]  # type: ignore[attr-defined]
     package = types.ModuleType("liteattention_emulator")
+    package.library = lambda: Path("there")  # type: ignore[attr-defined]
+    package.EmulatorError = RuntimeError  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "liteattention_emulator", package)
     monkeypatch.setitem(sys.modules, "liteattention_emulator.hazards", found)
     assert build.gate(path) == ["sample.co: hazard in sample.co"]
+
+    def not_built() -> Path:
+        raise RuntimeError("not built")
+
+    package.library = not_built  # type: ignore[attr-defined]
+    assert build.hazards(path) is None
     monkeypatch.setitem(sys.modules, "liteattention_emulator.hazards", None)
     assert build.hazards(path) is None
 

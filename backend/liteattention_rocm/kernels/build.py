@@ -99,11 +99,16 @@ def compile_source(source: Path, output: Path, compiler: str) -> None:
 def hazards(path: Path) -> list[str] | None:
     """Return the wait-state hazards in a code object, or None where no checker is installed.
 
-    The checker is the emulator's; the package does not depend on it.
+    The checker is the emulator's, which needs its shared library; the package does not depend on
+    either.
     """
     try:
+        emulator = importlib.import_module("liteattention_emulator")
         checker = importlib.import_module("liteattention_emulator.hazards")
+        emulator.library()
     except ModuleNotFoundError:
+        return None
+    except emulator.EmulatorError:
         return None
     return [str(finding) for finding in checker.check(path)]
 
