@@ -255,6 +255,7 @@ class Decoder {
       else operand.value = literal;
     } else {
       operand.kind = Kind::special;
+      operand.dwords = dwords_of(type);  // a 64-bit read of an aperture has it in the high half
       operand.index = static_cast<uint16_t>(field);
     }
     return operand;
