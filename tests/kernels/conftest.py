@@ -33,3 +33,14 @@ def clang() -> str:
     if missing:
         pytest.skip(f"no {', '.join(missing)} (Debian: {build.DEBIAN_PACKAGES})")
     return build.COMPILER
+
+
+@pytest.fixture
+def emulator() -> None:
+    """The software MI300X, checkers on."""
+    package = pytest.importorskip("liteattention_emulator", reason="needs the software MI300X")
+    try:
+        package.library()
+    except package.EmulatorError as error:
+        pytest.skip(str(error))
+    package.set_option("check", "on")

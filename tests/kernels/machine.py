@@ -1,0 +1,148 @@
+"""Launches single kernels on the software MI300X: csrc/gfx942/params.h as ctypes structures."""
+
+from __future__ import annotations
+
+import ctypes
+import math
+from collections.abc import Sequence
+from contextlib import ExitStack
+from ctypes import c_float, c_int32, c_int64, c_void_p
+from typing import Any
+
+import torch
+
+from liteattention_rocm import kernels
+
+Q_BLOCK, K_BLOCK = 384, 64
+
+
+class Strides(ctypes.Structure):
+    _fields_ = [("batch", c_int64), ("seq", c_int64), ("head", c_int64)]
+
+
+class TransposeVParams(ctypes.Structure):
+    _fields_ = [
+        *((name, c_void_p) for name in ("v", "v_t")),
+        ("v_strides", Strides),
+        *((name, c_int32) for name in ("batch", "kv_heads", "kv_len", "reserved")),
+    ]
+
+
+class DenseParams(ctypes.Structure):
+    _fields_ = [
+        *((n, c_void_p) for n in ("q", "k", "v_t", "out", "lse", "part_out", "part_stats")),
+        *((name, Strides) for name in ("q_strides", "k_strides", "out_strides")),
+        *((name, c_int32) for name in ("batch", "q_heads", "kv_heads", "q_len", "kv_len")),
+        ("scale_log2", c_float),
+        *((name, c_int32) for name in ("whole_tiles", "splits")),
+    ]
+
+
+class MergeParams(ctypes.Structure):
+    _fields_ = [
+        *((name, c_void_p) for name in ("part_out", "part_stats", "out", "lse")),
+        ("out_strides", Strides),
+        *((n, c_int32) for n in ("batch", "q_heads", "q_len", "head_dim", "whole_tiles", "splits")),
+    ]
+
+
+class PlanParams(ctypes.Structure):
+    _fields_ = [
+        *((name, c_void_p) for name in ("skip", "must_do", "must_skip", "order")),
+        *((name, c_int32) for name in ("rows", "q_blocks", "words", "reserved")),
+    ]
+
+
+STRUCTS = {
+    "transpose_v": TransposeVParams,
+    "attention_dense": DenseParams,
+    "merge_parts": MergeParams,
+    "plan_lpt": PlanParams,
+}
+
+
+def launch(name: str, grid: int, params: ctypes.Structure, tensors: Sequence[torch.Tensor]) -> Any:
+    """Run one kernel with ``tensors`` accessible; raises with what the checkers find."""
+    import liteattention_emulator as emulator
+
+    entry, kernel = kernels.manifest().find(name)
+    with emulator.Module(kernels.load(entry.file)) as module, ExitStack() as stack:
+        stack.enter_context(emulator.registered(*tensors))
+        return module.launch(name, [grid], [kernel.max_workgroup], [params])
+
+
+def strides(x: torch.Tensor) -> Strides:
+    """Of a [B, S, H, D] tensor."""
+    return Strides(x.stride(0), x.stride(1), x.stride(2))
+
+
+def pointer(x: torch.Tensor | None) -> int | None:
+    return None if x is None else x.data_ptr()
+
+
+def transpose_v(v: torch.Tensor, v_t: torch.Tensor) -> Any:
+    """v [B, S, H, D]; v_t flat."""
+    batch, rows, heads, dim = v.shape
+    params = TransposeVParams(pointer(v), pointer(v_t), strides(v), batch, heads, rows, 0)
+    grid = batch * heads * -(-rows // K_BLOCK)
+    return launch(f"transpose_v_bf16_d{dim}", grid, params, [v, v_t])
+
+
+def dense(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    out: torch.Tensor,
+    lse: torch.Tensor | None,
+    *,
+    scale: float | None = None,
+    rounding: str = "rtne",
+    whole_tiles: int | None = None,
+    splits: int = 1,
+) -> Any:
+    """All [B, S, H, D]; the report is the attention kernel's. Workspaces hold NaN beforehand."""
+    batch, q_len, q_heads, dim = q.shape
+    kv_len, kv_heads = k.shape[1:3]
+    blocks = -(-kv_len // K_BLOCK)
+    v_t = torch.full((batch * kv_heads * blocks * K_BLOCK * dim,), math.nan).bfloat16()
+    transpose_v(v, v_t)
+    tiles = batch * q_heads * -(-q_len // Q_BLOCK)
+    whole = tiles if whole_tiles is None else whole_tiles
+    slots = (tiles - whole) * splits
+    part_out = torch.full((max(slots, 1), Q_BLOCK, dim), math.nan)
+    part_stats = torch.full((max(slots, 1), 2, Q_BLOCK), math.nan)
+    scale = 1 / math.sqrt(dim) if scale is None else scale
+    params = DenseParams(
+        *map(pointer, (q, k, v_t, out, lse)),
+        *(pointer(x) if slots else None for x in (part_out, part_stats)),
+        *map(strides, (q, k, out)),
+        *(batch, q_heads, kv_heads, q_len, kv_len, scale * math.log2(math.e), whole, splits),
+    )
+    tensors = [q, k, v_t, out, *([] if lse is None else [lse])]
+    tensors += [part_out, part_stats] if slots else []
+    name = f"attention_dense_bf16_d{dim}_{rounding}"
+    report = launch(name, whole + slots, params, tensors)
+    if slots:
+        merge(part_out, part_stats, out, lse, whole, splits, rounding)
+    return report
+
+
+def merge(
+    part_out: torch.Tensor,
+    part_stats: torch.Tensor,
+    out: torch.Tensor,
+    lse: torch.Tensor | None,
+    whole_tiles: int,
+    splits: int,
+    rounding: str,
+) -> Any:
+    """part_out [slots, 384, D], part_stats [slots, 2, 384], out [B, S, H, D]."""
+    batch, q_len, heads, dim = out.shape
+    params = MergeParams(
+        *map(pointer, (part_out, part_stats, out, lse)),
+        strides(out),
+        *(batch, heads, q_len, dim, whole_tiles, splits),
+    )
+    grid = part_out.shape[0] // splits * (Q_BLOCK * dim // 8 // 256)
+    tensors = [part_out, part_stats, out, *([] if lse is None else [lse])]
+    return launch(f"merge_parts_bf16_{rounding}", grid, params, tensors)
