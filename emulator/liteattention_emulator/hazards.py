@@ -11,7 +11,8 @@ included, for as long as its longest rule lasts (at most 19 wait states).
 """
 
 import heapq
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from copy import copy
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -410,6 +411,10 @@ RULES: tuple[Rule, ...] = (
 )
 
 
+LONGEST = 19
+"""Wait states that the longest rule needs: after an MFMA of 16 passes."""
+
+
 def check(code_object: Path | str | bytes) -> list[Hazard]:
     """All hazards of a code object (path of the ELF file, or its bytes), in address order.
 
@@ -421,33 +426,100 @@ def check(code_object: Path | str | bytes) -> list[Hazard]:
 
 def check_listing(listing: Listing) -> list[Hazard]:
     """All hazards of decoded code; see ``check``."""
-    instructions = listing.instructions
-    found: dict[tuple[str, int, int], Hazard] = {}
-    consumers = [_roles(inst, "consumer") for inst in instructions]
-    following = [successors(instructions, inst.index) for inst in instructions]
-    for inst in instructions:
-        owner = listing.owner(inst.index)
-        if not owner:
-            continue  # padding behind the last kernel
-        if not inst.known:
-            found["unknown", inst.offset, 0] = Hazard(
-                "unknown instruction", owner, inst.offset, inst.text, inst.offset, inst.text,
-                "operands not decoded", 0, 0, listing.line(inst.offset),
-            )  # fmt: skip
-            continue
-        for rule, mask in _roles(inst, "producer").items():
-            for consumer, distance, shared in _walk(
-                instructions, following, consumers, inst, RULES[rule], rule, mask
-            ):
-                key = (RULES[rule].name, inst.offset, consumer.offset)
-                if key in found and found[key].found <= distance:
-                    continue
-                found[key] = Hazard(
-                    RULES[rule].name, owner, consumer.offset, consumer.text, inst.offset,
-                    inst.text, register_names(shared), RULES[rule].needed(inst), distance,
-                    listing.line(consumer.offset),
+    return Checker(listing).all()
+
+
+class Checker:
+    """The hazards of one listing, all or those around an instruction. Owner: the caller."""
+
+    def __init__(self, listing: Listing) -> None:
+        self._listing = listing
+        self._consumers = [_roles(inst, "consumer") for inst in listing.instructions]
+        self._following = [
+            successors(listing.instructions, inst.index) for inst in listing.instructions
+        ]
+
+    def with_instruction(self, listing: Listing, index: int) -> "Checker":
+        """A checker of the listing in which one instruction, no branch, is another."""
+        out = copy(self)
+        out._listing = listing
+        out._consumers = self._consumers.copy()
+        out._consumers[index] = _roles(listing.instructions[index], "consumer")
+        return out
+
+    def all(self) -> list[Hazard]:
+        """All hazards, in address order."""
+        return self._from(range(len(self._listing.instructions)))
+
+    def around(self, index: int) -> list[Hazard]:
+        """Hazards whose paths can touch an instruction (and some others near it)."""
+        before: dict[int, list[int]] = {}
+        for at, following in enumerate(self._following):
+            for after in following:
+                before.setdefault(after, []).append(at)
+        near, edge = {index}, {index}
+        for _ in range(LONGEST):  # each instruction is a wait state at least
+            edge = {at for after in edge for at in before.get(after, ())} - near
+            near |= edge
+        return self._from(sorted(near))
+
+    def _from(self, producers: Iterable[int]) -> list[Hazard]:
+        found: dict[tuple[str, int, int], Hazard] = {}
+        listing = self._listing
+        for inst in (listing.instructions[index] for index in producers):
+            owner = listing.owner(inst.index)
+            if not owner:
+                continue  # padding behind the last kernel
+            line = listing.line
+            if not inst.known:
+                found["unknown", inst.offset, 0] = Hazard(
+                    "unknown instruction", owner, inst.offset, inst.text, inst.offset, inst.text,
+                    "operands not decoded", 0, 0, line(inst.offset),
                 )  # fmt: skip
-    return sorted(found.values(), key=lambda h: (h.offset, h.producer_offset, h.rule))
+                continue
+            for number, mask in _roles(inst, "producer").items():
+                rule = RULES[number]
+                for consumer, distance, shared in self._walk(inst, rule, number, mask):
+                    key = (rule.name, inst.offset, consumer.offset)
+                    if key in found and found[key].found <= distance:
+                        continue
+                    found[key] = Hazard(
+                        rule.name, owner, consumer.offset, consumer.text, inst.offset, inst.text,
+                        register_names(shared), rule.needed(inst), distance, line(consumer.offset),
+                    )  # fmt: skip
+        return sorted(found.values(), key=lambda h: (h.offset, h.producer_offset, h.rule))
+
+    def _walk(
+        self, producer: Instruction, rule: Rule, number: int, mask: int
+    ) -> Iterator[tuple[Instruction, int, int]]:
+        """Consumers that come too early: (instruction, wait states before it, registers shared).
+
+        Paths are followed in the order of their wait states, so an instruction is looked at when
+        it is nearest. A later producer of the same kind takes over the registers that it writes.
+        """
+        needed = rule.needed(producer)
+        behind = rule.relation == "behind DGEMM"
+        # (wait states so far, instruction, registers still in hazard, double MFMA passed)
+        pending = [(0, after, mask, False) for after in self._following[producer.index]]
+        seen: dict[tuple[int, bool], int] = {}
+        while pending:
+            distance, at, live, passed = heapq.heappop(pending)
+            if distance >= needed:
+                continue
+            live &= ~seen.get((at, passed), 0)
+            if not live:
+                continue
+            seen[at, passed] = seen.get((at, passed), 0) | live
+            inst = self._listing.instructions[at]
+            wanted = self._consumers[at].get(number, 0)
+            shared = live & wanted
+            if shared and _related(rule, producer, inst, mask, wanted) and (passed or not behind):
+                yield inst, distance, shared
+            live &= ~(rule.heir or rule.producer)(inst)
+            for after in self._following[at]:
+                heapq.heappush(
+                    pending, (distance + inst.wait_states, after, live, passed or _dgemm(inst))
+                )
 
 
 def _roles(inst: Instruction, side: str) -> dict[int, int]:
@@ -458,45 +530,6 @@ def _roles(inst: Instruction, side: str) -> dict[int, int]:
         if mask:
             out[number] = mask
     return out
-
-
-def _walk(
-    instructions: list[Instruction],
-    following: list[tuple[int, ...]],
-    consumers: list[dict[int, int]],
-    producer: Instruction,
-    rule: Rule,
-    number: int,
-    mask: int,
-) -> Iterable[tuple[Instruction, int, int]]:
-    """Consumers that come too early: (instruction, wait states before it, registers shared).
-
-    Paths are followed in the order of their wait states, so an instruction is looked at when it is
-    nearest. A later producer of the same kind takes over the registers that it writes.
-    """
-    needed = rule.needed(producer)
-    behind = rule.relation == "behind DGEMM"
-    # (wait states so far, instruction, registers still in hazard, double MFMA passed)
-    pending = [(0, after, mask, False) for after in following[producer.index]]
-    seen: dict[tuple[int, bool], int] = {}
-    while pending:
-        distance, at, live, passed = heapq.heappop(pending)
-        if distance >= needed:
-            continue
-        live &= ~seen.get((at, passed), 0)
-        if not live:
-            continue
-        seen[at, passed] = seen.get((at, passed), 0) | live
-        inst = instructions[at]
-        wanted = consumers[at].get(number, 0)
-        shared = live & wanted
-        if shared and _related(rule, producer, inst, mask, wanted) and (passed or not behind):
-            yield inst, distance, shared
-        live &= ~(rule.heir or rule.producer)(inst)
-        for after in following[at]:
-            heapq.heappush(
-                pending, (distance + inst.wait_states, after, live, passed or _dgemm(inst))
-            )
 
 
 def _related(

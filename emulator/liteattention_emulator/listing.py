@@ -5,7 +5,7 @@ adds what the ELF image says: where the text section lies and which kernels begi
 """
 
 import struct
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -151,6 +151,35 @@ class Listing:
                 return entry
         raise KeyError(f"no kernel {name}; there are {[entry.name for entry in self.kernels]}")
 
+    def only(self, name: str) -> "Listing":
+        """The listing of one kernel alone; offsets and indices count from its first instruction."""
+        kernel = self.kernel(name)
+        first, end = (self._offset(index) for index in (kernel.first, kernel.end))
+        return _one(self.image, self.text_at + first, end - first, name)
+
+    def with_image(self, image: bytes) -> "Listing":
+        """What a listing made by ``only`` becomes when bytes of the image change."""
+        at, end = self.text_at, self.text_at + self.text_bytes
+        changed = [
+            inst
+            for inst in self.instructions
+            if image[at + inst.offset : at + inst.offset + inst.bytes]
+            != self.image[at + inst.offset : at + inst.offset + inst.bytes]
+        ]
+        if len(changed) == 1:  # as long as its encoding is
+            inst = changed[0]
+            found = _instructions(image[at + inst.offset : at + inst.offset + inst.bytes])
+            if len(found) == 1 and found[0].target < 0:
+                instructions = self.instructions.copy()
+                instructions[inst.index] = replace(found[0], index=inst.index, offset=inst.offset)
+                return Listing(image, at, end - at, instructions, self.entries, {})
+        return _one(image, at, end - at, self.entries[0].name)
+
+    def _offset(self, index: int) -> int:
+        if index < len(self.instructions):
+            return self.instructions[index].offset
+        return self.text_bytes
+
     def owner(self, index: int) -> str:
         """Name of the function that an instruction belongs to, "" for padding."""
         for entry in self.entries:
@@ -186,6 +215,16 @@ def load(code_object: Path | str | bytes) -> Listing:
         entries.append(Entry(name, first, end, name in kernels))
     entries.sort(key=lambda entry: (entry.first, entry.name))
     return Listing(image, offset, size, instructions, entries, lines)
+
+
+def _one(image: bytes, at: int, size: int, name: str) -> Listing:
+    instructions = _instructions(image[at : at + size])
+    entry = Entry(name, 0, len(instructions), True)
+    return Listing(image, at, size, instructions, [entry], {})
+
+
+def _instructions(text: bytes) -> list[Instruction]:
+    return parse(native.json_of(native.functions().lae_decode(text, len(text))))
 
 
 def _decode(image: bytes, text: bytes) -> tuple[list[dict[str, Any]], dict[int, str]]:

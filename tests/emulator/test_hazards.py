@@ -442,6 +442,8 @@ def test_compiled_code_without_its_wait_states(compiled: str) -> None:
         assert hazards.check(assemble("\n".join(lines[:first] + lines[end:]) + "\n")), lines[end]
 
 
-@pytest.mark.parametrize("path", sorted(Path(kernels.__file__).parent.glob("*.co")), ids=lambda p: p.stem)
+@pytest.mark.parametrize(
+    "path", sorted(Path(kernels.__file__).parent.glob("*.co")), ids=lambda p: p.stem
+)
 def test_shipped_kernels_are_clean(path: Path) -> None:
     assert [str(hazard) for hazard in hazards.check(path)] == []
