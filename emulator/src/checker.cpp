@@ -10,7 +10,8 @@
 //    being a write (or a plain access against an atomic), unordered ones are a race; bytes count, so
 //    that neighbouring bytes of a dword do not. A wave's own LDS operations are in order among
 //    themselves, but LDS-DMA is not with them: its data needs vmcnt before a ds_read, and what it
-//    overwrites must have been read.
+//    overwrites must have been read. A store of exactly the bytes that stand there already is none:
+//    compilers let all waves that hold a copy of a value store it.
 // 3. Global, scratch and LDS accesses outside of their allocation; misaligned ones that fault.
 // 4. Undefined values, followed per register and lane (per bit in scalar registers, per byte in LDS
 //    and memory) and reported where they matter: addresses, data stored to global memory, scalar
@@ -648,23 +649,43 @@ struct Checker::Impl {
     dwords.write[dword] = kSplit;
   }
 
+  // True when a lane of a store writes what LDS holds already: `count` bytes at `from`, the lane's
+  // bytes begin at `address` with data register `dword`. Compilers let waves that hold copies of a
+  // value all store it.
+  bool same_bytes(const Wave& wave, const Inst& inst, int lane, uint32_t address, uint32_t dword,
+                  uint32_t from, uint32_t count) const {
+    const Operand& data = dword < inst.src[1].dwords ? inst.src[1] : inst.src[2];
+    const uint32_t row = data.index + dword - (&data == &inst.src[2] ? inst.src[1].dwords : 0u);
+    const uint32_t skip = std::strstr(inst.name, "_d16_hi") ? 2 : 0;
+    for (uint32_t b = from; b < from + count; ++b) {
+      const uint32_t at = b - address + skip;
+      const uint8_t byte = static_cast<uint8_t>(wave.v[row + at / 4][lane] >> at % 4 * 8);
+      if (group.lds[b] != byte) return false;
+    }
+    return true;
+  }
+
   // One lane's access, exact.
   void access_slow(Wave& wave, State& st, const Inst& inst, int lane, uint32_t address,
-                   uint32_t size, Use use, uint32_t code) {
+                   uint32_t size, Use use, uint32_t code, uint32_t data) {
     const uint32_t end = address + size;
+    auto harmless = [&](const Conflict& found, uint32_t from, uint32_t count) {
+      return use == Use::write && !found.dma && !found.own &&
+             same_bytes(wave, inst, lane, address, data, from, count);
+    };
     for (uint32_t dword = address / 4; dword * 4 < end; ++dword) {
       const uint32_t from = std::max(address, dword * 4), to = std::min(end, dword * 4 + 4);
       const bool whole = to - from == 4;
       if (!whole && dwords.write[dword] != kSplit) split(dword);
       if (dwords.write[dword] != kSplit) {
         const Conflict found = unordered(dwords, dword, use, st, wave.id);
-        if (found.op) race(wave, inst, lane, from, use, found);
+        if (found.op && !harmless(found, from, to - from)) race(wave, inst, lane, from, use, found);
         record(dwords, dword, use, code, wave.id);
         continue;
       }
       for (uint32_t b = from; b < to; ++b) {
         const Conflict found = unordered(bytes, b, use, st, wave.id);
-        if (found.op) race(wave, inst, lane, b, use, found);
+        if (found.op && !harmless(found, b, 1)) race(wave, inst, lane, b, use, found);
         record(bytes, b, use, code, wave.id);
       }
       if (whole && use == Use::write) dwords.write[dword] = code;  // one owner again
@@ -772,7 +793,7 @@ struct Checker::Impl {
   }
 
   void access(Wave& wave, State& st, const Inst& inst, const uint32_t* address, uint64_t lanes,
-              uint32_t size, Use use, uint32_t number) {
+              uint32_t size, Use use, uint32_t number, uint32_t data = 0) {
     const uint32_t code = number << 5 | wave.id;
     if (use == Use::atomic && !atomics_ready) make_atomics();
     uint32_t merged = size;
@@ -803,7 +824,7 @@ struct Checker::Impl {
     if (done) return;
     for (uint64_t left = lanes; left; left &= left - 1) {
       const int lane = std::countr_zero(left);
-      access_slow(wave, st, inst, lane, address[lane], size, use, code);
+      access_slow(wave, st, inst, lane, address[lane], size, use, code, data);
     }
   }
 
@@ -1326,7 +1347,7 @@ void Checker::lds_access(Wave& wave, const Inst& inst, const uint32_t* address, 
            access == Access::load    ? Use::read
            : access == Access::store ? Use::write
                                      : Use::atomic,
-           op);
+           op, dword);
   // Definedness travels with the data.
   const uint32_t count = (bytes + 3) / 4;
   uint8_t* defined = c.defined.data();

@@ -4,6 +4,7 @@
 #include <atomic>
 #include <charconv>
 #include <chrono>
+#include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <exception>
@@ -220,6 +221,25 @@ Counters empty_counters(const Code& code) {
   counters.bank_conflicts.assign(code.insts.size(), 0);
   counters.lds_phases.assign(code.insts.size(), 0);
   return counters;
+}
+
+// Floating-point (or integer) operations of one matrix instruction: its mnemonic says the shape,
+// v_mfma_f32_16x16x16_bf16 or v_mfma_f32_4x4x4_16b_f16 (16 blocks). Half of a sparse one's are not
+// carried out.
+uint64_t matrix_flops(const Inst& inst) {
+  int m = 0, n = 0, k = 0, blocks = 0;
+  const bool sparse = std::strncmp(inst.name, "v_smfmac", 8) == 0;
+  const char* shape = std::strchr(inst.name + (sparse ? 9 : 7), '_');
+  if (!shape || std::sscanf(shape, "_%dx%dx%d_%db", &m, &n, &k, &blocks) < 3) return 0;
+  // "_2b" is a number of blocks, "_bf16" and "_fp8" are no numbers.
+  const uint64_t products = uint64_t{1} * m * n * k * std::max(blocks, 1);
+  return sparse ? products : 2 * products;
+}
+
+void count_flops(Counters& counters, const Code& code) {
+  for (size_t i = 0; i < counters.executed.size(); ++i)
+    if (counters.executed[i] && code.insts[i].unit == Unit::mfma)
+      counters.flops += counters.executed[i] * matrix_flops(code.insts[i]);
 }
 
 // Memory that only one launch sees: its arguments and packets.
@@ -600,6 +620,7 @@ void run(const Launch& launch, Memory& memory, const Options& options, Report& r
   work();
   for (std::thread& thread : pool) thread.join();
   if (error) std::rethrow_exception(error);
+  count_flops(report.counters, launch.object->code());
   report.workgroups = total;
   report.waves = total * dispatch.wave_count;
   report.threads = threads;
@@ -630,6 +651,7 @@ void run_bare(const CodeObject* object, const Code& code, std::vector<Wave*> wav
     check->define_vector(wave, 0, kVectorRegisters);
   }
   run_waves(group, check.get(), object, options, report, report.instructions);
+  count_flops(report.counters, code);
   lds.swap(group.lds);
   for (Wave* wave : group.waves) wave->check = nullptr;
   report.workgroups = 1;
