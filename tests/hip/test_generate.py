@@ -28,7 +28,7 @@ def test_generate_emulated(app: typer.Typer, tmp_path: Path) -> None:
     outcome = CliRunner().invoke(
         app,
         ["generate", PROMPT, "--emulate", "--height", "16", "--width", "16", "--frames", "2",
-         "--steps", "2", "--out", str(tmp_path)],
+         "--steps", "2", "--guidance", "1", "--out", str(tmp_path)],
     )  # fmt: skip
     assert outcome.exit_code == 0, outcome.output
     report = json.loads((tmp_path / "report.json").read_text())
