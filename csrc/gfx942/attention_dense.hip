@@ -22,7 +22,8 @@
 // has two stretches to land. The copies of K[0] and K[1] precede all this, behind a barrier.
 //
 // The matrix core must not wait at the seams: Pv's first V fragments are asked for at the start of
-// Softmax, Qk's first K fragments two fragments before Pv ends.
+// Softmax, where A, who comes to a V block first, also touches all of it, so that it lies in L1;
+// Qk's first K fragments two fragments before Pv ends.
 //
 // Budget at D = 128, of 256 registers per lane (two waves a SIMD): outputs 96, queries 48, scores
 // 48 or, after them, probabilities 24, fragments 16 + 12; the rest
@@ -137,6 +138,7 @@ LITE_DEVICE void AttentionDense(const DenseParams& p) {
     uint32_t half = 0;  // of the LDS, holding K[n]
     for (int32_t n = a.begin; n + 1 < a.end; ++n) {
         StartPv<kDim>(v_t, lane, v_ring);
+        const uint32_t touched = TouchV<kDim>(v_t, lane, quarter, !group_b);
         if (group_b && n + 2 < a.end) LoadK(keys, copier, n + 2, quarter, k_lds + half);
         Softmax(scores, c, across, stats, out, probs);
         Barrier();
@@ -144,6 +146,7 @@ LITE_DEVICE void AttentionDense(const DenseParams& p) {
         half ^= kKBytes;
         Priority<1>();
         Pv(v_t, lane, probs, v_ring, out, [&] { StartQk<kDim>(k_lds + half, k_read, k_ring); });
+        Discard(touched);
         v_t += kKBytes;
         Qk(k_lds + half, k_read, queries, k_ring, scores);
         Priority<0>();

@@ -93,6 +93,11 @@ LITE_DEVICE Half8 LoadBlock(const char* base, uint32_t bytes, uint32_t lane_offs
                                                                            lane_offset, offset, 0));
 }
 
+// buffer_load_dword: 4 bytes, likewise. With `bytes` 0 nothing is fetched and the result is 0.
+LITE_DEVICE uint32_t LoadWord(const char* base, uint32_t bytes, uint32_t lane_offset) {
+    return __builtin_amdgcn_raw_buffer_load_b32(Descriptor(base, bytes), lane_offset, 0, 0);
+}
+
 // s_waitcnt vmcnt(0): all vector loads of this wave, copies to LDS included, have landed.
 LITE_DEVICE void WaitLoads() { __builtin_amdgcn_s_waitcnt(0x0f70); }
 
@@ -113,6 +118,19 @@ LITE_DEVICE void SchedulingFence() { __builtin_amdgcn_sched_barrier(0); }
 // No instruction: x is computed before this point and not, as the compiler may otherwise choose,
 // beside its first use in the next phase. Empty, so nothing can be too close to it.
 LITE_DEVICE void Pin(Half4& x) { asm volatile("" : "+v"(x)); }
+
+// No instruction: x twice, in a register pair of its own. Packed arithmetic can take one register
+// for both halves but still names the aligned pair; left to itself the compiler gives the unused
+// half to a load in flight, and then waits for that load here.
+LITE_DEVICE Float2 Twice(float x) {
+    Float2 pair = {x, x};
+    asm("" : "+v"(pair));
+    return pair;
+}
+
+// No instruction: x has arrived and its register was not given to anything else before this point,
+// for loads whose result nobody wants.
+LITE_DEVICE void Discard(uint32_t x) { asm volatile("" : : "v"(x)); }
 
 // s_setprio: 0 (default) to 3, which wave of a SIMD issues first. No hazard.
 template <int kLevel>

@@ -37,6 +37,15 @@ LITE_DEVICE void StartPv(const char* v_t, uint32_t lane, VRing& v) {
     SchedulingFence();
 }
 
+// Brings V_t of one K block into L1: four waves read a dword of every 64 bytes (every 32 at D =
+// 64), one load each. The result is for Discard. `active` is scalar; otherwise nothing is fetched.
+template <int kDim>
+LITE_DEVICE uint32_t TouchV(const char* v_t, uint32_t lane, uint32_t quarter, bool active) {
+    constexpr uint32_t kBytes = kKBlock * kDim * 2;
+    const uint32_t lane_offset = (quarter * kWaveSize + lane) * (kBytes / (4 * kWaveSize));
+    return LoadWord(v_t, active ? kBytes : 0, lane_offset);
+}
+
 // Calls `near_end` when two fragments are left: what comes next issues its first loads there.
 template <int kDim, class NearEnd>
 LITE_DEVICE void Pv(const char* v_t, uint32_t lane, const Probabilities& probs, VRing& v,
@@ -61,8 +70,10 @@ LITE_DEVICE void Pv(const char* v_t, uint32_t lane, const Probabilities& probs, 
 // Multiplies the outputs of q tile `x` by its column's factor.
 template <int kDim>
 LITE_DEVICE void Shrink(float factor, int x, Outputs<kDim>& out) {
+    const Float2 two = Twice(factor);
+    const Float4 four = {two[0], two[1], two[0], two[1]};
 #pragma unroll
-    for (int t = 0; t < kDim / kTile; ++t) out.tile[t][x] *= factor;
+    for (int t = 0; t < kDim / kTile; ++t) out.tile[t][x] *= four;
 }
 
 }  // namespace liteattention::gfx942

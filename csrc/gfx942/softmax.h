@@ -68,7 +68,7 @@ LITE_DEVICE void Softmax(const Scores& scores, float c, uint32_t across, Statist
     for (int x = 0; x < kQTiles; ++x) {
         // No key with a finite score yet: -inf - 0 rather than -inf + inf.
         const uint32_t bits = Bits(stats.max[x]);
-        const float shift = FromBits(bits == kMinusInfinity ? 0u : bits);
+        const Float2 shift = Twice(FromBits(bits == kMinusInfinity ? 0u : bits));
         Float2 sum = {};
 #pragma unroll
         for (int t = 0; t < kKeyTiles; ++t) {
