@@ -10,8 +10,8 @@
 //    being a write (or a plain access against an atomic), unordered ones are a race; bytes count, so
 //    that neighbouring bytes of a dword do not. A wave's own LDS operations are in order among
 //    themselves, but LDS-DMA is not with them: its data needs vmcnt before a ds_read, and what it
-//    overwrites must have been read. A store of exactly the bytes that stand there already is none:
-//    compilers let all waves that hold a copy of a value store it.
+//    overwrites must have been read. Stores of the same bytes by several waves are none: compilers
+//    let all waves that hold a copy of a value store it.
 // 3. Global, scratch and LDS accesses outside of their allocation; misaligned ones that fault.
 // 4. Undefined values, followed per register and lane (per bit in scalar registers, per byte in LDS
 //    and memory) and reported where they matter: addresses, data stored to global memory, scalar
@@ -368,6 +368,7 @@ struct Checker::Impl {
   Planes dwords, bytes;
   std::vector<uint8_t> defined;  // 0xff for each LDS byte that was written
   std::vector<Operation> lds_ops{{}}, dma_ops{{}};  // by number; 0 is none
+  uint32_t released_lds = 0, released_dma = 0;  // operations there were at the last barrier
   uint32_t safe_lds = 32, safe_dma = 32;  // table entries below are ordered before every access
 
   Impl(Workgroup& g, Memory& m, Findings& f) : group(g), memory(m), findings(f) {}
@@ -564,7 +565,7 @@ struct Checker::Impl {
     uint32_t op = 0;
     bool dma = false;
     const char* did = "";
-    bool own = false;
+    bool own = false, stored = false;  // by this wave; by a plain store
   };
 
   // The earlier operation that an access of wave `me` to one unit is not ordered after.
@@ -576,7 +577,7 @@ struct Checker::Impl {
     };
     const uint32_t write = p.write[unit];
     if (late(write, write & kWaveMask))
-      return {write >> 5, false, "written", (write & kWaveMask) == me};
+      return {write >> 5, false, "written", (write & kWaveMask) == me, true};
     const uint32_t dma = p.dma[unit], number = dma >> 5;
     if (dma >= safe_dma) {
       const uint32_t wave = dma & kWaveMask;
@@ -614,8 +615,7 @@ struct Checker::Impl {
   void race(Wave& wave, const Inst& inst, int lane, uint32_t address, Use use,
             const Conflict& found) {
     const Operation& op = (found.dma ? dma_ops : lds_ops)[found.op];
-    const State& other = *states[op.wave];
-    const bool waited = found.op <= (found.dma ? other.retired_dma : other.retired_lds);
+    const bool before_barrier = found.op < (found.dma ? released_dma : released_lds);
     const char* verb = use == Use::read ? "reads" : use == Use::atomic ? "changes" : "writes";
     report(wave, inst, "LDS race", [&] {
       std::string text = "wave " + std::to_string(wave.id) + " lane " + std::to_string(lane) + " " +
@@ -625,11 +625,11 @@ struct Checker::Impl {
               hex(op.inst->offset) + " ";
       if (found.own)
         text += std::string("and not waited for (") + (found.dma ? "vmcnt" : "lgkmcnt") + ")";
-      else if (waited)
-        text += "without a barrier after the wait that retired it";
-      else
+      else if (before_barrier)
         text += std::string("without waiting for it (") + (found.dma ? "vmcnt" : "lgkmcnt") +
-                ") before a barrier";
+                ") before the barrier that both passed";
+      else
+        text += "since; no barrier lies between";
       return text;
     });
   }
@@ -650,8 +650,7 @@ struct Checker::Impl {
   }
 
   // True when a lane of a store writes what LDS holds already: `count` bytes at `from`, the lane's
-  // bytes begin at `address` with data register `dword`. Compilers let waves that hold copies of a
-  // value all store it.
+  // bytes begin at `address` with data register `dword`.
   bool same_bytes(const Wave& wave, const Inst& inst, int lane, uint32_t address, uint32_t dword,
                   uint32_t from, uint32_t count) const {
     const Operand& data = dword < inst.src[1].dwords ? inst.src[1] : inst.src[2];
@@ -670,8 +669,7 @@ struct Checker::Impl {
                    uint32_t size, Use use, uint32_t code, uint32_t data) {
     const uint32_t end = address + size;
     auto harmless = [&](const Conflict& found, uint32_t from, uint32_t count) {
-      return use == Use::write && !found.dma && !found.own &&
-             same_bytes(wave, inst, lane, address, data, from, count);
+      return use == Use::write && found.stored && same_bytes(wave, inst, lane, address, data, from, count);
     };
     for (uint32_t dword = address / 4; dword * 4 < end; ++dword) {
       const uint32_t from = std::max(address, dword * 4), to = std::min(end, dword * 4 + 4);
@@ -1264,8 +1262,8 @@ void Checker::arrive(Wave& wave) {
 
 void Checker::release() {
   Impl& c = *impl_;
-  uint32_t safe_lds = static_cast<uint32_t>(c.lds_ops.size());
-  uint32_t safe_dma = static_cast<uint32_t>(c.dma_ops.size());
+  uint32_t safe_lds = c.released_lds = static_cast<uint32_t>(c.lds_ops.size());
+  uint32_t safe_dma = c.released_dma = static_cast<uint32_t>(c.dma_ops.size());
   for (const Wave* wave : c.group.waves) {
     State& st = c.state(*wave);
     st.passed_lds = st.arrived_lds;

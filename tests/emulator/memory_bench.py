@@ -2,11 +2,12 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import lru_cache
+from functools import cache
 from typing import Any
 
 import numpy as np
 import pytest
+
 from liteattention_emulator import native, snippet
 
 U32 = np.uint32
@@ -57,7 +58,7 @@ def state(mask: int = EVERY, waves: int = 1, **sizes: int) -> snippet.State:
     return out
 
 
-@lru_cache(maxsize=None)
+@cache
 def machine_code(code: str) -> bytes:
     """Assembled with s_endpgm; starting the assembler costs more than most snippets take."""
     return snippet.assemble(code + "\ns_endpgm\n")
@@ -162,5 +163,5 @@ def scatter(
     skip = 2 if kind.endswith("_hi") else 0
     for lane in np.flatnonzero(lanes):
         at = int(address[lane])
-        if 0 <= at and at + size <= memory.size:
+        if at >= 0 and at + size <= memory.size:
             memory[at : at + size] = raw[lane, skip : skip + size]

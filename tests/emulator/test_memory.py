@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+
 from liteattention_emulator import native, snippet
 
 from .memory_bench import (
