@@ -52,7 +52,8 @@ constexpr uint32_t XcdContiguous(uint32_t id, uint32_t count) {
 // K blocks [PartBegin(g), PartBegin(g + 1)) belong to part g of `splits`: sizes differ by one at
 // most, and no part is empty while splits <= k_blocks.
 constexpr int32_t PartBegin(int32_t part, int32_t splits, int32_t k_blocks) {
-    return static_cast<int32_t>(static_cast<int64_t>(part) * k_blocks / splits);
+    const int32_t size = k_blocks / splits, larger = k_blocks % splits;
+    return part * size + (part < larger ? part : larger);
 }
 
 }  // namespace liteattention::gfx942

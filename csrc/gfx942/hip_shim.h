@@ -40,6 +40,9 @@ using UnalignedWord4 = Word4 __attribute__((aligned(4)));
 LITE_DEVICE uint32_t Bits(float x) { return __builtin_bit_cast(uint32_t, x); }
 LITE_DEVICE float FromBits(uint32_t x) { return __builtin_bit_cast(float, x); }
 
+// On the bits: the compiler is told that arithmetic meets no NaN, so it may turn x == 0 round.
+LITE_DEVICE bool IsZero(float x) { return Bits(x) << 1 == 0; }
+
 LITE_DEVICE Half4 Low(Half8 x) { return __builtin_shufflevector(x, x, 0, 1, 2, 3); }
 LITE_DEVICE Half4 High(Half8 x) { return __builtin_shufflevector(x, x, 4, 5, 6, 7); }
 

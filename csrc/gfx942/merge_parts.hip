@@ -45,7 +45,7 @@ LITE_DEVICE void MergeParts(const MergeParams& p) {
         low += from[0] * weight;
         high += from[1] * weight;
     }
-    const float scale = sum == 0.0f ? 0.0f : Rcp(sum);
+    const float scale = IsZero(sum) ? 0.0f : Rcp(sum);
     low *= scale;
     high *= scale;
     const int64_t batch = q_index / static_cast<uint32_t>(p.q_heads);
@@ -58,7 +58,7 @@ LITE_DEVICE void MergeParts(const MergeParams& p) {
     if (p.lse && dim == 0) {
         const float value = (top + Log2(sum)) * 0.6931471805599453f;
         p.lse[static_cast<int64_t>(q_index) * p.q_len + q_row] =
-            FromBits(sum == 0.0f ? kMinusInfinity : Bits(value));
+            FromBits(IsZero(sum) ? kMinusInfinity : Bits(value));
     }
 }
 

@@ -41,12 +41,12 @@ LITE_DEVICE void StoreResult(char* out_rows, int64_t row_bytes, float* lse, int3
     for (int x = 0; x < kQTiles; ++x) {
         const int32_t row = kTile * x + Col(static_cast<int>(lane));
         const float sum = TotalSum(stats.sum[x], across);
-        const float scale = sum == 0.0f ? 0.0f : Rcp(sum);
+        const float scale = IsZero(sum) ? 0.0f : Rcp(sum);
         if (row >= rows) continue;
         StoreRow<kDim, kMode>(out_rows + row * row_bytes, scale, x, lane, out);
         if (lse && Quad(static_cast<int>(lane)) == 0) {
             const float value = (stats.max[x] * c + Log2(sum)) * kLn2;
-            lse[row] = FromBits(sum == 0.0f ? kMinusInfinity : Bits(value));
+            lse[row] = FromBits(IsZero(sum) ? kMinusInfinity : Bits(value));
         }
     }
 }
