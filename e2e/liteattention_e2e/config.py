@@ -246,6 +246,11 @@ class SuiteConfig(BaseModel):
         return engines.choose(self.device, self.engine)
 
     @property
+    def emulated(self) -> bool:
+        """Whether our attention runs on an emulated GPU, so that its seconds mean nothing."""
+        return self.uses_engine and self.chosen_engine.emulated
+
+    @property
     def dense_cross_attention(self) -> bool:
         """Whether cross-attention runs on our engine, too; on gfx942 it does unless told not to.
 

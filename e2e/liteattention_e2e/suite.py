@@ -183,7 +183,7 @@ def summarise(result: Result) -> dict[str, Any]:
             "tokens": runner.tokens(loaded.pipeline, loaded.settings),
             "geometry": None if tile is None else asdict(tile),
             "engine": config.engine,
-            "emulated": config.uses_engine and config.chosen_engine.emulated,
+            "emulated": config.emulated,
             "cross_attention": "dense" if config.dense_cross_attention else "own",
             "fps": config.fps,
         },
@@ -199,7 +199,7 @@ def notes(config: SuiteConfig) -> list[str]:
     found = list(config.notes)
     if config.uses_engine:
         engine = config.chosen_engine
-        if engine.emulated:
+        if config.emulated:
             found.append(
                 f"Engine {engine.name} ran on the software MI300X: pictures are what the GPU's "
                 "machine code computes, seconds are the emulator's on this processor and say "
@@ -268,7 +268,12 @@ def _sparsity(skips: SkipStatistics) -> dict[str, Any]:
 
 
 def _speedup(result: Result, name: str, reference: str) -> dict[str, Any] | None:
-    """Denoise seconds of the reference over those of ``name``, paired by prompt, seed, repeat."""
+    """Denoise seconds of the reference over those of ``name``, paired by prompt, seed, repeat.
+
+    None for the reference itself, and where seconds are an emulator's: there is nothing to compare.
+    """
+    if result.config.emulated:
+        return None
     base = {(run.prompt, run.seed, run.repeat): run.denoise for run in result.of(reference)}
     ratios = [
         base[run.prompt, run.seed, run.repeat] / run.denoise

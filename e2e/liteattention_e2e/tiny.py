@@ -9,13 +9,12 @@ like themselves and near them, as in trained models.
 from __future__ import annotations
 
 import torch
+from diffusers import UniPCMultistepScheduler, WanPipeline, WanTransformer3DModel
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import Whitespace
 from tokenizers.processors import TemplateProcessing
 from transformers import PreTrainedTokenizerFast, UMT5Config, UMT5EncoderModel
-
-from diffusers import UniPCMultistepScheduler, WanPipeline, WanTransformer3DModel
 
 from .clips import vocabulary
 from .pixel_vae import PixelUnshuffleVAE

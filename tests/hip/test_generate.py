@@ -35,6 +35,10 @@ def test_generate_emulated(app: typer.Typer, tmp_path: Path) -> None:
     assert [item["name"] for item in report["configurations"]] == ["diffusers", "dense"]
     assert report["settings"]["emulated"] and report["settings"]["cross_attention"] == "dense"
     assert report["settings"]["warmup_runs"] == 0
+    # seconds of an emulator are compared with nothing
+    assert all(
+        value is None for item in report["configurations"] for value in item["speedup"].values()
+    )
     # the machine code makes the same picture as the pipeline's own attention, within bf16
     assert report["configurations"][1]["quality"]["vs_diffusers"]["psnr_db_mean"] > 35
     frames = np.load(tmp_path / "frames_p0_s0.npz")
