@@ -6,15 +6,15 @@
 namespace emulator {
 namespace {
 
-// LDS of CDNA3: 32 banks of 4 bytes, so a wave is served in phases of at most 128 bytes. Which lanes
-// share a phase depends on the width: halves of the wave for up to 4 bytes, quarters for 8; 12 and 16
-// bytes take eight lanes a phase, for stores neighbouring ones, for loads two groups of four. Source:
-// AMD's Composable Kernel documentation, "Understanding AMD GPU LDS and Bank Conflicts"; the eight
-// phases of b96 loads and the four of b64 stores also stand in HipKittens (arXiv 2511.08083), table 5,
-// whose 64-bank rows are CDNA4's.
+// LDS of CDNA3: 32 banks of 4 bytes, so a wave is served in phases of at most 128 bytes. Which
+// lanes share a phase depends on the width: halves of the wave for up to 4 bytes, quarters for 8;
+// 12 and 16 bytes take eight lanes a phase, for stores neighbouring ones, for loads two groups of
+// four. Source: AMD's Composable Kernel documentation, "Understanding AMD GPU LDS and Bank
+// Conflicts"; the eight phases of b96 loads and the four of b64 stores also stand in HipKittens
+// (arXiv 2511.08083), table 5, whose 64-bank rows are CDNA4's.
 struct Phase {
-  uint64_t lanes[8];
-  int count;
+    uint64_t lanes[8];
+    int count;
 };
 
 constexpr uint64_t four(int lane) { return 15ull << lane; }
@@ -31,98 +31,98 @@ constexpr Phase kWideLoad = {
 
 // The largest number of different dwords that the phase asks of one bank.
 int ways(const uint32_t* address, uint64_t lanes, uint32_t dwords) {
-  uint32_t banks = 0;
-  bool shared = false;
-  for (uint64_t left = lanes; left; left &= left - 1) {
-    const uint32_t first = address[std::countr_zero(left)] / 4;
-    const uint32_t mask = std::rotl((1u << dwords) - 1, static_cast<int>(first & 31));
-    shared |= (banks & mask) != 0;
-    banks |= mask;
-  }
-  if (!shared) return 1;
-  // Lanes at the same dword are served together: count the different ones of each bank.
-  uint32_t different[32][kLanes];
-  int uses[32] = {}, most = 1;
-  for (uint64_t left = lanes; left; left &= left - 1) {
-    const uint32_t first = address[std::countr_zero(left)] / 4;
-    for (uint32_t dword = first; dword < first + dwords; ++dword) {
-      uint32_t* seen = different[dword & 31];
-      int& count = uses[dword & 31];
-      int k = 0;
-      while (k < count && seen[k] != dword) ++k;
-      if (k < count) continue;
-      seen[count++] = dword;
-      most = std::max(most, count);
+    uint32_t banks = 0;
+    bool shared = false;
+    for (uint64_t left = lanes; left; left &= left - 1) {
+        const uint32_t first = address[std::countr_zero(left)] / 4;
+        const uint32_t mask = std::rotl((1u << dwords) - 1, static_cast<int>(first & 31));
+        shared |= (banks & mask) != 0;
+        banks |= mask;
     }
-  }
-  return most;
+    if (!shared) return 1;
+    // Lanes at the same dword are served together: count the different ones of each bank.
+    uint32_t different[32][kLanes];
+    int uses[32] = {}, most = 1;
+    for (uint64_t left = lanes; left; left &= left - 1) {
+        const uint32_t first = address[std::countr_zero(left)] / 4;
+        for (uint32_t dword = first; dword < first + dwords; ++dword) {
+            uint32_t* seen = different[dword & 31];
+            int& count = uses[dword & 31];
+            int k = 0;
+            while (k < count && seen[k] != dword) ++k;
+            if (k < count) continue;
+            seen[count++] = dword;
+            most = std::max(most, count);
+        }
+    }
+    return most;
 }
 
 void resize(std::vector<uint64_t>& list, size_t size) {
-  if (list.size() < size) list.resize(size);
+    if (list.size() < size) list.resize(size);
 }
 
 void add_to(std::vector<uint64_t>& to, const std::vector<uint64_t>& from) {
-  resize(to, from.size());
-  for (size_t i = 0; i < from.size(); ++i) to[i] += from[i];
+    resize(to, from.size());
+    for (size_t i = 0; i < from.size(); ++i) to[i] += from[i];
 }
 
 }  // namespace
 
 void Counters::add(const Counters& other) {
-  add_to(executed, other.executed);
-  add_to(bank_conflicts, other.bank_conflicts);
-  add_to(lds_phases, other.lds_phases);
-  lds_bytes += other.lds_bytes;
-  global_load_bytes += other.global_load_bytes;
-  global_store_bytes += other.global_store_bytes;
-  smem_bytes += other.smem_bytes;
-  lds_dma_bytes += other.lds_dma_bytes;
-  scratch_bytes += other.scratch_bytes;
-  vmem_lines += other.vmem_lines;
-  barriers += other.barriers;
-  flops += other.flops;
+    add_to(executed, other.executed);
+    add_to(bank_conflicts, other.bank_conflicts);
+    add_to(lds_phases, other.lds_phases);
+    lds_bytes += other.lds_bytes;
+    global_load_bytes += other.global_load_bytes;
+    global_store_bytes += other.global_store_bytes;
+    smem_bytes += other.smem_bytes;
+    lds_dma_bytes += other.lds_dma_bytes;
+    scratch_bytes += other.scratch_bytes;
+    vmem_lines += other.vmem_lines;
+    barriers += other.barriers;
+    flops += other.flops;
 }
 
 void Counters::count_lds(const Inst& inst, const uint32_t* address, uint64_t lanes, uint32_t bytes,
                          bool write) {
-  resize(bank_conflicts, inst.index + 1);
-  resize(lds_phases, inst.index + 1);
-  lds_bytes += static_cast<uint64_t>(std::popcount(lanes)) * bytes;
-  const Phase& phase = bytes <= 4   ? kHalves
-                       : bytes <= 8 ? kQuarters
-                       : write      ? kEighths
-                                    : kWideLoad;
-  const uint32_t dwords = (bytes + 3) / 4;
-  for (int p = 0; p < phase.count; ++p) {
-    const uint64_t active = lanes & phase.lanes[p];
-    if (!active) continue;
-    ++lds_phases[inst.index];
-    bank_conflicts[inst.index] += static_cast<uint64_t>(ways(address, active, dwords) - 1);
-  }
+    resize(bank_conflicts, inst.index + 1);
+    resize(lds_phases, inst.index + 1);
+    lds_bytes += static_cast<uint64_t>(std::popcount(lanes)) * bytes;
+    const Phase& phase = bytes <= 4   ? kHalves
+                         : bytes <= 8 ? kQuarters
+                         : write      ? kEighths
+                                      : kWideLoad;
+    const uint32_t dwords = (bytes + 3) / 4;
+    for (int p = 0; p < phase.count; ++p) {
+        const uint64_t active = lanes & phase.lanes[p];
+        if (!active) continue;
+        ++lds_phases[inst.index];
+        bank_conflicts[inst.index] += static_cast<uint64_t>(ways(address, active, dwords) - 1);
+    }
 }
 
 void Counters::count_global(const uint64_t* address, uint64_t lanes, uint32_t bytes, bool load,
                             bool store) {
-  const uint64_t total = static_cast<uint64_t>(std::popcount(lanes)) * bytes;
-  if (load) global_load_bytes += total;
-  if (store) global_store_bytes += total;
-  uint64_t lines[2 * kLanes];
-  int count = 0;
-  bool ascending = true;
-  for (uint64_t left = lanes; left; left &= left - 1) {
-    const uint64_t at = address[std::countr_zero(left)];
-    for (uint64_t line = at / 128; line <= (at + bytes - 1) / 128; ++line) {
-      if (count && lines[count - 1] == line) continue;
-      ascending &= !count || lines[count - 1] < line;
-      lines[count++] = line;
+    const uint64_t total = static_cast<uint64_t>(std::popcount(lanes)) * bytes;
+    if (load) global_load_bytes += total;
+    if (store) global_store_bytes += total;
+    uint64_t lines[2 * kLanes];
+    int count = 0;
+    bool ascending = true;
+    for (uint64_t left = lanes; left; left &= left - 1) {
+        const uint64_t at = address[std::countr_zero(left)];
+        for (uint64_t line = at / 128; line <= (at + bytes - 1) / 128; ++line) {
+            if (count && lines[count - 1] == line) continue;
+            ascending &= !count || lines[count - 1] < line;
+            lines[count++] = line;
+        }
     }
-  }
-  if (!ascending) {
-    std::sort(lines, lines + count);
-    count = static_cast<int>(std::unique(lines, lines + count) - lines);
-  }
-  vmem_lines += static_cast<uint64_t>(count);
+    if (!ascending) {
+        std::sort(lines, lines + count);
+        count = static_cast<int>(std::unique(lines, lines + count) - lines);
+    }
+    vmem_lines += static_cast<uint64_t>(count);
 }
 
 }  // namespace emulator

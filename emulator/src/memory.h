@@ -11,34 +11,35 @@ namespace emulator {
 // Key: the device; owner: the process-wide device object; thread-safe. Ranges may nest and overlap
 // (registered views of one tensor); they are counted and removed one by one.
 class Memory {
- public:
-  Memory();
-  ~Memory();
-  Memory(const Memory&) = delete;
-  Memory& operator=(const Memory&) = delete;
+   public:
+    Memory();
+    ~Memory();
+    Memory(const Memory&) = delete;
+    Memory& operator=(const Memory&) = delete;
 
-  // `tracked`: remember which bytes were written (fresh allocations); else all count as written.
-  void add(uint64_t begin, uint64_t bytes, bool tracked);
-  // False when no such range begins there.
-  bool remove(uint64_t begin);
-  // True when [begin, begin + bytes) lies inside one range.
-  bool contains(uint64_t begin, uint64_t bytes) const;
-  // Bytes of the largest range that begins at or contains `address`, 0 when there is none.
-  uint64_t extent(uint64_t address) const;
-  // Written-ness, for tracked ranges: set by stores and copies, asked by loads.
-  void mark_written(uint64_t begin, uint64_t bytes);
-  void mark_unwritten(uint64_t begin, uint64_t bytes);
-  bool written(uint64_t begin, uint64_t bytes) const;
+    // `tracked`: remember which bytes were written (fresh allocations); else all count as written.
+    void add(uint64_t begin, uint64_t bytes, bool tracked);
+    // False when no such range begins there.
+    bool remove(uint64_t begin);
+    // True when [begin, begin + bytes) lies inside one range.
+    bool contains(uint64_t begin, uint64_t bytes) const;
+    // Bytes of the largest range that begins at or contains `address`, 0 when there is none.
+    uint64_t extent(uint64_t address) const;
+    // Written-ness, for tracked ranges: set by stores and copies, asked by loads.
+    void mark_written(uint64_t begin, uint64_t bytes);
+    void mark_unwritten(uint64_t begin, uint64_t bytes);
+    bool written(uint64_t begin, uint64_t bytes) const;
 
-  // The same for one instruction: `bytes` at address[l] of each lane l of `lanes`. Contiguous lanes
-  // cost one look-up. Returns the lanes that lie inside a range / whose bytes were all written.
-  uint64_t inside(const uint64_t* address, uint64_t lanes, uint32_t bytes) const;
-  uint64_t written(const uint64_t* address, uint64_t lanes, uint32_t bytes) const;
-  void mark_written(const uint64_t* address, uint64_t lanes, uint32_t bytes);
+    // The same for one instruction: `bytes` at address[l] of each lane l of `lanes`. Contiguous
+    // lanes cost one look-up. Returns the lanes that lie inside a range / whose bytes were all
+    // written.
+    uint64_t inside(const uint64_t* address, uint64_t lanes, uint32_t bytes) const;
+    uint64_t written(const uint64_t* address, uint64_t lanes, uint32_t bytes) const;
+    void mark_written(const uint64_t* address, uint64_t lanes, uint32_t bytes);
 
- private:
-  struct Impl;
-  std::unique_ptr<Impl> impl_;
+   private:
+    struct Impl;
+    std::unique_ptr<Impl> impl_;
 };
 
 }  // namespace emulator
