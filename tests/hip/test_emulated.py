@@ -11,6 +11,8 @@ from typing import Any
 
 import pytest
 import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 import liteattention_rocm
 from liteattention_rocm import _core, engines
@@ -88,6 +90,39 @@ def test_every_rounding(rounding: str) -> None:
 @pytest.mark.parametrize("scale", [0.0, -0.11, 0.9])
 def test_any_scale(scale: float) -> None:
     check(*make(1, 1, 1, 20, 80, 64), scale=scale)
+
+
+@settings(
+    max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(st.data())
+def test_any_shape_strides_and_parts(data: st.DataObject) -> None:
+    draw = data.draw
+    dim = draw(st.sampled_from([64, 128]), "head dim")
+    kv_heads, group = draw(st.integers(1, 2), "kv heads"), draw(st.integers(1, 3), "group")
+    batch, q_len = draw(st.integers(1, 2), "batch"), draw(st.integers(1, 130), "q len")
+    kv_len = draw(st.integers(1, 260), "kv len")
+    splits = draw(st.integers(0, -(-kv_len // 64)), "parts")
+    rounding = draw(st.sampled_from(["rtne", "rtna", "rtz"]), "rounding")
+    generator = torch.Generator().manual_seed(draw(st.integers(0, 99), "seed"))
+
+    def within_a_larger_one(heads: int, rows: int) -> torch.Tensor:
+        gaps = [draw(st.integers(0, 2)) for _ in range(3)]
+        shape = (batch + gaps[0], heads + gaps[1], rows + gaps[2], dim + 2 * gaps[0])
+        if draw(st.booleans()):
+            large = torch.randn(shape, generator=generator)
+        else:  # heads inside of rows
+            large = torch.randn([shape[i] for i in (0, 2, 1, 3)], generator=generator)
+            large = large.transpose(1, 2)
+        return large.bfloat16()[gaps[0] :, gaps[1] :, gaps[2] :, 2 * gaps[0] :]
+
+    q = within_a_larger_one(kv_heads * group, q_len)
+    k, v = (within_a_larger_one(kv_heads, kv_len) for _ in range(2))
+    out = within_a_larger_one(kv_heads * group, q_len)
+    lse = torch.empty(batch, kv_heads * group, q_len)
+    spec = spec_of(q, k, "bhsd", scale=1 / math.sqrt(dim), rounding=rounding)
+    gfx942.Gfx942Engine(kv_splits=splits).attention(spec, q, k, v, out, lse)
+    expect_close(out, lse, q, k, v, rounding=rounding)
 
 
 @pytest.mark.parametrize("layout", ["bshd", "bhsd"])

@@ -10,8 +10,10 @@ from pathlib import Path
 import pytest
 import torch
 
+import liteattention_diffusers
 import liteattention_rocm
-from liteattention_rocm import _core, collect_env, engines, kernels
+from liteattention_e2e import tiny
+from liteattention_rocm import SkipPolicy, _core, collect_env, engines, kernels
 from liteattention_rocm.engines import gfx942
 
 from .conftest import FakeHip
@@ -150,3 +152,17 @@ def test_the_environment_report_names_the_run_time(
     assert collect_env.collect()["hip run-time"].startswith("none (cannot open the HIP run-time")
     built = kernels.manifest().compiler
     assert collect_env.collect()["gfx942 kernels"].endswith(f"4 code objects, built by {built}")
+
+
+def test_enable_says_once_that_the_engine_cannot_skip(engine: gfx942.Gfx942Engine) -> None:
+    model = tiny.wan_transformer(head_dim=64).bfloat16()
+    with pytest.raises(ValueError) as caught:
+        liteattention_diffusers.enable(model, SkipPolicy(), engine="gfx942")
+    text = str(caught.value)
+    assert text.count("engine 'gfx942' has no LiteAttention kernel yet") == 1
+    assert "SkipPolicy(enabled=False)" in text and "blocks" not in text
+    dense = SkipPolicy(enabled=False)
+    with liteattention_diffusers.enable(model, dense, engine="gfx942", cross_attention=True):
+        pass
+    with pytest.raises(ValueError, match=r"layer blocks.1.attn2: .*dtype must be bf16"):
+        liteattention_diffusers.enable(model.float(), dense, engine="gfx942", cross_attention=True)
