@@ -105,7 +105,7 @@ def json_of(address: int | None) -> Any:
     if not address:
         raise EmulatorError(native.lae_last_error().decode())
     try:
-        return json.loads(ctypes.string_at(address))
+        return json.loads(ctypes.string_at(address).decode("utf-8", "replace"))
     finally:
         native.lae_free(address)
 

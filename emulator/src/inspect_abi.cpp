@@ -18,96 +18,96 @@ namespace emulator {
 namespace {
 
 std::string quoted(const std::string& text) {
-  std::string out = "\"";
-  for (const char c : text) {
-    if (c == '"' || c == '\\') {
-      out += '\\';
-      out += c;
-    } else if (static_cast<unsigned char>(c) < 0x20) {
-      char code[8];
-      std::snprintf(code, sizeof code, "\\u%04x", c);
-      out += code;
-    } else {
-      out += c;
+    std::string out = "\"";
+    for (const char c : text) {
+        if (c == '"' || c == '\\') {
+            out += '\\';
+            out += c;
+        } else if (static_cast<unsigned char>(c) < 0x20) {
+            char code[8];
+            std::snprintf(code, sizeof code, "\\u%04x", c);
+            out += code;
+        } else {
+            out += c;
+        }
     }
-  }
-  return out + "\"";
+    return out + "\"";
 }
 
 // Comma-separated members of an object or array.
 class Members {
- public:
-  void field(const char* key, const std::string& json) {
-    next();
-    out_ += '"';
-    out_ += key;
-    out_ += "\":" + json;
-  }
-  void field(const char* key, uint64_t value) { field(key, std::to_string(value)); }
-  void item(const std::string& json) {
-    next();
-    out_ += json;
-  }
-  std::string object() const { return "{" + out_ + "}"; }
-  std::string list() const { return "[" + out_ + "]"; }
+   public:
+    void field(const char* key, const std::string& json) {
+        next();
+        out_ += '"';
+        out_ += key;
+        out_ += "\":" + json;
+    }
+    void field(const char* key, uint64_t value) { field(key, std::to_string(value)); }
+    void item(const std::string& json) {
+        next();
+        out_ += json;
+    }
+    std::string object() const { return "{" + out_ + "}"; }
+    std::string list() const { return "[" + out_ + "]"; }
 
- private:
-  void next() {
-    if (!out_.empty()) out_ += ',';
-  }
-  std::string out_;
+   private:
+    void next() {
+        if (!out_.empty()) out_ += ',';
+    }
+    std::string out_;
 };
 
 std::string kernel_json(const CodeObject& object, const Kernel& kernel) {
-  Members out, arguments, missing;
-  for (const Argument& argument : kernel.arguments) {
-    Members fields;
-    fields.field("name", quoted(argument.name));
-    fields.field("kind", quoted(argument.kind));
-    fields.field("offset", argument.offset);
-    fields.field("size", argument.size);
-    arguments.item(fields.object());
-  }
-  for (const std::string& name : object.unimplemented(kernel)) missing.item(quoted(name));
-  out.field("name", quoted(kernel.name));
-  out.field("entry", kernel.entry);
-  out.field("lds_bytes", kernel.lds_bytes);
-  out.field("scratch_bytes", kernel.scratch_bytes);
-  out.field("kernarg_bytes", kernel.kernarg_bytes);
-  out.field("explicit_bytes", kernel.explicit_bytes());
-  out.field("max_workgroup", kernel.max_workgroup);
-  out.field("sgprs", kernel.sgprs);
-  out.field("vgprs", kernel.vgprs);
-  out.field("agprs", kernel.agprs);
-  out.field("sgpr_spills", kernel.sgpr_spills);
-  out.field("vgpr_spills", kernel.vgpr_spills);
-  out.field("allocated_vgprs", kernel.allocated_vgprs());
-  out.field("accum_offset", kernel.accum_offset());
-  out.field("preload_dwords", kernel.preload_dwords);
-  out.field("arguments", arguments.list());
-  out.field("unimplemented", missing.list());
-  return out.object();
+    Members out, arguments, missing;
+    for (const Argument& argument : kernel.arguments) {
+        Members fields;
+        fields.field("name", quoted(argument.name));
+        fields.field("kind", quoted(argument.kind));
+        fields.field("offset", argument.offset);
+        fields.field("size", argument.size);
+        arguments.item(fields.object());
+    }
+    for (const std::string& name : object.unimplemented(kernel)) missing.item(quoted(name));
+    out.field("name", quoted(kernel.name));
+    out.field("entry", kernel.entry);
+    out.field("lds_bytes", kernel.lds_bytes);
+    out.field("scratch_bytes", kernel.scratch_bytes);
+    out.field("kernarg_bytes", kernel.kernarg_bytes);
+    out.field("explicit_bytes", kernel.explicit_bytes());
+    out.field("max_workgroup", kernel.max_workgroup);
+    out.field("sgprs", kernel.sgprs);
+    out.field("vgprs", kernel.vgprs);
+    out.field("agprs", kernel.agprs);
+    out.field("sgpr_spills", kernel.sgpr_spills);
+    out.field("vgpr_spills", kernel.vgpr_spills);
+    out.field("allocated_vgprs", kernel.allocated_vgprs());
+    out.field("accum_offset", kernel.accum_offset());
+    out.field("preload_dwords", kernel.preload_dwords);
+    out.field("arguments", arguments.list());
+    out.field("unimplemented", missing.list());
+    return out.object();
 }
 
 std::string& last_error() {
-  thread_local std::string text;
-  return text;
+    thread_local std::string text;
+    return text;
 }
 
 char* given(const std::string& text) {
-  auto* copy = static_cast<char*>(std::malloc(text.size() + 1));
-  if (copy) std::memcpy(copy, text.c_str(), text.size() + 1);
-  return copy;
+    auto* copy = static_cast<char*>(std::malloc(text.size() + 1));
+    if (copy) std::memcpy(copy, text.c_str(), text.size() + 1);
+    return copy;
 }
 
 template <typename Body>
 char* text_of(Body body) {
-  try {
-    return given(body());
-  } catch (const std::exception& problem) {
-    last_error() = problem.what();
-    return nullptr;
-  }
+    try {
+        return given(body());
+    } catch (const std::exception& problem) {
+        last_error() = problem.what();
+        return nullptr;
+    }
 }
 
 }  // namespace
@@ -116,55 +116,56 @@ char* text_of(Body body) {
 //  "counters": {...}, "executed": [[offset, unit, name, times, lds phases, bank conflicts], ...]}
 std::string report_json(const Report& report, const Code& code, const CodeObject* object,
                         const Kernel* kernel) {
-  static constexpr const char* kUnits[] = {"salu", "wait",  "barrier", "branch", "smem",
-                                           "valu", "trans", "mfma",    "ds",     "vmem"};
-  Members out, findings, counters;
-  if (kernel) out.field("kernel", quoted(kernel->name));
-  out.field("workgroups", report.workgroups);
-  out.field("waves", report.waves);
-  out.field("instructions", report.instructions);
-  out.field("threads", report.threads);
-  char seconds[32];
-  std::snprintf(seconds, sizeof seconds, "%.9g", report.seconds);
-  out.field("seconds", std::string(seconds));
-  for (const auto& [key, finding] : report.findings.all()) {
-    Members fields;
-    fields.field("kind", quoted(finding.kind));
-    fields.field("detail", quoted(finding.detail));
-    fields.field("offset", finding.offset);
-    if (object) {
-      fields.field("place", quoted(object->describe(finding.offset)));
-      fields.field("line", quoted(object->line(finding.offset)));
+    static constexpr const char* kUnits[] = {"salu", "wait",  "barrier", "branch", "smem",
+                                             "valu", "trans", "mfma",    "ds",     "vmem"};
+    Members out, findings, counters;
+    if (kernel) out.field("kernel", quoted(kernel->name));
+    out.field("workgroups", report.workgroups);
+    out.field("waves", report.waves);
+    out.field("instructions", report.instructions);
+    out.field("threads", report.threads);
+    char seconds[32];
+    std::snprintf(seconds, sizeof seconds, "%.9g", report.seconds);
+    out.field("seconds", std::string(seconds));
+    for (const auto& [key, finding] : report.findings.all()) {
+        Members fields;
+        fields.field("kind", quoted(finding.kind));
+        fields.field("detail", quoted(finding.detail));
+        fields.field("offset", finding.offset);
+        if (object) {
+            fields.field("place", quoted(object->describe(finding.offset)));
+            fields.field("line", quoted(object->line(finding.offset)));
+        }
+        fields.field("wave", finding.wave);
+        fields.field("workgroup", finding.workgroup);
+        fields.field("count", finding.count);
+        findings.item(fields.object());
     }
-    fields.field("wave", finding.wave);
-    fields.field("workgroup", finding.workgroup);
-    fields.field("count", finding.count);
-    findings.item(fields.object());
-  }
-  out.field("findings", findings.list());
-  const Counters& counted = report.counters;
-  counters.field("lds_bytes", counted.lds_bytes);
-  counters.field("global_load_bytes", counted.global_load_bytes);
-  counters.field("global_store_bytes", counted.global_store_bytes);
-  counters.field("smem_bytes", counted.smem_bytes);
-  counters.field("lds_dma_bytes", counted.lds_dma_bytes);
-  counters.field("scratch_bytes", counted.scratch_bytes);
-  counters.field("vmem_lines", counted.vmem_lines);
-  counters.field("barriers", counted.barriers);
-  counters.field("flops", counted.flops);
-  out.field("counters", counters.object());
-  std::string executed = "[";
-  for (size_t i = 0; i < counted.executed.size() && i < code.insts.size(); ++i) {
-    if (!counted.executed[i]) continue;
-    const Inst& inst = code.insts[i];
-    if (executed.size() > 1) executed += ',';
-    executed += "[" + std::to_string(inst.offset) + ",\"" + kUnits[static_cast<int>(inst.unit)] +
-                "\",\"" + inst.name + "\"," + std::to_string(counted.executed[i]) + "," +
-                std::to_string(counted.lds_phases[i]) + "," +
-                std::to_string(counted.bank_conflicts[i]) + "]";
-  }
-  out.field("executed", executed + "]");
-  return out.object();
+    out.field("findings", findings.list());
+    const Counters& counted = report.counters;
+    counters.field("lds_bytes", counted.lds_bytes);
+    counters.field("global_load_bytes", counted.global_load_bytes);
+    counters.field("global_store_bytes", counted.global_store_bytes);
+    counters.field("smem_bytes", counted.smem_bytes);
+    counters.field("lds_dma_bytes", counted.lds_dma_bytes);
+    counters.field("scratch_bytes", counted.scratch_bytes);
+    counters.field("vmem_lines", counted.vmem_lines);
+    counters.field("barriers", counted.barriers);
+    counters.field("flops", counted.flops);
+    out.field("counters", counters.object());
+    std::string executed = "[";
+    for (size_t i = 0; i < counted.executed.size() && i < code.insts.size(); ++i) {
+        if (!counted.executed[i]) continue;
+        const Inst& inst = code.insts[i];
+        if (executed.size() > 1) executed += ',';
+        executed += "[" + std::to_string(inst.offset) + ",\"" +
+                    kUnits[static_cast<int>(inst.unit)] + "\",\"" + inst.name + "\"," +
+                    std::to_string(counted.executed[i]) + "," +
+                    std::to_string(counted.lds_phases[i]) + "," +
+                    std::to_string(counted.bank_conflicts[i]) + "]";
+    }
+    out.field("executed", executed + "]");
+    return out.object();
 }
 
 }  // namespace emulator
@@ -179,71 +180,72 @@ EXPORT const char* lae_last_error() { return last_error().c_str(); }
 // Sets an option ("check", "count", "threads", "order", "variant", "steps") for all later launches
 // of the process; "" returns to the environment's value. 0, or -1 for a bad name or value.
 EXPORT int lae_set_option(const char* name, const char* value) {
-  try {
-    Device::get().set_option(name, value);
-    return 0;
-  } catch (const std::exception& problem) {
-    last_error() = problem.what();
-    return -1;
-  }
+    try {
+        Device::get().set_option(name, value);
+        return 0;
+    } catch (const std::exception& problem) {
+        last_error() = problem.what();
+        return -1;
+    }
 }
 
 // {"target", "version", "kernels": [...]} of a code object or offload bundle.
 EXPORT char* lae_kernels(const void* image, size_t bytes) {
-  return text_of([&] {
-    CodeObject object(image, bytes);
-    object.bind(handlers_of(Device::get().options()), trap);
-    Members out, kernels;
-    for (const Kernel& kernel : object.kernels()) kernels.item(kernel_json(object, kernel));
-    out.field("target", quoted(object.target()));
-    out.field("version", object.version());
-    out.field("kernels", kernels.list());
-    return out.object();
-  });
+    return text_of([&] {
+        CodeObject object(image, bytes);
+        object.bind(handlers_of(Device::get().options()), trap);
+        Members out, kernels;
+        for (const Kernel& kernel : object.kernels()) kernels.item(kernel_json(object, kernel));
+        out.field("target", quoted(object.target()));
+        out.field("version", object.version());
+        out.field("kernels", kernels.list());
+        return out.object();
+    });
 }
 
 // {"instructions": [...] as listing.h says, "lines": [[offset, "file:line"], ...] where a line
 // begins, "kernels": [{"name", "entry", "reachable": [indices]}]} of a code object.
 EXPORT char* lae_disassemble(const void* image, size_t bytes) {
-  return text_of([&] {
-    const CodeObject object(image, bytes);
-    Members out, lines, kernels;
-    std::string last;
-    for (const Inst& inst : object.code().insts) {
-      const std::string line = object.line(inst.offset);
-      if (line == last) continue;
-      lines.item("[" + std::to_string(inst.offset) + "," + quoted(line) + "]");
-      last = line;
-    }
-    for (const Kernel& kernel : object.kernels()) {
-      Members fields, reachable;
-      for (const uint32_t index : object.reachable(kernel)) reachable.item(std::to_string(index));
-      fields.field("name", quoted(kernel.name));
-      fields.field("entry", kernel.entry);
-      fields.field("reachable", reachable.list());
-      kernels.item(fields.object());
-    }
-    out.field("instructions", instructions_json(object.code()));
-    out.field("lines", lines.list());
-    out.field("kernels", kernels.list());
-    return out.object();
-  });
+    return text_of([&] {
+        const CodeObject object(image, bytes);
+        Members out, lines, kernels;
+        std::string last;
+        for (const Inst& inst : object.code().insts) {
+            const std::string line = object.line(inst.offset);
+            if (line == last) continue;
+            lines.item("[" + std::to_string(inst.offset) + "," + quoted(line) + "]");
+            last = line;
+        }
+        for (const Kernel& kernel : object.kernels()) {
+            Members fields, reachable;
+            for (const uint32_t index : object.reachable(kernel))
+                reachable.item(std::to_string(index));
+            fields.field("name", quoted(kernel.name));
+            fields.field("entry", kernel.entry);
+            fields.field("reachable", reachable.list());
+            kernels.item(fields.object());
+        }
+        out.field("instructions", instructions_json(object.code()));
+        out.field("lines", lines.list());
+        out.field("kernels", kernels.list());
+        return out.object();
+    });
 }
 
 // The instructions of bare machine code, as listing.h says.
 EXPORT char* lae_decode(const void* text, size_t bytes) {
-  return text_of(
-      [&] { return instructions_json(decode(static_cast<const uint8_t*>(text), bytes)); });
+    return text_of(
+        [&] { return instructions_json(decode(static_cast<const uint8_t*>(text), bytes)); });
 }
 
 // The calling thread's latest hipModuleLaunchKernel: report_json, or {} when it did not run.
 EXPORT char* lae_last_launch() {
-  return text_of([&] {
-    const Latest& latest = Device::latest();
-    if (!latest.report) return std::string("{}");
-    const CodeObject& object = latest.module->object;
-    return report_json(*latest.report, object.code(), &object, latest.kernel);
-  });
+    return text_of([&] {
+        const Latest& latest = Device::latest();
+        if (!latest.report) return std::string("{}");
+        const CodeObject& object = latest.module->object;
+        return report_json(*latest.report, object.code(), &object, latest.kernel);
+    });
 }
 
 // Runs bare machine code as one workgroup of `waves` waves from its first instruction on, until all
@@ -255,41 +257,42 @@ EXPORT char* lae_last_launch() {
 EXPORT char* lae_run_snippet(const void* text, size_t bytes, uint32_t waves, uint32_t* vector,
                              uint32_t* scalar, uint32_t* scc, uint32_t* mode, uint8_t* lds,
                              size_t lds_bytes, uint32_t scratch_bytes) {
-  return text_of([&] {
-    if (waves == 0 || waves > 16) throw std::invalid_argument("waves must be 1 to 16");
-    if (lds_bytes > 65536) throw std::invalid_argument("there are 65536 bytes of LDS");
-    const Options options = Device::get().options();
-    Code code = decode(static_cast<const uint8_t*>(text), bytes);
-    code.address = reinterpret_cast<uint64_t>(text);
-    const Handler* table = handlers_of(options);
-    for (Inst& inst : code.insts) {
-      const Handler handler = inst.op == Op::unknown ? nullptr : table[static_cast<size_t>(inst.op)];
-      inst.run = handler ? handler : trap;
-    }
-    const std::unique_ptr<Wave[]> storage(new Wave[waves]);
-    std::vector<uint8_t> scratch(size_t{scratch_bytes} * kLanes * waves);
-    std::vector<Wave*> list;
-    for (uint32_t i = 0; i < waves; ++i) {
-      Wave& wave = storage[i];
-      std::memcpy(wave.v, vector + size_t{i} * kVectorRegisters * kLanes, sizeof wave.v);
-      std::memcpy(wave.s, scalar + size_t{i} * kScalarRegisters, sizeof wave.s);
-      wave.scc = scc[i] != 0;
-      wave.mode = mode[i];
-      wave.scratch = scratch.data() + size_t{i} * scratch_bytes * kLanes;
-      wave.scratch_bytes = scratch_bytes;
-      list.push_back(&wave);
-    }
-    std::vector<uint8_t> local(lds, lds + lds_bytes);
-    Report report;
-    run_bare(nullptr, code, list, local, Device::get().memory, options, report);
-    for (uint32_t i = 0; i < waves; ++i) {
-      const Wave& wave = storage[i];
-      std::memcpy(vector + size_t{i} * kVectorRegisters * kLanes, wave.v, sizeof wave.v);
-      std::memcpy(scalar + size_t{i} * kScalarRegisters, wave.s, sizeof wave.s);
-      scc[i] = wave.scc;
-      mode[i] = wave.mode;
-    }
-    if (lds_bytes) std::memcpy(lds, local.data(), lds_bytes);
-    return report_json(report, code, nullptr, nullptr);
-  });
+    return text_of([&] {
+        if (waves == 0 || waves > 16) throw std::invalid_argument("waves must be 1 to 16");
+        if (lds_bytes > 65536) throw std::invalid_argument("there are 65536 bytes of LDS");
+        const Options options = Device::get().options();
+        Code code = decode(static_cast<const uint8_t*>(text), bytes);
+        code.address = reinterpret_cast<uint64_t>(text);
+        const Handler* table = handlers_of(options);
+        for (Inst& inst : code.insts) {
+            const Handler handler =
+                inst.op == Op::unknown ? nullptr : table[static_cast<size_t>(inst.op)];
+            inst.run = handler ? handler : trap;
+        }
+        const std::unique_ptr<Wave[]> storage(new Wave[waves]);
+        std::vector<uint8_t> scratch(size_t{scratch_bytes} * kLanes * waves);
+        std::vector<Wave*> list;
+        for (uint32_t i = 0; i < waves; ++i) {
+            Wave& wave = storage[i];
+            std::memcpy(wave.v, vector + size_t{i} * kVectorRegisters * kLanes, sizeof wave.v);
+            std::memcpy(wave.s, scalar + size_t{i} * kScalarRegisters, sizeof wave.s);
+            wave.scc = scc[i] != 0;
+            wave.mode = mode[i];
+            wave.scratch = scratch.data() + size_t{i} * scratch_bytes * kLanes;
+            wave.scratch_bytes = scratch_bytes;
+            list.push_back(&wave);
+        }
+        std::vector<uint8_t> local(lds, lds + lds_bytes);
+        Report report;
+        run_bare(nullptr, code, list, local, Device::get().memory, options, report);
+        for (uint32_t i = 0; i < waves; ++i) {
+            const Wave& wave = storage[i];
+            std::memcpy(vector + size_t{i} * kVectorRegisters * kLanes, wave.v, sizeof wave.v);
+            std::memcpy(scalar + size_t{i} * kScalarRegisters, wave.s, sizeof wave.s);
+            scc[i] = wave.scc;
+            mode[i] = wave.mode;
+        }
+        if (lds_bytes) std::memcpy(lds, local.data(), lds_bytes);
+        return report_json(report, code, nullptr, nullptr);
+    });
 }
