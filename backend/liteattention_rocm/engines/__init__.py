@@ -102,13 +102,17 @@ def choose(device: torch.device | str, requested: str | None = None) -> Engine:
 
 def architecture(device: torch.device) -> str:
     """Architecture of a GPU as its compiler calls it ("gfx942", "sm_90"), "" for anything else."""
-    if device.type != "cuda" or not torch.cuda.is_available():
+    if device.type != "cuda":
         return ""
-    return _architecture(torch.cuda.current_device() if device.index is None else device.index)
+    if device.index is not None:
+        return _architecture(device.index)
+    return _architecture(torch.cuda.current_device()) if torch.cuda.is_available() else ""
 
 
 @functools.cache
 def _architecture(index: int) -> str:
+    if not torch.cuda.is_available():
+        return ""
     properties = torch.cuda.get_device_properties(index)
     if torch.version.hip is None:
         return f"sm_{properties.major}{properties.minor}"
