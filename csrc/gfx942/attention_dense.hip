@@ -18,16 +18,19 @@
 //
 // K[n] lies in half n % 2 of the LDS. Its readers are Qk[n] of A and, one stretch later, of B; in
 // the stretch after that B, then in Softmax[n], starts copying K[n + 2] over it. B waits for that
-// copy at the end of its next stretch (Pv[n] Qk[n + 1]), a barrier before A's Qk[n + 2]: the copy
-// has two stretches to land. The copies of K[0] and K[1] precede all this, behind a barrier.
+// copy in its next stretch (Pv[n] Qk[n + 1]), a barrier before A's Qk[n + 2]. The wait at its end
+// states the rule and costs nothing: loads retire in order, so the fragments of V that Pv asks for
+// behind the copy have waited for it already. The copy thus has one stretch, ~3000 clocks, to land.
+// The copies of K[0] and K[1] precede all this, behind a barrier.
 //
 // The matrix core must not wait at the seams: Pv's first V fragments are asked for at the start of
 // Softmax, where A, who comes to a V block first, also touches all of it, so that it lies in L1;
 // Qk's first K fragments two fragments before Pv ends.
 //
 // Budget at D = 128, of 256 registers per lane (two waves a SIMD): outputs 96, queries 48, scores
-// 48 or, after them, probabilities 24, fragments 16 + 12; the rest
-// is addresses. LDS: 2 x 16 KiB of K.
+// 48 or, after them, probabilities 24, fragments 16 + 12; the rest is addresses. All three q tiles
+// stay in registers: with the phases fenced and the last K block outside the loop nothing spills.
+// LDS: 2 x 16 KiB of K.
 
 #include "load_k.h"
 #include "params.h"

@@ -128,8 +128,8 @@ LITE_DEVICE Float2 Twice(float x) {
     return pair;
 }
 
-// No instruction: x has arrived and its register was not given to anything else before this point,
-// for loads whose result nobody wants.
+// No instruction: keeps a load whose result nobody wants, and keeps its register from being given
+// to anything else before it has arrived, which is at the latest here.
 LITE_DEVICE void Discard(uint32_t x) { asm volatile("" : : "v"(x)); }
 
 // s_setprio: 0 (default) to 3, which wave of a SIMD issues first. No hazard.
