@@ -19,8 +19,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import torch
 import typer
-
 from diffusers import FlowMatchEulerDiscreteScheduler, UniPCMultistepScheduler, WanPipeline
+
 from liteattention_e2e.checker import ATTRIBUTES, compare, describe
 from liteattention_e2e.clips import Scene, held_out_scenes
 from liteattention_e2e.pixel_vae import pipeline_num_frames

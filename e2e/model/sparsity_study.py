@@ -22,9 +22,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import torch
 import typer
+from diffusers import WanPipeline
 from diffusers.models.transformers.transformer_wan import WanAttnProcessor
 
-from diffusers import WanPipeline
 from liteattention_e2e.clips import held_out_scenes
 from liteattention_e2e.pixel_vae import pipeline_num_frames
 
