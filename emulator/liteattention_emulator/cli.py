@@ -65,7 +65,7 @@ def kernels(
             kernel.name,
             *(str(n) for n in (kernel.vgprs, kernel.agprs, kernel.sgprs)),
             *(str(n) for n in (kernel.lds_bytes, kernel.scratch_bytes)),
-            " ".join(f"{a.name or a.kind}:{a.size}" for a in explicit),
+            " ".join(f"{a.name or a.kind}:{a.size}" for a in explicit) or "-",
             " ".join(kernel.unimplemented) or "-",
         )
     Console().print(table)
@@ -111,7 +111,9 @@ def run(
         for line in str(error).splitlines():
             typer.echo(line, err=True)
         raise typer.Exit(1) from error
-    except (native.EmulatorError, OSError, KeyError, TypeError) as error:
+    except KeyError as error:
+        _fail(str(error.args[0]))
+    except (native.EmulatorError, OSError, TypeError) as error:
         _fail(str(error))
     for text, array in zip(args or [], values, strict=True):
         if text.endswith(".npy"):

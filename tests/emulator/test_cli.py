@@ -1,0 +1,108 @@
+"""``liteattention-rocm emulate``, as typed."""
+
+import json
+from importlib.metadata import EntryPoint
+from pathlib import Path
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+import liteattention_emulator as emulator
+from liteattention_emulator.cli import app
+
+from .toolchain import compile_hip, needs
+
+pytestmark = needs("clang++-19", "ld.lld-19")
+
+SOURCE = Path(__file__).with_name("machine_kernels.hip")
+RUNNER = CliRunner()
+
+
+@pytest.fixture(scope="module")
+def code_object(tmp_path_factory: pytest.TempPathFactory) -> str:
+    path = tmp_path_factory.mktemp("cli") / "kernels.co"
+    compile_hip(SOURCE, path)
+    return str(path)
+
+
+@pytest.fixture(autouse=True)
+def default_options() -> object:
+    yield
+    for name in ("check", "count", "threads", "order"):
+        emulator.set_option(name, "")
+
+
+def call(*words: str) -> tuple[int, str]:
+    result = RUNNER.invoke(app, words)
+    return result.exit_code, result.output
+
+
+def test_the_command_is_registered() -> None:
+    text = (Path(__file__).resolve().parents[2] / "pyproject.toml").read_text()
+    line = next(row for row in text.splitlines() if row.startswith("emulate = "))
+    value = line.partition("=")[2].strip().strip('"')
+    assert EntryPoint("emulate", value, "liteattention_rocm.commands").load() is app
+
+
+def test_library_path() -> None:
+    code, text = call("--library")
+    assert code == 0 and Path(text.strip()) == emulator.library()
+
+
+def test_kernels(code_object: str) -> None:
+    code, text = call("kernels", code_object, "--json")
+    rows = {row["name"]: row for row in json.loads(text)}
+    assert code == 0 and rows["reverse"]["lds_bytes"] == 2048
+    assert rows["not_emulated"]["unimplemented"] == ["s_rfe_b64"]
+    code, text = call("kernels", code_object)
+    assert code == 0 and "leave_early" in text
+
+
+def test_run_and_report(code_object: str, tmp_path: Path) -> None:
+    data, saved = tmp_path / "data.npy", tmp_path / "report.json"
+    np.save(data, np.arange(64, dtype=np.float32))
+    words = ["run", code_object, "--kernel", "halve", "--args", str(data), "--out", str(saved)]
+    code, text = call(*words)
+    assert code == 0 and "halve" in text and "no time of a GPU" in text.replace("\n", " ")
+    assert np.load(data).tolist() == [i / 2 for i in range(64)]
+    report = json.loads(saved.read_text())
+    assert report["counters"]["global_load_bytes"] == 256
+    assert report["by_unit_per_wave"]["vmem"] == 2
+    assert call("report", str(saved))[1].count("v_mul_f32") == 1
+    code, text = call(*words, "--json", "--no-check", "--order", "last-ahead")
+    assert code == 0 and json.loads(text)["by_unit"] == report["by_unit"]
+
+
+def test_findings_fail_the_run(code_object: str) -> None:
+    words = ("run", code_object, "--kernel", "all_emulated")
+    code, text = call(*words, "--args", "u32:60")
+    assert code == 1 and "out of bounds" in text
+    assert call(*words, "--args", "u32:64")[0] == 0
+
+
+@pytest.mark.parametrize(
+    ("words", "reason"),
+    [
+        (("--args", "f64:3"), "not TYPE:COUNT"),
+        (("--args", "f32:3:x"), "VALUE must be"),
+        (("--args", "many"), "not a number"),
+        (("--args", "none.npy"), "none.npy"),
+        (("--grid", "0"), "--grid must be"),
+        (("--block", "1,2,3,4"), "--block must be"),
+        (("--order", "up"), "order 'up'"),
+        ((), "takes 1 arguments"),
+        (("--kernel", "absent"), "no kernel absent; there are"),
+    ],
+)
+def test_bad_input_is_one_line(code_object: str, words: tuple[str, ...], reason: str) -> None:
+    code, text = call("run", code_object, "--kernel", "halve", *words)
+    assert code == 2 and reason in text and "Traceback" not in text
+
+
+def test_no_code_object(tmp_path: Path) -> None:
+    (tmp_path / "bad.co").write_bytes(bytes(500))
+    for name, reason in (("absent.co", "No such file"), ("bad.co", "neither an ELF")):
+        for command in (["kernels"], ["run", "--kernel", "x"]):
+            code, text = call(command[0], str(tmp_path / name), *command[1:])
+            assert code == 2 and reason in text
