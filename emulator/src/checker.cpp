@@ -73,6 +73,16 @@ enum class Rule : uint8_t {
     scalar_memory,
 };
 
+// Which halves of 64-bit sources the halves of a 64-bit result come from. Compilers leave the half
+// of a register pair undefined that does not matter, as in a 64-bit multiply-add for its low half.
+enum class Halves : uint8_t {
+    both,
+    upwards,    // sums, products, left shifts: the low half of the low ones only
+    downwards,  // right shifts: the high half of the high ones only
+    apart,      // moves
+    packed,     // two floats, chosen by op_sel and op_sel_hi
+};
+
 struct Touch {
     uint8_t word;
     uint64_t mask;
@@ -81,6 +91,7 @@ struct Touch {
 // What the checks need to know of an instruction, made when it is first executed.
 struct Info {
     Rule rule = Rule::none;
+    Halves halves = Halves::both;
     bool load = false, store = false, dma = false, flat = false, counts_vm = false,
          counts_ds = false, counts_smem = false;
     bool saves_exec = false;  // s_*_saveexec
@@ -154,6 +165,17 @@ Rule scalar_rule(std::string_view name) {
     if (stem == "s_cselect") return Rule::choose;
     if (starts(name, "s_bitcmp")) return Rule::test_bit;
     return Rule::scalar;
+}
+
+Halves halves_of(const Inst& inst) {
+    const std::string_view name = inst.name;
+    if (inst.dpp || inst.dst[0].dwords != 2) return Halves::both;
+    for (const char* up : {"v_mad_u64_u32", "v_mad_i64_i32", "v_lshl_add_u64", "v_lshlrev_b64"})
+        if (name == up) return Halves::upwards;
+    if (name == "v_lshrrev_b64" || name == "v_ashrrev_i64") return Halves::downwards;
+    if (name == "v_mov_b64") return Halves::apart;
+    if (inst.dst[0].type == Type::pkf32 || name == "v_pk_mov_b32") return Halves::packed;
+    return Halves::both;
 }
 
 Info describe(const Inst& inst) {
@@ -268,8 +290,9 @@ Info describe(const Inst& inst) {
             if (inst.reads_dst && info.rule == Rule::vector && !inst.dpp)
                 info.vector_src.insert(info.vector_src.end(), info.vector_dst.begin(),
                                        info.vector_dst.end());
-            info.simple = info.rule == Rule::vector && !inst.dpp && info.mask_src.empty() &&
-                          info.mask_dst < 0 && info.scalar_dst.empty();
+            if (info.rule == Rule::vector) info.halves = halves_of(inst);
+            info.simple = info.rule == Rule::vector && info.halves == Halves::both && !inst.dpp &&
+                          info.mask_src.empty() && info.mask_dst < 0 && info.scalar_dst.empty();
             break;
         case Unit::ds:
             info.rule = Rule::memory;
@@ -1097,11 +1120,51 @@ struct Checker::Impl {
         return good & (moved | ~valid);
     }
 
+    // Lanes in which what one half of the result takes from a source is defined.
+    static uint64_t half_source(const State& st, const Operand& src, Halves halves, int half) {
+        if (src.kind != Kind::vector && src.kind != Kind::scalar) return kAll;
+        int first = 0, last = src.dwords - 1;
+        if (src.dwords == 2) {
+            const bool high =
+                halves == Halves::packed ? (half ? src.op_sel_hi : src.op_sel) : half != 0;
+            const bool one = halves == Halves::apart || halves == Halves::packed ||
+                             (halves == Halves::upwards && half == 0) ||
+                             (halves == Halves::downwards && half == 1);
+            if (one) first = last = high;
+        }
+        uint64_t good = kAll;
+        for (int k = first; k <= last; ++k) {
+            if (src.kind == Kind::vector)
+                good &= st.v[src.index + k];
+            else if (st.s[src.index + k] != ~0u)
+                good = 0;
+        }
+        return good;
+    }
+
+    void half_flow(Wave& wave, State& st, const Inst& inst, const Info& in) {
+        const uint64_t exec = wave.exec();
+        uint64_t good[2] = {kAll, kAll};
+        for (int half = 0; half < 2; ++half)
+            for (const Operand& src : inst.src) good[half] &= half_source(st, src, in.halves, half);
+        if (inst.reads_dst)
+            for (int half = 0; half < 2; ++half) good[half] &= st.v[in.vector_dst[half]];
+        for (int half = 0; half < 2; ++half) {
+            uint64_t& lanes = st.v[in.vector_dst[half]];
+            lanes = (lanes & ~exec) | (good[half] & exec);
+        }
+        if (in.mask_dst < 0) return;
+        const uint64_t bits = good[1] | ~exec;
+        st.s[in.mask_dst] = static_cast<uint32_t>(bits);
+        st.s[in.mask_dst + 1] = static_cast<uint32_t>(bits >> 32);
+    }
+
     void vector_flow(Wave& wave, State& st, const Inst& inst, const Info& in) {
         uint64_t write = wave.exec();
         switch (in.rule) {
             case Rule::vector:
             case Rule::compare: {
+                if (in.halves != Halves::both) return half_flow(wave, st, inst, in);
                 const uint64_t good = sources(wave, st, inst, in, write);
                 for (uint16_t r : in.vector_dst) st.v[r] = (st.v[r] & ~write) | (good & write);
                 for (uint16_t r : in.scalar_dst) st.s[r] = good ? ~0u : 0u;

@@ -578,6 +578,32 @@ def test_definedness_is_by_lane(name: str) -> None:
         assert fresh(HALF[name]) == ["undefined value"]
 
 
+UNUSED_HALVES = {
+    # v5 is undefined; result, and which half of it does not depend on v5
+    "v_mad_u64_u32 v[20:21], vcc, v6, v7, v[4:5]": 20,
+    "v_lshl_add_u64 v[20:21], v[4:5], 2, v[6:7]": 20,
+    "v_lshlrev_b64 v[20:21], v6, v[4:5]": 20,
+    "v_mov_b64 v[20:21], v[4:5]": 20,
+    "v_pk_fma_f32 v[20:21], v[4:5], v[6:7], v[6:7]": 20,
+    "v_pk_mul_f32 v[20:21], v[4:5], v[6:7] op_sel:[1,0] op_sel_hi:[0,1]": 21,
+    "v_pk_fma_f32 v[20:21], v[4:5], v[4:5], v[6:7] op_sel_hi:[0,0,1]": -1,
+}
+
+
+@pytest.mark.parametrize("code", UNUSED_HALVES)
+def test_halves_of_pairs(code: str) -> None:
+    """Compilers leave the half of a pair undefined that a result does not depend on."""
+    setup = "v_mov_b32 v5, v4\nv_mov_b32 v4, 1\n"
+    for half in (20, 21):
+        clean = UNUSED_HALVES[code] in (half, -1)
+        want = [] if clean else ["undefined value"]
+        assert fresh(f"{setup}{code}\n{STORE.format(half)}") == want
+    code = "v_lshrrev_b64 v[20:21], v6, v[22:23]"
+    setup = "v_mov_b32 v22, v4\nv_mov_b32 v23, 1\n"
+    assert fresh(f"{setup}{code}\n{STORE.format(21)}") == []
+    assert fresh(f"{setup}{code}\n{STORE.format(20)}") == ["undefined value"]
+
+
 def test_undefined_text() -> None:
     at, memory = prepared()
     with allocated(1024) as base, registered(memory):
