@@ -55,6 +55,14 @@ inline uint32_t as_bits(float value) { return std::bit_cast<uint32_t>(value); }
 inline double as_double(uint64_t bits) { return std::bit_cast<double>(bits); }
 inline uint64_t as_bits(double value) { return std::bit_cast<uint64_t>(value); }
 
+// c ? x : y where both are computed: what a branch would skip (a multiplication that may raise an
+// exception flag) the compiler would not vectorise.
+inline uint32_t pick(bool c, uint32_t x, uint32_t y) {
+    const uint32_t mask = 0u - static_cast<uint32_t>(c);
+    return (x & mask) | (y & ~mask);
+}
+inline float pick(bool c, float x, float y) { return as_float(pick(c, as_bits(x), as_bits(y))); }
+
 [[noreturn]] inline void fail(const Inst& inst, const std::string& what) {
     throw std::runtime_error(std::string(inst.name) + " at byte " + std::to_string(inst.offset) +
                              " of the code: " + what);
@@ -69,8 +77,8 @@ inline float half_to_float(uint32_t half) {
     const uint32_t normal = (magnitude << 13) + 0x38000000u;
     const uint32_t small =
         as_bits(static_cast<float>(static_cast<int32_t>(magnitude & 0x3ff)) * 0x1p-24f);
-    uint32_t bits = magnitude >= 0x400 ? normal : small;
-    bits = magnitude >= 0x7c00 ? normal | 0x7f800000u : bits;
+    uint32_t bits = pick(magnitude >= 0x400, normal, small);
+    bits |= magnitude >= 0x7c00 ? 0x7f800000u : 0u;
     return as_float(bits | (half & 0x8000) << 16);
 }
 
@@ -79,7 +87,7 @@ inline uint32_t float_to_half(float value) {
     const uint32_t all = as_bits(value), u = all & 0x7fffffff;
     const uint32_t normal = (u - 0x38000000u + 0xfffu + (u >> 13 & 1)) >> 13;
     const uint32_t small = as_bits(as_float(u) + 0.5f) - 0x3f000000u;  // the adder rounds at 2^-24
-    uint32_t half = u < 0x38800000 ? small : normal;
+    uint32_t half = pick(u < 0x38800000, small, normal);
     half = u >= 0x47800000 ? 0x7c00 : half;
     half = u > 0x7f800000 ? 0x7e00 | (u >> 13 & 0x1ff) : half;
     return half | (all >> 16 & 0x8000);
@@ -115,17 +123,34 @@ inline float round_to_odd(double value) {
     return as_float(bits);
 }
 
-// a * b + c of half values, in single precision rounded to odd. The product is exact in double, the
-// sum's error (two-sum) makes its last bit odd.
-inline float fma_for_half(float a, float b, float c) {
+// `value` is a rounded result and `error` the sign of what the exact one has more: the neighbour of
+// the exact result with an odd last bit, from which a second rounding is right.
+inline double to_odd(double value, double error) {
+    uint64_t bits = as_bits(value);
+    const bool fix = error != 0 && std::fabs(value) < 1e300;  // false when NaN
+    const bool down = (error < 0) != (value < 0);
+    bits = fix ? (bits - (down ? 1u : 0u)) | 1u : bits;
+    return as_double(bits);
+}
+
+// a * b + c of single values in double precision, rounded to odd: the product is exact, the sum's
+// error (two-sum) decides.
+inline double fma_to_odd(float a, float b, float c) {
     const double product = static_cast<double>(a) * b, addend = c, sum = product + addend;
     const double t = sum - product, error = (product - (sum - t)) + (addend - t);
-    uint64_t bits = as_bits(sum);
-    const bool fix = error != 0 && std::fabs(sum) < 1e30;  // false when NaN
-    const bool down = (error < 0) != (sum < 0);
-    bits = fix ? (bits - (down ? 1u : 0u)) | 1u : bits;
-    return round_to_odd(as_double(bits));
+    return to_odd(sum, error);
 }
+
+// The same of double values, in double precision.
+inline double fma_to_odd(double a, double b, double c) {
+    const double product = a * b, rest = __builtin_fma(a, b, -product);
+    const double sum = product + c, t = sum - product;
+    const double lost = (product - (sum - t)) + (c - t), result = __builtin_fma(a, b, c);
+    return to_odd(result, (sum - result) + (lost + rest));
+}
+
+// a * b + c of half values, to be rounded to half.
+inline float fma_for_half(float a, float b, float c) { return round_to_odd(fma_to_odd(a, b, c)); }
 
 // ---- 8-bit floats of gfx942: no infinity, no -0; 0x80 is the NaN. fp8 is 1-4-3 with bias 8,
 // bf8 is 1-5-2 with bias 16.
@@ -136,7 +161,7 @@ inline float from_8bit(uint32_t byte) {
     const uint32_t magnitude = byte & 0x7f;
     const uint32_t normal = (magnitude << (23 - kMantissaBits)) + ((127u - bias) << 23);
     const uint32_t small = as_bits(static_cast<float>(static_cast<int32_t>(magnitude)) * last);
-    uint32_t bits = magnitude >= (1u << kMantissaBits) ? normal : small;
+    uint32_t bits = pick(magnitude >= (1u << kMantissaBits), normal, small);
     bits |= (byte & 0x80) << 24;
     bits = (byte & 0xff) == 0x80 ? 0x7fc00000u : bits;
     return as_float(bits);

@@ -79,22 +79,26 @@ inline T middle(T a, T b, T c) {
 
 template <class T>
 inline T clamped(T value, T low, T high) {
-    return value < low ? low : value > high ? high : value;
+    const bool below = value<low, above = value> high;  // NaN passes
+    const T bounded = below ? low : value;
+    return above ? high : bounded;
 }
 
 // Saturating, towards zero, NaN to 0.
 inline int32_t to_int(float x) {
-    const bool in = x >= -0x1p31f && x < 0x1p31f;
-    const int32_t inside = static_cast<int32_t>(in ? x : 0.0f);
-    const int32_t outside = x > 0.0f ? 0x7fffffff : x < 0.0f ? static_cast<int32_t>(0x80000000) : 0;
-    return in ? inside : outside;
+    const bool low = x < -0x1p31f, high = x >= 0x1p31f, nan = x != x;
+    const float inside = pick(low | high | nan, 0.0f, x);
+    uint32_t r = static_cast<uint32_t>(static_cast<int32_t>(inside));
+    r = pick(high, 0x7fffffffu, r);
+    return static_cast<int32_t>(pick(low, 0x80000000u, r));
 }
 inline uint32_t to_unsigned(float x) {
-    const bool in = x > 0.0f && x < 0x1p32f, upper = x >= 0x1p31f;
-    const float shifted = in ? (upper ? x - 0x1p31f : x) : 0.0f;
-    const uint32_t inside =
-        static_cast<uint32_t>(static_cast<int32_t>(shifted)) ^ (upper ? 0x80000000u : 0u);
-    return in ? inside : x > 0.0f ? 0xffffffffu : 0u;
+    const bool positive = x > 0.0f, high = x >= 0x1p32f, upper = x >= 0x1p31f;
+    const float moved = pick(upper, x - 0x1p31f, x);
+    const float inside = pick(positive & !high, moved, 0.0f);
+    const uint32_t r =
+        static_cast<uint32_t>(static_cast<int32_t>(inside)) ^ (upper ? 0x80000000u : 0u);
+    return pick(high, 0xffffffffu, pick(positive, r, 0u));
 }
 inline int32_t to_int(double x) {
     if (x != x) return 0;
@@ -108,7 +112,7 @@ inline uint32_t to_unsigned(double x) {
 // Quiets signalling NaNs; the host's roundings differ in that.
 inline float quieted(float x) {
     const uint32_t bits = as_bits(x);
-    return as_float(is_nan(bits) ? bits | 0x400000 : bits);
+    return as_float(bits | (is_nan(bits) ? 0x400000u : 0u));
 }
 
 // x - floor(x), below 1.
@@ -155,7 +159,8 @@ inline float flushed(float x) { return as_float(flush32(as_bits(x))); }
 // 2^x. n = round(x); Taylor polynomial of degree 10 for 2^(x-n), |x-n| <= 1/2: its remainder is
 // below 2.3e-13, so the result is within 0.500004 ulp before flushing.
 inline float exp2_lane(float x) {
-    const float bounded = clamped(x, -200.0f, 200.0f);  // NaN passes
+    const float above = pick(x > -200.0f, x, -200.0f),
+                bounded = pick(above < 200.0f, above, 200.0f);
     const double shift = 0x1.8p52;
     const double y = bounded, moved = y + shift, f = y - (moved - shift);
     double p = 7.0549116208011234e-9;  // ln(2)^k / k!, k = 10 .. 0
@@ -172,9 +177,9 @@ inline float exp2_lane(float x) {
     const uint64_t power = as_bits(moved) << 52;  // the low bits of `moved` hold n
     const double scaled = as_double(as_bits(p) + power);
     float r = static_cast<float>(scaled);
-    r = x < -126.0f ? 0.0f : r;
-    r = x >= 128.0f ? std::numeric_limits<float>::infinity() : r;
-    return x != x ? quieted(x) : r;
+    r = pick(x < -126.0f, 0.0f, r);
+    r = pick(x >= 128.0f, std::numeric_limits<float>::infinity(), r);
+    return pick(x != x, quieted(x), r);
 }
 
 // log2(x) of a positive normal double: x = 2^n m, m in [sqrt(1/2), sqrt(2)); with
@@ -199,12 +204,12 @@ inline double log2_positive(double x) {
 }
 
 inline float log2_lane(float x) {
-    const double y = x > 0.0f ? static_cast<double>(x) : 1.0;
+    const double y = pick(x > 0.0f, x, 1.0f);
     float r = static_cast<float>(log2_positive(y));
-    r = x == std::numeric_limits<float>::infinity() ? x : r;
-    r = x == 0.0f ? -std::numeric_limits<float>::infinity() : r;
-    r = x < 0.0f ? std::numeric_limits<float>::quiet_NaN() : r;
-    return x != x ? quieted(x) : r;
+    r = pick(x == std::numeric_limits<float>::infinity(), x, r);
+    r = pick(x == 0.0f, -std::numeric_limits<float>::infinity(), r);
+    r = pick(x < 0.0f, std::numeric_limits<float>::quiet_NaN(), r);
+    return pick(x != x, quieted(x), r);
 }
 
 inline float rcp_lane(float x) { return 1.0f / x; }
@@ -244,6 +249,13 @@ inline bool has_class(uint64_t bits, uint32_t mask) {
 }
 
 // ---- division helpers
+//
+// v_div_scale brings denominator and numerator where the refinement of a quotient neither over- nor
+// underflows; the mask output makes v_div_fmas undo it: it multiplies by 2^64 (2^128 for double)
+// when the quotient is large and divides by it when it is small. The manual's text has the wrong
+// sign for a subnormal reciprocal with a subnormal quotient (scaling a denominator of 2^127 up
+// would overflow) and gives v_div_fmas one direction only; here both are such that divisions come
+// out right.
 
 inline float div_scale32(float a, float denominator, float numerator, bool& flag) {
     flag = false;
@@ -262,7 +274,7 @@ inline float div_scale32(float a, float denominator, float numerator, bool& flag
     if (d == 0) return ldexp32(a, 64);
     if (tiny_reciprocal && tiny_quotient) {
         flag = true;
-        return is_denominator ? ldexp32(a, 64) : a;
+        return is_denominator ? ldexp32(a, -64) : a;
     }
     if (tiny_reciprocal) return ldexp32(a, -64);
     if (tiny_quotient) {
@@ -287,7 +299,7 @@ inline double div_scale64(double a, double denominator, double numerator, bool& 
     if (d == 0) return ldexp64(a, 128);
     if (tiny_reciprocal && tiny_quotient) {
         flag = true;
-        return is_denominator ? ldexp64(a, 128) : a;
+        return is_denominator ? ldexp64(a, -128) : a;
     }
     if (tiny_reciprocal) return ldexp64(a, -128);
     if (tiny_quotient) {
@@ -309,17 +321,23 @@ inline T div_fixup(T quotient, T denominator, T numerator) {
     if (std::isinf(denominator) || numerator == 0) return sign * T(0);
     return std::copysign(quotient, sign);
 }
+// Quotients that under- or overflow for certain, by exponents: the refinement leaves zero or NaN
+// there.
 inline float div_fixup32(float q, float d, float n) {
     const bool ordinary =
         n == n && d == d && n != 0.0f && d != 0.0f && !std::isinf(n) && !std::isinf(d);
-    if (ordinary && exponent32(n) - exponent32(d) < -150)
-        return std::signbit(n) != std::signbit(d) ? -0.0f : 0.0f;
+    const int difference = exponent32(n) - exponent32(d);
+    const float sign = std::signbit(n) != std::signbit(d) ? -1.0f : 1.0f;
+    if (ordinary && difference < -150) return sign * 0.0f;
+    if (ordinary && difference > 128) return sign * std::numeric_limits<float>::infinity();
     return div_fixup(q, d, n);
 }
 inline double div_fixup64(double q, double d, double n) {
     const bool ordinary = n == n && d == d && n != 0 && d != 0 && !std::isinf(n) && !std::isinf(d);
-    if (ordinary && exponent64(n) - exponent64(d) < -1075)
-        return std::signbit(n) != std::signbit(d) ? -0.0 : 0.0;
+    const int difference = exponent64(n) - exponent64(d);
+    const double sign = std::signbit(n) != std::signbit(d) ? -1.0 : 1.0;
+    if (ordinary && difference < -1075) return sign * 0.0;
+    if (ordinary && difference > 1024) return sign * std::numeric_limits<double>::infinity();
     return div_fixup(q, d, n);
 }
 
@@ -1228,11 +1246,11 @@ inline void register_float(Handler* table) {
                        *c = fetch(w, i, 2, flush, tc);
         const uint64_t mask = scalar64(w, i.src[3]);
         for (int l = 0; l < kLanes; ++l) {
-            // The product is formed in double precision so that scaling does not round twice.
+            // Scaled before the one rounding: the result may be subnormal.
             const float x = as_float(a[l]), y = as_float(b[l]), z = as_float(c[l]);
-            r.v[l] = as_bits(mask >> l & 1
-                                 ? ldexp32(__builtin_fmaf(x, y, z), exponent32(z) > 127 ? 64 : -64)
-                                 : __builtin_fmaf(x, y, z));
+            const double scale = exponent32(z) > 127 ? 0x1p64 : 0x1p-64;
+            r.v[l] = as_bits(mask >> l & 1 ? static_cast<float>(fma_to_odd(x, y, z) * scale)
+                                           : __builtin_fmaf(x, y, z));
         }
         store_modified(w, i, r, Result::f32);
     };
@@ -1281,9 +1299,15 @@ inline void register_float(Handler* table) {
         fetch_wide(w, i, 2, c);
         const uint64_t mask = scalar64(w, i.src[3]);
         for (int l = 0; l < kLanes; ++l) {
-            const double z = as_double(c.v[l]),
-                         d = __builtin_fma(as_double(a.v[l]), as_double(b.v[l]), z);
-            r.v[l] = as_bits(mask >> l & 1 ? ldexp64(d, exponent64(z) > 1023 ? 128 : -128) : d);
+            const double x = as_double(a.v[l]), y = as_double(b.v[l]), z = as_double(c.v[l]);
+            double d = __builtin_fma(x, y, z);
+            if (mask >> l & 1) {
+                const int scale = exponent64(z) > 1023 ? 128 : -128;
+                const double scaled = ldexp64(d, scale);
+                // A subnormal result is rounded in scaling, and only then.
+                d = std::fabs(scaled) <= 0x1p-1022 ? ldexp64(fma_to_odd(x, y, z), scale) : scaled;
+            }
+            r.v[l] = as_bits(d);
         }
         store_double(w, i, r);
     };
