@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from . import cfg, hazards, waits
-from .listing import M0, SCALAR, Instruction, Listing, registers
+from .listing import M0, SCALAR, SCC, Instruction, Listing, registers
 
 S_NOP = 0xBF800000
 _MINUS_ONE = 193  # inline constant -1
@@ -43,12 +43,14 @@ class Mutation:
 class Outcome:
     """What running a mutant showed: kinds of the emulator's findings, and whether results held.
 
-    ``failed`` is the text of a launch that could not run to its end.
+    ``failed`` is the text of a launch that could not run to its end; ``traffic`` the bytes that
+    all launches read from and wrote to memory.
     """
 
     findings: tuple[str, ...] = ()
     right: bool = True
     failed: str = ""
+    traffic: tuple[int, int] = (0, 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,8 +98,14 @@ def mutations(kernel: Kernel, where: Iterable[Instruction]) -> list[Mutation]:
     return sorted(unique.values(), key=lambda mutation: (mutation.offset, mutation.kind))
 
 
-def judge(kernel: Kernel, mutation: Mutation, run: Callable[[bytes], Outcome]) -> Verdict:
-    """Try one mutation on all checks; ``run`` executes a code object and looks at its results."""
+def judge(
+    kernel: Kernel, mutation: Mutation, run: Callable[[bytes], Outcome], reference: Outcome
+) -> Verdict:
+    """Try one mutation on all checks.
+
+    ``run`` executes a code object and looks at its results; ``reference`` is what it said about
+    the kernel as it is.
+    """
     image = mutation.apply(kernel.listing)
     mutant = kernel.listing.with_image(image)
     flagged = []
@@ -115,6 +123,8 @@ def judge(kernel: Kernel, mutation: Mutation, run: Callable[[bytes], Outcome]) -
     if not outcome.right:
         flagged.append("results")
     argument = "" if flagged else _redundant(kernel, mutation, left)
+    if not flagged and mutation.kind in _EXTENTS and outcome.traffic == reference.traffic:
+        argument = "stops no lane in any run: as many bytes are read and written without it"
     return Verdict(mutation, tuple(flagged), argument)
 
 
@@ -126,6 +136,7 @@ def _hazards(kernel: Kernel, mutation: Mutation, mutant: Listing) -> list[hazard
     return hazards.check_listing(mutant)
 
 
+_EXTENTS = ("buffer extent unlimited",)
 _WAITS = ("wait deleted", "wait weakened by one")
 
 
@@ -264,7 +275,24 @@ def _m0(kernel: Kernel, inst: Instruction) -> Iterator[Mutation]:
         before = kernel.listing.instructions[index]
         if before.writes & source.mask:
             yield from _larger_constant(kernel, before, "m0 shifted by 4")
-            return
+            break
+    if inst.name == "s_mov_b32" and source.kind == "s" and _scc_free(kernel, inst):
+        data = _word(0x81000000 | 132 << 8 | (M0 - SCALAR) << 16 | source.index)
+        yield _changed("m0 shifted by 4", inst, f"s_add_i32 m0, s{source.index}, 4", data)
+
+
+def _scc_free(kernel: Kernel, inst: Instruction) -> bool:
+    """Whether SCC can be overwritten here: nobody reads it before it is written again."""
+    pending, seen = list(kernel.graph.next[inst.index]), set()
+    while pending:
+        index = pending.pop()
+        after = kernel.listing.instructions[index]
+        if after.reads >> SCC & 1:
+            return False
+        if index not in seen and not after.writes >> SCC & 1:
+            pending += kernel.graph.next[index]
+        seen.add(index)
+    return True
 
 
 def _larger_constant(kernel: Kernel, inst: Instruction, kind: str) -> Iterator[Mutation]:
@@ -313,18 +341,25 @@ def _limit(kernel: Kernel, inst: Instruction) -> Iterator[Mutation]:
 
 
 def _extent(kernel: Kernel, inst: Instruction) -> Iterator[Mutation]:
-    """The last write of a buffer descriptor's extent before its use: no limit."""
+    """A buffer descriptor's extent: without limit, and a constant one also halved."""
     descriptor = inst.src[3]
     if inst.format != "mubuf" or descriptor is None or descriptor.count != 4:
         return
     extent = descriptor.index + 2
     for before in _writers(kernel, inst, registers(SCALAR + extent, 1)):
-        if before.unit == "salu" and before.writes & (registers(SCALAR + extent, 1)):
-            operand = before.dst[0]
-            if operand is not None and operand.count == 1:
-                data = _word(0xBE800000 | extent << 16 | _MINUS_ONE)
-                data += _word(S_NOP) * (before.bytes // 4 - 1)
-                yield _changed("buffer extent unlimited", before, "num_records 0xffffffff", data)
+        target = before.dst[0]
+        if before.unit != "salu" or target is None or target.count != 1:
+            continue
+        nops = _word(S_NOP) * (before.bytes // 4 - 1)
+        data = _word(0xBE800000 | extent << 16 | _MINUS_ONE)
+        yield _changed("buffer extent unlimited", before, "0xffffffff", data + nops)
+        source = before.src[0]
+        value = before.imm if before.name == "s_movk_i32" else 0
+        if before.name == "s_mov_b32" and source is not None and source.kind == "c":
+            value = source.value
+        if 0 < value < 1 << 16:
+            data = _word(0xB0000000 | extent << 16 | value // 2)
+            yield _changed("buffer extent halved", before, f"{value // 2} bytes", data + nops)
 
 
 def _writers(kernel: Kernel, inst: Instruction, mask: int) -> list[Instruction]:

@@ -1,0 +1,352 @@
+"""Small problems for the shipped kernels, run from machine code that a test may have changed."""
+
+import ctypes
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from liteattention_emulator import device, mutate, native
+from liteattention_rocm import kernels
+
+Float = npt.NDArray[np.float32]
+Double = npt.NDArray[np.float64]
+Half = npt.NDArray[np.uint16]
+
+# Whatever order the waves run in, and how far a group of them can get ahead of the other.
+ORDERS = ("round-robin", "first-ahead", "last-ahead", "random:1")
+
+
+class Strides(ctypes.Structure):
+    """Elements from one batch, row or head to the next (csrc/gfx942/params.h)."""
+
+    _fields_ = [("batch", ctypes.c_int64), ("seq", ctypes.c_int64), ("head", ctypes.c_int64)]
+
+
+class TransposeVParams(ctypes.Structure):
+    """csrc/gfx942/params.h."""
+
+    _fields_ = [
+        *[(name, ctypes.c_uint64) for name in ("v", "v_t")],
+        ("v_strides", Strides),
+        *[(name, ctypes.c_int32) for name in ("batch", "kv_heads", "kv_len", "reserved")],
+    ]
+
+
+class DenseParams(ctypes.Structure):
+    """csrc/gfx942/params.h."""
+
+    _fields_ = [
+        *[(n, ctypes.c_uint64) for n in ("q", "k", "v_t", "out", "lse", "part_out", "part_stats")],
+        *[(name, Strides) for name in ("q_strides", "k_strides", "out_strides")],
+        *[(n, ctypes.c_int32) for n in ("batch", "q_heads", "kv_heads", "q_len", "kv_len")],
+        ("scale_log2", ctypes.c_float),
+        *[(name, ctypes.c_int32) for name in ("whole_tiles", "splits")],
+    ]
+
+
+assert (ctypes.sizeof(TransposeVParams), ctypes.sizeof(DenseParams)) == (56, 160)
+
+
+def to_bf16(values: npt.NDArray[Any]) -> Half:
+    """bf16 bits, rounded to nearest even."""
+    bits = values.astype(np.float32).view(np.uint32)
+    return ((bits + 0x7FFF + (bits >> 16 & 1)) >> 16).astype(np.uint16)
+
+
+def from_bf16(bits: Half) -> Double:
+    return (bits.astype(np.uint32) << 16).view(np.float32).astype(np.float64)
+
+
+def code_object(name: str) -> bytes:
+    """A shipped code object, e.g. "attention_dense"."""
+    return (Path(kernels.__file__).parent / f"{name}.co").read_bytes()
+
+
+def contiguous(array: npt.NDArray[Any]) -> Strides:
+    _, rows, heads, dim = array.shape
+    return Strides(rows * heads * dim, heads * dim, dim)
+
+
+@dataclass
+class Problem:
+    """Dense attention of bf16 q [1, Sq, 1, D], k and v [1, Skv, 1, D]; nothing lies behind them."""
+
+    dim: int
+    q_len: int
+    kv_len: int
+    seed: int = 0
+
+    @cached_property
+    def inputs(self) -> tuple[Half, Half, Half]:
+        """q, k, v as bf16 bits. The scores grow along the keys, so that maxima keep moving."""
+        rng = np.random.default_rng(self.seed)
+        q, k, v = (
+            rng.standard_normal((1, rows, 1, self.dim))
+            for rows in (self.q_len, self.kv_len, self.kv_len)
+        )
+        k *= np.linspace(0.5, 2.0, self.kv_len)[None, :, None, None]
+        return to_bf16(q), to_bf16(k), to_bf16(v)
+
+    @cached_property
+    def exact(self) -> tuple[Double, Double]:
+        """Output [Sq, D] and natural log-sum-exp [Sq] in float64."""
+        q, k, v = (from_bf16(x)[0, :, 0] for x in self.inputs)
+        scores = q @ k.T / np.sqrt(self.dim)
+        top = scores.max(axis=1, keepdims=True)
+        weights = np.exp(scores - top)
+        total = weights.sum(axis=1, keepdims=True)
+        return weights @ v / total, (top + np.log(total))[:, 0]
+
+    @cached_property
+    def packed_v(self) -> Half:
+        """V as transpose_v packs it."""
+        v = self.inputs[2]
+        blocks = -(-self.kv_len // 64)
+        packed = np.zeros(blocks * 64 * self.dim, np.uint16)
+        params = TransposeVParams(
+            v.ctypes.data, packed.ctypes.data, contiguous(v), 1, 1, self.kv_len, 0
+        )
+        with device.Module(code_object("transpose_v")) as module, device.registered(v, packed):
+            module.launch(f"transpose_v_bf16_d{self.dim}", [blocks], [256], [params])
+        return packed
+
+    def launch(self, image: bytes, kernel: str, out: Half, lse: Float) -> None:
+        """Run one workgroup; ``out`` like q and ``lse`` [Sq] are written, also where it raises.
+
+        Raises LaunchFailed as ``Module.launch`` does.
+        """
+        q, k, _ = self.inputs
+        params = DenseParams(
+            q.ctypes.data, k.ctypes.data, self.packed_v.ctypes.data, out.ctypes.data,
+            lse.ctypes.data, 0, 0, contiguous(q), contiguous(k), contiguous(out), 1, 1, 1,
+            self.q_len, self.kv_len, np.log2(np.e) / np.sqrt(self.dim), 1, 1,
+        )  # fmt: skip
+        with (
+            device.Module(image) as module,
+            device.registered(q, k, self.packed_v, out, lse),
+        ):
+            module.launch(kernel, [1], [512], [params])
+
+    def errors(self, out: Half, lse: Float) -> tuple[float, float]:
+        """Largest distances from float64 of output and log-sum-exp; infinite for NaN."""
+        ours = from_bf16(out)[0, :, 0], lse.astype(np.float64)
+        far = [np.abs(a - b).max() for a, b in zip(ours, self.exact, strict=True)]
+        return far[0] if np.isfinite(far[0]) else np.inf, far[1] if np.isfinite(far[1]) else np.inf
+
+    def run(self, image: bytes, kernel: str) -> None:
+        """Launch; ``right`` then looks at what was written, also where this raises."""
+        self.out = np.zeros_like(self.inputs[0])
+        self.lse = np.zeros(self.q_len, np.float32)
+        self.launch(image, kernel, self.out, self.lse)
+
+    def accept(self) -> None:
+        """The results are the kernel's own: a mutant's may be twice as far from float64."""
+        errors = self.errors(self.out, self.lse)
+        assert errors[0] < 0.03 and errors[1] < 1e-4, errors
+        self.allowed = 2 * errors[0], 2 * errors[1]
+
+    def right(self) -> bool:
+        """Whether the latest run's results are near enough to float64."""
+        pairs = zip(self.errors(self.out, self.lse), self.allowed, strict=True)
+        return all(error <= allowed for error, allowed in pairs)
+
+
+class PlanParams(ctypes.Structure):
+    """csrc/gfx942/params.h."""
+
+    _fields_ = [
+        *[(n, ctypes.c_uint64) for n in ("skip", "must_do", "must_skip", "order")],
+        *[(n, ctypes.c_int32) for n in ("rows", "q_blocks", "words", "reserved")],
+    ]
+
+
+class Plan:
+    """The longest-first order of the q blocks of two rows, against a stable sort."""
+
+    def __init__(self, q_blocks: int, words: int) -> None:
+        rng = np.random.default_rng(q_blocks)
+        self.skip = rng.integers(0, 1 << 32, (2, q_blocks, words), dtype=np.uint32)
+        self.skip &= rng.integers(0, 1 << 32, (2, q_blocks, words), dtype=np.uint32)
+        self.masks = rng.integers(0, 1 << 32, (2, words), dtype=np.uint32) & 0x11111111
+        kept = (self.skip | self.masks[0]) & ~self.masks[1]
+        counts = np.unpackbits(kept.view(np.uint8), axis=-1).sum(axis=-1, dtype=np.int64)
+        self.expected = np.argsort(-counts, axis=-1, kind="stable")
+
+    def run(self, image: bytes, kernel: str) -> None:
+        """Launch; ``right`` then looks at what was written, also where this raises."""
+        rows, q_blocks, words = self.skip.shape
+        self.order = np.full((rows, q_blocks), -1, np.int32)
+        must_do, must_skip = self.masks[0].copy(), self.masks[1].copy()
+        arrays = self.skip, must_do, must_skip, self.order
+        params = PlanParams(*(a.ctypes.data for a in arrays), rows, q_blocks, words, 0)
+        with device.Module(image) as module, device.registered(*arrays):
+            module.launch(kernel, [rows * -(-q_blocks // 256)], [256], [params])
+
+    def accept(self) -> None:
+        assert self.right()
+
+    def right(self) -> bool:
+        return np.array_equal(self.order, self.expected)
+
+
+class MergeParams(ctypes.Structure):
+    """csrc/gfx942/params.h."""
+
+    _fields_ = [
+        *[(n, ctypes.c_uint64) for n in ("part_out", "part_stats", "out", "lse")],
+        ("out_strides", Strides),
+        *[(n, ctypes.c_int32) for n in ("batch", "q_heads", "q_len", "head_dim")],
+        *[(n, ctypes.c_int32) for n in ("whole_tiles", "splits")],
+    ]
+
+
+class Merge:
+    """The merge of the parts of one tile of ``q_len`` rows, against float64."""
+
+    def __init__(self, dim: int, q_len: int, splits: int) -> None:
+        rng = np.random.default_rng(q_len)
+        self.part_out = rng.standard_normal((splits, 384, dim)).astype(np.float32)
+        self.stats = rng.standard_normal((splits, 2, 384)).astype(np.float32)
+        self.stats[:, 1] = np.exp(self.stats[:, 1])
+        self.dim, self.q_len, self.splits = dim, q_len, splits
+        top, total = self.stats[:, 0].astype(np.float64), self.stats[:, 1].astype(np.float64)
+        weights = np.exp2(top - top.max(axis=0))
+        total = (weights * total).sum(axis=0)
+        out = (weights[:, :, None] * self.part_out).sum(axis=0) / total[:, None]
+        self.exact_out = out[:q_len]
+        self.exact_lse = ((top.max(axis=0) + np.log2(total)) * np.log(2))[:q_len]
+
+    def run(self, image: bytes, kernel: str) -> None:
+        """Launch; ``right`` then looks at what was written, also where this raises."""
+        self.out = np.zeros((1, self.q_len, 1, self.dim), np.uint16)
+        self.lse = np.zeros(self.q_len, np.float32)
+        arrays = self.part_out, self.stats, self.out, self.lse
+        params = MergeParams(
+            *(a.ctypes.data for a in arrays), contiguous(self.out),
+            1, 1, self.q_len, self.dim, 0, self.splits,
+        )  # fmt: skip
+        rows = 256 * 8 // self.dim
+        with device.Module(image) as module, device.registered(*arrays):
+            module.launch(kernel, [384 // rows], [256], [params])
+
+    def accept(self) -> None:
+        assert self.right()
+
+    def right(self) -> bool:
+        error = np.abs(from_bf16(self.out)[0, :, 0] - self.exact_out)
+        near = error <= 2.0**-8 * np.abs(self.exact_out) + 1e-5
+        return bool(near.all() and (np.abs(self.lse - self.exact_lse) < 1e-5).all())
+
+
+class Transpose:
+    """V [B, Skv, H, D] packed, against the packing of the kernel as it is."""
+
+    def __init__(self, dim: int, kv_len: int, batch: int = 1, heads: int = 1) -> None:
+        rng = np.random.default_rng(kv_len)
+        self.v = to_bf16(rng.standard_normal((batch, kv_len, heads, dim)))
+        self.dim = dim
+        self.expected: Half | None = None
+
+    def run(self, image: bytes, kernel: str) -> None:
+        """Launch; ``right`` then looks at what was written, also where this raises."""
+        batch, kv_len, heads, _ = self.v.shape
+        grid = batch * heads * -(-kv_len // 64)
+        self.packed = np.full(grid * 64 * self.dim, 0xFFFF, np.uint16)
+        strides = contiguous(self.v)
+        params = TransposeVParams(
+            self.v.ctypes.data, self.packed.ctypes.data, strides, batch, heads, kv_len, 0
+        )
+        with device.Module(image) as module, device.registered(self.v, self.packed):
+            module.launch(kernel, [grid], [256], [params])
+
+    def accept(self) -> None:
+        """The results are the kernel's own: every value once, zeros for the missing keys."""
+        assert np.array_equal(np.sort(self.packed[self.packed != 0]), np.sort(self.v[self.v != 0]))
+        self.expected = self.packed
+
+    def right(self) -> bool:
+        return self.expected is not None and np.array_equal(self.packed, self.expected)
+
+
+class Case(Protocol):
+    """A launch whose results can be judged."""
+
+    def run(self, image: bytes, kernel: str) -> None:
+        """Launch; raises LaunchFailed."""
+
+    def accept(self) -> None:
+        """Take the latest run's results as those of the kernel itself."""
+
+    def right(self) -> bool:
+        """Whether the latest run's results are right."""
+
+
+class Trial:
+    """Runs mutants of one kernel on its cases. Owner: the test, which closes it.
+
+    Case after case runs in one order of waves after the other, until something is found.
+    ``reference`` is the outcome of the kernel as it is.
+    """
+
+    def __init__(
+        self, image: bytes, kernel: str, cases: Sequence[Case], orders: Sequence[str] = ORDERS
+    ) -> None:
+        self.kernel, self.cases, self.orders = kernel, cases, orders
+        native.set_option("threads", "1")
+        steps = 0
+        for case in cases:
+            case.run(image, kernel)
+            case.accept()
+            report = device.last_launch()
+            assert report is not None
+            steps = max(steps, report.instructions)
+        native.set_option("steps", str(4 * steps))
+        self.reference = self(image)
+        assert self.reference.right and not self.reference.findings and not self.reference.failed
+
+    def close(self) -> None:
+        """Back to the environment's options."""
+        for name in ("order", "steps", "threads"):
+            native.set_option(name, "")
+
+    def __call__(self, image: bytes) -> mutate.Outcome:
+        """Findings of all launches together, and whether all results were right."""
+        findings: set[str] = set()
+        right, failed, traffic = True, "", [0, 0]
+        for order, case in itertools.product(self.orders, self.cases):
+            native.set_option("order", order)
+            try:
+                case.run(image, self.kernel)
+            except native.LaunchFailed as error:
+                findings = {finding["kind"] for finding in error.findings}
+                failed = "" if findings else str(error)
+            right = not failed and case.right()
+            if findings or failed or not right:
+                break
+            report = device.last_launch()
+            assert report is not None
+            traffic[0] += report.counters["global_load_bytes"]
+            traffic[1] += report.counters["global_store_bytes"]
+        return mutate.Outcome(tuple(sorted(findings)), right, failed, (traffic[0], traffic[1]))
+
+
+def cases(kernel: str) -> tuple[str, Sequence[Case]]:
+    """The code object that a kernel is in, and cases that reach its edges.
+
+    D = 64 copies two keys at a time: odd lengths that end in each of the eight copies of a K block.
+    """
+    dim = 64 if "d64" in kernel else 128
+    if kernel.startswith("attention_dense"):
+        lengths = [257 + 8 * i for i in range(8)] if dim == 64 else [299]
+        return "attention_dense", [Problem(dim, 200, n) for n in (40, 100, *lengths)]
+    if kernel.startswith("transpose_v"):
+        return "transpose_v", [Transpose(dim, n, 2, 3) for n in (64, 73, 89, 105, 121)]
+    if kernel.startswith("merge_parts"):
+        return "merge_parts", [Merge(128, 384, 3), Merge(64, 217, 2)]
+    return "plan_lpt", [Plan(43, 5), Plan(7, 18), Plan(1097, 1)]

@@ -1,0 +1,269 @@
+"""Broken copies of the shipped kernels, and three known bugs: the checkers must notice them.
+
+The quick part tries a few mutants of each kind on the dense kernel's hot loop; all of them, on all
+kernels, run with ``-m slow``.
+"""
+
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+
+from liteattention_emulator import cfg, device, hazards, listing, mutate, snippet, waits
+
+from . import attention_cases
+from .toolchain import assemble, function, needs
+
+# Of the mutants that are not redundant, at least this share must be noticed.
+BAR = 0.95
+# No exception for these: synchronisation, wait states and addresses.
+ALWAYS = {
+    "wait deleted",
+    "wait weakened by one",
+    "barrier deleted",
+    "wait state removed",
+    "LDS offset shifted",
+    "m0 shifted by 4",
+    "m0 write dropped",
+}
+DENSE = "attention_dense_bf16_d128_rtne"
+KERNELS = [
+    DENSE,
+    "attention_dense_bf16_d64_rtne",
+    "transpose_v_bf16_d128",
+    "transpose_v_bf16_d64",
+    "merge_parts_bf16_rtne",
+    "plan_lpt",
+]
+
+
+class Bench:
+    """A kernel, its mutations and its trial. Owner: one test."""
+
+    def __init__(self, name: str) -> None:
+        file, cases = attention_cases.cases(name)
+        image = attention_cases.code_object(file)
+        self.kernel = mutate.Kernel(listing.load(image), name)
+        self.trial = attention_cases.Trial(image, name, cases)
+
+    def judge(self, mutations: list[mutate.Mutation]) -> list[mutate.Verdict]:
+        return [mutate.judge(self.kernel, m, self.trial, self.trial.reference) for m in mutations]
+
+
+def summary(name: str, verdicts: list[mutate.Verdict]) -> str:
+    lines = [f"{name}: {mutate.noticed(verdicts):.1%} of the mutants not redundant are noticed"]
+    lines.append(mutate.table(verdicts))
+    for verdict in verdicts:
+        mutation = verdict.mutation
+        place = f"{mutation.kind} at +0x{mutation.offset:x}: {mutation.before} -> {mutation.after}"
+        if verdict.redundant:
+            lines.append(f"redundant: {place}: {verdict.redundant}")
+        elif verdict.survived:
+            lines.append(f"survived: {place}")
+    return "\n".join(lines)
+
+
+@pytest.fixture
+def dense() -> Iterator[Bench]:
+    bench = Bench(DENSE)
+    yield bench
+    bench.trial.close()
+
+
+def test_a_few_mutants_of_each_kind(dense: Bench) -> None:
+    everything = mutate.mutations(dense.kernel, dense.kernel.loop())
+    kinds = {mutation.kind for mutation in everything}
+    assert kinds >= ALWAYS | {"bound reversed", "bound off by one", "buffer extent halved"}
+    chosen = []
+    for kind in sorted(kinds):
+        of_kind = [mutation for mutation in everything if mutation.kind == kind]
+        chosen += of_kind[:: max(1, len(of_kind) // 3)][:4]
+    verdicts = dense.judge(chosen)
+    text = summary(DENSE, verdicts)
+    assert mutate.noticed(verdicts) >= 0.9, text  # of few: one bound that only prefetches
+    for kind in ALWAYS:
+        of_kind = [verdict for verdict in verdicts if verdict.mutation.kind == kind]
+        assert not any(verdict.survived for verdict in of_kind), text
+        assert any(verdict.flagged for verdict in of_kind), text
+
+
+@pytest.mark.slow
+def test_all_mutants(capsys: pytest.CaptureFixture[str]) -> None:
+    total = []
+    for name in KERNELS:
+        bench = Bench(name)
+        verdicts = bench.judge(mutate.mutations(bench.kernel, bench.kernel.loop()))
+        bench.trial.close()
+        with capsys.disabled():
+            print("\n" + summary(name, verdicts))
+        for verdict in verdicts:
+            assert verdict.mutation.kind not in ALWAYS or not verdict.survived, verdict
+        total += verdicts
+    with capsys.disabled():
+        print("\n" + "\n".join(summary("all kernels", total).splitlines()[:16]))
+    assert mutate.noticed(total) >= BAR
+
+
+def test_unchanged_kernels_are_clean(dense: Bench) -> None:
+    assert dense.kernel.hazards == set()
+    assert dense.kernel.waits.early == frozenset()
+    assert dense.trial.reference.traffic[0] > 0
+
+
+def test_mutations_keep_the_code_decodable(dense: Bench) -> None:
+    # Same size, and no instruction but the changed ones differs.
+    for mutation in mutate.mutations(dense.kernel, dense.kernel.loop())[::7]:
+        image = mutation.apply(dense.kernel.listing)
+        assert len(image) == len(dense.kernel.listing.image)
+        mutant = dense.kernel.listing.with_image(image)
+        assert all(inst.known for inst in mutant.instructions)
+        old = {inst.offset: inst.text for inst in dense.kernel.listing.instructions}
+        new = {inst.offset: inst.text for inst in mutant.instructions}
+        different = {at for at in old if new.get(at) != old[at]}
+        assert all(mutation.offset <= at < mutation.offset + 16 for at in different)
+
+
+SNIPPET = """
+  s_load_dword s4, s[0:1], 0
+  s_waitcnt lgkmcnt(0)
+  s_waitcnt lgkmcnt(0)
+  s_cmp_lt_i32 s4, 7
+  s_cbranch_scc1 1f
+  s_min_i32 s4, s4, 9
+1:
+  v_cmp_lt_u32 vcc, v0, v1
+  ds_read2_b32 v[2:3], v0 offset0:1 offset1:2
+  ds_write_b64 v0, v[4:5] offset:8
+  s_waitcnt vmcnt(3) lgkmcnt(0)
+  s_mov_b32 m0, s4
+  s_movk_i32 s10, 0x200
+  buffer_load_dword v6, s[8:11], 0 offen lds
+  v_exp_f32 v7, v6
+  s_nop 2
+  v_mul_f32 v7, v7, v7
+  s_barrier
+  s_endpgm
+"""
+
+
+class Small(mutate.Kernel):
+    """The snippet as a kernel."""
+
+    def __init__(self) -> None:
+        listed = listing.load(assemble(function("k", SNIPPET)))
+        (entry,) = listed.entries
+        entries = [listing.Entry("k", entry.first, entry.end, True)]
+        super().__init__(listing.Listing(*_fields(listed), entries, {}), "k")
+
+
+def _fields(listed: listing.Listing) -> tuple[bytes, int, int, list[listing.Instruction]]:
+    return listed.image, listed.text_at, listed.text_bytes, listed.instructions
+
+
+@needs("llvm-mc-19")
+def test_makers_make_what_they_say() -> None:
+    kernel = Small()
+    got = {}
+    for mutation in mutate.mutations(kernel, kernel.listing.instructions):
+        mutant = kernel.listing.with_image(mutation.apply(kernel.listing))
+        at = {inst.offset: inst for inst in mutant.instructions}[mutation.offset]
+        key = mutation.kind, mutation.before.split()[0]
+        got.setdefault(key, []).append(at)
+
+    def names(kind: str, before: str) -> list[str]:
+        return [inst.name for inst in got[kind, before]]
+
+    def immediates(kind: str, before: str) -> list[int]:
+        return [inst.imm for inst in got[kind, before]]
+
+    weakened = [waits.counters(inst) for inst in got["wait weakened by one", "s_waitcnt"]]
+    assert weakened == [(63, 1), (63, 1), (4, 0), (3, 1)]
+    assert names("wait deleted", "s_waitcnt") == ["s_nop"] * 3
+    assert names("barrier deleted", "s_barrier") == ["s_nop"]
+    assert immediates("wait state removed", "s_nop") == [1]
+    assert names("bound off by one", "s_cmp_lt_i32") == ["s_cmp_le_i32"]
+    assert names("bound off by one", "v_cmp_lt_u32") == ["v_cmp_le_u32"]
+    assert names("bound reversed", "s_min_i32") == ["s_max_i32"]
+    assert immediates("LDS offset shifted", "ds_read2_b32") == [2 | 2 << 8, 1 | 3 << 8]
+    assert immediates("LDS offset shifted", "ds_write_b64") == [16]
+    assert names("m0 write dropped", "s_mov_b32") == ["s_nop"]
+    (shifted,) = got["m0 shifted by 4", "s_mov_b32"]
+    assert shifted.text == "s_add_i32 m0, s4, 0x4"
+    assert immediates("buffer extent halved", "s_movk_i32") == [0x100]
+    assert names("buffer extent unlimited", "s_movk_i32") == ["s_mov_b32"]
+
+
+@needs("llvm-mc-19")
+def test_redundancy_is_proved_not_assumed() -> None:
+    kernel = Small()
+    verdicts = [
+        mutate.judge(kernel, mutation, lambda _: mutate.Outcome(), mutate.Outcome(traffic=(1, 0)))
+        for mutation in mutate.mutations(kernel, kernel.listing.instructions)
+    ]
+    by_kind: dict[str, list[mutate.Verdict]] = {}
+    for verdict in verdicts:
+        by_kind.setdefault(verdict.mutation.kind, []).append(verdict)
+    # Either of the two equal waits can go, not the third; s_nop 2 has two to spare.
+    assert [bool(v.redundant) for v in by_kind["wait deleted"]] == [True, True, False]
+    assert [bool(v.redundant) for v in by_kind["wait state removed"]] == [True]
+    # Nothing looked at these but the run, which says nothing is wrong.
+    for kind in ("barrier deleted", "bound reversed", "m0 write dropped", "LDS offset shifted"):
+        assert all(verdict.survived for verdict in by_kind[kind])
+    # More bytes read without the limit: it does stop lanes.
+    assert all(verdict.survived for verdict in by_kind["buffer extent unlimited"])
+    assert "survived" in mutate.table(verdicts) and mutate.noticed(verdicts) < BAR
+
+
+# Three bugs of published kernels. They give right numbers on a CPU, and wrong ones on the chip at
+# times: only a checker can see them.
+@needs("llvm-mc-19")
+@pytest.mark.parametrize("waited", [True, False])
+def test_vote_not_waited_for_before_the_barrier(waited: bool) -> None:
+    state = snippet.State(waves=2)
+    for wave in range(2):
+        state.v(0, wave)[:] = 4 * wave
+        state.v(1, wave)[:] = wave + 1
+        state.v(3, wave)[:] = 4 - 4 * wave
+    report = snippet.run(
+        "ds_write_b32 v0, v1\n"
+        + ("s_waitcnt lgkmcnt(0)\n" if waited else "")
+        + "s_barrier\nds_read_b32 v2, v3\ns_waitcnt lgkmcnt(0)",
+        state,
+    )
+    kinds = {finding["kind"] for finding in report["findings"]}
+    assert kinds == (set() if waited else {"LDS race"})
+
+
+@needs("llvm-mc-19")
+def test_discard_register_reused_in_flight() -> None:
+    data = np.zeros(64, np.float32)
+    for wait, expected in (("s_waitcnt vmcnt(0)\n", set()), ("", {"in-flight register"})):
+        body = "global_load_dword v5, v0, s[4:5]\n" + wait + "v_exp_f32 v5, v1\ns_nop 0"
+        state = snippet.State()
+        state.v(0)[:] = 4 * np.arange(64)
+        state.set_s64(4, data.ctypes.data)
+        with device.registered(data):
+            report = snippet.run(body, state)
+        assert {finding["kind"] for finding in report["findings"]} == expected
+        listed = listing.load(assemble(function("k", body + "\ns_endpgm")))
+        found = waits.analyse(cfg.Graph(listed.instructions, 0))
+        assert bool(found.early) == bool(expected)
+
+
+def test_m0_straight_before_the_copy_to_lds(dense: Bench) -> None:
+    # In the shipped loop another instruction lies between the two; it moves in front of them.
+    code = dense.kernel.loop()
+    places = [
+        (write, between)
+        for write, between, copy in zip(code, code[1:], code[2:], strict=False)
+        if write.writes >> listing.M0 & 1 and "lds" in copy.flags
+    ]
+    assert places
+    for write, between in places:
+        at = dense.kernel.listing.text_at + write.offset
+        image = bytearray(dense.kernel.listing.image)
+        pair = image[at : at + write.bytes + between.bytes]
+        image[at : at + len(pair)] = pair[write.bytes :] + pair[: write.bytes]
+        mutant = dense.kernel.listing.with_image(bytes(image))
+        rules = {hazard.rule for hazard in hazards.check_listing(mutant)}
+        assert "m0 -> LDS-DMA, GDS, message" in rules

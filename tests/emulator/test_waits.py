@@ -1,0 +1,109 @@
+"""Loads in flight, followed statically through assembled snippets."""
+
+import pytest
+
+from liteattention_emulator import cfg, listing, waits
+
+from .toolchain import assemble, function, needs
+
+pytestmark = needs("llvm-mc-19")
+
+LOAD = "global_load_dword v1, v[2:3], off\n"
+
+
+def analysed(body: str) -> tuple[waits.Waits, list[listing.Instruction]]:
+    listed = listing.load(assemble(function("k", body + "\ns_endpgm")))
+    return waits.analyse(cfg.Graph(listed.instructions, 0)), listed.instructions
+
+
+def early(body: str) -> list[tuple[str, str]]:
+    found, instructions = analysed(body)
+    at = {inst.offset: inst.name for inst in instructions}
+    return [(at[user], at[load]) for user, load in sorted(found.early)]
+
+
+def test_use_before_the_wait() -> None:
+    assert early(LOAD + "v_add_f32 v4, v1, v1") == [("v_add_f32", "global_load_dword")]
+    assert early(LOAD + "v_mov_b32 v1, 0") == [("v_mov_b32", "global_load_dword")]
+    assert early(LOAD + "s_waitcnt vmcnt(0)\nv_add_f32 v4, v1, v1") == []
+    assert early(LOAD + "s_waitcnt lgkmcnt(0)\nv_add_f32 v4, v1, v1") != []
+    assert early(LOAD + "v_add_f32 v4, v5, v5") == []
+
+
+def test_counters_count_in_order() -> None:
+    two = LOAD + "global_load_dword v5, v[2:3], off\ns_waitcnt vmcnt(1)\n"
+    assert early(two + "v_mov_b32 v4, v1") == []
+    assert early(two + "v_mov_b32 v4, v5") == [("v_mov_b32", "global_load_dword")]
+    lds = "ds_read_b32 v1, v2\nds_read_b32 v5, v2\ns_waitcnt lgkmcnt(1)\n"
+    assert early(lds + "v_mov_b32 v4, v1") == []
+    assert early(lds + "v_mov_b32 v4, v5") == [("v_mov_b32", "ds_read_b32")]
+
+
+def test_stores_count_too() -> None:
+    body = LOAD + "global_store_dword v[2:3], v6, off\ns_waitcnt vmcnt(1)\nv_mov_b32 v4, v1"
+    assert early(body) == []
+
+
+def test_scalar_loads_have_no_order() -> None:
+    body = "s_load_dword s4, s[0:1], 0\ns_load_dword s5, s[0:1], 4\ns_waitcnt lgkmcnt({})\n"
+    assert early(body.format(1) + "s_mov_b32 s6, s4") == [("s_mov_b32", "s_load_dword")]
+    assert early(body.format(0) + "s_mov_b32 s6, s4") == []
+
+
+def test_large_counts_are_decoded() -> None:
+    # vmcnt has six bits in two places.
+    loads = "".join(f"global_load_dword v{10 + i}, v[2:3], off\n" for i in range(40))
+    assert early(loads + "s_waitcnt vmcnt(20)\nv_mov_b32 v4, v29") == []
+    assert early(loads + "s_waitcnt vmcnt(21)\nv_mov_b32 v4, v29") != []
+
+
+@pytest.mark.parametrize("vmcnt", [0, 1, 15, 16, 37, 63])
+def test_immediates_round_trip(vmcnt: int) -> None:
+    for lgkmcnt in (0, 3, 15):
+        _, (inst, *_) = analysed(f"s_waitcnt vmcnt({vmcnt}) lgkmcnt({lgkmcnt})")
+        assert waits.counters(inst) == (vmcnt, lgkmcnt)
+        assert waits.with_counters(inst.imm, vmcnt, lgkmcnt) & 0xFFFF == inst.imm & 0xFFFF
+
+
+def test_paths_and_loops() -> None:
+    branch = f"s_cbranch_scc1 1f\n{LOAD}1:\nv_mov_b32 v4, v1"
+    assert early(branch) == [("v_mov_b32", "global_load_dword")]
+    # The load of one turn is used in the next.
+    loop = "1:\n{}v_mov_b32 v4, v1\n" + LOAD + "s_cbranch_scc1 1b"
+    assert early(loop.format("")) == [("v_mov_b32", "global_load_dword")]
+    assert early(loop.format("s_waitcnt vmcnt(0)\n")) == []
+
+
+def test_later_load_of_the_same_kind_may_overwrite() -> None:
+    assert early(LOAD + LOAD) == []
+    assert early(LOAD + "ds_read_b32 v1, v2") == [("ds_read_b32", "global_load_dword")]
+
+
+def test_order_at_barriers() -> None:
+    def left(body: str) -> int:
+        found, _ = analysed(body)
+        return sum(len(which) for which in found.open.values())
+
+    write = "ds_write_b32 v0, v1\n"
+    assert left(write + "s_barrier") == 1
+    assert left(write + "s_waitcnt lgkmcnt(0)\ns_barrier") == 0
+    copy = "s_mov_b32 m0, 0\ns_nop 0\nbuffer_load_dword v0, s[8:11], 0 offen lds\n"
+    assert left(copy + "s_barrier") == 1
+    assert left(copy + "ds_read_b32 v1, v2") == 1
+    assert left(copy + "s_waitcnt vmcnt(0)\ns_barrier") == 0
+    assert left(LOAD + "s_barrier") == 0  # a register is the wave's own
+
+
+def test_what_is_weaker() -> None:
+    strong, _ = analysed(LOAD + "s_waitcnt vmcnt(0)\ns_nop 0\nv_mov_b32 v4, v1")
+    same, _ = analysed(LOAD + "s_nop 0\ns_waitcnt vmcnt(0)\nv_mov_b32 v4, v1")
+    weak, _ = analysed(LOAD + "s_waitcnt vmcnt(1)\ns_nop 0\nv_mov_b32 v4, v1")
+    assert weak.weaker_than(strong) and not strong.weaker_than(weak)
+    assert not same.weaker_than(strong)
+
+
+def test_too_many_states_are_refused() -> None:
+    graph_of = listing.load(assemble(function("k", (LOAD + "s_nop 0\n") * 20 + "s_endpgm")))
+    graph = cfg.Graph(graph_of.instructions, 0)
+    with pytest.raises(waits.TooManyStates):
+        waits.analyse(graph, limit=10)
