@@ -56,16 +56,17 @@ def kernels(
         ]
         typer.echo(json.dumps(rows, indent=1))
         return
-    table = Table(
-        "kernel", "VGPRs", "AGPRs", "SGPRs", "LDS", "scratch", "arguments", "not emulated"
-    )
+    table = Table()
+    table.add_column("kernel", no_wrap=True)
+    for column in ("VGPRs", "AGPRs", "SGPRs", "LDS", "scratch", "args"):
+        table.add_column(column, justify="right")
+    table.add_column("not emulated", overflow="fold")
     for kernel in found.values():
-        explicit = [argument for argument in kernel.arguments if not argument.hidden]
         table.add_row(
             kernel.name,
             *(str(n) for n in (kernel.vgprs, kernel.agprs, kernel.sgprs)),
             *(str(n) for n in (kernel.lds_bytes, kernel.scratch_bytes)),
-            " ".join(f"{a.name or a.kind}:{a.size}" for a in explicit) or "-",
+            str(sum(not argument.hidden for argument in kernel.arguments)),
             " ".join(kernel.unimplemented) or "-",
         )
     Console().print(table)
