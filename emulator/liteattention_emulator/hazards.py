@@ -238,7 +238,11 @@ def _non_trans_reads(inst: Instruction) -> int:
 
 
 def _partial_writes(inst: Instruction) -> int:
-    return inst.writes & VECTOR_MASK if inst.is_valu and "dst_sel" in inst.flags else 0
+    # LLVM 19 counts packed instructions too: it takes op_sel_hi of their first source, which has
+    # the same bit, for a destination select. They write whole registers and are left out here.
+    # v_cvt_sr_* choose a byte by op_sel, which the records do not keep: taken as partial always.
+    partial = "dst_sel" in inst.flags or inst.name.startswith("v_cvt_sr_")
+    return inst.writes & VECTOR_MASK if inst.is_valu and partial else 0
 
 
 def _any_valu_reads(inst: Instruction) -> int:

@@ -5,8 +5,10 @@ import re
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
 from liteattention_emulator import hazards, listing
+from liteattention_emulator.cli import app
 from liteattention_rocm import kernels
 
 from . import llvm_programs
@@ -90,6 +92,8 @@ ADD = "v_add_f32 v0, v110, v110"
 EXP = "v_exp_f32 v0, v110"
 PART = "v_add_u32_sdwa v0, v110, v111 dst_sel:WORD_1 dst_unused:UNUSED_PAD src0_sel:DWORD "
 PART += "src1_sel:DWORD"
+OP_SEL = "v_mad_f16 v0, v110, v111, v112 op_sel:[0,0,0,1]"
+CVT_BYTE = "v_cvt_sr_fp8_f32 v0, v110, v111 op_sel:[0,0,1,0]"
 DPP = "v_mov_b32_dpp v110, v0 row_shr:8 row_mask:0xf bank_mask:0xf"
 CMPX = "v_cmpx_eq_u32 vcc, v110, v111"
 CMP = "v_cmp_eq_u32 vcc, v110, v111"
@@ -118,6 +122,8 @@ CASES: list[Case] = [
     ("trans -> VALU", EXP, "v_mul_f32 v110, v0, v110", 1),
     ("trans -> VALU", EXP, DMA.replace("v110", "v0"), 1),
     ("part of a register -> VALU", PART, "v_add_f32 v110, v0, v110", 1),
+    ("part of a register -> VALU", OP_SEL, "v_add_f32 v110, v0, v110", 1),
+    ("part of a register -> VALU", CVT_BYTE, "v_add_f32 v110, v0, v110", 1),
     ("VALU -> readlane", ADD, "v_readlane_b32 s0, v0, 3", 1),
     ("VALU -> readlane", ADD, "v_readfirstlane_b32 s0, v0", 1),
     ("VALU -> DPP", ADD, DPP, 2),
@@ -207,6 +213,7 @@ FREE = [
     (matrix("v_mfma_f32_16x16x16_bf16", 4), "v_mov_b32 v100, v110"),  # A is read at once
     (matrix("v_mfma_f32_16x16x4_f32", 4, 64, 1), "v_mov_b32 v64, v110"),
     (EXP, "v_exp_f32 v1, v0"),
+    ("v_pk_mul_f32 v[0:1], v[2:3], v[4:5]", "v_pk_add_f32 v[6:7], v[0:1], v[4:5]"),
     (EXP, "global_store_dword v[110:111], v0, off"),
     (EXP, "v_mov_b32 v0, v110"),
     (ADD, "global_load_dword v1, v[0:1], off"),
@@ -273,6 +280,18 @@ def test_what_cannot_be_decoded_is_reported() -> None:
 def test_bad_images_are_refused(image: bytes) -> None:
     with pytest.raises(listing.BadImage):
         hazards.check(image)
+
+
+def test_command(tmp_path: Path) -> None:
+    good, bad = tmp_path / "good.o", tmp_path / "bad.o"
+    good.write_bytes(assemble(function("k", f"{EXP}\ns_nop 0\nv_mul_f32 v1, v0, v0\ns_endpgm")))
+    bad.write_bytes(assemble(function("k", f"{EXP}\nv_mul_f32 v1, v0, v0\ns_endpgm")))
+    run = CliRunner().invoke(app, ["hazards", str(good)])
+    assert run.exit_code == 0 and "missing wait states: 0" in run.output
+    run = CliRunner().invoke(app, ["hazards", str(good), str(bad)])
+    assert run.exit_code == 1 and "bad.o" in run.output and "v_mul_f32" in run.output
+    run = CliRunner().invoke(app, ["hazards", str(tmp_path / "none.o")])
+    assert run.exit_code == 2 and "none.o" in run.output
 
 
 # The three patterns that were found in published attention kernels.
