@@ -36,6 +36,17 @@ constexpr int64_t QBlocks(int64_t q_len) { return CeilDiv(q_len, kQBlock); }
 constexpr int64_t KBlocks(int64_t kv_len) { return CeilDiv(kv_len, kKBlock); }
 constexpr int64_t SkipWords(int64_t kv_len) { return CeilDiv(KBlocks(kv_len), 32); }
 
+// Words of a skip bitmap row that attention_lite can vote on: 4,194,304 keys. They lie in LDS.
+inline constexpr int64_t kMaxLiteWords = 2048;
+
+// Which tile a workgroup computes; see TileOf. The numbers are part of the kernels' arguments.
+enum class Mapping : int32_t {
+    kSwizzledHeadFirst = 0,
+    kNaiveHeadFirst = 1,
+    kSwizzledBlockFirst = 2,
+    kNaiveBlockFirst = 3,
+};
+
 // Tiles of a call: one per (batch, q head, q block), q block fastest.
 constexpr int64_t Tiles(int64_t batch, int64_t q_heads, int64_t q_len) {
     return batch * q_heads * QBlocks(q_len);

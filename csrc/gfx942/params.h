@@ -7,6 +7,7 @@
 //
 //   transpose_v_bf16_d{64,128}                       TransposeVParams  TransposeGrid
 //   attention_dense_bf16_d{64,128}_{rtne,rtna,rtz}   DenseParams       DenseGrid
+//   attention_lite_bf16_d{64,128}_{rtne,rtna,rtz}    LiteParams        LiteGrid
 //   merge_parts_bf16_{rtne,rtna,rtz}                 MergeParams       MergeGrid
 //   plan_lpt                                         PlanParams        PlanGrid
 #pragma once
@@ -61,6 +62,36 @@ struct DenseParams {
     int32_t splits;
 };
 
+// One LiteAttention step. Bitmaps: bit j % 32 of word j / 32 of a q block is K block j. The kernel
+// computes the K blocks (read | must_do) & ~must_skip of each q block and writes those that the
+// next step shall compute, every word of them; `read` and `write` must not overlap. A q block that
+// computes nothing gets out 0 and lse -inf. Precondition: SkipWords(kv_len) <= kMaxLiteWords.
+struct LiteParams {
+    const uint16_t* q;
+    const uint16_t* k;
+    const uint16_t* v_t;
+    uint16_t* out;
+    float* lse;                 // natural log, [batch][q_heads][q_len] contiguous; null: not wanted
+    const uint32_t* read;       // [batch][q_heads][QBlocks(q_len)][SkipWords(kv_len)]
+    uint32_t* write;            // likewise
+    const uint32_t* must_do;    // [SkipWords(kv_len)]; may be null
+    const uint32_t* must_skip;  // [SkipWords(kv_len)]; may be null
+    const int32_t* order;       // of plan_lpt, [batch][q_heads][QBlocks(q_len)]; null: ascending
+    Strides q_strides;
+    Strides k_strides;  // seq: at most kMaxKRowStride
+    Strides out_strides;
+    int32_t batch;
+    int32_t q_heads;
+    int32_t kv_heads;  // divides q_heads
+    int32_t q_len;
+    int32_t kv_len;
+    float scale_log2;    // scale * log2(e), any finite value, also 0 or negative
+    float threshold;     // log2 units, <= 0; -inf keeps every tile
+    int32_t descending;  // walk K blocks 0: from the first to the last, 1: from the last
+    int32_t soft_skip;   // 1: 48 rows that all vote skip drop the tile's contribution at once
+    int32_t mapping;     // Mapping in geometry.h; 0 is the default
+};
+
 // Merges the parts of the tail tiles of a DenseParams call into `out` and `lse`.
 struct MergeParams {
     const float* part_out;
@@ -91,6 +122,7 @@ struct PlanParams {
 
 static_assert(sizeof(TransposeVParams) == 56);
 static_assert(sizeof(DenseParams) == 160);
+static_assert(sizeof(LiteParams) == 192);
 static_assert(sizeof(MergeParams) == 80);
 static_assert(sizeof(PlanParams) == 48);
 
@@ -113,6 +145,7 @@ constexpr int64_t TransposeGrid(int64_t batch, int64_t kv_heads, int64_t kv_len)
 constexpr int64_t DenseGrid(int64_t tiles, int64_t whole_tiles, int64_t splits) {
     return whole_tiles + (tiles - whole_tiles) * splits;
 }
+constexpr int64_t LiteGrid(int64_t tiles) { return tiles; }
 // Rows of one merge workgroup; divides kQBlock.
 constexpr int64_t MergeRows(int64_t head_dim) { return kMergeThreads * kMergeVector / head_dim; }
 constexpr int64_t MergeGrid(int64_t tail_tiles, int64_t head_dim) {
