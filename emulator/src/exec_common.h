@@ -614,7 +614,9 @@ struct U16Keep : U16 {  // upper half of the destination kept
 struct I16Keep : I16 {
     static constexpr Result result = Result::b16_keep;
 };
-struct F16 {  // values are floats; the destination's upper half becomes zero
+// Values are floats, rounded to half once more when stored: the same as one rounding to nearest,
+// but not always under a directed rounding of MODE. The destination's upper half becomes zero.
+struct F16 {
     using Value = float;
     static constexpr bool wide = false, half = true, f32 = false;
     static constexpr Result result = Result::f16;

@@ -15,7 +15,7 @@
 // nearest even in the accumulator's type. The hardware's internal order and widths are not
 // published. 8- and 16-bit products are exact in single precision, so that variants without an FMA
 // multiply and add: the same result except for products below 2^-126. Subnormal inputs and results
-// count (CDNA2 flushes 16-bit ones, CDNA3 does not) and MODE has no say.
+// count, and MODE has no say: AMD documents a flush of 16-bit ones for CDNA2 only.
 #pragma once
 
 #include "exec_common.h"

@@ -1345,9 +1345,9 @@ inline void register_float(Handler* table) {
     // Not fused: the product is rounded to half first.
     V3(v_mad_f16, F16Keep, F16, F16, F16, half_to_float(float_to_half(a * b)) + c);
     V3(v_mad_legacy_f16, F16, F16, F16, F16, half_to_float(float_to_half(a * b)) + c);
-    V3(v_mac_f16, F16, F16, F16, Old<F16>, half_to_float(float_to_half(a * b)) + c);
-    V3(v_madmk_f16, F16, F16, F16, F16, half_to_float(float_to_half(a * b)) + c);
-    V3(v_madak_f16, F16, F16, F16, F16, half_to_float(float_to_half(a * b)) + c);
+    V3(v_mac_f16, F16Keep, F16, F16, Old<F16>, half_to_float(float_to_half(a * b)) + c);
+    V3(v_madmk_f16, F16Keep, F16, F16, F16, half_to_float(float_to_half(a * b)) + c);
+    V3(v_madak_f16, F16Keep, F16, F16, F16, half_to_float(float_to_half(a * b)) + c);
     V2(v_ldexp_f16, F16, F16, I16, ldexp32(a, b));
     V1(v_trunc_f16, F16, F16, std::trunc(a));
     V1(v_ceil_f16, F16, F16, std::ceil(a));

@@ -926,6 +926,134 @@ def test_transcendental_special_values() -> None:
         )
 
 
+@pytest.mark.parametrize(
+    ("text", "function", "fmt"),
+    [
+        ("v_rcp_f64 v[2:3], v[0:1]", lambda x: 1 / x, F64),
+        ("v_sqrt_f64 v[2:3], v[0:1]", np.sqrt, F64),
+        ("v_rsq_f64 v[2:3], v[0:1]", lambda x: 1 / np.sqrt(x), F64),
+        ("v_rcp_f16 v2, v0", lambda x: 1 / x, F16),
+        ("v_rsq_f16 v2, v0", lambda x: 1 / np.sqrt(x), F16),
+        ("v_sqrt_f16 v2, v0", np.sqrt, F16),
+        ("v_exp_f16 v2, v0", np.exp2, F16),
+        ("v_log_f16 v2, v0", np.log2, F16),
+        ("v_sin_f16 v2, v0", lambda x: np.sin(2 * np.pi * (x % 1)), F16),
+    ],
+)
+def test_other_transcendentals(text: str, function: Callable[[Any], Any], fmt: Any) -> None:
+    dtype = np.float64 if fmt == F64 else np.float16
+    x = np.random.default_rng(25).uniform(0.01, 14, LANES).astype(dtype)
+    bits = x.view(np.uint64 if fmt == F64 else np.uint16).astype(np.uint64)
+    state = snippet.State()
+    state.v(0)[:], state.v(1)[:] = bits & M32, bits >> np.uint64(32)
+    snippet.run(text, state)
+    low, high = state.v(2).astype(np.uint64), state.v(3).astype(np.uint64)
+    got = (low | high << np.uint64(32)).view(np.float64)
+    if fmt == F16:
+        assert (state.v(2) < 0x10000).all()
+        got = state.v(2).astype(np.uint16).view(np.float16).astype(np.float64)
+    want = function(x.astype(np.float64))
+    unit = np.exp2(
+        np.maximum(np.floor(np.log2(np.abs(want) + 1e-300)), -14 if fmt == F16 else -1022) - fmt[1]
+    )
+    assert (np.abs(got - want) / unit).max() <= (1.0 if fmt == F64 else 0.51)
+
+
+def test_bits_of_two_over_pi() -> None:
+    """v_trig_preop_f64 gives 53-bit pieces of 2/pi; pi here by Machin's formula."""
+    digits = 1300
+
+    def arctan(n: int) -> int:
+        total, term, k = 0, (1 << digits) // n, 0
+        while term:
+            total += (-1) ** k * (term // (2 * k + 1))
+            term //= n * n
+            k += 1
+        return total
+
+    quarter = 4 * arctan(5) - arctan(239)
+    ratio = (1 << 2 * digits) // (2 * quarter)  # 2/pi, `digits` bits behind the point
+    state = snippet.State()
+    state.v(1)[:] = 0x3FF00000
+    state.v(2)[:22] = range(22)
+    snippet.run("v_trig_preop_f64 v[4:5], v[0:1], v2", state)
+    for segment in range(22):
+        at = 53 * (segment + 1)
+        piece = ratio >> (digits - at) & ((1 << 53) - 1)
+        got = int(state.v(4)[segment]) | int(state.v(5)[segment]) << 32
+        assert got == rounded(Fraction(piece, 1 << at), F64), f"segment {segment}"
+
+
+def test_bytes_and_normalised_integers() -> None:
+    bench = Bench([64, 32, 64, F32], 26)
+
+    def lerp(a: int, b: int, c: int) -> int:
+        parts = ((a & M32, b, c & M32)[n].to_bytes(4, "little") for n in range(3))
+        return int.from_bytes(
+            bytes((x + y + (z & 1)) >> 1 for x, y, z in zip(*parts, strict=True)), "little"
+        )
+
+    def norm(x: int, is_signed: bool) -> int:
+        if is_nan(x, F32):
+            return 0
+        v = Fraction(-2 if negative(x, F32) else 2) if is_inf(x, F32) else value(x, F32)
+        low, top = (-1, 32767) if is_signed else (0, 65535)
+        scaled = max(Fraction(low), min(Fraction(1), v)) * top
+        return round(Fraction(float(np.float32(float(scaled))))) & 0xFFFF
+
+    cases: dict[str, Rule] = {
+        "v_lerp_u8 {d}, v0, v2, v4": lambda a, b, c, f: lerp(a, b, c),
+        "v_sat_pk_u8_i16 {d}, v2": lambda a, b, c, f: (
+            bounded(signed(b, 16), 0, 255) | bounded(signed(b >> 16, 16), 0, 255) << 8
+        ),
+        "v_pack_b32_f16 {d}, v2, v4": lambda a, b, c, f: b & 0xFFFF | (c & 0xFFFF) << 16,
+        "v_pack_b32_f16 {d}, v2, v4 op_sel:[1,1,0]": lambda a, b, c, f: (
+            b >> 16 | (c >> 16 & 0xFFFF) << 16
+        ),
+        "v_cvt_pknorm_i16_f32 {d}, v6, v6": lambda a, b, c, f: norm(f, True) * 0x10001,
+        "v_cvt_pknorm_u16_f32 {d}, v6, v6": lambda a, b, c, f: norm(f, False) * 0x10001,
+    }
+    for text, rule in cases.items():
+        bench.case(text, rule)
+    bench.case("v_qsad_pk_u16_u8 {d}, v[0:1], v2, v[4:5]", lambda a, b, c, f: sum(
+        min(differences(a >> 8 * n & M32, b) + (c >> 16 * n & 0xFFFF), 0xFFFF) << 16 * n
+        for n in range(4)), 2)  # fmt: skip
+    bench.run()
+
+
+def test_stochastic_rounding_to_8_bits() -> None:
+    """Random bits of zero cut; all ones round up what is not exact; the other bytes stay."""
+    state = snippet.State()
+    x = np.array([1.0, 1.03, -1.03, 3.9, 0.0], np.float32)
+    state.v(0)[: len(x)] = x.view(np.uint32)
+    state.vector[0, 4:8] = 0xDEADBEEF
+    snippet.run(
+        """
+        v_mov_b32 v1, 0
+        v_mov_b32 v2, -1
+        v_cvt_sr_fp8_f32 v4, v0, v1
+        v_cvt_sr_fp8_f32 v5, v0, v2 op_sel:[0,0,1,0]
+        v_cvt_sr_bf8_f32 v6, v0, v1 op_sel:[0,0,0,1]
+        v_cvt_sr_bf8_f32 v7, v0, v2 op_sel:[0,0,1,1]
+        """,
+        state,
+    )
+    for lane, number in enumerate(x.tolist()):
+        for register, mantissa, place, up in (
+            (4, 3, 0, 0),
+            (5, 3, 1, 1),
+            (6, 2, 2, 0),
+            (7, 2, 3, 1),
+        ):
+            word = int(state.v(register)[lane])
+            assert (word ^ 0xDEADBEEF) & ~(255 << 8 * place) == 0
+            got = eight_bit(word >> 8 * place & 255, mantissa)
+            grid = sorted(abs(eight_bit(c, mantissa)) for c in range(128))
+            below = max(g for g in grid if g <= abs(number))
+            above = min(g for g in grid if g >= abs(number))
+            assert abs(got) == (above if up else below) and got * number >= 0
+
+
 def quotient(a: int, b: int, fmt: tuple[int, int]) -> int:
     sign = (negative(a, fmt) != negative(b, fmt)) << sum(fmt)
     infinity = ((1 << fmt[0]) - 1) << fmt[1]
