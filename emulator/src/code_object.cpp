@@ -700,11 +700,26 @@ std::string CodeObject::describe(uint32_t offset) const {
 }
 
 void CodeObject::bind(const Handler* handlers, Handler trap) {
-    trap_ = trap;
     for (Inst& inst : code_.insts) {
         const Handler handler =
             inst.op == Op::unknown ? nullptr : handlers[static_cast<size_t>(inst.op)];
         inst.run = handler ? handler : trap;
+    }
+    for (Kernel& kernel : kernels_) {
+        std::set<std::string> missing;
+        for (const uint32_t index : reachable(kernel)) {
+            const Inst& inst = code_.insts[index];
+            if (inst.run == trap) missing.insert(inst.name);
+            auto names = [&](const Operand& operand) {
+                if (operand.kind != Kind::vector) return;
+                const uint32_t end = operand.index % 256u + operand.dwords;
+                uint32_t& highest = operand.index < 256 ? kernel.named_vgprs : kernel.named_agprs;
+                highest = std::max(highest, end);
+            };
+            for (const Operand& operand : inst.dst) names(operand);
+            for (const Operand& operand : inst.src) names(operand);
+        }
+        kernel.unimplemented.assign(missing.begin(), missing.end());
     }
 }
 
@@ -742,14 +757,6 @@ std::vector<uint32_t> CodeObject::reachable(const Kernel& kernel) const {
     for (uint32_t i = 0; i < count; ++i)
         if (seen[i]) indices.push_back(i);
     return indices;
-}
-
-std::vector<std::string> CodeObject::unimplemented(const Kernel& kernel) const {
-    std::set<std::string> names;
-    for (const uint32_t index : reachable(kernel))
-        if (code_.insts[index].op == Op::unknown || code_.insts[index].run == trap_)
-            names.insert(code_.insts[index].name);
-    return {names.begin(), names.end()};
 }
 
 }  // namespace emulator

@@ -43,6 +43,9 @@ struct Kernel {
     uint32_t required_workgroup[3] = {0, 0, 0};                                  // 0: any
     uint32_t sgprs = 0, vgprs = 0, agprs = 0, sgpr_spills = 0, vgpr_spills = 0;  // as metadata says
     bool dynamic_stack = false;
+    // Of the code that it can reach, known once the object is bound:
+    std::vector<std::string> unimplemented;     // mnemonics without handler; sorted, no repeats
+    uint32_t named_vgprs = 0, named_agprs = 0;  // one more than the highest register named
     std::vector<Argument> arguments;
 
     // Registers of the unified file that a wave gets, and where its AGPRs begin there.
@@ -88,8 +91,6 @@ class CodeObject {
     // Instructions that a kernel can reach along branches, and along calls and far jumps whose
     // distance s_getpc_b64 and s_add_u32 with a literal give; ascending.
     std::vector<uint32_t> reachable(const Kernel& kernel) const;
-    // Mnemonics a kernel can reach that this emulator does not execute; sorted, no repeats.
-    std::vector<std::string> unimplemented(const Kernel& kernel) const;
 
    private:
     void load(const uint8_t* elf, size_t size);
@@ -106,7 +107,6 @@ class CodeObject {
     uint32_t version_ = 0;
     std::string target_;
     Code code_;
-    Handler trap_ = nullptr;
     std::vector<Kernel> kernels_;
     std::vector<LineRow> lines_;  // ascending addresses
     std::vector<std::string> files_;

@@ -536,8 +536,7 @@ EXPORT hipError_t hipModuleLaunchKernel(void* function, unsigned grid_x, unsigne
         }
         latest.text = objections(launch);
         if (!latest.text.empty()) {
-            if (!latest.module->object.unimplemented(*latest.kernel).empty())
-                return hipErrorNotSupported;
+            if (!latest.kernel->unimplemented.empty()) return hipErrorNotSupported;
             if (latest.kernel->lds_bytes + uint64_t{lds_bytes} > kLds)
                 return hipErrorLaunchOutOfResources;
             return launch.arguments.size() > latest.kernel->kernarg_bytes

@@ -58,7 +58,7 @@ class Members {
     std::string out_;
 };
 
-std::string kernel_json(const CodeObject& object, const Kernel& kernel) {
+std::string kernel_json(const Kernel& kernel) {
     Members out, arguments, missing;
     for (const Argument& argument : kernel.arguments) {
         Members fields;
@@ -68,7 +68,7 @@ std::string kernel_json(const CodeObject& object, const Kernel& kernel) {
         fields.field("size", argument.size);
         arguments.item(fields.object());
     }
-    for (const std::string& name : object.unimplemented(kernel)) missing.item(quoted(name));
+    for (const std::string& name : kernel.unimplemented) missing.item(quoted(name));
     out.field("name", quoted(kernel.name));
     out.field("entry", kernel.entry);
     out.field("lds_bytes", kernel.lds_bytes);
@@ -195,7 +195,7 @@ EXPORT char* lae_kernels(const void* image, size_t bytes) {
         CodeObject object(image, bytes);
         object.bind(handlers_of(Device::get().options()), trap);
         Members out, kernels;
-        for (const Kernel& kernel : object.kernels()) kernels.item(kernel_json(object, kernel));
+        for (const Kernel& kernel : object.kernels()) kernels.item(kernel_json(kernel));
         out.field("target", quoted(object.target()));
         out.field("version", object.version());
         out.field("kernels", kernels.list());

@@ -558,12 +558,18 @@ std::string objections(const Launch& launch) {
     if (launch.arguments.size() > kernel.kernarg_bytes)
         object("got " + std::to_string(launch.arguments.size()) + " bytes of arguments, takes " +
                std::to_string(kernel.kernarg_bytes));
-    const std::vector<std::string> missing = launch.object->unimplemented(kernel);
-    if (!missing.empty()) {
+    if (!kernel.unimplemented.empty()) {
         std::string names;
-        for (const std::string& name : missing) names += (names.empty() ? "" : ", ") + name;
+        for (const std::string& name : kernel.unimplemented)
+            names += (names.empty() ? "" : ", ") + name;
         object("uses instructions that are not emulated: " + names);
     }
+    // A wave that names a register it does not have faults, or changes another wave's.
+    const uint32_t total = kernel.allocated_vgprs(), arch = std::min(kernel.accum_offset(), total);
+    if (kernel.named_vgprs > arch || kernel.named_agprs > total - arch)
+        object("names " + std::to_string(kernel.named_vgprs) + " VGPRs and " +
+               std::to_string(kernel.named_agprs) + " AGPRs, its descriptor allocates " +
+               std::to_string(arch) + " and " + std::to_string(total - arch));
     return out;
 }
 

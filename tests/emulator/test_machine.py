@@ -308,6 +308,40 @@ def test_missing_instructions_are_named_before_running(module: emulator.Module) 
     module.launch("all_emulated", [1], [64], [out])
 
 
+def linked(body: str, out: Path, **directives: int) -> bytes:
+    """A code object of one kernel, `k`, in assembly with its own descriptor."""
+    settings = {"next_free_vgpr": 8, "next_free_sgpr": 8, "accum_offset": 8} | directives
+    rows = "".join(f".amdhsa_{name} {value}\n" for name, value in settings.items())
+    out.with_suffix(".o").write_bytes(
+        assemble(
+            f".text\n.globl k\n.p2align 8\n.type k,@function\nk:\n{body}\ns_endpgm\n"
+            f".rodata\n.p2align 6\n.amdhsa_kernel k\n{rows}.end_amdhsa_kernel\n"
+        )
+    )
+    run("ld.lld-19", "-shared", "-o", str(out), str(out.with_suffix(".o")))
+    return out.read_bytes()
+
+
+def test_registers_that_a_wave_does_not_have(tmp_path: Path) -> None:
+    cases = {
+        "v_mov_b32 v7, 0": True,
+        "v_mov_b32 v8, 0": False,
+        "global_load_dwordx4 v[6:9], v[0:1], off": False,
+        "v_accvgpr_write_b32 a0, 1": False,  # all 8 registers are VGPRs
+        "s_endpgm\nv_mov_b32 v200, 0": True,  # not reached
+    }
+    for body, runs in cases.items():
+        with emulator.Module(linked(body, tmp_path / "k.co")) as loaded:
+            if runs:
+                loaded.launch("k", [1], [64], [])
+                continue
+            with pytest.raises(emulator.LaunchFailed, match="descriptor allocates 8 and 0"):
+                loaded.launch("k", [1], [64], [])
+    code = linked("v_accvgpr_write_b32 a7, 1", tmp_path / "k.co", next_free_vgpr=16)
+    with emulator.Module(code) as loaded:
+        loaded.launch("k", [1], [64], [])
+
+
 def test_every_reason_against_a_launch(module: emulator.Module) -> None:
     with pytest.raises(emulator.LaunchFailed) as caught:
         module.launch("reverse", [0], [1024], [words(8), 1], dynamic_lds=64000)
