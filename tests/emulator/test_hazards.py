@@ -181,30 +181,42 @@ def test_every_rule_has_a_case() -> None:
     assert {case[0] for case in CASES} | behind == {rule.name for rule in hazards.RULES}
 
 
-@pytest.mark.parametrize(("rule", "producer", "consumer", "needed"), CASES)
-def test_needed_wait_states(rule: str, producer: str, consumer: str, needed: int) -> None:
-    # One object: straight code, a branch over code, and a loop's back edge, each with exactly
-    # the wait states and with one less.
-    def bodies(count: int) -> dict[str, str]:
-        out = {
-            "straight": f"{producer}\n{waits(count)}\n{consumer}\ns_endpgm",
-            "branch": f"s_cbranch_scc1 1f\n{producer}\ns_branch 1f\ns_nop 7\n1:\n"
-            f"{waits(count - 1)}\n{consumer}\ns_endpgm",
-            "loop": f"1:\n{consumer}\n{waits(19)}\n{producer}\n{waits(count - 1)}\n"
-            "s_cbranch_scc1 1b\ns_endpgm",
-        }
-        return out if count > 0 else {"straight": out["straight"]}
+# Straight code, a branch over code, and a loop's back edge, with exactly `count` wait states.
+def bodies(producer: str, consumer: str, count: int) -> dict[str, str]:
+    out = {
+        "straight": f"{producer}\n{waits(count)}\n{consumer}\ns_endpgm",
+        "branch": f"s_cbranch_scc1 1f\n{producer}\ns_branch 1f\ns_nop 7\n1:\n"
+        f"{waits(count - 1)}\n{consumer}\ns_endpgm",
+        "loop": f"1:\n{consumer}\n{waits(19)}\n{producer}\n{waits(count - 1)}\n"
+        "s_cbranch_scc1 1b\ns_endpgm",
+    }
+    return out if count > 0 else {"straight": out["straight"]}
 
-    text = "".join(function(f"enough_{k}", body) for k, body in bodies(needed).items())
-    text += "".join(function(f"short_{k}", body) for k, body in bodies(needed - 1).items())
-    everything = hazards.check(assemble(text))
-    assert all(hazard.rule != "unknown instruction" for hazard in everything)
-    got = [hazard for hazard in everything if hazard.rule == rule]
-    assert [hazard for hazard in got if hazard.kernel.startswith("enough")] == []
-    short = {hazard.kernel: hazard for hazard in got}
-    assert set(short) == {f"short_{k}" for k in bodies(needed - 1)}
-    for hazard in short.values():
-        assert (hazard.found, hazard.needed) == (needed - 1, needed)
+
+@pytest.fixture(scope="module")
+def of_cases() -> dict[str, list[hazards.Hazard]]:
+    """Hazards by function: every case with as many wait states as it needs, and one less."""
+    text, out = "", {}
+    for number, (_, producer, consumer, needed) in enumerate(CASES):
+        for which, count in (("enough", needed), ("short", needed - 1)):
+            for shape, body in bodies(producer, consumer, count).items():
+                name = f"case{number}_{which}_{shape}"
+                text += function(name, body)
+                out[name] = []
+    for hazard in hazards.check(assemble(text)):
+        out[hazard.kernel].append(hazard)
+    return out
+
+
+@pytest.mark.parametrize("number", range(len(CASES)), ids=lambda n: CASES[n][0])
+def test_needed_wait_states(of_cases: dict[str, list[hazards.Hazard]], number: int) -> None:
+    rule, _, _, needed = CASES[number]
+    mine = {k: v for k, v in of_cases.items() if k.startswith(f"case{number}_")}
+    assert len(mine) == (6 if needed > 1 else 4)
+    for name, everything in mine.items():
+        assert all(hazard.rule != "unknown instruction" for hazard in everything)
+        got = [(hazard.found, hazard.needed) for hazard in everything if hazard.rule == rule]
+        assert got == ([] if "_enough_" in name else [(needed - 1, needed)]), name
 
 
 FREE = [

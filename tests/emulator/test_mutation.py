@@ -63,7 +63,7 @@ def summary(name: str, verdicts: list[mutate.Verdict]) -> str:
     return "\n".join(lines)
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def dense() -> Iterator[Bench]:
     bench = Bench(DENSE)
     yield bench
@@ -77,7 +77,7 @@ def test_a_few_mutants_of_each_kind(dense: Bench) -> None:
     chosen = []
     for kind in sorted(kinds):
         of_kind = [mutation for mutation in everything if mutation.kind == kind]
-        chosen += of_kind[:: max(1, len(of_kind) // 3)][:4]
+        chosen += of_kind[:: max(1, len(of_kind) // 2)][:3]
     verdicts = dense.judge(chosen)
     text = summary(DENSE, verdicts)
     assert mutate.noticed(verdicts) >= 0.9, text  # of few: one bound that only prefetches
