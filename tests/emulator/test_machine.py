@@ -285,10 +285,10 @@ def test_a_hang_says_where_every_wave_stands(module: emulator.Module) -> None:
 
 
 def test_threads_do_not_change_results(module: emulator.Module) -> None:
-    outs = []
+    outs, out = [], words(8 * 40 * 100)
     for threads in ("1", "2", "5"):
         emulator.set_option("threads", threads)
-        out = words(8 * 40 * 100)
+        out[:] = 0
         report = module.launch("identify", [40], [100], [out])
         outs.append((out.tobytes(), report.instructions, report.counters, report.executed))
     assert outs[0] == outs[1] == outs[2]
