@@ -23,6 +23,7 @@
 #include <bit>
 #include <cstdio>
 #include <cstring>
+#include <stdexcept>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -39,6 +40,8 @@ constexpr int kWords = (kVectorRegisters + kScalarRegisters) / 64;
 constexpr uint32_t kWaveMask = 31, kShared = 31, kNobody = 30;
 constexpr uint32_t kSplit = 0x7fffffff;  // a dword whose bytes are followed singly
 constexpr uint64_t kAll = ~0ull;
+constexpr size_t kMostOperations = 1u << 25;
+constexpr size_t kHistory = 1u << 16;  // operations remembered before a full barrier clears them
 
 // How definedness flows through an instruction.
 enum class Rule : uint8_t {
@@ -429,7 +432,8 @@ struct Checker::Impl {
     Planes dwords, bytes;
     std::vector<uint8_t> defined;                     // 0xff for each LDS byte that was written
     std::vector<Operation> lds_ops{{}}, dma_ops{{}};  // by number; 0 is none
-    uint32_t released_lds = 0, released_dma = 0;      // operations there were at the last barrier
+    bool raced = false;
+    uint32_t released_lds = 0, released_dma = 0;  // operations there were at the last barrier
     uint32_t safe_lds = 32, safe_dma = 32;  // table entries below are ordered before every access
 
     Impl(Workgroup& g, Memory& m, Findings& f) : group(g), memory(m), findings(f) {}
@@ -620,11 +624,43 @@ struct Checker::Impl {
     }
 
     uint32_t new_lds_op(const Wave& wave, State& st, const Inst& inst, bool atomic) {
-        if (!st.lds_op) {
-            st.lds_op = static_cast<uint32_t>(lds_ops.size());
-            lds_ops.push_back({wave.id, atomic, &inst});
-        }
+        if (!st.lds_op) st.lds_op = new_op(lds_ops, wave, inst, atomic);
         return st.lds_op;
+    }
+
+    static uint32_t new_op(std::vector<Operation>& ops, const Wave& wave, const Inst& inst,
+                           bool atomic) {
+        if (ops.size() > kMostOperations)
+            throw std::length_error(
+                "more than 2^25 LDS operations of a workgroup without a "
+                "barrier that orders them");
+        ops.push_back({wave.id, atomic, &inst});
+        return static_cast<uint32_t>(ops.size() - 1);
+    }
+
+    // When everything so far is ordered before everything to come, its history may go: a long
+    // kernel's would fill the numbers, and 24 bytes each of memory.
+    void forget(bool lds, bool dma) {
+        auto clear_all = [](std::vector<uint32_t>& plane) {
+            std::fill(plane.begin(), plane.end(), 0);
+        };
+        for (Planes* planes : {&dwords, &bytes}) {
+            if (dma)
+                for (uint32_t& code : planes->dma) code = 0;
+            if (!lds) continue;
+            for (uint32_t& code : planes->write) code = code == kSplit ? kSplit : 0;
+            clear_all(planes->read);
+            clear_all(planes->atomic);
+            for (auto& plane : planes->reads) clear_all(plane);
+            for (auto& plane : planes->atomics) clear_all(plane);
+        }
+        if (lds) lds_ops.resize(1);
+        if (dma) dma_ops.resize(1);
+        for (auto& st : states) {
+            if (!st || st->ended) continue;
+            if (lds) st->retired_lds = st->arrived_lds = st->passed_lds = 0;
+            if (dma) st->retired_dma = st->arrived_dma = st->passed_dma = 0;
+        }
     }
 
     struct Conflict {
@@ -691,6 +727,8 @@ struct Checker::Impl {
     void race(Wave& wave, const Inst& inst, int lane, uint32_t address, Use use,
               const Conflict& found) {
         const Operation& op = (found.dma ? dma_ops : lds_ops)[found.op];
+        if (raced) return;  // one occurrence per access, however many lanes
+        raced = true;
         const bool before_barrier = found.op < (found.dma ? released_dma : released_lds);
         const char* verb = use == Use::read ? "reads" : use == Use::atomic ? "changes" : "writes";
         report(wave, inst, "LDS race", [&] {
@@ -892,6 +930,7 @@ struct Checker::Impl {
             }
         }
         bool done = false;
+        raced = false;
         if (merged % 4 == 0) {
             while (groups.count % 4) {  // fill up with the first: once more changes nothing
                 groups.first[groups.count] = groups.first[0];
@@ -1371,7 +1410,13 @@ struct Checker::Impl {
             uint64_t& lanes = st.v[in.vector_dst[k]];
             lanes = (lanes & ~exec) | (st.loaded[std::min<size_t>(k, 15)] & exec);
         }
-        if (in.counts_vm) st.vm.push({&inst, st.dma_op});
+        if (in.counts_vm) {
+            st.vm.push({&inst, st.dma_op});
+            // The counter ends at 63: older stores have left it, and no wait speaks of them.
+            while (st.vm.size() > 64 && !st.vm.begin()->lds_op &&
+                   !st.vm.begin()->inst->dst[0].dwords)
+                st.vm.pop();
+        }
         if (in.counts_ds) st.ds.push({&inst, st.lds_op});
         if (in.flat) st.flats.push_back({&inst, false, false});
         if (in.load) mark(st, inst, true);
@@ -1433,8 +1478,9 @@ void Checker::arrive(Wave& wave) {
 
 void Checker::release() {
     Impl& c = *impl_;
-    uint32_t safe_lds = c.released_lds = static_cast<uint32_t>(c.lds_ops.size());
-    uint32_t safe_dma = c.released_dma = static_cast<uint32_t>(c.dma_ops.size());
+    const auto all_lds = static_cast<uint32_t>(c.lds_ops.size());
+    const auto all_dma = static_cast<uint32_t>(c.dma_ops.size());
+    uint32_t safe_lds = all_lds, safe_dma = all_dma;
     for (const Wave* wave : c.group.waves) {
         State& st = c.state(*wave);
         st.passed_lds = st.arrived_lds;
@@ -1442,8 +1488,13 @@ void Checker::release() {
         if (st.front_lds) safe_lds = std::min(safe_lds, st.front_lds);
         if (st.front_dma) safe_dma = std::min(safe_dma, st.front_dma);
     }
-    c.safe_lds = safe_lds << 5;
-    c.safe_dma = safe_dma << 5;
+    const bool forget_lds = all_lds > kHistory && safe_lds == all_lds;
+    const bool forget_dma = all_dma > kHistory && safe_dma == all_dma;
+    if (forget_lds || forget_dma) c.forget(forget_lds, forget_dma);
+    c.released_lds = forget_lds ? 1 : all_lds;
+    c.released_dma = forget_dma ? 1 : all_dma;
+    c.safe_lds = (forget_lds ? 1 : safe_lds) << 5;
+    c.safe_dma = (forget_dma ? 1 : safe_dma) << 5;
 }
 
 void Checker::end(Wave& wave) {
@@ -1616,8 +1667,7 @@ void Checker::lds_dma(Wave& wave, const Inst& inst, uint32_t lds_address, uint64
         lanes &= ~outside;
     }
     if (!lanes) return;
-    st.dma_op = static_cast<uint32_t>(c.dma_ops.size());
-    c.dma_ops.push_back({wave.id, false, &inst});
+    st.dma_op = Impl::new_op(c.dma_ops, wave, inst, false);
     c.access(wave, st, inst, address, lanes, 4, Use::dma, st.dma_op);
     for (uint64_t left = lanes; left; left &= left - 1) {
         const int lane = std::countr_zero(left);

@@ -369,6 +369,20 @@ def test_deleting_any_wait_or_barrier_of_a_pipeline() -> None:
                 assert found("\n".join(lines[:n] + lines[n + 1 :]), 2), f"{order}: {n} {line}"
 
 
+def test_long_histories() -> None:
+    """More LDS operations than the checker keeps: behind a full barrier it may forget them."""
+    loop = (
+        "s_mov_b32 s4, 20000\nv_lshl_add_u32 v1, s0, 10, v0\nagain:\n"
+        "ds_write_b32 v1, v6\nds_add_u32 v1, v6 offset:256\nds_write_b8 v1, v6 offset:512\n"
+        "s_waitcnt lgkmcnt(0)\ns_barrier\ns_sub_u32 s4, s4, 1\ns_cmp_lg_u32 s4, 0\n"
+        "s_cbranch_scc1 again\n"
+    )
+    last = "v_xor_b32 v2, 1024, v1\nds_read_b32 v4, v2\nds_read_u8 v5, v2 offset:512\n"
+    assert found(loop + last, 2) == []
+    for other in ("ds_write_b32 v1, v7", "ds_add_u32 v1, v6", "ds_write_b8 v1, v7 offset:512"):
+        assert set(found(f"{loop}{other}\n{last}", 2)) == {"LDS race"}
+
+
 # ---- bounds
 
 
