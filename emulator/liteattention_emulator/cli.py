@@ -11,7 +11,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from liteattention_emulator import device, hazards, native
+from liteattention_emulator import device, hazards, native, waits
 
 app = typer.Typer(help="The software MI300X: run code objects on the CPU.")
 
@@ -140,12 +140,16 @@ def report(
 def find_hazards(
     files: Annotated[list[Path], typer.Argument(help="Code objects.")],
 ) -> None:
-    """Look for missing wait states in the machine code of code objects, without running it."""
-    found = _try(lambda: [(file, hazard) for file in files for hazard in hazards.check(file)])
-    for file, hazard in found:
-        typer.echo(f"{file}: {hazard}")
-    typer.echo(f"missing wait states: {len(found)} (code objects: {len(files)})")
-    if found:
+    """Look for missing wait states and waits in machine code, on all paths, without running it."""
+    states = _try(lambda: [(file, found) for file in files for found in hazards.check(file)])
+    early = _try(lambda: [(file, found) for file in files for found in waits.check(file)])
+    for file, found in [*states, *early]:
+        typer.echo(f"{file}: {found}")
+    typer.echo(
+        f"missing wait states: {len(states)}, loads used too early: {len(early)} "
+        f"(code objects: {len(files)})"
+    )
+    if states or early:
         raise typer.Exit(1)
 
 
@@ -233,7 +237,7 @@ def _sizes(text: str, option: str) -> list[int]:
 def _try(action: Any) -> Any:
     try:
         return action()
-    except (native.EmulatorError, OSError, ValueError) as error:
+    except (native.EmulatorError, OSError, ValueError, waits.TooManyStates) as error:
         _fail(str(error))
 
 

@@ -15,9 +15,10 @@ A wait can be removed without harm when neither grows.
 """
 
 from dataclasses import dataclass
+from pathlib import Path
 
-from .cfg import Graph
-from .listing import VECTOR_MASK, Instruction
+from .cfg import Graph, graph
+from .listing import VECTOR_MASK, Instruction, load, register_names
 
 MAX_VM, MAX_LGKM = 63, 15
 """Largest values of the two counters; the field of s_waitcnt that does not wait."""
@@ -47,6 +48,47 @@ class Waits:
         return not self.early <= other.early or any(
             not left <= other.open.get(at, none) for at, left in self.open.items()
         )
+
+
+@dataclass(frozen=True, slots=True)
+class EarlyUse:
+    """An instruction that touches a register on some path before a load has written it.
+
+    ``offset`` and ``load_offset`` count bytes from the start of the text section.
+    """
+
+    kernel: str
+    offset: int
+    text: str
+    load_offset: int
+    load_text: str
+    registers: str
+    line: str = ""
+
+    def __str__(self) -> str:
+        where = f" ({self.line})" if self.line else ""
+        return (
+            f"{self.kernel}+text 0x{self.offset:x}{where}: {self.text}: not waited for "
+            f"0x{self.load_offset:x} {self.load_text} [{self.registers}]"
+        )
+
+
+def check(code_object: Path | str | bytes) -> list[EarlyUse]:
+    """All uses of registers that a load is still to write, in every kernel of a code object.
+
+    Raises BadImage or OSError as ``listing.load`` does, TooManyStates as ``analyse`` does.
+    """
+    listed = load(code_object)
+    out = []
+    for kernel in listed.kernels:
+        for offset, load_offset in sorted(analyse(graph(listed, kernel.name)).early):
+            use, early = (listed.instructions[listed.index_of[at]] for at in (offset, load_offset))
+            shared = register_names((use.reads | use.writes) & early.writes)
+            line = listed.line(offset)
+            out.append(
+                EarlyUse(kernel.name, offset, use.text, load_offset, early.text, shared, line)
+            )
+    return out
 
 
 def counters(inst: Instruction) -> tuple[int, int]:
@@ -79,18 +121,18 @@ def after(state: State, inst: Instruction) -> State:
     return vm, lds, loose
 
 
-def analyse(graph: Graph, limit: int = 200_000) -> Waits:
+def analyse(code: Graph, limit: int = 200_000) -> Waits:
     """Follow all paths of a kernel.
 
     Raises TooManyStates when more than ``limit`` pairs of instruction and state come up.
     """
-    by_offset = {graph.instructions[i].offset: graph.instructions[i] for i in graph.next}
-    seen: dict[int, set[State]] = {index: set() for index in graph.next}
+    by_offset = {code.instructions[i].offset: code.instructions[i] for i in code.next}
+    seen: dict[int, set[State]] = {index: set() for index in code.next}
     early: set[tuple[int, int]] = set()
     left: dict[int, set[int]] = {}
     written: dict[State, int] = {}  # registers that a state's operations are still to write
     visited = 0
-    pending = [(graph.entry, _EMPTY)]
+    pending = [(code.entry, _EMPTY)]
     while pending:
         index, state = pending.pop()
         if state in seen[index]:
@@ -99,7 +141,7 @@ def analyse(graph: Graph, limit: int = 200_000) -> Waits:
         visited += 1
         if visited > limit:
             raise TooManyStates(f"more than {limit} states of outstanding operations")
-        inst = graph.instructions[index]
+        inst = code.instructions[index]
         touched = inst.reads | inst.writes
         if state not in written:
             written[state] = 0
@@ -107,17 +149,17 @@ def analyse(graph: Graph, limit: int = 200_000) -> Waits:
                 written[state] |= by_offset[at].writes
         for number, queue in enumerate(state if written[state] & touched else ()):
             for at in queue:
-                load = by_offset[at]
+                before = by_offset[at]
                 # Of two loads in one queue the later one lands later.
-                mine = inst.reads if number < 2 and load.unit == inst.unit else touched
-                if load.writes & mine:
+                mine = inst.reads if number < 2 and before.unit == inst.unit else touched
+                if before.writes & mine:
                     early.add((inst.offset, at))
         if inst.unit in ("barrier", "ds") or "lds" in inst.flags:
             matter = {at for queue in state for at in queue if _matters(inst, by_offset[at])}
             if matter:
                 left.setdefault(inst.offset, set()).update(matter)
         following = after(state, inst)
-        pending += [(successor, following) for successor in graph.next[index]]
+        pending += [(successor, following) for successor in code.next[index]]
     return Waits(frozenset(early), {at: frozenset(which) for at, which in left.items()})
 
 

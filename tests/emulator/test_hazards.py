@@ -302,6 +302,7 @@ def test_command(tmp_path: Path) -> None:
     assert run.exit_code == 0 and "missing wait states: 0" in run.output
     run = CliRunner().invoke(app, ["hazards", str(good), str(bad)])
     assert run.exit_code == 1 and "bad.o" in run.output and "v_mul_f32" in run.output
+    assert "missing wait states: 1, loads used too early: 0" in run.output
     run = CliRunner().invoke(app, ["hazards", str(tmp_path / "none.o")])
     assert run.exit_code == 2 and "none.o" in run.output
 
@@ -314,6 +315,25 @@ def test_known_bugs() -> None:
     assert [h.rule for h in found(exp)] == ["trans -> VALU"]
     offset = "v_readfirstlane_b32 s4, v0\nbuffer_load_dword v1, v2, s[8:11], s4 offen\ns_endpgm"
     assert [h.rule for h in found(offset)] == ["VALU SGPR -> VMEM"]
+
+
+IN_ASSEMBLY = """
+extern "C" __attribute__((global)) void scale(float* p) {
+  float x = p[__builtin_amdgcn_workitem_id_x()];
+  asm("v_exp_f32 %0, %0\\n\\tv_mul_f32 %0, %0, %0" : "+v"(x));
+  p[__builtin_amdgcn_workitem_id_x()] = x;
+}
+"""
+
+
+@needs("clang++-19", "ld.lld-19")
+def test_inline_assembly_is_found_with_its_line(tmp_path: Path) -> None:
+    source = tmp_path / "scale.hip"
+    source.write_text(IN_ASSEMBLY)
+    image = compile_hip(source, tmp_path / "scale.co", "-gline-tables-only")
+    (hazard,) = hazards.check(image)
+    assert (hazard.rule, hazard.kernel) == ("trans -> VALU", "scale")
+    assert hazard.line.endswith("scale.hip:4") and "scale.hip:4" in str(hazard)
 
 
 # LLVM inserts exactly the wait states that are needed in straight code.

@@ -104,6 +104,19 @@ def test_all_mutants(capsys: pytest.CaptureFixture[str]) -> None:
     assert mutate.noticed(total) >= BAR
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [DENSE, "plan_lpt", "merge_parts_bf16_rtne"])
+def test_no_wait_of_a_whole_kernel_can_go(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    bench = Bench(name)
+    reached = [bench.kernel.listing.instructions[index] for index in bench.kernel.graph.next]
+    mutations = [m for m in mutate.mutations(bench.kernel, reached) if m.kind in ALWAYS]
+    verdicts = bench.judge(mutations)
+    bench.trial.close()
+    with capsys.disabled():
+        print("\n" + summary(f"{name}, not only its loop", verdicts))
+    assert not any(verdict.survived for verdict in verdicts)
+
+
 def test_unchanged_kernels_are_clean(dense: Bench) -> None:
     assert dense.kernel.hazards == set()
     assert dense.kernel.waits.early == frozenset()

@@ -1,10 +1,13 @@
 """Loads in flight, followed statically through assembled snippets."""
 
+from pathlib import Path
+
 import pytest
 
 from liteattention_emulator import cfg, listing, waits
+from liteattention_rocm import kernels
 
-from .toolchain import assemble, function, needs
+from .toolchain import assemble, compile_hip, function, needs
 
 pytestmark = needs("llvm-mc-19")
 
@@ -100,6 +103,31 @@ def test_what_is_weaker() -> None:
     weak, _ = analysed(LOAD + "s_waitcnt vmcnt(1)\ns_nop 0\nv_mov_b32 v4, v1")
     assert weak.weaker_than(strong) and not strong.weaker_than(weak)
     assert not same.weaker_than(strong)
+
+
+SHIPPED = sorted(Path(kernels.__file__).parent.glob("*.co"))
+
+
+@pytest.mark.parametrize("path", SHIPPED, ids=lambda path: path.stem)
+def test_shipped_kernels_wait_for_every_load(path: Path) -> None:
+    assert [str(use) for use in waits.check(path)] == []
+
+
+@needs("clang++-19", "ld.lld-19")
+def test_report_names_place_and_registers(tmp_path: Path) -> None:
+    source = tmp_path / "early.hip"
+    source.write_text(
+        'extern "C" __attribute__((global)) void early(float* p) {\n'
+        "  float x;\n"
+        '  asm("global_load_dword %0, %1, off" : "=v"(x) : "v"(p));\n'
+        "  p[1] = x;\n"
+        "}\n"
+    )
+    image = compile_hip(source, tmp_path / "early.co", "-gline-tables-only")
+    (use,) = waits.check(image)
+    assert use.kernel == "early" and use.text.startswith("global_store_dword")
+    assert use.load_text.startswith("global_load_dword") and use.registers.startswith("v")
+    assert use.line.endswith("early.hip:4") and "not waited for" in str(use)
 
 
 def test_too_many_states_are_refused() -> None:
