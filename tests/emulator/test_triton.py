@@ -5,7 +5,6 @@ the LDS layouts and the waits are Triton's and LLVM's. Run with ``-s`` to see wh
 """
 
 import math
-import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -16,11 +15,14 @@ import torch
 import liteattention_emulator as emulator
 
 pytest.importorskip("triton", reason="triton is not installed (extra: triton)")
-warnings.filterwarnings("ignore", message="TRITON_DEFAULT_FP_FUSION")
 
 from . import triton_kernels as kernels  # noqa: E402
 
-FLOATS = {torch.float32: "*fp32", torch.float16: "*fp16", torch.bfloat16: "*bf16"}
+TYPES = {torch.float32: "*fp32", torch.float16: "*fp16", torch.bfloat16: "*bf16"}
+TYPES |= {torch.int32: "*i32", torch.uint32: "*u32", torch.int8: "*i8", torch.int64: "*i64"}
+TYPES |= {torch.float64: "*fp64"}
+TYPES |= {torch.float8_e4m3fnuz: "*fp8e4b8", torch.float8_e5m2fnuz: "*fp8e5b16"}
+MNEMONICS: set[str] = set()  # executed so far
 ORDERS = ("round-robin", "random:7", "first-ahead", "last-ahead", "round-robin:1")
 
 
@@ -28,13 +30,16 @@ ORDERS = ("round-robin", "random:7", "first-ahead", "last-ahead", "round-robin:1
 def cache(tmp_path_factory: pytest.TempPathFactory) -> Any:
     patch = pytest.MonkeyPatch()
     patch.setenv("TRITON_CACHE_DIR", str(tmp_path_factory.mktemp("triton")))
+    patch.setenv("TRITON_DEFAULT_FP_FUSION", "1")
+    MNEMONICS.clear()
     yield
     patch.undo()
+    print(f"\n{len(MNEMONICS)} different instructions of gfx942: {' '.join(sorted(MNEMONICS))}")
 
 
 def launch(
     kernel: Any,
-    constants: dict[str, int],
+    constants: dict[str, Any],
     grid: Sequence[int],
     args: Sequence[Any],
     options: dict[str, Any] | None = None,
@@ -44,7 +49,7 @@ def launch(
     signature = {}
     for name, value in zip(names, args, strict=True):
         if isinstance(value, torch.Tensor):
-            signature[name] = FLOATS[value.dtype]
+            signature[name] = TYPES[value.dtype]
         else:
             signature[name] = "fp32" if isinstance(value, float) else "i32"
     compiled = kernels.compile_for_gfx942(kernel, signature, constants, options)
@@ -59,10 +64,10 @@ def launch(
             dynamic_lds=compiled.lds_bytes,
         )
     types = ",".join(signature.values())
-    mnemonics = len(report.by_name())
+    MNEMONICS.update(report.by_name())
     print(
         f"\n{compiled.name}({types}) {constants} {options or ''}: {report.workgroups} workgroups, "
-        f"{report.instructions} wave instructions of {mnemonics} kinds, "
+        f"{report.instructions} wave instructions of {len(report.by_name())} kinds, "
         f"{report.rate / 1e6:.1f} M/s emulated"
     )
     assert report.instructions > 0
@@ -169,6 +174,161 @@ def test_attention(
     error = (results[0].double() - expected).abs().max().item()
     assert error < 4 * rounding
     assert all(torch.equal(out, results[0]) for out in results)
+
+
+REAL = {
+    "exp": torch.exp,
+    "log": lambda a: torch.log(a * a + 0.5),
+    "sin": torch.sin,
+    "cos": lambda a: torch.cos(a * 40.0),
+    "erf": torch.erf,
+    "rsqrt": lambda a: torch.rsqrt(a * a + 0.25),
+    "floor": lambda a: torch.floor(a * 7.0),
+    "ceil": lambda a: torch.ceil(a * 7.0),
+    "clamp": lambda a: torch.clamp(a, -0.5, 0.5),
+}
+REAL_PAIR = {
+    "divide": lambda a, b: a / b,
+    "fma": lambda a, b: a * b + a,
+    "select": lambda a, b: torch.where(a < b, a * 2, b - a),
+    "multiply": lambda a, b: a * b,
+}
+
+
+def elementwise(which: str, x: torch.Tensor, y: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    out = torch.zeros(x.shape, dtype=dtype)
+    grid = [math.ceil(len(x) / 512)]
+    launch(kernels.elementwise, {"WHICH": which, "BLOCK": 512}, grid, [x, y, out, len(x)])
+    return out
+
+
+@pytest.mark.parametrize("which", [*REAL, *REAL_PAIR])
+def test_real_functions(which: str) -> None:
+    torch.manual_seed(0)
+    x, y = torch.randn(1500) * 3, torch.randn(1500)
+    out = elementwise(which, x, y, torch.float32)
+    # As exactly as fp32 allows: arguments that the kernel rounds are rounded here.
+    if which == "cos":
+        expected = torch.cos((x * 40.0).double())
+    elif which in REAL:
+        expected = REAL[which](x if which in ("floor", "ceil") else x.double()).double()
+    else:
+        expected = REAL_PAIR[which](x.double(), y.double())
+    assert torch.allclose(out.double(), expected, rtol=5e-6, atol=1e-6)
+
+
+def test_correctly_rounded_functions() -> None:
+    torch.manual_seed(0)
+    x, y = torch.randn(4000) * 10, torch.randn(4000)
+    assert torch.equal(elementwise("div_rn", x, y, torch.float32), x / y)
+    assert torch.equal(elementwise("sqrt_rn", x, y, torch.float32), torch.sqrt(x * x))
+    a, b = x.double(), y.double()
+    assert torch.equal(elementwise("multiply", a, b, torch.float64), a * b)
+    assert torch.allclose(elementwise("divide", a, b, torch.float64), a / b, rtol=1e-15)
+
+
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
+def test_integers(dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    x = torch.randint(-(2**31), 2**31, (1000,)).to(dtype)
+    y = torch.randint(1, 2**15, (1000,)).to(dtype) * torch.randint(0, 2, (1000,)).mul(2).sub(1)
+    y = y.to(dtype)
+    quotient = elementwise("int_divide", x, y, dtype)  # rounds towards zero, as C does
+    assert torch.equal(quotient, torch.div(x, y, rounding_mode="trunc"))
+    assert torch.equal(elementwise("int_modulo", x, y, dtype), torch.fmod(x, y))
+    bits = ((x ^ y) & (x | 12345)) + (~y) + (x << 3) - (y >> 2)
+    assert torch.equal(elementwise("bits", x, y, dtype), bits)
+    assert torch.equal(elementwise("multiply", x, y, dtype), x * y)
+    assert torch.equal(elementwise("select", x, y, dtype), torch.where(x < y, x * 2, y - x))
+    if dtype is torch.int32:
+        u, w = x.view(torch.uint32), y.view(torch.uint32)
+        high = [p * q >> 32 for p, q in zip(u.tolist(), w.tolist(), strict=True)]
+        assert elementwise("mul_high", u, w, torch.uint32).tolist() == high
+
+
+@pytest.mark.parametrize("source", [torch.float32, torch.float16, torch.bfloat16, torch.int32])
+@pytest.mark.parametrize("target", [torch.float32, torch.float16, torch.bfloat16, torch.int32])
+def test_conversions(source: torch.dtype, target: torch.dtype) -> None:
+    torch.manual_seed(0)
+    x = (torch.randn(700) * 500).to(source)
+    out = elementwise("multiply", x, torch.ones_like(x), target)
+    assert torch.equal(out, x.to(target))
+
+
+@pytest.mark.parametrize("which", ["sum", "max", "argmax", "xor"])
+@pytest.mark.parametrize(("rows", "columns"), [(1, 700), (16, 96), (64, 33)])
+def test_reductions(which: str, rows: int, columns: int) -> None:
+    torch.manual_seed(0)
+    x = torch.randint(1, 10**6, (rows, columns)).to(torch.int32)
+    out = torch.zeros(rows, dtype=torch.int32)
+    constants = {"WHICH": which, "ROWS": rows, "BLOCK": 1 << (columns - 1).bit_length()}
+    launch(kernels.reduce_rows, constants, [1], [x, out, columns])
+    if which == "xor":
+        expected = torch.zeros(rows, dtype=torch.int32)
+        for column in range(columns):
+            expected ^= x[:, column]
+    else:
+        expected = {"sum": x.sum(1), "max": x.amax(1), "argmax": x.argmax(1)}[which]
+    assert torch.equal(out, expected.to(torch.int32))
+
+
+@pytest.mark.parametrize("which", ["cumsum", "sort", "flip"])
+@pytest.mark.parametrize("shape", [(1, 512), (8, 128)])
+def test_scans(which: str, shape: tuple[int, int]) -> None:
+    torch.manual_seed(0)
+    x = torch.randint(-1000, 1000, shape).to(torch.int32)
+    out = torch.zeros_like(x)
+    constants = {"WHICH": which, "ROWS": shape[0], "COLUMNS": shape[1]}
+    launch(kernels.scan_rows, constants, [1], [x, out])
+    expected = {"cumsum": x.cumsum(1), "sort": x.sort(1).values, "flip": x.flip(1)}[which]
+    assert torch.equal(out, expected.to(torch.int32))
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32, torch.int8])
+def test_transpose(dtype: torch.dtype) -> None:
+    x = torch.arange(64 * 128).remainder(127).reshape(64, 128).to(dtype)
+    out = torch.zeros(128, 64, dtype=dtype)
+    launch(kernels.transpose, {"ROWS": 64, "COLUMNS": 128}, [1], [x, out])
+    assert torch.equal(out, x.T)
+
+
+def test_atomics() -> None:
+    torch.manual_seed(0)
+    x = torch.randint(0, 32, (3000,)).to(torch.int32)
+    bins, highest = torch.zeros(32, dtype=torch.int32), torch.zeros(1, dtype=torch.int32)
+    total = torch.zeros(1)
+    launch(kernels.count_values, {"BLOCK": 1024}, [3], [x, bins, total, highest, 3000])
+    assert torch.equal(bins, torch.bincount(x, minlength=32).to(torch.int32))
+    assert (total.item(), highest.item()) == (x.sum().item(), x.max().item())
+
+
+@pytest.mark.parametrize(
+    ("dtype", "precision", "size", "inner", "bound"),
+    [
+        (torch.int8, "ieee", 64, 64, 0.0),
+        (torch.float8_e4m3fnuz, "ieee", 32, 64, 2e-6),
+        (torch.float8_e5m2fnuz, "ieee", 64, 32, 2e-6),
+        (torch.float32, "tf32", 32, 32, 2e-3),
+        (torch.float32, "bf16x3", 32, 32, 2e-5),
+        (torch.float64, "ieee", 32, 16, 1e-15),
+    ],
+)
+def test_other_dots(
+    dtype: torch.dtype, precision: str, size: int, inner: int, bound: float
+) -> None:
+    torch.manual_seed(0)
+    if dtype is torch.int8:
+        a = torch.randint(-128, 128, (size, inner)).to(dtype)
+        b = torch.randint(-128, 128, (inner, size)).to(dtype)
+    else:
+        a, b = torch.randn(size, inner).to(dtype), torch.randn(inner, size).to(dtype)
+    wide = {torch.int8: torch.int32, torch.float64: torch.float64}.get(dtype, torch.float32)
+    out = torch.zeros(size, size, dtype=wide)
+    constants = {"SIZE": size, "INNER": inner, "PRECISION": precision}
+    launch(kernels.tile_product, constants, [1], [a, b, out])
+    magnitude = a.double().abs() @ b.double().abs()
+    error = (out.double() - a.double() @ b.double()).abs()
+    assert (error <= bound * magnitude).all()
 
 
 def test_listed_code_objects_need_no_driver(tmp_path: Path) -> None:

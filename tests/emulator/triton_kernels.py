@@ -133,3 +133,112 @@ def attention(
         top = peak
     result = (total / weight[:, None]).to(out.dtype.element_ty)
     tl.store(out + at_q, result, mask=row[:, None] < length_q)
+
+
+@triton.jit
+def elementwise(x, y, out, count, WHICH: tl.constexpr, BLOCK: tl.constexpr):
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    inside = at < count
+    a = tl.load(x + at, mask=inside, other=1)
+    b = tl.load(y + at, mask=inside, other=1)
+    if WHICH == "exp":
+        result = tl.exp(a)
+    elif WHICH == "log":
+        result = tl.log(a * a + 0.5)
+    elif WHICH == "sin":
+        result = tl.sin(a)
+    elif WHICH == "cos":
+        result = tl.cos(a * 40.0)
+    elif WHICH == "erf":
+        result = tl.erf(a)
+    elif WHICH == "rsqrt":
+        result = tl.rsqrt(a * a + 0.25)
+    elif WHICH == "sqrt_rn":
+        result = tl.sqrt_rn(a * a)
+    elif WHICH == "div_rn":
+        result = tl.div_rn(a, b)
+    elif WHICH == "divide":
+        result = a / b
+    elif WHICH == "fma":
+        result = tl.fma(a, b, a)
+    elif WHICH == "floor":
+        result = tl.floor(a * 7.0)
+    elif WHICH == "ceil":
+        result = tl.ceil(a * 7.0)
+    elif WHICH == "clamp":
+        result = tl.clamp(a, -0.5, 0.5)
+    elif WHICH == "int_divide":
+        result = a // b
+    elif WHICH == "int_modulo":
+        result = a % b
+    elif WHICH == "mul_high":
+        result = tl.umulhi(a, b)
+    elif WHICH == "bits":
+        result = ((a ^ b) & (a | 12345)) + (~b) + (a << 3) - (b >> 2)
+    elif WHICH == "select":
+        result = tl.where(a < b, a * 2, b - a)
+    else:
+        result = a * b
+    tl.store(out + at, result.to(out.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def reduce_rows(x, out, columns, WHICH: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr):
+    """x [ROWS, columns] -> out [ROWS]."""
+    row = tl.arange(0, ROWS)
+    column = tl.arange(0, BLOCK)
+    inside = column[None, :] < columns
+    values = tl.load(x + row[:, None] * columns + column[None, :], mask=inside, other=0)
+    if WHICH == "sum":
+        result = tl.sum(values, axis=1)
+    elif WHICH == "max":
+        result = tl.max(values, axis=1)
+    elif WHICH == "argmax":
+        result = tl.argmax(values, axis=1)
+    elif WHICH == "xor":
+        result = tl.xor_sum(values, axis=1)
+    tl.store(out + row, result)
+
+
+@triton.jit
+def scan_rows(x, out, WHICH: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
+    """x [ROWS, COLUMNS] -> out [ROWS, COLUMNS]."""
+    at = tl.arange(0, ROWS)[:, None] * COLUMNS + tl.arange(0, COLUMNS)[None, :]
+    values = tl.load(x + at)
+    if WHICH == "cumsum":
+        result = tl.cumsum(values, axis=1)
+    elif WHICH == "sort":
+        result = tl.sort(values, dim=1)
+    elif WHICH == "flip":
+        result = tl.flip(values, 1)
+    tl.store(out + at, result)
+
+
+@triton.jit
+def transpose(x, out, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
+    row = tl.arange(0, ROWS)
+    column = tl.arange(0, COLUMNS)
+    values = tl.load(x + row[:, None] * COLUMNS + column[None, :])
+    tl.store(out + column[:, None] * ROWS + row[None, :], tl.trans(values))
+
+
+@triton.jit
+def count_values(x, bins, total, highest, count, BLOCK: tl.constexpr):
+    """Atomics: bins [32] by value, the sum and the maximum."""
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    inside = at < count
+    values = tl.load(x + at, mask=inside, other=0)
+    tl.atomic_add(bins + values, 1, mask=inside)
+    tl.atomic_add(total + at % 1, values.to(tl.float32), mask=inside)
+    tl.atomic_max(highest, tl.max(values, axis=0))
+
+
+@triton.jit
+def tile_product(a, b, out, SIZE: tl.constexpr, INNER: tl.constexpr, PRECISION: tl.constexpr):
+    """out [SIZE, SIZE] = a [SIZE, INNER] @ b [INNER, SIZE] in one workgroup, any dot type."""
+    i = tl.arange(0, SIZE)
+    k = tl.arange(0, INNER)
+    left = tl.load(a + i[:, None] * INNER + k[None, :])
+    right = tl.load(b + k[:, None] * SIZE + i[None, :])
+    result = tl.dot(left, right, input_precision=PRECISION, out_dtype=out.dtype.element_ty)
+    tl.store(out + i[:, None] * SIZE + i[None, :], result)
