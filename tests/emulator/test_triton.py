@@ -16,7 +16,7 @@ import liteattention_emulator as emulator
 
 pytest.importorskip("triton", reason="triton is not installed (extra: triton)")
 
-from . import triton_kernels as kernels  # noqa: E402
+from . import triton_kernels as kernels
 
 TYPES = {torch.float32: "*fp32", torch.float16: "*fp16", torch.bfloat16: "*bf16"}
 TYPES |= {torch.int32: "*i32", torch.uint32: "*u32", torch.int8: "*i8", torch.int64: "*i64"}
