@@ -6,6 +6,8 @@ import pytest
 
 from liteattention_emulator import native, snippet
 
+from . import cached
+
 
 @pytest.fixture(params=["avx512", "avx2", "portable"])
 def variant(request: pytest.FixtureRequest) -> Iterator[str]:
@@ -17,7 +19,7 @@ def variant(request: pytest.FixtureRequest) -> Iterator[str]:
     if library.lae_set_option(b"variant", request.param.encode()) != 0:
         pytest.skip(f"no {request.param} here")
     try:
-        snippet.run("s_nop 0", snippet.State())
+        cached.run("s_nop 0", snippet.State())
     except native.EmulatorError as problem:
         library.lae_set_option(b"variant", b"")
         pytest.skip(str(problem))

@@ -8,7 +8,7 @@ import pytest
 
 from liteattention_emulator import snippet
 
-from . import toolchain
+from . import cached, toolchain
 
 pytestmark = [toolchain.needs("llvm-mc-19"), pytest.mark.usefixtures("variant")]
 
@@ -154,7 +154,7 @@ def test_shapes(name: str, a: str, b: str, d: str, side: int, depth: int, blocks
     text = f"v_mfma_{name} {span(D, wide)}, {ra}, {rb}, {span(C, wide)}\n"
     text += f"v_mfma_{name} {span(0, wide, 'a')}, {ra}, {rb}, 0\n"
     text += f"v_mfma_{name} {span(C, wide)}, {ra}, {rb}, {span(C, wide)}"  # in place
-    snippet.run(text, state)
+    cached.run(text, state)
     product = np.einsum("bik,bjk->bij", left, right)
     scale = np.einsum("bik,bjk->bij", abs(left), abs(right)) + 9
     tolerance = 0 if d == "i32" else scale * (depth + 1) * (2.0**-53 if d == "f64" else 2.0**-24)
@@ -172,7 +172,7 @@ def test_small_integers_are_exact_and_subnormals_count(kind: str) -> None:
     left[0, 3] *= tiny
     place_input(state, A, left, kind)
     place_input(state, B, right, kind)
-    snippet.run(f"v_mfma_f32_16x16x16_{kind} v[128:131], v[0:1], v[16:17], 0", state)
+    cached.run(f"v_mfma_f32_16x16x16_{kind} v[128:131], v[0:1], v[16:17], 0", state)
     assert (output(state, D, "f32", 1, 16) == np.einsum("bik,bjk->bij", left, right)).all()
 
 
@@ -184,12 +184,12 @@ def test_sum_is_fused_and_in_order_of_k() -> None:
     place_input(state, A, left, "bf16")
     place_input(state, B, right, "bf16")
     output(state, C, "f32", 1, 16, np.full((1, 16, 16), 2.0**24))
-    snippet.run("v_mfma_f32_16x16x16_bf16 v[128:131], v[0:1], v[16:17], v[64:67]", state)
+    cached.run("v_mfma_f32_16x16x16_bf16 v[128:131], v[0:1], v[16:17], v[64:67]", state)
     assert (output(state, D, "f32", 1, 16) == 2.0**24).all()
     left[0, :, 0] = 2.0**24
     place_input(state, A, left, "bf16")
     output(state, C, "f32", 1, 16, np.full((1, 16, 16), 1.0 - 2.0**24))
-    snippet.run("v_mfma_f32_16x16x16_bf16 v[128:131], v[0:1], v[16:17], v[64:67]", state)
+    cached.run("v_mfma_f32_16x16x16_bf16 v[128:131], v[0:1], v[16:17], v[64:67]", state)
     assert (output(state, D, "f32", 1, 16) == 8).all()
 
 
@@ -200,7 +200,7 @@ def test_one_block_of_a_for_several(cbsz: int, abid: int) -> None:
     left, right = (rng.integers(-8, 9, (16, 4, 4)).astype(float) for _ in range(2))
     place_input(state, A, left, "f16")
     place_input(state, B, right, "f16")
-    snippet.run(
+    cached.run(
         f"v_mfma_f32_4x4x4_16b_f16 v[128:131], v[0:1], v[16:17], 0 cbsz:{cbsz} abid:{abid}", state
     )
     used = left[[block // 2**cbsz * 2**cbsz + abid for block in range(16)]]
@@ -226,12 +226,12 @@ def test_lane_groups_of_b(blgp: int) -> None:
     place_input(state, A, left, "f32")
     place_input(state, B, right, "f32")
     before = state.vector[0, B].copy()
-    snippet.run(f"v_mfma_f32_32x32x2_f32 v[128:143], v0, v16, 0 blgp:{blgp}", state)
+    cached.run(f"v_mfma_f32_32x32x2_f32 v[128:143], v0, v16, 0 blgp:{blgp}", state)
     moved = snippet.State()
     place_input(moved, A, left, "f32")
     for group, source in enumerate(GROUPS[blgp]):
         moved.vector[0, B, 16 * group : 16 * group + 16] = before[16 * source : 16 * source + 16]
-    snippet.run("v_mfma_f32_32x32x2_f32 v[128:143], v0, v16, 0", moved)
+    cached.run("v_mfma_f32_32x32x2_f32 v[128:143], v0, v16, 0", moved)
     assert (state.vector[0, D : D + 16] == moved.vector[0, D : D + 16]).all()
     assert state.vector[0, D : D + 16].any()
 
@@ -246,7 +246,7 @@ def test_negation_of_doubles() -> None:
         place_input(state, B, right, "f64")
         output(state, C, "f64", 1, 16, start)
         neg = f"neg:[{bits & 1},{bits >> 1 & 1},{bits >> 2 & 1}]" if bits else ""
-        snippet.run(f"v_mfma_f64_16x16x4_f64 v[128:135], v[0:1], v[16:17], v[64:71] {neg}", state)
+        cached.run(f"v_mfma_f64_16x16x4_f64 v[128:135], v[0:1], v[16:17], v[64:71] {neg}", state)
         want = np.einsum("bik,bjk->bij", left, right) * (-1) ** (bits.bit_count() - (bits >> 2))
         want = want + start * (-1) ** (bits >> 2)
         assert np.allclose(output(state, D, "f64", 1, 16), want, rtol=0, atol=1e-14)
@@ -287,7 +287,7 @@ def test_structured_sparsity(name: str, a: str, b: str, d: str, side: int, depth
     output(state, D, d, 1, side, start)
     wide = side * side // 64
     text = f"v_smfmac_{name} {span(D, wide)}, v[0:1], v[16:19], v40 abid:{abid}"
-    snippet.run(text, state)
+    cached.run(text, state)
     want = np.einsum("bik,bjk->bij", dense, right) + start
     scale = np.einsum("bik,bjk->bij", abs(dense), abs(right)) + 9
     tolerance = 0 if d == "i32" else scale * (depth + 1) * 2.0**-24
