@@ -356,7 +356,10 @@ class Module:
         error = hip.hipModuleLaunchKernel(function, *grid, *block, dynamic_lds, None, None, extra)
         report = last_launch()
         if error or report is None:
-            text = hip.lae_last_report().decode().strip() or hip.hipGetErrorName(error).decode()
+            text = (
+                hip.lae_last_report().decode(errors="replace").strip()
+                or hip.hipGetErrorName(error).decode()
+            )
             found = [] if report is None else report.to_dict()["findings"]
             raise native.LaunchFailed(text, found)
         return report

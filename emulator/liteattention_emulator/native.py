@@ -103,7 +103,7 @@ def json_of(address: int | None) -> Any:
     """The JSON document that an ``lae_`` function returned; raises EmulatorError for its error."""
     native = functions()
     if not address:
-        raise EmulatorError(native.lae_last_error().decode())
+        raise EmulatorError(native.lae_last_error().decode(errors="replace"))
     try:
         return json.loads(ctypes.string_at(address).decode("utf-8", "replace"))
     finally:
@@ -114,8 +114,8 @@ def check(error: int, call: str) -> None:
     """Raise EmulatorError unless a HIP function returned hipSuccess."""
     if error:
         native = functions()
-        name = native.hipGetErrorName(error).decode()
-        report = native.lae_last_report().decode().strip()
+        name = native.hipGetErrorName(error).decode(errors="replace")
+        report = native.lae_last_report().decode(errors="replace").strip()
         raise EmulatorError(f"{call}: {name}" + (f": {report}" if report else ""))
 
 
@@ -129,4 +129,4 @@ def set_option(name: str, value: str) -> None:
     """
     native = functions()
     if native.lae_set_option(name.encode(), value.encode()):
-        raise EmulatorError(native.lae_last_error().decode())
+        raise EmulatorError(native.lae_last_error().decode(errors="replace"))

@@ -1,10 +1,10 @@
 #include "code_object.h"
 
 #include <elf.h>
+#include <sys/mman.h>
 
 #include <algorithm>
 #include <cstdio>
-#include <cstdlib>
 #include <cstring>
 #include <new>
 #include <set>
@@ -271,12 +271,12 @@ CodeObject::CodeObject(const void* image, size_t size) {
     try {
         load(data, bytes);
     } catch (...) {
-        std::free(memory_);
+        if (memory_) munmap(memory_, memory_bytes_);
         throw;
     }
 }
 
-CodeObject::~CodeObject() { std::free(memory_); }
+CodeObject::~CodeObject() { munmap(memory_, memory_bytes_); }
 
 const Kernel* CodeObject::kernel(const std::string& name) const {
     for (const Kernel& kernel : kernels_)
@@ -313,9 +313,11 @@ void CodeObject::load(const uint8_t* elf, size_t size) {
         throw BadCodeObject("ELF file has no sound segments");
     lowest_ = lowest / kPage * kPage;
     memory_bytes_ = (highest - lowest_ + kPage - 1) / kPage * kPage;
-    memory_ = static_cast<uint8_t*>(std::aligned_alloc(kPage, memory_bytes_));
-    if (!memory_) throw std::bad_alloc();
-    std::memset(memory_, 0, memory_bytes_);
+    // Zero pages that are only there once something touches them: .bss may be large.
+    void* const mapped = mmap(nullptr, memory_bytes_, PROT_READ | PROT_WRITE,
+                              MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (mapped == MAP_FAILED) throw std::bad_alloc();
+    memory_ = static_cast<uint8_t*>(mapped);
     for (const Elf64_Phdr& segment : segments)
         if (segment.p_type == PT_LOAD)
             std::memcpy(memory_ + (segment.p_vaddr - lowest_), elf + segment.p_offset,
@@ -357,6 +359,8 @@ void CodeObject::load(const uint8_t* elf, size_t size) {
         }
     }
     if (code_end == 0) throw BadCodeObject("code object has no code section");
+    if (code_end < code_begin || code_end - code_begin > size)
+        throw BadCodeObject("code section is larger than the image");
     if (code_begin < lowest_ || code_end > lowest_ + memory_bytes_)
         throw BadCodeObject("code section lies outside the segments");
     if (!symbols || symbols->sh_link >= sections.size())
@@ -563,6 +567,8 @@ void CodeObject::read_lines(const uint8_t* debug_line, size_t line_bytes, const 
                 std::vector<std::pair<uint64_t, uint64_t>> formats(in.get<uint8_t>());
                 for (auto& [content, form] : formats) content = in.uleb(), form = in.uleb();
                 const uint64_t count = in.uleb();
+                if (formats.empty() && count)
+                    throw BadCodeObject(".debug_line has entries without a form");
                 for (uint64_t i = 0; i < count; ++i) {
                     std::string path;
                     for (const auto& [content, form] : formats) {
