@@ -14,6 +14,7 @@ from rich.table import Table
 from liteattention_rocm import collect_env
 
 from . import cpu as cpu_benchmark
+from . import emulator as emulator_benchmark
 
 app = typer.Typer(help="Measure kernels against their peers.", no_args_is_help=True)
 
@@ -40,13 +41,7 @@ def cpu(
     reasons = []
     if dtype not in dtypes:
         reasons.append(f"--dtype must be one of {', '.join(dtypes)}, got {dtype!r}")
-    shapes: tuple[tuple[int, int, int, int], ...] = cpu_benchmark.DEFAULT_SHAPES
-    if shape:
-        parsed = [tuple(int(n) for n in s.split(",") if n.strip().isdigit()) for s in shape]
-        for text, numbers in zip(shape, parsed, strict=True):
-            if len(numbers) != 4 or min(numbers) < 1:
-                reasons.append(f"--shape must be four positive numbers B,H,S,D, got {text!r}")
-        shapes = tuple((s[0], s[1], s[2], s[3]) for s in parsed if len(s) == 4)
+    shapes = _shapes(shape, reasons) if shape else cpu_benchmark.DEFAULT_SHAPES
     if reasons:
         raise typer.BadParameter("; ".join(reasons))
     if threads:
@@ -85,3 +80,43 @@ def cpu(
             f"{row.max_error:.1e}",
         )
     console.print(table)
+
+
+@app.command("emulator")
+def emulator(
+    shape: Annotated[str, typer.Option(help="B,H,S,D; D is 64 or 128.")] = "1,2,1024,128",
+    rounds: Annotated[int, typer.Option(min=3, help="Counted rounds.")] = 9,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Time the software MI300X on one core: the dense kernel with checks off and on."""
+    reasons: list[str] = []
+    shapes = _shapes([shape], reasons)
+    if reasons:
+        raise typer.BadParameter("; ".join(reasons))
+    rows, memory = emulator_benchmark.run(shapes[0], rounds)
+    if as_json:
+        result = {"environment": collect_env.collect(), "peak_memory_gb": memory}
+        typer.echo(json.dumps(result | {"rows": [row.as_dict() for row in rows]}, indent=2))
+        return
+    table = Table(title=f"software MI300X, one core, {shape}, peak memory {memory:.2f} GB")
+    for name in ("checks", "wave instructions", "median s", "us each", "million/s"):
+        table.add_column(name, justify="right")
+    for row in rows:
+        figures = row.as_dict()
+        table.add_row(
+            "on" if row.checks else "off",
+            f"{row.wave_instructions:,}",
+            f"{row.median_s:.3f}",
+            f"{figures['us_per_instruction']:.3f}",
+            f"{figures['instructions_per_s'] / 1e6:.1f}",
+        )
+    Console().print(table)
+
+
+def _shapes(texts: list[str], reasons: list[str]) -> tuple[tuple[int, int, int, int], ...]:
+    """B,H,S,D of each text; what is wrong with them is added to ``reasons``."""
+    parsed = [tuple(int(n) for n in text.split(",") if n.strip().isdigit()) for text in texts]
+    for text, numbers in zip(texts, parsed, strict=True):
+        if len(numbers) != 4 or min(numbers) < 1:
+            reasons.append(f"--shape must be four positive numbers B,H,S,D, got {text!r}")
+    return tuple((s[0], s[1], s[2], s[3]) for s in parsed if len(s) == 4)
