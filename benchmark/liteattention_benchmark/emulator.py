@@ -10,10 +10,10 @@ from typing import Any
 
 import torch
 
-import liteattention_rocm
 from liteattention_emulator import library, set_option
 from liteattention_emulator.device import last_launch
-from liteattention_rocm.engines.gfx942 import LIBRARY_VARIABLE
+from liteattention_rocm.engines import AttentionSpec
+from liteattention_rocm.engines.gfx942 import LIBRARY_VARIABLE, Gfx942Engine
 
 
 @dataclass(frozen=True)
@@ -42,6 +42,13 @@ def run(shape: tuple[int, int, int, int], rounds: int) -> tuple[list[Row], float
     os.environ[LIBRARY_VARIABLE] = str(library())
     generator = torch.Generator().manual_seed(0)
     q, k, v = (torch.randn(shape, generator=generator).bfloat16() for _ in range(3))
+    batch, heads, length, dim = shape
+    spec = AttentionSpec(
+        batch, heads, heads, length, length, dim, q.dtype, q.device, "bhsd", dim**-0.5,
+        causal=False, rounding="rtne", return_lse=False,
+    )  # fmt: skip
+    engine = Gfx942Engine(kv_splits=1)  # the dense kernel comes last, with no merge behind it
+    out = torch.empty_like(q)
     seconds: dict[bool, list[float]] = {False: [], True: []}
     executed = 0
     set_option("threads", "1")
@@ -49,7 +56,7 @@ def run(shape: tuple[int, int, int, int], rounds: int) -> tuple[list[Row], float
         for number in range(rounds + 1):
             for checks in seconds:
                 set_option("check", "on" if checks else "off")
-                liteattention_rocm.attention(q, k, v, layout="bhsd", engine="gfx942")
+                engine.attention(spec, q, k, v, out, None)
                 report = last_launch()
                 if report is None or "attention_dense" not in report.kernel:
                     raise RuntimeError("the last launch was not the dense kernel's")
