@@ -41,10 +41,12 @@ test: .venv/dev.stamp
 	$(BIN)/python -m pytest
 
 ## test-machine-code: rebuild the code objects and compare, then the long proofs on the emulator:
-## every shape, order and rounding, and every deleted wait (Debian: clang-19 lld-19 llvm-19)
-test-machine-code: .venv/dev.stamp
+## every shape, order and rounding, every deleted wait, and Triton's kernels, which nobody here tuned
+## (Debian: clang-19 lld-19 llvm-19)
+test-machine-code: .venv/dev.stamp .venv/triton.stamp
 	$(BIN)/liteattention-rocm kernels check
 	$(BIN)/python -m pytest -m slow
+	$(BIN)/python -m pytest -s tests/emulator/test_triton.py
 
 ## lint: formatting, lint and types
 lint: .venv/dev.stamp
@@ -79,3 +81,7 @@ tools:
 .venv/dev.stamp: .venv/torch.stamp $(NATIVE)
 	$(BIN)/python -m pip install -q $(PIP_ARGS) -c constraints.txt -e '.[diffusers,bench,dev]'
 	@touch .venv/run.stamp $@
+
+.venv/triton.stamp: .venv/dev.stamp
+	$(BIN)/python -m pip install -q $(PIP_ARGS) -c constraints.txt triton
+	@touch $@
