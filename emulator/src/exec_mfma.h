@@ -206,6 +206,14 @@ inline void multiply(Wave& w, const Inst& i) {
     const Operand& c = i.src[2];
     const bool splat = c.kind != Kind::vector;
     const uint64_t constant = splat ? scalar64(w, c) : 0;
+    // Rows are stored before the next ones are loaded, so C must not change under them: LLVM lets
+    // the result of a 4-register instruction overlap its addend, as v[2:5] and v[0:3].
+    const uint32_t (*from)[kLanes] = splat ? nullptr : &w.v[c.index];
+    alignas(64) uint32_t kept[kSide * kSide * kBlocks / kLanes * (wide ? 2 : 1)][kLanes];
+    if (!splat && c.index != i.dst[0].index) {
+        std::memcpy(kept, from, sizeof kept);
+        from = kept;
+    }
     const int broadcast = (1 << i.cbsz) - 1;
     for (int block = 0; block < kBlocks; ++block) {
         const int block_a = wide ? block : ((block & ~broadcast) | (i.abid & broadcast)) % kBlocks;
@@ -220,9 +228,8 @@ inline void multiply(Wave& w, const Inst& i) {
                     for (int l = 0; l < kSide; ++l) {
                         const uint64_t bits =
                             splat ? constant
-                                  : static_cast<uint64_t>(w.v[c.index + p.reg + 1][p.lane + l])
-                                            << 32 |
-                                        w.v[c.index + p.reg][p.lane + l];
+                                  : static_cast<uint64_t>(from[p.reg + 1][p.lane + l]) << 32 |
+                                        from[p.reg][p.lane + l];
                         line[l] = i.blgp & 4 ? -as_double(bits) : as_double(bits);
                     }
                     std::memcpy(sum[r], line, sizeof line);
@@ -231,7 +238,7 @@ inline void multiply(Wave& w, const Inst& i) {
                     for (V& v : sum[r])
                         for (int l = 0; l < kWidth; ++l) v[l] = value;
                 } else {
-                    std::memcpy(sum[r], w.v[c.index + p.reg] + p.lane, kSide * sizeof(T));
+                    std::memcpy(sum[r], from[p.reg] + p.lane, kSide * sizeof(T));
                 }
             }
             for (int k = 0; k < kDepth; ++k) {

@@ -281,8 +281,8 @@ void put(std::vector<uint8_t>& bytes, const Argument& argument, T value) {
 // The whole kernarg segment: explicit arguments and those that the run-time adds (code object V5).
 std::vector<uint8_t> kernarg_segment(const Launch& launch, uint64_t queue) {
     std::vector<uint8_t> bytes(launch.kernel->kernarg_bytes, 0);
-    std::memcpy(bytes.data(), launch.arguments.data(),
-                std::min(bytes.size(), launch.arguments.size()));
+    std::copy_n(launch.arguments.begin(), std::min(bytes.size(), launch.arguments.size()),
+                bytes.begin());
     const uint32_t dimensions = launch.grid[2] * launch.block[2] > 1   ? 3
                                 : launch.grid[1] * launch.block[1] > 1 ? 2
                                                                        : 1;
@@ -585,7 +585,7 @@ void run(const Launch& launch, Memory& memory, const Options& options, Report& r
         (std::max<size_t>(arguments.size(), 1) + align - 1) / align * align;
     std::unique_ptr<uint8_t, void (*)(void*)> segment(
         static_cast<uint8_t*>(std::aligned_alloc(align, segment_bytes)), std::free);
-    std::memcpy(segment.get(), arguments.data(), arguments.size());
+    std::copy(arguments.begin(), arguments.end(), segment.get());
 
     alignas(64) DispatchPacket packet{};
     packet.setup = 3;

@@ -396,6 +396,27 @@ def test_variants_agree(module: emulator.Module, image: bytes) -> None:
     assert len(results) == 1
 
 
+@pytest.mark.parametrize("variant", ["portable", "avx2", "avx512"])
+@pytest.mark.parametrize(
+    "name", ["v_mfma_f32_16x16x16_bf16", "v_mfma_f32_4x4x4_16b_f16", "v_mfma_f32_16x16x4_f32"]
+)
+def test_results_that_overlap_their_addend(name: str, variant: str) -> None:
+    try:
+        emulator.set_option("variant", variant)
+    except emulator.EmulatorError as error:
+        pytest.skip(str(error))
+    sources = "v40, v41" if name.endswith("_f32") else "v[40:41], v[42:43]"
+    results = []
+    for where in (80, 2, 6):  # apart from v[4:7], and over half of it from below and above
+        state = snippet.State()
+        small = np.random.default_rng(0).integers(1, 9, (48, 64)).astype(np.float32)
+        state.vector[0, :48] = small.view(np.uint32)
+        snippet.run(f"{name} v[{where}:{where + 3}], {sources}, v[4:7]", state)
+        results.append(state.vector[0, where : where + 4].copy())
+    assert results[0].any()
+    assert all(np.array_equal(result, results[0]) for result in results)
+
+
 # ---- counters and bare snippets ------------------------------------------------------------------
 
 
