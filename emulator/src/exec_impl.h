@@ -10,12 +10,12 @@ namespace emulator::VARIANT {
 
 namespace {
 const std::array<Handler, static_cast<size_t>(Op::count)> built = [] {
-  std::array<Handler, static_cast<size_t>(Op::count)> out{};
-  register_salu(out.data());
-  register_valu(out.data());
-  register_mfma(out.data());
-  register_memory(out.data());
-  return out;
+    std::array<Handler, static_cast<size_t>(Op::count)> out{};
+    register_salu(out.data());
+    register_valu(out.data());
+    register_mfma(out.data());
+    register_memory(out.data());
+    return out;
 }();
 }  // namespace
 
