@@ -140,7 +140,9 @@ class Runner:
                 if record["generation"] == handle.run
             ]
             if configuration.kind == "lite" and skips:
-                self.tiles[configuration.name] = _most_skipped(handle, skips)
+                # A run of dense first steps only, such as a short warm-up, has no list yet.
+                with contextlib.suppress(KeyError):
+                    self.tiles[configuration.name] = _most_skipped(handle, skips)
         return Run(
             configuration=configuration.name,
             prompt=prompt,

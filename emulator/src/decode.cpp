@@ -492,6 +492,7 @@ class Decoder {
         if (!known(Format::vop1, w0_ >> 9 & 255)) return unknown_vector();
         vector_dst(w0_ >> 17 & 255);
         vector_sources(false);
+        if (inst_.name == std::string("v_swap_b32")) set_dst(1, inst_.src[0]);  // writes both
         if (inst_.name == std::string("v_accvgpr_mov_b32")) {
             inst_.src[0].index |= 256;
             inst_.dst[0].index |= 256;
@@ -757,7 +758,8 @@ std::string to_string(const Inst& inst) {
         text += separator + name;
         separator = ", ";
     };
-    for (const Operand& operand : inst.dst) add(operand);
+    add(inst.dst[0]);
+    if (inst.op != Op::v_swap_b32) add(inst.dst[1]);  // else it is the source
     for (const Operand& operand : inst.src) add(operand);
     return text;
 }

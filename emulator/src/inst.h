@@ -38,7 +38,7 @@ enum class Format : uint8_t {
     flat,
     scratch,
     global,
-};  // clang-format keeps one line per group
+};
 
 // Which pipe executes an instruction; counters and hazard rules speak of these.
 enum class Unit : uint8_t {

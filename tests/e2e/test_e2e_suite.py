@@ -274,6 +274,23 @@ def test_generate_makes_one_video_and_names_the_files(
         assert str(tmp_path / name) in outcome.stderr
 
 
+def test_a_warm_up_shorter_than_the_dense_steps(
+    app: typer.Typer, model: Path, tmp_path: Path
+) -> None:
+    # Its two steps are dense, so there are no lists of it to draw.
+    options = SIZES | {"--threshold": "-2", "--dense-steps": "3", "--warmup": "1"}
+    prompts = tmp_path / "prompts.txt"
+    prompts.write_text(PROMPTS[0])
+    flat = [word for option in options.items() for word in option]
+    outcome = CliRunner().invoke(
+        app,
+        ["e2e", "--model", str(model), "--prompts", str(prompts), "--attention", "dense,lite",
+         "--out", str(tmp_path / "out"), *flat],
+    )  # fmt: skip
+    assert outcome.exit_code == 0, outcome.output
+    assert json.loads((tmp_path / "out" / "report.json").read_text())["runs"]
+
+
 def test_every_wrong_option_is_reported_at_once(app: typer.Typer, tmp_path: Path) -> None:
     outcome = CliRunner().invoke(
         app,

@@ -68,6 +68,8 @@ def our_registers(inst: dict) -> Counter[tuple[str, int, int]]:
     operands = [*inst["dst"], *inst["src"]]
     if inst["format"] == "mubuf" and inst["dst"][0] and inst["src"][1]:
         operands = operands[2:]  # LLVM lists the register of a returning atomic once
+    if inst["name"] == "v_swap_b32":
+        operands = [operands[0], operands[2]]  # both are written, the source is listed once
     if inst["name"].startswith("v_div_fmas"):
         operands = operands[:5]  # VCC is implied
     return Counter(tuple(o) for o in operands if o and o[0] in "vs")
