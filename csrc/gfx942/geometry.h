@@ -39,7 +39,7 @@ constexpr int64_t SkipWords(int64_t kv_len) { return CeilDiv(KBlocks(kv_len), 32
 // Words of a skip bitmap row that attention_lite can vote on: 4,194,304 keys. They lie in LDS.
 inline constexpr int64_t kMaxLiteWords = 2048;
 
-// Which tile a workgroup computes; see TileOf. The numbers are part of the kernels' arguments.
+// In which order workgroups take tiles; see TileOf. The numbers are part of kernel arguments.
 enum class Mapping : int32_t {
     kSwizzledHeadFirst = 0,
     kNaiveHeadFirst = 1,
@@ -53,11 +53,47 @@ constexpr int64_t Tiles(int64_t batch, int64_t q_heads, int64_t q_len) {
 }
 
 // The work item of workgroup `id` of `count`, such that each XCD works through one contiguous run
-// of items: the q blocks of one (batch, kv head) meet in one L2. Hardware deals workgroups to XCDs
-// round robin. A bijection of [0, count) for every count.
+// of items. Hardware deals workgroups to XCDs round robin. A bijection of [0, count) for every
+// count.
 constexpr uint32_t XcdContiguous(uint32_t id, uint32_t count) {
     const uint32_t xcd = id % kXcds, full = count / kXcds, rest = count % kXcds;
     return xcd * full + (xcd < rest ? xcd : rest) + id / kXcds;
+}
+
+// The tile (q block fastest, then head, then batch) at `position` of the launch order, of `rows` =
+// batch * q_heads rows of q_blocks. Workgroup w, on XCD w % 8, takes position w. A bijection of
+// [0, rows * q_blocks) for every mapping and size. The four mappings of
+// "Optimizing Attention on GPUs by Exploiting GPU Architectural NUMA Effects":
+//
+//   naive head-first      all q blocks of a head, then the next head: each head on all XCDs
+//   swizzled head-first   an XCD takes one head after the other: the tiles that read the same K
+//                         and V, those of one (batch, kv head), meet in one L2. Exactly so where
+//                         batch * kv_heads is a multiple of 8; otherwise the runs still have equal
+//                         lengths, and a run begins or ends within a head (7 seams at most).
+//   naive block-first     q block 0 of all heads, then q block 1: every XCD reads many heads
+//   swizzled block-first  likewise, but an XCD takes neighbouring heads, as far as `rows` is a
+//                         multiple of 8
+constexpr uint32_t TileOf(Mapping mapping, uint32_t position, uint32_t rows, uint32_t q_blocks) {
+    if (mapping == Mapping::kSwizzledHeadFirst) return XcdContiguous(position, rows * q_blocks);
+    if (mapping == Mapping::kNaiveHeadFirst) return position;
+    const uint32_t row = position % rows, q_block = position / rows;
+    return (mapping == Mapping::kNaiveBlockFirst ? row : XcdContiguous(row, rows)) * q_blocks +
+           q_block;
+}
+
+// A tail tile and one of its parts. Workgroups 0.. of the tail take them such that a part runs on
+// the XCD of its tile's position; a bijection to [0, tail_tiles) x [0, splits).
+struct TailPart {
+    uint32_t tile, part;
+};
+constexpr TailPart TailPartOf(uint32_t id, uint32_t tail_tiles, uint32_t splits) {
+    const uint32_t eights = tail_tiles / kXcds * kXcds, rest = tail_tiles - eights;
+    if (id < eights * splits) {
+        const uint32_t run = kXcds * splits;
+        return {id / run * kXcds + id % kXcds, id % run / kXcds};
+    }
+    id -= eights * splits;
+    return {eights + id % rest, id / rest};
 }
 
 // K blocks [PartBegin(g), PartBegin(g + 1)) belong to part g of `splits`: sizes differ by one at

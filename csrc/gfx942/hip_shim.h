@@ -27,8 +27,19 @@ namespace liteattention::gfx942 {
 LITE_DEVICE uint32_t ThreadId() { return __builtin_amdgcn_workitem_id_x(); }
 LITE_DEVICE uint32_t WorkgroupId() { return __builtin_amdgcn_workgroup_id_x(); }
 
-using Half4 = short __attribute__((ext_vector_type(4)));  // bf16 storage, an MFMA operand
+// The kernel's argument, read from memory at this point: what is only needed again at the end of a
+// kernel would otherwise stay in scalar registers, which the main loop is short of.
+template <class Params>
+LITE_DEVICE const Params& ArgumentAgain() {
+    auto* p = __builtin_amdgcn_kernarg_segment_ptr();
+    asm volatile("" : "+s"(p));  // no instruction: another address, for all the compiler knows
+    return *(const Params*)p;
+}
+
+using Half4 = short __attribute__((ext_vector_type(4)));  // bf16 or fp16 bits, an MFMA operand
 using Half8 = short __attribute__((ext_vector_type(8)));  // two of them: one 16-byte access
+using Fp16x2 = _Float16 __attribute__((ext_vector_type(2)));
+using Fp16x4 = _Float16 __attribute__((ext_vector_type(4)));
 using Float2 = float __attribute__((ext_vector_type(2)));
 using Float4 = float __attribute__((ext_vector_type(4)));
 using Word2 = uint32_t __attribute__((ext_vector_type(2)));

@@ -17,8 +17,14 @@ typedef __attribute__((address_space(3))) void LdsVoid;
 // v_mfma_f32_16x16x16_bf16: c += a b (mfma_layout.h), 4 passes. Covered: 7 wait states from D to
 // any other reader or writer, 3 from SrcC to its overwriting, 2 from a VALU write to an operand.
 // Same-register accumulation needs none. A zero c becomes an inline constant.
-LITE_DEVICE void Mfma(Half4 a, Half4 b, Float4& c) {
+LITE_DEVICE void MfmaBf16(Half4 a, Half4 b, Float4& c) {
     c = __builtin_amdgcn_mfma_f32_16x16x16bf16_1k(a, b, c, 0, 0, 0);
+}
+
+// v_mfma_f32_16x16x16_f16: the same layout, rate and wait states. Subnormal operands count.
+LITE_DEVICE void MfmaFp16(Half4 a, Half4 b, Float4& c) {
+    c = __builtin_amdgcn_mfma_f32_16x16x16f16(__builtin_bit_cast(Fp16x4, a),
+                                              __builtin_bit_cast(Fp16x4, b), c, 0, 0, 0);
 }
 
 // v_exp_f32, v_log_f32 (base 2) and v_rcp_f32: quarter rate, 1 ulp, subnormal results become 0.
@@ -57,6 +63,22 @@ LITE_DEVICE uint32_t Uniform(uint32_t x) {
 
 // True in any active lane: v_cmp into a scalar pair, then a scalar test.
 LITE_DEVICE bool Any(bool x) { return __builtin_amdgcn_ballot_w64(x) != 0; }
+
+// The lanes in which a <= b, a == b, or either is NaN: v_cmp_le_f32, v_cmp_eq_f32, v_cmp_u_f32.
+// Exact in the face of NaN, which the operators of the language are compiled to ignore here. No
+// hazard to a scalar reader of the mask.
+LITE_DEVICE uint64_t LanesLessEqual(float a, float b) {
+    constexpr int kOrderedLessEqual = 5;
+    return __builtin_amdgcn_fcmpf(a, b, kOrderedLessEqual);
+}
+LITE_DEVICE uint64_t LanesEqual(float a, float b) {
+    constexpr int kOrderedEqual = 1;
+    return __builtin_amdgcn_fcmpf(a, b, kOrderedEqual);
+}
+LITE_DEVICE uint64_t LanesUnordered(float a, float b) {
+    constexpr int kUnordered = 8;
+    return __builtin_amdgcn_fcmpf(a, b, kUnordered);
+}
 
 // Describes `bytes` bytes at a 64-bit base for buffer instructions, which check against it and
 // return 0 beyond. Four scalar registers.
@@ -118,6 +140,19 @@ LITE_DEVICE void SchedulingFence() { __builtin_amdgcn_sched_barrier(0); }
 // No instruction: x is computed before this point and not, as the compiler may otherwise choose,
 // beside its first use in the next phase. Empty, so nothing can be too close to it.
 LITE_DEVICE void Pin(Half4& x) { asm volatile("" : "+v"(x)); }
+
+// No instruction: x, of which the compiler knows nothing before this point. Scalar.
+LITE_DEVICE int32_t ScalarHere(int32_t x) {
+    asm volatile("" : "+s"(x));
+    return x;
+}
+
+// v_mbcnt_lo/hi_u32_b32: this lane's number, computed at this point: two instructions instead of a
+// register held through the main loop.
+LITE_DEVICE uint32_t LaneHere() {
+    const uint32_t all = static_cast<uint32_t>(ScalarHere(-1));
+    return __builtin_amdgcn_mbcnt_hi(all, __builtin_amdgcn_mbcnt_lo(all, 0));
+}
 
 // No instruction: x twice, in a register pair of its own. Packed arithmetic can take one register
 // for both halves but still names the aligned pair; left to itself the compiler gives the unused

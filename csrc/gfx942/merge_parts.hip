@@ -6,12 +6,12 @@
 // part the sum and 32 bytes of output. Reads of neighbouring threads are contiguous; nothing is
 // shared. No LDS.
 
-#include "bf16.h"
+#include "number.h"
 #include "params.h"
 
 namespace liteattention::gfx942 {
 
-template <Rounding kMode>
+template <class Number>
 LITE_DEVICE void MergeParts(const MergeParams& p) {
     constexpr uint32_t kMinusInfinity = 0xff800000u;
     const uint32_t row_threads = static_cast<uint32_t>(p.head_dim) / kMergeVector;
@@ -21,7 +21,9 @@ LITE_DEVICE void MergeParts(const MergeParams& p) {
     const uint32_t dim = ThreadId() % row_threads * kMergeVector;
 
     const uint32_t q_blocks = static_cast<uint32_t>(QBlocks(p.q_len));
-    const uint32_t tile = static_cast<uint32_t>(p.whole_tiles) + tail_tile;
+    const uint32_t tile =
+        TileOf(static_cast<Mapping>(p.mapping), static_cast<uint32_t>(p.whole_tiles) + tail_tile,
+               static_cast<uint32_t>(p.batch * p.q_heads), q_blocks);
     const uint32_t q_index = tile / q_blocks;
     const int32_t q_row = static_cast<int32_t>(tile % q_blocks * kQBlock + row);
     if (q_row >= p.q_len) return;
@@ -53,8 +55,8 @@ LITE_DEVICE void MergeParts(const MergeParams& p) {
     uint16_t* out = p.out + batch * p.out_strides.batch + q_row * p.out_strides.seq +
                     head * p.out_strides.head + dim;
     *reinterpret_cast<UnalignedWord4*>(out) =
-        Word4{RoundPair<kMode>(low[0], low[1]), RoundPair<kMode>(low[2], low[3]),
-              RoundPair<kMode>(high[0], high[1]), RoundPair<kMode>(high[2], high[3])};
+        Word4{Number::Pair(low[0], low[1]), Number::Pair(low[2], low[3]),
+              Number::Pair(high[0], high[1]), Number::Pair(high[2], high[3])};
     if (p.lse && dim == 0) {
         const float value = (top + Log2(sum)) * 0.6931471805599453f;
         p.lse[static_cast<int64_t>(q_index) * p.q_len + q_row] =
@@ -67,11 +69,12 @@ LITE_DEVICE void MergeParts(const MergeParams& p) {
 using namespace liteattention::gfx942;
 
 LITE_KERNEL(kMergeThreads, 4) merge_parts_bf16_rtne(const MergeParams p) {
-    MergeParts<Rounding::kRtne>(p);
+    MergeParts<Bf16<Rounding::kRtne>>(p);
 }
 LITE_KERNEL(kMergeThreads, 4) merge_parts_bf16_rtna(const MergeParams p) {
-    MergeParts<Rounding::kRtna>(p);
+    MergeParts<Bf16<Rounding::kRtna>>(p);
 }
 LITE_KERNEL(kMergeThreads, 4) merge_parts_bf16_rtz(const MergeParams p) {
-    MergeParts<Rounding::kRtz>(p);
+    MergeParts<Bf16<Rounding::kRtz>>(p);
 }
+LITE_KERNEL(kMergeThreads, 4) merge_parts_fp16(const MergeParams p) { MergeParts<Fp16>(p); }

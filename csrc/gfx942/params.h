@@ -2,14 +2,20 @@
 // the host launcher, so plain C++20 PODs and nothing but <stdint.h>.
 //
 // Strides are in elements, {batch, seq, head}; the head dimension is contiguous. Pointers to bf16
-// are `const uint16_t*`. Every row must start on a 4-byte boundary (geometry.h: kRowAlignBytes).
-// Kernels (name: argument, grid of 1-D workgroups):
+// or fp16 are `const uint16_t*`. Every row must start on a 4-byte boundary (geometry.h:
+// kRowAlignBytes). Kernels (name: argument, grid of 1-D workgroups):
 //
 //   transpose_v_bf16_d{64,128}                       TransposeVParams  TransposeGrid
 //   attention_dense_bf16_d{64,128}_{rtne,rtna,rtz}   DenseParams       DenseGrid
+//   attention_dense_fp16_d{64,128}                   likewise
 //   attention_lite_bf16_d{64,128}_{rtne,rtna,rtz}    LiteParams        LiteGrid
+//   attention_lite_fp16_d{64,128}                    likewise
 //   merge_parts_bf16_{rtne,rtna,rtz}                 MergeParams       MergeGrid
+//   merge_parts_fp16                                 likewise
 //   plan_lpt                                         PlanParams        PlanGrid
+//
+// The fp16 kernels take IEEE binary16 where the others take bf16, probabilities included, and round
+// to nearest even. transpose_v moves 16-bit words and serves both.
 #pragma once
 
 #include <stdint.h>
@@ -36,11 +42,11 @@ struct TransposeVParams {
     int32_t reserved;  // 0
 };
 
-// Dense attention. A tile is 384 query rows of one (batch, q head); Tiles(...) of them. The first
-// `whole_tiles` tiles are computed by one workgroup each, which writes `out` and `lse`. Each of the
-// other ("tail") tiles is computed by `splits` workgroups, each over a part of the K blocks, which
-// write partial results for merge_parts. No split: whole_tiles = Tiles(...), splits = 1.
-// Precondition: 1 <= splits <= KBlocks(kv_len).
+// Dense attention. A tile is 384 query rows of one (batch, q head); Tiles(...) of them, in the
+// order of `mapping` (TileOf). The first `whole_tiles` of that order are computed by one workgroup
+// each, which writes `out` and `lse`. Each of the other ("tail") tiles is computed by `splits`
+// workgroups, each over a part of the K blocks, which write partial results for merge_parts. No
+// split: whole_tiles = Tiles(...), splits = 1. Precondition: 1 <= splits <= KBlocks(kv_len).
 struct DenseParams {
     const uint16_t* q;
     const uint16_t* k;
@@ -60,6 +66,8 @@ struct DenseParams {
     float scale_log2;  // scale * log2(e), any finite value, also 0 or negative
     int32_t whole_tiles;
     int32_t splits;
+    int32_t mapping;   // Mapping in geometry.h; 0 is the default
+    int32_t reserved;  // 0
 };
 
 // One LiteAttention step. Bitmaps: bit j % 32 of word j / 32 of a q block is K block j. The kernel
@@ -105,6 +113,8 @@ struct MergeParams {
     int32_t head_dim;  // 64 or 128
     int32_t whole_tiles;
     int32_t splits;
+    int32_t mapping;   // of the DenseParams
+    int32_t reserved;  // 0
 };
 
 // Orders the q blocks of each (batch, q head) by the number of K blocks they keep,
@@ -121,9 +131,9 @@ struct PlanParams {
 };
 
 static_assert(sizeof(TransposeVParams) == 56);
-static_assert(sizeof(DenseParams) == 160);
+static_assert(sizeof(DenseParams) == 168);
 static_assert(sizeof(LiteParams) == 192);
-static_assert(sizeof(MergeParams) == 80);
+static_assert(sizeof(MergeParams) == 88);
 static_assert(sizeof(PlanParams) == 48);
 
 // ---- sizes that the host needs -------------------------------------------------------------

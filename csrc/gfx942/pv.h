@@ -47,7 +47,7 @@ LITE_DEVICE uint32_t TouchV(const char* v_t, uint32_t lane, uint32_t quarter, bo
 }
 
 // Calls `near_end` when two fragments are left: what comes next issues its first loads there.
-template <int kDim, class NearEnd>
+template <class Number, int kDim, class NearEnd>
 LITE_DEVICE void Pv(const char* v_t, uint32_t lane, const Probabilities& probs, VRing& v,
                     Outputs<kDim>& out, NearEnd near_end) {
     constexpr int kPairs = kKeyTiles / 2, kFragments = kDim / kTile * kPairs;
@@ -58,10 +58,11 @@ LITE_DEVICE void Pv(const char* v_t, uint32_t lane, const Probabilities& probs, 
         Half8& now = v[f % kVAhead];
         if (f == kFragments - 2) near_end();
 #pragma unroll
-        for (int x = 0; x < kQTiles; ++x) Mfma(Low(now), probs.tile[2 * pair][x], out.tile[t][x]);
+        for (int x = 0; x < kQTiles; ++x)
+            Number::Multiply(Low(now), probs.tile[2 * pair][x], out.tile[t][x]);
 #pragma unroll
         for (int x = 0; x < kQTiles; ++x)
-            Mfma(High(now), probs.tile[2 * pair + 1][x], out.tile[t][x]);
+            Number::Multiply(High(now), probs.tile[2 * pair + 1][x], out.tile[t][x]);
         if (f + kVAhead < kFragments) now = VFragment<kDim>(v_t, lane, f + kVAhead);
         SchedulingFence();
     }

@@ -61,7 +61,7 @@ LITE_DEVICE void StartQk(const char* k_lds, uint32_t k_read, KRing& k) {
     SchedulingFence();
 }
 
-template <int kDim>
+template <class Number, int kDim>
 LITE_DEVICE void Qk(const char* k_lds, uint32_t k_read, const Queries<kDim>& q, KRing& k,
                     Scores& scores) {
     constexpr int kSteps = kDim / 32, kFragments = kKeyTiles * kSteps;
@@ -72,11 +72,11 @@ LITE_DEVICE void Qk(const char* k_lds, uint32_t k_read, const Queries<kDim>& q, 
 #pragma unroll
         for (int x = 0; x < kQTiles; ++x) {
             if (s == 0) scores.tile[t][x] = Float4{};
-            Mfma(Low(now), Low(q.fragment[x][s]), scores.tile[t][x]);
+            Number::Multiply(Low(now), Low(q.fragment[x][s]), scores.tile[t][x]);
         }
 #pragma unroll
         for (int x = 0; x < kQTiles; ++x)
-            Mfma(High(now), High(q.fragment[x][s]), scores.tile[t][x]);
+            Number::Multiply(High(now), High(q.fragment[x][s]), scores.tile[t][x]);
         if (f + kKAhead < kFragments) now = KFragment<kDim>(k_lds, k_read, f + kKAhead);
         SchedulingFence();
     }

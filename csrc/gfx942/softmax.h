@@ -2,24 +2,34 @@
 // units.
 #pragma once
 
-#include "bf16.h"
 #include "mfma_layout.h"
+#include "number.h"
 #include "pv.h"
 #include "qk.h"
 
 namespace liteattention::gfx942 {
 
+inline constexpr uint32_t kMinusInfinity = 0xff800000u;
+
 // Per q tile; the query is the lane's column, so the four quads hold equal maxima.
 struct Statistics {
     float max[kQTiles];  // running maximum of the raw scores; -inf before the first key
     float sum[kQTiles];  // of this lane's own keys: the quads are added up at the end
+
+    LITE_DEVICE Statistics() {
+#pragma unroll
+        for (int x = 0; x < kQTiles; ++x) {
+            max[x] = FromBits(kMinusInfinity);
+            sum[x] = 0.0f;
+        }
+    }
 };
 
-inline constexpr uint32_t kMinusInfinity = 0xff800000u;
-
 // Hides keys `valid`.. 63 of the block.
-LITE_DEVICE void MaskKeys(int32_t valid, uint32_t lane, Scores& scores) {
-    const int32_t lane_valid = valid - ScoreKey(0, static_cast<int>(lane), 0);
+LITE_DEVICE void MaskKeys(int32_t valid, Scores& scores) {
+    // The lane is not known before here: the 16 comparisons would be made once, ahead of the main
+    // loop, and their results would take 32 scalar registers.
+    const int32_t lane_valid = valid - ScoreKey(0, static_cast<int>(LaneHere()), 0);
 #pragma unroll
     for (int t = 0; t < kKeyTiles; ++t)
 #pragma unroll
@@ -42,17 +52,22 @@ LITE_DEVICE float TileMaximum(const Scores& scores, int x, uint32_t across) {
     return __builtin_fmaxf(top, FromLane(across, top));
 }
 
-// Turns scores into probabilities P^T = exp2(c (S^T - max)), rounded to bf16, and shrinks the
+// Turns scores into probabilities P^T = exp2(c (S^T - max)), rounded to 16 bits, and shrinks the
 // output and the sum by 2^(c (old max - new max)) where a maximum rose. The subtraction comes first
-// so that the largest probability is exactly 1. `c` > 0; `across` is 4 (lane ^ 32).
-template <int kDim>
-LITE_DEVICE void Softmax(const Scores& scores, float c, uint32_t across, Statistics& stats,
-                         Outputs<kDim>& out, Probabilities& probs) {
+// so that the largest probability is exactly 1. `c` > 0; `across` is 4 (lane ^ 32). If
+// `blocks.Vote` says false, the wave leaves the K block out: nothing changes, and the result is
+// false.
+template <class Number, int kDim, class Blocks>
+LITE_DEVICE bool Softmax(const Scores& scores, float c, uint32_t across, Blocks& blocks,
+                         Statistics& stats, Outputs<kDim>& out, Probabilities& probs) {
     float top[kQTiles];
+#pragma unroll
+    for (int x = 0; x < kQTiles; ++x) top[x] = TileMaximum(scores, x, across);
+    if (!blocks.Vote(top, stats, scores, c)) return false;
     bool rose = false;
 #pragma unroll
     for (int x = 0; x < kQTiles; ++x) {
-        top[x] = __builtin_fmaxf(stats.max[x], TileMaximum(scores, x, across));
+        top[x] = __builtin_fmaxf(stats.max[x], top[x]);
         rose |= top[x] > stats.max[x];
     }
     if (Any(rose)) {
@@ -79,13 +94,14 @@ LITE_DEVICE void Softmax(const Scores& scores, float c, uint32_t across, Statist
                 const Float2 power = (score - shift) * c;
                 const Float2 p = {Exp2(power[0]), Exp2(power[1])};
                 sum += p;
-                packed[i] = UpperHalves(RoundEven(p[0]), RoundEven(p[1]));
+                packed[i] = Number::Probabilities(p[0], p[1]);
             }
             probs.tile[t][x] = __builtin_bit_cast(Half4, packed);
             Pin(probs.tile[t][x]);
         }
         stats.sum[x] += sum[0] + sum[1];
     }
+    return true;
 }
 
 }  // namespace liteattention::gfx942

@@ -1,8 +1,8 @@
 // Last phase: normalise and write out, or write a part's state for merge_parts.
 #pragma once
 
-#include "bf16.h"
 #include "mfma_layout.h"
+#include "number.h"
 #include "softmax.h"
 
 namespace liteattention::gfx942 {
@@ -17,14 +17,13 @@ LITE_DEVICE float TotalSum(float sum, uint32_t across) {
 
 // Outputs of one q tile to `row` (this lane's query), 16 bytes a store: tiles 2u and 2u + 1 hold 8
 // neighbouring head dims.
-template <int kDim, Rounding kMode>
+template <class Number, int kDim>
 LITE_DEVICE void StoreRow(char* row, float scale, int x, uint32_t lane, const Outputs<kDim>& out) {
 #pragma unroll
     for (int u = 0; u < kDim / 32; ++u) {
         const Float4 low = out.tile[2 * u][x] * scale, high = out.tile[2 * u + 1][x] * scale;
-        const Word4 words = {RoundPair<kMode>(low[0], low[1]), RoundPair<kMode>(low[2], low[3]),
-                             RoundPair<kMode>(high[0], high[1]),
-                             RoundPair<kMode>(high[2], high[3])};
+        const Word4 words = {Number::Pair(low[0], low[1]), Number::Pair(low[2], low[3]),
+                             Number::Pair(high[0], high[1]), Number::Pair(high[2], high[3])};
         const int dim = OutDim(2 * u, 4 * Quad(static_cast<int>(lane)));
         *reinterpret_cast<UnalignedWord4*>(row + dim * 2) = words;
     }
@@ -33,7 +32,7 @@ LITE_DEVICE void StoreRow(char* row, float scale, int x, uint32_t lane, const Ou
 // Writes the rows of `out` that exist and, if `lse` is not null, their log-sum-exp in natural log.
 // A row without any finite score gets 0 and -inf. `out_rows` points at the wave's first row,
 // `rows` counts those that exist; `lse` likewise.
-template <int kDim, Rounding kMode>
+template <class Number, int kDim>
 LITE_DEVICE void StoreResult(char* out_rows, int64_t row_bytes, float* lse, int32_t rows, float c,
                              uint32_t lane, uint32_t across, const Statistics& stats,
                              const Outputs<kDim>& out) {
@@ -43,12 +42,22 @@ LITE_DEVICE void StoreResult(char* out_rows, int64_t row_bytes, float* lse, int3
         const float sum = TotalSum(stats.sum[x], across);
         const float scale = IsZero(sum) ? 0.0f : Rcp(sum);
         if (row >= rows) continue;
-        StoreRow<kDim, kMode>(out_rows + row * row_bytes, scale, x, lane, out);
+        StoreRow<Number, kDim>(out_rows + row * row_bytes, scale, x, lane, out);
         if (lse && Quad(static_cast<int>(lane)) == 0) {
             const float value = (stats.max[x] * c + Log2(sum)) * kLn2;
             lse[row] = FromBits(IsZero(sum) ? kMinusInfinity : Bits(value));
         }
     }
+}
+
+// Writes 0 and -inf: the wave's rows of a tile that attends to nothing. Arguments as StoreResult's.
+template <int kDim>
+LITE_DEVICE void StoreNothing(char* out_rows, int64_t row_bytes, float* lse, int32_t rows,
+                              uint32_t lane) {
+    const int32_t count = rows < kWaveRows ? rows : kWaveRows;
+    for (int32_t row = 0; row < count; ++row)
+        if (lane < kDim / 2) reinterpret_cast<uint32_t*>(out_rows + row * row_bytes)[lane] = 0;
+    if (lse && static_cast<int32_t>(lane) < count) lse[lane] = FromBits(kMinusInfinity);
 }
 
 // Writes all 48 rows of a part: outputs not normalised, maxima in log2 units, sums. `part_out` and

@@ -6,6 +6,7 @@
 #include <cstdio>
 #include <cstring>
 #include <set>
+#include <utility>
 #include <vector>
 
 #include "mfma_layout.h"
@@ -181,17 +182,86 @@ void Geometry() {
         }
 }
 
+constexpr Mapping kMappings[] = {Mapping::kSwizzledHeadFirst, Mapping::kNaiveHeadFirst,
+                                 Mapping::kSwizzledBlockFirst, Mapping::kNaiveBlockFirst};
+
+// One launch of batch x q_heads x q_blocks tiles; workgroup w runs on XCD w % 8.
+void CheckMapping(Mapping mapping, uint32_t batch, uint32_t kv_heads, uint32_t group,
+                  uint32_t q_blocks) {
+    const uint32_t rows = batch * kv_heads * group, tiles = rows * q_blocks;
+    const long what = static_cast<long>(mapping);
+    std::vector<int> seen(tiles);
+    std::vector<std::set<uint32_t>> xcds(batch * kv_heads);  // that a K and V is read on
+    for (uint32_t id = 0; id < tiles; ++id) {
+        const uint32_t tile = TileOf(mapping, id, rows, q_blocks);
+        Expect(tile < tiles && !seen[tile]++, "mapping: not a bijection", what, id, tiles);
+        if (tile < tiles) xcds[tile / q_blocks / group].insert(id % kXcds);
+        const uint32_t next = id + 1 < tiles ? TileOf(mapping, id + 1, rows, q_blocks) : 0;
+        if (mapping == Mapping::kNaiveHeadFirst && id + 1 < tiles)
+            Expect(next == tile + 1, "naive head-first: not along a head", id, tiles);
+        if (mapping == Mapping::kNaiveBlockFirst && id + 1 < tiles)
+            Expect(next / q_blocks == (tile / q_blocks + 1) % rows,
+                   "naive block-first: not along the heads", id, tiles);
+        const bool block_first =
+            mapping == Mapping::kNaiveBlockFirst || mapping == Mapping::kSwizzledBlockFirst;
+        if (block_first) Expect(tile % q_blocks == id / rows, "block-first: block", id, tiles);
+        // An XCD's next tile is the one beside: it stays with a head until the head is done.
+        if (mapping == Mapping::kSwizzledHeadFirst && id + kXcds < tiles)
+            Expect(TileOf(mapping, id + kXcds, rows, q_blocks) == tile + 1,
+                   "swizzled head-first: an XCD leaves its head", id, tiles);
+    }
+    const bool even = batch * kv_heads % kXcds == 0;
+    if (even && mapping == Mapping::kSwizzledHeadFirst)
+        for (const auto& of : xcds) Expect(of.size() == 1, "a group on several XCDs", rows, tiles);
+    // 7 seams between 8 runs: at most 7 further (XCD, K and V) pairs, unless there is less than
+    // one group per XCD.
+    size_t pairs = 0;
+    for (const auto& of : xcds) pairs += of.size();
+    if (mapping == Mapping::kSwizzledHeadFirst)
+        Expect(pairs <= xcds.size() + kXcds - 1, "more than 7 seams", static_cast<long>(pairs));
+    if (mapping == Mapping::kSwizzledBlockFirst && even)
+        for (const auto& of : xcds) Expect(of.size() == 1, "block-first: a group on several XCDs");
+}
+
+void Mappings() {
+    for (Mapping mapping : kMappings) {
+        for (uint32_t batch = 1; batch <= 3; ++batch)
+            for (uint32_t kv_heads = 1; kv_heads <= 10; ++kv_heads)
+                for (uint32_t group : {1u, 2u, 3u, 5u, 8u})
+                    for (uint32_t q_blocks : {1u, 2u, 3u, 7u, 8u, 9u, 20u})
+                        CheckMapping(mapping, batch, kv_heads, group, q_blocks);
+        CheckMapping(mapping, 1, 40, 1, 197);  // 75,600 rows
+        CheckMapping(mapping, 8, 8, 16, 342);  // 128k rows
+    }
+    for (uint32_t tail : {1u, 2u, 7u, 8u, 9u, 16u, 30u, 151u, 303u})
+        for (uint32_t splits : {1u, 2u, 3u, 8u, 10u}) {
+            std::set<std::pair<uint32_t, uint32_t>> seen;
+            for (uint32_t id = 0; id < tail * splits; ++id) {
+                const TailPart part = TailPartOf(id, tail, splits);
+                Expect(part.tile < tail && part.part < splits &&
+                           seen.insert({part.tile, part.part}).second,
+                       "tail: not a bijection", id, tail, splits);
+                if (part.tile < tail / kXcds * kXcds)
+                    Expect(part.tile % kXcds == id % kXcds, "tail: part on another XCD", id, tail,
+                           splits);
+            }
+        }
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
     if (argc > 1 && !std::strcmp(argv[1], "sizes")) {
-        std::printf("transpose_v %zu\nattention_dense %zu\nmerge_parts %zu\nplan_lpt %zu\n",
-                    sizeof(TransposeVParams), sizeof(DenseParams), sizeof(MergeParams),
-                    sizeof(PlanParams));
+        std::printf(
+            "transpose_v %zu\nattention_dense %zu\nattention_lite %zu\nmerge_parts %zu\n"
+            "plan_lpt %zu\n",
+            sizeof(TransposeVParams), sizeof(DenseParams), sizeof(LiteParams), sizeof(MergeParams),
+            sizeof(PlanParams));
         return 0;
     }
     Replay<64>();
     Replay<128>();
     Geometry();
+    Mappings();
     return failures != 0;
 }

@@ -34,7 +34,18 @@ class DenseParams(ctypes.Structure):
         *((name, Strides) for name in ("q_strides", "k_strides", "out_strides")),
         *((name, c_int32) for name in ("batch", "q_heads", "kv_heads", "q_len", "kv_len")),
         ("scale_log2", c_float),
-        *((name, c_int32) for name in ("whole_tiles", "splits")),
+        *((name, c_int32) for name in ("whole_tiles", "splits", "mapping", "reserved")),
+    ]
+
+
+class LiteParams(ctypes.Structure):
+    _fields_ = [
+        *((n, c_void_p) for n in ("q", "k", "v_t", "out", "lse", "read", "write")),
+        *((n, c_void_p) for n in ("must_do", "must_skip", "order")),
+        *((name, Strides) for name in ("q_strides", "k_strides", "out_strides")),
+        *((name, c_int32) for name in ("batch", "q_heads", "kv_heads", "q_len", "kv_len")),
+        *((name, c_float) for name in ("scale_log2", "threshold")),
+        *((name, c_int32) for name in ("descending", "soft_skip", "mapping")),
     ]
 
 
@@ -43,6 +54,7 @@ class MergeParams(ctypes.Structure):
         *((name, c_void_p) for name in ("part_out", "part_stats", "out", "lse")),
         ("out_strides", Strides),
         *((n, c_int32) for n in ("batch", "q_heads", "q_len", "head_dim", "whole_tiles", "splits")),
+        *((n, c_int32) for n in ("mapping", "reserved")),
     ]
 
 
@@ -56,6 +68,7 @@ class PlanParams(ctypes.Structure):
 STRUCTS = {
     "transpose_v": TransposeVParams,
     "attention_dense": DenseParams,
+    "attention_lite": LiteParams,
     "merge_parts": MergeParams,
     "plan_lpt": PlanParams,
 }
@@ -81,7 +94,7 @@ def pointer(x: torch.Tensor | None) -> int | None:
 
 
 def transpose_v(v: torch.Tensor, v_t: torch.Tensor) -> Any:
-    """v [B, S, H, D]; v_t flat."""
+    """v [B, S, H, D], 16 bits each; v_t flat."""
     batch, rows, heads, dim = v.shape
     params = TransposeVParams(pointer(v), pointer(v_t), strides(v), batch, heads, rows, 0)
     grid = batch * heads * -(-rows // K_BLOCK)
@@ -99,13 +112,12 @@ def dense(
     rounding: str = "rtne",
     whole_tiles: int | None = None,
     splits: int = 1,
+    mapping: int = 0,
 ) -> Any:
     """All [B, S, H, D]; the report is the attention kernel's. Workspaces hold NaN beforehand."""
     batch, q_len, q_heads, dim = q.shape
     kv_len, kv_heads = k.shape[1:3]
-    blocks = -(-kv_len // K_BLOCK)
-    v_t = torch.full((batch * kv_heads * blocks * K_BLOCK * dim,), math.nan).bfloat16()
-    transpose_v(v, v_t)
+    v_t = packed_values(v)
     tiles = batch * q_heads * -(-q_len // Q_BLOCK)
     whole = tiles if whole_tiles is None else whole_tiles
     slots = (tiles - whole) * splits
@@ -117,14 +129,74 @@ def dense(
         *(pointer(x) if slots else None for x in (part_out, part_stats)),
         *map(strides, (q, k, out)),
         *(batch, q_heads, kv_heads, q_len, kv_len, scale * math.log2(math.e), whole, splits),
+        *(mapping, 0),
     )
     tensors = [q, k, v_t, out, *([] if lse is None else [lse])]
     tensors += [part_out, part_stats] if slots else []
-    name = f"attention_dense_bf16_d{dim}_{rounding}"
-    report = launch(name, whole + slots, params, tensors)
+    report = launch(f"attention_dense_{variant(q, rounding)}", whole + slots, params, tensors)
     if slots:
-        merge(part_out, part_stats, out, lse, whole, splits, rounding)
+        merge(part_out, part_stats, out, lse, whole, splits, rounding, mapping)
     return report
+
+
+def variant(q: torch.Tensor, rounding: str) -> str:
+    """The end of an attention kernel's name."""
+    dim = q.shape[-1]
+    return f"fp16_d{dim}" if q.dtype == torch.float16 else f"bf16_d{dim}_{rounding}"
+
+
+def packed_values(v: torch.Tensor) -> torch.Tensor:
+    """v [B, S, H, D] as the attention kernels want it."""
+    batch, rows, heads, dim = v.shape
+    size = batch * heads * -(-rows // K_BLOCK) * K_BLOCK * dim
+    v_t = torch.full((size,), math.nan).to(v.dtype)
+    transpose_v(v, v_t)
+    return v_t
+
+
+def lite(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    out: torch.Tensor,
+    lse: torch.Tensor | None,
+    read: torch.Tensor,
+    write: torch.Tensor,
+    *,
+    threshold: float,
+    scale: float | None = None,
+    rounding: str = "rtne",
+    descending: bool = False,
+    soft_skip: bool = False,
+    must_do: torch.Tensor | None = None,
+    must_skip: torch.Tensor | None = None,
+    order: torch.Tensor | None = None,
+    mapping: int = 0,
+) -> Any:
+    """One LiteAttention step of [B, S, H, D] tensors; int32 bitmaps [B, Hq, q_blocks, words]."""
+    batch, q_len, q_heads, dim = q.shape
+    kv_len, kv_heads = k.shape[1:3]
+    v_t = packed_values(v)
+    scale = 1 / math.sqrt(dim) if scale is None else scale
+    params = LiteParams(
+        *map(pointer, (q, k, v_t, out, lse, read, write, must_do, must_skip, order)),
+        *map(strides, (q, k, out)),
+        *(batch, q_heads, kv_heads, q_len, kv_len, scale * math.log2(math.e), threshold),
+        *(descending, soft_skip, mapping),
+    )
+    given = (q, k, v_t, out, lse, read, write, must_do, must_skip, order)
+    tensors = [x for x in given if x is not None]
+    grid = batch * q_heads * -(-q_len // Q_BLOCK)
+    return launch(f"attention_lite_{variant(q, rounding)}", grid, params, tensors)
+
+
+def plan(skip: torch.Tensor) -> torch.Tensor:
+    """LPT order int32 [B, Hq, q_blocks] of a bitmap."""
+    order = torch.full(skip.shape[:3], -1, dtype=torch.int32)
+    rows, q_blocks, words = skip.shape[0] * skip.shape[1], *skip.shape[2:]
+    params = PlanParams(pointer(skip), None, None, pointer(order), rows, q_blocks, words, 0)
+    launch("plan_lpt", rows * -(-q_blocks // 256), params, [skip, order])
+    return order
 
 
 def merge(
@@ -135,14 +207,16 @@ def merge(
     whole_tiles: int,
     splits: int,
     rounding: str,
+    mapping: int = 0,
 ) -> Any:
     """part_out [slots, 384, D], part_stats [slots, 2, 384], out [B, S, H, D]."""
     batch, q_len, heads, dim = out.shape
     params = MergeParams(
         *map(pointer, (part_out, part_stats, out, lse)),
         strides(out),
-        *(batch, heads, q_len, dim, whole_tiles, splits),
+        *(batch, heads, q_len, dim, whole_tiles, splits, mapping, 0),
     )
     grid = part_out.shape[0] // splits * (Q_BLOCK * dim // 8 // 256)
     tensors = [part_out, part_stats, out, *([] if lse is None else [lse])]
-    return launch(f"merge_parts_bf16_{rounding}", grid, params, tensors)
+    name = "fp16" if out.dtype == torch.float16 else f"bf16_{rounding}"
+    return launch(f"merge_parts_{name}", grid, params, tensors)

@@ -89,6 +89,43 @@ def test_whole_tiles_and_parts_in_one_launch(
     assert (guarded == 7.0).all()
 
 
+@pytest.mark.parametrize("mapping", [1, 2, 3])
+def test_every_mapping_gives_the_same_bits(mapping: int) -> None:
+    # 18 tiles of 2 batches x 3 heads x 3 q blocks, 11 of them whole
+    q, k = normal(2, 800, 3, 64), normal(2, 130, 1, 64)
+    results = []
+    for kind in (0, mapping):
+        out, lse = torch.empty_like(q), torch.empty(2, 3, 800)
+        machine.dense(q, k, k, out, lse, mapping=kind)
+        parts, parts_lse = torch.empty_like(q), torch.empty(2, 3, 800)
+        machine.dense(q, k, k, parts, parts_lse, mapping=kind, whole_tiles=11, splits=2)
+        assert (parts.double() - out.double()).abs().max() <= 2.0**-7
+        assert (parts_lse - lse).abs().max() <= 1e-5
+        results.append((out, lse))
+    assert all(torch.equal(a, b) for a, b in zip(*results, strict=True))
+
+
+@pytest.mark.parametrize("dim", [64, 128])
+@pytest.mark.parametrize("splits", [1, 2])
+def test_fp16(splits: int, dim: int) -> None:
+    q, k, v = (normal(1, n, h, dim, seed=n).half() for n, h in ((390, 2), (333, 1), (334, 1)))
+    v = v[:, :333] * 100
+    out, lse = torch.empty_like(q), torch.empty(1, 2, 390)
+    options = {} if splits == 1 else {"whole_tiles": 1, "splits": splits}
+    machine.dense(q, k, v, out, lse, **options)  # type: ignore[arg-type]
+    expected = exact(*(x.transpose(1, 2) for x in (q, k, v)))
+    error = (out.transpose(1, 2).double() - expected.out).abs()
+    # the bound of fp32 probabilities, and their rounding: half an ulp, of 2^-14 when subnormal
+    rounding = 2.0**-11 * expected.weight + 2.0**-25 * 333 * v.abs().max()
+    assert (error <= bound(expected, torch.float16) + 1.01 * rounding).all()
+    assert (lse.double() - expected.lse).abs().max() <= 1e-5
+    # what fp16 cannot hold becomes infinite, and does not spoil its neighbours
+    v[..., 0] = 65504.0
+    v[0, :, 0, 1] = torch.inf
+    machine.dense(q, k, v, out, lse)
+    assert torch.isinf(out[..., 1]).all() and torch.isfinite(out[..., 2:]).all()
+
+
 @pytest.mark.parametrize("scale", [0.0, -0.3, 1.7, 1e-3])
 def test_any_finite_scale(scale: float) -> None:
     q, k, v = normal(1, 20, 1, 64), normal(1, 150, 1, 64), normal(1, 150, 1, 64, seed=1)

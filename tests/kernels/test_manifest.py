@@ -19,8 +19,15 @@ from liteattention_rocm.kernels import build, cli, disassembly, metadata
 OBJECTS = sorted(kernels.DIRECTORY.glob("*.co"))
 VARIANTS = {
     *(f"transpose_v_bf16_d{d}" for d in (64, 128)),
-    *(f"attention_dense_bf16_d{d}_{r}" for d in (64, 128) for r in ("rtne", "rtna", "rtz")),
+    *(
+        f"attention_{kind}_bf16_d{d}_{r}"
+        for kind in ("dense", "lite")
+        for d in (64, 128)
+        for r in ("rtne", "rtna", "rtz")
+    ),
+    *(f"attention_{kind}_fp16_d{d}" for kind in ("dense", "lite") for d in (64, 128)),
     *(f"merge_parts_bf16_{r}" for r in ("rtne", "rtna", "rtz")),
+    "merge_parts_fp16",
     "plan_lpt",
 }
 

@@ -27,7 +27,7 @@ DEBIAN_PACKAGES = "clang-19 lld-19 llvm-19"
 TARGET = "gfx942"
 LDS_LIMIT = 64 * 1024
 
-#: -fno-honor-nans: no code asks arithmetic whether a value is NaN (bf16.h looks at the bits), and
+#: -fno-honor-nans: no code asks arithmetic whether a value is NaN (number.h looks at the bits), and
 #: without it every maximum of a score would be quieted first, 48 instructions per K block.
 #: -ffast-math would also drop infinities, which the masks are made of.
 #: -fuse-cuid=none and the code-object version: reproducible bytes.

@@ -1,0 +1,202 @@
+// The main loop of attention: one tile, 384 query rows of one (batch, q head), over a sequence of K
+// blocks. attention_dense.hip and attention_lite.hip differ in the sequence only.
+//
+// Road map. One workgroup of 8 waves computes a tile; a wave owns 48 rows in three MFMA tiles. Per
+// K block of 64 keys it runs
+//
+//   Qk       S^T = K Q^T        matrix core   K from LDS, Q in registers
+//   Softmax  P^T, m, l          vector ALU    P^T stays in registers, in the layout Pv wants
+//   Pv       O^T += V^T P^T     matrix core   V from global memory (L1), packed by transpose_v
+//
+// Schedule. Waves 0-3 are group A, 4-7 group B; wave i and i + 4 share a SIMD. Both groups run the
+// same program, B one barrier later, so that one is on the matrix core while the other is on the
+// vector ALU. A line is one stretch between two barriers:
+//
+//   A  Qk[0]          Softmax[0]        Pv[0] Qk[1]       Softmax[1]        Pv[1] Qk[2]
+//   B  -              Qk[0]             Softmax[0]        Pv[0] Qk[1]       Softmax[1]
+//                                       copy K[2]                           copy K[3]
+//
+// K[n], the n-th block of the sequence, lies in half n % 2 of the LDS. Its readers are Qk[n] of A
+// and, one stretch later, of B; in the stretch after that B, then in Softmax[n], starts copying K[n
+// + 2] over it. B waits for that copy in its next stretch (Pv[n] Qk[n + 1]), a barrier before A's
+// Qk[n + 2]. The wait at its end states the rule and costs nothing: loads retire in order, so the
+// fragments of V that Pv asks for behind the copy have waited for it already. The copy thus has one
+// stretch, ~3000 clocks, to land. The copies of K[0] and K[1] precede all this, behind a barrier.
+//
+// The matrix core must not wait at the seams: Pv's first V fragments are asked for at the start of
+// Softmax, where A, who comes to a V block first, also touches all of it, so that it lies in L1;
+// Qk's first K fragments two fragments before Pv ends.
+//
+// Registers at D = 128, of 256 per lane (two waves a SIMD): outputs 96, queries 48, scores 48 or,
+// after them, probabilities 24, fragments 16 + 12; the rest is addresses. All three q tiles stay in
+// registers: with the phases fenced and the last K block outside the loop nothing spills. LDS: 2 x
+// 16 KiB of K.
+//
+// A sequence (`Blocks`) lives in scalar registers, the same in all waves, and has
+//
+//   Has(i)          whether there is a K block i places after the current one, i = 1, 2
+//   At(i)           its number, i = 0, 1, 2
+//   Advance()       steps on; returns by how many K blocks V moves
+//   kRaggedLast     whether a K block of fewer than 64 keys can only be the last one
+//   kFewScalars     whether it leaves too few scalar registers for load_k.h to keep addresses in
+//   Vote(...)       what a wave thinks of the current block once it knows its maxima: false leaves
+//                   it out (softmax.h)
+#pragma once
+
+#include "load_k.h"
+#include "params.h"
+#include "pv.h"
+#include "qk.h"
+#include "softmax.h"
+#include "store.h"
+
+namespace liteattention::gfx942 {
+
+LITE_DEVICE int32_t UniformInt(uint32_t x) { return static_cast<int32_t>(Uniform(x)); }
+
+LITE_DEVICE const char* At(const uint16_t* base, const Strides& s, int64_t batch, int64_t row,
+                           int64_t head) {
+    return reinterpret_cast<const char*>(base + batch * s.batch + row * s.seq + head * s.head);
+}
+
+// The rows that a workgroup works on. All scalar.
+struct Tile {
+    int32_t batch, q_head, q_block;
+};
+
+// Who a wave is.
+struct WaveId {
+    uint32_t lane, wave;
+    uint32_t quarter;  // 0..3 within its group
+    bool group_b;
+    uint32_t across;  // 4 (lane ^ 32)
+
+    // The same, later: what is per lane is computed anew, not held in registers till then.
+    LITE_DEVICE WaveId Again() const {
+        WaveId me = *this;
+        me.lane = LaneHere();
+        me.across = (me.lane ^ 32u) * 4u;
+        return me;
+    }
+    LITE_DEVICE uint32_t Thread() const { return wave * kWaveSize + lane; }
+
+    LITE_DEVICE WaveId()
+        : lane(ThreadId() % kWaveSize),
+          wave(Uniform(ThreadId() / kWaveSize)),
+          quarter(wave % (kWaves / 2)),
+          group_b(wave >= kWaves / 2),
+          across((lane ^ 32u) * 4u) {}
+};
+
+template <int kDim>
+inline constexpr int kKBytes = kKBlock * kDim * 2;  // of a K block, and of one of V_t
+
+// The positive factor of raw scores; qk.h: LoadQueries.
+LITE_DEVICE float Factor(float scale_log2) {
+    return scale_log2 == 0.0f ? 1.0f : __builtin_fabsf(scale_log2);
+}
+
+// Computes a tile into `out` and `stats`. `k_lds` is 2 kKBytes of LDS, 16-byte aligned. All waves
+// of the workgroup call it and leave it having passed the same number of barriers.
+template <class Number, int kDim, class Params, class Blocks>
+LITE_DEVICE void Attend(const Params& p, const Tile& tile, const WaveId& me, char* k_lds,
+                        Blocks& blocks, Statistics& stats, Outputs<kDim>& out) {
+    static_assert(2 * kKBytes<kDim> <= kLdsBytes);
+    constexpr int kBytes = kKBytes<kDim>;
+    const uint32_t lane = me.lane, quarter = me.quarter;
+    const bool group_b = me.group_b;
+    const int32_t kv_head =
+        UniformInt(static_cast<uint32_t>(tile.q_head / (p.q_heads / p.kv_heads)));
+    const int32_t first_row = tile.q_block * kQBlock + static_cast<int32_t>(me.wave) * kWaveRows;
+    const KSource keys{At(p.k, p.k_strides, tile.batch, 0, kv_head),
+                       static_cast<uint32_t>(p.k_strides.seq * 2), p.kv_len};
+    const KCopier<kDim> copier(lane, quarter);
+
+    // The first K block by group A, the second by group B.
+    if (!group_b || blocks.Has(1))
+        LoadK<Blocks::kFewScalars>(keys, copier, blocks.At(group_b), quarter,
+                                   k_lds + group_b * kBytes);
+
+    Queries<kDim> queries;
+    LoadQueries(At(p.q, p.q_strides, tile.batch, 0, tile.q_head), p.q_strides.seq * 2, first_row,
+                p.q_len, p.scale_log2, lane, queries);
+    const float c = Factor(p.scale_log2);
+
+    const int32_t k_blocks = static_cast<int32_t>(KBlocks(p.kv_len));
+    const int32_t ragged = p.kv_len - (k_blocks - 1) * kKBlock;  // keys of the last block
+    const char* v_t =
+        reinterpret_cast<const char*>(p.v_t) +
+        ((static_cast<int64_t>(tile.batch) * p.kv_heads + kv_head) * k_blocks + blocks.At(0)) *
+            kBytes;
+    const uint32_t k_read = static_cast<uint32_t>(KReadByte(kDim, 0, 0, static_cast<int>(lane)));
+
+    Scores scores;
+    Probabilities probs;
+    KRing k_ring;
+    VRing v_ring;
+
+    WaitLoads();
+    Barrier();
+    if (group_b) Barrier();  // half a K block behind from here on
+
+    StartQk<kDim>(k_lds, k_read, k_ring);
+    Qk<Number>(k_lds, k_read, queries, k_ring, scores);
+    Barrier();
+    uint32_t half = 0;  // of the LDS, holding the current K block
+    while (blocks.Has(1)) {
+        StartPv<kDim>(v_t, lane, v_ring);
+        const uint32_t touched = TouchV<kDim>(v_t, lane, quarter, !group_b);
+        if (group_b && blocks.Has(2))
+            LoadK<Blocks::kFewScalars>(keys, copier, blocks.At(2), quarter, k_lds + half);
+        if constexpr (!Blocks::kRaggedLast)
+            if (ragged < kKBlock && blocks.At(0) == k_blocks - 1) MaskKeys(ragged, scores);
+        const bool counts = Softmax<Number>(scores, c, me.across, blocks, stats, out, probs);
+        const int64_t step = blocks.Advance();
+        Barrier();
+
+        half ^= kBytes;
+        Priority<1>();
+        if (counts)
+            Pv<Number>(v_t, lane, probs, v_ring, out,
+                       [&] { StartQk<kDim>(k_lds + half, k_read, k_ring); });
+        else
+            StartQk<kDim>(k_lds + half, k_read, k_ring);
+        Discard(touched);
+        v_t += step * kBytes;
+        Qk<Number>(k_lds + half, k_read, queries, k_ring, scores);
+        Priority<0>();
+        WaitLoads();
+        Barrier();
+    }
+    StartPv<kDim>(v_t, lane, v_ring);
+    if (ragged < kKBlock && blocks.At(0) == k_blocks - 1) MaskKeys(ragged, scores);
+    if (Softmax<Number>(scores, c, me.across, blocks, stats, out, probs))
+        Pv<Number>(v_t, lane, probs, v_ring, out, [] {});
+    if (!group_b) Barrier();  // as many barriers as group B
+}
+
+// Where a wave's rows of `out` and `lse` begin, and how many of them exist (0 or less: none).
+struct WaveRows {
+    char* out;
+    float* lse;  // null: not wanted
+    int32_t count;
+};
+template <class Params>
+LITE_DEVICE WaveRows RowsOf(const Params& p, const Tile& tile, const WaveId& me) {
+    const int32_t first = tile.q_block * kQBlock + static_cast<int32_t>(me.wave) * kWaveRows;
+    const int64_t lse_row =
+        (static_cast<int64_t>(tile.batch) * p.q_heads + tile.q_head) * p.q_len + first;
+    return {const_cast<char*>(At(p.out, p.out_strides, tile.batch, first, tile.q_head)),
+            p.lse ? p.lse + lse_row : nullptr, p.q_len - first};
+}
+
+// Writes a tile's rows of `out` and, if wanted, `lse`.
+template <class Number, int kDim, class Params>
+LITE_DEVICE void StoreTile(const Params& p, const Tile& tile, const WaveId& me,
+                           const Statistics& stats, const Outputs<kDim>& out) {
+    const WaveRows rows = RowsOf(p, tile, me);
+    StoreResult<Number, kDim>(rows.out, p.out_strides.seq * 2, rows.lse, rows.count,
+                              Factor(p.scale_log2), me.lane, me.across, stats, out);
+}
+
+}  // namespace liteattention::gfx942
