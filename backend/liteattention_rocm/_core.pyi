@@ -49,7 +49,9 @@ GFX942_Q_BLOCK: int
 GFX942_K_BLOCK: int
 GFX942_WAVE_ROWS: int
 GFX942_COMPUTE_UNITS: int
+GFX942_MAX_LITE_KEYS: int
 TAIL_MIN_GAIN: float
+TAIL_NEARLY_FULL: float
 
 class HipUnavailable(RuntimeError): ...
 class HipError(RuntimeError): ...
@@ -68,7 +70,32 @@ class DenseShape:
         self, batch: int, q_heads: int, kv_heads: int, q_len: int, kv_len: int, head_dim: int
     ) -> None: ...
 
+class Split:
+    pays: ClassVar[Split]
+    even: ClassVar[Split]
+    nearly_full: ClassVar[Split]
+    too_short: ClassVar[Split]
+    forced: ClassVar[Split]
+    @property
+    def name(self) -> str: ...
+
+class Mapping:
+    swizzled_head_first: ClassVar[Mapping]
+    naive_head_first: ClassVar[Mapping]
+    swizzled_block_first: ClassVar[Mapping]
+    naive_block_first: ClassVar[Mapping]
+    @property
+    def name(self) -> str: ...
+
 class DensePlan:
+    @property
+    def split(self) -> Split: ...
+    @property
+    def mapping(self) -> Mapping: ...
+    @property
+    def modelled_us(self) -> float: ...
+    @property
+    def modelled_unsplit_us(self) -> float: ...
     @property
     def whole_tiles(self) -> int: ...
     @property
@@ -90,12 +117,37 @@ class DensePlan:
     @property
     def workspace_bytes(self) -> int: ...
 
+class LitePlan:
+    @property
+    def transpose_grid(self) -> int: ...
+    @property
+    def lpt_grid(self) -> int: ...
+    @property
+    def lite_grid(self) -> int: ...
+    @property
+    def v_t_offset(self) -> int: ...
+    @property
+    def order_offset(self) -> int: ...
+    @property
+    def workspace_bytes(self) -> int: ...
+
+def lite_reasons(shape: DenseShape) -> list[str]: ...
+def plan_lite(shape: DenseShape) -> LitePlan: ...
 def dense_reasons(shape: DenseShape) -> list[str]: ...
 def plan_dense(shape: DenseShape, compute_units: int, splits: int) -> DensePlan: ...
-def tail_cost(tail_tiles: int, splits: int, k_blocks: int, head_dim: int) -> float: ...
+def tail_cost(
+    tail_tiles: int, splits: int, k_blocks: int, head_dim: int, compute_units: int
+) -> float: ...
+
+class Number:
+    bf16_rtne: ClassVar[Number]
+    bf16_rtna: ClassVar[Number]
+    bf16_rtz: ClassVar[Number]
+    fp16: ClassVar[Number]
 
 class DenseRequest:
     scale: float
+    number: Number
     def set_pointers(self, q: int, k: int, v: int, out: int, lse: int) -> None: ...
     def set_strides(
         self,
@@ -104,7 +156,12 @@ class DenseRequest:
         v: tuple[int, int, int],
         out: tuple[int, int, int],
     ) -> None: ...
-    def set_rounding(self, rounding: Rounding) -> None: ...
+
+class LiteStep:
+    threshold: float
+    descending: bool
+    soft_skip: bool
+    def set_bitmaps(self, read: int, write: int, must_do: int, must_skip: int) -> None: ...
 
 class Gfx942Device:
     def __init__(
@@ -119,6 +176,9 @@ class Gfx942Device:
     def compute_units(self) -> int: ...
     def attention(
         self, plan: DensePlan, request: DenseRequest, workspace: int, stream: int
+    ) -> None: ...
+    def lite(
+        self, plan: LitePlan, request: DenseRequest, step: LiteStep, workspace: int, stream: int
     ) -> None: ...
     def plan_lpt(
         self,

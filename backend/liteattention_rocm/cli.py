@@ -1,6 +1,6 @@
 """The command line: ``liteattention-rocm``.
 
-The library brings ``env``; suites and benchmarks add their own commands through the entry-point
+The library brings ``env`` and ``plan``; suites and benchmarks add their own commands through the entry-point
 group ``liteattention_rocm.commands`` (a function or a typer app each), so that the library does
 not import them.
 """
@@ -13,7 +13,7 @@ from importlib.metadata import entry_points
 import typer
 from rich.logging import RichHandler
 
-from . import collect_env
+from . import collect_env, plan
 
 COMMANDS_GROUP = "liteattention_rocm.commands"
 
@@ -40,6 +40,8 @@ def build() -> typer.Typer:
     def env() -> None:
         """Print what this machine and installation have (for bug reports)."""
         typer.echo(collect_env.report())
+
+    root.command("plan")(plan.command)
 
     for entry in sorted(entry_points(group=COMMANDS_GROUP), key=lambda e: e.name):
         command = entry.load()

@@ -8,6 +8,7 @@ Method: LiteAttention, arXiv 2511.11062.
 from __future__ import annotations
 
 import logging
+import math
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
@@ -85,8 +86,10 @@ class _State:
     the full list). Every branch has a list of its own in ``writes``, so calling a branch again in
     a step replaces its votes and leaves those of other branches alone. ``started`` names the
     branches called in ``lite_step``, ``counts`` those that returned, with their number of tiles.
-    ``ordinal`` counts the LiteAttention steps executed before ``lite_step``. ``step`` is the last
-    step of any kind, dense ones included: it tells a new generation from the old one.
+    ``full`` names the branches whose list of ``lite_step`` has every tile, for all that the host
+    knows; ``read_full`` says it of ``read``. ``ordinal`` counts the LiteAttention steps executed
+    before ``lite_step``. ``step`` is the last step of any kind, dense ones included: it tells a
+    new generation from the old one.
     """
 
     shape: _Shape
@@ -96,10 +99,12 @@ class _State:
     ordinal: int = 0
     read: torch.Tensor | None = None
     read_count: int | skiplist.Counter = 0
+    read_full: bool = True
     writes: dict[str, torch.Tensor] = field(default_factory=dict)
     spare: list[torch.Tensor] = field(default_factory=list)
     started: set[str] = field(default_factory=set)
     counts: dict[str, skiplist.Counter] = field(default_factory=dict)
+    full: set[str] = field(default_factory=set)
 
     def restart(self, step: int) -> None:
         """Forget what was learnt, keep the memory: the next step reads the full list."""
@@ -111,8 +116,10 @@ class _State:
             self.read = None
         self.spare.extend(self.writes.values())
         self.writes.clear()
+        self.read_full = True
         self.started.clear()
         self.counts.clear()
+        self.full.clear()
 
     def complete(self) -> bool:
         """Say whether every branch called in ``lite_step`` returned, so that its votes count."""
@@ -131,6 +138,7 @@ class _State:
                 self.spare.append(self.read)
             self.read = merged
             self.read_count = self.counts[first]
+            self.read_full = bool(self.full & self.counts.keys())
             for branch in others:
                 merged.bitwise_or_(self.writes[branch])
             if others:
@@ -140,6 +148,7 @@ class _State:
             self.ordinal += 1
         self.started.clear()
         self.counts.clear()
+        self.full.clear()
         self.lite_step = step
 
     def begin(self, tiles: _Tiles, branch: str) -> torch.Tensor:
@@ -148,6 +157,7 @@ class _State:
             self.tiles = tiles
         self.started.add(branch)
         self.counts.pop(branch, None)
+        self.full.discard(branch)
         if branch not in self.writes:
             self.writes[branch] = self.spare.pop() if self.spare else tiles.buffer()
         if self.read is None and not self.spare:
@@ -340,26 +350,36 @@ class LiteAttention:
             write = state.begin(tiles, branch)
             if state.read is None or self.policy.retests(ordinal):
                 read, computed = tiles.full, cast(int | skiplist.Counter, tiles.full_count)
+                full = True
             else:
                 read, computed = state.read, state.read_count
-        result = ops.lite_attention(
-            q,
-            k,
-            v,
-            read,
-            write,
-            threshold=threshold,
-            descending=descending,
-            soft_skip=self.policy.soft_skip,
-            must_do=tiles.must_do,
-            must_skip=tiles.must_skip,
-            geometry=shape.geometry,
-            **arguments,
-        )
+                full = state.read_full
+        full = full and threshold == -math.inf and tiles.must_skip is None
+        if full:
+            # The same as below, and the engine's dense kernel may divide the work otherwise.
+            result = ops.attention(q, k, v, **arguments)
+            write.copy_(tiles.full)
+        else:
+            result = ops.lite_attention(
+                q,
+                k,
+                v,
+                read,
+                write,
+                threshold=threshold,
+                descending=descending,
+                soft_skip=self.policy.soft_skip,
+                must_do=tiles.must_do,
+                must_skip=tiles.must_skip,
+                geometry=shape.geometry,
+                **arguments,
+            )
         kept = self.statistics.counter(write.device)
         self.statistics.count_tiles(write, kept)
         with self._lock:
             state.counts[branch] = kept
+            if full:
+                state.full.add(branch)
         self._commit(generation, key, state)
         self.statistics.record(
             generation,

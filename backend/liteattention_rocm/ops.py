@@ -213,7 +213,8 @@ def lite_attention(
             K block j is bit j % 32 of word j // 32, set = compute.
         write: bitmap of the same shape, overwritten; must not overlap ``read``.
         threshold: log2 units, <= 0; ``-inf`` keeps every tile and equals dense attention bit for
-            bit.
+            bit (on gfx942, whose dense calls may be computed in parts, with ``kv_splits=1``;
+            :class:`liteattention_rocm.LiteAttention` does without the exception).
         descending: walk the kept K blocks from the last to the first.
         soft_skip: let each group of ``geometry.vote_rows`` rows drop a negligible tile from the
             result of this very step.

@@ -66,6 +66,7 @@ void BindGfx942(py::module_& m) {
     m.attr("GFX942_K_BLOCK") = gfx942::kKBlock;
     m.attr("GFX942_WAVE_ROWS") = gfx942::kWaveRows;
     m.attr("GFX942_COMPUTE_UNITS") = gfx942::kComputeUnits;
+    m.attr("GFX942_MAX_LITE_KEYS") = gfx942::kMaxLiteWords * 32 * gfx942::kKBlock;
 
     py::register_exception<hip::Unavailable>(m, "HipUnavailable", PyExc_RuntimeError);
     py::register_exception<hip::CallFailed>(m, "HipError", PyExc_RuntimeError);
@@ -90,7 +91,22 @@ void BindGfx942(py::module_& m) {
              py::arg("batch"), py::arg("q_heads"), py::arg("kv_heads"), py::arg("q_len"),
              py::arg("kv_len"), py::arg("head_dim"));
     using P = gfx942::DensePlan;
+    py::enum_<gfx942::Split>(m, "Split")
+        .value("pays", gfx942::Split::kPays)
+        .value("even", gfx942::Split::kEven)
+        .value("nearly_full", gfx942::Split::kNearlyFull)
+        .value("too_short", gfx942::Split::kTooShort)
+        .value("forced", gfx942::Split::kForced);
+    py::enum_<gfx942::Mapping>(m, "Mapping")
+        .value("swizzled_head_first", gfx942::Mapping::kSwizzledHeadFirst)
+        .value("naive_head_first", gfx942::Mapping::kNaiveHeadFirst)
+        .value("swizzled_block_first", gfx942::Mapping::kSwizzledBlockFirst)
+        .value("naive_block_first", gfx942::Mapping::kNaiveBlockFirst);
     py::class_<P>(m, "DensePlan")
+        .def_readonly("split", &P::split)
+        .def_readonly("mapping", &P::mapping)
+        .def_readonly("modelled_us", &P::modelled_us)
+        .def_readonly("modelled_unsplit_us", &P::modelled_unsplit_us)
         .def_readonly("whole_tiles", &P::whole_tiles)
         .def_readonly("tail_tiles", &P::tail_tiles)
         .def_readonly("splits", &P::splits)
@@ -101,13 +117,29 @@ void BindGfx942(py::module_& m) {
         .def_readonly("part_out_offset", &P::part_out_offset)
         .def_readonly("part_stats_offset", &P::part_stats_offset)
         .def_readonly("workspace_bytes", &P::workspace_bytes);
+    using L = gfx942::LitePlan;
+    py::class_<L>(m, "LitePlan")
+        .def_readonly("transpose_grid", &L::transpose_grid)
+        .def_readonly("lpt_grid", &L::lpt_grid)
+        .def_readonly("lite_grid", &L::lite_grid)
+        .def_readonly("v_t_offset", &L::v_t_offset)
+        .def_readonly("order_offset", &L::order_offset)
+        .def_readonly("workspace_bytes", &L::workspace_bytes);
     m.def("dense_reasons", &gfx942::DenseReasons, py::arg("shape"));
+    m.def("lite_reasons", &gfx942::LiteReasons, py::arg("shape"));
+    m.def("plan_lite", &gfx942::PlanLite, py::arg("shape"));
     m.def("plan_dense", &gfx942::PlanDense, py::arg("shape"), py::arg("compute_units"),
           py::arg("splits"));
     m.def("tail_cost", &gfx942::TailCost, py::arg("tail_tiles"), py::arg("splits"),
-          py::arg("k_blocks"), py::arg("head_dim"));
+          py::arg("k_blocks"), py::arg("head_dim"), py::arg("compute_units"));
     m.attr("TAIL_MIN_GAIN") = gfx942::kMinGain;
+    m.attr("TAIL_NEARLY_FULL") = gfx942::kNearlyFullShare;
 
+    py::enum_<gfx942::Number>(m, "Number")
+        .value("bf16_rtne", gfx942::Number::kBf16Rtne)
+        .value("bf16_rtna", gfx942::Number::kBf16Rtna)
+        .value("bf16_rtz", gfx942::Number::kBf16Rtz)
+        .value("fp16", gfx942::Number::kFp16);
     using R = gfx942::DenseRequest;
     py::class_<R>(m, "DenseRequest")
         .def(py::init<>())
@@ -126,13 +158,21 @@ void BindGfx942(py::module_& m) {
                  r.v_strides = ToGpuStrides(v);
                  r.out_strides = ToGpuStrides(out);
              })
-        .def("set_rounding",
-             [](R& r, cpu::Rounding rounding) {
-                 r.rounding = rounding == cpu::Rounding::kRtne   ? gfx942::Rounding::kRtne
-                              : rounding == cpu::Rounding::kRtna ? gfx942::Rounding::kRtna
-                                                                 : gfx942::Rounding::kRtz;
-             })
+        .def_readwrite("number", &R::number)
         .def_readwrite("scale", &R::scale);
+    using T = gfx942::LiteStep;
+    py::class_<T>(m, "LiteStep")
+        .def(py::init<>())
+        .def("set_bitmaps",
+             [](T& t, uintptr_t read, uintptr_t write, uintptr_t must_do, uintptr_t must_skip) {
+                 t.read = At<uint32_t>(read);
+                 t.write = At<uint32_t>(write);
+                 t.must_do = At<uint32_t>(must_do);
+                 t.must_skip = At<uint32_t>(must_skip);
+             })
+        .def_readwrite("threshold", &T::threshold)
+        .def_readwrite("descending", &T::descending)
+        .def_readwrite("soft_skip", &T::soft_skip);
 
     using D = gfx942::Device;
     py::class_<D>(m, "Gfx942Device")
@@ -147,6 +187,14 @@ void BindGfx942(py::module_& m) {
             },
             py::arg("plan"), py::arg("request"), py::arg("workspace"), py::arg("stream"),
             py::call_guard<py::gil_scoped_release>())
+        .def(
+            "lite",
+            [](const D& device, const L& plan, const R& request, const T& step, uintptr_t workspace,
+               uintptr_t stream) {
+                device.Lite(plan, request, step, At<void>(workspace), At<void>(stream));
+            },
+            py::arg("plan"), py::arg("request"), py::arg("step"), py::arg("workspace"),
+            py::arg("stream"), py::call_guard<py::gil_scoped_release>())
         .def(
             "plan_lpt",
             [](const D& device, uintptr_t skip, uintptr_t must_do, uintptr_t must_skip,

@@ -42,6 +42,18 @@ std::string LoadedAlready() {
     return found;
 }
 
+// A run-time that is opened twice is loaded once, and registers for all who opened it. Key: its
+// handle; lifetime of an entry: that of the Library objects of the handle.
+std::shared_ptr<HostSpans> SpansOf(void* handle, const Functions& api) {
+    static std::mutex mutex;
+    static std::map<void*, std::weak_ptr<HostSpans>> all;
+    const std::lock_guard lock(mutex);
+    std::weak_ptr<HostSpans>& entry = all[handle];
+    std::shared_ptr<HostSpans> spans = entry.lock();
+    if (!spans) entry = spans = std::make_shared<HostSpans>(api);
+    return spans;
+}
+
 }  // namespace
 
 Library::Library(void* handle, std::string path) : path_(std::move(path)) {
@@ -55,6 +67,40 @@ Library::Library(void* handle, std::string path) : path_(std::move(path)) {
         throw Unavailable("the HIP run-time " + path_ + " lacks " + Join(missing, ", ") + kRemedy);
     abi_version_ = reinterpret_cast<int (*)()>(dlsym(handle, "lae_abi_version"));
     last_report_ = reinterpret_cast<const char* (*)()>(dlsym(handle, "lae_last_report"));
+    host_spans_ = SpansOf(handle, api_);
+}
+
+Error HostSpans::Add(void* begin, size_t bytes) {
+    const std::lock_guard lock(mutex_);
+    Spans& spans = spans_[begin];
+    if (spans.registered.empty() || spans.registered.back() < bytes) {
+        if (const Error error = register_(begin, bytes, 0)) {
+            if (spans.wanted.empty()) spans_.erase(begin);
+            return error;
+        }
+        spans.registered.push_back(bytes);
+    }
+    spans.wanted.insert(bytes);
+    return 0;
+}
+
+void HostSpans::Remove(void* begin, size_t bytes) {
+    const std::lock_guard lock(mutex_);
+    const auto found = spans_.find(begin);
+    Spans& spans = found->second;
+    spans.wanted.erase(spans.wanted.find(bytes));
+    const size_t needed = spans.wanted.empty() ? 0 : *spans.wanted.rbegin();
+    // Never a moment at which less than `needed` is registered: other launches are running. A span
+    // that is too long thus stays while none between it and `needed` was registered.
+    const auto next = [&] {
+        const size_t count = spans.registered.size();
+        return count > 1 ? spans.registered[count - 2] : 0;
+    };
+    while (!spans.registered.empty() && next() >= needed) {
+        unregister_(begin);
+        spans.registered.pop_back();
+    }
+    if (spans.wanted.empty()) spans_.erase(found);
 }
 
 std::shared_ptr<const Library> Library::Open(const std::string& path) {

@@ -2,9 +2,13 @@
 #pragma once
 
 #include <cstddef>
+#include <map>
 #include <memory>
+#include <mutex>
+#include <set>
 #include <stdexcept>
 #include <string>
+#include <vector>
 
 namespace liteattention::hip {
 
@@ -60,6 +64,31 @@ class CallFailed : public std::runtime_error {
     using std::runtime_error::runtime_error;
 };
 
+// Which host memory the software MI300X may touch: the spans of all launches that are running.
+// hipHostUnregister knows a span by its address alone and drops the newest, so two threads whose
+// spans begin at one address would drop each other's. Here they are counted, and at each address
+// the longest of those wanted stays registered. Key: the loaded run-time; owner: its Library
+// objects, which share it; thread-safe.
+class HostSpans {
+   public:
+    explicit HostSpans(const Functions& api)
+        : register_(api.hipHostRegister), unregister_(api.hipHostUnregister) {}
+    // An error leaves nothing behind, so nothing is to be removed then.
+    Error Add(void* begin, size_t bytes);
+    void Remove(void* begin, size_t bytes);
+
+   private:
+    struct Spans {
+        std::multiset<size_t> wanted;    // bytes
+        std::vector<size_t> registered;  // ascending: the run-time drops the last one first
+    };
+
+    Error (*register_)(void*, size_t, unsigned);
+    Error (*unregister_)(void*);
+    std::mutex mutex_;
+    std::map<void*, Spans> spans_;
+};
+
 // An opened HIP run-time. Key: the file it came from. Owner: whoever opened it, shared with the
 // devices made from it. Lifetime: the file itself stays loaded for good, because a HIP run-time
 // has threads of its own and PyTorch may use it. Immutable, so any thread may call it.
@@ -75,6 +104,9 @@ class Library {
     // The software MI300X: device addresses are host addresses and launches are synchronous.
     bool emulated() const { return abi_version_ != nullptr; }
 
+    // Of the software MI300X; a GPU needs none.
+    HostSpans& host_spans() const { return *host_spans_; }
+
     // Throws CallFailed unless `error` is success. `what` names the call and its object;
     // `reported` says that the software MI300X has more to say on this very call.
     void Check(Error error, const std::string& what, bool reported = false) const;
@@ -87,6 +119,7 @@ class Library {
 
     Functions api_;
     std::string path_;
+    std::shared_ptr<HostSpans> host_spans_;
     int (*abi_version_)() = nullptr;
     const char* (*last_report_)() = nullptr;
 };

@@ -22,12 +22,23 @@ constexpr Expected kExpected[] = {
     {"attention_dense_bf16_d64_rtne", kDenseThreads, sizeof(DenseParams)},
     {"attention_dense_bf16_d64_rtna", kDenseThreads, sizeof(DenseParams)},
     {"attention_dense_bf16_d64_rtz", kDenseThreads, sizeof(DenseParams)},
+    {"attention_dense_fp16_d64", kDenseThreads, sizeof(DenseParams)},
     {"attention_dense_bf16_d128_rtne", kDenseThreads, sizeof(DenseParams)},
     {"attention_dense_bf16_d128_rtna", kDenseThreads, sizeof(DenseParams)},
     {"attention_dense_bf16_d128_rtz", kDenseThreads, sizeof(DenseParams)},
+    {"attention_dense_fp16_d128", kDenseThreads, sizeof(DenseParams)},
+    {"attention_lite_bf16_d64_rtne", kDenseThreads, sizeof(LiteParams)},
+    {"attention_lite_bf16_d64_rtna", kDenseThreads, sizeof(LiteParams)},
+    {"attention_lite_bf16_d64_rtz", kDenseThreads, sizeof(LiteParams)},
+    {"attention_lite_fp16_d64", kDenseThreads, sizeof(LiteParams)},
+    {"attention_lite_bf16_d128_rtne", kDenseThreads, sizeof(LiteParams)},
+    {"attention_lite_bf16_d128_rtna", kDenseThreads, sizeof(LiteParams)},
+    {"attention_lite_bf16_d128_rtz", kDenseThreads, sizeof(LiteParams)},
+    {"attention_lite_fp16_d128", kDenseThreads, sizeof(LiteParams)},
     {"merge_parts_bf16_rtne", kMergeThreads, sizeof(MergeParams)},
     {"merge_parts_bf16_rtna", kMergeThreads, sizeof(MergeParams)},
     {"merge_parts_bf16_rtz", kMergeThreads, sizeof(MergeParams)},
+    {"merge_parts_fp16", kMergeThreads, sizeof(MergeParams)},
     {"plan_lpt", kPlanThreads, sizeof(PlanParams)},
 };
 
@@ -60,18 +71,20 @@ class TouchedMemory {
    public:
     explicit TouchedMemory(const hip::Library& library) : library_(library) {}
     ~TouchedMemory() {
-        // Last in, first out: two spans may begin at one address.
-        while (count_ > 0) library_.api().hipHostUnregister(spans_[--count_]);
+        while (count_ > 0) {
+            const auto& [begin, bytes] = spans_[--count_];
+            library_.host_spans().Remove(begin, bytes);
+        }
     }
     TouchedMemory(const TouchedMemory&) = delete;
     TouchedMemory& operator=(const TouchedMemory&) = delete;
 
     void Add(const char* what, const void* begin, int64_t bytes) {
         if (!library_.emulated() || begin == nullptr) return;
-        void* const address = const_cast<void*>(begin);
-        library_.Check(library_.api().hipHostRegister(address, static_cast<size_t>(bytes), 0),
+        const std::pair<void*, size_t> span{const_cast<void*>(begin), static_cast<size_t>(bytes)};
+        library_.Check(library_.host_spans().Add(span.first, span.second),
                        std::string("hipHostRegister of ") + what);
-        spans_[count_++] = address;
+        spans_[count_++] = span;
     }
     void Add(const char* what, const uint16_t* begin, const Strides& strides, int64_t batch,
              int64_t seq, int64_t heads, int64_t dim) {
@@ -81,9 +94,9 @@ class TouchedMemory {
     }
 
    private:
-    static constexpr int kMost = 8;
+    static constexpr int kMost = 12;
     const hip::Library& library_;
-    std::array<void*, kMost> spans_{};
+    std::array<std::pair<void*, size_t>, kMost> spans_{};
     int count_ = 0;
 };
 
@@ -105,6 +118,56 @@ void CheckRows(std::vector<std::string>& reasons, const char* name, const void* 
                           std::to_string(kRowAlignBytes) +
                           " bytes (an even element offset and even strides): call .contiguous() "
                           "on it");
+}
+
+void CheckTensors(std::vector<std::string>& reasons, const DenseShape& s,
+                  const DenseRequest& request, const void* workspace) {
+    CheckRows(reasons, "q", request.q, request.q_strides, s.batch, s.q_len, s.q_heads);
+    CheckRows(reasons, "k", request.k, request.k_strides, s.batch, s.kv_len, s.kv_heads);
+    CheckRows(reasons, "v", request.v, request.v_strides, s.batch, s.kv_len, s.kv_heads);
+    CheckRows(reasons, "out", request.out, request.out_strides, s.batch, s.q_len, s.q_heads);
+    if (s.kv_len > 1 && request.k_strides.seq > kMaxKRowStride)
+        reasons.push_back("the rows of k must be at most " + std::to_string(kMaxKRowStride) +
+                          " elements apart, got " + std::to_string(request.k_strides.seq) +
+                          ": call .contiguous() on it");
+    if (!workspace || reinterpret_cast<uintptr_t>(workspace) % 16 != 0)
+        reasons.emplace_back("the workspace must be 16-byte aligned memory");
+}
+
+void TouchTensors(TouchedMemory& touched, const DenseShape& s, const DenseRequest& request) {
+    touched.Add("q", request.q, request.q_strides, s.batch, s.q_len, s.q_heads, s.head_dim);
+    touched.Add("k", request.k, request.k_strides, s.batch, s.kv_len, s.kv_heads, s.head_dim);
+    touched.Add("v", request.v, request.v_strides, s.batch, s.kv_len, s.kv_heads, s.head_dim);
+    touched.Add("out", request.out, request.out_strides, s.batch, s.q_len, s.q_heads, s.head_dim);
+    touched.Add("lse", request.lse, s.batch * s.q_heads * s.q_len * 4);
+}
+
+int32_t Int(int64_t value) { return static_cast<int32_t>(value); }
+
+// What DenseParams and LiteParams have in common.
+template <class Params>
+Params AttentionParams(const DenseShape& s, const DenseRequest& request, const uint16_t* v_t) {
+    Params params{};
+    params.q = request.q;
+    params.k = request.k;
+    params.v_t = v_t;
+    params.out = request.out;
+    params.lse = request.lse;
+    params.q_strides = request.q_strides;
+    params.k_strides = request.k_strides;
+    params.out_strides = request.out_strides;
+    params.batch = Int(s.batch);
+    params.q_heads = Int(s.q_heads);
+    params.kv_heads = Int(s.kv_heads);
+    params.q_len = Int(s.q_len);
+    params.kv_len = Int(s.kv_len);
+    params.scale_log2 = static_cast<float>(request.scale * std::numbers::log2e);
+    return params;
+}
+
+// Of kDense, kLite: four numbers per head dimension.
+int Variant(const DenseShape& shape, Number number) {
+    return 4 * (shape.head_dim == 128) + static_cast<int>(number);
 }
 
 [[noreturn]] void Refuse(const std::string& what, const std::vector<std::string>& reasons) {
@@ -195,20 +258,23 @@ void Device::Launch(const Kernel& kernel, int64_t grid, const void* params, size
     if (error != 0) library_->Check(error, std::string("launch of ") + kernel.name, true);
 }
 
+void Device::TransposeV(const DenseShape& shape, int64_t grid, const DenseRequest& request,
+                        uint16_t* v_t, hip::Stream stream) const {
+    TransposeVParams params{};
+    params.v = request.v;
+    params.v_t = v_t;
+    params.v_strides = request.v_strides;
+    params.batch = Int(shape.batch);
+    params.kv_heads = Int(shape.kv_heads);
+    params.kv_len = Int(shape.kv_len);
+    Launch(kTranspose + (shape.head_dim == 128), grid, params, stream);
+}
+
 void Device::Attention(const DensePlan& plan, const DenseRequest& request, void* workspace,
                        hip::Stream stream) const {
     const DenseShape& s = plan.shape;
     std::vector<std::string> reasons;
-    CheckRows(reasons, "q", request.q, request.q_strides, s.batch, s.q_len, s.q_heads);
-    CheckRows(reasons, "k", request.k, request.k_strides, s.batch, s.kv_len, s.kv_heads);
-    CheckRows(reasons, "v", request.v, request.v_strides, s.batch, s.kv_len, s.kv_heads);
-    CheckRows(reasons, "out", request.out, request.out_strides, s.batch, s.q_len, s.q_heads);
-    if (s.kv_len > 1 && request.k_strides.seq > kMaxKRowStride)
-        reasons.push_back("the rows of k must be at most " + std::to_string(kMaxKRowStride) +
-                          " elements apart, got " + std::to_string(request.k_strides.seq) +
-                          ": call .contiguous() on it");
-    if (!workspace || reinterpret_cast<uintptr_t>(workspace) % 16 != 0)
-        reasons.emplace_back("the workspace must be 16-byte aligned memory");
+    CheckTensors(reasons, s, request, workspace);
     if (!reasons.empty()) Refuse("the gfx942 kernels cannot take these tensors", reasons);
 
     char* const base = static_cast<char*>(workspace);
@@ -217,52 +283,24 @@ void Device::Attention(const DensePlan& plan, const DenseRequest& request, void*
     auto* const part_out = split ? reinterpret_cast<float*>(base + plan.part_out_offset) : nullptr;
     auto* const part_stats =
         split ? reinterpret_cast<float*>(base + plan.part_stats_offset) : nullptr;
-    const auto i32 = [](int64_t value) { return static_cast<int32_t>(value); };
 
     const CurrentDevice current(*library_, ordinal_);
     TouchedMemory touched(*library_);
-    touched.Add("q", request.q, request.q_strides, s.batch, s.q_len, s.q_heads, s.head_dim);
-    touched.Add("k", request.k, request.k_strides, s.batch, s.kv_len, s.kv_heads, s.head_dim);
-    touched.Add("v", request.v, request.v_strides, s.batch, s.kv_len, s.kv_heads, s.head_dim);
-    touched.Add("out", request.out, request.out_strides, s.batch, s.q_len, s.q_heads, s.head_dim);
-    touched.Add("lse", request.lse, s.batch * s.q_heads * s.q_len * 4);
+    TouchTensors(touched, s, request);
     // Buffer by buffer, so that running over one into the padding behind it is found, too.
     touched.Add("the workspace", v_t, VtBytes(s.batch, s.kv_heads, s.kv_len, s.head_dim));
     touched.Add("the workspace", part_out, PartOutBytes(plan.tail_tiles, plan.splits, s.head_dim));
     touched.Add("the workspace", part_stats, PartStatsBytes(plan.tail_tiles, plan.splits));
 
-    const int wide = s.head_dim == 128;
-    const int rounding = static_cast<int>(request.rounding);
+    TransposeV(s, plan.transpose_grid, request, v_t, stream);
 
-    TransposeVParams transpose{};
-    transpose.v = request.v;
-    transpose.v_t = v_t;
-    transpose.v_strides = request.v_strides;
-    transpose.batch = i32(s.batch);
-    transpose.kv_heads = i32(s.kv_heads);
-    transpose.kv_len = i32(s.kv_len);
-    Launch(kTranspose + wide, plan.transpose_grid, transpose, stream);
-
-    DenseParams dense{};
-    dense.q = request.q;
-    dense.k = request.k;
-    dense.v_t = v_t;
-    dense.out = request.out;
-    dense.lse = request.lse;
+    auto dense = AttentionParams<DenseParams>(s, request, v_t);
     dense.part_out = part_out;
     dense.part_stats = part_stats;
-    dense.q_strides = request.q_strides;
-    dense.k_strides = request.k_strides;
-    dense.out_strides = request.out_strides;
-    dense.batch = i32(s.batch);
-    dense.q_heads = i32(s.q_heads);
-    dense.kv_heads = i32(s.kv_heads);
-    dense.q_len = i32(s.q_len);
-    dense.kv_len = i32(s.kv_len);
-    dense.scale_log2 = static_cast<float>(request.scale * std::numbers::log2e);
-    dense.whole_tiles = i32(plan.whole_tiles);
-    dense.splits = i32(plan.splits);
-    Launch(kDense + 3 * wide + rounding, plan.dense_grid, dense, stream);
+    dense.whole_tiles = Int(plan.whole_tiles);
+    dense.splits = Int(plan.splits);
+    dense.mapping = Int(static_cast<int64_t>(plan.mapping));
+    Launch(kDense + Variant(s, request.number), plan.dense_grid, dense, stream);
 
     if (!split) return;
     MergeParams merge{};
@@ -271,13 +309,69 @@ void Device::Attention(const DensePlan& plan, const DenseRequest& request, void*
     merge.out = request.out;
     merge.lse = request.lse;
     merge.out_strides = request.out_strides;
-    merge.batch = i32(s.batch);
-    merge.q_heads = i32(s.q_heads);
-    merge.q_len = i32(s.q_len);
-    merge.head_dim = i32(s.head_dim);
-    merge.whole_tiles = i32(plan.whole_tiles);
-    merge.splits = i32(plan.splits);
-    Launch(kMerge + rounding, plan.merge_grid, merge, stream);
+    merge.batch = Int(s.batch);
+    merge.q_heads = Int(s.q_heads);
+    merge.q_len = Int(s.q_len);
+    merge.head_dim = Int(s.head_dim);
+    merge.whole_tiles = Int(plan.whole_tiles);
+    merge.splits = Int(plan.splits);
+    merge.mapping = Int(static_cast<int64_t>(plan.mapping));
+    Launch(kMerge + static_cast<int>(request.number), plan.merge_grid, merge, stream);
+}
+
+void Device::Lite(const LitePlan& plan, const DenseRequest& request, const LiteStep& step,
+                  void* workspace, hip::Stream stream) const {
+    const DenseShape& s = plan.shape;
+    std::vector<std::string> reasons;
+    CheckTensors(reasons, s, request, workspace);
+    if (!step.read) reasons.emplace_back("read has no memory");
+    if (!step.write) reasons.emplace_back("write has no memory");
+    if (!(step.threshold <= 0.0))
+        reasons.push_back("threshold must be <= 0, got " + std::to_string(step.threshold));
+    if (!reasons.empty()) Refuse("the gfx942 kernels cannot take these tensors", reasons);
+
+    char* const base = static_cast<char*>(workspace);
+    auto* const v_t = reinterpret_cast<uint16_t*>(base + plan.v_t_offset);
+    auto* const order =
+        plan.lpt_grid ? reinterpret_cast<int32_t*>(base + plan.order_offset) : nullptr;
+    const int64_t rows = s.batch * s.q_heads, q_blocks = QBlocks(s.q_len);
+    const int64_t mask_bytes = plan.words * 4, list_bytes = rows * q_blocks * mask_bytes;
+
+    const CurrentDevice current(*library_, ordinal_);
+    TouchedMemory touched(*library_);
+    TouchTensors(touched, s, request);
+    touched.Add("read", step.read, list_bytes);
+    touched.Add("write", step.write, list_bytes);
+    touched.Add("must_do", step.must_do, mask_bytes);
+    touched.Add("must_skip", step.must_skip, mask_bytes);
+    touched.Add("the workspace", v_t, VtBytes(s.batch, s.kv_heads, s.kv_len, s.head_dim));
+    touched.Add("the workspace", order, rows * q_blocks * 4);
+
+    TransposeV(s, plan.transpose_grid, request, v_t, stream);
+
+    if (order) {
+        PlanParams lpt{};
+        lpt.skip = step.read;
+        lpt.must_do = step.must_do;
+        lpt.must_skip = step.must_skip;
+        lpt.order = order;
+        lpt.rows = Int(rows);
+        lpt.q_blocks = Int(q_blocks);
+        lpt.words = Int(plan.words);
+        Launch(kLpt, plan.lpt_grid, lpt, stream);
+    }
+
+    auto lite = AttentionParams<LiteParams>(s, request, v_t);
+    lite.read = step.read;
+    lite.write = step.write;
+    lite.must_do = step.must_do;
+    lite.must_skip = step.must_skip;
+    lite.order = order;
+    lite.threshold = static_cast<float>(step.threshold);
+    lite.descending = step.descending;
+    lite.soft_skip = step.soft_skip;
+    lite.mapping = Int(static_cast<int64_t>(Mapping::kSwizzledHeadFirst));
+    Launch(kLite + Variant(s, request.number), plan.lite_grid, lite, stream);
 }
 
 void Device::PlanLpt(const LptRequest& request, hip::Stream stream) const {

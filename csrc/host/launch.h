@@ -13,7 +13,8 @@
 
 namespace liteattention::gfx942 {
 
-enum class Rounding { kRtne, kRtna, kRtz };
+// Dtype of q, k, v and out, and how fp32 results become it.
+enum class Number { kBf16Rtne, kBf16Rtna, kBf16Rtz, kFp16 };
 
 // A code object and what its manifest says of its kernels.
 struct CodeObject {
@@ -26,7 +27,7 @@ struct CodeObject {
     std::vector<Kernel> kernels;
 };
 
-// The tensors of one dense call; strides in elements {batch, seq, head}. The pointers are of the
+// The tensors of one call; strides in elements {batch, seq, head}. The pointers are of the
 // device, or of the host if the HIP run-time is the software MI300X.
 struct DenseRequest {
     const uint16_t* q = nullptr;
@@ -39,7 +40,18 @@ struct DenseRequest {
     Strides v_strides{};
     Strides out_strides{};
     double scale = 1.0;
-    Rounding rounding = Rounding::kRtne;
+    Number number = Number::kBf16Rtne;
+};
+
+// What one LiteAttention step adds; see LiteParams.
+struct LiteStep {
+    const uint32_t* read = nullptr;
+    uint32_t* write = nullptr;
+    const uint32_t* must_do = nullptr;
+    const uint32_t* must_skip = nullptr;
+    double threshold = 0.0;
+    bool descending = false;
+    bool soft_skip = false;
 };
 
 // Tensors of one plan_lpt call; see PlanParams.
@@ -73,6 +85,8 @@ class Device {
     // running. Throws hip::CallFailed, or std::invalid_argument with every reason.
     void Attention(const DensePlan& plan, const DenseRequest& request, void* workspace,
                    hip::Stream stream) const;
+    void Lite(const LitePlan& plan, const DenseRequest& request, const LiteStep& step,
+              void* workspace, hip::Stream stream) const;
     void PlanLpt(const LptRequest& request, hip::Stream stream) const;
 
    private:
@@ -81,11 +95,13 @@ class Device {
         hip::Function function;
         unsigned threads;
     };
-    // Per head dim {64, 128} and rounding.
-    enum { kTranspose = 0, kDense = 2, kMerge = 8, kLpt = 11, kKernels = 12 };
+    // Per head dim {64, 128} and Number.
+    enum { kTranspose = 0, kDense = 2, kLite = 10, kMerge = 18, kLpt = 22, kKernels = 23 };
 
     void Load();
     void Unload();
+    void TransposeV(const DenseShape& shape, int64_t grid, const DenseRequest& request,
+                    uint16_t* v_t, hip::Stream stream) const;
     void Launch(const Kernel& kernel, int64_t grid, const void* params, size_t bytes,
                 hip::Stream stream) const;
     template <class Params>

@@ -1,10 +1,12 @@
-// What a dense call on gfx942 launches and how much workspace it takes: pure functions of the
-// sizes, no HIP.
+// What a call on gfx942 launches, how much workspace it takes and how long it should take: pure
+// functions of the sizes, no HIP.
 #pragma once
 
 #include <cstdint>
 #include <string>
 #include <vector>
+
+#include "../gfx942/geometry.h"
 
 namespace liteattention::gfx942 {
 
@@ -17,10 +19,21 @@ struct DenseShape {
     int64_t head_dim = 0;  // 64 or 128
 };
 
+// Why the last, partly filled round of workgroups ("tail") is split along the keys, or is not.
+enum class Split {
+    kPays,        // the parts use units that would idle, and that saves more than the merge costs
+    kEven,        // there is no tail: the tiles fill every round
+    kNearlyFull,  // the tail fills kNearlyFullShare of the units or more
+    kTooShort,    // no number of parts saves kMinGain of the round
+    kForced,      // the caller gave the number of parts
+};
+
 // One call: V is transposed into the workspace, the dense kernel runs, and if the tail tiles are
 // split along the keys their parts are merged. Byte offsets are into the workspace.
 struct DensePlan {
     DenseShape shape;
+    Split split = Split::kEven;
+    Mapping mapping = Mapping::kSwizzledHeadFirst;
     int64_t whole_tiles = 0;
     int64_t tail_tiles = 0;  // 0 if nothing is split
     int64_t splits = 1;
@@ -31,28 +44,59 @@ struct DensePlan {
     int64_t part_out_offset = 0;
     int64_t part_stats_offset = 0;
     int64_t workspace_bytes = 0;
+    // Modelled, never measured, on an idle GPU: dense kernel and merge as planned, and the dense
+    // kernel without a split.
+    double modelled_us = 0.0;
+    double modelled_unsplit_us = 0.0;
+};
+
+// One LiteAttention step: V is transposed, the q blocks of each head are ordered by the K blocks
+// they keep, the lite kernel runs.
+struct LitePlan {
+    DenseShape shape;
+    int64_t transpose_grid = 0;
+    int64_t lpt_grid = 0;  // 0: heads of one q block need no order
+    int64_t lite_grid = 0;
+    int64_t words = 0;  // of a bitmap row
+    int64_t v_t_offset = 0;
+    int64_t order_offset = 0;
+    int64_t workspace_bytes = 0;
 };
 
 inline constexpr int64_t kWorkspaceAlign = 256;  // of the buffers' offsets in it
 
-// Modelled cost of the last, partly filled round of workgroups if its `tail_tiles` are computed in
-// `splits` parts each, in units of the time that one workgroup takes for one K block. All parts
-// run at once: tail_tiles * splits must not exceed the compute units.
-double TailCost(int64_t tail_tiles, int64_t splits, int64_t k_blocks, int64_t head_dim);
+// Modelled time of the last round if its `tail_tiles` are computed in `splits` parts each, in units
+// of the time that one workgroup takes for one K block: rounds of parts times the blocks of a part,
+// and the merge.
+double TailCost(int64_t tail_tiles, int64_t splits, int64_t k_blocks, int64_t head_dim,
+                int64_t compute_units);
 
-// Number of parts per tail tile with the smallest TailCost, 1 if splitting does not pay: when the
-// parts would not all fit on the idle compute units, or the gain is below kMinGain of the round.
+struct TailChoice {
+    int64_t splits = 1;
+    Split split = Split::kEven;
+};
+
+// Number of parts per tail tile with the smallest TailCost. Declines, so that splitting is never
+// modelled to cost time.
 inline constexpr double kMinGain = 0.05;
-int64_t ChooseSplits(int64_t tail_tiles, int64_t k_blocks, int64_t head_dim, int64_t compute_units);
+inline constexpr double kNearlyFullShare = 0.95;
+// Parts may take more rounds than the tail did, each shorter; this bounds their workspace to
+// kMostRounds * 304 * 200 KB = 240 MB.
+inline constexpr int64_t kMostRounds = 4;
+TailChoice ChooseSplits(int64_t tail_tiles, int64_t k_blocks, int64_t head_dim,
+                        int64_t compute_units);
 
 // Workgroups of one launch: HIP counts its threads in 32 bits.
 constexpr int64_t MaxGrid(int64_t threads) { return ((int64_t{1} << 32) - 1) / threads; }
 
 // Every reason why the kernels cannot take the shape; none means that PlanDense can.
 std::vector<std::string> DenseReasons(const DenseShape& shape);
+// The same for PlanLite.
+std::vector<std::string> LiteReasons(const DenseShape& shape);
 
 // `splits` 0 chooses; any other number of parts, at most one per K block, is forced upon the last
 // round of workgroups even if it is full. Throws std::invalid_argument with every reason.
 DensePlan PlanDense(const DenseShape& shape, int64_t compute_units, int64_t splits);
+LitePlan PlanLite(const DenseShape& shape);
 
 }  // namespace liteattention::gfx942

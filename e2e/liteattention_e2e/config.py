@@ -94,10 +94,7 @@ class PolicyOptions(BaseModel):
 
 
 class SuiteConfig(BaseModel):
-    """A whole run. Sizes left out are the model's own defaults (see ``runner.defaults``).
-
-    ``notes`` are sentences for the reader of the report.
-    """
+    """A whole run. Sizes left out are the model's own defaults (see ``runner.defaults``)."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", arbitrary_types_allowed=True)
 
@@ -128,7 +125,6 @@ class SuiteConfig(BaseModel):
     dtype: Literal["bfloat16", "float16", "float32"] = "bfloat16"
     device: str = "cpu"
     fps: int = Field(default=8, ge=1)
-    notes: tuple[str, ...] = ()
     out: Path = Path("out")
 
     _no_doubles = field_validator("attention", "thresholds", "seeds")(_distinct)

@@ -114,9 +114,15 @@ _TERMINAL = {
 }
 
 
-def _cells(row: dict[str, Any]) -> list[str]:
+def _columns(report: dict[str, Any]) -> list[tuple[str, str, str]]:
+    """Columns of the tables: no seconds side by side where they are an emulator's."""
+    emulated = report["settings"]["emulated"]
+    return [column for column in _COLUMNS if not (emulated and column[0].endswith("_s"))]
+
+
+def _cells(row: dict[str, Any], columns: list[tuple[str, str, str]]) -> list[str]:
     cells = []
-    for key, _, form in _COLUMNS:
+    for key, _, form in columns:
         value = row[key]
         if value is None and key.startswith("psnr") and row[f"identical_to_{key.split('_')[2]}"]:
             cells.append("equal")
@@ -127,15 +133,16 @@ def _cells(row: dict[str, Any]) -> list[str]:
 
 def table(report: dict[str, Any], title: str) -> Table:
     """The comparison for the terminal, PSNR against dense; empty columns are left out."""
-    listed = [_cells(row) for row in rows(report)]
+    columns = _columns(report)
+    listed = [_cells(row, columns) for row in rows(report)]
     shown = [
         i
-        for i, (key, _, _) in enumerate(_COLUMNS)
+        for i, (key, _, _) in enumerate(columns)
         if key in _TERMINAL and any(cells[i] for cells in listed)
     ]
     made = Table(title=title, box=box.SIMPLE)
     for i in shown:
-        made.add_column(_TERMINAL[_COLUMNS[i][0]], justify="left" if i == 0 else "right")
+        made.add_column(_TERMINAL[columns[i][0]], justify="left" if i == 0 else "right")
     for cells in listed:
         made.add_row(*(cells[i] for i in shown))
     return made
@@ -145,6 +152,7 @@ def markdown(report: dict[str, Any]) -> str:
     """The report for people: what ran where, the table, per layer and branch, the pictures."""
     settings, machine = report["settings"], report["environment"]
     packages = ", ".join(f"{name} {number}" for name, number in machine["packages"].items())
+    columns = _columns(report)
     tile = settings["geometry"]
     tile_text = "unknown" if tile is None else f"{tile['q_block']} x {tile['k_block']}"
     processor = f"{machine['cpu']}, {machine['threads']} threads"
@@ -167,14 +175,19 @@ def markdown(report: dict[str, Any]) -> str:
         *(f"- {note}" for note in report["notes"]),
         f"- Model loaded in {report['load_seconds']:.1f} s, once for all configurations.",
         "",
-        "| " + " | ".join(title for _, title, _ in _COLUMNS) + " |",
-        "|" + "|".join(["---", *["---:"] * (len(_COLUMNS) - 1)]) + "|",
-        *("| " + " | ".join(_cells(row)) + " |" for row in rows(report)),
+        "| " + " | ".join(title for _, title, _ in columns) + " |",
+        "|" + "|".join(["---", *["---:"] * (len(columns) - 1)]) + "|",
+        *("| " + " | ".join(_cells(row, columns)) + " |" for row in rows(report)),
         "",
         "Sparsity is the share of tiles that were not computed, over all steps, layers and "
         "branches. PSNR and SSIM compare 8-bit frames (mean over videos that differ; *worst* is "
-        "the smallest). *self-attention s* is the time inside self-attention modules, projections "
-        "and rotary embedding included.",
+        "the smallest)."
+        + (
+            ""
+            if settings["emulated"]
+            else " *self-attention s* is the time inside self-attention modules, projections and "
+            "rotary embedding included."
+        ),
     ]
     sparse = [item for item in report["configurations"] if item["sparsity"] is not None]
     if sparse:
@@ -359,12 +372,14 @@ def _plots(report: dict[str, Any], out: Path) -> list[str]:
         names.append(name)
 
     items = report["configurations"]
-    figure, axis = chart("step", "seconds", "Time per denoising step (median)")
-    for item in items:
-        axis.plot(item["seconds"]["per_step"], label=item["name"], marker=".")
-    axis.set_ylim(bottom=0)
-    axis.legend(fontsize=8)
-    save(figure, "time_per_step.png")
+    timed = not report["settings"]["emulated"]  # nobody compares an emulator's seconds
+    if timed:
+        figure, axis = chart("step", "seconds", "Time per denoising step (median)")
+        for item in items:
+            axis.plot(item["seconds"]["per_step"], label=item["name"], marker=".")
+        axis.set_ylim(bottom=0)
+        axis.legend(fontsize=8)
+        save(figure, "time_per_step.png")
 
     sparse = [item for item in items if item["sparsity"] is not None]
     if sparse:
@@ -384,7 +399,7 @@ def _plots(report: dict[str, Any], out: Path) -> list[str]:
         for item in sparse
         if item["quality"]["vs_dense"] and item["quality"]["vs_dense"]["psnr_db_mean"] is not None
     ]
-    if points:
+    if points and timed:
         figure, axis = chart(
             "denoise seconds (median)", "PSNR against dense, dB", "Quality against time"
         )

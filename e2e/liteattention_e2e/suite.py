@@ -196,7 +196,7 @@ def summarise(result: Result) -> dict[str, Any]:
 
 def notes(config: SuiteConfig) -> list[str]:
     """What a reader must know to read the figures, in whole sentences."""
-    found = list(config.notes)
+    found = []
     if config.uses_engine:
         engine = config.chosen_engine
         if config.emulated:

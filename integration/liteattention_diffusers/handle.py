@@ -295,11 +295,6 @@ def _unsupported(
         missing = chosen.unavailable(layer.device)
         if missing:  # the same for every layer
             return [str(engines.refuse_device(chosen, missing, layer.device))]
-        if policy.enabled and not chosen.has_lite:
-            return [
-                f"engine {chosen.name!r} has no LiteAttention kernel yet: take another engine, or "
-                "its dense kernel with SkipPolicy(enabled=False)"
-            ]
         tile = geometry or chosen.geometry(layer.head_dim)
         spec = engines.AttentionSpec(
             batch=1,

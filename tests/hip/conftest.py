@@ -17,21 +17,26 @@ SOURCE = Path(__file__).with_name("fake_hip.c")
 FLAGS = ("-shared", "-fPIC", "-Wall", "-Wextra", "-Werror", "-pthread")
 
 #: What the kernels of this build take, in bytes: csrc/gfx942/params.h.
+ROUNDINGS = ("rtne", "rtna", "rtz")
 KERNELS = (
     [(f"transpose_v_bf16_d{dim}", 56) for dim in (64, 128)]
     + [
-        (f"attention_dense_bf16_d{dim}_{rounding}", 160)
+        (f"attention_{kind}_{name}", size)
+        for kind, size in (("dense", 168), ("lite", 192))
         for dim in (64, 128)
-        for rounding in ("rtne", "rtna", "rtz")
+        for name in (*(f"bf16_d{dim}_{rounding}" for rounding in ROUNDINGS), f"fp16_d{dim}")
     ]
-    + [(f"merge_parts_bf16_{rounding}", 80) for rounding in ("rtne", "rtna", "rtz")]
+    + [(f"merge_parts_{name}", 88) for name in (*(f"bf16_{r}" for r in ROUNDINGS), "fp16")]
     + [("plan_lpt", 48)]
 )
 #: Two files, as a run-time that runs nothing sees them.
 OBJECTS = [
-    ("attention.co", b"\x7fELF attention", KERNELS[:8]),
-    ("others.co", b"\x7fELF others", KERNELS[8:]),
+    ("attention.co", b"\x7fELF attention", KERNELS[:10]),
+    ("others.co", b"\x7fELF others", KERNELS[10:]),
 ]
+
+
+LAUNCHED = ctypes.CFUNCTYPE(None)
 
 
 @dataclass
@@ -51,6 +56,12 @@ class FakeHip:
 
     def fail(self, name: str, error: int) -> None:
         self.native.fake_fail(name.encode(), error)
+
+    def during_launches(self, call: Callable[[], None] | None) -> None:
+        """What every launch does, on its thread, before it returns."""
+        kept = LAUNCHED(call) if call else LAUNCHED()
+        self.native.fake_during_launches(kept)
+        self._kept = kept  # ctypes keeps no reference
 
     def devices(self, count: int) -> None:
         self.native.fake_devices(count)
@@ -85,6 +96,7 @@ def opened(path: str) -> FakeHip:
     native = ctypes.CDLL(path)
     native.fake_calls.restype = ctypes.c_void_p
     native.fake_reset()
+    native.fake_during_launches(None)
     return FakeHip(path, native)
 
 

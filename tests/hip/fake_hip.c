@@ -18,6 +18,7 @@ static size_t used;
 static char failing[64];
 static int failure, devices = 1, modules;
 static __thread int current;
+static void (*during_launches)(void);
 
 static int note(const char* name, const char* format, ...) {
     int result = 0;
@@ -41,6 +42,7 @@ EXPORT void fake_reset(void) { used = 0, calls[0] = 0, failing[0] = 0, devices =
 EXPORT void fake_fail(const char* name, int error) {
     snprintf(failing, sizeof failing, "%s", name), failure = error;
 }
+EXPORT void fake_during_launches(void (*call)(void)) { during_launches = call; }
 EXPORT void fake_devices(int count) { devices = count; }
 
 EXPORT int hipInit(unsigned flags) { return note("hipInit", " %u", flags); }
@@ -96,9 +98,12 @@ EXPORT int hipModuleLaunchKernel(void* function, unsigned gx, unsigned gy, unsig
         size = *(const size_t*)extra[3];
         for (size_t i = 0; i < size && i < 1000; i++) sprintf(hex + 2 * i, "%02x", bytes[i]);
     }
-    return note("hipModuleLaunchKernel",
+    int result =
+        note("hipModuleLaunchKernel",
                 " %s grid=%ux%ux%u block=%ux%ux%u lds=%u stream=%zu device=%d bytes=%zu %s",
                 (char*)function, gx, gy, gz, bx, by, bz, lds, (size_t)stream, current, size, hex);
+    if (during_launches) during_launches();
+    return result;
 }
 #endif
 EXPORT int hipHostRegister(void* memory, size_t bytes, unsigned flags) {

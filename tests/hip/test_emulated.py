@@ -19,7 +19,7 @@ from liteattention_rocm import _core, engines
 from liteattention_rocm.engines import gfx942
 from tests.cpu.oracle import bound, exact
 
-from .test_launch import spec_of
+from .test_launch import NUMBERS, spec_of
 
 pytestmark = pytest.mark.usefixtures("emulator")
 
@@ -33,13 +33,20 @@ def _workspace_of_nan() -> Iterator[None]:
 
 
 def make(
-    batch: int, q_heads: int, kv_heads: int, q_len: int, kv_len: int, dim: int, seed: int = 0
+    batch: int,
+    q_heads: int,
+    kv_heads: int,
+    q_len: int,
+    kv_len: int,
+    dim: int,
+    seed: int = 0,
+    dtype: torch.dtype = torch.bfloat16,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """[B, H, S, D] bf16."""
+    """[B, H, S, D]."""
     generator = torch.Generator().manual_seed(seed)
 
     def random(heads: int, rows: int) -> torch.Tensor:
-        return torch.randn(batch, heads, rows, dim, generator=generator).to(torch.bfloat16)
+        return torch.randn(batch, heads, rows, dim, generator=generator).to(dtype)
 
     return random(q_heads, q_len), random(kv_heads, kv_len), random(kv_heads, kv_len)
 
@@ -55,7 +62,11 @@ def expect_close(
 ) -> None:
     """All [B, H, S, D]."""
     expected = exact(q, k, v, scale=scale)
-    ratio = (out.double() - expected.out).abs() / bound(expected, torch.bfloat16, rounding)
+    allowed = bound(expected, q.dtype, rounding)
+    if q.dtype == torch.float16:
+        # Probabilities are rounded to fp16 as well, those below 2^-14 by up to 2^-25.
+        allowed += 2.0**-11 * expected.weight + k.shape[2] * 2.0**-25 * v.abs().amax().double()
+    ratio = (out.double() - expected.out).abs() / allowed
     assert ratio.max() <= 1, f"worst {ratio.max():.2f} x the bound"
     assert (lse.double() - expected.lse).abs().max() <= 1e-5
 
@@ -81,6 +92,15 @@ def test_grouped_heads_and_batches(dim: int) -> None:
     check(*make(2, 4, 2, 17, 70, dim))
 
 
+@pytest.mark.parametrize("dim", [64, 128])
+def test_half_precision(dim: int) -> None:
+    check(*make(2, 4, 2, 97, 257, dim, dtype=torch.float16))
+    check(*make(1, 1, 1, 1, 1, dim, dtype=torch.float16))
+    x, y = make(1, 1, 1, 20, 70, dim, dtype=torch.float16)[:2]
+    with pytest.raises(ValueError, match="rounding 'rtz' is for bf16 outputs"):
+        liteattention_rocm.attention(x, y, y, layout="bhsd", rounding="rtz", engine="gfx942")
+
+
 @pytest.mark.parametrize("rounding", ["rtne", "rtna", "rtz"])
 def test_every_rounding(rounding: str) -> None:
     check(*make(1, 2, 1, 20, 80, 64), rounding=rounding)
@@ -103,7 +123,7 @@ def test_any_shape_strides_and_parts(data: st.DataObject) -> None:
     batch, q_len = draw(st.integers(1, 2), "batch"), draw(st.integers(1, 130), "q len")
     kv_len = draw(st.integers(1, 260), "kv len")
     splits = draw(st.integers(0, -(-kv_len // 64)), "parts")
-    rounding = draw(st.sampled_from(["rtne", "rtna", "rtz"]), "rounding")
+    dtype, rounding = draw(st.sampled_from(list(NUMBERS)), "number")
     generator = torch.Generator().manual_seed(draw(st.integers(0, 99), "seed"))
 
     def within_a_larger_one(heads: int, rows: int) -> torch.Tensor:
@@ -114,15 +134,35 @@ def test_any_shape_strides_and_parts(data: st.DataObject) -> None:
         else:  # heads inside of rows
             large = torch.randn([shape[i] for i in (0, 2, 1, 3)], generator=generator)
             large = large.transpose(1, 2)
-        return large.bfloat16()[gaps[0] :, gaps[1] :, gaps[2] :, 2 * gaps[0] :]
+        return large.to(dtype)[gaps[0] :, gaps[1] :, gaps[2] :, 2 * gaps[0] :]
 
     q = within_a_larger_one(kv_heads * group, q_len)
     k, v = (within_a_larger_one(kv_heads, kv_len) for _ in range(2))
     out = within_a_larger_one(kv_heads * group, q_len)
     lse = torch.empty(batch, kv_heads * group, q_len)
     spec = spec_of(q, k, "bhsd", scale=1 / math.sqrt(dim), rounding=rounding)
-    gfx942.Gfx942Engine(kv_splits=splits).attention(spec, q, k, v, out, lse)
+    engine = gfx942.Gfx942Engine(kv_splits=splits)
+    engine.attention(spec, q, k, v, out, lse)
     expect_close(out, lse, q, k, v, rounding=rounding)
+    again, lse_again = torch.empty_like(out), torch.empty_like(lse)
+    engine.attention(spec, q, k, v, again, lse_again)
+    assert torch.equal(again, out) and torch.equal(lse_again, lse)
+
+
+def test_what_the_model_splits_is_right_on_a_gpu_of_three_units() -> None:
+    # five tiles: a round of three, and a tail of two in parts
+    q, k, v = make(1, 5, 1, 30, 1280, 64)
+    plan = _core.plan_dense(_core.DenseShape(1, 5, 1, 30, 1280, 64), 3, 0)
+    assert plan.split == _core.Split.pays and (plan.whole_tiles, plan.tail_tiles) == (3, 2)
+    device = gfx942.Gfx942Engine().device(q.device)
+    request = _core.DenseRequest()
+    out, lse = torch.empty_like(q), torch.empty(1, 5, 30)
+    request.set_pointers(*(x.data_ptr() for x in (q, k, v, out, lse)))
+    request.set_strides(*((x.stride(0), x.stride(2), x.stride(1)) for x in (q, k, v, out)))
+    request.scale = 0.125
+    workspace = torch.empty(plan.workspace_bytes, dtype=torch.uint8)
+    device.attention(plan, request, workspace.data_ptr(), 0)
+    expect_close(out, lse, q, k, v)
 
 
 @pytest.mark.parametrize("layout", ["bshd", "bhsd"])

@@ -7,10 +7,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 import typer
 from typer.testing import CliRunner
 
 from liteattention_e2e import cli
+from liteattention_rocm import MI300X_GEOMETRY, skiplist
+from liteattention_rocm.engines import AttentionSpec, LiteSpec, gfx942, reference
 
 PROMPT = "a red circle moves right on a blue background"
 
@@ -23,31 +26,69 @@ def app() -> typer.Typer:
     return made
 
 
+@pytest.fixture
+def voted(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
+    """Tiles walked and tiles kept by each LiteAttention step; its lists equal the oracle's."""
+    seen: list[tuple[int, int]] = []
+    run = gfx942.Gfx942Engine.lite_attention
+
+    def checked(
+        self: gfx942.Gfx942Engine,
+        spec: AttentionSpec,
+        lite: LiteSpec,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        out: torch.Tensor,
+        lse: torch.Tensor | None,
+        read: torch.Tensor,
+        write: torch.Tensor,
+        must_do: torch.Tensor | None,
+        must_skip: torch.Tensor | None,
+    ) -> None:
+        run(self, spec, lite, q, k, v, out, lse, read, write, must_do, must_skip)
+        assert lite.geometry == MI300X_GEOMETRY
+        expected, _ = reference.vote(spec, lite, q, k, read, must_do, must_skip)
+        assert torch.equal(write, skiplist.pack(expected))
+        seen.append((int(skiplist.count(read)), int(skiplist.count(write))))
+
+    monkeypatch.setattr(gfx942.Gfx942Engine, "lite_attention", checked)
+    return seen
+
+
 @pytest.mark.usefixtures("emulator")
-def test_generate_emulated(app: typer.Typer, tmp_path: Path) -> None:
+def test_generate_emulated(app: typer.Typer, tmp_path: Path, voted: list[tuple[int, int]]) -> None:
     outcome = CliRunner().invoke(
         app,
-        ["generate", PROMPT, "--emulate", "--height", "16", "--width", "16", "--frames", "2",
-         "--steps", "2", "--guidance", "1", "--out", str(tmp_path)],
+        ["generate", PROMPT, "--emulate", "--height", "48", "--width", "48", "--frames", "4",
+         "--steps", "3", "--guidance", "1", "--threshold=-1", "--out", str(tmp_path)],
     )  # fmt: skip
     assert outcome.exit_code == 0, outcome.output
     report = json.loads((tmp_path / "report.json").read_text())
-    assert [item["name"] for item in report["configurations"]] == ["diffusers", "dense"]
-    assert report["settings"]["emulated"] and report["settings"]["cross_attention"] == "dense"
-    assert report["settings"]["warmup_runs"] == 0
+    diffusers, dense, lite = report["configurations"]
+    assert [diffusers["name"], dense["name"], lite["name"]] == ["diffusers", "dense", "lite -1"]
+    settings = report["settings"]
+    assert settings["emulated"] and settings["cross_attention"] == "dense"
+    assert settings["warmup_runs"] == 0 and settings["tokens"] == 576
+    assert settings["geometry"] == {"q_block": 384, "k_block": 64, "vote_rows": 48}
     # seconds of an emulator are compared with nothing
     assert all(
         value is None for item in report["configurations"] for value in item["speedup"].values()
     )
+    assert report["artefacts"]["plots"] == ["sparsity_by_step.png"]
     # the machine code makes the same picture as the pipeline's own attention, within bf16
-    assert report["configurations"][1]["quality"]["vs_diffusers"]["psnr_db_mean"] > 35
+    assert dense["quality"]["vs_diffusers"]["psnr_db_mean"] > 35
+    assert lite["quality"]["vs_dense"]["psnr_db_mean"] > 20
+    # every layer skipped with the oracle's lists, and the report says how much
+    assert len(voted) == 3 * len(lite["sparsity"]["by_layer"])
+    assert any(kept < walked for walked, kept in voted)
+    tiles = sum(9 * 2 * 3 for _ in voted)  # K blocks, q blocks, heads
+    assert lite["sparsity"]["mean"] == pytest.approx(1 - sum(n for n, _ in voted) / tiles)
+    assert 0 < lite["sparsity"]["mean"] < lite["sparsity"]["last_step"] < 1
     frames = np.load(tmp_path / "frames_p0_s0.npz")
-    assert frames["dense"].shape == (2, 16, 16, 3)
+    assert frames["dense"].shape == frames["lite_-1"].shape == (4, 48, 48, 3)
     text = " ".join((tmp_path / "report.md").read_text().split())
-    for part in (
-        "LiteAttention was left out: engine gfx942 has no kernel for it yet",
-        "say nothing about a GPU",
-        "Cross-attention ran on engine gfx942, too",
-    ):
+    for part in ("say nothing about a GPU", "Cross-attention ran on engine gfx942, too"):
         assert part in text and part in " ".join(outcome.stderr.split())
-    assert "emulated" in outcome.stderr
+    assert " s |" not in text and "denoise s" not in outcome.stderr
+    assert "emulated" in outcome.stderr and "left out" not in text + outcome.stderr

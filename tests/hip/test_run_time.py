@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import math
 import subprocess
 import sys
 from collections.abc import Callable
@@ -113,22 +115,28 @@ def test_refusals_list_every_reason(
     engine: gfx942.Gfx942Engine, gpu_hip: FakeHip, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     x = torch.zeros(1, 4, 1, 72)
-    lite = engines.LiteSpec(engines.MI300X_GEOMETRY, -1.0, False, False)
+    lite = engines.LiteSpec(engines.TileGeometry(128, 64, 32), math.nan, False, False)
     assert engine.supports(spec_of(x, x, causal=True), lite) == [
-        "dtype must be bf16, got torch.float32",
+        "dtype must be bf16 or fp16, got torch.float32",
         "head dim must be 64 or 128, got 72",
         "it has no causal kernel yet",
-        "it has no LiteAttention kernel yet",
+        "its tile is q_block 384, k_block 64, vote_rows 48, got 128, 64, 32",
+        "threshold is in log2 units and must be <= 0 or -inf, got nan",
+        "LiteAttention is for non-causal self-attention",
     ]
+    half = spec_of(bf16(1, 4, 1, 64).half(), x, rounding="rtz", kv_len=2**22 + 1)
+    lite = engines.LiteSpec(engines.MI300X_GEOMETRY, -1.0, False, False)
+    assert engine.supports(half, lite) == [
+        "rounding 'rtz' is for bf16 outputs, got torch.float16",
+        "LiteAttention takes at most 4194304 keys, got 4194305",
+    ]
+    assert engine.supports(dataclasses.replace(half, rounding="rtne")) == []
     huge = engine.supports(spec_of(x.bfloat16(), x, head_dim=64, scale=-3e38))
     assert huge == ["scale * log2(e) must fit in fp32, got scale -3e+38"]
     good = bf16(1, 1, 1, 64)
     assert engine.supports(spec_of(good, good, causal=True)) == []  # one query sees every key
     on_gpu = spec_of(good, good, device=torch.device("cuda:0"))
     assert "software MI300X, which takes cpu tensors" in engine.supports(on_gpu)[0]
-    with pytest.raises(NotImplementedError, match="no LiteAttention kernel yet"):
-        spec = spec_of(good, good)
-        engine.lite_attention(spec, lite, good, good, good, good, None, good, good, None, None)
 
     monkeypatch.setenv(gfx942.LIBRARY_VARIABLE, gpu_hip.path)
     (reason,) = engine.supports(spec_of(good, good))
@@ -151,16 +159,18 @@ def test_the_environment_report_names_the_run_time(
     monkeypatch.setenv(gfx942.LIBRARY_VARIABLE, "/nowhere/libhip.so")
     assert collect_env.collect()["hip run-time"].startswith("none (cannot open the HIP run-time")
     built = kernels.manifest().compiler
-    assert collect_env.collect()["gfx942 kernels"].endswith(f"4 code objects, built by {built}")
+    assert collect_env.collect()["gfx942 kernels"].endswith(
+        f"{len(kernels.manifest().objects)} code objects, built by {built}"
+    )
 
 
-def test_enable_says_once_that_the_engine_cannot_skip(engine: gfx942.Gfx942Engine) -> None:
+def test_enable_takes_the_kernels_tile_and_no_other(engine: gfx942.Gfx942Engine) -> None:
     model = tiny.wan_transformer(head_dim=64).bfloat16()
-    with pytest.raises(ValueError) as caught:
-        liteattention_diffusers.enable(model, SkipPolicy(), engine="gfx942")
-    text = str(caught.value)
-    assert text.count("engine 'gfx942' has no LiteAttention kernel yet") == 1
-    assert "SkipPolicy(enabled=False)" in text and "blocks" not in text
+    with liteattention_diffusers.enable(model, SkipPolicy(), engine="gfx942"):
+        pass
+    with pytest.raises(ValueError, match=r"blocks.0.attn1: engine 'gfx942': its tile is q_block 3"):
+        geometry = engines.TileGeometry(128, 64, 32)
+        liteattention_diffusers.enable(model, SkipPolicy(), geometry=geometry, engine="gfx942")
     dense = SkipPolicy(enabled=False)
     with liteattention_diffusers.enable(model, dense, engine="gfx942", cross_attention=True):
         pass

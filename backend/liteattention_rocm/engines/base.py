@@ -110,8 +110,6 @@ class Engine(ABC):
 
     #: Name used by ``engine=`` and ``LITEATTENTION_ENGINE``.
     name: str
-    #: Whether it has LiteAttention; :meth:`supports` says for which requests.
-    has_lite = True
 
     @property
     def emulated(self) -> bool:

@@ -7,12 +7,15 @@ software; otherwise it takes tensors on a gfx942 GPU. Launches go to PyTorch's c
 nothing waits, and the workspace comes from PyTorch's allocator, so calls can be captured in a
 graph and made from several streams and threads.
 
-Method: online softmax over K blocks (FlashAttention, Dao et al., arXiv 2205.14135), the last
-partly filled round of workgroups split along the keys and merged by log-sum-exp.
+Methods: online softmax over K blocks (FlashAttention, Dao et al., arXiv 2205.14135); in dense
+calls the last partly filled round of workgroups is split along the keys and merged by log-sum-exp
+(Flash-Decoding); tiles skipped from step to step (LiteAttention, arXiv 2511.11062), q blocks
+scheduled longest first (Graham 1969).
 """
 
 from __future__ import annotations
 
+import math
 import os
 import threading
 
@@ -24,29 +27,30 @@ from .base import AttentionSpec, Engine, LiteSpec, TileGeometry
 LIBRARY_VARIABLE = "LITEATTENTION_HIP_LIBRARY"
 TARGET = "gfx942"
 
-_ROUNDINGS = {
-    "rtne": _core.Rounding.rtne,
-    "rtna": _core.Rounding.rtna,
-    "rtz": _core.Rounding.rtz,
+_NUMBERS = {
+    (torch.bfloat16, "rtne"): _core.Number.bf16_rtne,
+    (torch.bfloat16, "rtna"): _core.Number.bf16_rtna,
+    (torch.bfloat16, "rtz"): _core.Number.bf16_rtz,
+    (torch.float16, "rtne"): _core.Number.fp16,
 }
 _LOG2E = 1.4426950408889634
 _CodeObject = tuple[str, bytes, list[tuple[str, int]]]
 
 
 class Gfx942Engine(Engine):
-    """Dense attention on an MI300X, or on the software MI300X with CPU tensors.
+    """Dense attention and LiteAttention on an MI300X, or on the software MI300X with CPU tensors.
 
     Holds what does not belong to a request: the opened HIP run-time by its path and the loaded
     kernels by run-time and device. Owner: :func:`liteattention_rocm.engines.get`, or whoever made
     it. Lifetime: the process's, or its owner's. Safe to use from any thread.
 
     Args:
-        kv_splits: parts along the keys that the last round of workgroups is computed in; 0 lets a
-            cost model choose.
+        kv_splits: parts along the keys that the last round of workgroups of a dense call is
+            computed in; 0 lets a cost model choose. Results differ in rounding between numbers of
+            parts; a LiteAttention step has one part.
     """
 
     name = "gfx942"
-    has_lite = False
 
     def __init__(self, kv_splits: int = 0) -> None:
         self._kv_splits = kv_splits
@@ -101,15 +105,29 @@ class Gfx942Engine(Engine):
     def supports(self, spec: AttentionSpec, lite: LiteSpec | None = None) -> list[str]:
         """Return every reason against a request; see :meth:`Engine.supports`."""
         reasons = self.unavailable(spec.device)
-        if spec.dtype != torch.bfloat16:
-            reasons.append(f"dtype must be bf16, got {spec.dtype}")
-        reasons += _core.dense_reasons(_shape(spec))
+        if spec.dtype not in (torch.bfloat16, torch.float16):
+            reasons.append(f"dtype must be bf16 or fp16, got {spec.dtype}")
+        elif (spec.dtype, spec.rounding) not in _NUMBERS:
+            reasons.append(f"rounding {spec.rounding!r} is for bf16 outputs, got {spec.dtype}")
+        shape = _shape(spec)
+        reasons += _core.dense_reasons(shape) if lite is None else _core.lite_reasons(shape)
         if abs(spec.scale) * _LOG2E > torch.finfo(torch.float32).max:
             reasons.append(f"scale * log2(e) must fit in fp32, got scale {spec.scale}")
         if spec.causal and spec.q_len > 1:  # a single query sees every key
             reasons.append("it has no causal kernel yet")
         if lite is not None:
-            reasons.append("it has no LiteAttention kernel yet")
+            own, asked = self.geometry(spec.head_dim), lite.geometry
+            if asked != own:
+                reasons.append(
+                    f"its tile is q_block {own.q_block}, k_block {own.k_block}, vote_rows "
+                    f"{own.vote_rows}, got {asked.q_block}, {asked.k_block}, {asked.vote_rows}"
+                )
+            if not lite.threshold <= 0:
+                reasons.append(
+                    f"threshold is in log2 units and must be <= 0 or -inf, got {lite.threshold}"
+                )
+            if spec.causal:
+                reasons.append("LiteAttention is for non-causal self-attention")
         return reasons
 
     def geometry(self, head_dim: int) -> TileGeometry:
@@ -137,17 +155,8 @@ class Gfx942Engine(Engine):
         """
         device = self.device(spec.device)
         plan = _core.plan_dense(_shape(spec), device.compute_units, self._kv_splits)
-        request = _core.DenseRequest()
-        request.set_pointers(
-            q.data_ptr(), k.data_ptr(), v.data_ptr(), out.data_ptr(), _address(lse)
-        )
-        request.set_strides(
-            _strides(q, spec), _strides(k, spec), _strides(v, spec), _strides(out, spec)
-        )
-        request.set_rounding(_ROUNDINGS[spec.rounding])
-        request.scale = spec.scale
-        # PyTorch's allocator orders the reuse of this memory by the stream the launches go to.
-        workspace = torch.empty(plan.workspace_bytes, dtype=torch.uint8, device=spec.device)
+        request = _request(spec, q, k, v, out, lse)
+        workspace = _workspace(plan, spec)
         device.attention(plan, request, workspace.data_ptr(), _stream(spec.device))
 
     def lite_attention(
@@ -164,8 +173,26 @@ class Gfx942Engine(Engine):
         must_do: torch.Tensor | None,
         must_skip: torch.Tensor | None,
     ) -> None:
-        """Refuse: there is no LiteAttention kernel yet, as :meth:`supports` says."""
-        raise NotImplementedError("; ".join(self.supports(spec, lite)))
+        """Run one LiteAttention step; see :meth:`Engine.lite_attention`.
+
+        With threshold -inf and a full list it equals dense attention with ``kv_splits=1`` bit for
+        bit.
+
+        Raises:
+            ValueError: a row of a tensor does not start on a multiple of 4 bytes.
+            RuntimeError: (``_core.HipError``) the HIP run-time refused a call; names its error.
+        """
+        device = self.device(spec.device)
+        plan = _core.plan_lite(_shape(spec))
+        step = _core.LiteStep()
+        step.set_bitmaps(read.data_ptr(), write.data_ptr(), _address(must_do), _address(must_skip))
+        step.threshold = lite.threshold
+        # Nothing is voted on at -inf; walking in the dense order makes it dense bit for bit.
+        step.descending = lite.descending and lite.threshold > -math.inf
+        step.soft_skip = lite.soft_skip
+        request = _request(spec, q, k, v, out, lse)
+        workspace = _workspace(plan, spec)
+        device.lite(plan, request, step, workspace.data_ptr(), _stream(spec.device))
 
     def order_longest_first(
         self,
@@ -258,6 +285,29 @@ def _shape(spec: AttentionSpec) -> _core.DenseShape:
         # torch.compile traces with unknown sizes; they are checked when the operator runs.
         sizes = (1, 1, 1, 1, 1)
     return _core.DenseShape(*sizes, int(spec.head_dim))
+
+
+def _request(
+    spec: AttentionSpec,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    out: torch.Tensor,
+    lse: torch.Tensor | None,
+) -> _core.DenseRequest:
+    request = _core.DenseRequest()
+    request.set_pointers(q.data_ptr(), k.data_ptr(), v.data_ptr(), out.data_ptr(), _address(lse))
+    request.set_strides(
+        _strides(q, spec), _strides(k, spec), _strides(v, spec), _strides(out, spec)
+    )
+    request.number = _NUMBERS[spec.dtype, spec.rounding]
+    request.scale = spec.scale
+    return request
+
+
+def _workspace(plan: _core.DensePlan | _core.LitePlan, spec: AttentionSpec) -> torch.Tensor:
+    # PyTorch's allocator orders the reuse of this memory by the stream the launches go to.
+    return torch.empty(plan.workspace_bytes, dtype=torch.uint8, device=spec.device)
 
 
 def _address(tensor: torch.Tensor | None) -> int:

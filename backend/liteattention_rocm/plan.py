@@ -1,0 +1,154 @@
+"""``liteattention-rocm plan``: what a dense call launches on an MI300X, without one.
+
+A workgroup computes a tile of 384 query rows of one head against all keys, and a round is as many
+tiles as the GPU has compute units. What is left over for the last round ("tail") leaves units
+idle; its tiles are then split along the keys into G parts that run on those units and are merged
+(as in Flash-Decoding), if a cost model says that it pays: rounds of parts times K blocks of a
+part, plus the merge. It declines where the tiles fill every round, where the last round is at
+least 95 % full, and where the keys are too few to win 5 % of that round.
+
+Times and speed-ups here are modelled, not measured. The model has one fitted constant, 6.5 us for
+a K block in a workgroup, from published times of a kernel with this tile on an MI300X ("A Fast
+Attention Kernel for MI300X, Written in HIP, Not Assembly", head dim 128, rounding to nearest
+even); it then gives, against those times:
+
+    batch, heads, length   published ms   modelled ms   G    speed-up of the split, modelled
+    2, 24, 8192                   3.083          3.00    2   1.13
+    2, 24, 16384                 11.670         11.59    5   1.01
+    1, 32, 16384                  8.013          7.84    7   1.07
+    4, 16, 16384                 15.591         15.23   19   1.10
+    1, 64, 16384                 15.528         15.23   19   1.10
+    2, 24, 32768                 46.002         45.57    5   1.03
+    2, 16, 65536                117.612        120.04    -   (18 full rounds)
+    2, 8, 86016                 101.071        103.41    5   1.02
+    1, 16, 131072               232.517        239.85    -   (18 full rounds)
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from . import _core
+
+_WHY_NOT = {
+    "even": "the tiles fill every round",
+    "nearly_full": f"the last round is at least {_core.TAIL_NEARLY_FULL:.0%} full",
+    "too_short": "too few keys: the merge would cost more than the parts save",
+}
+
+
+def describe(
+    batch: int,
+    q_heads: int,
+    q_len: int,
+    head_dim: int,
+    *,
+    kv_heads: int | None = None,
+    kv_len: int | None = None,
+    compute_units: int = _core.GFX942_COMPUTE_UNITS,
+) -> dict[str, Any]:
+    """Plan one dense call, ``q [B, q_len, Hq, D]`` against ``k, v [B, kv_len, Hkv, D]``.
+
+    ``kv_heads`` and ``kv_len`` are those of the queries by default.
+
+    Returns:
+        JSON-friendly: ``shape``; ``tiles``; ``rounds`` (including the last) and
+        ``last_round_occupancy`` (share of the compute units that it fills, 1 if it is full);
+        ``splits`` (G, 1: none), ``split_tiles`` and ``declined`` (why not, None if split);
+        ``modelled_ms``, ``modelled_unsplit_ms`` and their ratio ``modelled_speedup``;
+        ``workspace_bytes`` of a dense call and ``lite_workspace_bytes`` of a LiteAttention step
+        (None where it is not supported); ``mapping`` of workgroups to tiles.
+
+    Raises:
+        ValueError: the kernels cannot take the shape; lists every reason.
+    """
+    kv_heads = q_heads if kv_heads is None else kv_heads
+    kv_len = q_len if kv_len is None else kv_len
+    shape = _core.DenseShape(batch, q_heads, kv_heads, q_len, kv_len, head_dim)
+    plan = _core.plan_dense(shape, compute_units, 0)
+    tiles = batch * q_heads * -(-q_len // _core.GFX942_Q_BLOCK)
+    tail = tiles % compute_units
+    lite = None if _core.lite_reasons(shape) else _core.plan_lite(shape).workspace_bytes
+    return {
+        "shape": {
+            "batch": batch,
+            "q_heads": q_heads,
+            "kv_heads": kv_heads,
+            "q_len": q_len,
+            "kv_len": kv_len,
+            "head_dim": head_dim,
+        },
+        "compute_units": compute_units,
+        "tiles": tiles,
+        "rounds": -(-tiles // compute_units),
+        "last_round_occupancy": (tail or compute_units) / compute_units,
+        "splits": plan.splits,
+        "split_tiles": plan.tail_tiles,
+        "declined": _WHY_NOT.get(plan.split.name),
+        "modelled_ms": plan.modelled_us / 1000,
+        "modelled_unsplit_ms": plan.modelled_unsplit_us / 1000,
+        "modelled_speedup": plan.modelled_unsplit_us / plan.modelled_us,
+        "workspace_bytes": plan.workspace_bytes,
+        "lite_workspace_bytes": lite,
+        "mapping": plan.mapping.name,
+    }
+
+
+def command(
+    shape: Annotated[str, typer.Option(help="Of the queries.", metavar="B,Hq,Sq,D")],
+    kv_heads: Annotated[
+        int | None, typer.Option(help="Key heads; Hq by default.", show_default=False)
+    ] = None,
+    kv_len: Annotated[int | None, typer.Option(help="Keys; Sq by default.")] = None,
+    compute_units: Annotated[
+        int, typer.Option(help="Of the GPU, or of a partition of it.")
+    ] = _core.GFX942_COMPUTE_UNITS,
+    print_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Show what a dense call launches on an MI300X: rounds, tail split, workspace (modelled)."""
+    parts = shape.split(",")
+    if len(parts) != 4 or not all(part.strip().isdecimal() for part in parts):
+        raise typer.BadParameter(
+            f"must be four numbers B,Hq,Sq,D, got {shape!r}", param_hint="--shape"
+        )
+    batch, q_heads, q_len, head_dim = map(int, parts)
+    try:
+        found = describe(
+            batch,
+            q_heads,
+            q_len,
+            head_dim,
+            kv_heads=kv_heads,
+            kv_len=kv_len,
+            compute_units=compute_units,
+        )
+    except ValueError as error:
+        raise typer.BadParameter(str(error), param_hint="--shape") from error
+    if print_json:
+        typer.echo(json.dumps(found))
+        return
+    units = found["compute_units"]
+    split = f"G = {found['splits']} parts for each of {found['split_tiles']} tiles"
+    table = Table(show_header=False, box=None)
+    for name, value in (
+        ("tiles of 384 query rows", f"{found['tiles']:,}"),
+        ("rounds", f"{found['rounds']:,} of {units} workgroups"),
+        ("last round", f"{found['last_round_occupancy']:.1%} of the compute units"),
+        ("tail split", f"none: {found['declined']}" if found["declined"] else split),
+        ("speed-up of the split", f"{found['modelled_speedup']:.2f}x (modelled)"),
+        ("time", f"{found['modelled_ms']:.3f} ms (modelled)"),
+        ("workspace", _bytes(found["workspace_bytes"])),
+        ("workspace, LiteAttention", _bytes(found["lite_workspace_bytes"])),
+        ("mapping", found["mapping"].replace("_", " ")),
+    ):
+        table.add_row(name, value)
+    Console().print(table)
+
+
+def _bytes(count: int | None) -> str:
+    return "not supported" if count is None else f"{count:,} bytes"

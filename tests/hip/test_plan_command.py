@@ -1,0 +1,68 @@
+"""What ``liteattention-rocm plan`` says is what a call does."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from liteattention_rocm import _core, plan
+
+
+def invoke(*arguments: str) -> tuple[int, str, str]:
+    app = typer.Typer()
+    app.command()(plan.command)
+    outcome = CliRunner().invoke(app, list(arguments), env={"COLUMNS": "100"})
+    return outcome.exit_code, outcome.stdout, outcome.output
+
+
+def test_json_says_what_is_planned() -> None:
+    code, text, _ = invoke("--shape", "4,16,16384,128", "--kv-heads", "4", "--json")
+    assert code == 0
+    found = json.loads(text)
+    made = _core.plan_dense(_core.DenseShape(4, 16, 4, 16384, 16384, 128), 304, 0)
+    assert found["tiles"] == 4 * 16 * 43 and found["rounds"] == 10
+    assert found["last_round_occupancy"] == 16 / 304
+    assert (found["splits"], found["split_tiles"]) == (made.splits, made.tail_tiles) == (19, 16)
+    assert found["workspace_bytes"] == made.workspace_bytes and found["declined"] is None
+    assert 1.05 < found["modelled_speedup"] < 1.15
+    assert found["shape"]["kv_heads"] == 4 and found["shape"]["kv_len"] == 16384
+    assert found["mapping"] == "swizzled_head_first"
+
+
+@pytest.mark.parametrize(
+    ("shape", "why"),
+    [
+        ("1,304,384,128", "the tiles fill every round"),
+        ("1,290,384,128", "the last round is at least 95% full"),
+        ("1,1,384,64", "the merge would cost more"),
+    ],
+)
+def test_text_says_why_a_split_is_declined(shape: str, why: str) -> None:
+    extra = ("--kv-len", "128") if "merge" in why else ()
+    code, text, _ = invoke("--shape", shape, *extra)
+    assert code == 0 and why in text and "1.00x (modelled)" in text
+
+
+def test_a_partition_of_the_gpu_and_long_keys() -> None:
+    code, text, _ = invoke("--shape", "1,40,384,128", "--compute-units", "38", "--kv-len", "65536")
+    assert code == 0 and "2 of 38 workgroups" in text and "5.3% of the compute units" in text
+    assert "for each of 2 tiles" in text
+    code, text, _ = invoke("--shape", "1,1,8,128", "--kv-len", str(2**22 + 1), "--json")
+    assert code == 0 and json.loads(text)["lite_workspace_bytes"] is None
+
+
+@pytest.mark.parametrize(
+    ("arguments", "reasons"),
+    [
+        (["1,2,3"], ["four numbers B,Hq,Sq,D, got '1,2,3'"]),
+        (["1,3,4,96", "--kv-heads", "2"], ["head dim must be 64 or 128, got 96"]),
+        (["0,3,4,64", "--compute-units", "0"], ["batch must be from 1", "compute units must be"]),
+    ],
+)
+def test_bad_options_are_refused(arguments: list[str], reasons: list[str]) -> None:
+    code, _, output = invoke("--shape", *arguments)
+    text = " ".join(output.replace("│", " ").split())
+    assert code == 2 and all(reason in text for reason in reasons)
