@@ -29,36 +29,59 @@ def report(
     paths = sorted(directory.glob("*.co"))
     if not paths:
         raise typer.BadParameter(f"no code objects in {directory}", param_hint="--directory")
-    table = Table(title="Kernels (read from the code objects)")
-    for column in ("kernel", "VGPR", "SGPR", "spills", "scratch B", "LDS B", "threads", "args B"):
-        table.add_column(column, justify="left" if column == "kernel" else "right")
-    for path in paths:
-        for kernel in metadata.kernels(path.read_bytes()):
-            table.add_row(
-                kernel.name,
+    table = Table(title="Kernels, read from the code objects")
+    table.add_column("kernel", no_wrap=True)
+    for column in ("VGPR", "SGPR", "spills", "LDS B", "threads"):
+        table.add_column(column, justify="right")
+    rows = [
+        (
+            kernel.name,
+            (
                 str(kernel.vgprs),
                 str(kernel.sgprs),
-                f"{kernel.vgpr_spills}+{kernel.sgpr_spills}",
-                str(kernel.scratch_bytes),
+                # register spills and scratch bytes: the gate wants none of them in a loop
+                str(kernel.vgpr_spills + kernel.sgpr_spills + kernel.scratch_bytes),
                 str(kernel.lds_bytes),
                 str(kernel.max_workgroup),
-                str(kernel.kernarg_bytes),
-            )
+            ),
+        )
+        for path in paths
+        for kernel in metadata.kernels(path.read_bytes())
+    ]
+    for name, figures in _alike(rows):
+        table.add_row(name, *figures)
     console.print(table)
     try:
         listings = [disassembly.disassemble(path) for path in paths]
     except disassembly.ToolMissing as error:
         console.print(f"No instruction mix: {error}.")
         return
-    table = Table(title="Instructions of the hot loop (of all code where there is no loop)")
-    table.add_column("kernel")
-    for column in ("all", *disassembly.CLASSES):
-        table.add_column(column, justify="right")
+    console.print("Instructions of the hot loop (of all code where there is no loop):")
+    mixes = []
     for listing in listings:
         for name, code in listing.items():
             counts = disassembly.mix(disassembly.hot_loop(code))
-            table.add_row(name, str(sum(counts.values())), *(str(n) for n in counts.values()))
-    console.print(table)
+            parts = " + ".join(f"{n} {label}" for label, n in counts.items() if n)
+            mixes.append((name, (f"{sum(counts.values())} = {parts}",)))
+    for name, (text,) in _alike(mixes):
+        console.print(f"[bold]{name}[/bold]: {text}")
+
+
+def _alike(
+    rows: list[tuple[str, tuple[str, ...]]],
+) -> list[tuple[str, tuple[str, ...]]]:
+    """One row, ending in ``_*``, for neighbours that differ in nothing but the rounding."""
+    merged: list[tuple[list[str], tuple[str, ...]]] = []
+    for name, figures in rows:
+        stem = name.rpartition("_")[0]
+        if merged and merged[-1][1] == figures and merged[-1][0][0].rpartition("_")[0] == stem:
+            merged[-1][0].append(name)
+        else:
+            merged.append(([name], figures))
+    return [
+        (names[0] if len(names) == 1 else names[0].rpartition("_")[0] + "_*", figures)
+        for names, figures in merged
+    ]
 
 
 @app.command("build")
