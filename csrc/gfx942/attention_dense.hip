@@ -1,7 +1,7 @@
 // Dense attention: out = softmax(scale Q K^T) V, bf16 and fp16, D = 64 and 128, any Sq, Skv >= 1.
 //
 // Road map: a workgroup computes one tile over all K blocks, or over one part of them (params.h);
-// attention.h is how. Budget: VGPR 256, LDS 32768 (16384 at D = 64).
+// attention.h is how. Budget: VGPR 232, LDS 32768 (16384 at D = 64).
 
 #include "attention.h"
 

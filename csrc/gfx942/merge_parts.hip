@@ -4,7 +4,7 @@
 //
 // Road map: a thread owns 8 neighbouring outputs of one row. It reads the row's G maxima, then per
 // part the sum and 32 bytes of output. Reads of neighbouring threads are contiguous; nothing is
-// shared. No LDS.
+// shared. Budget: VGPR 32, LDS 0.
 
 #include "number.h"
 #include "params.h"

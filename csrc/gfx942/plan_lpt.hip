@@ -4,7 +4,7 @@
 // Road map: a workgroup ranks 256 q blocks of one row, a thread each. The row's K block counts are
 // made 1024 at a time in LDS; a thread's rank is the number of q blocks that come before its own.
 // n^2 comparisons, but no atomics and no order that depends on timing: 128k rows are 342 q blocks,
-// 1.5 passes of LDS reads that all lanes share. LDS: 4 KiB.
+// 1.5 passes of LDS reads that all lanes share. Budget: VGPR 32, LDS 4096.
 
 #include "isa.h"
 #include "params.h"
