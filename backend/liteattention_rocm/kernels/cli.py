@@ -70,18 +70,14 @@ def report(
 def _alike(
     rows: list[tuple[str, tuple[str, ...]]],
 ) -> list[tuple[str, tuple[str, ...]]]:
-    """One row, ending in ``_*``, for neighbours that differ in nothing but the rounding."""
-    merged: list[tuple[list[str], tuple[str, ...]]] = []
+    """One row, ending in ``_*``, for kernels that differ in nothing but the rounding."""
+    merged: list[tuple[str, tuple[str, ...]]] = []
     for name, figures in rows:
-        stem = name.rpartition("_")[0]
-        if merged and merged[-1][1] == figures and merged[-1][0][0].rpartition("_")[0] == stem:
-            merged[-1][0].append(name)
-        else:
-            merged.append(([name], figures))
-    return [
-        (names[0] if len(names) == 1 else names[0].rpartition("_")[0] + "_*", figures)
-        for names, figures in merged
-    ]
+        stem, _, last = name.rpartition("_")
+        shown = f"{stem}_*" if last in ("rtne", "rtna", "rtz") else name
+        if (shown, figures) not in merged:
+            merged.append((shown, figures))
+    return merged
 
 
 @app.command("build")
