@@ -1,8 +1,8 @@
 """The command line: ``liteattention-rocm``.
 
-The library brings ``env`` and ``plan``; suites and benchmarks add their own commands through the entry-point
-group ``liteattention_rocm.commands`` (a function or a typer app each), so that the library does
-not import them.
+The library brings ``env`` and ``plan``; suites and benchmarks add their own commands through the
+entry-point group ``liteattention_rocm.commands`` (a function or a typer app each), so that the
+library does not import them.
 """
 
 from __future__ import annotations
