@@ -95,7 +95,7 @@ def count(name: str) -> Count:
 @pytest.mark.usefixtures("emulator")
 def test_one_wave_and_k_block(name: str) -> None:
     counted, limit = count(name), LIMITS[name]
-    entry, kernel = kernels.manifest().find(name)
+    _, kernel = kernels.manifest().find(name)
     block_bytes = 64 * int(kernel.variant["head_dim"]) * 2
     units = ", ".join(f"{u} {n:.1f}" for u, n in sorted(counted.units.items()) if n)
     print(

@@ -342,3 +342,60 @@ def test_all_interleavings_of_waves_agree() -> None:
             emulator.set_option("order", "")
     for other in results[1:]:
         assert all(torch.equal(a, b) for a, b in zip(results[0], other, strict=True))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", range(40))
+def test_random_generations(case: int) -> None:
+    """Eight steps of random shapes, masks, thresholds, orders of waves and of q blocks."""
+    import liteattention_emulator as emulator
+
+    generator = torch.Generator().manual_seed(1000 + case)
+
+    def pick(*values: Any) -> Any:
+        return values[int(torch.randint(len(values), (), generator=generator))]
+
+    dim, group, kv_heads = pick(64, 128), pick(1, 2, 3), pick(1, 2)
+    q_len = pick(1, 47, 48, 49, 383, 384, 385, 700, 1000)
+    kv_len = pick(1, 64, 65, 500, 777, 2048, 2049, 2200)
+    tensors = peaked(
+        pick(1, 2), kv_heads * group, kv_heads, q_len, kv_len, dim, case, reach=pick(0.1, 0.4, 1.0)
+    )
+    q, k, v = tensors
+    if pick(True, False):
+        q, k, v = q.half(), k.half(), v.half()
+    count = TILE.k_blocks(kv_len)
+    fixed = {
+        "must_do": pick(None, mask({0, count - 1}, count), mask(set(range(0, count, 3)), count)),
+        "must_skip": pick(None, mask({0}, count), mask({count - 1, count // 2}, count)),
+        "threshold": pick(-0.25, -1.0, -3.0, -6.0, 0.0),
+        "scale": pick(0.1, 0.25, -0.25, 1.0),
+        "soft_skip": pick(False, True),
+        "mapping": pick(0, 1, 2, 3),
+    }
+    waves = pick("round-robin", "round-robin:1", "random:3", "first-ahead", "last-ahead")
+    planned, down = pick(False, True), pick(False, True)
+    read = full(q, k)
+    emulator.set_option("order", waves)
+    try:
+        for n in range(8):
+            order = machine.plan(read) if planned else None
+            read = step(q, k, v, read, descending=bool(n % 2) ^ down, order=order, **fixed)[0]
+            k = k.roll(1, 1)
+    finally:
+        emulator.set_option("order", "")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("descending", [False, True])
+def test_more_than_two_words_and_long_gaps(descending: bool) -> None:
+    # 20,000 keys: 313 K blocks, 10 words; empty words at both ends and in the middle
+    q, k, v = peaked(1, 1, 1, 130, 20000, 64, seed=25)
+    generator = torch.Generator().manual_seed(2)
+    kept = torch.rand(1, 1, 1, 313, generator=generator) < 0.3
+    kept[..., :40] = kept[..., 100:200] = kept[..., 280:] = False
+    *_, report = step(q, k, v, skiplist.pack(kept), threshold=-2.0, descending=descending)
+    assert report.by_unit()["mfma"] == int(kept.sum()) * 8 * 96
+    one = torch.zeros_like(kept)
+    one[..., 150] = True
+    step(q, k, v, skiplist.pack(one), threshold=-2.0, descending=descending)
