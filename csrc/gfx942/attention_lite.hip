@@ -34,6 +34,7 @@ template <class Number, int kDim>
 LITE_DEVICE void AttentionLite(const LiteParams& p) {
     __shared__ __attribute__((aligned(16))) char k_lds[2 * kKBytes<kDim>];
     __shared__ SkipWordsLds skip;
+    static_assert(sizeof(k_lds) + sizeof(skip) <= kLdsBytes);
 
     const WaveId me;
     const Tile tile = LiteTile(p);
