@@ -6,11 +6,29 @@ See :func:`attention`, :func:`merge_states`, :class:`LiteAttention` and :class:`
 from __future__ import annotations
 
 from importlib.metadata import PackageNotFoundError, version
+from typing import TYPE_CHECKING
 
-from .engines import MI300X_GEOMETRY, TileGeometry
-from .lite import LiteAttention
-from .ops import attention, lite_attention, merge_states
-from .policy import SkipPolicy
+try:
+    from .engines import MI300X_GEOMETRY, TileGeometry
+    from .lite import LiteAttention
+    from .ops import attention, lite_attention, merge_states
+    from .policy import SkipPolicy
+except (ImportError, OSError) as error:
+    # Raised when a name is asked for: collect_env is in this package too, and a broken
+    # installation is what it is for.
+    _broken = error
+    if not TYPE_CHECKING:
+
+        def __getattr__(name: str) -> object:
+            if name not in __all__:
+                raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+            remedy = (
+                "install the build of PyTorch (2.6 or newer) that fits your device"
+                if getattr(_broken, "name", None) == "torch"
+                else "`python -m liteattention_rocm.collect_env` shows the installation"
+            )
+            raise ImportError(f"liteattention_rocm: {_broken}: {remedy}") from _broken
+
 
 try:
     __version__ = version("liteattention-rocm")

@@ -2,18 +2,21 @@
 
 The library brings ``env`` and ``plan``; suites and benchmarks add their own commands through the
 entry-point group ``liteattention_rocm.commands`` (a function or a typer app each), so that the
-library does not import them.
+library does not import them. A command whose packages are missing says so; the others work.
 """
 
 from __future__ import annotations
 
+import importlib
 import logging
+from collections.abc import Callable
 from importlib.metadata import entry_points
+from typing import Any
 
 import typer
 from rich.logging import RichHandler
 
-from . import collect_env, plan
+from . import collect_env
 
 COMMANDS_GROUP = "liteattention_rocm.commands"
 
@@ -41,15 +44,36 @@ def build() -> typer.Typer:
         """Print what this machine and installation have (for bug reports)."""
         typer.echo(collect_env.report())
 
-    root.command("plan")(plan.command)
-
+    _add(root, "plan", lambda: importlib.import_module(".plan", __package__).command)
     for entry in sorted(entry_points(group=COMMANDS_GROUP), key=lambda e: e.name):
-        command = entry.load()
-        if isinstance(command, typer.Typer):
-            root.add_typer(command, name=entry.name)
-        else:
-            root.command(entry.name)(command)
+        _add(root, entry.name, entry.load)
     return root
+
+
+def _add(root: typer.Typer, name: str, load: Callable[[], Any]) -> None:
+    try:
+        command = load()
+    except (ImportError, OSError) as error:
+        _add_unusable(root, name, f"{error} (`liteattention-rocm env` shows the installation)")
+        return
+    if isinstance(command, typer.Typer):
+        root.add_typer(command, name=name)
+    else:
+        root.command(name)(command)
+
+
+def _add_unusable(root: typer.Typer, name: str, why: str) -> None:
+    """Stand in for a command that cannot be imported: say why, whatever it is asked."""
+
+    @root.command(
+        name,
+        help=f"Not usable here: {why}",
+        add_help_option=False,
+        context_settings={"allow_extra_args": True, "ignore_unknown_options": True},
+    )
+    def say() -> None:
+        typer.echo(f"liteattention-rocm {name}: {why}", err=True)
+        raise typer.Exit(1)
 
 
 def main() -> None:

@@ -37,10 +37,7 @@ def collect() -> dict[str, str]:
         "memory": _try(_memory),
     }
     for name in PACKAGES:
-        try:
-            facts[name] = version(name)
-        except PackageNotFoundError:
-            facts[name] = "not installed"
+        facts[name] = _try(lambda name=name: _version(name))  # type: ignore[misc]
     facts["commit"] = source_commit() or "not a checkout"
     facts["gpu"] = _try(_gpus)
     facts["torch threads"] = _try(lambda: str(_load("torch").get_num_threads()))
@@ -65,18 +62,31 @@ def report() -> str:
 
 def source_commit() -> str | None:
     """Commit of the source tree that the package runs from, None outside a checkout."""
+    here, name = os.path.split(os.path.abspath(__file__))
     try:
-        found = subprocess.run(
-            ["git", "describe", "--always", "--dirty", "--abbrev=12"],
-            cwd=os.path.dirname(os.path.abspath(__file__)),
-            capture_output=True,
-            text=True,
-            check=True,
-            timeout=10,
-        )
-    except (OSError, subprocess.SubprocessError):
+        # An installed package may lie in a checkout of something else: the user's project.
+        _git(here, "ls-files", "--error-unmatch", name)
+        return _git(here, "describe", "--always", "--dirty", "--abbrev=12")
+    except (OSError, ValueError, subprocess.SubprocessError):
         return None
-    return found.stdout.strip()
+
+
+def _git(directory: str, *arguments: str) -> str:
+    return subprocess.run(
+        ["git", *arguments],
+        cwd=directory,
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=10,
+    ).stdout.strip()
+
+
+def _version(name: str) -> str:
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return "not installed"
 
 
 def _try(find: Callable[[], str]) -> str:

@@ -115,8 +115,12 @@ def emulator(
 
 def _shapes(texts: list[str], reasons: list[str]) -> tuple[tuple[int, int, int, int], ...]:
     """B,H,S,D of each text; what is wrong with them is added to ``reasons``."""
-    parsed = [tuple(int(n) for n in text.split(",") if n.strip().isdigit()) for text in texts]
-    for text, numbers in zip(texts, parsed, strict=True):
-        if len(numbers) != 4 or min(numbers) < 1:
+    shapes = []
+    for text in texts:
+        parts = text.split(",")
+        if len(parts) != 4 or not all(p.strip().isdecimal() and int(p) > 0 for p in parts):
             reasons.append(f"--shape must be four positive numbers B,H,S,D, got {text!r}")
-    return tuple((s[0], s[1], s[2], s[3]) for s in parsed if len(s) == 4)
+            continue
+        batch, heads, length, dim = map(int, parts)
+        shapes.append((batch, heads, length, dim))
+    return tuple(shapes)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
@@ -35,6 +37,41 @@ def test_collect_env_never_raises(monkeypatch: pytest.MonkeyPatch) -> None:
     assert facts["LITEATTENTION_ENGINE"] == "cpu"
 
 
+def without_torch(folder: Path, *command: str) -> subprocess.CompletedProcess[str]:
+    """Run Python where importing torch fails."""
+    (folder / "torch.py").write_text("raise ImportError('torch is broken', name='torch')")
+    paths = os.pathsep.join([str(folder), *(path for path in sys.path if path)])
+    return subprocess.run(
+        [sys.executable, *command],
+        capture_output=True, text=True, check=False, env={**os.environ, "PYTHONPATH": paths},
+    )  # fmt: skip
+
+
+def test_a_broken_torch_is_reported_not_raised(tmp_path: Path) -> None:
+    for command in (
+        ("-m", "liteattention_rocm.collect_env"),
+        (
+            "-c",
+            "import sys; from liteattention_rocm.cli import main; sys.argv[1:] = ['env']; main()",
+        ),
+    ):
+        done = without_torch(tmp_path, *command)
+        assert done.returncode == 0, done.stderr
+        assert "unknown (ImportError: torch is broken)" in done.stdout
+    done = without_torch(tmp_path, "-c", "from liteattention_rocm import attention")
+    assert "ImportError: liteattention_rocm: torch is broken: install" in done.stderr
+
+
+def test_a_commit_is_that_of_the_package_not_of_a_checkout_around_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    identity = ("-c", "user.name=n", "-c", "user.email=e@example.org")
+    for command in (("init", "-q"), (*identity, "commit", "-q", "--allow-empty", "-m", "theirs")):
+        subprocess.run(["git", *command], cwd=tmp_path, check=True)
+    monkeypatch.setattr(collect_env, "__file__", str(tmp_path / "collect_env.py"))
+    assert collect_env.source_commit() is None
+
+
 def test_bench_cpu_prints_rows_that_add_up() -> None:
     result = RUNNER.invoke(
         bench, ["cpu", "--json", "--shape", "1,2,512,64", "--rounds", "3", "--warmup", "1"]
@@ -50,8 +87,11 @@ def test_bench_cpu_prints_rows_that_add_up() -> None:
 
 
 def test_bench_cpu_lists_every_bad_option() -> None:
-    result = RUNNER.invoke(bench, ["cpu", "--dtype", "int8", "--shape", "1,2"])
+    result = RUNNER.invoke(
+        bench, ["cpu", "--dtype", "int8", "--shape", "1,2", "--shape", "1,2,-8,64,64"]
+    )
     assert result.exit_code == 2
     text = " ".join(result.output.replace("│", " ").split())
     assert "--dtype must be one of bf16, fp16, fp32" in text
     assert "--shape must be four positive numbers B,H,S,D, got '1,2'" in text
+    assert "got '1,2,-8,64,64'" in text
