@@ -20,7 +20,7 @@ DEFAULT_PROMPT = "a red circle moves right and a green square moves up on a whit
 #: `generate` takes the largest of these that its time budget allows: 8,192 and 4,608 tokens of
 #: the default model.
 _SIZES = ((128, 128, 8), (96, 96, 8))
-#: What `generate` makes of the default model on the software MI300X: 1,024 tokens, half a minute.
+#: What `generate` makes of the default model on the software MI300X: 1,024 tokens, a minute.
 _EMULATED = {"height": "64", "width": "64", "frames": "4", "steps": "8"}
 
 # Every option is text here and is checked, all of them together, by the configuration.
@@ -218,8 +218,9 @@ def generate(
 ) -> None:
     """Make one video with diffusers' attention, our dense kernel and LiteAttention, and compare.
 
-    With --emulate our attention, self and cross, dense and LiteAttention, is the machine code for
-    the MI300X, run in software on this processor: a small video by default.
+    With --emulate our attention, self and cross, dense and LiteAttention, is
+    the machine code for the MI300X, run in software on this processor: a small
+    video by default.
     """
     console = Console(stderr=True)
     if emulate:

@@ -629,6 +629,31 @@ def test_compiled_calls_are_one_opaque_operator(
         compiled(torch.zeros(1, 5, 4, 64), torch.zeros(1, 5, 2, 64))
 
 
+def test_compiled_lite_steps_are_one_opaque_operator(
+    engine: gfx942.Gfx942Engine, cpu_hip: FakeHip
+) -> None:
+    def step(q: torch.Tensor, k: torch.Tensor, read: torch.Tensor, write: torch.Tensor) -> Any:
+        return liteattention_rocm.lite_attention(
+            q, k, k, read, write, threshold=-3.0, soft_skip=True,
+            geometry=engines.MI300X_GEOMETRY, engine="gfx942",
+        )  # fmt: skip
+
+    torch._dynamo.reset()
+    compiled = torch.compile(step, fullgraph=True, dynamic=True, backend="aot_eager")
+    for length, q_blocks in ((70, 1), (400, 2), (800, 3)):
+        read, write = (torch.zeros(1, 4, q_blocks, 1, dtype=torch.int32) for _ in range(2))
+        compiled(bf16(1, length, 4, 64), bf16(1, length, 2, 64), read, write)
+    names = [made["name"] for made, _ in launches(cpu_hip)]
+    whole = ["transpose_v_bf16_d64", "plan_lpt", "attention_lite_bf16_d64_rtne"]
+    assert names == [whole[0], whole[2], *whole, *whole]
+    with pytest.raises(Exception, match="its tile is q_block 384"):
+        tile = engines.TileGeometry(128, 64, 32)
+        x, bits = bf16(1, 70, 4, 64), torch.zeros(1, 4, 1, 1, dtype=torch.int32)
+        liteattention_rocm.lite_attention(
+            x, x, x, bits, bits.clone(), threshold=-1.0, geometry=tile, engine="gfx942"
+        )
+
+
 def test_operator_passes_opcheck(engine: gfx942.Gfx942Engine) -> None:
     q, out = bf16(1, 5, 4, 64), torch.zeros(1, 5, 4, 64, dtype=torch.bfloat16)
     torch.library.opcheck(
