@@ -65,7 +65,11 @@ def cpu(
     if as_json:
         typer.echo(text)
         return
-    table = Table(title=f"CPU engine, {dtype}, {torch.get_num_threads()} threads")
+    table = Table(
+        title=f"CPU engine, {dtype}, {torch.get_num_threads()} threads",
+        box=None,  # within 80 columns
+        padding=(0, 1, 0, 0),
+    )
     for name in ("B,H,S,D", "contender", "median ms", "p25", "p75", "TFLOP/s", "ratio", "error"):
         table.add_column(name, justify="left" if name == "contender" else "right")
     for row in rows:

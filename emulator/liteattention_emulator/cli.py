@@ -47,7 +47,7 @@ def kernels(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """List the kernels of a code object: registers, memory, arguments, what is not emulated."""
-    found = _try(lambda: device.kernels(file.read_bytes()))
+    found = _try(file, lambda: device.kernels(file.read_bytes()))
     if as_json:
         rows = [
             {name: getattr(kernel, name) for name in kernel.__slots__ if name != "arguments"}
@@ -56,9 +56,9 @@ def kernels(
         ]
         typer.echo(json.dumps(rows, indent=1))
         return
-    table = Table()
+    table = Table(box=None, padding=(0, 1, 0, 0))  # within 80 columns
     table.add_column("kernel", no_wrap=True)
-    for column in ("VGPRs", "AGPRs", "SGPRs", "LDS", "scratch", "args"):
+    for column in ("VGPR", "AGPR", "SGPR", "LDS", "scratch", "args"):
         table.add_column(column, justify="right")
     table.add_column("not emulated", overflow="fold")
     for kernel in found.values():
@@ -115,7 +115,7 @@ def run(
     except KeyError as error:
         _fail(str(error.args[0]))
     except (native.EmulatorError, OSError, TypeError) as error:
-        _fail(str(error))
+        _fail(_about(file, error))
     for text, array in zip(args or [], values, strict=True):
         if text.endswith(".npy"):
             np.save(text, array)
@@ -133,7 +133,10 @@ def report(
     file: Annotated[Path, typer.Argument(help="JSON that `emulate run --out` wrote.")],
 ) -> None:
     """Print the tables of a saved report."""
-    show(_try(lambda: json.loads(file.read_text())))
+    try:
+        show(_try(file, lambda: json.loads(file.read_text())))
+    except (KeyError, TypeError, AttributeError):
+        _fail(f"{file}: not a report; `emulate run FILE --out REPORT` writes one")
 
 
 @app.command("hazards")
@@ -141,8 +144,10 @@ def find_hazards(
     files: Annotated[list[Path], typer.Argument(help="Code objects.")],
 ) -> None:
     """Look for missing wait states and waits in machine code, on all paths, without running it."""
-    states = _try(lambda: [(file, found) for file in files for found in hazards.check(file)])
-    early = _try(lambda: [(file, found) for file in files for found in waits.check(file)])
+    states = [
+        (file, found) for file in files for found in _try(file, lambda f=file: hazards.check(f))
+    ]
+    early = [(file, found) for file in files for found in _try(file, lambda f=file: waits.check(f))]
     for file, found in [*states, *early]:
         typer.echo(f"{file}: {found}")
     typer.echo(
@@ -234,11 +239,19 @@ def _sizes(text: str, option: str) -> list[int]:
     return [int(part) for part in parts]
 
 
-def _try(action: Any) -> Any:
+def _try(file: Path, action: Any) -> Any:
     try:
         return action()
     except (native.EmulatorError, OSError, ValueError, waits.TooManyStates) as error:
-        _fail(str(error))
+        _fail(_about(file, error))
+
+
+def _about(file: Path, error: Exception) -> str:
+    """Say what is wrong, and with which file."""
+    if isinstance(error, OSError) and error.strerror:
+        return f"{error.filename or file}: {error.strerror}"
+    text = str(error)
+    return text if str(file) in text else f"{file}: {text}"
 
 
 def _fail(text: str) -> Any:

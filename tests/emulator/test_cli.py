@@ -106,3 +106,12 @@ def test_no_code_object(tmp_path: Path) -> None:
         for command in (["kernels"], ["run", "--kernel", "x"]):
             code, text = call(command[0], str(tmp_path / name), *command[1:])
             assert code == 2 and reason in text
+
+
+def test_errors_name_the_file(tmp_path: Path) -> None:
+    other = tmp_path / "other.json"
+    other.write_text("{}")
+    for words in (["report"], ["kernels"], ["hazards"], ["run", "--kernel", "any"]):
+        code, text = call(*words, str(other))
+        assert code == 2 and text.startswith(f"{other}: "), text
+        assert call(*words, "missing.co") == (2, "missing.co: No such file or directory\n")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -68,7 +69,7 @@ def report(
 
 
 def _alike(
-    rows: list[tuple[str, tuple[str, ...]]],
+    rows: Sequence[tuple[str, tuple[str, ...]]],
 ) -> list[tuple[str, tuple[str, ...]]]:
     """One row, ending in ``_*``, for kernels that differ in nothing but the rounding."""
     merged: list[tuple[str, tuple[str, ...]]] = []
