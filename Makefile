@@ -67,6 +67,8 @@ clean:
 tools:
 	@test -n "$(PYTHON)" || { echo "missing: Python 3.11 or newer (Debian: apt-get install python3.11-venv)"; exit 1; }
 	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || { echo "missing: the venv module of $(PYTHON) (Debian: apt-get install python3.11-venv)"; exit 1; }
+	@$(PYTHON) -c 'import os, sys, sysconfig; sys.exit(not os.path.exists(sysconfig.get_path("include") + "/Python.h"))' \
+		|| { echo "missing: the C headers of $(PYTHON) (Debian: apt-get install $(PYTHON)-dev)"; exit 1; }
 	@test -n "$(CXX_FOUND)" || { echo "missing: a C++ compiler (Debian: apt-get install g++)"; exit 1; }
 
 .venv/torch.stamp: | tools

@@ -45,6 +45,15 @@ def _load(options: dict[str, Any], console: Console) -> Runner:
     except ValueError as error:
         _say(str(error).splitlines(), console)
         raise typer.Exit(2) from error
+    except ModuleNotFoundError as error:
+        console.print(
+            f"{error}: this command needs torch and the extras of "
+            "pip install 'liteattention-rocm[diffusers,bench]'",
+            markup=False,
+            highlight=False,
+            soft_wrap=True,
+        )
+        raise typer.Exit(1) from error
 
 
 def _say(problems: list[str], console: Console) -> None:
