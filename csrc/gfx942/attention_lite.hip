@@ -43,9 +43,9 @@ LITE_DEVICE void AttentionLite(const LiteParams& p) {
 
     KeptBlocks blocks(p, skip);
     if (!blocks.Has(0)) {
-        StoreVotes(p, Bitmap(p, tile), me.Thread(), skip);
         const WaveRows rows = RowsOf(p, tile, me);
         StoreNothing<kDim>(rows.out, p.out_strides.seq * 2, rows.lse, rows.count, me.lane);
+        StoreVotes(p, Bitmap(p, tile), me.Thread(), skip);
         return;
     }
     Statistics stats;
@@ -55,8 +55,8 @@ LITE_DEVICE void AttentionLite(const LiteParams& p) {
     Barrier();
     const LiteParams& again = ArgumentAgain<LiteParams>();
     const WaveId later = me.Again();
-    StoreVotes(again, Bitmap(again, tile), later.Thread(), skip);
     StoreTile<Number, kDim>(again, tile, later, stats, out);
+    StoreVotes(again, Bitmap(again, tile), later.Thread(), skip);
 }
 
 }  // namespace liteattention::gfx942

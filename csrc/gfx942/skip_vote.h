@@ -42,6 +42,7 @@ LITE_DEVICE uint32_t WalkBits(const LiteParams& p, uint32_t bits) {
 LITE_DEVICE void LoadSkipWords(const LiteParams& p, int64_t bitmap, SkipWordsLds& lds) {
     const int32_t words = static_cast<int32_t>(SkipWords(p.kv_len));
     const uint32_t tail = ~0u >> (-static_cast<uint32_t>(KBlocks(p.kv_len)) % 32u);
+#pragma unroll 1
     for (int32_t w = static_cast<int32_t>(ThreadId()); w < words; w += kDenseThreads) {
         const int32_t from = WalkWord(p, words, w);
         const uint32_t must = p.must_do ? p.must_do[from] : 0u;
@@ -58,6 +59,7 @@ LITE_DEVICE void LoadSkipWords(const LiteParams& p, int64_t bitmap, SkipWordsLds
 LITE_DEVICE void StoreVotes(const LiteParams& p, int64_t bitmap, uint32_t thread,
                             const SkipWordsLds& lds) {
     const int32_t words = static_cast<int32_t>(SkipWords(p.kv_len));
+#pragma unroll 1
     for (int32_t w = static_cast<int32_t>(thread); w < words; w += kDenseThreads)
         p.write[bitmap + WalkWord(p, words, w)] = WalkBits(p, lds.votes[w]);
 }

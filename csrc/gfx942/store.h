@@ -51,13 +51,21 @@ LITE_DEVICE void StoreResult(char* out_rows, int64_t row_bytes, float* lse, int3
 }
 
 // Writes 0 and -inf: the wave's rows of a tile that attends to nothing. Arguments as StoreResult's.
+// Lanes whose row does not exist write the last one once more: no branch, no loop.
 template <int kDim>
 LITE_DEVICE void StoreNothing(char* out_rows, int64_t row_bytes, float* lse, int32_t rows,
                               uint32_t lane) {
-    const int32_t count = rows < kWaveRows ? rows : kWaveRows;
-    for (int32_t row = 0; row < count; ++row)
-        if (lane < kDim / 2) reinterpret_cast<uint32_t*>(out_rows + row * row_bytes)[lane] = 0;
-    if (lse && static_cast<int32_t>(lane) < count) lse[lane] = FromBits(kMinusInfinity);
+    constexpr int kRowLanes = kDim / 8, kRows = kWaveSize / kRowLanes;  // 16 bytes a lane
+    if (rows <= 0) return;
+    const int32_t last = (rows < kWaveRows ? rows : kWaveRows) - 1;
+#pragma unroll
+    for (int i = 0; i < kWaveRows / kRows; ++i) {
+        const int32_t row = kRows * i + static_cast<int32_t>(lane / kRowLanes);
+        char* to = out_rows + (row < last ? row : last) * row_bytes + lane % kRowLanes * 16;
+        *reinterpret_cast<UnalignedWord4*>(to) = Word4{};
+    }
+    const int32_t row = static_cast<int32_t>(lane);
+    if (lse) lse[row < last ? row : last] = FromBits(kMinusInfinity);
 }
 
 // Writes all 48 rows of a part: outputs not normalised, maxima in log2 units, sums. `part_out` and

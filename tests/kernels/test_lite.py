@@ -192,8 +192,9 @@ def test_must_do_and_must_skip_at_both_ends(descending: bool) -> None:
         assert skiplist.unpack(write, 11)[0, 0, 0].nonzero().flatten().tolist() == [0]
 
 
-def test_an_empty_list_gives_zero_and_minus_infinity() -> None:
-    q, k, v = peaked(1, 2, 1, 400, 200, 128, seed=5)
+@pytest.mark.parametrize("dim", [64, 128])
+def test_an_empty_list_gives_zero_and_minus_infinity(dim: int) -> None:
+    q, k, v = peaked(1, 2, 1, 400, 200, dim, seed=5)
     read = full(q, k)
     read[:, 0, 1] = 0
     write, out, lse, report = step(q, k, v, read)
@@ -201,7 +202,16 @@ def test_an_empty_list_gives_zero_and_minus_infinity() -> None:
     assert (out[0, 384:, 0] == 0).all() and torch.isneginf(lse[0, 0, 384:]).all()
     assert torch.isfinite(lse[0, 1]).all()
     # 3 tiles of 4 K blocks, 192 MFMAs by each of 8 waves, and nothing for the empty one
-    assert report.by_unit()["mfma"] == 3 * 4 * 192 * 8
+    assert report.by_unit()["mfma"] == 3 * 4 * 192 * 8 * dim // 128
+    # all of it empty, in an output among others: nothing else is written
+    guarded = torch.full((1, 410, 4, dim), 7.0).bfloat16()
+    inside = guarded[:, 5:405, 1:3]
+    machine.lite(
+        q, k, v, inside, lse, torch.zeros_like(read), write, threshold=-1.0, descending=True
+    )
+    assert (inside == 0).all() and torch.isneginf(lse).all() and (write == 0).all()
+    inside.fill_(7.0)
+    assert (guarded == 7.0).all()
 
 
 @pytest.mark.parametrize("dim", [64, 128])
@@ -329,7 +339,8 @@ def test_roundings_and_fp16(dim: int) -> None:
     assert skiplist.sparsity(write, 7) > 0
 
 
-def test_all_interleavings_of_waves_agree() -> None:
+@pytest.mark.parametrize("soft_skip", [False, True])
+def test_all_interleavings_of_waves_agree(soft_skip: bool) -> None:
     import liteattention_emulator as emulator
 
     q, k, v = peaked(1, 1, 1, 384, 330, 64, seed=23, reach=0.3)
@@ -337,7 +348,8 @@ def test_all_interleavings_of_waves_agree() -> None:
     for order in ("round-robin", "first-ahead", "last-ahead", "random:1", "random:2"):
         emulator.set_option("order", order)
         try:
-            results.append(step(q, k, v, full(q, k), threshold=-2.0, scale=0.25)[:3])
+            kinds: dict[str, Any] = {"threshold": -2.0, "scale": 0.25, "soft_skip": soft_skip}
+            results.append(step(q, k, v, full(q, k), descending=soft_skip, **kinds)[:3])
         finally:
             emulator.set_option("order", "")
     for other in results[1:]:
