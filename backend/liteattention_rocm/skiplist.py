@@ -29,11 +29,6 @@ def words_for(k_blocks: int) -> int:
     return -(-k_blocks // 32)
 
 
-def _signed(word: int) -> int:
-    """The int32 value with the bit pattern of a uint32."""
-    return word - (1 << 32) if word & 0x80000000 else word
-
-
 def full(
     batch: int,
     heads: int,
