@@ -283,7 +283,9 @@ def _contact_sheets(result: Result, report: dict[str, Any], out: Path) -> list[s
             if run is None:
                 continue
             row = figures[configuration.name]
-            label = [configuration.name, f"denoise {run.denoise:.1f} s"]
+            label = [configuration.name]
+            if not result.config.emulated:
+                label.append(f"denoise {run.denoise:.1f} s")
             if row["sparsity"] is not None:
                 total = sum(record["tiles_total"] for record in run.skips)
                 computed = sum(record["tiles_computed"] for record in run.skips)
