@@ -1,9 +1,11 @@
 // The proofs made while a workgroup runs, whatever order its waves happen to run in.
 //
 // 1. Registers in flight. A load's destination may be neither read nor overwritten before an
-//    s_waitcnt retired the load. vmcnt and the LDS part of lgkmcnt retire in order of issue; scalar
-//    loads return in any order, so that only lgkmcnt(0) retires them; flat loads take part in both
-//    counters. Loads in flight at s_endpgm are no hazard: it waits for everything.
+//    s_waitcnt retired the load. vmcnt and the LDS part of lgkmcnt retire in order of issue, so
+//    that a later load of the same queue may overwrite; scalar loads return in any order, so that
+//    only lgkmcnt(0) retires them; flat operations take part in both counters and in the order of
+//    neither: only zeros retire them. Loads in flight at s_endpgm are no hazard: it waits for
+//    everything. Registers that M0 chooses (s_set_gpr_idx_*, s_movrel*) are those that it chooses.
 // 2. LDS races. Each operation on LDS has a number. What wave w did with number n is ordered before
 //    an access by another wave when w had retired n (lgkmcnt; vmcnt for LDS-DMA) at its arrival at
 //    the last barrier that both passed. Of writes, atomics and reads of one place at least one
@@ -98,6 +100,8 @@ struct Info {
     bool load = false, store = false, dma = false, flat = false, counts_vm = false,
          counts_ds = false, counts_smem = false;
     bool saves_exec = false;  // s_*_saveexec
+    bool indexed = false;     // its vector operands move with s_set_gpr_idx_on
+    bool relative = false;    // s_movrel*: its operand's number counts from M0
     bool simple = false;      // vector rule with plain operands
     std::vector<Touch> touches;
     std::vector<uint16_t> vector_src, scalar_src, mask_src;  // registers; masks are scalar pairs
@@ -155,13 +159,13 @@ Rule scalar_rule(std::string_view name) {
     // Without width suffix where both widths behave alike.
     std::string_view stem = name.substr(0, name.rfind('_'));
     if (ends(stem, "_saveexec")) stem = stem.substr(0, stem.size() - 9);
+    if (ends(stem, "_wrexec")) stem = stem.substr(0, stem.size() - 7);
     if (name == "s_mov_b32" || name == "s_mov_b64" || name == "s_movk_i32") return Rule::copy;
     if (stem == "s_not") return Rule::negate;
     if (stem == "s_and" || stem == "s_nand") return Rule::bit_and;
     if (stem == "s_or" || stem == "s_nor") return Rule::bit_or;
-    if (stem == "s_andn2" && ends(name, "b32")) return Rule::bit_andn2;
-    if (stem == "s_andn2") return Rule::bit_andn2;
-    if (stem == "s_orn2") return Rule::bit_orn2;
+    if (stem == "s_andn2" || stem == "s_andn1") return Rule::bit_andn2;
+    if (stem == "s_orn2" || stem == "s_orn1") return Rule::bit_orn2;
     if (stem == "s_xor" || stem == "s_xnor") return Rule::bit_xor;
     if (stem == "s_lshl") return Rule::shift_left;
     if (stem == "s_lshr") return Rule::shift_right;
@@ -260,6 +264,8 @@ Info describe(const Inst& inst) {
             break;
         case Unit::salu:
             info.saves_exec = name.find("saveexec") != std::string_view::npos;
+            info.relative = starts(name, "s_movrel");
+            if (info.relative) touch_scalar(kM0);
             info.rule = scalar_rule(name);
             if (inst.reads_dst)
                 for (uint16_t r : info.scalar_dst)
@@ -293,6 +299,8 @@ Info describe(const Inst& inst) {
             if (inst.reads_dst && info.rule == Rule::vector && !inst.dpp)
                 info.vector_src.insert(info.vector_src.end(), info.vector_dst.begin(),
                                        info.vector_dst.end());
+            info.indexed = info.rule != Rule::first_lane && info.rule != Rule::read_lane &&
+                           info.rule != Rule::write_lane;
             if (info.rule == Rule::vector) info.halves = halves_of(inst);
             info.simple = info.rule == Rule::vector && info.halves == Halves::both && !inst.dpp &&
                           info.mask_src.empty() && info.mask_dst < 0 && info.scalar_dst.empty();
@@ -335,8 +343,10 @@ struct Flight {
     uint32_t lds_op = 0;  // its number among the LDS (ds) or LDS-DMA (vm) operations, 0 for none
 };
 
+// A flat one is in both counters. Memory and LDS answer it independently of other operations.
 struct Flat {
     const Inst* inst;
+    uint32_t lds_op;
     bool vm_done, lgkm_done;
 };
 
@@ -422,8 +432,10 @@ struct Checker::Impl {
     const Code* code = nullptr;
     std::vector<std::unique_ptr<Info>> infos;
     std::vector<std::unique_ptr<State>> states;
-    const Info* info = nullptr;  // of the instruction being executed
-    std::vector<std::pair<std::string, const Inst*>> reported;
+    const Info* info = nullptr;                              // of the instruction being executed
+    std::vector<std::pair<std::string, uint32_t>> reported;  // kind, byte offset
+    Inst moved;  // the instruction being executed, with the registers that M0 chose, and its Info
+    Info moved_info;
 
     // LDS
     bool lds_given = false;  // its contents were put there by the host
@@ -468,7 +480,7 @@ struct Checker::Impl {
         finding.offset = inst.offset;
         finding.wave = wave.id;
         finding.workgroup = group.linear_id;
-        const auto key = std::make_pair(std::string(kind), &inst);
+        const auto key = std::make_pair(std::string(kind), inst.offset);
         if (std::find(reported.begin(), reported.end(), key) == reported.end()) {
             reported.push_back(key);
             finding.detail = text();
@@ -500,10 +512,8 @@ struct Checker::Impl {
 
     template <class F>
     static void each_flight(const State& st, F&& f) {
-        for (const Flight& flight : st.vm)
-            if (flight.inst->format != Format::flat) f(*flight.inst, "vmcnt");
-        for (const Flight& flight : st.ds)
-            if (flight.inst->format != Format::flat) f(*flight.inst, "lgkmcnt");
+        for (const Flight& flight : st.vm) f(*flight.inst, "vmcnt");
+        for (const Flight& flight : st.ds) f(*flight.inst, "lgkmcnt");
         for (const Inst* inst : st.smem) f(*inst, "lgkmcnt(0), scalar loads return in any order");
         for (const Flat& flat : st.flats) f(*flat.inst, "vmcnt and lgkmcnt(0)");
     }
@@ -522,53 +532,61 @@ struct Checker::Impl {
         st.any_flight = any != 0;
     }
 
+    // Whether two loads return in order of issue.
+    static bool one_queue(const Inst& a, const Inst& b) {
+        return a.unit == b.unit && (a.unit == Unit::vmem || a.unit == Unit::ds) &&
+               a.format != Format::flat && b.format != Format::flat;
+    }
+
     void check_flight(Wave& wave, State& st, const Inst& inst, const Info& in) {
         for (const Touch& touch : in.touches) {
-            const uint64_t hit = st.flight[touch.word] & touch.mask;
-            if (!hit) continue;
-            const int bit = touch.word * 64 + std::countr_zero(hit);
-            const Inst* by = nullptr;
-            const char* wait = "";
-            each_flight(st, [&](const Inst& other, const char* how) {
-                if (covers(other, bit)) by = &other, wait = how;
-            });
-            if (!by) continue;
-            const bool vector = bit < kVectorRegisters;
-            const int index = vector ? bit : bit - kVectorRegisters;
-            auto reads = [&](const std::vector<uint16_t>& list) {
-                return std::find(list.begin(), list.end(), index) != list.end();
-            };
-            bool read = reads(vector ? in.vector_src : in.scalar_src);
-            if (!vector)
-                for (uint16_t mask : in.mask_src) read |= index == mask || index == mask + 1;
-            if (!vector && in.rule == Rule::branch_vcc) read = true;
-            report(wave, inst, "in-flight register", [&] {
-                return register_name(vector, index) + (read ? " is read" : " is overwritten") +
-                       " by " + to_string(inst) + " while " + to_string(*by) + " at +" +
-                       hex(by->offset) + " may still write it: no wait has retired it (" + wait +
-                       ")";
-            });
-            if (in.load || in.counts_smem) st.twice = true;
-            return;
+            uint64_t hit = st.flight[touch.word] & touch.mask;
+            for (; hit; hit &= hit - 1) {
+                const int bit = touch.word * 64 + std::countr_zero(hit);
+                const bool vector = bit < kVectorRegisters;
+                const int index = vector ? bit : bit - kVectorRegisters;
+                auto reads = [&](const std::vector<uint16_t>& list) {
+                    return std::find(list.begin(), list.end(), index) != list.end();
+                };
+                bool read = reads(vector ? in.vector_src : in.scalar_src);
+                if (!vector)
+                    for (uint16_t mask : in.mask_src) read |= index == mask || index == mask + 1;
+                if (!vector && in.rule == Rule::branch_vcc) read = true;
+                if (!vector && in.relative && index == kM0) read = true;
+                const Inst* by = nullptr;
+                const char* wait = "";
+                each_flight(st, [&](const Inst& other, const char* how) {
+                    if (!covers(other, bit)) return;
+                    if (!read && in.load && one_queue(inst, other)) {
+                        st.twice = true;
+                        return;
+                    }
+                    by = &other, wait = how;
+                });
+                if (!by) continue;
+                report(wave, inst, "in-flight register", [&] {
+                    return register_name(vector, index) + (read ? " is read" : " is overwritten") +
+                           " by " + to_string(inst) + " while " + to_string(*by) + " at +" +
+                           hex(by->offset) + " may still write it: no wait has retired it (" +
+                           wait + ")";
+                });
+                if (in.load || in.counts_smem) st.twice = true;
+                return;
+            }
         }
     }
 
     void retire_vm(State& st, size_t left) {
-        if (st.vm.size() <= left) return;
+        if (st.vm.size() <= left && (left || st.flats.empty())) return;
         while (st.vm.size() > left) {
             const Flight flight = st.vm.pop();
             if (flight.lds_op) st.retired_dma = flight.lds_op;
-            if (flight.inst->format == Format::flat) {
-                for (Flat& flat : st.flats)
-                    if (!flat.vm_done) {
-                        flat.vm_done = true;
-                        break;
-                    }
-            } else {
-                mark(st, *flight.inst, false);
-            }
+            mark(st, *flight.inst, false);
         }
-        retire_flats(st);
+        if (left == 0) {
+            for (Flat& flat : st.flats) flat.vm_done = true;
+            retire_flats(st);
+        }
         settle(st);
     }
 
@@ -585,19 +603,27 @@ struct Checker::Impl {
 
     void retire_lgkm(State& st, size_t left) {
         bool changed = false;
+        uint32_t latest = st.retired_lds;
         while (st.ds.size() > left) {
             const Flight flight = st.ds.pop();
-            if (flight.lds_op) st.retired_lds = flight.lds_op;
-            if (flight.inst->format != Format::flat) mark(st, *flight.inst, false);
+            if (flight.lds_op) latest = flight.lds_op;
+            mark(st, *flight.inst, false);
             changed = true;
         }
         if (left == 0) {
             for (const Inst* inst : st.smem) mark(st, *inst, false);
             changed |= !st.smem.empty() || !st.flats.empty();
             st.smem.clear();
-            for (Flat& flat : st.flats) flat.lgkm_done = true;
+            for (Flat& flat : st.flats) {
+                if (!flat.lgkm_done) latest = std::max(latest, flat.lds_op);
+                flat.lgkm_done = true;
+            }
             retire_flats(st);
         }
+        // A number says that all before it are retired as well.
+        for (const Flat& flat : st.flats)
+            if (flat.lds_op && !flat.lgkm_done) latest = std::min(latest, flat.lds_op - 1);
+        st.retired_lds = std::max(st.retired_lds, latest);
         if (changed) settle(st);
     }
 
@@ -1011,8 +1037,9 @@ struct Checker::Impl {
         const Operand& dst = inst.dst[0];
         const uint64_t width = dst.dwords == 2 ? kAll : 0xffffffffull;
         uint64_t result = 0, value = 0;  // defined bits; value where they are
-        if (in.saves_exec) {
-            // dst = exec; exec = op(src, exec), the order of operands as s_andn2 has it
+        if (inst.writes_exec) {
+            // exec = op(src, exec), the order of operands as s_andn2 has it; dst = the old exec, or
+            // the new one of s_*_wrexec
             const Bits exec = {wave.exec(), kAll};
             if (starts(inst.name, "s_andn1") || starts(inst.name, "s_orn1"))
                 b = a, a = exec;
@@ -1087,6 +1114,10 @@ struct Checker::Impl {
             steer(wave, st, inst);
         } else {
             set_bits(wave, st, inst, dst, result);
+            if (!inst.writes_exec) return;
+            st.s[kExec] = static_cast<uint32_t>(result);
+            st.s[kExec + 1] = static_cast<uint32_t>(result >> 32);
+            steer(wave, st, inst);
         }
     }
 
@@ -1328,9 +1359,36 @@ struct Checker::Impl {
         return good;
     }
 
+    // `inst` with the registers that M0 makes of its operands'.
+    void move_operands(Wave& wave, State& st, const Inst& inst, const Info& in) {
+        const uint32_t m0 = wave.s[kM0];
+        moved = inst;
+        need_scalar(wave, st, inst, kM0, "a register's number");
+        if (in.relative) {
+            Operand& o = starts(inst.name, "s_movrels") ? moved.src[0] : moved.dst[0];
+            o.index = static_cast<uint16_t>((o.index + m0) & (o.dwords == 2 ? 126 : 127));
+        } else {
+            const auto move = [&](Operand& o, int bit) {
+                if (o.kind == Kind::vector && (m0 >> bit & 1))
+                    o.index = static_cast<uint16_t>((o.index + (m0 & 255)) & 511);
+            };
+            for (int n = 0; n < 3; ++n) move(moved.src[n], 12 + n);
+            move(moved.dst[0], 15);
+        }
+        moved_info = describe(moved);
+    }
+
     void before(Wave& wave, const Inst& inst) {
         State& st = state(wave);
         const Info& in = info_of(wave, inst);
+        if (in.relative || (in.indexed && (wave.mode & kGprIndexing))) [[unlikely]] {
+            move_operands(wave, st, inst, in);
+            return before(wave, st, moved, moved_info);
+        }
+        before(wave, st, inst, in);
+    }
+
+    void before(Wave& wave, State& st, const Inst& inst, const Info& in) {
         info = &in;
         if (st.any_flight && !in.touches.empty()) check_flight(wave, st, inst, in);
         if (in.simple) {
@@ -1410,15 +1468,19 @@ struct Checker::Impl {
             uint64_t& lanes = st.v[in.vector_dst[k]];
             lanes = (lanes & ~exec) | (st.loaded[std::min<size_t>(k, 15)] & exec);
         }
-        if (in.counts_vm) {
+        if (in.flat) {
+            st.flats.push_back({&inst, st.lds_op, false, false});
+            // Stores that no counter can tell from later ones are forgotten, as below.
+            if (st.flats.size() > 64 && !st.flats[0].lds_op && !st.flats[0].inst->dst[0].dwords)
+                st.flats.erase(st.flats.begin());
+        } else if (in.counts_vm) {
             st.vm.push({&inst, st.dma_op});
             // The counter ends at 63: older stores have left it, and no wait speaks of them.
             while (st.vm.size() > 64 && !st.vm.begin()->lds_op &&
                    !st.vm.begin()->inst->dst[0].dwords)
                 st.vm.pop();
         }
-        if (in.counts_ds) st.ds.push({&inst, st.lds_op});
-        if (in.flat) st.flats.push_back({&inst, false, false});
+        if (in.counts_ds && !in.flat) st.ds.push({&inst, st.lds_op});
         if (in.load) mark(st, inst, true);
     }
 };
@@ -1464,6 +1526,9 @@ void Checker::arrive(Wave& wave) {
         if (flight.lds_op && !st.front_lds) st.front_lds = flight.lds_op;
     for (const Flight& flight : st.vm)
         if (flight.lds_op && !st.front_dma) st.front_dma = flight.lds_op;
+    for (const Flat& flat : st.flats)
+        if (flat.lds_op && !flat.lgkm_done && (!st.front_lds || flat.lds_op < st.front_lds))
+            st.front_lds = flat.lds_op;
     for (const Wave* other : c.group.waves) {
         const State& o = c.state(*other);
         if (!o.ended || o.barriers >= st.barriers || !wave.code) continue;

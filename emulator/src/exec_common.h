@@ -39,7 +39,6 @@ inline constexpr uint32_t kRound32 = 0x3, kRound64 = 0xc;  // 0 nearest, 1 up, 2
 inline constexpr uint32_t kDenormIn32 = 0x10, kDenormOut32 = 0x20;
 inline constexpr uint32_t kDenormIn64 = 0x40, kDenormOut64 = 0x80;  // of f16, too
 inline constexpr uint32_t kDx10Clamp = 0x100, kIeee = 0x200;
-inline constexpr uint32_t kGprIndexing = 1u << 27;
 
 struct alignas(64) Lanes {
     Lanes() {}  // not zeroed

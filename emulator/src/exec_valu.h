@@ -890,6 +890,15 @@ inline uint32_t below_lane(int l, bool high) {
     return static_cast<uint32_t>(high ? mask >> 32 : mask);
 }
 
+// v_rndne goes to the nearest even number whatever the rounding of MODE, which `kRounding` hides.
+template <uint32_t kRounding, class F>
+[[gnu::always_inline]] inline void nearest_whole(Wave& w, F f) {
+    const uint32_t mode = w.mode;
+    w.mode = mode & ~kRounding;
+    f();
+    w.mode = mode;
+}
+
 inline void count_below(Wave& w, const Inst& i, bool high) {
     if (w.mode & kGprIndexing) [[unlikely]]
         return run_special(w, i, 0);
@@ -1217,7 +1226,10 @@ inline void register_float(Handler* table) {
     V2(v_ldexp_f32, F32, F32, I32, ldexp32(a, b));
     V1(v_trunc_f32, F32, F32, std::trunc(a));
     V1(v_ceil_f32, F32, F32, std::ceil(a));
-    V1(v_rndne_f32, F32, F32, __builtin_nearbyintf(a));
+    HANDLER(v_rndne_f32) {
+        nearest_whole<kRound32>(
+            w, [&] { map<F32, F32>(w, i, [](float a) { return __builtin_nearbyintf(a); }); });
+    };
     V1(v_floor_f32, F32, F32, std::floor(a));
     V1(v_fract_f32, F32, F32, fract32(a));
     V1(v_exp_f32, F32, F32, exp2_lane(flushed(a)));
@@ -1280,7 +1292,10 @@ inline void register_float(Handler* table) {
     V2(v_ldexp_f64, F64, F64, I32, ldexp64(a, b));
     V1(v_trunc_f64, F64, F64, std::trunc(a));
     V1(v_ceil_f64, F64, F64, std::ceil(a));
-    V1(v_rndne_f64, F64, F64, __builtin_nearbyint(a));
+    HANDLER(v_rndne_f64) {
+        nearest_whole<kRound64>(
+            w, [&] { map<F64, F64>(w, i, [](double a) { return __builtin_nearbyint(a); }); });
+    };
     V1(v_floor_f64, F64, F64, std::floor(a));
     V1(v_fract_f64, F64, F64, fract64(a));
     V1(v_rcp_f64, F64, F64, 1.0 / a);

@@ -20,6 +20,9 @@ struct Counters;  // counters.h
 inline constexpr uint64_t kSharedBase = 0x0001'0000'0000'0000;
 inline constexpr uint64_t kPrivateBase = 0x0002'0000'0000'0000;
 
+// MODE, bit 27: vector operands are indexed by M0 (s_set_gpr_idx_on).
+inline constexpr uint32_t kGprIndexing = 1u << 27;
+
 enum class Status : uint8_t { running, barrier, ended };
 
 // One wave of 64 lanes. Key: (workgroup, wave id); owner: its Workgroup; lifetime: one launch.

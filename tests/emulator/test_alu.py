@@ -1110,10 +1110,13 @@ def test_rounding_modes(way: int) -> None:
     bench = Bench([F32, F32, F32], 16)
     bench.case("v_fma_f32 {d}, v0, v2, v4", lambda a, b, c: fma(a, b, c, F32, way), fmt=F32)
     bench.case("v_cvt_f16_f32 {d}, v0", lambda a, b, c: convert(a, F32, F16, way), fmt=F16)
+    # To the nearest even number in every mode.
+    bench.case("v_rndne_f32 {d}, v0", lambda a, b, c: integral(a, F32, round), fmt=F32)
     bench.run(mode=0x3F0 | way | way << 2)
     bench = Bench([F64, F64, F64], 17)
     bench.case("v_fma_f64 {d}, v[0:1], v[2:3], v[4:5]",
                lambda a, b, c: fma(a, b, c, F64, way), 2, F64)  # fmt: skip
+    bench.case("v_rndne_f64 {d}, v[0:1]", lambda a, b, c: integral(a, F64, round), 2, F64)
     bench.run(mode=0x3F0 | way | way << 2)
 
 

@@ -158,13 +158,106 @@ def test_discard_register_reused_in_flight() -> None:
     assert found(code.format(wait="s_waitcnt vmcnt(0)\n")) == []
 
 
+@pytest.mark.parametrize("name, to", [("global_load_dword", "v[2:3], off"), ("ds_read_b32", "v0")])
+def test_a_later_load_of_the_same_queue_may_overwrite(name: str, to: str) -> None:
+    # As compilers let the two sides of a branch do, each under its part of EXEC.
+    twice, late = f"{name} v4, {to}\n" * 2, "v_mov_b32 v6, v4"
+    counter = "vm" if name.startswith("global") else "lgkm"
+    assert found(f"{twice}s_waitcnt {counter}cnt(0)\n{late}") == []
+    assert found(f"{twice}s_waitcnt {counter}cnt(1)\n{late}") == ["in-flight register"]
+    other = "ds_read_b32 v4, v0" if counter == "vm" else "global_load_dword v4, v[2:3], off"
+    assert found(twice + other) == ["in-flight register"]
+    assert found(twice + "flat_load_dword v4, v[2:3]") == ["in-flight register"]
+
+
 def test_two_loads_into_one_register() -> None:
-    code = "global_load_dwordx2 v[4:5], v[2:3], off\n{}global_load_dword v5, v[2:3], off"
-    assert found(code.format("")) == ["in-flight register"]
-    assert found(code.format("s_waitcnt vmcnt(0)\n")) == []
+    code = "global_load_dwordx2 v[4:5], v[2:3], off\nglobal_load_dword v5, v[2:3], off\n"
+    assert found(code) == []
     # The second load keeps the register in flight when the first has returned.
-    code = code.format("") + "\ns_waitcnt vmcnt(1)\nv_mov_b32 v6, v4\nv_mov_b32 v6, v5"
-    assert found(code) == ["in-flight register"] * 2
+    code += "s_waitcnt vmcnt({})\nv_mov_b32 v6, v4\nv_mov_b32 v6, v5"
+    assert found(code.format(1)) == ["in-flight register"]
+    assert found(code.format(0)) == []
+    # Scalar loads have no order.
+    scalar = "s_load_dwordx2 s[4:5], s[12:13], 0\ns_load_dword s5, s[12:13], 0"
+    assert found(scalar) == ["in-flight register"]
+
+
+def test_a_flat_load_takes_part_in_no_order() -> None:
+    flat = "flat_load_dword v5, v[2:3]\n"
+    loads = [("global_load_dword v4, v[2:3], off\n", "vm"), ("ds_read_b32 v4, v0\n", "lgkm")]
+    for load, counter in loads:
+        for code in (load + flat, flat + load):
+            for left, kind in [(1, ["in-flight register"]), (0, [])]:
+                wait = f"s_waitcnt {counter}cnt({left})\n"
+                assert found(code + wait + "v_mov_b32 v6, v4") == kind
+    both = flat + "s_waitcnt vmcnt({})\ns_waitcnt lgkmcnt({})\nv_mov_b32 v6, v5"
+    assert found(both.format(0, 0)) == []
+    assert found(both.format(1, 0)) == found(both.format(0, 1)) == ["in-flight register"]
+
+
+def test_a_wait_for_later_lds_operations_does_not_cover_a_flat_one() -> None:
+    code = """
+        s_mov_b64 s[4:5], src_shared_base
+        v_mov_b32 v4, v0
+        v_mov_b32 v5, s5
+        s_cmp_lg_u32 s0, 0
+        s_cbranch_scc1 other
+        flat_store_dword v[4:5], v6
+        ds_read_b32 v7, v0 offset:1024
+        ds_read_b32 v7, v0 offset:1024
+        s_waitcnt lgkmcnt({})
+        s_barrier
+        s_endpgm
+    other:
+        s_barrier
+        ds_read_b32 v7, v0
+        s_waitcnt lgkmcnt(0)
+    """
+    assert found(code.format(0), waves=2) == []
+    # Wave 0 ends later than at its barrier, and s_endpgm waits for everything: keep it running.
+    spin = code.replace("s_endpgm", "s_barrier\n s_endpgm")
+    spin = spin.replace("ds_read_b32 v7, v0\n", "ds_read_b32 v7, v0\n s_barrier\n")
+    assert found(spin.format(0), waves=2) == []
+    assert found(spin.format(1), waves=2) == ["LDS race"]
+
+
+INDEXED = "s_mov_b32 s0, 2\ns_set_gpr_idx_on s0, gpr_idx({})\n{}\ns_set_gpr_idx_off\n"
+
+
+def test_registers_indexed_by_m0_are_followed() -> None:
+    load = "global_load_dword {}, v[2:3], off\n"
+    for role, move in [("SRC0", "v_mov_b32 v9, v4"), ("DST", "v_mov_b32 v4, v9")]:
+        code = INDEXED.format(role, move)
+        assert found(load.format("v6") + code) == ["in-flight register"]
+        assert found(load.format("v4") + code) == []
+    # A lane access is not indexed.
+    code = INDEXED.format("SRC0", "v_readlane_b32 s6, v4, 0")
+    assert found(load.format("v6") + code) == []
+    assert found(load.format("v4") + code) == ["in-flight register"]
+    store = "scratch_load_dword v6, off, off\ns_waitcnt vmcnt(0)\n{}"
+    store += "global_store_dword v[2:3], v6, off"
+    assert found(store.format("")) == ["undefined value"]
+    assert found(store.format(INDEXED.format("DST", "v_mov_b32 v4, v8"))) == []
+
+
+def test_scalar_registers_relative_to_m0_are_followed() -> None:
+    load, m0 = "s_load_dword s20, s[12:13], 0\n", "s_mov_b32 m0, 2\ns_nop 0\n"
+    for move in ("s_movrels_b32 s4, s18", "s_movreld_b32 s18, s4"):
+        assert found(load + m0 + move) == ["in-flight register"]
+        assert found(load + m0 + move.replace("s18", "s20")) == []
+
+
+@pytest.mark.parametrize(
+    "name", ["andn1_saveexec", "orn1_saveexec", "andn1_wrexec", "andn2_wrexec"]
+)
+def test_exec_from_undefined_bits(name: str) -> None:
+    undefined = "scratch_load_dword v4, off, off\ns_waitcnt vmcnt(0)\nv_readfirstlane_b32 s4, v4\n"
+    code = f"s_mov_b32 s5, 0\ns_{name}_b64 s[6:7], s[4:5]"
+    assert found(undefined + code, mask=0xF0F0) == ["undefined value"]
+    assert found(f"s_mov_b32 s4, 5\n{code}", mask=0xF0F0) == []
+    # Bits that EXEC alone decides: ~x | 1, and x & ~1.
+    decided = name.startswith(("orn1", "andn2"))
+    assert (found(undefined + code) == []) == decided
 
 
 def test_ending_with_loads_in_flight_is_fine() -> None:
