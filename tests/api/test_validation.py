@@ -58,7 +58,11 @@ BAD = [
         ValueError,
         ["out must not be an expanded tensor"],
     ),
-    ({"engine": "magic"}, ValueError, ["unknown engine 'magic': this build has cpu, gfx942, reference"]),
+    (
+        {"engine": "magic"},
+        ValueError,
+        ["unknown engine 'magic': this build has cpu, gfx942, reference"],
+    ),
     (
         {name: torch.zeros(B, S, H, 12, dtype=torch.bfloat16) for name in "qkv"},
         ValueError,
