@@ -242,7 +242,7 @@ def _sizes(text: str, option: str) -> list[int]:
 def _try(file: Path, action: Any) -> Any:
     try:
         return action()
-    except (native.EmulatorError, OSError, ValueError, waits.TooManyStates) as error:
+    except (native.EmulatorError, OSError, ValueError) as error:
         _fail(_about(file, error))
 
 

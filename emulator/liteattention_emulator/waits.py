@@ -2,9 +2,12 @@
 
 gfx942 counts outstanding vector memory operations (vmcnt) and LDS, scalar and flat ones (lgkmcnt);
 ``s_waitcnt`` waits until at most so many are left. vmcnt and the LDS part of lgkmcnt count in
-order of issue; scalar and flat operations return in any order, only zero retires them. This module
-follows the queues of outstanding operations along the control flow: the states that are possible
-before each instruction. From them follow
+order of issue. Scalar operations return in any order, only lgkmcnt(0) retires them; flat ones are
+in no order, only zero of both retires them. This module follows the outstanding operations along
+the control flow. For each it keeps how many later ones of its counter there are at least; where
+paths meet, their states are joined, as compilers do that place waits. So it may see an operation
+outstanding that no single path leaves so, never the reverse. From the states before each
+instruction follow
 
 - ``early``: instructions that touch a register before the load that writes it was waited for,
 - ``open``: the memory operations not yet retired where order matters: at barriers, at accesses to
@@ -23,14 +26,9 @@ from .listing import VECTOR_MASK, Instruction, load, register_names
 MAX_VM, MAX_LGKM = 63, 15
 """Largest values of the two counters; the field of s_waitcnt that does not wait."""
 
-State = tuple[tuple[int, ...], tuple[int, ...], frozenset[int]]
-"""Outstanding operations: vmcnt's and the LDS's, oldest first, and those without an order."""
-
-_EMPTY: State = ((), (), frozenset())
-
-
-class TooManyStates(RuntimeError):
-    """The code has more combinations of outstanding operations than are worth following."""
+State = tuple[dict[int, int], dict[int, int], frozenset[int], frozenset[int]]
+"""Outstanding on some path: of vmcnt and of the LDS, operation -> later ones of the same counter on
+every path; scalar loads; flat operations. Operations are named by byte offset."""
 
 
 @dataclass(frozen=True)
@@ -76,7 +74,7 @@ class EarlyUse:
 def check(code_object: Path | str | bytes) -> list[EarlyUse]:
     """All uses of registers that a load is still to write, in every kernel of a code object.
 
-    Raises BadImage or OSError as ``listing.load`` does, TooManyStates as ``analyse`` does.
+    Raises BadImage or OSError as ``listing.load`` does.
     """
     listed = load(code_object)
     out = []
@@ -101,66 +99,72 @@ def with_counters(imm: int, vmcnt: int, lgkmcnt: int) -> int:
     return imm & 0x70 | vmcnt & 15 | (vmcnt >> 4 & 3) << 14 | (lgkmcnt & 15) << 8
 
 
-def after(state: State, inst: Instruction) -> State:
-    """The outstanding operations behind an instruction."""
-    vm, lds, loose = state
-    if inst.name == "s_waitcnt":
-        vmcnt, lgkmcnt = counters(inst)
-        vm = vm[len(vm) - vmcnt :] if len(vm) > vmcnt else vm
-        lds = lds[len(lds) - lgkmcnt :] if len(lds) > lgkmcnt else lds
-        return vm, lds, frozenset() if lgkmcnt == 0 else loose
-    # A full counter holds up the next operation until the oldest has returned.
-    if inst.unit == "vmem" and inst.reads & VECTOR_MASK | inst.writes:
-        vm = (*vm, inst.offset)[-MAX_VM:]
-        if inst.format == "flat":
-            loose |= {inst.offset}
-    elif inst.unit == "ds":
-        lds = (*lds, inst.offset)[-MAX_LGKM:]
-    elif inst.unit == "smem" and inst.writes:
-        loose |= {inst.offset}
-    return vm, lds, loose
-
-
-def analyse(code: Graph, limit: int = 200_000) -> Waits:
-    """Follow all paths of a kernel.
-
-    Raises TooManyStates when more than ``limit`` pairs of instruction and state come up.
-    """
-    by_offset = {code.instructions[i].offset: code.instructions[i] for i in code.next}
-    seen: dict[int, set[State]] = {index: set() for index in code.next}
-    early: set[tuple[int, int]] = set()
-    left: dict[int, set[int]] = {}
-    written: dict[State, int] = {}  # registers that a state's operations are still to write
-    visited = 0
-    pending = [(code.entry, _EMPTY)]
+def analyse(code: Graph) -> Waits:
+    """Follow all paths of a kernel."""
+    before: dict[int, State] = {code.entry: ({}, {}, frozenset(), frozenset())}
+    pending = {code.entry}
     while pending:
-        index, state = pending.pop()
-        if state in seen[index]:
-            continue
-        seen[index].add(state)
-        visited += 1
-        if visited > limit:
-            raise TooManyStates(f"more than {limit} states of outstanding operations")
+        index = min(pending)  # in the order of the code: few rounds
+        pending.discard(index)
+        following = after(before[index], code.instructions[index])
+        for successor in code.next[index]:
+            merged = _join(before.get(successor), following)
+            if merged != before.get(successor):
+                before[successor] = merged
+                pending.add(successor)
+    by_offset = {code.instructions[i].offset: code.instructions[i] for i in code.next}
+    early: set[tuple[int, int]] = set()
+    left: dict[int, frozenset[int]] = {}
+    for index, state in before.items():
         inst = code.instructions[index]
         touched = inst.reads | inst.writes
-        if state not in written:
-            written[state] = 0
-            for at in (at for queue in state for at in queue):
-                written[state] |= by_offset[at].writes
-        for number, queue in enumerate(state if written[state] & touched else ()):
+        for number, queue in enumerate(state):
             for at in queue:
-                before = by_offset[at]
                 # Of two loads in one queue the later one lands later.
-                mine = inst.reads if number < 2 and before.unit == inst.unit else touched
-                if before.writes & mine:
+                ordered = number < 2 and by_offset[at].unit == inst.unit and inst.format != "flat"
+                if by_offset[at].writes & (inst.reads if ordered else touched):
                     early.add((inst.offset, at))
         if inst.unit in ("barrier", "ds") or "lds" in inst.flags:
             matter = {at for queue in state for at in queue if _matters(inst, by_offset[at])}
             if matter:
-                left.setdefault(inst.offset, set()).update(matter)
-        following = after(state, inst)
-        pending += [(successor, following) for successor in code.next[index]]
-    return Waits(frozenset(early), {at: frozenset(which) for at, which in left.items()})
+                left[inst.offset] = frozenset(matter)
+    return Waits(frozenset(early), left)
+
+
+def after(state: State, inst: Instruction) -> State:
+    """The outstanding operations behind an instruction."""
+    vm, lds, scalar, flat = state
+    none: frozenset[int] = frozenset()
+    if inst.name == "s_waitcnt":
+        vmcnt, lgkmcnt = counters(inst)
+        # One that were left would have its `later` ones left as well: more than the count.
+        vm = {at: later for at, later in vm.items() if later < vmcnt}
+        lds = {at: later for at, later in lds.items() if later < lgkmcnt}
+        return vm, lds, scalar if lgkmcnt else none, flat if vmcnt or lgkmcnt else none
+    # A full counter holds up the next operation until the oldest has returned.
+    if inst.format == "flat":
+        flat |= {inst.offset}
+    elif inst.unit == "vmem" and inst.reads & VECTOR_MASK | inst.writes:
+        vm = _issued(vm, inst.offset, MAX_VM)
+    elif inst.unit == "ds":
+        lds = _issued(lds, inst.offset, MAX_LGKM)
+    elif inst.unit == "smem" and inst.writes:
+        scalar |= {inst.offset}
+    return vm, lds, scalar, flat
+
+
+def _issued(queue: dict[int, int], offset: int, most: int) -> dict[int, int]:
+    return {at: n + 1 for at, n in queue.items() if n + 1 < most} | {offset: 0}
+
+
+def _join(a: State | None, b: State) -> State:
+    if a is None:
+        return b
+    vm, lds = (
+        {at: min(x.get(at, MAX_VM), y.get(at, MAX_VM)) for at in x.keys() | y.keys()}
+        for x, y in ((a[0], b[0]), (a[1], b[1]))
+    )
+    return vm, lds, a[2] | b[2], a[3] | b[3]
 
 
 def _matters(inst: Instruction, outstanding: Instruction) -> bool:

@@ -1,6 +1,5 @@
 """Small problems for the shipped kernels, run from machine code that a test may have changed."""
 
-import ctypes
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,6 +12,14 @@ import numpy.typing as npt
 
 from liteattention_emulator import device, mutate, native
 from liteattention_rocm import kernels
+from tests.kernels.machine import (
+    DenseParams,
+    LiteParams,
+    MergeParams,
+    PlanParams,
+    Strides,
+    TransposeVParams,
+)
 
 Float = npt.NDArray[np.float32]
 Double = npt.NDArray[np.float64]
@@ -20,37 +27,6 @@ Half = npt.NDArray[np.uint16]
 
 # Whatever order the waves run in, and how far a group of them can get ahead of the other.
 ORDERS = ("round-robin", "first-ahead", "last-ahead", "random:1")
-
-
-class Strides(ctypes.Structure):
-    """Elements from one batch, row or head to the next (csrc/gfx942/params.h)."""
-
-    _fields_ = [("batch", ctypes.c_int64), ("seq", ctypes.c_int64), ("head", ctypes.c_int64)]
-
-
-class TransposeVParams(ctypes.Structure):
-    """csrc/gfx942/params.h."""
-
-    _fields_ = [
-        *[(name, ctypes.c_uint64) for name in ("v", "v_t")],
-        ("v_strides", Strides),
-        *[(name, ctypes.c_int32) for name in ("batch", "kv_heads", "kv_len", "reserved")],
-    ]
-
-
-class DenseParams(ctypes.Structure):
-    """csrc/gfx942/params.h."""
-
-    _fields_ = [
-        *[(n, ctypes.c_uint64) for n in ("q", "k", "v_t", "out", "lse", "part_out", "part_stats")],
-        *[(name, Strides) for name in ("q_strides", "k_strides", "out_strides")],
-        *[(n, ctypes.c_int32) for n in ("batch", "q_heads", "kv_heads", "q_len", "kv_len")],
-        ("scale_log2", ctypes.c_float),
-        *[(name, ctypes.c_int32) for name in ("whole_tiles", "splits")],
-    ]
-
-
-assert (ctypes.sizeof(TransposeVParams), ctypes.sizeof(DenseParams)) == (56, 160)
 
 
 def to_bf16(values: npt.NDArray[Any]) -> Half:
@@ -125,7 +101,7 @@ class Problem:
         params = DenseParams(
             q.ctypes.data, k.ctypes.data, self.packed_v.ctypes.data, out.ctypes.data,
             lse.ctypes.data, 0, 0, contiguous(q), contiguous(k), contiguous(out), 1, 1, 1,
-            self.q_len, self.kv_len, np.log2(np.e) / np.sqrt(self.dim), 1, 1,
+            self.q_len, self.kv_len, np.log2(np.e) / np.sqrt(self.dim), 1, 1, 0, 0,
         )  # fmt: skip
         with (
             device.Module(image) as module,
@@ -157,13 +133,58 @@ class Problem:
         return all(error <= allowed for error, allowed in pairs)
 
 
-class PlanParams(ctypes.Structure):
-    """csrc/gfx942/params.h."""
+@dataclass
+class LiteProblem(Problem):
+    """A LiteAttention step of one q block; its results are compared bit for bit.
 
-    _fields_ = [
-        *[(n, ctypes.c_uint64) for n in ("skip", "must_do", "must_skip", "order")],
-        *[(n, ctypes.c_int32) for n in ("rows", "q_blocks", "words", "reserved")],
-    ]
+    Of the K blocks ``keep`` says which are read, must_do pins the first of every 16. The growing
+    scores of `Problem` are skipped when the walk descends and kept when it ascends.
+    """
+
+    descending: bool = True
+    soft_skip: bool = False
+    keep: float = 0.7
+    nan: bool = False  # in one query: its row keeps every tile
+
+    @cached_property
+    def inputs(self) -> tuple[Half, Half, Half]:
+        """As `Problem.inputs`."""
+        q, k, v = super().inputs
+        if self.nan:
+            q[0, 3, 0, 5] = 0x7FC0
+        return q, k, v
+
+    def launch(self, image: bytes, kernel: str, out: Half, lse: Float) -> None:
+        """Run one workgroup; also writes ``self.write``, the next step's bitmap."""
+        q, k, _ = self.inputs
+        words = -(-self.kv_len // 64 // 32)
+        rng = np.random.default_rng(self.seed + 1)
+        bits = rng.random((words, 32)) < self.keep
+        read = np.packbits(bits, axis=1, bitorder="little").view(np.uint32).reshape(words)
+        must_do = np.full(words, 0x00010001, np.uint32)
+        self.write = np.full(words, 0xAAAAAAAA, np.uint32)
+        params = LiteParams(
+            q.ctypes.data, k.ctypes.data, self.packed_v.ctypes.data, out.ctypes.data,
+            lse.ctypes.data, read.ctypes.data, self.write.ctypes.data, must_do.ctypes.data, None,
+            None, contiguous(q), contiguous(k), contiguous(out), 1, 1, 1, self.q_len, self.kv_len,
+            np.log2(np.e) / np.sqrt(self.dim), -2.0, self.descending, self.soft_skip, 0,
+        )  # fmt: skip
+        with (
+            device.Module(image) as module,
+            device.registered(q, k, self.packed_v, out, lse, read, self.write, must_do),
+        ):
+            module.launch(kernel, [1], [512], [params])
+
+    def accept(self) -> None:
+        """The results are the kernel's own, which tests/kernels holds against the oracle."""
+        assert np.isnan(from_bf16(self.out)[0, 3]).all() == self.nan
+        assert np.isfinite(np.delete(from_bf16(self.out)[0], 3, axis=0)).all()
+        self.accepted = self.out, self.lse.view(np.uint32), self.write
+
+    def right(self) -> bool:
+        """Whether the latest run gave the same bits."""
+        written = self.out, self.lse.view(np.uint32), self.write
+        return all(np.array_equal(a, b) for a, b in zip(written, self.accepted, strict=True))
 
 
 class Plan:
@@ -195,17 +216,6 @@ class Plan:
         return np.array_equal(self.order, self.expected)
 
 
-class MergeParams(ctypes.Structure):
-    """csrc/gfx942/params.h."""
-
-    _fields_ = [
-        *[(n, ctypes.c_uint64) for n in ("part_out", "part_stats", "out", "lse")],
-        ("out_strides", Strides),
-        *[(n, ctypes.c_int32) for n in ("batch", "q_heads", "q_len", "head_dim")],
-        *[(n, ctypes.c_int32) for n in ("whole_tiles", "splits")],
-    ]
-
-
 class Merge:
     """The merge of the parts of one tile of ``q_len`` rows, against float64."""
 
@@ -229,7 +239,7 @@ class Merge:
         arrays = self.part_out, self.stats, self.out, self.lse
         params = MergeParams(
             *(a.ctypes.data for a in arrays), contiguous(self.out),
-            1, 1, self.q_len, self.dim, 0, self.splits,
+            1, 1, self.q_len, self.dim, 0, self.splits, 0, 0,
         )  # fmt: skip
         rows = 256 * 8 // self.dim
         with device.Module(image) as module, device.registered(*arrays):
@@ -345,6 +355,18 @@ def cases(kernel: str) -> tuple[str, Sequence[Case]]:
     if kernel.startswith("attention_dense"):
         lengths = [257 + 8 * i for i in range(8)] if dim == 64 else [299]
         return "attention_dense", [Problem(dim, 200, n) for n in (40, 100, *lengths)]
+    if kernel.startswith("attention_lite"):
+        lengths = [257 + 8 * i for i in range(8)] if dim == 64 else []
+        return "attention_lite", [
+            LiteProblem(dim, 50, 69 * 64 + 20, keep=0.15),  # three words of the bitmap
+            LiteProblem(dim, 200, 40, descending=False, keep=1.0),
+            LiteProblem(dim, 200, 299, nan=True, keep=1.0),
+            LiteProblem(dim, 200, 700, soft_skip=True, keep=1.0),
+            LiteProblem(dim, 200, 400, descending=False),
+            # a last block that ends between any two keys of a lane, walked first
+            *(LiteProblem(dim, 20, 68 + 16 * t + i, keep=1.0) for t in range(4) for i in range(4)),
+            *(LiteProblem(dim, 200, n) for n in lengths),
+        ]
     if kernel.startswith("transpose_v"):
         return "transpose_v", [Transpose(dim, n, 2, 3) for n in (64, 73, 89, 105, 121)]
     if kernel.startswith("merge_parts"):

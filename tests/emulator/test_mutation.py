@@ -27,6 +27,7 @@ ALWAYS = {
     "m0 write dropped",
 }
 DENSE = "attention_dense_bf16_d128_rtne"
+LITE = "attention_lite_bf16_d128_rtne"
 KERNELS = [
     DENSE,
     "attention_dense_bf16_d64_rtne",
@@ -102,6 +103,21 @@ def test_all_mutants(capsys: pytest.CaptureFixture[str]) -> None:
     with capsys.disabled():
         print("\n" + "\n".join(summary("all kernels", total).splitlines()[:16]))
     assert mutate.noticed(total) >= BAR
+
+
+@pytest.mark.slow
+def test_mutants_of_the_lite_kernel(capsys: pytest.CaptureFixture[str]) -> None:
+    bench = Bench(LITE)
+    verdicts = bench.judge(mutate.mutations(bench.kernel, bench.kernel.loop()))
+    bench.trial.close()
+    with capsys.disabled():
+        print("\n" + summary(LITE, verdicts))
+    assert mutate.noticed(verdicts) >= 0.9
+    for verdict in verdicts:
+        # Waits may survive that order LDS operations alone: the votes that they hand over are read
+        # behind the last barrier, which has a wait of its own, and no copy of K overlaps them.
+        order = verdict.mutation.kind in ("wait deleted", "wait weakened by one")
+        assert order or verdict.mutation.kind not in ALWAYS or not verdict.survived, verdict
 
 
 @pytest.mark.slow

@@ -130,8 +130,21 @@ def test_report_names_place_and_registers(tmp_path: Path) -> None:
     assert use.line.endswith("early.hip:4") and "not waited for" in str(use)
 
 
-def test_too_many_states_are_refused() -> None:
-    graph_of = listing.load(assemble(function("k", (LOAD + "s_nop 0\n") * 20 + "s_endpgm")))
-    graph = cfg.Graph(graph_of.instructions, 0)
-    with pytest.raises(waits.TooManyStates):
-        waits.analyse(graph, limit=10)
+def test_paths_that_meet_are_joined() -> None:
+    # Sixteen branches around a load each: 65,536 paths. The youngest load may be the only one.
+    branch = "s_cbranch_scc0 l{0}\nglobal_load_dword v{1}, v[2:3], off\nl{0}:\n"
+    body = LOAD + "".join(branch.format(i, 10 + i) for i in range(16))
+    assert early(body + "s_waitcnt vmcnt(1)\nv_mov_b32 v4, v1") != []  # no branch may have loaded
+    assert early(body + "s_waitcnt vmcnt(0)\nv_mov_b32 v4, v1") == []
+    last = body + "global_load_dword v40, v[2:3], off\ns_waitcnt vmcnt(1)\n"
+    assert early(last + "v_mov_b32 v4, v1") == []
+    assert early(last + "v_mov_b32 v4, v40") != []
+
+
+def test_flat_operations_are_in_no_order() -> None:
+    flat = "flat_load_dword v5, v[2:3]\n"
+    assert early(LOAD + flat + "s_waitcnt vmcnt(1)\nv_mov_b32 v4, v1") != []
+    assert early(LOAD + flat + "s_waitcnt vmcnt(0)\nv_mov_b32 v4, v1") == []
+    assert early(flat + "s_waitcnt vmcnt(0)\nv_mov_b32 v4, v5") != []
+    assert early(flat + "s_waitcnt vmcnt(0) lgkmcnt(0)\nv_mov_b32 v4, v5") == []
+    assert early(LOAD + "flat_load_dword v1, v[2:3]\ns_waitcnt vmcnt(0) lgkmcnt(0)") != []
