@@ -341,7 +341,14 @@ def default_geometry(q: torch.Tensor, engine: str | None = None) -> TileGeometry
     """Tile geometry that the engine for ``q``'s device prefers for its head dimension."""
     if not isinstance(q, torch.Tensor) or q.dim() != 4:
         raise TypeError("q must be a tensor of 4 dimensions")
-    return engines.choose(q.device, engine).geometry(q.shape[-1])
+    geometry: TileGeometry = _preferred_geometry(q.device, int(q.shape[-1]), engine)
+    return geometry
+
+
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+def _preferred_geometry(device: torch.device, head_dim: int, engine: str | None) -> TileGeometry:
+    """Found once per compilation: nothing in the choice of an engine is traced."""
+    return engines.choose(device, engine).geometry(head_dim)
 
 
 def _run_attention(
