@@ -165,3 +165,14 @@ class Engine(ABC):
         Bitmaps are int32 tensors holding uint32 bit patterns, [B, Hq, q_blocks, words]; the masks
         are int32 [words] over K blocks or None. ``(read | must_do) & ~must_skip`` is computed.
         """
+
+
+def address(tensor: torch.Tensor | None) -> int:
+    """Return where a tensor's data begins, 0 for None."""
+    return 0 if tensor is None else tensor.data_ptr()
+
+
+def strides(tensor: torch.Tensor, layout: Layout) -> tuple[int, int, int]:
+    """Return the element strides of (batch, sequence, head) of a tensor of 4 dimensions."""
+    batch, second, third, _ = tensor.stride()
+    return (batch, second, third) if layout == "bshd" else (batch, third, second)

@@ -12,7 +12,7 @@ import os
 import torch
 
 from .. import _core
-from .base import AttentionSpec, Engine, LiteSpec, TileGeometry
+from .base import AttentionSpec, Engine, LiteSpec, TileGeometry, address, strides
 
 ISA_VARIABLE = "LITEATTENTION_CPU_ISA"
 
@@ -105,7 +105,7 @@ class CpuEngine(Engine):
     ) -> None:
         """Run one LiteAttention step; see :meth:`Engine.lite_attention`."""
         skip = _core.LiteParams()
-        skip.set_bitmaps(read.data_ptr(), write.data_ptr(), _address(must_do), _address(must_skip))
+        skip.set_bitmaps(read.data_ptr(), write.data_ptr(), address(must_do), address(must_skip))
         skip.q_block = lite.geometry.q_block
         skip.vote_rows = lite.geometry.vote_rows
         skip.threshold = lite.threshold
@@ -144,12 +144,15 @@ def _request(
     lse: torch.Tensor | None,
 ) -> _core.AttentionParams:
     request = _core.AttentionParams()
-    request.set_pointers(q.data_ptr(), k.data_ptr(), v.data_ptr(), out.data_ptr(), _address(lse))
+    request.set_pointers(q.data_ptr(), k.data_ptr(), v.data_ptr(), out.data_ptr(), address(lse))
     request.set_shape(
         spec.batch, spec.q_heads, spec.kv_heads, spec.q_len, spec.kv_len, spec.head_dim
     )
     request.set_strides(
-        _strides(q, spec), _strides(k, spec), _strides(v, spec), _strides(out, spec)
+        strides(q, spec.layout),
+        strides(k, spec.layout),
+        strides(v, spec.layout),
+        strides(out, spec.layout),
     )
     request.dtype = _DTYPES[spec.dtype]
     request.rounding = _ROUNDINGS[spec.rounding]
@@ -157,13 +160,3 @@ def _request(
     request.causal = spec.causal
     request.threads = torch.get_num_threads()
     return request
-
-
-def _address(tensor: torch.Tensor | None) -> int:
-    return 0 if tensor is None else tensor.data_ptr()
-
-
-def _strides(tensor: torch.Tensor, spec: AttentionSpec) -> tuple[int, int, int]:
-    """Return element strides of (batch, sequence, head)."""
-    batch, second, third, _ = tensor.stride()
-    return (batch, second, third) if spec.layout == "bshd" else (batch, third, second)

@@ -22,7 +22,7 @@ import threading
 import torch
 
 from .. import _core, kernels
-from .base import AttentionSpec, Engine, LiteSpec, TileGeometry
+from .base import AttentionSpec, Engine, LiteSpec, TileGeometry, address, strides
 
 LIBRARY_VARIABLE = "LITEATTENTION_HIP_LIBRARY"
 TARGET = "gfx942"
@@ -185,7 +185,7 @@ class Gfx942Engine(Engine):
         device = self.device(spec.device)
         plan = _core.plan_lite(_shape(spec))
         step = _core.LiteStep()
-        step.set_bitmaps(read.data_ptr(), write.data_ptr(), _address(must_do), _address(must_skip))
+        step.set_bitmaps(read.data_ptr(), write.data_ptr(), address(must_do), address(must_skip))
         step.threshold = lite.threshold
         # Nothing is voted on at -inf; walking in the dense order makes it dense bit for bit.
         step.descending = lite.descending and lite.threshold > -math.inf
@@ -216,8 +216,8 @@ class Gfx942Engine(Engine):
         order = torch.empty((batch, heads, q_blocks), dtype=torch.int32, device=skip.device)
         self.device(skip.device).plan_lpt(
             skip.data_ptr(),
-            _address(must_do),
-            _address(must_skip),
+            address(must_do),
+            address(must_skip),
             order.data_ptr(),
             batch * heads,
             q_blocks,
@@ -296,9 +296,12 @@ def _request(
     lse: torch.Tensor | None,
 ) -> _core.DenseRequest:
     request = _core.DenseRequest()
-    request.set_pointers(q.data_ptr(), k.data_ptr(), v.data_ptr(), out.data_ptr(), _address(lse))
+    request.set_pointers(q.data_ptr(), k.data_ptr(), v.data_ptr(), out.data_ptr(), address(lse))
     request.set_strides(
-        _strides(q, spec), _strides(k, spec), _strides(v, spec), _strides(out, spec)
+        strides(q, spec.layout),
+        strides(k, spec.layout),
+        strides(v, spec.layout),
+        strides(out, spec.layout),
     )
     request.number = _NUMBERS[spec.dtype, spec.rounding]
     request.scale = spec.scale
@@ -308,16 +311,6 @@ def _request(
 def _workspace(plan: _core.DensePlan | _core.LitePlan, spec: AttentionSpec) -> torch.Tensor:
     # PyTorch's allocator orders the reuse of this memory by the stream the launches go to.
     return torch.empty(plan.workspace_bytes, dtype=torch.uint8, device=spec.device)
-
-
-def _address(tensor: torch.Tensor | None) -> int:
-    return 0 if tensor is None else tensor.data_ptr()
-
-
-def _strides(tensor: torch.Tensor, spec: AttentionSpec) -> tuple[int, int, int]:
-    """Return element strides of (batch, sequence, head)."""
-    batch, second, third, _ = tensor.stride()
-    return (batch, second, third) if spec.layout == "bshd" else (batch, third, second)
 
 
 def _stream(device: torch.device) -> int:
