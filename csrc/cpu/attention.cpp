@@ -5,68 +5,20 @@
 
 #include <algorithm>
 #include <atomic>
-#include <memory>
-#include <mutex>
-#include <new>
 #include <vector>
 
+#include "buffer_cache.h"
 #include "kernel.h"
 #include "thread_pool.h"
 
 namespace liteattention::cpu {
 namespace {
 
-constexpr size_t kAlign = 64;
 // Packed keys and values held at once. Heads beyond it are done in a further pass, so that a
 // long video does not need a second copy of all its keys and values.
 constexpr size_t kPackedBudget = size_t{192} << 20;
 
 int64_t CeilDiv(int64_t a, int64_t b) { return (a + b - 1) / b; }
-
-// 64-byte aligned memory that is kept between calls: fresh pages cost about 0.25 us per KiB in
-// faults, as much as packing into them. Each call in flight has a buffer of its own.
-class BufferCache {
-   public:
-    struct Free {
-        void operator()(char* p) const { ::operator delete(p, std::align_val_t{kAlign}); }
-    };
-    struct Buffer {
-        std::unique_ptr<char, Free> data;
-        size_t size = 0;
-    };
-
-    Buffer Take(size_t size) {
-        {
-            std::lock_guard<std::mutex> lock(mutex_);
-            for (size_t i = 0; i < idle_.size(); ++i) {
-                if (idle_[i].size >= size) {
-                    Buffer buffer = std::move(idle_[i]);
-                    idle_.erase(idle_.begin() + static_cast<std::ptrdiff_t>(i));
-                    return buffer;
-                }
-            }
-            idle_.clear();  // all too small: let them go rather than hoard
-        }
-        Buffer buffer;
-        buffer.data.reset(static_cast<char*>(::operator new(size, std::align_val_t{kAlign})));
-        buffer.size = size;
-        return buffer;
-    }
-
-    void Give(Buffer buffer) {
-        std::lock_guard<std::mutex> lock(mutex_);
-        if (idle_.size() < 2) idle_.push_back(std::move(buffer));
-    }
-
-   private:
-    std::mutex mutex_;
-    std::vector<Buffer> idle_;
-};
-
-BufferCache& Cache() {
-    static BufferCache* cache = new BufferCache;  // never destroyed: calls may end after main
-    return *cache;
-}
 
 // The part of a request that is worked on at once: a run of (batch, kv head) pairs.
 struct Pass {
@@ -130,8 +82,9 @@ void Attention(const AttentionParams& p, const LiteParams* lite, Isa isa) {
     const int64_t kv_total = p.batch * p.kv_heads;
     const int64_t kv_per_pass = std::clamp<int64_t>(
         static_cast<int64_t>(kPackedBudget / std::max<size_t>(head_bytes, 1)), 1, kv_total);
-    BufferCache::Buffer buffer = Cache().Take(static_cast<size_t>(kv_per_pass) * head_bytes +
-                                              static_cast<size_t>(threads) * scratch_bytes);
+    BufferCache::Buffer buffer =
+        BufferCache::Instance().Take(static_cast<size_t>(kv_per_pass) * head_bytes +
+                                     static_cast<size_t>(threads) * scratch_bytes);
     char* packed = buffer.data.get();
     char* scratch = packed + static_cast<size_t>(kv_per_pass) * head_bytes;
 
@@ -206,7 +159,7 @@ void Attention(const AttentionParams& p, const LiteParams* lite, Isa isa) {
             kernel.leave();
         });
     }
-    Cache().Give(std::move(buffer));
+    BufferCache::Instance().Give(std::move(buffer));
 }
 
 }  // namespace liteattention::cpu

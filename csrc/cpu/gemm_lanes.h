@@ -20,6 +20,7 @@ struct GemmLanes {
     static constexpr int kPerWord = Op::kPerWord;
     static constexpr int kKPad = 8;  // head dims are multiples of 8 already
     static constexpr int kMPad = 8;
+    static constexpr bool kDecodeTiles = false;
 
     static void Enter() {}
     static void Leave() {}

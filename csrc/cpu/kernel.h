@@ -10,18 +10,20 @@
 
 namespace liteattention::cpu {
 
-// One q block of one query head.
+// One q block of one query head, or of some heads that share keys.
 struct QBlockTask {
     const AttentionParams* params;
     const LiteParams* lite;  // null: dense
     int64_t batch;
     int64_t head;
+    int64_t heads = 1;  // consecutive heads of one kv head; if more, all rows fit in one q tile
     int64_t row_begin;  // rows [row_begin, row_end) of the sequence
     int64_t row_end;
-    const char* k_packed;  // this kv head's packed K blocks; see Kernel::k_direct
-    const char* v_packed;  // this kv head's packed V^T blocks
-    const uint32_t* read;  // row of the read bitmap, or null
-    uint32_t* write;       // row of the write bitmap, or null
+    int64_t packed_first = 0;  // K block that the packed blocks begin with
+    const char* k_packed;      // this kv head's packed K blocks; see Kernel::k_direct
+    const char* v_packed;      // this kv head's packed V^T blocks
+    const uint32_t* read;      // row of the read bitmap, or null
+    uint32_t* write;           // row of the write bitmap, or null
 };
 
 struct Kernel {
@@ -44,8 +46,34 @@ struct Kernel {
     void (*leave)();
 };
 
+// Part of a request's keys against up to kDecodeLanes lanes; lane i is row i % rows of head
+// head + i / rows.
+struct DecodeTask {
+    const AttentionParams* params;
+    int64_t head;
+    int64_t heads;
+    int64_t row_begin;
+    int64_t row_end;
+    int64_t key_begin;  // a multiple of kKBlock
+    int64_t key_end;
+    float* part;  // [lanes][DecodeKernel::part_words]: the part's state; null: the part is all
+    const DecodeTask* next = nullptr;  // what this thread runs next: its first keys are asked for
+};
+
+// Attention of few rows, reading keys and values once and where they lie. Threads enter and leave
+// through the Kernel of the same path.
+struct DecodeKernel {
+    size_t (*scratch_bytes)(const AttentionParams&);
+    int64_t (*part_words)(const AttentionParams&);  // of one lane's state
+    void (*run)(const DecodeTask&, char* scratch);
+    // Merges `parts` states, `stride` words apart, and writes the rows of `task`.
+    void (*merge)(const DecodeTask& task, const float* parts, int64_t count, int64_t stride,
+                  char* scratch);
+};
+
 // The kernel of a path for a dtype. Paths without bf16 arithmetic of their own, and fp16 and fp32
 // on any path, compute in fp32.
 const Kernel& SelectKernel(Isa isa, DType dtype);
+const DecodeKernel& SelectDecode(Isa isa, DType dtype);
 
 }  // namespace liteattention::cpu

@@ -12,7 +12,9 @@ namespace liteattention::cpu::amx_bf16 {
 #include "vec_avx512.h"
 #include "gemm_amx.h"
 #include "kernel_impl.h"
+#include "decode_impl.h"
 
 extern const Kernel kBf16 = MakeKernel<GemmAmx, DType::kBf16>();
+extern const DecodeKernel kDecodeBf16 = MakeDecode<GemmAmx, DType::kBf16>();
 
 }  // namespace liteattention::cpu::amx_bf16

@@ -12,9 +12,13 @@ namespace liteattention::cpu::avx512 {
 #include "vec_avx512.h"
 #include "gemm_lanes.h"
 #include "kernel_impl.h"
+#include "decode_impl.h"
 
 extern const Kernel kBf16 = MakeKernel<GemmLanes<OpFp32>, DType::kBf16>();
 extern const Kernel kFp16 = MakeKernel<GemmLanes<OpFp32>, DType::kFp16>();
 extern const Kernel kFp32 = MakeKernel<GemmLanes<OpFp32>, DType::kFp32>();
+extern const DecodeKernel kDecodeBf16 = MakeDecode<GemmLanes<OpFp32>, DType::kBf16>();
+extern const DecodeKernel kDecodeFp16 = MakeDecode<GemmLanes<OpFp32>, DType::kFp16>();
+extern const DecodeKernel kDecodeFp32 = MakeDecode<GemmLanes<OpFp32>, DType::kFp32>();
 
 }  // namespace liteattention::cpu::avx512

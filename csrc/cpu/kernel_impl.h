@@ -79,6 +79,49 @@ inline void LoadFloats(const char* from, int64_t n, float* to) {
     }
 }
 
+// tanh(x), absolute error below 2e-7.
+inline Vec Tanh(Vec x) {
+    const Vec one = Vec::Set(1.0f), zero = Vec::Set(0.0f);
+    const uint32_t negative = Vec::LessEqual(x, zero);
+    const Vec magnitude = Vec::Select(negative, zero - x, x);
+    const Vec e = Exp2(magnitude * Vec::Set(-2.8853900817779268f));  // e^(-2 |x|)
+    const Vec t = (one - e) / (one + e);
+    return Vec::Select(negative, zero - t, t);
+}
+
+// An fp8 number as a float; exact, and exact in bf16 and fp16 too (e5m2 is the upper half of fp16).
+inline float FromFp8(uint8_t x, KvType type) {
+    const bool e4m3 = type == KvType::kFp8E4m3;
+    const int mantissa_bits = e4m3 ? 3 : 2, bias = e4m3 ? 7 : 15;
+    const int exponent = (x & 0x7f) >> mantissa_bits, mantissa = x & ((1 << mantissa_bits) - 1);
+    float value;
+    if (e4m3 ? (x & 0x7f) == 0x7f : (exponent == 31 && mantissa))
+        value = __builtin_nanf("");
+    else if (!e4m3 && exponent == 31)
+        value = __builtin_inff();
+    else if (exponent == 0)
+        value = std::ldexp(static_cast<float>(mantissa), 1 - bias - mantissa_bits);
+    else
+        value = std::ldexp(static_cast<float>(mantissa | 1 << mantissa_bits),
+                           exponent - bias - mantissa_bits);
+    return x & 0x80 ? -value : value;
+}
+
+// All 256 numbers of an fp8 type as floats.
+inline const float* Fp8Table(KvType type) {
+    struct Tables {
+        float of[2][256];
+        Tables() {
+            for (int x = 0; x < 256; ++x) {
+                of[0][x] = FromFp8(static_cast<uint8_t>(x), KvType::kFp8E4m3);
+                of[1][x] = FromFp8(static_cast<uint8_t>(x), KvType::kFp8E5m2);
+            }
+        }
+    };
+    static const Tables tables;
+    return tables.of[type == KvType::kFp8E5m2];
+}
+
 template <class Gemm, DType kType>
 struct KernelImpl {
     static constexpr bool kPairs = Gemm::kPerWord == 2;  // operands are pairs of bf16
@@ -96,8 +139,10 @@ struct KernelImpl {
     static size_t VBlockBytes(const AttentionParams& p) {
         return static_cast<size_t>(RoundUp(p.head_dim, 16) * kKBlock * kElement);
     }
+    // K blocks are read in place where they lie in one page.
     static bool KDirect(const AttentionParams& p) {
-        return kElement == kInput && KeyDim(p) == p.head_dim;
+        return kElement == kInput && KeyDim(p) == p.head_dim && p.kv_type == KvType::kSame &&
+               (!p.pages || p.page_size % kKBlock == 0);
     }
 
     static const char* Row(const void* base, const Strides& s, int64_t batch, int64_t row,
@@ -106,41 +151,70 @@ struct KernelImpl {
                (batch * s.batch + row * s.seq + head * s.head) * kInput;
     }
 
+    static int64_t KvBytes(const AttentionParams& p) {
+        return p.kv_type == KvType::kSame ? kInput : 1;
+    }
+
+    // Key or value row of a kv head, wherever its page is.
+    static const char* KvRow(const AttentionParams& p, const void* base, const Strides& s,
+                             int64_t batch, int64_t key, int64_t head) {
+        if (p.pages) {
+            const int64_t page = key / p.page_size;
+            batch = p.pages[page];
+            key -= page * p.page_size;
+        }
+        return static_cast<const char*>(base) +
+               (batch * s.batch + key * s.seq + head * s.head) * KvBytes(p);
+    }
+
     static void PackK(const AttentionParams& p, int64_t batch, int64_t kv_head, int64_t block,
                       char* dst) {
         const int64_t row_bytes = KeyDim(p) * kElement;
         const int64_t keys = Min(kKBlock, p.kv_len - block * kKBlock);
         std::memset(dst, 0, KBlockBytes(p));
         for (int64_t i = 0; i < keys; ++i)
-            CopyRow(Row(p.k, p.k_strides, batch, block * kKBlock + i, kv_head), p.head_dim,
-                    dst + i * row_bytes);
+            CopyKvRow(p, KvRow(p, p.k, p.k_strides, batch, block * kKBlock + i, kv_head),
+                      dst + i * row_bytes);
     }
 
-    // V^T block: row = head dim, 64 keys in a row. Keys past the end are 0, so that 0 * V is 0.
+    // Keys before it lie before every row's window.
+    static int64_t FirstKey(const AttentionParams& p) {
+        return p.window ? p.kv_len - p.q_len - p.window + 1 : 0;
+    }
+
+    // V^T block: row = head dim, 64 keys in a row. Keys that no row sees, past the end or before
+    // the window, are 0, so that 0 * V is 0 whatever their pages hold.
     static void PackV(const AttentionParams& p, int64_t batch, int64_t kv_head, int64_t block,
                       char* dst) {
         alignas(64) uint32_t staging[16 * kStagingWords];
         const int64_t dims = RoundUp(p.head_dim, 16);
+        const int64_t first = FirstKey(p);
         uint32_t* to = reinterpret_cast<uint32_t*>(dst);
         for (int64_t word = 0; word < kBlockWords; word += 16) {
             for (int64_t i = 0; i < 16; ++i) {
                 uint32_t* row = staging + i * dims;
                 const int64_t key = block * kKBlock + (word + i) * Gemm::kPerWord;
                 std::memset(row, 0, static_cast<size_t>(dims) * 4);
-                if (key >= p.kv_len) continue;
-                const char* even = Row(p.v, p.v_strides, batch, key, kv_head);
+                auto seen = [&](int64_t k) {
+                    return k >= first && k < p.kv_len
+                               ? KvRow(p, p.v, p.v_strides, batch, k, kv_head)
+                               : nullptr;
+                };
                 if constexpr (kPairs) {
-                    const uint16_t* a = reinterpret_cast<const uint16_t*>(even);
-                    if (key + 1 < p.kv_len) {
-                        const uint16_t* b = reinterpret_cast<const uint16_t*>(
-                            Row(p.v, p.v_strides, batch, key + 1, kv_head));
+                    alignas(64) uint16_t wide[kMaxHeadDim];
+                    for (int half = 0; half < 2; ++half) {
+                        const char* found = seen(key + half);
+                        if (!found) continue;
+                        if (p.kv_type != KvType::kSame) {
+                            CopyKvRow(p, found, reinterpret_cast<char*>(wide));
+                            found = reinterpret_cast<const char*>(wide);
+                        }
+                        const uint16_t* value = reinterpret_cast<const uint16_t*>(found);
                         for (int64_t d = 0; d < p.head_dim; ++d)
-                            row[d] = a[d] | static_cast<uint32_t>(b[d]) << 16;
-                    } else {
-                        for (int64_t d = 0; d < p.head_dim; ++d) row[d] = a[d];
+                            row[d] |= static_cast<uint32_t>(value[d]) << 16 * half;
                     }
-                } else {
-                    LoadFloats<kType>(even, p.head_dim, reinterpret_cast<float*>(row));
+                } else if (const char* found = seen(key)) {
+                    CopyKvRow(p, found, reinterpret_cast<char*>(row));
                 }
             }
             for (int64_t d = 0; d < dims; d += 16)
@@ -196,10 +270,12 @@ struct KernelImpl {
         const QBlockTask& task;
         const AttentionParams& p;
         const Scratch& s;
-        int64_t rows;    // valid rows of this q tile
-        int64_t stride;  // rows rounded up to 16: the R of the layouts above
-        int64_t first;   // its first row in the sequence
-        float c;         // |scale| * log2(e)
+        int64_t rows;      // valid rows of this q tile
+        int64_t stride;    // rows rounded up to 16: the R of the layouts above
+        int64_t first;     // its first row in the sequence
+        int64_t per_head;  // rows of one head: lane r is row first + r % per_head of head
+                           // task.head + r / per_head
+        float c;           // |scale| * log2(e); with a soft cap scores are scaled: log2(e)
         bool vote;
         bool soft;
     };
@@ -216,12 +292,13 @@ struct KernelImpl {
         if (lite) std::memset(s.votes, 0, static_cast<size_t>(words) * 4);
 
         // A scale of 0 makes every score 0; c = 1 then keeps the arithmetic finite.
-        const double scale = p.scale < 0 ? -p.scale : p.scale;
-        const float c = p.scale == 0 ? 1.0f : static_cast<float>(scale * 1.4426950408889634);
+        const float c = Factor(p);
         const int64_t tile = soft ? SoftTile(lite->vote_rows) : kQTile;
         for (int64_t row = task.row_begin; row < task.row_end; row += tile) {
-            const int64_t rows = Min(tile, task.row_end - row);
-            const Walk walk{task, p, s, rows, RoundUp(rows, kRowStep), row, c, vote, soft};
+            const int64_t per_head = Min(tile, task.row_end - row);
+            const int64_t rows = per_head * task.heads;
+            const Walk walk{task, p,        s, rows, RoundUp(rows, kRowStep),
+                            row,  per_head, c, vote, soft};
             QTile(walk, count);
         }
         if (!lite) return;
@@ -232,7 +309,19 @@ struct KernelImpl {
         }
     }
 
-   private:
+    // What turns a stored score into log2 units.
+    static float Factor(const AttentionParams& p) {
+        const double scale = p.soft_cap > 0 ? 1.0 : p.scale < 0 ? -p.scale : p.scale;
+        return scale == 0 ? 1.0f : static_cast<float>(scale * 1.4426950408889634);
+    }
+
+    // Address of a lane's row of q or out.
+    static char* LaneRow(const Walk& walk, const void* base, const Strides& s, int64_t r) {
+        const int64_t head = r / walk.per_head, row = r - head * walk.per_head;
+        return const_cast<char*>(
+            Row(base, s, walk.task.batch, walk.first + row, walk.task.head + head));
+    }
+
     // Rows of a q tile under soft_skip: whole vote groups, near kQTile.
     static int64_t SoftTile(int64_t vote_rows) {
         return kQTile % vote_rows == 0 ? kQTile : kMaxQTile / vote_rows * vote_rows;
@@ -250,9 +339,11 @@ struct KernelImpl {
         const AttentionParams& p = *task.params;
         int64_t count = 0;
         if (!task.lite) {
-            const int64_t keys =
-                p.causal ? Min(p.kv_len, task.row_end + p.kv_len - p.q_len) : p.kv_len;
-            for (int64_t j = 0; j * kKBlock < keys; ++j) kept[count++] = static_cast<int32_t>(j);
+            const int64_t offset = p.kv_len - p.q_len;
+            const int64_t keys = p.causal ? Min(p.kv_len, task.row_end + offset) : p.kv_len;
+            const int64_t first = p.window ? task.row_begin + offset - p.window + 1 : 0;
+            for (int64_t j = first > 0 ? first / kKBlock : 0; j * kKBlock < keys; ++j)
+                kept[count++] = static_cast<int32_t>(j);
             return count;
         }
         for (int64_t w = 0; w < words; ++w)
@@ -266,6 +357,22 @@ struct KernelImpl {
             }
         }
         return count;
+    }
+
+    // A key or value row in the kernel's own element type.
+    static void CopyKvRow(const AttentionParams& p, const char* from, char* to) {
+        if (p.kv_type == KvType::kSame) return CopyRow(from, p.head_dim, to);
+        const float* table = Fp8Table(p.kv_type);
+        const uint8_t* bytes = reinterpret_cast<const uint8_t*>(from);
+        for (int64_t d = 0; d < p.head_dim; ++d) {
+            if constexpr (kPairs) {
+                uint32_t bits;
+                std::memcpy(&bits, table + bytes[d], sizeof bits);
+                reinterpret_cast<uint16_t*>(to)[d] = static_cast<uint16_t>(bits >> 16);
+            } else {
+                reinterpret_cast<float*>(to)[d] = table[bytes[d]];
+            }
+        }
     }
 
     static void CopyRow(const char* from, int64_t n, char* to) {
@@ -287,9 +394,8 @@ struct KernelImpl {
             std::memset(staging, 0, static_cast<size_t>(16 * words) * 4);
             for (int64_t i = 0; i < Min(16, walk.rows - slot) && p.scale != 0; ++i) {
                 uint32_t* row = staging + i * words;
-                CopyRow(
-                    Row(p.q, p.q_strides, walk.task.batch, walk.first + slot + i, walk.task.head),
-                    p.head_dim, reinterpret_cast<char*>(row));
+                CopyRow(LaneRow(walk, p.q, p.q_strides, slot + i), p.head_dim,
+                        reinterpret_cast<char*>(row));
                 for (int64_t w = 0; w < kv_words; ++w) row[w] ^= flip;
             }
             for (int64_t w = 0; w < words; w += 16)
@@ -320,6 +426,7 @@ struct KernelImpl {
                 Gemm::Multiply(kKBlock, static_cast<int>(walk.stride), 1, &keys.data, keys.stride,
                                static_cast<int>(KeyWords(p)), s.query, walk.stride, scores,
                                walk.stride, false);
+                if (p.soft_cap > 0) SoftCap(walk, scores);
                 MaskBlock(walk, kept[t], scores);
                 dropped[t] = Maxima(walk, kept[t], scores);
             }
@@ -346,20 +453,31 @@ struct KernelImpl {
         const int64_t full = KDirect(p) ? p.kv_len / kKBlock : 0;
         if (block < full) {
             const int64_t kv_head = walk.task.head / (p.q_heads / p.kv_heads);
-            return {Row(p.k, p.k_strides, walk.task.batch, block * kKBlock, kv_head),
+            return {KvRow(p, p.k, p.k_strides, walk.task.batch, block * kKBlock, kv_head),
                     p.k_strides.seq * kInput};
         }
-        return {walk.task.k_packed + (block - full) * static_cast<int64_t>(KBlockBytes(p)),
+        const int64_t first = full > walk.task.packed_first ? full : walk.task.packed_first;
+        return {walk.task.k_packed + (block - first) * static_cast<int64_t>(KBlockBytes(p)),
                 KeyDim(p) * kElement};
     }
 
     static const char* Values(const Walk& walk, int64_t block) {
-        return walk.task.v_packed + block * static_cast<int64_t>(VBlockBytes(walk.p));
+        return walk.task.v_packed +
+               (block - walk.task.packed_first) * static_cast<int64_t>(VBlockBytes(walk.p));
     }
 
     // Asks for `bytes` at `from` to be brought into the L2 cache.
     static void Fetch(const char* from, int64_t bytes) {
         for (int64_t i = 0; i < bytes; i += 64) __builtin_prefetch(from + i, 0, 2);
+    }
+
+    // Turns raw scores into capped, scaled ones.
+    static void SoftCap(const Walk& walk, float* scores) {
+        const double scale = walk.p.scale < 0 ? -walk.p.scale : walk.p.scale;
+        const Vec cap = Vec::Set(static_cast<float>(walk.p.soft_cap));
+        const Vec inner = Vec::Set(static_cast<float>(scale / walk.p.soft_cap));
+        for (int64_t i = 0; i < kKBlock * walk.stride; i += Vec::kLanes)
+            (cap * Tanh(Vec::Load(scores + i) * inner)).Store(scores + i);
     }
 
     // Sets the scores of keys that do not exist or may not be seen to -inf.
@@ -369,10 +487,31 @@ struct KernelImpl {
         for (int64_t i = Min(kKBlock, p.kv_len - key); i < kKBlock; ++i)
             for (int64_t r = 0; r < walk.stride; ++r) scores[i * walk.stride + r] = kLowest;
         const int64_t offset = p.kv_len - p.q_len;
-        if (!p.causal || key + kKBlock - 1 <= walk.first + offset) return;
+        const bool above = p.causal && key + kKBlock - 1 > walk.first + offset;
+        const bool below = p.window && key <= walk.first + offset + walk.per_head - 1 - p.window;
+        if (!above && !below) return;
+        if (below || walk.per_head != walk.rows) return MaskLanes(walk, key, scores);
         for (int64_t i = 0; i < kKBlock; ++i) {
             const int64_t hidden = Min(walk.stride, key + i - offset - walk.first);
             for (int64_t r = 0; r < hidden; ++r) scores[i * walk.stride + r] = kLowest;
+        }
+    }
+
+    // MaskBlock for windows and for lanes of several heads: each lane has its own range of keys.
+    static void MaskLanes(const Walk& walk, int64_t key, float* scores) {
+        const AttentionParams& p = walk.p;
+        alignas(64) int32_t low[kMaxQTile], high[kMaxQTile];  // visible keys of the block
+        for (int64_t r = 0; r < walk.stride; ++r) {
+            const int64_t at = walk.first + p.kv_len - p.q_len + r % walk.per_head - key;
+            const int64_t from = p.window ? at - p.window + 1 : 0;
+            const int64_t to = p.causal ? at : kKBlock;
+            low[r] = static_cast<int32_t>(from < 0 ? 0 : Min(from, kKBlock));
+            high[r] = static_cast<int32_t>(to < -1 ? -1 : Min(to, kKBlock));
+        }
+        for (int32_t i = 0; i < kKBlock; ++i) {
+            float* row = scores + i * walk.stride;
+            for (int64_t r = 0; r < walk.stride; ++r)
+                row[r] = i < low[r] || i > high[r] ? kLowest : row[r];
         }
     }
 
@@ -571,19 +710,39 @@ struct KernelImpl {
         }
     }
 
+    // Writes a row's LSE and returns the factor that its sum of values is to be multiplied with.
+    // `shift` is the row's maximum M as the scores are stored, `sum` that of 2^(c (score - M)).
+    static float Finish(const AttentionParams& p, int64_t batch, int64_t head, int64_t row,
+                        float shift, float sum) {
+        const double scale = p.soft_cap > 0 ? 1.0 : p.scale < 0 ? -p.scale : p.scale;
+        const double top = static_cast<double>(shift) * scale;
+        float* lse = p.lse ? p.lse + (batch * p.q_heads + head) * p.lse_head + row : nullptr;
+        if (!p.sinks) {
+            if (lse)
+                *lse = sum == 0.0f ? kLowest
+                                   : static_cast<float>(top + std::log(static_cast<double>(sum)));
+            return sum == 0.0f ? 0.0f : static_cast<float>(p.v_scale) / sum;
+        }
+        // The sink is one more term of the sum; the larger of both maxima keeps it finite.
+        const double sink = static_cast<double>(p.sinks[head]);
+        const double both = sum == 0.0f || sink > top ? sink : top;
+        if (both == static_cast<double>(kLowest)) {
+            if (lse) *lse = kLowest;
+            return 0.0f;
+        }
+        const double keys = sum == 0.0f ? 0.0 : std::exp(top - both);
+        const double total = static_cast<double>(sum) * keys + std::exp(sink - both);
+        if (lse) *lse = static_cast<float>(both + std::log(total));
+        return static_cast<float>(p.v_scale * keys / total);
+    }
+
     static void Store(const Walk& walk) {
         const AttentionParams& p = walk.p;
         const Scratch& s = walk.s;
-        const double scale = p.scale < 0 ? -p.scale : p.scale;
         for (int64_t r = 0; r < walk.rows; ++r) {
-            const float sum = s.sum[r];
-            s.alpha[r] = sum == 0.0f ? 0.0f : 1.0f / sum;
-            if (!p.lse) continue;
-            const int64_t at =
-                (walk.task.batch * p.q_heads + walk.task.head) * p.q_len + walk.first + r;
-            p.lse[at] = sum == 0.0f ? kLowest
-                                    : static_cast<float>(static_cast<double>(s.shift[r]) * scale +
-                                                         std::log(static_cast<double>(sum)));
+            const int64_t head = walk.task.head + r / walk.per_head;
+            const int64_t row = walk.first + r % walk.per_head;
+            s.alpha[r] = Finish(p, walk.task.batch, head, row, s.shift[r], s.sum[r]);
         }
         for (int64_t r = walk.rows; r < walk.stride; ++r) s.alpha[r] = 0.0f;
         alignas(64) float tile[16 * 16];
@@ -601,9 +760,7 @@ struct KernelImpl {
                 const char* rounded = kType == DType::kFp32 ? reinterpret_cast<const char*>(tile)
                                                             : reinterpret_cast<const char*>(half);
                 for (int64_t i = 0; i < Min(16, walk.rows - slot); ++i) {
-                    char* to = const_cast<char*>(Row(p.out, p.out_strides, walk.task.batch,
-                                                     walk.first + slot + i, walk.task.head)) +
-                               d * kInput;
+                    char* to = LaneRow(walk, p.out, p.out_strides, slot + i) + d * kInput;
                     const char* from = rounded + i * 16 * kInput;
                     if (p.head_dim - d >= 16)
                         std::memcpy(to, from, 16 * kInput);

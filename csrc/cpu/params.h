@@ -14,7 +14,14 @@ inline constexpr int kMaxQBlock = 1024;  // query rows in one q block, at most
 inline constexpr int kGroup = 4;         // K blocks that share one softmax rescale
 inline constexpr int kMaxHeadDim = 256;
 
+// Lanes (query rows times heads of one kv head) up to which a request is decoded: keys and values
+// are read in place, without a packed copy.
+inline constexpr int kDecodeLanes = 16;
+inline constexpr int kMaxDecodeLanes = 32;  // two passes over the keys still beat packing them
+inline constexpr int kDecodeSplit = 512;    // keys in one part of a decoded request
+
 enum class DType { kBf16, kFp16, kFp32 };
+enum class KvType { kSame, kFp8E4m3, kFp8E5m2 };  // kSame: that of the queries
 enum class Rounding { kRtne, kRtna, kRtz };
 
 struct Strides {  // in elements; the head dimension is contiguous
@@ -28,7 +35,8 @@ struct AttentionParams {
     const void* k = nullptr;
     const void* v = nullptr;
     void* out = nullptr;
-    float* lse = nullptr;  // natural log, contiguous [batch][q_heads][q_len]; null: not wanted
+    float* lse = nullptr;  // natural log, [batch][q_heads][q_len]; null: not wanted
+    int64_t lse_head = 0;  // elements from head to head
     Strides q_strides{};
     Strides k_strides{};
     Strides v_strides{};
@@ -42,7 +50,16 @@ struct AttentionParams {
     DType dtype = DType::kBf16;
     Rounding rounding = Rounding::kRtne;
     double scale = 1.0;
-    bool causal = false;  // bottom-right aligned: query i sees keys j <= i + kv_len - q_len
+    bool causal = false;    // bottom-right aligned: query i sees keys j <= i + kv_len - q_len
+    int64_t window = 0;     // > 0: only keys j > i + kv_len - q_len - window
+    double soft_cap = 0.0;  // c > 0: scores become c * tanh(score / c)
+    const float* sinks = nullptr;  // [q_heads], natural units, or null
+    KvType kv_type = KvType::kSame;
+    double v_scale = 1.0;  // of fp8 values; that of keys is part of `scale`
+    // Paged keys and values (batch is 1 then): key j is token j % page_size of page
+    // pages[j / page_size]; strides.batch goes from page to page. Null: not paged.
+    const int32_t* pages = nullptr;
+    int64_t page_size = 0;
     int threads = 1;
 };
 

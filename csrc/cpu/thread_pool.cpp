@@ -1,10 +1,12 @@
 #include "thread_pool.h"
 
+#include <dlfcn.h>
 #include <pthread.h>
 
 #include <condition_variable>
 #include <mutex>
 #include <thread>
+#include <type_traits>
 
 namespace liteattention::cpu {
 namespace {
@@ -57,6 +59,45 @@ class Pool {
     int pending_ = 0;
 };
 
+// The process's OpenMP run-time, if one is loaded (PyTorch brings one), by the entry points that
+// GNU's and LLVM's share. Its threads are the ones that ran the layer before: on the same cores,
+// pinned as the framework wants them, and still spinning, so that they start within a few us and do
+// not compete with a second pool.
+struct OpenMp {
+    void (*parallel)(void (*)(void*), void*, unsigned, unsigned) = nullptr;
+    int (*thread)() = nullptr;
+    int (*team)() = nullptr;
+
+    OpenMp() {
+        const auto find = [](auto** to, const char* name) {
+            *to =
+                reinterpret_cast<std::remove_reference_t<decltype(*to)>>(dlsym(RTLD_DEFAULT, name));
+        };
+        find(&parallel, "GOMP_parallel");
+        find(&thread, "omp_get_thread_num");
+        find(&team, "omp_get_num_threads");
+    }
+    bool found() const { return parallel && thread && team; }
+
+    void Run(int threads, const std::function<void(int)>& body) const {
+        struct Call {
+            const OpenMp* self;
+            const std::function<void(int)>* body;
+            int threads;
+        } call{this, &body, threads};
+        const auto work = [](void* data) {
+            const Call& c = *static_cast<Call*>(data);
+            // The team may be smaller than asked for, e.g. inside another parallel region.
+            const int team = c.self->team();
+            for (int i = c.self->thread(); i < c.threads; i += team) (*c.body)(i);
+        };
+        parallel(work, &call, static_cast<unsigned>(threads), 0);
+    }
+};
+
+// A forked child inherits an OpenMP run-time without its threads, which may wait for them forever.
+bool g_forked = false;
+
 // Never destroyed: workers may outlive static destruction. A forked child has no workers, so it
 // drops the parent's pool (whose locks may be held) and starts its own.
 Pool* g_pool = nullptr;
@@ -65,7 +106,10 @@ std::once_flag g_once;
 Pool& Instance() {
     std::call_once(g_once, [] {
         g_pool = new Pool;
-        pthread_atfork(nullptr, nullptr, [] { g_pool = new Pool; });
+        pthread_atfork(nullptr, nullptr, [] {
+            g_pool = new Pool;
+            g_forked = true;
+        });
     });
     return *g_pool;
 }
@@ -77,7 +121,12 @@ void ParallelRun(int threads, const std::function<void(int)>& body) {
         body(0);
         return;
     }
-    Instance().Run(threads, body);
+    Pool& own = Instance();
+    static const OpenMp open_mp;
+    if (open_mp.found() && !g_forked)
+        open_mp.Run(threads, body);
+    else
+        own.Run(threads, body);
 }
 
 }  // namespace liteattention::cpu

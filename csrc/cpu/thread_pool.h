@@ -1,4 +1,4 @@
-// A pool of worker threads that lives as long as the process.
+// The threads that calls run on.
 #pragma once
 
 #include <functional>
@@ -6,8 +6,9 @@
 namespace liteattention::cpu {
 
 // Runs body(0) ... body(threads - 1), body(0) on the caller, and returns when all are done.
-// Workers are created on first need and kept; calls from several threads take turns. After a
-// fork the child starts with no workers and makes its own. `body` must not throw.
+// They are those of the OpenMP run-time that the process has loaded, if it has one; otherwise, and
+// in a forked child, workers of our own, created on first need and kept, for which calls from
+// several threads take turns. `body` must not throw.
 void ParallelRun(int threads, const std::function<void(int)>& body);
 
 }  // namespace liteattention::cpu

@@ -37,6 +37,10 @@ struct Vec {
     friend Vec operator*(Vec a, Vec b) {
         return Map([&](int i) { return a.v[i] * b.v[i]; });
     }
+    friend Vec operator/(Vec a, Vec b) {
+        return Map([&](int i) { return a.v[i] / b.v[i]; });
+    }
+    float Sum() const { return (v[0] + v[2]) + (v[1] + v[3]); }
     // Returns b where either is NaN.
     static Vec Max(Vec a, Vec b) {
         return Map([&](int i) { return a.v[i] > b.v[i] ? a.v[i] : b.v[i]; });

@@ -103,4 +103,88 @@ constexpr int32_t PartBegin(int32_t part, int32_t splits, int32_t k_blocks) {
     return part * size + (part < larger ? part : larger);
 }
 
+// ---- ragged batches: requests of different lengths, keys through a page table ----------------
+
+// Query heads that share a key head stand side by side in the rows of a tile, so that keys are read
+// once for all of them: row x of (request, kv head) is query x / group of the request, head
+// x % group of the group. A request of few such rows fits into one MFMA tile and is
+// attention_decode's; every other one is attention_prefill's. Both kernels are launched over the
+// whole batch and each leaves the other's requests alone, so a mixed batch needs no sorting.
+inline constexpr int kDecodeRows = 16;
+constexpr bool IsDecode(int64_t q_len, int64_t group) { return q_len * group <= kDecodeRows; }
+
+// Rows of one workgroup of attention_prefill, and keys in one of its K blocks: 8 waves of two MFMA
+// tiles, one at D = 256, where the outputs of two would not fit into registers.
+constexpr int PrefillRows(int head_dim) { return head_dim > 128 ? 128 : 256; }
+constexpr int PrefillKeys(int head_dim) { return head_dim > 128 ? 32 : 64; }
+
+// Tiles of prefill rows are numbered within a kv head such that request r begins at a number that
+// depends on q_start[r] alone: no running sum, no host. Numbers that no tile takes end at once.
+constexpr int64_t PrefillBegin(int64_t q_start, int64_t request, int64_t group, int64_t tile_rows) {
+    return q_start * group / tile_rows + request;
+}
+
+// Keys of a request, its window and rows * group are smaller than this: positions are computed in
+// 32 bits.
+inline constexpr int64_t kMaxRaggedLength = int64_t{1} << 30;
+
+// The tile of workgroup `id`: kv heads as far apart on the XCDs as their number allows (each XCD
+// has heads of its own where it is a multiple of 8), one head after the other, and within a head
+// the last tiles first, which see the most keys where attention is causal. A bijection of
+// [0, slots * kv_heads).
+struct PrefillTile {
+    uint32_t kv_head, slot;
+};
+constexpr PrefillTile PrefillTileOf(uint32_t id, uint32_t slots, uint32_t kv_heads) {
+    const uint32_t lowest = kv_heads & (~kv_heads + 1), sets = lowest < kXcds ? lowest : kXcds;
+    const uint32_t position = id / sets;
+    return {id % sets + sets * (position / slots), slots - 1 - position % slots};
+}
+
+// Division by a number that the host knows, without a division: n / size = ((2 n multiplier) >> 32)
+// >> shift for every n < 2^31. Keys by the page size, rows by the group. Packed keys are one page
+// without end: multiplier 0.
+struct Divider {
+    uint32_t multiplier, shift;
+};
+constexpr Divider DividerOf(int32_t size) {
+    if (size <= 0) return {0, 0};
+    uint32_t shift = 0;
+    while ((uint64_t{1} << shift) < static_cast<uint64_t>(size)) ++shift;
+    const uint64_t power = uint64_t{1} << (31 + shift), divisor = static_cast<uint64_t>(size);
+    return {static_cast<uint32_t>((power + divisor - 1) / divisor), shift};
+}
+constexpr uint32_t Divide(uint32_t n, Divider divider) {
+    const uint64_t product = static_cast<uint64_t>(n * 2u) * divider.multiplier;
+    return static_cast<uint32_t>(product >> 32) >> divider.shift;
+}
+
+// ---- decode ------------------------------------------------------------------------------------
+
+inline constexpr int kDecodeWaves = 4;
+inline constexpr int kDecodeThreads = kDecodeWaves * kWaveSize;
+inline constexpr int kMergeDecodeThreads = 256;  // a thread merges 8 neighbouring outputs of a row
+inline constexpr int kWriteKvThreads = 256;      // a thread copies 8 elements of k and 8 of v
+
+// Keys of one wave's step, the unit in which a request is split: their K and V are 64 registers at
+// D = 64 and 256, 128 at D = 128.
+constexpr int DecodeKeys(int64_t head_dim) { return head_dim > 128 ? 16 : 64; }
+
+// What a decode request reads: `blocks` blocks of DecodeKeys keys from key `first` on, those that
+// some row of it sees, and in how many parts. A part is a workgroup's: with fewer blocks than waves
+// waves would idle, so short requests of a ragged batch take fewer parts than the launch has room
+// for; the workgroups left over end at once. Part g has blocks [PartBegin(g), PartBegin(g + 1)).
+struct DecodeWork {
+    int32_t first, blocks, parts;
+};
+constexpr DecodeWork DecodeWorkOf(int32_t q_len, int32_t kv_len, int32_t window, int32_t splits,
+                                  int32_t keys) {
+    const int32_t lowest = kv_len - q_len - window + 1;  // what the first row sees
+    const int32_t first = window > 0 && lowest > 0 ? lowest : 0;
+    const int32_t blocks = kv_len > first ? (kv_len - first + keys - 1) / keys : 0;
+    const int32_t most = (blocks + kDecodeWaves - 1) / kDecodeWaves;
+    const int32_t parts = most < splits ? most : splits;
+    return {first, blocks, parts > 1 ? parts : 1};
+}
+
 }  // namespace liteattention::gfx942

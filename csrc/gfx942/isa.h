@@ -64,6 +64,13 @@ LITE_DEVICE uint32_t Uniform(uint32_t x) {
 // True in any active lane: v_cmp into a scalar pair, then a scalar test.
 LITE_DEVICE bool Any(bool x) { return __builtin_amdgcn_ballot_w64(x) != 0; }
 
+// The active lanes in which x holds: v_cmp into a scalar pair, no hazard to a scalar reader.
+LITE_DEVICE uint64_t Lanes(bool x) { return __builtin_amdgcn_ballot_w64(x); }
+
+// v_readlane_b32: x of `lane`, which is scalar. Covered: as v_readfirstlane_b32, and 4 wait states
+// from a VALU write of the lane's number.
+LITE_DEVICE int32_t OfLane(int32_t x, int32_t lane) { return __builtin_amdgcn_readlane(x, lane); }
+
 // The lanes in which a <= b, a == b, or either is NaN: v_cmp_le_f32, v_cmp_eq_f32, v_cmp_u_f32.
 // Exact in the face of NaN, which the operators of the language are compiled to ignore here. No
 // hazard to a scalar reader of the mask.
@@ -132,6 +139,14 @@ LITE_DEVICE void Barrier() {
     __builtin_amdgcn_s_barrier();
     __builtin_amdgcn_sched_barrier(0);
     __builtin_amdgcn_fence(__ATOMIC_ACQUIRE, "workgroup");
+}
+
+// No instruction: LDS that one lane of this wave wrote before it, other lanes of the same wave may
+// read after it. The hardware keeps a wave's LDS accesses in order; this keeps the compiler's.
+LITE_DEVICE void WaveFence() {
+    __builtin_amdgcn_fence(__ATOMIC_RELEASE, "wavefront");
+    __builtin_amdgcn_wave_barrier();
+    __builtin_amdgcn_fence(__ATOMIC_ACQUIRE, "wavefront");
 }
 
 // No instruction: nothing is scheduled across it.

@@ -87,4 +87,47 @@ constexpr int VtKey(int pair, int lane, int e) {
 }
 constexpr int VtDim(int tile, int lane) { return OutDim(tile, Col(lane)); }
 
+// ---- V in LDS --------------------------------------------------------------------------------
+//
+// attention_prefill reads V as it lies in a cache, a row per key, and turns it on the way through
+// registers. In LDS a K block of V has the fragments of V_t: output tile t, key tiles 2 pair and
+// 2 pair + 1, 64 slots of 16 bytes. A lane writes 8 bytes at a time: one head dim of a run of 4
+// neighbouring keys. A store takes 16 lanes a clock, which must meet all 32 banks: the slot's
+// lowest two bits, always equal among the lanes of one store, are crossed with the quad and with
+// the column's upper half, and the lanes of a store are dealt such that 4 runs and 4 pieces of a
+// row meet in each clock (VCopyRun, VCopyPiece). Readers only see their own slot moved.
+
+constexpr int VSlot(int lane) { return lane ^ (lane >> 3 & 1) ^ (lane >> 4 & 1) << 1; }
+constexpr int VReadByte(int lane) { return VSlot(lane) * kChunkBytes; }
+
+// Byte of head dim `dim` and keys 4 run .. + 3 in a block of `keys` keys. For the 4 dims from a
+// multiple of 4 on, only bits 4 and 5 differ: VLdsByte(.., dim + e, ..) = VLdsByte(.., dim, ..) ^
+// 16 e.
+constexpr int VLdsByte(int keys, int dim, int run) {
+    const int tile = dim / 32 * 2 + dim / 4 % 2, col = dim / 8 % 4 * 4 + dim % 4;
+    const int pair = run / 8, half = run / 4 % 2, quad = run % 4;
+    return ((tile * (keys / 32) + pair) * kWaveSize + VSlot(kTile * quad + col)) * kChunkBytes +
+           half * kChunkBytes / 2;
+}
+
+// Four waves copy a block of keys, a lane one piece of each row of one run: 16 bytes, 8 at D = 64,
+// where the block has 256 pieces of 16 bytes per two rows only. K's pieces go to neighbouring
+// lanes, V's as said above. `thread` is 0..255.
+constexpr int kCopyThreads = 4 * kWaveSize;
+constexpr int PieceBytes(int dim) { return dim > 64 ? 16 : 8; }
+constexpr int Pieces(int dim) { return dim * 2 / PieceBytes(dim); }
+constexpr int KCopyPiece(int dim, int thread) { return thread % Pieces(dim); }
+constexpr int KCopyRun(int dim, int thread) { return thread / Pieces(dim); }
+
+constexpr int Bit(int x, int from, int to) { return (x >> from & 1) << to; }
+constexpr int VCopyPiece(int dim, int thread) {
+    const int low = dim > 64 ? Bit(thread, 0, 0) | Bit(thread, 1, 1) | Bit(thread, 4, 2)
+                             : Bit(thread, 0, 1) | Bit(thread, 1, 2) | Bit(thread, 4, 0);
+    return low | Bit(thread, 5, 3) | (dim > 128 ? Bit(thread, 6, 4) : 0);
+}
+constexpr int VCopyRun(int dim, int thread) {
+    const int low = Bit(thread, 2, 2) | Bit(thread, 3, 0);
+    return low | (dim > 128 ? Bit(thread, 7, 1) : Bit(thread, 6, 1) | Bit(thread, 7, 3));
+}
+
 }  // namespace liteattention::gfx942

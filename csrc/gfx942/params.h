@@ -13,6 +13,13 @@
 //   merge_parts_bf16_{rtne,rtna,rtz}                 MergeParams       MergeGrid
 //   merge_parts_fp16                                 likewise
 //   plan_lpt                                         PlanParams        PlanGrid
+//   attention_prefill_bf16_d{64,128,256}_{rtne,...}  RaggedParams      PrefillGrid
+//   attention_prefill_fp16_d{64,128,256}             likewise
+//   attention_decode_bf16_d{64,128,256}_{rtne,...}   RaggedParams      DecodeGrid
+//   attention_decode_fp16_d{64,128,256}              likewise
+//   merge_decode_bf16_{rtne,rtna,rtz}                RaggedParams      MergeDecodeGrid
+//   merge_decode_fp16                                likewise
+//   write_kv                                         WriteKvParams     WriteKvGrid
 //
 // The fp16 kernels take IEEE binary16 where the others take bf16, probabilities included, and round
 // to nearest even. transpose_v moves 16-bit words and serves both.
@@ -130,11 +137,94 @@ struct PlanParams {
     int32_t reserved;  // 0
 };
 
+// Attention of a ragged batch, paged or packed keys: attention_prefill and attention_decode, which
+// share the requests by IsDecode. Row i of a request with q_len rows and kv_len keys stands at
+// position kv_len - q_len + i and sees the keys j with j <= position if `causal`, and j > position
+// - window if `window` > 0. A row that sees no key gets out 0 and lse -inf; with sinks, lse
+// sinks[h].
+//
+// Raw scores x = q.k become, in log2 units, x * scale_log2, or with a soft cap c > 0
+// cap_log2 * tanh(scale * x / c): cap_log2 = c log2(e) and cap_factor = 2 scale log2(e) / c, so
+// that tanh = 1 - 2 / (1 + 2^(cap_factor x)); cap_log2 = 0 is no soft cap.
+//
+// Keys, paged: key j of request r lies in page page_table[r * page_table_stride + j / page_size],
+// row j % page_size. Packed (page_size 0, page_table null): row kv_start[r] + j. Only what a tile
+// sees is read: neither pages nor table entries before the window or past kv_len.
+struct RowStrides {
+    int64_t row;
+    int64_t head;
+};
+struct PageStrides {
+    int64_t page;  // at most kMaxKRowStride, like `row`; packed: unused
+    int64_t row;
+    int64_t head;
+};
+struct RaggedParams {
+    const uint16_t* q;
+    const uint16_t* k;
+    const uint16_t* v;
+    uint16_t* out;
+    float* lse;                 // natural log, [q_heads][lse_stride]; null: not wanted
+    const float* sinks;         // natural units, [q_heads]; null: none
+    const int32_t* q_start;     // [requests + 1], ascending, from 0 or later to at most `rows`
+    const int32_t* kv_len;      // [requests]; packed: null
+    const int32_t* kv_start;    // [requests + 1]; paged: null
+    const int32_t* page_table;  // [requests][page_table_stride]; packed: null
+    float* part_out;    // [requests][kv_heads][splits][16][D], not normalised; null: splits is 1
+    float* part_stats;  // [requests][kv_heads][splits][2][16]: maximum (log2 units), sum
+    RowStrides q_strides;
+    RowStrides out_strides;
+    PageStrides k_strides;
+    PageStrides v_strides;
+    int64_t page_table_stride;
+    int64_t lse_stride;  // from head to head, at least `rows`
+    int32_t requests;
+    int32_t rows;  // of q, out and lse: an upper bound of q_start[requests]
+    int32_t q_heads;
+    int32_t kv_heads;          // divides q_heads
+    int32_t page_size;         // any from 1 on; 0: packed
+    uint32_t page_multiplier;  // DividerOf(page_size)
+    uint32_t page_shift;
+    int32_t causal;    // 0 or 1
+    int32_t window;    // 0: none
+    int32_t splits;    // of attention_decode: parts of a request at most (DecodeWorkOf)
+    float scale_log2;  // scale * log2(e), any finite value, also 0 or negative
+    float cap_log2;
+    float cap_factor;
+    int32_t head_dim;           // for merge_decode; the other kernels know theirs
+    uint32_t group_multiplier;  // DividerOf(q_heads / kv_heads)
+    uint32_t group_shift;
+};
+
+// Copies rows of k and v into the pages of a cache: row t goes to row slot % page_size of page
+// slot / page_size, slot = slots[t]; a negative slot is no row's. Elements of 16 bits.
+struct WriteKvParams {
+    const uint16_t* k;
+    const uint16_t* v;
+    uint16_t* k_cache;
+    uint16_t* v_cache;
+    const void* slots;  // [rows], int64 if `wide`, else int32; below 2^31
+    RowStrides k_strides;
+    RowStrides v_strides;
+    PageStrides k_cache_strides;
+    PageStrides v_cache_strides;
+    int32_t rows;
+    int32_t kv_heads;
+    int32_t head_dim;  // a multiple of 8
+    int32_t page_size;
+    uint32_t page_multiplier;  // DividerOf(page_size)
+    uint32_t page_shift;
+    int32_t wide;
+    int32_t reserved;  // 0
+};
+
 static_assert(sizeof(TransposeVParams) == 56);
 static_assert(sizeof(DenseParams) == 168);
 static_assert(sizeof(LiteParams) == 192);
 static_assert(sizeof(MergeParams) == 88);
 static_assert(sizeof(PlanParams) == 48);
+static_assert(sizeof(RaggedParams) == 256);
+static_assert(sizeof(WriteKvParams) == 152);
 
 // ---- sizes that the host needs -------------------------------------------------------------
 
@@ -163,6 +253,33 @@ constexpr int64_t MergeGrid(int64_t tail_tiles, int64_t head_dim) {
 }
 constexpr int64_t PlanGrid(int64_t rows, int64_t q_blocks) {
     return rows * CeilDiv(q_blocks, kPlanThreads);
+}
+// Numbers of prefill tiles within a kv head, an upper bound that needs no lengths.
+constexpr int64_t PrefillSlots(int64_t rows, int64_t requests, int64_t group, int64_t head_dim) {
+    return PrefillBegin(rows, requests, group, PrefillRows(static_cast<int>(head_dim)));
+}
+constexpr int64_t PrefillGrid(int64_t rows, int64_t requests, int64_t q_heads, int64_t kv_heads,
+                              int64_t head_dim) {
+    return PrefillSlots(rows, requests, q_heads / kv_heads, head_dim) * kv_heads;
+}
+
+// Of attention_decode's parts; none of them are used when splits is 1.
+constexpr int64_t DecodeParts(int64_t requests, int64_t kv_heads, int64_t splits) {
+    return requests * kv_heads * splits;
+}
+constexpr int64_t DecodeOutBytes(int64_t parts, int64_t head_dim) {
+    return parts * kDecodeRows * head_dim * 4;
+}
+constexpr int64_t DecodeStatsBytes(int64_t parts) { return parts * 2 * kDecodeRows * 4; }
+constexpr int64_t DecodeGrid(int64_t requests, int64_t kv_heads, int64_t splits) {
+    return DecodeParts(requests, kv_heads, splits);
+}
+constexpr int64_t MergeDecodeGrid(int64_t requests, int64_t kv_heads, int64_t head_dim) {
+    return CeilDiv(requests * kv_heads * kDecodeRows * head_dim,
+                   kMergeDecodeThreads * kMergeVector);
+}
+constexpr int64_t WriteKvGrid(int64_t rows, int64_t kv_heads, int64_t head_dim) {
+    return CeilDiv(rows * kv_heads * head_dim, kWriteKvThreads * kMergeVector);
 }
 
 static_assert(kQBlock % MergeRows(64) == 0 && kQBlock % MergeRows(128) == 0);

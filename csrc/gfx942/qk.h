@@ -6,16 +6,18 @@
 
 namespace liteattention::gfx942 {
 
-// A wave's queries as B operands: 3 q tiles x D/32 fragments, 48 VGPRs at D = 128.
-template <int kDim>
+// A wave's queries as B operands: kTiles q tiles x D/32 fragments; 3 tiles at D = 128: 48 VGPRs.
+template <int kDim, int kTiles = kQTiles>
 struct Queries {
-    Half8 fragment[kQTiles][kDim / 32];
+    Half8 fragment[kTiles][kDim / 32];
 };
 
-// Scores of one K block: 48 VGPRs.
-struct Scores {
-    Float4 tile[kKeyTiles][kQTiles];
+// Scores of one K block of kKeys keys: 48 VGPRs with 3 q tiles.
+template <int kTiles = kQTiles, int kKeys = kKBlock>
+struct ScoresOf {
+    Float4 tile[kKeys / kTile][kTiles];
 };
+using Scores = ScoresOf<>;
 
 // Loads 48 rows from `first_row` on; rows past the end repeat the last one and are never stored.
 // The sign of the scale goes into q, and a zero scale makes q zero: scores only ever meet a
@@ -40,9 +42,9 @@ LITE_DEVICE void LoadQueries(const char* base, int64_t row_bytes, int32_t first_
 }
 
 // K streams from LDS through a ring of kKAhead fragments. One fragment is one 16-byte read and
-// feeds 6 MFMAs (96 clocks). The fences keep the compiler from reading everything at once, for
-// which the registers do not suffice. `k_read` is KReadByte(D, 0, 0, lane); what is added to it is
-// an immediate of the read.
+// feeds 2 MFMAs per q tile (3 of them: 96 clocks). The fences keep the compiler from reading
+// everything at once, for which the registers do not suffice. `k_read` is KReadByte(D, 0, 0, lane);
+// what is added to it is an immediate of the read.
 inline constexpr int kKAhead = 3;
 
 using KRing = Half8[kKAhead];
@@ -61,21 +63,21 @@ LITE_DEVICE void StartQk(const char* k_lds, uint32_t k_read, KRing& k) {
     SchedulingFence();
 }
 
-template <class Number, int kDim>
-LITE_DEVICE void Qk(const char* k_lds, uint32_t k_read, const Queries<kDim>& q, KRing& k,
-                    Scores& scores) {
-    constexpr int kSteps = kDim / 32, kFragments = kKeyTiles * kSteps;
+template <class Number, int kDim, int kTiles, int kKeys>
+LITE_DEVICE void Qk(const char* k_lds, uint32_t k_read, const Queries<kDim, kTiles>& q, KRing& k,
+                    ScoresOf<kTiles, kKeys>& scores) {
+    constexpr int kSteps = kDim / 32, kFragments = kKeys / kTile * kSteps;
 #pragma unroll
     for (int f = 0; f < kFragments; ++f) {
         const int t = f / kSteps, s = f % kSteps;
         Half8& now = k[f % kKAhead];
 #pragma unroll
-        for (int x = 0; x < kQTiles; ++x) {
+        for (int x = 0; x < kTiles; ++x) {
             if (s == 0) scores.tile[t][x] = Float4{};
             Number::Multiply(Low(now), Low(q.fragment[x][s]), scores.tile[t][x]);
         }
 #pragma unroll
-        for (int x = 0; x < kQTiles; ++x)
+        for (int x = 0; x < kTiles; ++x)
             Number::Multiply(High(now), High(q.fragment[x][s]), scores.tile[t][x]);
         if (f + kKAhead < kFragments) now = KFragment<kDim>(k_lds, k_read, f + kKAhead);
         SchedulingFence();

@@ -14,7 +14,7 @@
 // The bitmap's rows lie in LDS in walking order: words reversed, and bits in words, if K blocks are
 // walked from the last to the first. So the walk is find-first-bit either way. A wave's vote is one
 // bit, kept in a scalar register for up to 32 K blocks and then OR-ed into a bitmap in LDS: it
-// costs the hot loop 9 vector instructions and no LDS access, and the workgroup no barrier.
+// costs the hot loop 12 vector instructions and no LDS access, and the workgroup no barrier.
 #pragma once
 
 #include "attention.h"

@@ -12,18 +12,20 @@ namespace liteattention::gfx942 {
 inline constexpr uint32_t kMinusInfinity = 0xff800000u;
 
 // Per q tile; the query is the lane's column, so the four quads hold equal maxima.
-struct Statistics {
-    float max[kQTiles];  // running maximum of the raw scores; -inf before the first key
-    float sum[kQTiles];  // of this lane's own keys: the quads are added up at the end
+template <int kTiles = kQTiles>
+struct StatisticsOf {
+    float max[kTiles];  // running maximum of the raw scores; -inf before the first key
+    float sum[kTiles];  // of this lane's own keys: the quads are added up at the end
 
-    LITE_DEVICE Statistics() {
+    LITE_DEVICE StatisticsOf() {
 #pragma unroll
-        for (int x = 0; x < kQTiles; ++x) {
+        for (int x = 0; x < kTiles; ++x) {
             max[x] = FromBits(kMinusInfinity);
             sum[x] = 0.0f;
         }
     }
 };
+using Statistics = StatisticsOf<>;
 
 // Hides keys `valid`.. 63 of the block.
 LITE_DEVICE void MaskKeys(int32_t valid, Scores& scores) {
@@ -41,11 +43,12 @@ LITE_DEVICE void MaskKeys(int32_t valid, Scores& scores) {
         }
 }
 
-// Maximum of a q tile's 64 keys, the same in all four quads of a column.
-LITE_DEVICE float TileMaximum(const Scores& scores, int x, uint32_t across) {
+// Maximum of a q tile's keys, the same in all four quads of a column.
+template <int kTiles, int kKeys>
+LITE_DEVICE float TileMaximum(const ScoresOf<kTiles, kKeys>& scores, int x, uint32_t across) {
     float top = FromBits(kMinusInfinity);
 #pragma unroll
-    for (int t = 0; t < kKeyTiles; ++t)
+    for (int t = 0; t < kKeys / kTile; ++t)
 #pragma unroll
         for (int i = 0; i < 4; ++i) top = __builtin_fmaxf(top, scores.tile[t][x][i]);
     top = __builtin_fmaxf(top, Xor16(top));
@@ -57,22 +60,23 @@ LITE_DEVICE float TileMaximum(const Scores& scores, int x, uint32_t across) {
 // so that the largest probability is exactly 1. `c` > 0; `across` is 4 (lane ^ 32). If
 // `blocks.Vote` says false, the wave leaves the K block out: nothing changes, and the result is
 // false.
-template <class Number, int kDim, class Blocks>
-LITE_DEVICE bool Softmax(const Scores& scores, float c, uint32_t across, Blocks& blocks,
-                         Statistics& stats, Outputs<kDim>& out, Probabilities& probs) {
-    float top[kQTiles];
+template <class Number, int kDim, int kTiles, int kKeys, class Blocks>
+LITE_DEVICE bool Softmax(const ScoresOf<kTiles, kKeys>& scores, float c, uint32_t across,
+                         Blocks& blocks, StatisticsOf<kTiles>& stats, Outputs<kDim, kTiles>& out,
+                         ProbabilitiesOf<kTiles, kKeys>& probs) {
+    float top[kTiles];
 #pragma unroll
-    for (int x = 0; x < kQTiles; ++x) top[x] = TileMaximum(scores, x, across);
+    for (int x = 0; x < kTiles; ++x) top[x] = TileMaximum(scores, x, across);
     if (!blocks.Vote(top, stats, scores, c)) return false;
     bool rose = false;
 #pragma unroll
-    for (int x = 0; x < kQTiles; ++x) {
+    for (int x = 0; x < kTiles; ++x) {
         top[x] = __builtin_fmaxf(stats.max[x], top[x]);
         rose |= top[x] > stats.max[x];
     }
     if (Any(rose)) {
 #pragma unroll
-        for (int x = 0; x < kQTiles; ++x) {
+        for (int x = 0; x < kTiles; ++x) {
             const float shrink = top[x] > stats.max[x] ? Exp2((stats.max[x] - top[x]) * c) : 1.0f;
             stats.max[x] = top[x];
             stats.sum[x] *= shrink;
@@ -80,13 +84,13 @@ LITE_DEVICE bool Softmax(const Scores& scores, float c, uint32_t across, Blocks&
         }
     }
 #pragma unroll
-    for (int x = 0; x < kQTiles; ++x) {
+    for (int x = 0; x < kTiles; ++x) {
         // No key with a finite score yet: -inf - 0 rather than -inf + inf.
         const uint32_t bits = Bits(stats.max[x]);
         const Float2 shift = Twice(FromBits(bits == kMinusInfinity ? 0u : bits));
         Float2 sum = {};
 #pragma unroll
-        for (int t = 0; t < kKeyTiles; ++t) {
+        for (int t = 0; t < kKeys / kTile; ++t) {
             Word2 packed;
 #pragma unroll
             for (int i = 0; i < 2; ++i) {

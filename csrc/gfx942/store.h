@@ -17,8 +17,9 @@ LITE_DEVICE float TotalSum(float sum, uint32_t across) {
 
 // Outputs of one q tile to `row` (this lane's query), 16 bytes a store: tiles 2u and 2u + 1 hold 8
 // neighbouring head dims.
-template <class Number, int kDim>
-LITE_DEVICE void StoreRow(char* row, float scale, int x, uint32_t lane, const Outputs<kDim>& out) {
+template <class Number, int kDim, int kTiles>
+LITE_DEVICE void StoreRow(char* row, float scale, int x, uint32_t lane,
+                          const Outputs<kDim, kTiles>& out) {
 #pragma unroll
     for (int u = 0; u < kDim / 32; ++u) {
         const Float4 low = out.tile[2 * u][x] * scale, high = out.tile[2 * u + 1][x] * scale;

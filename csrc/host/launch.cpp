@@ -40,6 +40,35 @@ constexpr Expected kExpected[] = {
     {"merge_parts_bf16_rtz", kMergeThreads, sizeof(MergeParams)},
     {"merge_parts_fp16", kMergeThreads, sizeof(MergeParams)},
     {"plan_lpt", kPlanThreads, sizeof(PlanParams)},
+    {"attention_prefill_bf16_d64_rtne", kDenseThreads, sizeof(RaggedParams)},
+    {"attention_prefill_bf16_d64_rtna", kDenseThreads, sizeof(RaggedParams)},
+    {"attention_prefill_bf16_d64_rtz", kDenseThreads, sizeof(RaggedParams)},
+    {"attention_prefill_fp16_d64", kDenseThreads, sizeof(RaggedParams)},
+    {"attention_prefill_bf16_d128_rtne", kDenseThreads, sizeof(RaggedParams)},
+    {"attention_prefill_bf16_d128_rtna", kDenseThreads, sizeof(RaggedParams)},
+    {"attention_prefill_bf16_d128_rtz", kDenseThreads, sizeof(RaggedParams)},
+    {"attention_prefill_fp16_d128", kDenseThreads, sizeof(RaggedParams)},
+    {"attention_prefill_bf16_d256_rtne", kDenseThreads, sizeof(RaggedParams)},
+    {"attention_prefill_bf16_d256_rtna", kDenseThreads, sizeof(RaggedParams)},
+    {"attention_prefill_bf16_d256_rtz", kDenseThreads, sizeof(RaggedParams)},
+    {"attention_prefill_fp16_d256", kDenseThreads, sizeof(RaggedParams)},
+    {"attention_decode_bf16_d64_rtne", kDecodeThreads, sizeof(RaggedParams)},
+    {"attention_decode_bf16_d64_rtna", kDecodeThreads, sizeof(RaggedParams)},
+    {"attention_decode_bf16_d64_rtz", kDecodeThreads, sizeof(RaggedParams)},
+    {"attention_decode_fp16_d64", kDecodeThreads, sizeof(RaggedParams)},
+    {"attention_decode_bf16_d128_rtne", kDecodeThreads, sizeof(RaggedParams)},
+    {"attention_decode_bf16_d128_rtna", kDecodeThreads, sizeof(RaggedParams)},
+    {"attention_decode_bf16_d128_rtz", kDecodeThreads, sizeof(RaggedParams)},
+    {"attention_decode_fp16_d128", kDecodeThreads, sizeof(RaggedParams)},
+    {"attention_decode_bf16_d256_rtne", kDecodeThreads, sizeof(RaggedParams)},
+    {"attention_decode_bf16_d256_rtna", kDecodeThreads, sizeof(RaggedParams)},
+    {"attention_decode_bf16_d256_rtz", kDecodeThreads, sizeof(RaggedParams)},
+    {"attention_decode_fp16_d256", kDecodeThreads, sizeof(RaggedParams)},
+    {"merge_decode_bf16_rtne", kMergeDecodeThreads, sizeof(RaggedParams)},
+    {"merge_decode_bf16_rtna", kMergeDecodeThreads, sizeof(RaggedParams)},
+    {"merge_decode_bf16_rtz", kMergeDecodeThreads, sizeof(RaggedParams)},
+    {"merge_decode_fp16", kMergeDecodeThreads, sizeof(RaggedParams)},
+    {"write_kv", kWriteKvThreads, sizeof(WriteKvParams)},
 };
 
 // Modules belong to a device and a null stream is the current device's: makes `device` current for
@@ -93,6 +122,15 @@ class TouchedMemory {
         Add(what, begin, last * 2);
     }
 
+    void Add(const char* what, const uint16_t* begin, const RowStrides& strides, int64_t rows,
+             int64_t heads, int64_t dim) {
+        Add(what, begin, Strides{0, strides.row, strides.head}, 1, rows, heads, dim);
+    }
+    void Add(const char* what, const uint16_t* begin, const PageStrides& strides, int64_t pages,
+             int64_t rows, int64_t heads, int64_t dim) {
+        Add(what, begin, Strides{strides.page, strides.row, strides.head}, pages, rows, heads, dim);
+    }
+
    private:
     static constexpr int kMost = 12;
     const hip::Library& library_;
@@ -118,6 +156,22 @@ void CheckRows(std::vector<std::string>& reasons, const char* name, const void* 
                           std::to_string(kRowAlignBytes) +
                           " bytes (an even element offset and even strides): call .contiguous() "
                           "on it");
+}
+
+void CheckRows(std::vector<std::string>& reasons, const char* name, const void* pointer,
+               const RowStrides& strides, int64_t rows, int64_t heads) {
+    CheckRows(reasons, name, pointer, {0, strides.row, strides.head}, 1, rows, heads);
+}
+
+// Kernels multiply page and row numbers with these distances as 32-bit numbers.
+void CheckPages(std::vector<std::string>& reasons, const char* name, const void* pointer,
+                const PageStrides& strides, int64_t pages, int64_t rows, int64_t heads) {
+    CheckRows(reasons, name, pointer, {strides.page, strides.row, strides.head}, pages, rows,
+              heads);
+    if ((pages > 1 && strides.page > kMaxKRowStride) || (rows > 1 && strides.row > kMaxKRowStride))
+        reasons.push_back("pages and rows of " + std::string(name) + " must be at most " +
+                          std::to_string(kMaxKRowStride) + " elements apart, got " +
+                          std::to_string(strides.page) + " and " + std::to_string(strides.row));
 }
 
 void CheckTensors(std::vector<std::string>& reasons, const DenseShape& s,
@@ -165,9 +219,9 @@ Params AttentionParams(const DenseShape& s, const DenseRequest& request, const u
     return params;
 }
 
-// Of kDense, kLite: four numbers per head dimension.
-int Variant(const DenseShape& shape, Number number) {
-    return 4 * (shape.head_dim == 128) + static_cast<int>(number);
+// Of kDense, kLite, kPrefill, kDecode: four numbers per head dimension.
+int Variant(int64_t head_dim, Number number) {
+    return 4 * (head_dim == 256 ? 2 : head_dim == 128 ? 1 : 0) + static_cast<int>(number);
 }
 
 [[noreturn]] void Refuse(const std::string& what, const std::vector<std::string>& reasons) {
@@ -300,7 +354,7 @@ void Device::Attention(const DensePlan& plan, const DenseRequest& request, void*
     dense.whole_tiles = Int(plan.whole_tiles);
     dense.splits = Int(plan.splits);
     dense.mapping = Int(static_cast<int64_t>(plan.mapping));
-    Launch(kDense + Variant(s, request.number), plan.dense_grid, dense, stream);
+    Launch(kDense + Variant(s.head_dim, request.number), plan.dense_grid, dense, stream);
 
     if (!split) return;
     MergeParams merge{};
@@ -371,7 +425,7 @@ void Device::Lite(const LitePlan& plan, const DenseRequest& request, const LiteS
     lite.descending = step.descending;
     lite.soft_skip = step.soft_skip;
     lite.mapping = Int(static_cast<int64_t>(Mapping::kSwizzledHeadFirst));
-    Launch(kLite + Variant(s, request.number), plan.lite_grid, lite, stream);
+    Launch(kLite + Variant(s.head_dim, request.number), plan.lite_grid, lite, stream);
 }
 
 void Device::PlanLpt(const LptRequest& request, hip::Stream stream) const {
@@ -407,6 +461,161 @@ void Device::PlanLpt(const LptRequest& request, hip::Stream stream) const {
     params.q_blocks = static_cast<int32_t>(request.q_blocks);
     params.words = static_cast<int32_t>(request.words);
     Launch(kLpt, grid, params, stream);
+}
+
+void Device::Ragged(const RaggedPlan& plan, const RaggedRequest& request, void* workspace,
+                    hip::Stream stream) const {
+    const RaggedShape& s = plan.shape;
+    if (plan.decode_grid == 0 && plan.prefill_grid == 0) return;
+    const bool paged = s.page_size > 0, split = plan.merge_grid > 0;
+    std::vector<std::string> reasons;
+    const auto needed = [&](const char* name, const void* pointer) {
+        if (!pointer) reasons.push_back(std::string(name) + " has no memory");
+    };
+    CheckRows(reasons, "q", request.q, request.q_strides, s.rows, s.q_heads);
+    CheckRows(reasons, "out", request.out, request.out_strides, s.rows, s.q_heads);
+    if (request.pages > 0 && request.page_rows > 0) {
+        CheckPages(reasons, "k", request.k, request.k_strides, request.pages, request.page_rows,
+                   s.kv_heads);
+        CheckPages(reasons, "v", request.v, request.v_strides, request.pages, request.page_rows,
+                   s.kv_heads);
+    }
+    needed("q_start", request.q_start);
+    if (paged) {
+        needed("kv_len", request.kv_len);
+        needed("page_table", request.page_table);
+    } else {
+        needed("kv_start", request.kv_start);
+    }
+    if (split && (!workspace || reinterpret_cast<uintptr_t>(workspace) % 16 != 0))
+        reasons.emplace_back("the workspace must be 16-byte aligned memory");
+    if (!reasons.empty()) Refuse("the gfx942 kernels cannot take these tensors", reasons);
+
+    char* const base = static_cast<char*>(workspace);
+    const double log2_scale = request.scale * std::numbers::log2e;
+    const Divider pages = DividerOf(Int(s.page_size));
+    const Divider group = DividerOf(Int(s.q_heads / s.kv_heads));
+    RaggedParams params{};
+    params.q = request.q;
+    params.k = request.k;
+    params.v = request.v;
+    params.out = request.out;
+    params.lse = request.lse;
+    params.sinks = request.sinks;
+    params.q_start = request.q_start;
+    params.kv_len = request.kv_len;
+    params.kv_start = request.kv_start;
+    params.page_table = request.page_table;
+    if (split) {
+        params.part_out = reinterpret_cast<float*>(base + plan.part_out_offset);
+        params.part_stats = reinterpret_cast<float*>(base + plan.part_stats_offset);
+    }
+    params.q_strides = request.q_strides;
+    params.out_strides = request.out_strides;
+    params.k_strides = request.k_strides;
+    params.v_strides = request.v_strides;
+    params.page_table_stride = request.page_table_stride;
+    params.lse_stride = s.rows;
+    params.requests = Int(s.requests);
+    params.rows = Int(s.rows);
+    params.q_heads = Int(s.q_heads);
+    params.kv_heads = Int(s.kv_heads);
+    params.page_size = Int(s.page_size);
+    params.page_multiplier = pages.multiplier;
+    params.page_shift = pages.shift;
+    params.causal = request.causal;
+    params.window = Int(s.window);
+    params.splits = Int(plan.splits);
+    params.scale_log2 = static_cast<float>(log2_scale);
+    if (request.soft_cap > 0.0) {
+        params.cap_log2 = static_cast<float>(request.soft_cap * std::numbers::log2e);
+        params.cap_factor = static_cast<float>(2.0 * log2_scale / request.soft_cap);
+    }
+    params.head_dim = Int(s.head_dim);
+    params.group_multiplier = group.multiplier;
+    params.group_shift = group.shift;
+
+    const CurrentDevice current(*library_, ordinal_);
+    TouchedMemory touched(*library_);
+    touched.Add("q", request.q, request.q_strides, s.rows, s.q_heads, s.head_dim);
+    touched.Add("out", request.out, request.out_strides, s.rows, s.q_heads, s.head_dim);
+    if (request.pages > 0 && request.page_rows > 0) {
+        touched.Add("k", request.k, request.k_strides, request.pages, request.page_rows, s.kv_heads,
+                    s.head_dim);
+        touched.Add("v", request.v, request.v_strides, request.pages, request.page_rows, s.kv_heads,
+                    s.head_dim);
+    }
+    touched.Add("lse", request.lse, s.q_heads * s.rows * 4);
+    touched.Add("sinks", request.sinks, s.q_heads * 4);
+    touched.Add("q_start", request.q_start, (s.requests + 1) * 4);
+    touched.Add("kv_len", request.kv_len, s.requests * 4);
+    touched.Add("kv_start", request.kv_start, (s.requests + 1) * 4);
+    if (request.table_width > 0)
+        touched.Add("page_table", request.page_table,
+                    ((s.requests - 1) * request.page_table_stride + request.table_width) * 4);
+    const int64_t parts = DecodeParts(s.requests, s.kv_heads, plan.splits);
+    touched.Add("the workspace", params.part_out, DecodeOutBytes(parts, s.head_dim));
+    touched.Add("the workspace", params.part_stats, DecodeStatsBytes(parts));
+
+    // Each kernel leaves the other's requests alone, so their order is free.
+    const int variant = Variant(s.head_dim, request.number);
+    if (plan.prefill_grid > 0) Launch(kPrefill + variant, plan.prefill_grid, params, stream);
+    if (plan.decode_grid > 0) Launch(kDecode + variant, plan.decode_grid, params, stream);
+    if (split)
+        Launch(kMergeDecode + static_cast<int>(request.number), plan.merge_grid, params, stream);
+}
+
+void Device::WriteKv(const WriteKvRequest& request, hip::Stream stream) const {
+    if (request.rows == 0) return;
+    std::vector<std::string> reasons;
+    CheckRows(reasons, "k", request.k, request.k_strides, request.rows, request.kv_heads);
+    CheckRows(reasons, "v", request.v, request.v_strides, request.rows, request.kv_heads);
+    CheckPages(reasons, "k_cache", request.k_cache, request.k_cache_strides, request.pages,
+               request.page_size, request.kv_heads);
+    CheckPages(reasons, "v_cache", request.v_cache, request.v_cache_strides, request.pages,
+               request.page_size, request.kv_heads);
+    if (!request.slots) reasons.emplace_back("slots has no memory");
+    if (request.head_dim < kMergeVector || request.head_dim % kMergeVector)
+        reasons.push_back("head dim must be a multiple of " + std::to_string(kMergeVector) +
+                          ", got " + std::to_string(request.head_dim));
+    if (static_cast<__int128>(request.pages) * request.page_size > int64_t{1} << 31)
+        reasons.emplace_back("the cache must hold at most 2^31 tokens");
+    if (static_cast<__int128>(request.rows) * request.kv_heads * request.head_dim / kMergeVector >
+        MaxGrid(1))
+        reasons.emplace_back("its elements must be fewer than 8 times 2^32");
+    if (!reasons.empty()) Refuse("the gfx942 kernels cannot write this cache", reasons);
+
+    const Divider pages = DividerOf(Int(request.page_size));
+    WriteKvParams params{};
+    params.k = request.k;
+    params.v = request.v;
+    params.k_cache = request.k_cache;
+    params.v_cache = request.v_cache;
+    params.slots = request.slots;
+    params.k_strides = request.k_strides;
+    params.v_strides = request.v_strides;
+    params.k_cache_strides = request.k_cache_strides;
+    params.v_cache_strides = request.v_cache_strides;
+    params.rows = Int(request.rows);
+    params.kv_heads = Int(request.kv_heads);
+    params.head_dim = Int(request.head_dim);
+    params.page_size = Int(request.page_size);
+    params.page_multiplier = pages.multiplier;
+    params.page_shift = pages.shift;
+    params.wide = request.wide;
+
+    const CurrentDevice current(*library_, ordinal_);
+    TouchedMemory touched(*library_);
+    touched.Add("k", request.k, request.k_strides, request.rows, request.kv_heads,
+                request.head_dim);
+    touched.Add("v", request.v, request.v_strides, request.rows, request.kv_heads,
+                request.head_dim);
+    touched.Add("k_cache", request.k_cache, request.k_cache_strides, request.pages,
+                request.page_size, request.kv_heads, request.head_dim);
+    touched.Add("v_cache", request.v_cache, request.v_cache_strides, request.pages,
+                request.page_size, request.kv_heads, request.head_dim);
+    touched.Add("slots", request.slots, request.rows * (request.wide ? 8 : 4));
+    Launch(kWriteKv, WriteKvGrid(request.rows, request.kv_heads, request.head_dim), params, stream);
 }
 
 }  // namespace liteattention::gfx942

@@ -10,6 +10,7 @@
 #include "../gfx942/params.h"
 #include "hip_api.h"
 #include "plan.h"
+#include "plan_ragged.h"
 
 namespace liteattention::gfx942 {
 
@@ -65,6 +66,52 @@ struct LptRequest {
     int64_t words = 0;
 };
 
+// Tensors and options of one ragged call; see RaggedParams. q and out are [rows][q_heads][D], k and
+// v [pages][page_size][kv_heads][D], or packed [keys][kv_heads][D] with page strides unused.
+struct RaggedRequest {
+    const uint16_t* q = nullptr;
+    const uint16_t* k = nullptr;
+    const uint16_t* v = nullptr;
+    uint16_t* out = nullptr;
+    float* lse = nullptr;  // natural log, [q_heads][rows] contiguous; null: not wanted
+    const float* sinks = nullptr;
+    const int32_t* q_start = nullptr;
+    const int32_t* kv_len = nullptr;      // paged
+    const int32_t* kv_start = nullptr;    // packed
+    const int32_t* page_table = nullptr;  // paged
+    RowStrides q_strides{};
+    RowStrides out_strides{};
+    PageStrides k_strides{};
+    PageStrides v_strides{};
+    int64_t pages = 0;        // of the cache; packed: 1
+    int64_t page_rows = 0;    // of a page; packed: all keys
+    int64_t table_width = 0;  // entries of a row
+    int64_t page_table_stride = 0;
+    bool causal = false;
+    double scale = 1.0;
+    double soft_cap = 0.0;  // natural units; 0: none
+    Number number = Number::kBf16Rtne;
+};
+
+// Tensors of one write_kv call; see WriteKvParams.
+struct WriteKvRequest {
+    const uint16_t* k = nullptr;
+    const uint16_t* v = nullptr;
+    uint16_t* k_cache = nullptr;
+    uint16_t* v_cache = nullptr;
+    const void* slots = nullptr;
+    bool wide = false;  // int64 slots, else int32
+    RowStrides k_strides{};
+    RowStrides v_strides{};
+    PageStrides k_cache_strides{};
+    PageStrides v_cache_strides{};
+    int64_t rows = 0;
+    int64_t kv_heads = 0;
+    int64_t head_dim = 0;
+    int64_t pages = 0;
+    int64_t page_size = 0;
+};
+
 // The kernels of one device. Key: HIP run-time and device ordinal. Owner: the engine that made it.
 // Lifetime: modules are loaded by the constructor and unloaded by the destructor. Immutable in
 // between, so any thread may launch on any stream.
@@ -88,6 +135,10 @@ class Device {
     void Lite(const LitePlan& plan, const DenseRequest& request, const LiteStep& step,
               void* workspace, hip::Stream stream) const;
     void PlanLpt(const LptRequest& request, hip::Stream stream) const;
+    // Prefill, decode and merge, as far as the plan has them.
+    void Ragged(const RaggedPlan& plan, const RaggedRequest& request, void* workspace,
+                hip::Stream stream) const;
+    void WriteKv(const WriteKvRequest& request, hip::Stream stream) const;
 
    private:
     struct Kernel {
@@ -95,8 +146,19 @@ class Device {
         hip::Function function;
         unsigned threads;
     };
-    // Per head dim {64, 128} and Number.
-    enum { kTranspose = 0, kDense = 2, kLite = 10, kMerge = 18, kLpt = 22, kKernels = 23 };
+    // Per head dim {64, 128} and Number; prefill and decode per head dim {64, 128, 256} and Number.
+    enum {
+        kTranspose = 0,
+        kDense = 2,
+        kLite = 10,
+        kMerge = 18,
+        kLpt = 22,
+        kPrefill = 23,
+        kDecode = 35,
+        kMergeDecode = 47,
+        kWriteKv = 51,
+        kKernels = 52
+    };
 
     void Load();
     void Unload();

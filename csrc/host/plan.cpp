@@ -30,14 +30,14 @@ constexpr int64_t AlignUp(int64_t bytes) {
     return CeilDiv(bytes, kWorkspaceAlign) * kWorkspaceAlign;
 }
 
-void Raise(const std::vector<std::string>& reasons) {
+}  // namespace
+
+void RaiseNoPlan(const std::vector<std::string>& reasons) {
     if (reasons.empty()) return;
     std::string text = "no plan for this call: ";
     for (size_t i = 0; i < reasons.size(); ++i) text += (i ? "; " : "") + reasons[i];
     throw std::invalid_argument(text);
 }
-
-}  // namespace
 
 double TailCost(int64_t tail_tiles, int64_t splits, int64_t k_blocks, int64_t head_dim,
                 int64_t compute_units) {
@@ -155,12 +155,12 @@ DensePlan PlanDense(const DenseShape& shape, int64_t compute_units, int64_t spli
         if (plan.dense_grid > MaxGrid(kDenseThreads) || plan.merge_grid > MaxGrid(kMergeThreads))
             reasons.emplace_back("its parts must be fewer than 2^32 threads");
     }
-    Raise(reasons);
+    RaiseNoPlan(reasons);
     return plan;
 }
 
 LitePlan PlanLite(const DenseShape& shape) {
-    Raise(LiteReasons(shape));
+    RaiseNoPlan(LiteReasons(shape));
     const int64_t rows = shape.batch * shape.q_heads, q_blocks = QBlocks(shape.q_len);
     LitePlan plan;
     plan.shape = shape;

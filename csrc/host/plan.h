@@ -89,6 +89,9 @@ TailChoice ChooseSplits(int64_t tail_tiles, int64_t k_blocks, int64_t head_dim,
 // Workgroups of one launch: HIP counts its threads in 32 bits.
 constexpr int64_t MaxGrid(int64_t threads) { return ((int64_t{1} << 32) - 1) / threads; }
 
+// Throws std::invalid_argument with every reason, if there is one.
+void RaiseNoPlan(const std::vector<std::string>& reasons);
+
 // Every reason why the kernels cannot take the shape; none means that PlanDense can.
 std::vector<std::string> DenseReasons(const DenseShape& shape);
 // The same for PlanLite.

@@ -113,9 +113,13 @@ class Report:
     findings: tuple[Finding, ...]
     counters: dict[str, int]
     """lds_bytes, global_load_bytes, global_store_bytes, smem_bytes, lds_dma_bytes, scratch_bytes,
-    vmem_lines (128-byte lines asked of L1), barriers (per wave), flops (of MFMA)."""
+    vmem_lines (128-byte lines asked of L1), distinct_load_bytes (of the 64-byte pieces that vector
+    loads touch, each once per workgroup), barriers (per wave), flops (of MFMA)."""
     executed: tuple[Executed, ...]
     """One entry per executed instruction, in address order; empty with counters off."""
+    lds_extents: dict[int, tuple[int, int]]
+    """Of each instruction that touched the LDS, copies from memory included, by its offset: the
+    first byte and the one behind the last, of all its executions together."""
 
     @property
     def rate(self) -> float:
@@ -199,6 +203,7 @@ def last_launch() -> Report | None:
         findings,
         data["counters"],
         tuple(Executed(*row) for row in data["executed"]),
+        {offset: (low, high) for offset, low, high in data["lds_extents"]},
     )
 
 

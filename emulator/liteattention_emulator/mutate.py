@@ -7,8 +7,9 @@ a wait state too few, an LDS address off by one element, a bound off by one, a f
 or the comparison of results notice; if none, can it be shown that it changes nothing.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 
 from . import cfg, hazards, waits
 from .listing import M0, SCALAR, SCC, Instruction, Listing, registers
@@ -44,13 +45,15 @@ class Outcome:
     """What running a mutant showed: kinds of the emulator's findings, and whether results held.
 
     ``failed`` is the text of a launch that could not run to its end; ``traffic`` the bytes that
-    all launches read from and wrote to memory.
+    all launches read from and wrote to memory; ``extents`` the LDS bytes that each instruction, by
+    its offset in the kernel, touched in any of them (``Report.lds_extents``).
     """
 
     findings: tuple[str, ...] = ()
     right: bool = True
     failed: str = ""
     traffic: tuple[int, int] = (0, 0)
+    extents: Mapping[int, tuple[int, int]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +79,10 @@ class Kernel:
         self.checker = hazards.Checker(self.listing)
         self.hazards = {str(hazard) for hazard in self.checker.all()}
         self.waits = waits.analyse(self.graph)
+
+    def index_of(self, offset: int) -> int:
+        """Index of the instruction at this offset."""
+        return self.listing.index_of[offset]
 
     def loop(self) -> list[Instruction]:
         """Instructions of the hot loop; of the whole kernel when it has no loop."""
@@ -122,7 +129,7 @@ def judge(
         flagged.append("launch failed")
     if not outcome.right:
         flagged.append("results")
-    argument = "" if flagged else _redundant(kernel, mutation, left)
+    argument = "" if flagged else _redundant(kernel, mutation, left, mutant, reference)
     if not flagged and mutation.kind in _EXTENTS and outcome.traffic == reference.traffic:
         argument = "stops no lane in any run: as many bytes are read and written without it"
     return Verdict(mutation, tuple(flagged), argument)
@@ -140,12 +147,61 @@ _EXTENTS = ("buffer extent unlimited",)
 _WAITS = ("wait deleted", "wait weakened by one")
 
 
-def _redundant(kernel: Kernel, mutation: Mutation, left: waits.Waits) -> str:
-    if mutation.kind in _WAITS and not left.weaker_than(kernel.waits):
-        return "on every path, what it waits for is done, or waited for again before it matters"
+def _redundant(
+    kernel: Kernel, mutation: Mutation, left: waits.Waits, mutant: Listing, reference: Outcome
+) -> str:
+    if mutation.kind in _WAITS:
+        done = "on every path, what it waits for is done, or waited for again before it matters"
+        if not left.weaker_than(kernel.waits):
+            return done
+        extents = reference.extents
+        left = waits.analyse(cfg.Graph(mutant.instructions, 0), extents)
+        if extents and not left.weaker_than(waits.analyse(kernel.graph, extents)):
+            return (
+                f"{done}; what else is in flight there touches other bytes of the LDS in all runs"
+            )
+    if mutation.kind == "bound off by one":
+        return _twice_subtracted(kernel, mutation)
     if mutation.kind == "wait state removed":
         # judge() found no hazard: no rule reaches across it on any path.
         return "no two instructions around it, on any path, need this many wait states"
+    return ""
+
+
+def _twice_subtracted(kernel: Kernel, mutation: Mutation) -> str:
+    """Why >= may be > in a division by an estimated reciprocal, which subtracts the divisor twice.
+
+    Compilers estimate q from below, r = n - q d, and then twice do: if r >= d, then r -= d, q += 1.
+    With > in the first of the two, r = d is left to the second, which does the same. The second
+    is for an estimate that is 2 too small. The reciprocal of 2^32 / d is at most 3 too small (one
+    Newton step from an fp32 reciprocal, 2^-42 relative, and two truncations), q so by less than
+    1 + 3 n / 2^32: by 1 at most for n < 2^30, more than there are workgroups or threads in a
+    launch. Then r < d before the second, and both comparisons are false.
+    """
+    block = kernel.graph.blocks[kernel.graph.block_of[kernel.index_of(mutation.offset)]]
+    code = kernel.listing.instructions[block.first : block.end]
+    compares = [inst for inst in code if inst.name == "s_cmp_ge_u32"]
+    for first, second in itertools.pairwise(compares):
+        divisor, rest = first.src[1], first.src[0]
+        if mutation.offset not in (first.offset, second.offset) or rest is None:
+            continue
+        if divisor is None or second.src[1] != divisor:
+            continue
+        between = code[first.index - code[0].index + 1 : second.index - code[0].index]
+        chosen = [inst for inst in between if inst.name == "s_cselect_b32"]
+        subtracted = [
+            inst.dst[0]
+            for inst in code
+            if inst.index < first.index
+            and inst.name in ("s_sub_i32", "s_sub_u32")
+            and inst.src[:2] == first.src[:2]
+        ]
+        reciprocal = any(inst.name == "v_rcp_iflag_f32" for inst in code)
+        if reciprocal and any(
+            inst.dst[0] == second.src[0] and inst.src[0] in subtracted and inst.src[1] == rest
+            for inst in chosen
+        ):
+            return "one of the two corrections of a division; the other covers equality"
     return ""
 
 

@@ -15,8 +15,20 @@ instruction follow
   ``s_endpgm`` none, since it waits for everything.
 
 A wait can be removed without harm when neither grows.
+
+Order at a barrier b matters to an operation on the LDS only if an access that conflicts with it can
+run in the stretch between b and the next barrier; one that is still outstanding there is judged
+anew. Two accesses conflict when they may touch a common byte and one writes it, but for two equal
+atomic operations without result. All waves of a workgroup pass equally many barriers (the emulator
+reports those that do not), so two waves are in one stretch when as many barriers lie behind them,
+or, what is the same, before them. An access cannot be in the stretch behind b when on all its paths
+fewer barriers lie behind it than on any path to b, or fewer before it than on any path from b.
+Which bytes an access may touch is not derived from the code: all of them, unless ``analyse`` is
+told otherwise.
 """
 
+import math
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -99,8 +111,16 @@ def with_counters(imm: int, vmcnt: int, lgkmcnt: int) -> int:
     return imm & 0x70 | vmcnt & 15 | (vmcnt >> 4 & 3) << 14 | (lgkmcnt & 15) << 8
 
 
-def analyse(code: Graph) -> Waits:
-    """Follow all paths of a kernel."""
+Extents = Mapping[int, tuple[int, int]]
+"""LDS bytes that instructions may touch, by offset: the first, and the one behind the last."""
+
+
+def analyse(code: Graph, extents: Extents | None = None) -> Waits:
+    """Follow all paths of a kernel.
+
+    ``extents`` says which LDS bytes its instructions touch; those that are not in it touch none.
+    None: any may touch any.
+    """
     before: dict[int, State] = {code.entry: ({}, {}, frozenset(), frozenset())}
     pending = {code.entry}
     while pending:
@@ -113,6 +133,7 @@ def analyse(code: Graph) -> Waits:
                 before[successor] = merged
                 pending.add(successor)
     by_offset = {code.instructions[i].offset: code.instructions[i] for i in code.next}
+    stretches = _Stretches(code, extents)
     early: set[tuple[int, int]] = set()
     left: dict[int, frozenset[int]] = {}
     for index, state in before.items():
@@ -125,7 +146,12 @@ def analyse(code: Graph) -> Waits:
                 if by_offset[at].writes & (inst.reads if ordered else touched):
                     early.add((inst.offset, at))
         if inst.unit in ("barrier", "ds") or "lds" in inst.flags:
-            matter = {at for queue in state for at in queue if _matters(inst, by_offset[at])}
+            matter = {
+                at
+                for queue in state
+                for at in queue
+                if _matters(inst, by_offset[at]) and stretches.conflict(index, by_offset[at])
+            }
             if matter:
                 left[inst.offset] = frozenset(matter)
     return Waits(frozenset(early), left)
@@ -175,3 +201,80 @@ def _matters(inst: Instruction, outstanding: Instruction) -> bool:
     if inst.unit == "ds":
         return copy
     return outstanding.unit == "ds"
+
+
+_CROSSBAR = ("ds_swizzle", "ds_permute", "ds_bpermute", "ds_nop")  # no memory of the LDS
+
+
+def _on_lds(inst: Instruction) -> bool:
+    return "lds" in inst.flags or (inst.unit == "ds" and not inst.name.startswith(_CROSSBAR))
+
+
+class _Stretches:
+    """Which accesses to the LDS can conflict with an outstanding one; see the module's text."""
+
+    def __init__(self, code: Graph, extents: Extents | None) -> None:
+        self._code, self._extents = code, extents
+        self._accesses = [i for i in code.next if _on_lds(code.instructions[i])]
+        before: dict[int, list[int]] = {i: [] for i in code.next}
+        for index, following in code.next.items():
+            for successor in following:
+                before[successor].append(index)
+        ends = [i for i, following in code.next.items() if not following]
+        # barriers on the way here from the start, and from here to an end; own one left out
+        self._behind = self._counts(code.next, [code.entry])
+        self._ahead = self._counts(before, ends)
+
+    def conflict(self, index: int, outstanding: Instruction) -> bool:
+        """Whether one that is outstanding at this barrier or LDS access has to be done before."""
+        inst = self._code.instructions[index]
+        if not _on_lds(outstanding):
+            return inst.unit == "barrier" and outstanding.unit != "ds"  # it is not about the LDS
+        if inst.unit != "barrier":
+            return self._overlap(inst, outstanding)
+        return any(
+            self._overlap(self._code.instructions[other], outstanding)
+            and not _order_free(self._code.instructions[other], outstanding)
+            and self._behind[other][1] >= self._behind[index][0] + 1
+            and self._ahead[other][1] >= self._ahead[index][0]
+            for other in self._accesses
+        )
+
+    def _overlap(self, a: Instruction, b: Instruction) -> bool:
+        if self._extents is None:
+            return True
+        low, high = self._extents.get(a.offset, (0, 0))
+        other_low, other_high = self._extents.get(b.offset, (0, 0))
+        return max(low, other_low) < min(high, other_high)
+
+    def _counts(
+        self, forward: Mapping[int, Iterable[int]], first: list[int]
+    ) -> dict[int, tuple[float, float]]:
+        """Fewest and most barriers on any path from ``first`` to each instruction, without its own.
+
+        The most are infinite behind a loop that has a barrier.
+        """
+        barrier = {i: self._code.instructions[i].unit == "barrier" for i in forward}
+        fewest = {i: math.inf for i in forward} | {i: 0.0 for i in first}
+        most = {i: -math.inf for i in forward} | {i: 0.0 for i in first}
+        limit = sum(barrier.values())  # more are not on a path without a loop
+        pending = set(first)
+        while pending:
+            index = pending.pop()
+            low, high = fewest[index] + barrier[index], most[index] + barrier[index]
+            high = math.inf if high > limit else high
+            for successor in forward[index]:
+                if low < fewest[successor] or high > most[successor]:
+                    fewest[successor] = min(low, fewest[successor])
+                    most[successor] = max(high, most[successor])
+                    pending.add(successor)
+        return {i: (fewest[i], most[i]) for i in forward}
+
+
+def _order_free(a: Instruction, b: Instruction) -> bool:
+    """Whether two accesses to the same LDS bytes may come in any order."""
+    names = a.name, b.name
+    if all(name.startswith("ds_read") for name in names):
+        return True
+    plain = names[0].startswith(("ds_read", "ds_write", "ds_wr")) or "lds" in a.flags
+    return names[0] == names[1] and not plain and a.dst[0] is None and b.dst[0] is None

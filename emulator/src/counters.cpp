@@ -58,7 +58,8 @@ int ways(const uint32_t* address, uint64_t lanes, uint32_t dwords) {
     return most;
 }
 
-void resize(std::vector<uint64_t>& list, size_t size) {
+template <class T>
+void resize(std::vector<T>& list, size_t size) {
     if (list.size() < size) list.resize(size);
 }
 
@@ -69,10 +70,29 @@ void add_to(std::vector<uint64_t>& to, const std::vector<uint64_t>& from) {
 
 }  // namespace
 
+void Counters::Extent::include(uint64_t begin, uint64_t end) {
+    low = std::min(low, begin);
+    high = std::max(high, end);
+}
+
+void Counters::begin_workgroup() { touched_.clear(); }
+
+void Counters::count_copy(const Inst& inst, uint32_t to, uint64_t lanes) {
+    lds_dma_bytes += 4 * static_cast<uint64_t>(std::popcount(lanes));
+    if (!lanes) return;
+    resize(lds_extents, inst.index + 1);
+    const uint64_t last = 63 - static_cast<uint64_t>(std::countl_zero(lanes));
+    lds_extents[inst.index].include(to + 4ull * static_cast<uint64_t>(std::countr_zero(lanes)),
+                                    to + 4ull * last + 4);
+}
+
 void Counters::add(const Counters& other) {
     add_to(executed, other.executed);
     add_to(bank_conflicts, other.bank_conflicts);
     add_to(lds_phases, other.lds_phases);
+    resize(lds_extents, other.lds_extents.size());
+    for (size_t i = 0; i < other.lds_extents.size(); ++i)
+        lds_extents[i].include(other.lds_extents[i].low, other.lds_extents[i].high);
     lds_bytes += other.lds_bytes;
     global_load_bytes += other.global_load_bytes;
     global_store_bytes += other.global_store_bytes;
@@ -80,6 +100,7 @@ void Counters::add(const Counters& other) {
     lds_dma_bytes += other.lds_dma_bytes;
     scratch_bytes += other.scratch_bytes;
     vmem_lines += other.vmem_lines;
+    distinct_load_bytes += other.distinct_load_bytes;
     barriers += other.barriers;
     flops += other.flops;
 }
@@ -88,6 +109,11 @@ void Counters::count_lds(const Inst& inst, const uint32_t* address, uint64_t lan
                          bool write) {
     resize(bank_conflicts, inst.index + 1);
     resize(lds_phases, inst.index + 1);
+    resize(lds_extents, inst.index + 1);
+    for (uint64_t left = lanes; left; left &= left - 1) {
+        const uint64_t at = address[std::countr_zero(left)];
+        lds_extents[inst.index].include(at, at + bytes);
+    }
     lds_bytes += static_cast<uint64_t>(std::popcount(lanes)) * bytes;
     const Phase& phase = bytes <= 4   ? kHalves
                          : bytes <= 8 ? kQuarters
@@ -110,8 +136,18 @@ void Counters::count_global(const uint64_t* address, uint64_t lanes, uint32_t by
     uint64_t lines[2 * kLanes];
     int count = 0;
     bool ascending = true;
+    uint64_t page = 0, *pieces = nullptr;
     for (uint64_t left = lanes; left; left &= left - 1) {
         const uint64_t at = address[std::countr_zero(left)];
+        for (uint64_t piece = at / 64; load && piece <= (at + bytes - 1) / 64; ++piece) {
+            if (piece / 64 != page || !pieces) {
+                page = piece / 64;
+                pieces = &touched_[page];  // entries stay where they are while others come
+            }
+            const uint64_t bit = 1ull << piece % 64;
+            if (!(*pieces & bit)) distinct_load_bytes += 64;
+            *pieces |= bit;
+        }
         for (uint64_t line = at / 128; line <= (at + bytes - 1) / 128; ++line) {
             if (count && lines[count - 1] == line) continue;
             ascending &= !count || lines[count - 1] < line;

@@ -662,7 +662,7 @@ inline uint32_t dma_address(const Wave& w, const Inst& i) {
 inline void dma_write(Wave& w, const Inst& i, uint64_t lanes, const Row& data) {
     const uint32_t to = dma_address(w, i);
     if (w.check) w.check->lds_dma(w, i, to, lanes);
-    if (w.counters) w.counters->lds_dma_bytes += 4 * static_cast<uint64_t>(std::popcount(lanes));
+    if (w.counters) w.counters->count_copy(i, to, lanes);
     const uint64_t size = w.group->lds.size();
     uint8_t* lds = w.group->lds.data();
     if (lanes == ~0ull && to + 256ull <= size) {

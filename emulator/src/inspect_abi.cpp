@@ -113,7 +113,8 @@ char* text_of(Body body) {
 }  // namespace
 
 // {"workgroups", "waves", "instructions", "threads", "seconds", "findings": [...],
-//  "counters": {...}, "executed": [[offset, unit, name, times, lds phases, bank conflicts], ...]}
+//  "counters": {...}, "executed": [[offset, unit, name, times, lds phases, bank conflicts], ...],
+//  "lds_extents": [[offset, first byte, byte behind the last], ...]}
 std::string report_json(const Report& report, const Code& code, const CodeObject* object,
                         const Kernel* kernel) {
     static constexpr const char* kUnits[] = {"salu", "wait",  "barrier", "branch", "smem",
@@ -150,6 +151,7 @@ std::string report_json(const Report& report, const Code& code, const CodeObject
     counters.field("lds_dma_bytes", counted.lds_dma_bytes);
     counters.field("scratch_bytes", counted.scratch_bytes);
     counters.field("vmem_lines", counted.vmem_lines);
+    counters.field("distinct_load_bytes", counted.distinct_load_bytes);
     counters.field("barriers", counted.barriers);
     counters.field("flops", counted.flops);
     out.field("counters", counters.object());
@@ -165,6 +167,15 @@ std::string report_json(const Report& report, const Code& code, const CodeObject
                     std::to_string(counted.bank_conflicts[i]) + "]";
     }
     out.field("executed", executed + "]");
+    std::string extents = "[";
+    for (size_t i = 0; i < counted.lds_extents.size() && i < code.insts.size(); ++i) {
+        const Counters::Extent& extent = counted.lds_extents[i];
+        if (extent.low >= extent.high) continue;
+        if (extents.size() > 1) extents += ',';
+        extents += "[" + std::to_string(code.insts[i].offset) + "," + std::to_string(extent.low) +
+                   "," + std::to_string(extent.high) + "]";
+    }
+    out.field("lds_extents", extents + "]");
     return out.object();
 }
 

@@ -416,6 +416,7 @@ class Worker {
         group_.id[1] = static_cast<uint32_t>(linear / grid[0] % grid[1]);
         group_.id[2] = static_cast<uint32_t>(linear / grid[0] / grid[1]);
         group_.lds.assign(dispatch_.lds_bytes, 0);
+        counters_.begin_workgroup();
         poison(group_.lds);
         poison(scratch_);
         std::unique_ptr<Checker> check;

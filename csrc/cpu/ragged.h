@@ -1,0 +1,140 @@
+// Attention of requests of different lengths, packed or over a paged cache, and writing to caches.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "isa.h"
+#include "kernel.h"
+#include "params.h"
+
+namespace liteattention::cpu {
+
+struct RaggedShape {
+    int64_t requests = 0;
+    int64_t q_heads = 0;
+    int64_t kv_heads = 0;
+    int64_t head_dim = 0;
+    int64_t page_size = 0;  // 0: keys and values are packed like the queries
+    DType dtype = DType::kBf16;
+    KvType kv_type = KvType::kSame;
+    Rounding rounding = Rounding::kRtne;
+    double scale = 1.0;  // that of fp8 keys included
+    double v_scale = 1.0;
+    double soft_cap = 0.0;  // 0: none
+    bool causal = false;
+    int64_t window = 0;  // 0: none
+};
+
+// Tensors of one call. Strides in elements: `batch` is the step from page to page (unused when
+// packed), `seq` from row to row or token to token.
+struct RaggedTensors {
+    const void* q;
+    const void* k;
+    const void* v;
+    void* out;
+    float* lse;          // [q_heads][lse_head] or null
+    const float* sinks;  // [q_heads] or null
+    Strides q_strides;
+    Strides k_strides;
+    Strides v_strides;
+    Strides out_strides;
+    int64_t lse_head;
+};
+
+// The work of one step, cut and ordered once and run for every layer. Immutable: runs may overlap.
+class RaggedPlan {
+   public:
+    // q_start [requests + 1]; kv: kv_len [requests] when paged, else kv_start [requests + 1]. Both
+    // are copied. page_table [requests][table_stride] is not and must outlive the plan.
+    RaggedPlan(const RaggedShape& shape, const int32_t* q_start, const int32_t* kv,
+               const int32_t* page_table, int64_t table_stride, Isa isa);
+
+    // Thread safe; throws std::bad_alloc only.
+    void Run(const RaggedTensors& tensors, int threads) const;
+
+    // Pieces of work: q tiles, and parts of decoded requests.
+    size_t tiles() const { return tiles_; }
+    size_t parts() const { return items_.size() - tiles_; }
+
+   private:
+    struct Request {
+        AttentionParams params;  // without addresses and strides
+        int64_t q_start;
+        int64_t kv_start;
+    };
+    // Keys and values of one kv head of a request, packed for its q tiles.
+    struct Unit {
+        int32_t request;
+        int32_t kv_head;
+        int64_t first_block;
+        int64_t blocks;
+    };
+    struct Item {
+        int32_t request;
+        int32_t unit;  // -1: decoded
+        int64_t head, heads;
+        int64_t row_begin, row_end;
+        int64_t key_begin, key_end;  // of a decoded part
+        int64_t group;               // of parts to be merged, -1: nothing to merge
+        int64_t part;                // its place in the group
+        int64_t cost;                // in keys times lanes of a tile
+    };
+    // Parts of one set of lanes.
+    struct Group {
+        int64_t parts;
+        int64_t part_words;
+        int64_t offset;  // words in the buffer of parts
+    };
+    struct Pass {
+        size_t unit_begin, unit_end;
+        size_t item_begin, item_end;
+        int64_t packed_blocks;
+    };
+
+    void AddDecode(int32_t request, int64_t kv_head);
+    void AddTiles(int32_t request, int64_t kv_head);
+    void Visible(const Request& r, int64_t row_begin, int64_t row_end, int64_t* begin,
+                 int64_t* end) const;
+
+    RaggedShape shape_;
+    const Kernel* kernel_;
+    const DecodeKernel* decode_;
+    std::vector<Request> requests_;
+    std::vector<Unit> units_;
+    std::vector<Item> items_;
+    std::vector<Group> groups_;
+    std::vector<Pass> passes_;
+    int64_t part_words_ = 0;  // of all groups
+    int64_t longest_ = 0;     // keys of the longest request
+    size_t tiles_ = 0;
+};
+
+// Rows [rows][kv_heads][head_dim] to be written to slots of a paged cache.
+struct KvWrite {
+    const void* k = nullptr;
+    const void* v = nullptr;
+    void* k_cache = nullptr;
+    void* v_cache = nullptr;
+    const void* slots = nullptr;  // int64 or int32; negative: not written
+    bool wide_slots = true;
+    int64_t rows = 0;
+    int64_t kv_heads = 0;
+    int64_t head_dim = 0;
+    int64_t pages = 0;
+    int64_t page_size = 0;
+    Strides k_strides{};  // batch unused
+    Strides v_strides{};
+    Strides k_cache_strides{};  // page, token, head
+    Strides v_cache_strides{};
+    DType dtype = DType::kBf16;
+    KvType kv_type = KvType::kSame;
+    double k_scale = 1.0;
+    double v_scale = 1.0;
+};
+
+// Returns -1, or the first slot that lies beyond the cache: nothing is written then.
+int64_t WriteKv(const KvWrite& write, int threads);
+
+}  // namespace liteattention::cpu

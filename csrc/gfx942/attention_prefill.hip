@@ -1,0 +1,388 @@
+// Attention of many query rows against paged or packed keys: requests of any lengths in one launch,
+// GQA, causal with a prefix, sliding window, soft cap, sinks; bf16 and fp16, D = 64, 128 and 256.
+//
+// Road map. The rows of a tile are (query position, head of the group), so that keys are read once
+// for all query heads that share them. A workgroup of 8 waves computes one tile of one (request, kv
+// head): 256 rows, two MFMA tiles of 16 a wave (at D = 256 128 rows, one). It finds its request by
+// a search over q_start; numbers that are nobody's tile end at once, and requests of few rows are
+// attention_decode's. Per K block of 64 keys (at D = 256 32) a wave runs Qk, Softmax and Pv as
+// attention.h says; only blocks that some row of the tile sees are visited, a wave leaves out those
+// that none of its own rows sees, and masks only those that not all of them see.
+//
+// K and V both come from LDS, where the keys of a block, which pages may scatter, lie in order, and
+// V turned into operands (paged.h, mfma_layout.h).
+//
+// Schedule. As in attention.h two groups of four waves, B one barrier behind A, one on the matrix
+// core while the other is on the vector ALU. A line is one stretch between two barriers:
+//
+//   A  Qk[0]          Softmax[0]        Pv[0] Qk[1]       Softmax[1]        Pv[1] Qk[2]
+//                     store K[1]                          store K[2]
+//                     load K[2]                           load K[3]
+//   B  -              Qk[0]             Softmax[0]        Pv[0] Qk[1]       Softmax[1]
+//                                       store V[1]                          store V[2]
+//                                       load V[2]                           load V[3]
+//
+// Group A copies K, group B V. Both at the start of Softmax[n] store block n + 1, which the loads
+// issued in Softmax[n - 1] have brought into registers, and then issue the loads of n + 2 and the
+// table look-ups of n + 3. K[n + 1] overwrites K[n - 1] in stretch 2 n + 1; its last readers, Qk[n
+// - 1] of B, were in stretch 2 n - 1, its first reader, Qk[n + 1] of A, is in stretch 2 n + 2. V[n
+// + 1] overwrites V[n - 1] in stretch 2 n + 2; its last readers, Pv[n - 1] of B, were in stretch 2
+// n + 1, its first, Pv[n + 1] of A, is in 2 n + 4. Every hand-over thus has a barrier on either
+// side, and loads have two stretches, ~4000 clocks, to land.
+//
+// Registers at D = 128, of 256 per lane: outputs 64, queries 32, scores 32 or, after them,
+// probabilities 16, K or V in flight 16, fragments 12 + 12, places of keys 8. LDS: 2 x 16 KiB of K,
+// 2 x 16 KiB of V: all of it. A fragment feeds four MFMAs, 64 clocks of a matrix core, and takes 8
+// clocks of the LDS: 56 % of its rate with the stores. At D = 256 it feeds two: there the LDS sets
+// the pace.
+//
+// Budget: VGPR 208, LDS 65536 (32768 at D = 64).
+
+#include "attention.h"
+#include "paged.h"
+#include "ragged.h"
+
+namespace liteattention::gfx942 {
+
+// Every K block counts (softmax.h).
+struct NoVote {
+    template <class... Arguments>
+    LITE_DEVICE bool Vote(const Arguments&...) const {
+        return true;
+    }
+};
+
+// A tile of one (request, kv head): rows `first` .. `rows` - 1 of its packed rows, at most
+// PrefillRows of them.
+struct PackedRows {
+    int32_t first, rows;
+    Divider group;
+    int32_t heads;  // of the group
+
+    // Query and head within the group of packed row `row`; rows past the end repeat the last one.
+    LITE_DEVICE int32_t Existing(int32_t row) const { return row < rows ? row : rows - 1; }
+    LITE_DEVICE int32_t Query(int32_t row) const {
+        return static_cast<int32_t>(Divide(static_cast<uint32_t>(row), group));
+    }
+};
+
+// K blocks `begin` .. `end` - 1, and of them `full_begin` .. `full_end` - 1 with all their keys.
+struct BlockRange {
+    int32_t begin, end, full_begin, full_end;
+
+    LITE_DEVICE bool Full(int32_t block) const { return block >= full_begin && block < full_end; }
+};
+
+// What rows that see keys from `first.begin` (the first of them) to `last.end` (the last of them)
+// visit: both bounds grow from row to row.
+template <int kKeys>
+LITE_DEVICE BlockRange BlocksOf(const Seen& first, const Seen& last) {
+    BlockRange range;
+    range.begin = first.begin / kKeys;
+    range.end = last.end > first.begin ? (last.end + kKeys - 1) / kKeys : range.begin;
+    range.full_begin = (last.begin + kKeys - 1) / kKeys;
+    range.full_end = first.end / kKeys;
+    return range;
+}
+
+// Queries of a wave's packed rows (qk.h: LoadQueries).
+template <int kDim, int kTiles>
+LITE_DEVICE void LoadPackedQueries(const RaggedParams& p, const Request& request, int32_t q_head,
+                                   const PackedRows& rows, int32_t first_row, uint32_t lane,
+                                   Queries<kDim, kTiles>& q) {
+    const uint32_t flip = p.scale_log2 < 0.0f ? 0x80008000u : 0u;
+    const uint32_t keep = p.scale_log2 == 0.0f ? 0u : ~0u;
+#pragma unroll
+    for (int x = 0; x < kTiles; ++x) {
+        const int32_t row = rows.Existing(first_row + kTile * x + Col(static_cast<int>(lane)));
+        const int32_t query = rows.Query(row), head = q_head + row - query * rows.heads;
+        const uint16_t* from = p.q +
+                               static_cast<int64_t>(request.first_row + query) * p.q_strides.row +
+                               static_cast<int64_t>(head) * p.q_strides.head;
+#pragma unroll
+        for (int s = 0; s < kDim / 32; ++s) {
+            const int dim = QkDim(s, static_cast<int>(lane), 0);
+            const Word4 words = *reinterpret_cast<const UnalignedWord4*>(from + dim);
+            q.fragment[x][s] = __builtin_bit_cast(Half8, (words ^ flip) & keep);
+        }
+    }
+}
+
+// Raw scores become cap_log2 tanh(...), log2 units (params.h). 3 vector and 2 transcendental
+// instructions each.
+template <int kTiles, int kKeys>
+LITE_DEVICE void CapScores(float cap_log2, float cap_factor, ScoresOf<kTiles, kKeys>& scores) {
+#pragma unroll
+    for (int t = 0; t < kKeys / kTile; ++t)
+#pragma unroll
+        for (int x = 0; x < kTiles; ++x)
+#pragma unroll
+            for (int i = 0; i < 4; ++i) {
+                const float power = Exp2(cap_factor * scores.tile[t][x][i]);
+                scores.tile[t][x][i] = cap_log2 - 2.0f * cap_log2 * Rcp(1.0f + power);
+            }
+}
+
+// Hides the keys of block `block` that a wave's rows do not see.
+template <int kTiles, int kKeys>
+LITE_DEVICE void MaskUnseen(const RaggedParams& p, const Request& request, const PackedRows& rows,
+                            int32_t first_row, int32_t block, ScoresOf<kTiles, kKeys>& scores) {
+    const int lane = static_cast<int>(LaneHere());  // not before here, as in softmax.h: MaskKeys
+#pragma unroll
+    for (int x = 0; x < kTiles; ++x) {
+        const int32_t row = rows.Existing(first_row + kTile * x + Col(lane));
+        const Seen seen = SeenBy(p, request, rows.Query(row));
+        const uint32_t count =
+            seen.end > seen.begin ? static_cast<uint32_t>(seen.end - seen.begin) : 0u;
+        const uint32_t from =
+            static_cast<uint32_t>(block * kKeys + ScoreKey(0, lane, 0) - seen.begin);
+#pragma unroll
+        for (int t = 0; t < kKeys / kTile; ++t)
+#pragma unroll
+            for (int i = 0; i < 4; ++i) {
+                const bool sees = from + static_cast<uint32_t>(ScoreKey(t, 0, i)) < count;
+                scores.tile[t][x][i] = FromBits(sees ? Bits(scores.tile[t][x][i]) : kMinusInfinity);
+            }
+    }
+}
+
+// Normalises and writes a wave's rows that exist; `c` as in softmax.h. A sink is one more score
+// without a value.
+template <class Number, int kDim, int kTiles>
+LITE_DEVICE void StorePackedRows(const RaggedParams& p, const Request& request, int32_t q_head,
+                                 const PackedRows& rows, int32_t first_row, float c,
+                                 const WaveId& me, const StatisticsOf<kTiles>& stats,
+                                 const Outputs<kDim, kTiles>& out) {
+    constexpr float kLog2e = 1.4426950408889634f;
+#pragma unroll
+    for (int x = 0; x < kTiles; ++x) {
+        float sum = TotalSum(stats.sum[x], me.across);
+        float top = IsZero(sum) ? FromBits(kMinusInfinity) : stats.max[x] * c, shrink = 1.0f;
+        const int32_t row = first_row + kTile * x + Col(static_cast<int>(me.lane));
+        if (row >= rows.rows) continue;
+        const int32_t query = rows.Query(row), head = q_head + row - query * rows.heads;
+        const int32_t at = request.first_row + query;
+        if (p.sinks) {
+            const float sink = p.sinks[head] * kLog2e;
+            const float higher = __builtin_fmaxf(top, sink);
+            if (Bits(higher) != kMinusInfinity) {
+                shrink = Exp2(top - higher);
+                sum = sum * shrink + Exp2(sink - higher);
+                top = higher;
+            }
+        }
+        const float scale = IsZero(sum) ? 0.0f : shrink * Rcp(sum);
+        char* to = reinterpret_cast<char*>(p.out + static_cast<int64_t>(at) * p.out_strides.row +
+                                           static_cast<int64_t>(head) * p.out_strides.head);
+        StoreRow<Number, kDim>(to, scale, x, me.lane, out);
+        if (p.lse && Quad(static_cast<int>(me.lane)) == 0) {
+            const float value = (top + Log2(sum)) * kLn2;
+            p.lse[head * p.lse_stride + at] = FromBits(IsZero(sum) ? kMinusInfinity : Bits(value));
+        }
+    }
+}
+
+template <class Number, int kDim>
+LITE_DEVICE void AttentionPrefill(const RaggedParams& p) {
+    constexpr int kTileRows = PrefillRows(kDim), kKeys = PrefillKeys(kDim);
+    constexpr int kTiles = kTileRows / (kWaves * kTile), kWaveTileRows = kTiles * kTile;
+    constexpr int kBytes = kKeys * kDim * 2;  // of a block of K, and of one of V
+    constexpr int kVAhead = 3;
+    __shared__ __attribute__((aligned(16))) char lds[4 * kBytes];
+    char* const v_lds = lds + 2 * kBytes;
+    const WaveId me;
+
+    const int32_t group = UniformInt(static_cast<uint32_t>(p.q_heads / p.kv_heads));
+    const uint32_t slots =
+        static_cast<uint32_t>(p.rows * group) / kTileRows + static_cast<uint32_t>(p.requests);
+    const PrefillTile tile = PrefillTileOf(WorkgroupId(), slots, static_cast<uint32_t>(p.kv_heads));
+    const int32_t kv_head = UniformInt(tile.kv_head);
+    const Slot slot = FindSlot(p, UniformInt(tile.slot), group, kTileRows, me.lane);
+    const Request request = RequestOf(p, slot.request);
+    const PackedRows rows{
+        slot.tile * kTileRows, request.q_len * group, {p.group_multiplier, p.group_shift}, group};
+    if (rows.first >= rows.rows || IsDecode(request.q_len, group)) return;
+
+    // What the tile reads, and what this wave uses of it.
+    const auto seen = [&](int32_t row) {
+        return SeenBy(p, request,
+                      UniformInt(static_cast<uint32_t>(rows.Query(rows.Existing(row)))));
+    };
+    const Seen tile_first = seen(rows.first), tile_last = seen(rows.first + kTileRows - 1);
+    const BlockRange blocks = BlocksOf<kKeys>(tile_first, tile_last);
+    const int32_t first_row = rows.first + static_cast<int32_t>(me.wave) * kWaveTileRows;
+    BlockRange mine = BlocksOf<kKeys>(seen(first_row), seen(first_row + kWaveTileRows - 1));
+    if (first_row >= rows.rows) mine.end = mine.begin;
+
+    const bool group_b = me.group_b;
+    const PageStrides& strides = group_b ? p.v_strides : p.k_strides;
+    const int64_t packed_rows =
+        p.kv_start ? UniformInt(static_cast<uint32_t>(p.kv_start[request.number])) : 0;
+    KeySource source;
+    source.base = reinterpret_cast<const char*>((group_b ? p.v : p.k) + kv_head * strides.head +
+                                                packed_rows * strides.row);
+    source.page_bytes = static_cast<uint32_t>(strides.page * 2);
+    source.row_bytes = static_cast<uint32_t>(strides.row * 2);
+    source.page_size = static_cast<uint32_t>(p.page_size);
+    source.pages = {p.page_multiplier, p.page_shift};
+    source.lowest = tile_first.begin;
+    source.last = tile_last.end - 1;
+    source.table =
+        reinterpret_cast<const char*>(p.page_table + request.number * p.page_table_stride);
+    source.table_bytes =
+        p.page_size ? (Divide(static_cast<uint32_t>(source.last), source.pages) + 1) * 4u : 0u;
+
+    const int thread = static_cast<int>(me.quarter * kWaveSize + me.lane);
+    const int run = group_b ? VCopyRun(kDim, thread) : KCopyRun(kDim, thread);
+    const int piece = group_b ? VCopyPiece(kDim, thread) : KCopyPiece(kDim, thread);
+    const uint32_t piece_byte = static_cast<uint32_t>(piece * PieceBytes(kDim));
+    const uint32_t v_store =
+        static_cast<uint32_t>(VLdsByte(kKeys, piece * PieceBytes(kDim) / 2, run));
+
+    KeyPlaces places;
+    KeyPieces<kDim> pieces;
+    const auto find = [&](int32_t block) { places = FindKeys(source, block * kKeys + 4 * run); };
+    const auto load = [&] { LoadKeys<kDim>(source, places, piece_byte, pieces); };
+    const auto store = [&](uint32_t half) {
+        if (group_b)
+            StoreV<kDim, kKeys>(pieces, v_store, v_lds + half);
+        else
+            StoreK<kDim>(pieces, run, piece, lds + half);
+    };
+
+    const bool capped = p.cap_log2 != 0.0f;
+    const float c = capped ? 1.0f : Factor(p.scale_log2);
+    StatisticsOf<kTiles> stats;
+    Outputs<kDim, kTiles> out{};
+    if (blocks.begin < blocks.end) {
+        Queries<kDim, kTiles> queries;
+        find(blocks.begin);
+        LoadPackedQueries(p, request, kv_head * group, rows, first_row, me.lane, queries);
+        load();
+        find(blocks.begin + 1);
+        store(0);
+        load();
+        find(blocks.begin + 2);
+
+        const uint32_t k_read =
+            static_cast<uint32_t>(KReadByte(kDim, 0, 0, static_cast<int>(me.lane)));
+        const uint32_t v_read = static_cast<uint32_t>(VReadByte(static_cast<int>(me.lane)));
+        const int32_t wave = static_cast<int32_t>(me.wave),
+                      cap = static_cast<int32_t>(Bits(p.cap_log2));
+        ScoresOf<kTiles, kKeys> scores;
+        ProbabilitiesOf<kTiles, kKeys> probs;
+        KRing k_ring;
+        Half8 v_ring[kVAhead];
+        NoVote no_vote;
+        int32_t block = blocks.begin;
+        uint32_t half = 0;  // of K and V, holding the current block
+        const auto fragment = [&](int f) {
+            return *reinterpret_cast<const Half8*>(v_lds + half + v_read +
+                                                   f * kWaveSize * kChunkBytes);
+        };
+        // Conditions are looked at where they are needed: kept, they would be lane masks.
+        const auto in_group_b = [&] { return ScalarHere(wave) >= kWaves / 2; };
+        const auto copy = [&] {
+            if (block + 1 >= blocks.end) return;
+            if (in_group_b())
+                StoreV<kDim, kKeys>(pieces, v_store, v_lds + (half ^ kBytes));
+            else
+                StoreK<kDim>(pieces, run, piece, lds + (half ^ kBytes));
+            if (block + 2 >= blocks.end) return;
+            load();
+            find(block + 3);
+        };
+        const auto softmax = [&] {
+#pragma unroll
+            for (int f = 0; f < kVAhead; ++f) v_ring[f] = fragment(f);
+            SchedulingFence();
+            if (ScalarHere(cap)) CapScores(p.cap_log2, __builtin_fabsf(p.cap_factor), scores);
+            if (!mine.Full(block)) MaskUnseen(p, request, rows, first_row, block, scores);
+            Softmax<Number>(scores, c, me.across, no_vote, stats, out, probs);
+        };
+        // A period with nothing to compute for this wave.
+        const auto idle = [&] {
+            Barrier();
+            copy();
+            Barrier();
+            half ^= kBytes;
+            ++block;
+        };
+
+        Barrier();
+        if (in_group_b()) Barrier();  // half a K block behind from here on
+
+        while (block < mine.begin) idle();
+        if (block < mine.end) {
+            StartQk<kDim>(lds + half, k_read, k_ring);
+            Qk<Number>(lds + half, k_read, queries, k_ring, scores);
+            while (block + 1 < mine.end) {
+                Barrier();
+                copy();
+                softmax();
+                Barrier();
+                Priority<1>();
+                const char* k_next = lds + (half ^ kBytes);
+                PvFrom<Number>(fragment, probs, v_ring, out,
+                               [&] { StartQk<kDim>(k_next, k_read, k_ring); });
+                Qk<Number>(k_next, k_read, queries, k_ring, scores);
+                Priority<0>();
+                half ^= kBytes;
+                ++block;
+            }
+            Barrier();
+            copy();
+            softmax();
+            Barrier();
+            PvFrom<Number>(fragment, probs, v_ring, out, [] {});
+            half ^= kBytes;
+            ++block;
+        }
+        while (block < blocks.end) idle();
+        if (!in_group_b()) Barrier();  // as many barriers as group B
+    }
+    StorePackedRows<Number, kDim>(ArgumentAgain<RaggedParams>(), request, kv_head * group, rows,
+                                  first_row, c, me.Again(), stats, out);
+}
+
+}  // namespace liteattention::gfx942
+
+using namespace liteattention::gfx942;
+
+// The supported variants, all of them.
+LITE_KERNEL(kDenseThreads, 2) attention_prefill_bf16_d128_rtne(const RaggedParams p) {
+    AttentionPrefill<Bf16<Rounding::kRtne>, 128>(p);
+}
+LITE_KERNEL(kDenseThreads, 2) attention_prefill_bf16_d128_rtna(const RaggedParams p) {
+    AttentionPrefill<Bf16<Rounding::kRtna>, 128>(p);
+}
+LITE_KERNEL(kDenseThreads, 2) attention_prefill_bf16_d128_rtz(const RaggedParams p) {
+    AttentionPrefill<Bf16<Rounding::kRtz>, 128>(p);
+}
+LITE_KERNEL(kDenseThreads, 2) attention_prefill_fp16_d128(const RaggedParams p) {
+    AttentionPrefill<Fp16, 128>(p);
+}
+LITE_KERNEL(kDenseThreads, 2) attention_prefill_bf16_d64_rtne(const RaggedParams p) {
+    AttentionPrefill<Bf16<Rounding::kRtne>, 64>(p);
+}
+LITE_KERNEL(kDenseThreads, 2) attention_prefill_bf16_d64_rtna(const RaggedParams p) {
+    AttentionPrefill<Bf16<Rounding::kRtna>, 64>(p);
+}
+LITE_KERNEL(kDenseThreads, 2) attention_prefill_bf16_d64_rtz(const RaggedParams p) {
+    AttentionPrefill<Bf16<Rounding::kRtz>, 64>(p);
+}
+LITE_KERNEL(kDenseThreads, 2) attention_prefill_fp16_d64(const RaggedParams p) {
+    AttentionPrefill<Fp16, 64>(p);
+}
+LITE_KERNEL(kDenseThreads, 2) attention_prefill_bf16_d256_rtne(const RaggedParams p) {
+    AttentionPrefill<Bf16<Rounding::kRtne>, 256>(p);
+}
+LITE_KERNEL(kDenseThreads, 2) attention_prefill_bf16_d256_rtna(const RaggedParams p) {
+    AttentionPrefill<Bf16<Rounding::kRtna>, 256>(p);
+}
+LITE_KERNEL(kDenseThreads, 2) attention_prefill_bf16_d256_rtz(const RaggedParams p) {
+    AttentionPrefill<Bf16<Rounding::kRtz>, 256>(p);
+}
+LITE_KERNEL(kDenseThreads, 2) attention_prefill_fp16_d256(const RaggedParams p) {
+    AttentionPrefill<Fp16, 256>(p);
+}

@@ -1,0 +1,202 @@
+// The CPU kernels as Python sees them.
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "../cpu/attention.h"
+#include "../cpu/ragged.h"
+#include "binding.h"
+
+namespace liteattention::binding {
+
+namespace {
+
+cpu::Strides ToStrides(const Triple& t) { return {t[0], t[1], t[2]}; }
+
+cpu::Isa ParseIsa(const std::string& name) {
+    for (const cpu::IsaName& known : cpu::kIsaNames) {
+        if (name != known.name) continue;
+        for (cpu::Isa isa : cpu::AvailableIsas())
+            if (isa == known.isa) return isa;
+    }
+    throw py::value_error("instruction set not available here: " + name);
+}
+
+void BindRagged(py::module_& m) {
+    py::enum_<cpu::KvType>(m, "CpuKvType")
+        .value("same", cpu::KvType::kSame)
+        .value("fp8_e4m3", cpu::KvType::kFp8E4m3)
+        .value("fp8_e5m2", cpu::KvType::kFp8E5m2);
+
+    using S = cpu::RaggedShape;
+    py::class_<S>(m, "CpuRaggedShape")
+        .def(py::init<>())
+        .def_readwrite("requests", &S::requests)
+        .def_readwrite("q_heads", &S::q_heads)
+        .def_readwrite("kv_heads", &S::kv_heads)
+        .def_readwrite("head_dim", &S::head_dim)
+        .def_readwrite("page_size", &S::page_size)
+        .def_readwrite("dtype", &S::dtype)
+        .def_readwrite("kv_type", &S::kv_type)
+        .def_readwrite("rounding", &S::rounding)
+        .def_readwrite("scale", &S::scale)
+        .def_readwrite("v_scale", &S::v_scale)
+        .def_readwrite("soft_cap", &S::soft_cap)
+        .def_readwrite("causal", &S::causal)
+        .def_readwrite("window", &S::window);
+
+    using R = cpu::RaggedPlan;
+    py::class_<R>(m, "CpuRaggedPlan")
+        .def(py::init([](const S& shape, uintptr_t q_start, uintptr_t kv, uintptr_t page_table,
+                         int64_t table_stride, const std::string& isa) {
+            return std::make_unique<R>(shape, At<int32_t>(q_start), At<int32_t>(kv),
+                                       At<int32_t>(page_table), table_stride, ParseIsa(isa));
+        }))
+        .def_property_readonly("tiles", &R::tiles)
+        .def_property_readonly("parts", &R::parts)
+        .def("run",
+             [](const R& plan, uintptr_t q, uintptr_t k, uintptr_t v, uintptr_t out, uintptr_t lse,
+                uintptr_t sinks, const Triple& q_strides, const Triple& k_strides,
+                const Triple& v_strides, const Triple& out_strides, int64_t lse_head, int threads) {
+                 const cpu::RaggedTensors tensors{At<void>(q),
+                                                  At<void>(k),
+                                                  At<void>(v),
+                                                  At<void>(out),
+                                                  At<float>(lse),
+                                                  At<float>(sinks),
+                                                  ToStrides(q_strides),
+                                                  ToStrides(k_strides),
+                                                  ToStrides(v_strides),
+                                                  ToStrides(out_strides),
+                                                  lse_head};
+                 py::gil_scoped_release release;
+                 plan.Run(tensors, threads);
+             });
+
+    using W = cpu::KvWrite;
+    py::class_<W>(m, "CpuKvWrite")
+        .def(py::init<>())
+        .def("set_rows",
+             [](W& w, uintptr_t k, uintptr_t v, const Triple& k_strides, const Triple& v_strides,
+                const Triple& shape) {
+                 w.k = At<void>(k);
+                 w.v = At<void>(v);
+                 w.k_strides = ToStrides(k_strides);
+                 w.v_strides = ToStrides(v_strides);
+                 w.rows = shape[0];
+                 w.kv_heads = shape[1];
+                 w.head_dim = shape[2];
+             })
+        .def("set_cache",
+             [](W& w, uintptr_t k, uintptr_t v, const Triple& k_strides, const Triple& v_strides,
+                int64_t pages, int64_t page_size) {
+                 w.k_cache = At<void>(k);
+                 w.v_cache = At<void>(v);
+                 w.k_cache_strides = ToStrides(k_strides);
+                 w.v_cache_strides = ToStrides(v_strides);
+                 w.pages = pages;
+                 w.page_size = page_size;
+             })
+        .def("set_slots",
+             [](W& w, uintptr_t slots, bool wide) {
+                 w.slots = At<void>(slots);
+                 w.wide_slots = wide;
+             })
+        .def_readwrite("dtype", &W::dtype)
+        .def_readwrite("kv_type", &W::kv_type)
+        .def_readwrite("k_scale", &W::k_scale)
+        .def_readwrite("v_scale", &W::v_scale);
+    m.def("cpu_write_kv", [](const W& write, int threads) {
+        py::gil_scoped_release release;
+        return cpu::WriteKv(write, threads);
+    });
+}
+
+}  // namespace
+
+void BindCpu(py::module_& m) {
+    m.attr("CPU_K_BLOCK") = cpu::kKBlock;
+    m.attr("CPU_ROW_STEP") = cpu::kRowStep;
+    m.attr("CPU_MAX_Q_BLOCK") = cpu::kMaxQBlock;
+    m.attr("CPU_MAX_VOTE_ROWS") = cpu::kMaxQTile;
+    m.attr("CPU_MAX_HEAD_DIM") = cpu::kMaxHeadDim;
+
+    py::enum_<cpu::DType>(m, "DType")
+        .value("bf16", cpu::DType::kBf16)
+        .value("fp16", cpu::DType::kFp16)
+        .value("fp32", cpu::DType::kFp32);
+    py::enum_<cpu::Rounding>(m, "Rounding")
+        .value("rtne", cpu::Rounding::kRtne)
+        .value("rtna", cpu::Rounding::kRtna)
+        .value("rtz", cpu::Rounding::kRtz);
+
+    using P = cpu::AttentionParams;
+    py::class_<P>(m, "AttentionParams")
+        .def(py::init<>())
+        .def("set_pointers",
+             [](P& p, uintptr_t q, uintptr_t k, uintptr_t v, uintptr_t out, uintptr_t lse) {
+                 p.q = At<void>(q);
+                 p.k = At<void>(k);
+                 p.v = At<void>(v);
+                 p.out = At<void>(out);
+                 p.lse = At<float>(lse);
+             })
+        .def("set_shape",
+             [](P& p, int64_t batch, int64_t q_heads, int64_t kv_heads, int64_t q_len,
+                int64_t kv_len, int64_t head_dim) {
+                 p.batch = batch;
+                 p.q_heads = q_heads;
+                 p.kv_heads = kv_heads;
+                 p.q_len = q_len;
+                 p.kv_len = kv_len;
+                 p.head_dim = head_dim;
+                 p.lse_head = q_len;
+             })
+        .def("set_strides",
+             [](P& p, const Triple& q, const Triple& k, const Triple& v, const Triple& out) {
+                 p.q_strides = ToStrides(q);
+                 p.k_strides = ToStrides(k);
+                 p.v_strides = ToStrides(v);
+                 p.out_strides = ToStrides(out);
+             })
+        .def_readwrite("dtype", &P::dtype)
+        .def_readwrite("rounding", &P::rounding)
+        .def_readwrite("scale", &P::scale)
+        .def_readwrite("causal", &P::causal)
+        .def_readwrite("threads", &P::threads);
+
+    using L = cpu::LiteParams;
+    py::class_<L>(m, "LiteParams")
+        .def(py::init<>())
+        .def("set_bitmaps",
+             [](L& l, uintptr_t read, uintptr_t write, uintptr_t must_do, uintptr_t must_skip) {
+                 l.read = At<uint32_t>(read);
+                 l.write = At<uint32_t>(write);
+                 l.must_do = At<uint32_t>(must_do);
+                 l.must_skip = At<uint32_t>(must_skip);
+             })
+        .def_readwrite("q_block", &L::q_block)
+        .def_readwrite("vote_rows", &L::vote_rows)
+        .def_readwrite("threshold", &L::threshold)
+        .def_readwrite("descending", &L::descending)
+        .def_readwrite("soft_skip", &L::soft_skip);
+
+    m.def("cpu_available_isas", [] {
+        std::vector<std::string> names;
+        for (cpu::Isa isa : cpu::AvailableIsas())
+            for (const cpu::IsaName& known : cpu::kIsaNames)
+                if (known.isa == isa) names.emplace_back(known.name);
+        return names;
+    });
+    m.def(
+        "cpu_attention",
+        [](const P& params, const L* lite, const std::string& isa) {
+            const cpu::Isa path = ParseIsa(isa);
+            py::gil_scoped_release release;
+            cpu::Attention(params, lite, path);
+        },
+        py::arg("params"), py::arg("lite").none(true), py::arg("isa"));
+    BindRagged(m);
+}
+
+}  // namespace liteattention::binding
