@@ -1,6 +1,7 @@
-"""Attention for AMD MI300X: dense and LiteAttention, one API over several engines.
+"""Attention for AMD MI300X: dense, LiteAttention and LLM serving, one API over several engines.
 
-See :func:`attention`, :func:`merge_states`, :class:`LiteAttention` and :class:`SkipPolicy`.
+See :func:`attention`, :func:`merge_states`, :class:`LiteAttention` and :class:`SkipPolicy`; for
+serving :func:`attention_paged`, :class:`PagedBatch`, :func:`write_kv`, :func:`attention_varlen`.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ try:
     from .lite import LiteAttention
     from .ops import attention, lite_attention, merge_states
     from .policy import SkipPolicy
+    from .serving import PagedBatch, attention_paged, attention_varlen, write_kv
 except (ImportError, OSError) as error:
     # Raised when a name is asked for: collect_env is in this package too, and a broken
     # installation is what it is for.
@@ -38,10 +40,14 @@ except PackageNotFoundError:  # imported from a source tree that was never insta
 __all__ = [
     "MI300X_GEOMETRY",
     "LiteAttention",
+    "PagedBatch",
     "SkipPolicy",
     "TileGeometry",
     "__version__",
     "attention",
+    "attention_paged",
+    "attention_varlen",
     "lite_attention",
     "merge_states",
+    "write_kv",
 ]

@@ -45,6 +45,82 @@ class LiteParams:
 def cpu_available_isas() -> list[str]: ...
 def cpu_attention(params: AttentionParams, lite: LiteParams | None, isa: str) -> None: ...
 
+class CpuKvType:
+    same: ClassVar[CpuKvType]
+    fp8_e4m3: ClassVar[CpuKvType]
+    fp8_e5m2: ClassVar[CpuKvType]
+
+class CpuRaggedShape:
+    requests: int
+    q_heads: int
+    kv_heads: int
+    head_dim: int
+    page_size: int
+    dtype: DType
+    kv_type: CpuKvType
+    rounding: Rounding
+    scale: float
+    v_scale: float
+    soft_cap: float
+    causal: bool
+    window: int
+
+class CpuRaggedPlan:
+    def __init__(
+        self,
+        shape: CpuRaggedShape,
+        q_start: int,
+        kv: int,
+        page_table: int,
+        table_stride: int,
+        isa: str,
+    ) -> None: ...
+    @property
+    def tiles(self) -> int: ...
+    @property
+    def parts(self) -> int: ...
+    def run(
+        self,
+        q: int,
+        k: int,
+        v: int,
+        out: int,
+        lse: int,
+        sinks: int,
+        q_strides: tuple[int, int, int],
+        k_strides: tuple[int, int, int],
+        v_strides: tuple[int, int, int],
+        out_strides: tuple[int, int, int],
+        lse_head: int,
+        threads: int,
+    ) -> None: ...
+
+class CpuKvWrite:
+    dtype: DType
+    kv_type: CpuKvType
+    k_scale: float
+    v_scale: float
+    def set_rows(
+        self,
+        k: int,
+        v: int,
+        k_strides: tuple[int, int, int],
+        v_strides: tuple[int, int, int],
+        shape: tuple[int, int, int],
+    ) -> None: ...
+    def set_cache(
+        self,
+        k: int,
+        v: int,
+        k_strides: tuple[int, int, int],
+        v_strides: tuple[int, int, int],
+        pages: int,
+        page_size: int,
+    ) -> None: ...
+    def set_slots(self, slots: int, wide: bool) -> None: ...
+
+def cpu_write_kv(write: CpuKvWrite, threads: int) -> int: ...
+
 GFX942_Q_BLOCK: int
 GFX942_K_BLOCK: int
 GFX942_WAVE_ROWS: int
@@ -139,6 +215,56 @@ def tail_cost(
     tail_tiles: int, splits: int, k_blocks: int, head_dim: int, compute_units: int
 ) -> float: ...
 
+class RaggedShape:
+    def __init__(
+        self,
+        requests: int,
+        rows: int,
+        q_heads: int,
+        kv_heads: int,
+        head_dim: int,
+        page_size: int,
+        max_q_len: int,
+        max_kv_len: int,
+        min_q_len: int = 0,
+        window: int = 0,
+    ) -> None: ...
+
+class RaggedPlan:
+    @property
+    def split(self) -> Split: ...
+    @property
+    def splits(self) -> int: ...
+    @property
+    def decode_grid(self) -> int: ...
+    @property
+    def merge_grid(self) -> int: ...
+    @property
+    def prefill_grid(self) -> int: ...
+    @property
+    def part_out_offset(self) -> int: ...
+    @property
+    def part_stats_offset(self) -> int: ...
+    @property
+    def workspace_bytes(self) -> int: ...
+    @property
+    def kv_bytes(self) -> float: ...
+    @property
+    def modelled_us(self) -> float: ...
+    @property
+    def modelled_unsplit_us(self) -> float: ...
+
+DECODE_MOST_SPLITS: int
+DECODE_ROWS: int
+
+def ragged_reasons(shape: RaggedShape) -> list[str]: ...
+def plan_ragged(shape: RaggedShape, compute_units: int, splits: int) -> RaggedPlan: ...
+def decode_cost(shape: RaggedShape, splits: int, compute_units: int) -> float: ...
+def decode_work(
+    q_len: int, kv_len: int, window: int, splits: int, head_dim: int
+) -> tuple[int, int, int]: ...
+def is_decode(q_len: int, group: int) -> bool: ...
+
 class Number:
     bf16_rtne: ClassVar[Number]
     bf16_rtna: ClassVar[Number]
@@ -163,6 +289,46 @@ class LiteStep:
     soft_skip: bool
     def set_bitmaps(self, read: int, write: int, must_do: int, must_skip: int) -> None: ...
 
+class RaggedRequest:
+    pages: int
+    page_rows: int
+    causal: bool
+    scale: float
+    soft_cap: float
+    number: Number
+    def set_pointers(self, q: int, k: int, v: int, out: int, lse: int, sinks: int) -> None: ...
+    def set_batch(
+        self,
+        q_start: int,
+        kv_len: int,
+        kv_start: int,
+        page_table: int,
+        table_width: int,
+        table_stride: int,
+    ) -> None: ...
+    def set_strides(
+        self,
+        q: tuple[int, int],
+        k: tuple[int, int, int],
+        v: tuple[int, int, int],
+        out: tuple[int, int],
+    ) -> None: ...
+
+class WriteKvRequest:
+    def set_pointers(
+        self, k: int, v: int, k_cache: int, v_cache: int, slots: int, wide: bool
+    ) -> None: ...
+    def set_strides(
+        self,
+        k: tuple[int, int],
+        v: tuple[int, int],
+        k_cache: tuple[int, int, int],
+        v_cache: tuple[int, int, int],
+    ) -> None: ...
+    def set_shape(
+        self, rows: int, kv_heads: int, head_dim: int, pages: int, page_size: int
+    ) -> None: ...
+
 class Gfx942Device:
     def __init__(
         self,
@@ -180,6 +346,10 @@ class Gfx942Device:
     def lite(
         self, plan: LitePlan, request: DenseRequest, step: LiteStep, workspace: int, stream: int
     ) -> None: ...
+    def ragged(
+        self, plan: RaggedPlan, request: RaggedRequest, workspace: int, stream: int
+    ) -> None: ...
+    def write_kv(self, request: WriteKvRequest, stream: int) -> None: ...
     def plan_lpt(
         self,
         skip: int,

@@ -1,4 +1,6 @@
-"""``liteattention-rocm plan``: what a dense call launches on an MI300X, without one.
+"""``liteattention-rocm plan``: what a call launches on an MI300X, without one.
+
+Dense calls (``--shape``).
 
 A workgroup computes a tile of 384 query rows of one head against all keys, and a round is as many
 tiles as the GPU has compute units. What is left over for the last round ("tail") leaves units
@@ -22,6 +24,13 @@ even); it then gives, against those times:
     2, 16, 65536                117.612        120.04    -   (18 full rounds)
     2, 8, 86016                 101.071        103.41    5   1.02
     1, 16, 131072               232.517        239.85    -   (18 full rounds)
+
+Ragged calls (``--ragged``), as language models make them. Requests whose query rows times the heads
+of a key head are 16 or fewer are decoded: one workgroup per request, key head and part of the keys.
+The number of parts is chosen from bounds alone (requests, key heads, longest cache), by a model of
+which no number was measured on an MI300X: 4 TB/s for all workgroups together, 64 KiB in flight and
+2 us of latency for each, two on a compute unit, 4 us to start and end one, 5 us for the merge's
+launch and 0.1 us for each part that it reads. It splits only where that saves 5 %.
 """
 
 from __future__ import annotations
@@ -99,43 +108,137 @@ def describe(
     }
 
 
+def describe_ragged(
+    requests: int,
+    q_heads: int,
+    q_len: int,
+    head_dim: int,
+    *,
+    kv_heads: int | None = None,
+    kv_len: int | None = None,
+    window: int = 0,
+    compute_units: int = _core.GFX942_COMPUTE_UNITS,
+) -> dict[str, Any]:
+    """Plan one ragged call of ``requests`` requests, each with ``q_len`` rows and ``kv_len`` keys.
+
+    ``kv_heads`` is ``q_heads`` and ``kv_len`` is ``q_len`` by default; ``window`` 0 is none.
+
+    Returns:
+        JSON-friendly: ``shape``; ``prefill_workgroups``, ``decode_workgroups`` and
+        ``merge_workgroups`` (0: not launched); of decode ``splits`` (parts per request at most),
+        ``declined`` (why it is not split, None if it is), ``kv_bytes`` (K and V, each read once),
+        ``modelled_us``, ``modelled_unsplit_us``, ``modelled_speedup`` and
+        ``modelled_tb_per_s`` (None without decode); ``workspace_bytes``.
+
+    Raises:
+        ValueError: the kernels cannot take the shape; lists every reason.
+    """
+    kv_heads = q_heads if kv_heads is None else kv_heads
+    kv_len = q_len if kv_len is None else kv_len
+    shape = _core.RaggedShape(
+        requests,
+        requests * q_len,
+        q_heads,
+        kv_heads,
+        head_dim,
+        0,
+        q_len,
+        kv_len,
+        q_len,
+        window if window < kv_len else 0,
+    )
+    plan = _core.plan_ragged(shape, compute_units, 0)
+    decodes = plan.decode_grid > 0
+    why_not = None
+    if decodes and plan.splits == 1:
+        full = plan.split.name == "nearly_full"
+        why_not = "requests and key heads fill the GPU" if full else _WHY_NOT["too_short"]
+    return {
+        "shape": {
+            "requests": requests,
+            "q_heads": q_heads,
+            "kv_heads": kv_heads,
+            "q_len": q_len,
+            "kv_len": kv_len,
+            "head_dim": head_dim,
+            "window": window,
+        },
+        "compute_units": compute_units,
+        "prefill_workgroups": plan.prefill_grid,
+        "decode_workgroups": plan.decode_grid,
+        "merge_workgroups": plan.merge_grid,
+        "splits": plan.splits,
+        "declined": why_not,
+        "kv_bytes": int(plan.kv_bytes) if decodes else None,
+        "modelled_us": plan.modelled_us if decodes else None,
+        "modelled_unsplit_us": plan.modelled_unsplit_us if decodes else None,
+        "modelled_speedup": plan.modelled_unsplit_us / plan.modelled_us if decodes else None,
+        "modelled_tb_per_s": plan.kv_bytes / plan.modelled_us / 1e6 if decodes else None,
+        "workspace_bytes": plan.workspace_bytes,
+    }
+
+
 def command(
-    shape: Annotated[str, typer.Option(help="Of the queries.", metavar="B,Hq,Sq,D")],
+    shape: Annotated[
+        str | None,
+        typer.Option(help="Queries of a dense call.", metavar="B,Hq,Sq,D", show_default=False),
+    ] = None,
+    ragged: Annotated[
+        str | None,
+        typer.Option(
+            help="Requests of a ragged call and the rows of each; Sq 1 is decode.",
+            metavar="R,Hq,Sq,D",
+            show_default=False,
+        ),
+    ] = None,
     kv_heads: Annotated[
         int | None, typer.Option(help="Key heads; Hq by default.", show_default=False)
     ] = None,
     kv_len: Annotated[int | None, typer.Option(help="Keys; Sq by default.")] = None,
+    window: Annotated[int, typer.Option(help="Sliding window of a ragged call; 0: none.")] = 0,
     compute_units: Annotated[
         int, typer.Option(help="Of the GPU, or of a partition of it.")
     ] = _core.GFX942_COMPUTE_UNITS,
     print_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Show what a dense call launches on an MI300X: rounds, tail split, workspace (modelled)."""
-    parts = shape.split(",")
+    """Show what a call launches on an MI300X: rounds, parts, workspace (modelled)."""
+    if (shape is None) == (ragged is None):
+        raise typer.BadParameter("give one of --shape and --ragged", param_hint="--shape")
+    option, given = ("--shape", shape) if shape is not None else ("--ragged", ragged)
+    parts = (given or "").split(",")
     if len(parts) != 4 or not all(part.strip().isdecimal() for part in parts):
+        letter = "B" if option == "--shape" else "R"
         raise typer.BadParameter(
-            f"must be four numbers B,Hq,Sq,D, got {shape!r}", param_hint="--shape"
+            f"must be four numbers {letter},Hq,Sq,D, got {given!r}", param_hint=option
         )
-    batch, q_heads, q_len, head_dim = map(int, parts)
+    first, q_heads, q_len, head_dim = map(int, parts)
+    common: dict[str, Any] = {
+        "kv_heads": kv_heads,
+        "kv_len": kv_len,
+        "compute_units": compute_units,
+    }
     try:
-        found = describe(
-            batch,
-            q_heads,
-            q_len,
-            head_dim,
-            kv_heads=kv_heads,
-            kv_len=kv_len,
-            compute_units=compute_units,
-        )
+        if option == "--ragged":
+            found = describe_ragged(first, q_heads, q_len, head_dim, window=window, **common)
+        elif window:
+            raise ValueError("a window is for ragged calls")
+        else:
+            found = describe(first, q_heads, q_len, head_dim, **common)
     except ValueError as error:
-        raise typer.BadParameter(str(error), param_hint="--shape") from error
+        raise typer.BadParameter(str(error), param_hint=option) from error
     if print_json:
         typer.echo(json.dumps(found))
         return
+    table = Table(show_header=False, box=None)
+    for row in _ragged_rows(found) if option == "--ragged" else _dense_rows(found):
+        table.add_row(*row)
+    Console().print(table)
+
+
+def _dense_rows(found: dict[str, Any]) -> list[tuple[str, str]]:
     units = found["compute_units"]
     split = f"G = {found['splits']} parts for each of {found['split_tiles']} tiles"
-    table = Table(show_header=False, box=None)
-    for name, value in (
+    return [
         ("tiles of 384 query rows", f"{found['tiles']:,}"),
         ("rounds", f"{found['rounds']:,} of {units} workgroups"),
         ("last round", f"{found['last_round_occupancy']:.1%} of the compute units"),
@@ -145,9 +248,23 @@ def command(
         ("workspace", _bytes(found["workspace_bytes"])),
         ("workspace, LiteAttention", _bytes(found["lite_workspace_bytes"])),
         ("mapping", found["mapping"].replace("_", " ")),
-    ):
-        table.add_row(name, value)
-    Console().print(table)
+    ]
+
+
+def _ragged_rows(found: dict[str, Any]) -> list[tuple[str, str]]:
+    rows = [("prefill", f"{found['prefill_workgroups']:,} workgroups at most")]
+    if found["decode_workgroups"]:
+        split = f"{found['splits']} parts of each request and key head"
+        rows = [
+            ("decode", f"{found['decode_workgroups']:,} workgroups"),
+            ("split", f"none: {found['declined']}" if found["declined"] else split),
+            ("merge", f"{found['merge_workgroups']:,} workgroups"),
+            ("speed-up of the split", f"{found['modelled_speedup']:.2f}x (modelled)"),
+            ("K and V", _bytes(found["kv_bytes"])),
+            ("time", f"{found['modelled_us']:.1f} us (modelled)"),
+            ("rate", f"{found['modelled_tb_per_s']:.2f} TB/s of 5.3 (modelled)"),
+        ]
+    return [*rows, ("workspace", _bytes(found["workspace_bytes"]))]
 
 
 def _bytes(count: int | None) -> str:

@@ -601,6 +601,19 @@ class SkipStatistics:
         """Return tiles and sparsity per generation, in the order of their first call."""
         return self._grouped(("generation",))
 
+    def grid(self) -> tuple[list[str], list[int], list[list[float | None]]]:
+        """Return layers, steps, and the sparsity of each layer (rows) in each step (columns).
+
+        Over all generations and branches; None where a layer did not run in a step. Layers are in
+        the order of their first call, steps ascend.
+        """
+        cells = {
+            (row["layer"], row["step"]): row["sparsity"] for row in self._grouped(("layer", "step"))
+        }
+        layers = list(dict.fromkeys(layer for layer, _ in cells))
+        steps = sorted({step for _, step in cells})
+        return layers, steps, [[cells.get((layer, step)) for step in steps] for layer in layers]
+
     @property
     def sparsity(self) -> float:
         """1 - tiles computed / all tiles over everything recorded, dense steps included."""
@@ -681,6 +694,50 @@ def picture(
     return target
 
 
+def picture_by_step(
+    statistics: SkipStatistics, path: str | PathLike[str], *, title: str | None = None
+) -> Path:
+    """Draw the share of skipped tiles by layer (rows) and step (columns); return the path.
+
+    Cells without a call are hatched. The colours go from 0 to the largest share in the picture,
+    which the bar beside it names. File format, needs and errors as :func:`picture`.
+    """
+    layers, steps, cells = statistics.grid()
+    if not layers:
+        raise ValueError("nothing to draw: no calls are recorded")
+    try:
+        from matplotlib.backends.backend_agg import FigureCanvasAgg
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        raise ImportError(
+            'skiplist.picture_by_step needs matplotlib: pip install "liteattention-rocm[bench]"'
+        ) from error
+
+    values = torch.tensor(
+        [[float("nan") if cell is None else 100 * cell for cell in row] for row in cells]
+    )
+    figure = Figure(
+        figsize=(2.6 + 0.22 * max(len(steps), 12), 1.4 + 0.22 * max(len(layers), 4)),
+        layout="constrained",
+    )
+    FigureCanvasAgg(figure)
+    axis = figure.subplots()
+    axis.patch.set(hatch="///", edgecolor="#999999", facecolor="white")
+    image = axis.imshow(
+        values.numpy(), cmap="viridis", vmin=0, aspect="auto", interpolation="nearest"
+    )
+    axis.set_yticks(range(len(layers)), layers, fontsize=7)
+    shown = range(0, len(steps), -(-len(steps) // 20))
+    axis.set_xticks(list(shown), [str(steps[i]) for i in shown], fontsize=7)
+    axis.set_xlabel("step", fontsize=8)
+    figure.colorbar(image, ax=axis, label="skipped tiles, %")
+    if title:
+        axis.set_title(title, fontsize=10)
+    target = Path(path)
+    figure.savefig(target, dpi=120)
+    return target
+
+
 def _picture_mask(mask: torch.Tensor, k_blocks: int | None) -> torch.Tensor:
     if mask.dtype == torch.int32:
         if k_blocks is None:
@@ -708,6 +765,7 @@ __all__ = [
     "full",
     "pack",
     "picture",
+    "picture_by_step",
     "range_reasons",
     "sparsity",
     "to_run_length",

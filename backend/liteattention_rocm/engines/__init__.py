@@ -22,6 +22,8 @@ from .base import (
     Engine,
     Layout,
     LiteSpec,
+    RaggedBatch,
+    RaggedSpec,
     Rounding,
     TileGeometry,
 )
@@ -34,6 +36,8 @@ __all__ = [
     "Engine",
     "Layout",
     "LiteSpec",
+    "RaggedBatch",
+    "RaggedSpec",
     "Rounding",
     "TileGeometry",
     "architecture",
@@ -42,6 +46,7 @@ __all__ = [
     "get",
     "refuse",
     "refuse_device",
+    "refuse_ragged",
 ]
 
 logger = logging.getLogger(__name__)
@@ -54,7 +59,7 @@ _announce_lock = threading.Lock()
 
 def available() -> tuple[str, ...]:
     """Names of the engines in this build, in the order in which they are suggested."""
-    return ("cpu", "gfx942", "reference")
+    return ("cpu", "gfx942", "portable", "reference")
 
 
 @functools.cache
@@ -72,6 +77,10 @@ def get(name: str) -> Engine:
         from .gfx942 import Gfx942Engine
 
         return Gfx942Engine()
+    if name == "portable":
+        from .portable import PortableEngine
+
+        return PortableEngine()
     if name == "reference":
         from .reference import ReferenceEngine
 
@@ -83,7 +92,7 @@ def choose(device: torch.device | str, requested: str | None = None) -> Engine:
     """Return the engine for tensors on ``device``, logging the choice once per process.
 
     ``requested`` wins over ``LITEATTENTION_ENGINE``, which wins over the device's default: cpu
-    for CPU tensors, gfx942 for those on an MI300X.
+    for CPU tensors, gfx942 for those on an MI300X, portable for those on any other GPU.
 
     Raises:
         ValueError: the name is unknown, or no engine of this build runs on the device.
@@ -123,13 +132,11 @@ def _architecture(index: int) -> str:
 def _default(device: torch.device) -> str:
     if device.type == "cpu":
         return "cpu"
-    found = architecture(device)
-    if found == "gfx942":
-        return "gfx942"
+    if device.type == "cuda":
+        return "gfx942" if architecture(device) == "gfx942" else "portable"
     raise ValueError(
-        f"no engine of this build runs on device type {device.type!r}"
-        + (f" with architecture {found}" if found else "")
-        + f": move the tensors to the CPU (engines: {', '.join(available())})"
+        f"no engine of this build runs on device type {device.type!r}: move the tensors to the "
+        f"CPU (engines: {', '.join(available())})"
     )
 
 
@@ -139,6 +146,14 @@ def refuse(
     """Build the error for a request that ``engine`` cannot run, naming an engine that can."""
     others = [
         name for name in available() if name != engine.name and not get(name).supports(spec, lite)
+    ]
+    return _refusal(engine, "this", reasons, others)
+
+
+def refuse_ragged(engine: Engine, reasons: list[str], spec: RaggedSpec) -> ValueError:
+    """Build the error for a ragged call that ``engine`` cannot run, naming one that can."""
+    others = [
+        name for name in available() if name != engine.name and not get(name).ragged_reasons(spec)
     ]
     return _refusal(engine, "this", reasons, others)
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 
@@ -105,6 +105,62 @@ class LiteSpec:
     soft_skip: bool
 
 
+@dataclass(frozen=True, slots=True)
+class RaggedSpec:
+    """One call over a *ragged* batch, requests of different lengths, without its tensors.
+
+    ``requests`` R, ``rows`` T (query rows of all requests together), ``q_heads`` Hq, ``kv_heads``
+    Hkv, ``head_dim`` D. ``page_size`` is the number of tokens in a page of the KV cache, 0 when
+    keys and values are packed like the queries. ``max_q_len`` and ``max_kv_len`` bound the lengths
+    of every request (the host must not wait for the device to learn them).
+
+    Row i of a request with q_len rows and kv_len keys stands at position kv_len - q_len + i.
+    ``causal``: it sees the keys j <= position. ``window`` w > 0: only those with
+    j > position - w; 0 is no window (a window without ``causal`` bounds the past alone).
+    ``scale`` and ``soft_cap`` c are in natural units: score = scale * q.k, then
+    c * tanh(score / c) if c > 0. With ``sinks``, head h has one more logit sinks[h] (natural units)
+    in the denominator, which brings no value. ``k_scale`` and ``v_scale`` multiply what is read
+    from an fp8 cache (``kv_dtype``); otherwise they are 1. ``rounding`` is for bf16 outputs.
+    """
+
+    requests: int
+    rows: int
+    q_heads: int
+    kv_heads: int
+    head_dim: int
+    dtype: torch.dtype
+    kv_dtype: torch.dtype
+    device: torch.device
+    page_size: int
+    max_q_len: int
+    max_kv_len: int
+    scale: float
+    causal: bool
+    window: int
+    soft_cap: float
+    sinks: bool
+    k_scale: float
+    v_scale: float
+    rounding: Rounding
+    return_lse: bool
+
+
+@dataclass(frozen=True, slots=True)
+class RaggedBatch:
+    """Where the rows and keys of a ragged batch lie; int32 tensors on the device, shared by layers.
+
+    ``q_start`` [R + 1]: rows q_start[r] to q_start[r + 1] are request r's. Paged: ``kv_len`` [R]
+    counts the keys of each request, its new tokens included, and ``page_table`` [R, width] (any
+    row stride) names their pages in order. Packed: ``kv_start`` [R + 1], like ``q_start``. A
+    request may have no rows, and then it costs nothing.
+    """
+
+    q_start: torch.Tensor
+    kv_len: torch.Tensor | None = None
+    page_table: torch.Tensor | None = None
+    kv_start: torch.Tensor | None = None
+
+
 class Engine(ABC):
     """One way to compute attention. Stateless: everything a call needs is in its arguments."""
 
@@ -165,6 +221,69 @@ class Engine(ABC):
         Bitmaps are int32 tensors holding uint32 bit patterns, [B, Hq, q_blocks, words]; the masks
         are int32 [words] over K blocks or None. ``(read | must_do) & ~must_skip`` is computed.
         """
+
+    def ragged_reasons(self, spec: RaggedSpec) -> list[str]:
+        """Return every reason why this engine cannot run a ragged call; none means it can."""
+        return [*self.unavailable(spec.device), "it has no kernels for ragged batches"]
+
+    def plan_ragged(self, spec: RaggedSpec, batch: RaggedBatch) -> Any:
+        """Decide once what all layers of a step share: splits, order of work, workspace.
+
+        A plan holds for calls of this spec and batch, one at a time (it may own a workspace). It
+        must not wait for the device: on a GPU it rests on the spec's bounds alone.
+        """
+        raise NotImplementedError(f"engine {self.name!r} has no kernels for ragged batches")
+
+    def attention_ragged(
+        self,
+        spec: RaggedSpec,
+        batch: RaggedBatch,
+        plan: Any,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        out: torch.Tensor,
+        lse: torch.Tensor | None,
+        sinks: torch.Tensor | None,
+    ) -> None:
+        """Write attention of every row into ``out`` [T, Hq, D] and ``lse`` (fp32 [Hq, T], natural).
+
+        ``q`` is [T, Hq, D]; ``k`` and ``v`` are [pages, page_size, Hkv, D] when paged and
+        [keys, Hkv, D] when packed; all strides free but a contiguous last dimension. ``sinks`` is
+        fp32 [Hq]. A row that sees no key gives zeros and an LSE of -inf (with sinks: sinks[h]).
+        """
+        raise NotImplementedError(f"engine {self.name!r} has no kernels for ragged batches")
+
+    def write_reasons(
+        self, dtype: torch.dtype, cache_dtype: torch.dtype, device: torch.device
+    ) -> list[str]:
+        """Return every reason why :meth:`write_kv` cannot run; none means it can.
+
+        This default is for engines that copy rows as they are.
+        """
+        reasons = self.unavailable(device)
+        if cache_dtype != dtype:
+            reasons.append(f"it writes no {cache_dtype} cache from {dtype} rows")
+        return reasons
+
+    def write_kv(
+        self,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        k_cache: torch.Tensor,
+        v_cache: torch.Tensor,
+        slots: torch.Tensor,
+        k_scale: float = 1.0,
+        v_scale: float = 1.0,
+    ) -> None:
+        """Copy rows [T, Hkv, D] into a paged cache at ``slots`` (page * page_size + offset).
+
+        ``slots`` is int64 or int32 [T]; a negative slot is a padding row and is not written. An
+        fp8 cache holds row / scale, rounded to nearest even and clamped to the finite range; the
+        scales are 1 otherwise. An engine of CPU tensors refuses a slot beyond the cache with a
+        ``ValueError`` before it writes anything.
+        """
+        raise NotImplementedError(f"engine {self.name!r} has no kernels for ragged batches")
 
 
 def address(tensor: torch.Tensor | None) -> int:

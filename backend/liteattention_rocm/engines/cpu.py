@@ -12,7 +12,16 @@ import os
 import torch
 
 from .. import _core
-from .base import AttentionSpec, Engine, LiteSpec, TileGeometry, address, strides
+from .base import (
+    AttentionSpec,
+    Engine,
+    LiteSpec,
+    RaggedBatch,
+    RaggedSpec,
+    TileGeometry,
+    address,
+    strides,
+)
 
 ISA_VARIABLE = "LITEATTENTION_CPU_ISA"
 
@@ -20,6 +29,10 @@ _DTYPES = {
     torch.bfloat16: _core.DType.bf16,
     torch.float16: _core.DType.fp16,
     torch.float32: _core.DType.fp32,
+}
+_KV_TYPES = {
+    torch.float8_e4m3fn: _core.CpuKvType.fp8_e4m3,
+    torch.float8_e5m2: _core.CpuKvType.fp8_e5m2,
 }
 _ROUNDINGS = {
     "rtne": _core.Rounding.rtne,
@@ -57,16 +70,7 @@ class CpuEngine(Engine):
 
     def supports(self, spec: AttentionSpec, lite: LiteSpec | None = None) -> list[str]:
         """Return every reason against a request; see :meth:`Engine.supports`."""
-        reasons = self.unavailable(spec.device)
-        if spec.dtype not in _DTYPES:
-            reasons.append(f"dtype must be bf16, fp16 or fp32, got {spec.dtype}")
-        if spec.dtype != torch.bfloat16 and spec.rounding != "rtne":
-            reasons.append(f"rounding {spec.rounding!r} is for bf16 outputs, got {spec.dtype}")
-        if spec.head_dim % 8 or not 8 <= spec.head_dim <= _core.CPU_MAX_HEAD_DIM:
-            reasons.append(
-                f"head dim must be a multiple of 8 from 8 to {_core.CPU_MAX_HEAD_DIM}, "
-                f"got {spec.head_dim}"
-            )
+        reasons = self.unavailable(spec.device) + _number_reasons(spec)
         if lite is not None:
             reasons += _geometry_reasons(lite)
             if spec.causal:
@@ -113,6 +117,143 @@ class CpuEngine(Engine):
         skip.descending = lite.descending and lite.threshold > -math.inf
         skip.soft_skip = lite.soft_skip
         _core.cpu_attention(_request(spec, q, k, v, out, lse), skip, chosen_isa())
+
+    def ragged_reasons(self, spec: RaggedSpec) -> list[str]:
+        """Return every reason against a ragged call; see :meth:`Engine.ragged_reasons`."""
+        reasons = self.unavailable(spec.device) + _number_reasons(spec)
+        return reasons + _cache_reasons(spec.dtype, spec.kv_dtype)
+
+    def plan_ragged(self, spec: RaggedSpec, batch: RaggedBatch) -> _core.CpuRaggedPlan:
+        """Cut and order the step's work; see :meth:`Engine.plan_ragged`."""
+        shape = _core.CpuRaggedShape()
+        shape.requests = spec.requests
+        shape.q_heads = spec.q_heads
+        shape.kv_heads = spec.kv_heads
+        shape.head_dim = spec.head_dim
+        shape.page_size = spec.page_size
+        shape.dtype = _DTYPES[spec.dtype]
+        shape.kv_type = _KV_TYPES.get(spec.kv_dtype, _core.CpuKvType.same)
+        shape.rounding = _ROUNDINGS[spec.rounding]
+        shape.scale = spec.scale * spec.k_scale
+        shape.v_scale = spec.v_scale
+        shape.soft_cap = spec.soft_cap
+        shape.causal = spec.causal
+        shape.window = spec.window
+        keys = batch.kv_start if batch.kv_start is not None else batch.kv_len
+        table = batch.page_table
+        return _core.CpuRaggedPlan(
+            shape,
+            batch.q_start.data_ptr(),
+            address(keys),
+            address(table),
+            0 if table is None else table.stride(0),
+            chosen_isa(),
+        )
+
+    def attention_ragged(
+        self,
+        spec: RaggedSpec,
+        batch: RaggedBatch,
+        plan: _core.CpuRaggedPlan,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        out: torch.Tensor,
+        lse: torch.Tensor | None,
+        sinks: torch.Tensor | None,
+    ) -> None:
+        """Run a ragged call; see :meth:`Engine.attention_ragged`."""
+        plan.run(
+            q.data_ptr(),
+            k.data_ptr(),
+            v.data_ptr(),
+            out.data_ptr(),
+            address(lse),
+            address(sinks),
+            _row_strides(q),
+            _row_strides(k),
+            _row_strides(v),
+            _row_strides(out),
+            spec.rows,
+            torch.get_num_threads(),
+        )
+
+    def write_reasons(
+        self, dtype: torch.dtype, cache_dtype: torch.dtype, device: torch.device
+    ) -> list[str]:
+        """Return every reason against a cache write; see :meth:`Engine.write_reasons`."""
+        reasons = self.unavailable(device)
+        if dtype not in _DTYPES:
+            reasons.append(f"dtype must be bf16, fp16 or fp32, got {dtype}")
+        return reasons + _cache_reasons(dtype, cache_dtype)
+
+    def write_kv(
+        self,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        k_cache: torch.Tensor,
+        v_cache: torch.Tensor,
+        slots: torch.Tensor,
+        k_scale: float = 1.0,
+        v_scale: float = 1.0,
+    ) -> None:
+        """Write rows to slots of a cache; see :meth:`Engine.write_kv`."""
+        write = _core.CpuKvWrite()
+        rows, kv_heads, head_dim = k.shape
+        pages, page_size = k_cache.shape[:2]
+        write.set_rows(
+            k.data_ptr(),
+            v.data_ptr(),
+            _row_strides(k),
+            _row_strides(v),
+            (rows, kv_heads, head_dim),
+        )
+        write.set_cache(
+            k_cache.data_ptr(),
+            v_cache.data_ptr(),
+            _row_strides(k_cache),
+            _row_strides(v_cache),
+            pages,
+            page_size,
+        )
+        write.set_slots(slots.data_ptr(), slots.dtype == torch.int64)
+        write.dtype = _DTYPES[k.dtype]
+        write.kv_type = _KV_TYPES.get(k_cache.dtype, _core.CpuKvType.same)
+        write.k_scale = k_scale
+        write.v_scale = v_scale
+        beyond = _core.cpu_write_kv(write, torch.get_num_threads())
+        if beyond >= 0:
+            raise ValueError(
+                f"slot {beyond} lies beyond a cache of {pages} pages of {page_size} tokens"
+            )
+
+
+def _row_strides(tensor: torch.Tensor) -> tuple[int, int, int]:
+    """Element strides of (page, token or row, head); no page in a tensor of 3 dimensions."""
+    steps = tensor.stride()
+    return (steps[0], steps[1], steps[2]) if len(steps) == 4 else (0, steps[0], steps[1])
+
+
+def _number_reasons(spec: AttentionSpec | RaggedSpec) -> list[str]:
+    reasons = []
+    if spec.dtype not in _DTYPES:
+        reasons.append(f"dtype must be bf16, fp16 or fp32, got {spec.dtype}")
+    if spec.dtype != torch.bfloat16 and spec.rounding != "rtne":
+        reasons.append(f"rounding {spec.rounding!r} is for bf16 outputs, got {spec.dtype}")
+    if spec.head_dim % 8 or not 8 <= spec.head_dim <= _core.CPU_MAX_HEAD_DIM:
+        reasons.append(
+            f"head dim must be a multiple of 8 from 8 to {_core.CPU_MAX_HEAD_DIM}, "
+            f"got {spec.head_dim}"
+        )
+    return reasons
+
+
+def _cache_reasons(dtype: torch.dtype, cache_dtype: torch.dtype) -> list[str]:
+    if cache_dtype == dtype or cache_dtype in _KV_TYPES:
+        return []
+    return [
+        f"the cache must be {dtype}, torch.float8_e4m3fn or torch.float8_e5m2, got {cache_dtype}"
+    ]
 
 
 def _geometry_reasons(lite: LiteSpec) -> list[str]:

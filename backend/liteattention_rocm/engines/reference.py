@@ -24,9 +24,23 @@ import torch
 
 from .. import skiplist
 from ..rounding import round_to_bf16
-from .base import AttentionSpec, Engine, Layout, LiteSpec, TileGeometry
+from .base import (
+    AttentionSpec,
+    Engine,
+    Layout,
+    LiteSpec,
+    RaggedBatch,
+    RaggedSpec,
+    TileGeometry,
+)
 
 _DTYPES = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
+_FP8 = (
+    torch.float8_e4m3fn,
+    torch.float8_e5m2,
+    torch.float8_e4m3fnuz,
+    torch.float8_e5m2fnuz,
+)
 _LOG2E = 1.4426950408889634
 #: Scores held at a time: 2^22 float64 are 32 MiB, and a masked softmax makes about four copies.
 _CHUNK_SCORES = 1 << 22
@@ -102,6 +116,142 @@ class ReferenceEngine(Engine):
         next_tiles, kept = vote(spec, lite, q, k, read, must_do, must_skip)
         write.copy_(skiplist.pack(next_tiles))
         _attend(spec, q, k, v, out, lse, kept=kept, k_block=lite.geometry.k_block)
+
+    def ragged_reasons(self, spec: RaggedSpec) -> list[str]:
+        """Return every reason why this engine cannot run a ragged call; none means it can."""
+        reasons = self.unavailable(spec.device)
+        if spec.dtype not in _DTYPES:
+            reasons.append(f"dtype must be bf16, fp16, fp32 or fp64, got {spec.dtype}")
+        elif spec.dtype != torch.bfloat16 and spec.rounding != "rtne":
+            reasons.append(
+                f"rounding {spec.rounding!r} is for bf16 outputs, got {spec.dtype}: use 'rtne'"
+            )
+        if spec.kv_dtype not in (spec.dtype, *_FP8):
+            reasons.append(f"the cache must be {spec.dtype} or fp8, got {spec.kv_dtype}")
+        return reasons
+
+    def plan_ragged(self, spec: RaggedSpec, batch: RaggedBatch) -> None:
+        """Plan nothing: requests are computed one after the other."""
+
+    @torch.no_grad()
+    def attention_ragged(
+        self,
+        spec: RaggedSpec,
+        batch: RaggedBatch,
+        plan: None,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        out: torch.Tensor,
+        lse: torch.Tensor | None,
+        sinks: torch.Tensor | None,
+    ) -> None:
+        """Write every request's attention into its rows of ``out`` and ``lse``."""
+        for request in range(spec.requests):
+            begin, end = batch.q_start[request : request + 2].tolist()
+            if begin == end:
+                continue
+            keys, values = (_request_tokens(spec, batch, request, x) for x in (k, v))
+            rows = max(1, _CHUNK_SCORES // max(1, spec.q_heads * keys.shape[0]))
+            for first in range(begin, end, rows):
+                last = min(first + rows, end)
+                # of the chunk's first row: the request's last row stands at its last key
+                position = keys.shape[0] - (end - first)
+                result, row_lse = _attend_rows(spec, q[first:last], keys, values, position, sinks)
+                out[first:last].copy_(_rounded(result, spec))
+                if lse is not None:
+                    lse[:, first:last].copy_(row_lse)
+
+    def write_reasons(
+        self, dtype: torch.dtype, cache_dtype: torch.dtype, device: torch.device
+    ) -> list[str]:
+        """Return every reason why :meth:`write_kv` cannot run; none means it can."""
+        reasons = self.unavailable(device)
+        if cache_dtype not in (dtype, *_FP8):
+            reasons.append(f"the cache must be {dtype} or fp8, got {cache_dtype}")
+        return reasons
+
+    @torch.no_grad()
+    def write_kv(
+        self,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        k_cache: torch.Tensor,
+        v_cache: torch.Tensor,
+        slots: torch.Tensor,
+        k_scale: float = 1.0,
+        v_scale: float = 1.0,
+    ) -> None:
+        """Copy rows into the cache one by one; see :meth:`Engine.write_kv`."""
+        pages, page_size = k_cache.shape[:2]
+        numbers = slots.tolist()
+        if numbers and max(numbers) >= pages * page_size:
+            raise ValueError(
+                f"slot {max(numbers)} lies beyond a cache of {pages} pages of {page_size} tokens"
+            )
+        for rows, cache, scale in ((k, k_cache, k_scale), (v, v_cache, v_scale)):
+            for row, slot in zip(rows, numbers, strict=True):
+                if slot >= 0:
+                    cache[slot // page_size, slot % page_size] = _stored(row, cache.dtype, scale)
+
+
+def _request_tokens(
+    spec: RaggedSpec, batch: RaggedBatch, request: int, x: torch.Tensor
+) -> torch.Tensor:
+    """One request's keys or values as the cache holds them, [kv_len, Hkv, D]."""
+    if batch.kv_start is not None:
+        begin, end = batch.kv_start[request : request + 2].tolist()
+        return x[begin:end]
+    assert batch.kv_len is not None and batch.page_table is not None
+    length = int(batch.kv_len[request])
+    used = batch.page_table[request, : -(-length // spec.page_size)].tolist()
+    if not used:
+        return x.new_empty((0, *x.shape[2:]))
+    return torch.cat([x[page] for page in used])[:length]
+
+
+def _attend_rows(
+    spec: RaggedSpec,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    position: int,
+    sinks: torch.Tensor | None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Attention of consecutive rows of one request, the first of them at ``position``.
+
+    ``q`` [rows, Hq, D], ``k`` and ``v`` [keys, Hkv, D]. Returns float64 (out [rows, Hq, D],
+    lse [Hq, rows]).
+    """
+    group = spec.q_heads // spec.kv_heads
+    queries = q.double().transpose(0, 1)
+    keys = (k.double() * spec.k_scale).transpose(0, 1).repeat_interleave(group, 0)
+    values = (v.double() * spec.v_scale).transpose(0, 1).repeat_interleave(group, 0)
+    scores = queries @ keys.mT * spec.scale
+    if spec.soft_cap:
+        scores = spec.soft_cap * torch.tanh(scores / spec.soft_cap)
+    at = position + torch.arange(q.shape[0])[:, None]
+    key = torch.arange(k.shape[0])
+    if spec.causal:
+        scores = scores.masked_fill(key > at, -math.inf)
+    if spec.window:
+        scores = scores.masked_fill(key <= at - spec.window, -math.inf)
+    logits = scores
+    if sinks is not None:
+        sink = sinks.double()[:, None, None].expand(-1, q.shape[0], 1)
+        logits = torch.cat([scores, sink], -1)
+    lse = torch.logsumexp(logits, -1)
+    # A row without any logit has an lse of -inf and weights exp(-inf) = 0.
+    weights = torch.exp(scores - torch.where(torch.isneginf(lse), 0.0, lse)[..., None])
+    return _visible_product(weights, values, scores).transpose(0, 1), lse
+
+
+def _stored(row: torch.Tensor, dtype: torch.dtype, scale: float) -> torch.Tensor:
+    """A row as the cache holds it: unchanged, or row / scale as fp8, clamped to what is finite."""
+    if dtype not in _FP8:
+        return row
+    limit = torch.finfo(dtype).max
+    return (row.float() / scale).clamp(-limit, limit).to(dtype)
 
 
 def _queries(q: torch.Tensor, spec: AttentionSpec) -> torch.Tensor:
@@ -268,7 +418,7 @@ def _visible_product(
     return result
 
 
-def _rounded(result: torch.Tensor, spec: AttentionSpec) -> torch.Tensor:
+def _rounded(result: torch.Tensor, spec: AttentionSpec | RaggedSpec) -> torch.Tensor:
     """Round float64 results to the output dtype, through float32 as the kernels do."""
     if spec.dtype == torch.bfloat16:
         return round_to_bf16(result, spec.rounding)

@@ -1,0 +1,278 @@
+"""LiteAttention on a sequence that is split over processes: Ulysses and ring.
+
+Ulysses (DeepSpeed-Ulysses, arXiv 2309.14509): the processes exchange rows for heads, each attends
+with some of the heads over the whole sequence and keeps the lists of those heads; lists and outputs
+are those of one process. Ring (Ring Attention, arXiv 2310.01889): queries stay, keys and values go
+round, and the parts are merged by their log-sum-exps; each process keeps a list per split of the
+keys.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Hashable
+from typing import Any, Literal
+
+import torch
+import torch.distributed as dist
+
+from .engines import Rounding, TileGeometry
+from .lite import LiteAttention
+from .ops import merge_states
+from .policy import Ranges, SkipPolicy
+from .skiplist import SkipStatistics
+
+Mode = Literal["ulysses", "ring"]
+
+
+class SeqParallel:
+    """Self-attention of one model whose sequence is split over the processes of a group.
+
+    Called on every rank with that rank's rows, in the same order everywhere. Rank r holds rows
+    [r * S_local, (r + 1) * S_local) of the sequence; S_local is the same on all ranks.
+
+    State: key, owner and lifetime are those of :class:`LiteAttention`, of which it holds one
+    ("ulysses": the lists of this rank's heads) or one per split of the keys ("ring": the lists of
+    this rank's rows against that split). A tile in a ring is judged against the maximum within its
+    split, so a ring never skips a tile that the whole row's maximum would have kept, and keeps at
+    least one tile per q block and split. Token ranges of the policy are over the whole sequence,
+    and so is ``threshold_scale="length"``.
+
+    An error that only some ranks see leaves the others waiting, as in every collective.
+
+    Args:
+        policy: as in :class:`LiteAttention`.
+        group: the processes; the default group if None.
+        mode: "ulysses" needs head counts that the number of ranks divides; "ring" does not.
+        geometry, engine, max_generations: as in :class:`LiteAttention`.
+
+    Raises:
+        ValueError: the mode is unknown, or torch.distributed is not initialised.
+    """
+
+    def __init__(
+        self,
+        policy: SkipPolicy | None = None,
+        *,
+        group: dist.ProcessGroup | None = None,
+        mode: Mode = "ulysses",
+        geometry: TileGeometry | None = None,
+        engine: str | None = None,
+        max_generations: int = 8,
+    ) -> None:
+        reasons = []
+        if mode not in ("ulysses", "ring"):
+            reasons.append(f"mode must be 'ulysses' or 'ring', got {mode!r}")
+        if not dist.is_initialized():
+            reasons.append("torch.distributed has no process group: call init_process_group first")
+        if reasons:
+            raise ValueError("invalid SeqParallel: " + "; ".join(reasons))
+        self.policy = SkipPolicy() if policy is None else policy
+        self.mode: Mode = mode
+        self.group = group
+        self.ranks = dist.get_world_size(group)
+        self.rank = dist.get_rank(group)
+        self._rest: dict[str, Any] = {
+            "geometry": geometry,
+            "engine": engine,
+            "max_generations": max_generations,
+        }
+        self._whole = LiteAttention(self.policy, **self._rest)
+        # (split, length of a split) -> its lists, or None if nothing of it may be computed
+        self._splits: dict[tuple[int, int], LiteAttention | None] = {}
+
+    def __call__(
+        self,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        *,
+        step: int,
+        layer: str,
+        branch: str = "",
+        generation: Hashable = 0,
+        num_steps: int | None = None,
+        scale: float | None = None,
+        rounding: Rounding = "rtne",
+    ) -> torch.Tensor:
+        """Attend over the whole sequence; [B, S_local, H, D] in, the same shape and dtype out.
+
+        Arguments as in :meth:`LiteAttention.__call__`; the layout is "bshd". Raises ``TypeError``
+        and ``ValueError`` as it does, and ``ValueError`` with every reason for shapes that cannot
+        be split.
+        """
+        self._check(q, k, v)
+        call: dict[str, Any] = {
+            "step": step,
+            "layer": layer,
+            "branch": branch,
+            "generation": generation,
+            "num_steps": num_steps,
+            "scale": scale,
+            "rounding": rounding,
+        }
+        if self.mode == "ring":
+            return self._ring(q, k, v, call)
+        heads = [x.shape[2] // self.ranks for x in (q, k, v)]
+        whole = torch.split(self._rows_for_heads(q, k, v), heads, dim=2)
+        out = self._whole(whole[0], whole[1], whole[2], **call)
+        assert isinstance(out, torch.Tensor)
+        return self._heads_for_rows(out)
+
+    def _check(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
+        reasons = []
+        for name, x in (("q", q), ("k", k), ("v", v)):
+            if x.dim() != 4:
+                reasons.append(f"{name} must be [B, S_local, H, D], got {tuple(x.shape)}")
+            elif self.mode == "ulysses" and x.shape[2] % self.ranks:
+                reasons.append(
+                    f"{name} has {x.shape[2]} heads, which {self.ranks} ranks cannot share "
+                    "equally: use mode='ring' or another number of ranks"
+                )
+        if not reasons and self.mode == "ulysses" and q.shape[1] != k.shape[1]:
+            reasons.append(
+                f"q has {q.shape[1]} rows and k {k.shape[1]}: it is for self-attention only"
+            )
+        if k.shape != v.shape:
+            reasons.append(f"k and v differ: {tuple(k.shape)} and {tuple(v.shape)}")
+        if reasons:
+            raise ValueError("cannot split this over ranks: " + "; ".join(reasons))
+
+    def _rows_for_heads(self, *tensors: torch.Tensor) -> torch.Tensor:
+        """[B, S_local, H, D] each -> [B, S, sum of H / ranks, D]: one exchange for all of them."""
+        parts = [x.reshape(*x.shape[:2], self.ranks, -1, x.shape[3]) for x in tensors]
+        # to each rank its heads: [ranks, B, S_local, h, D]
+        sent = torch.cat(parts, dim=3).permute(2, 0, 1, 3, 4).contiguous()
+        received = torch.empty_like(sent)
+        dist.all_to_all_single(received, sent, group=self.group)
+        return received.transpose(0, 1).flatten(1, 2)
+
+    def _heads_for_rows(self, out: torch.Tensor) -> torch.Tensor:
+        """[B, S, H / ranks, D] -> [B, S_local, H, D]."""
+        batch, rows, heads, width = out.shape
+        shape = (batch, self.ranks, rows // self.ranks, heads, width)
+        sent = out.reshape(shape).transpose(0, 1).contiguous()
+        received = torch.empty_like(sent)
+        dist.all_to_all_single(received, sent, group=self.group)
+        return received.permute(1, 2, 0, 3, 4).flatten(2, 3)
+
+    def _ring(
+        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: dict[str, Any]
+    ) -> torch.Tensor:
+        length = k.shape[1]
+        held = torch.stack((k, v))
+        arriving = torch.empty_like(held)
+        parts: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+        for hop in range(self.ranks):
+            waits = self._pass_on(held, arriving) if hop + 1 < self.ranks else []
+            source = (self.rank - hop) % self.ranks
+            lite = self._split(source, length)
+            if lite is not None:
+                parts[source] = lite(q, held[0], held[1], return_lse=True, **call)  # type: ignore[assignment]
+            for wait in waits:
+                wait.wait()
+            held, arriving = arriving, held
+        if len(parts) == 1:
+            return next(iter(parts.values()))[0]
+        # In the order of the keys, so that the rounding does not depend on the rank.
+        ordered = [parts[source] for source in sorted(parts)]
+        return merge_states([out for out, _ in ordered], [lse for _, lse in ordered])[0]
+
+    def _pass_on(self, held: torch.Tensor, arriving: torch.Tensor) -> list[Any]:
+        def peer(rank: int) -> int:
+            group = dist.group.WORLD if self.group is None else self.group
+            assert group is not None
+            return dist.get_global_rank(group, rank % self.ranks)
+
+        return list(
+            dist.batch_isend_irecv(
+                [
+                    dist.P2POp(dist.isend, held, peer(self.rank + 1), self.group),
+                    dist.P2POp(dist.irecv, arriving, peer(self.rank - 1), self.group),
+                ]
+            )
+        )
+
+    def _split(self, source: int, length: int) -> LiteAttention | None:
+        key = (source, length)
+        if key not in self._splits:
+            policy = self._split_policy(source * length, length)
+            self._splits[key] = None if policy is None else LiteAttention(policy, **self._rest)
+        return self._splits[key]
+
+    def _split_policy(self, start: int, length: int) -> SkipPolicy | None:
+        """Return the policy for keys [start, start + length); None if all of them are skipped.
+
+        Raises ``ValueError`` for a token range past the whole sequence.
+        """
+        whole = self.policy
+        total = self.ranks * length
+        past = [item for item in (*whole.must_do, *whole.must_skip) if item[1] > total]
+        if past:
+            raise ValueError(
+                f"token ranges {past} end past the {total} keys of all {self.ranks} ranks"
+            )
+        must_skip = _within(whole.must_skip, start, length)
+        if must_skip == ((0, length),):
+            return None
+        change: dict[str, Any] = {
+            "must_do": _within(whole.must_do, start, length),
+            "must_skip": must_skip,
+        }
+        if whole.threshold_scale == "length":
+            # LiteAttention subtracts log2 of the split's length, not of the whole one.
+            more = math.log2(self.ranks)
+            change["threshold"] = (
+                tuple(value - more for value in whole.threshold)
+                if isinstance(whole.threshold, tuple)
+                else whole.threshold - more
+            )
+            change["layer_thresholds"] = {
+                name: value - more for name, value in whole.layer_thresholds.items()
+            }
+        return whole.model_copy(update=change)
+
+    @property
+    def statistics(self) -> SkipStatistics:
+        """Tiles of this rank, by generation, step, layer and branch; over splits in a ring."""
+        if self.mode == "ulysses":
+            return self._whole.statistics
+        return SkipStatistics().merge(*(lite.statistics for lite in self._made()))
+
+    def lists(
+        self, layer: str, branch: str = "", generation: Hashable = 0, *, split: int | None = None
+    ) -> torch.Tensor:
+        """Return a copy of this rank's list, see :meth:`LiteAttention.lists`.
+
+        In a ring ``split`` names the rank whose keys it is about. Raises ``KeyError`` if there is
+        none, ``ValueError`` if ``split`` is given without a ring or missing in one.
+        """
+        if (split is None) == (self.mode == "ring"):
+            raise ValueError("give split in a ring, and only there")
+        if split is None:
+            return self._whole.lists(layer, branch, generation)
+        for (source, _), lite in reversed(self._splits.items()):
+            if source == split and lite is not None:
+                return lite.lists(layer, branch, generation)
+        raise KeyError(f"no list for the keys of rank {split}")
+
+    def reset(self, generation: Hashable | None = None) -> None:
+        """Forget lists and statistics of one generation, or of all when it is None."""
+        for lite in (self._whole, *self._made()):
+            lite.reset(generation)
+        if generation is None:
+            self._splits.clear()
+
+    def end(self, generation: Hashable = 0) -> None:
+        """Free the lists of a generation that is over; its statistics stay readable."""
+        for lite in (self._whole, *self._made()):
+            lite.end(generation)
+
+    def _made(self) -> list[LiteAttention]:
+        return [lite for lite in self._splits.values() if lite is not None]
+
+
+def _within(ranges: Ranges, start: int, length: int) -> Ranges:
+    """Clip token ranges to keys [start, start + length) and count from there."""
+    clipped = ((max(a - start, 0), min(b - start, length)) for a, b in ranges)
+    return tuple((a, b) for a, b in clipped if a < b)

@@ -1,0 +1,1 @@
+"""Triton kernels of the portable engine and what launches them."""

@@ -1,0 +1,526 @@
+"""Attention on Hopper GPUs (sm_90) in Gluon, Triton's lower layer.
+
+One workgroup computes one q block: a warp that loads, and two or three warpgroups that compute 64
+query rows each. The loader streams K and V blocks through rings in shared memory with the bulk copy
+engine; "full" barriers count arriving bytes, "empty" barriers the warpgroups that are done with a
+stage. A warpgroup issues q.k of one block together with p.v of the block before, so that the matrix
+units work while it computes the softmax; the warpgroups take turns in issuing (``TURNS``), so that
+one's softmax falls into the other's products.
+
+K blocks are walked in the order of a list (LiteAttention) or from the last to the first: what needs
+a mask, the tail and the diagonal, comes first.
+
+Methods: online softmax over K blocks (FlashAttention, arXiv 2205.14135), asynchronous warpgroups in
+alternation (FlashAttention-3, arXiv 2407.08608), skipped tiles (LiteAttention, arXiv 2511.11062).
+"""
+
+from __future__ import annotations
+
+import triton.language as tl
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import (
+    fence_async_shared,
+    mbarrier,
+    tma,
+    warpgroup_mma,
+    warpgroup_mma_wait,
+)
+
+# Triton 3.9 names for what 3.6 has under longer ones.
+_copy_in = getattr(tma, "async_load", None) or tma.async_copy_global_to_shared
+_copy_out = getattr(tma, "async_store", None) or tma.async_copy_shared_to_global
+
+#: Query rows of one warpgroup; the height of a warpgroup's matrix product.
+WARPGROUP_ROWS = 64
+
+
+@gluon.jit
+def _item(items, i, count, LITE: gl.constexpr):
+    """K block of the i-th step of a q block's walk; the last one's past the end."""
+    if LITE:
+        block = gl.load(items + gl.minimum(i, count - 1)).to(gl.int32)
+    else:
+        block = count - 1 - i
+    return block
+
+
+@gluon.jit
+def _place(
+    tile, items, counts, order, q_heads, q_len, kv_len, q_blocks, k_blocks,
+    GROUPS: gl.constexpr, BLOCK_N: gl.constexpr, CAUSAL: gl.constexpr, LITE: gl.constexpr,
+):  # fmt: skip
+    """Where a tile lies: (batch, head), first row, row of the bitmap, its walk and what to mask."""
+    lane = tile // q_blocks
+    turn = tile % q_blocks
+    batch = lane // q_heads
+    head = lane % q_heads
+    diagonal = kv_len - q_len
+    keys = kv_len
+    if LITE:
+        q_block = gl.load(order + tile)
+        count = gl.load(counts + tile)
+        at = (lane * q_blocks + q_block).to(gl.int64)
+        items = items + at * k_blocks
+        # An empty list names K block 0, here with every key hidden: zeros come out.
+        keys = gl.where(count == 0, 0, kv_len)
+        mask_from = keys // BLOCK_N
+        count = gl.maximum(count, 1)
+    else:
+        at = tile.to(gl.int64)
+        if CAUSAL:
+            # the last q blocks see the most keys and go first
+            q_block = q_blocks - 1 - turn
+            end = gl.minimum((q_block + 1) * GROUPS * 64 + diagonal, kv_len)
+            count = gl.maximum((end + BLOCK_N - 1) // BLOCK_N, 1)
+            mask_from = (
+                gl.minimum(gl.maximum(q_block * GROUPS * 64 + diagonal + 1, 0), kv_len) // BLOCK_N
+            )
+        else:
+            q_block = turn
+            count = k_blocks
+            mask_from = kv_len // BLOCK_N
+    return batch, head, lane, q_block * GROUPS * 64, at, items, count, keys, mask_from
+
+
+@gluon.jit
+def _load(
+    q_desc, k_desc, v_desc, smem, bars, items, counts, order, next_tile, tiles,
+    q_heads, groups, q_len, kv_len, q_blocks, k_blocks,
+    GROUPS: gl.constexpr, BLOCK_N: gl.constexpr, STAGES: gl.constexpr, CAUSAL: gl.constexpr,
+    LITE: gl.constexpr,
+):  # fmt: skip
+    """The loading warp: hands out tiles and streams their operands."""
+    q_smem, k_smem, v_smem, o_smem, tile_smem = smem
+    q_full, q_empty, k_full, k_empty, v_full, v_empty, turns, tile_full, tile_empty = bars
+    one: gl.constexpr = gl.BlockedLayout([1], [32], [1], [0])
+    tile = gl.program_id(0)
+    done = 0
+    step = 0
+    while tile < tiles:
+        if LITE:
+            upcoming = gl.atomic_add(next_tile, 1, sem="relaxed") + gl.num_programs(0)
+        else:
+            upcoming = tile + gl.num_programs(0)
+        slot = done & 1
+        mbarrier.wait(tile_empty.index(slot), ((done >> 1) & 1) ^ 1)
+        tile_smem.index(slot).store(gl.full([1], 0, gl.int32, one) + tile)
+        mbarrier.arrive(tile_full.index(slot))
+        batch, head, lane, row, at, row_items, count, keys, mask_from = _place(
+            tile, items, counts, order, q_heads, q_len, kv_len, q_blocks, k_blocks,
+            GROUPS, BLOCK_N, CAUSAL, LITE,
+        )  # fmt: skip
+        kv_head = head // groups
+        block = _item(row_items, 0, count, LITE)
+        for group in gl.static_range(GROUPS):
+            mbarrier.wait(q_empty.index(group), (done & 1) ^ 1)
+            mbarrier.expect(q_full.index(group), q_desc.block_type.nbytes)
+            _copy_in(
+                q_desc, [batch, head, row + group * 64, 0], q_full.index(group), q_smem.index(group)
+            )
+        for i in range(count):
+            following = _item(row_items, i + 1, count, LITE)
+            stage = step % STAGES
+            free = ((step // STAGES) & 1) ^ 1
+            mbarrier.wait(k_empty.index(stage), free)
+            mbarrier.expect(k_full.index(stage), k_desc.block_type.nbytes)
+            _copy_in(
+                k_desc,
+                [batch, kv_head, block * BLOCK_N, 0],
+                k_full.index(stage),
+                k_smem.index(stage),
+            )
+            mbarrier.wait(v_empty.index(stage), free)
+            mbarrier.expect(v_full.index(stage), v_desc.block_type.nbytes)
+            _copy_in(
+                v_desc,
+                [batch, kv_head, block * BLOCK_N, 0],
+                v_full.index(stage),
+                v_smem.index(stage),
+            )
+            block = following
+            step += 1
+        done += 1
+        tile = upcoming
+    slot = done & 1
+    mbarrier.wait(tile_empty.index(slot), ((done >> 1) & 1) ^ 1)
+    tile_smem.index(slot).store(gl.full([1], 0, gl.int32, one) + tile)
+    mbarrier.arrive(tile_full.index(slot))
+
+
+@gluon.jit
+def _tile(tile_smem, tile_full, tile_empty, done):
+    """Tile that the loading warp hands out next."""
+    mbarrier.wait(tile_full.index(done & 1), (done >> 1) & 1)
+    shared: gl.constexpr = gl.BlockedLayout([1], [32], [4], [0])
+    tile = gl.sum(tile_smem.index(done & 1).load(shared), axis=0)
+    mbarrier.arrive(tile_empty.index(done & 1))
+    return tile
+
+
+@gluon.jit
+def _signed(scores, SIGN: gl.constexpr):
+    """Scores as if the queries carried the sign of the scale."""
+    if SIGN < 0:
+        scores = -scores
+    if SIGN == 0:
+        scores = scores * 0.0
+    return scores
+
+
+@gluon.jit
+def _masked(
+    scores, block, mask_from, row, kv_len, diagonal, CAUSAL: gl.constexpr, BLOCK_N: gl.constexpr
+):
+    """Hide the keys past the end and, if causal, past the diagonal."""
+    if block >= mask_from:
+        layout: gl.constexpr = scores.type.layout
+        key = block * BLOCK_N + gl.arange(0, BLOCK_N, gl.SliceLayout(0, layout))
+        if CAUSAL:
+            rows = row + gl.arange(0, 64, gl.SliceLayout(1, layout)) + diagonal
+            last = gl.minimum(rows, kv_len - 1)
+            visible = key[None, :] <= last[:, None]
+        else:
+            visible = (key < kv_len)[None, :] & (gl.arange(0, 64, gl.SliceLayout(1, layout)) >= 0)[
+                :, None
+            ]
+        scores = gl.where(visible, scores, float("-inf"))
+    return scores
+
+
+@gluon.jit
+def _larger(a, b):
+    return gl.maximum(a, b, propagate_nan=tl.PropagateNan.ALL)
+
+
+@gluon.jit
+def _softmax(
+    scores, top, c, threshold, bits, i, block, rows, q_len, must_do,
+    LITE: gl.constexpr, SOFT_SKIP: gl.constexpr, HAS_DO: gl.constexpr,
+):  # fmt: skip
+    """Fold one tile into the running maxima: weights, rescaling factor, new maxima, votes."""
+    peak = gl.reduce(scores, 1, _larger)
+    if LITE:
+        # Not "above > threshold": a threshold of NaN keeps every tile, and so does a first one.
+        negligible = (peak - top) * c <= threshold
+        bits = bits | gl.where(negligible, 0, 1 << (i & 31))
+    new_top = _larger(top, peak)
+    # a row that has seen no key: exp2(-inf - 0) = 0 instead of exp2(-inf + inf) = NaN
+    base = gl.where(new_top == float("-inf"), 0.0, new_top) * c
+    fade = gl.exp2(top * c - base)
+    weights = gl.exp2(scores * c - base[:, None])
+    if SOFT_SKIP:
+        # Rows past the end agree with everything.
+        keep = gl.max(gl.where(negligible | (rows >= q_len), 0, 1), axis=0)
+        if HAS_DO:
+            keep = keep | (gl.load(must_do + (block >> 5)) >> (block & 31)) & 1
+        weights = gl.where(keep > 0, weights, 0.0)
+    return weights, fade, new_top, bits
+
+
+@gluon.jit
+def _flush(bits, first, count, items, votes, must_do, rows, q_len, HAS_DO: gl.constexpr):
+    """Write the votes of 32 steps of the walk, one bit per step and row, into the next bitmap."""
+    # A word per warp: what warps found is joined in memory, without a barrier of the warpgroup.
+    grid: gl.constexpr = gl.BlockedLayout([1, 1], [1, 32], [4, 1], [1, 0])
+    warps = gl.reshape(gl.where(rows < q_len, bits, 0), [4, 16])
+    word = gl.convert_layout(gl.reduce(warps, 1, _either), gl.SliceLayout(1, grid))
+    lane = gl.arange(0, 32, gl.SliceLayout(0, grid))
+    inside = first + lane < count
+    block = gl.load(items + first + lane, mask=inside, other=0).to(gl.int32)
+    keep = (word[:, None] >> lane[None, :]) & 1
+    if HAS_DO:
+        must = gl.load(must_do + (block >> 5), mask=inside, other=0) >> (block & 31)
+        keep = keep | (must & 1)[None, :]
+    bit = (1 << (block & 31))[None, :] + gl.zeros([4, 32], gl.int32, grid)
+    target = votes + (block >> 5)[None, :] + gl.zeros([4, 32], gl.int32, grid)
+    gl.atomic_or(target, bit, mask=inside[None, :] & (keep != 0), sem="relaxed")
+
+
+@gluon.jit
+def rounded(x, dtype: gl.constexpr, ROUNDING: gl.constexpr):
+    """fp32 -> ``dtype``: to nearest even (0); for bf16 also to nearest away (1), to zero (2)."""
+    if ROUNDING == 0:
+        result = x.to(dtype)
+    else:
+        bits = x.to(gl.int32, bitcast=True)
+        if ROUNDING == 1:
+            bits = bits + 0x8000
+        result = ((bits >> 16) & 0xFFFF).to(gl.int16).to(gl.bfloat16, bitcast=True)
+        result = gl.where(x == x, result, x.to(dtype))
+    return result
+
+
+@gluon.jit
+def _either(a, b):
+    return a | b
+
+
+@gluon.jit
+def _compute(
+    GROUP: gl.constexpr,
+    o_desc, lse, smem, bars, items, counts, order, votes, must_do, tiles,
+    q_heads, q_len, kv_len, q_blocks, k_blocks, words, c, threshold,
+    GROUPS: gl.constexpr, BLOCK_N: gl.constexpr, HEAD_DIM: gl.constexpr, STAGES: gl.constexpr,
+    CAUSAL: gl.constexpr, LITE: gl.constexpr, SOFT_SKIP: gl.constexpr, HAS_DO: gl.constexpr,
+    HAS_LSE: gl.constexpr, TURNS: gl.constexpr, SIGN: gl.constexpr, ROUNDING: gl.constexpr,
+):  # fmt: skip
+    """A computing warpgroup: rows ``GROUP * 64`` and on of every tile that is handed out."""
+    q_smem, k_smem, v_smem, o_smem, tile_smem = smem
+    q_full, q_empty, k_full, k_empty, v_full, v_empty, turns, tile_full, tile_empty = bars
+    dtype: gl.constexpr = q_smem.dtype
+    s_layout: gl.constexpr = gl.NVMMADistributedLayout(
+        version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, BLOCK_N, 16]
+    )
+    o_layout: gl.constexpr = gl.NVMMADistributedLayout(
+        version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, HEAD_DIM, 16]
+    )
+    p_layout: gl.constexpr = gl.DotOperandLayout(0, o_layout, 2)
+    per_row: gl.constexpr = gl.SliceLayout(1, s_layout)
+    per_out: gl.constexpr = gl.SliceLayout(1, o_layout)
+    first: gl.constexpr = 1 if GROUP == 0 else 0
+    following: gl.constexpr = (GROUP + 1) % GROUPS
+    diagonal = kv_len - q_len
+    q = q_smem.index(GROUP).reshape([64, HEAD_DIM])
+    staged = o_smem.index(GROUP).reshape([64, HEAD_DIM])
+    none = gl.zeros([64, BLOCK_N], gl.float32, s_layout)
+
+    done = 0
+    step = 0
+    tile = _tile(tile_smem, tile_full, tile_empty, 0)
+    while tile < tiles:
+        batch, head, lane, block_row, at, row_items, count, keys, mask_from = _place(
+            tile, items, counts, order, q_heads, q_len, kv_len, q_blocks, k_blocks,
+            GROUPS, BLOCK_N, CAUSAL, LITE,
+        )  # fmt: skip
+        row = block_row + GROUP * 64
+        rows = row + gl.arange(0, 64, per_row)
+        row_votes = votes + at * words
+        block = _item(row_items, 0, count, LITE)
+        upcoming = _item(row_items, 1, count, LITE)
+        top = gl.full([64], float("-inf"), gl.float32, per_row)
+        bits = gl.full([64], 0, gl.int32, per_row)
+        out = gl.zeros([64, HEAD_DIM], gl.float32, o_layout)
+
+        mbarrier.wait(q_full.index(GROUP), done & 1)
+        stage = step % STAGES
+        mbarrier.wait(k_full.index(stage), (step // STAGES) & 1)
+        if TURNS:
+            mbarrier.wait(turns.index(GROUP), (step & 1) ^ first)
+        k = k_smem.index(stage).reshape([BLOCK_N, HEAD_DIM]).permute((1, 0))
+        scores = warpgroup_mma(q, k, none, use_acc=False, is_async=True)
+        if TURNS:
+            mbarrier.arrive(turns.index(following))
+        scores = warpgroup_mma_wait(0, deps=[scores])
+        mbarrier.arrive(k_empty.index(stage))
+        scores = _signed(scores, SIGN)
+        scores = _masked(scores, block, mask_from, row, keys, diagonal, CAUSAL, BLOCK_N)
+        p, fade, top, bits = _softmax(
+            scores, top, c, threshold, bits, 0, block, rows, q_len, must_do, LITE, SOFT_SKIP, HAS_DO
+        )
+        total = gl.sum(p, axis=1)
+        weights = gl.convert_layout(p.to(dtype), p_layout)
+        # The votes of 32 steps fill a word; a branch in the inner loop would keep the compiler from
+        # converting weights under the exponentials (8 % of the time).
+        if LITE:
+            span = 32
+        else:
+            span = count
+        for first_step in range(0, count, span):
+            for i in range(gl.maximum(first_step, 1), gl.minimum(first_step + span, count)):
+                block = upcoming
+                upcoming = _item(row_items, i + 1, count, LITE)
+                before = stage
+                parity = (step // STAGES) & 1
+                step += 1
+                stage = step % STAGES
+                mbarrier.wait(k_full.index(stage), (step // STAGES) & 1)
+                if TURNS:
+                    mbarrier.wait(turns.index(GROUP), (step & 1) ^ first)
+                k = k_smem.index(stage).reshape([BLOCK_N, HEAD_DIM]).permute((1, 0))
+                scores = warpgroup_mma(q, k, none, use_acc=False, is_async=True)
+                mbarrier.wait(v_full.index(before), parity)
+                v = v_smem.index(before).reshape([BLOCK_N, HEAD_DIM])
+                out = warpgroup_mma(weights, v, out, is_async=True)
+                if TURNS:
+                    mbarrier.arrive(turns.index(following))
+                scores = warpgroup_mma_wait(1, deps=[scores])
+                mbarrier.arrive(k_empty.index(stage))
+                scores = _signed(scores, SIGN)
+                scores = _masked(scores, block, mask_from, row, keys, diagonal, CAUSAL, BLOCK_N)
+                p, fade, top, bits = _softmax(
+                    scores, top, c, threshold, bits, i, block, rows, q_len, must_do,
+                    LITE, SOFT_SKIP, HAS_DO,
+                )  # fmt: skip
+                total = total * fade + gl.sum(p, axis=1)
+                out = warpgroup_mma_wait(0, deps=[out])
+                mbarrier.arrive(v_empty.index(before))
+                out = out * gl.convert_layout(fade, per_out)[:, None]
+                weights = gl.convert_layout(p.to(dtype), p_layout)
+            if LITE:
+                inside = gl.where(keys == 0, 0, count)
+                _flush(bits, first_step, inside, row_items, row_votes, must_do, rows, q_len, HAS_DO)
+                bits = gl.full([64], 0, gl.int32, per_row)
+        mbarrier.arrive(q_empty.index(GROUP))
+        mbarrier.wait(v_full.index(stage), (step // STAGES) & 1)
+        v = v_smem.index(stage).reshape([BLOCK_N, HEAD_DIM])
+        out = warpgroup_mma(weights, v, out, is_async=True)
+        out = warpgroup_mma_wait(0, deps=[out])
+        mbarrier.arrive(v_empty.index(stage))
+        step += 1
+
+        # A row that saw no key: 0 / 1 instead of 0 / 0.
+        share = 1.0 / gl.where(total == 0.0, 1.0, total)
+        out = out * gl.convert_layout(share, per_out)[:, None]
+        tma.store_wait(0)
+        staged.store(rounded(out, dtype, ROUNDING))
+        fence_async_shared()
+        _copy_out(o_desc, [batch, head, row, 0], o_smem.index(GROUP))
+        if HAS_LSE:
+            value = (top * c + gl.log2(total)) * 0.6931471805599453
+            value = gl.where(total == 0.0, float("-inf"), value)
+            gl.store(lse + lane.to(gl.int64) * q_len + rows, value, mask=rows < q_len)
+        done += 1
+        tile = _tile(tile_smem, tile_full, tile_empty, done)
+    tma.store_wait(0)
+
+
+@gluon.jit
+def _first(
+    o_desc, lse, smem, bars, items, counts, order, votes, must_do, tiles,
+    q_heads, q_len, kv_len, q_blocks, k_blocks, words, c, threshold,
+    GROUPS: gl.constexpr, BLOCK_N: gl.constexpr, HEAD_DIM: gl.constexpr, STAGES: gl.constexpr,
+    CAUSAL: gl.constexpr, LITE: gl.constexpr, SOFT_SKIP: gl.constexpr, HAS_DO: gl.constexpr,
+    HAS_LSE: gl.constexpr, TURNS: gl.constexpr, SIGN: gl.constexpr, ROUNDING: gl.constexpr,
+):  # fmt: skip
+    _compute(
+        0, o_desc, lse, smem, bars, items, counts, order, votes, must_do, tiles,
+        q_heads, q_len, kv_len, q_blocks, k_blocks, words, c, threshold,
+        GROUPS, BLOCK_N, HEAD_DIM, STAGES, CAUSAL, LITE, SOFT_SKIP, HAS_DO, HAS_LSE, TURNS, SIGN,
+        ROUNDING,
+    )  # fmt: skip
+
+
+@gluon.jit
+def _second(
+    o_desc, lse, smem, bars, items, counts, order, votes, must_do, tiles,
+    q_heads, q_len, kv_len, q_blocks, k_blocks, words, c, threshold,
+    GROUPS: gl.constexpr, BLOCK_N: gl.constexpr, HEAD_DIM: gl.constexpr, STAGES: gl.constexpr,
+    CAUSAL: gl.constexpr, LITE: gl.constexpr, SOFT_SKIP: gl.constexpr, HAS_DO: gl.constexpr,
+    HAS_LSE: gl.constexpr, TURNS: gl.constexpr, SIGN: gl.constexpr, ROUNDING: gl.constexpr,
+):  # fmt: skip
+    _compute(
+        1, o_desc, lse, smem, bars, items, counts, order, votes, must_do, tiles,
+        q_heads, q_len, kv_len, q_blocks, k_blocks, words, c, threshold,
+        GROUPS, BLOCK_N, HEAD_DIM, STAGES, CAUSAL, LITE, SOFT_SKIP, HAS_DO, HAS_LSE, TURNS, SIGN,
+        ROUNDING,
+    )  # fmt: skip
+
+
+@gluon.jit
+def _third(
+    o_desc, lse, smem, bars, items, counts, order, votes, must_do, tiles,
+    q_heads, q_len, kv_len, q_blocks, k_blocks, words, c, threshold,
+    GROUPS: gl.constexpr, BLOCK_N: gl.constexpr, HEAD_DIM: gl.constexpr, STAGES: gl.constexpr,
+    CAUSAL: gl.constexpr, LITE: gl.constexpr, SOFT_SKIP: gl.constexpr, HAS_DO: gl.constexpr,
+    HAS_LSE: gl.constexpr, TURNS: gl.constexpr, SIGN: gl.constexpr, ROUNDING: gl.constexpr,
+):  # fmt: skip
+    _compute(
+        2, o_desc, lse, smem, bars, items, counts, order, votes, must_do, tiles,
+        q_heads, q_len, kv_len, q_blocks, k_blocks, words, c, threshold,
+        GROUPS, BLOCK_N, HEAD_DIM, STAGES, CAUSAL, LITE, SOFT_SKIP, HAS_DO, HAS_LSE, TURNS, SIGN,
+        ROUNDING,
+    )  # fmt: skip
+
+
+#: Sizes are no reason to compile again.
+_SIZES = ["tiles", "q_heads", "groups", "q_len", "kv_len", "q_blocks", "k_blocks", "words"]
+
+
+@gluon.jit(do_not_specialize=_SIZES)
+def attention(
+    q_desc, k_desc, v_desc, o_desc, lse, items, counts, order, next_tile, votes, must_do, tiles,
+    q_heads, groups, q_len, kv_len, q_blocks, k_blocks, words, c, threshold,
+    GROUPS: gl.constexpr, BLOCK_N: gl.constexpr, HEAD_DIM: gl.constexpr, STAGES: gl.constexpr,
+    CAUSAL: gl.constexpr, LITE: gl.constexpr, SOFT_SKIP: gl.constexpr, HAS_DO: gl.constexpr,
+    HAS_LSE: gl.constexpr, TURNS: gl.constexpr, SIGN: gl.constexpr, ROUNDING: gl.constexpr,
+    REGISTERS: gl.constexpr, LOADER_REGISTERS: gl.constexpr,
+):  # fmt: skip
+    """Tiles of ``GROUPS * 64`` query rows; tile = turn + q_blocks * (head + heads * batch).
+
+    The first tile of a workgroup is its own number, later ones are a grid apart or, with lists of
+    unequal length, taken from the counter ``next_tile``, which is 0 at first. ``order`` and
+    ``counts`` are in the order of work: turn -> q block and length of its list. ``c`` =
+    abs(scale) * log2(e), ``SIGN`` the sign of the scale. ``threshold`` is in log2 units; NaN keeps
+    every tile.
+    """
+    dtype: gl.constexpr = q_desc.dtype
+    plain: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0])
+    q_smem = gl.allocate_shared_memory(dtype, [GROUPS] + q_desc.block_type.shape, q_desc.layout)
+    k_smem = gl.allocate_shared_memory(dtype, [STAGES] + k_desc.block_type.shape, k_desc.layout)
+    v_smem = gl.allocate_shared_memory(dtype, [STAGES] + v_desc.block_type.shape, v_desc.layout)
+    o_smem = gl.allocate_shared_memory(dtype, [GROUPS] + o_desc.block_type.shape, o_desc.layout)
+    tile_smem = gl.allocate_shared_memory(gl.int32, [2, 1], plain)
+    bar: gl.constexpr = mbarrier.MBarrierLayout()
+    q_full = gl.allocate_shared_memory(gl.int64, [GROUPS, 1], bar)
+    q_empty = gl.allocate_shared_memory(gl.int64, [GROUPS, 1], bar)
+    k_full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], bar)
+    k_empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], bar)
+    v_full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], bar)
+    v_empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], bar)
+    turns = gl.allocate_shared_memory(gl.int64, [GROUPS, 1], bar)
+    tile_full = gl.allocate_shared_memory(gl.int64, [2, 1], bar)
+    tile_empty = gl.allocate_shared_memory(gl.int64, [2, 1], bar)
+    for i in gl.static_range(GROUPS):
+        mbarrier.init(q_full.index(i), count=1)
+        mbarrier.init(q_empty.index(i), count=1)
+        mbarrier.init(turns.index(i), count=1)
+    for i in gl.static_range(STAGES):
+        mbarrier.init(k_full.index(i), count=1)
+        mbarrier.init(k_empty.index(i), count=GROUPS)
+        mbarrier.init(v_full.index(i), count=1)
+        mbarrier.init(v_empty.index(i), count=GROUPS)
+    for i in gl.static_range(2):
+        mbarrier.init(tile_full.index(i), count=1)
+        mbarrier.init(tile_empty.index(i), count=GROUPS)
+    smem = (q_smem, k_smem, v_smem, o_smem, tile_smem)
+    bars = (q_full, q_empty, k_full, k_empty, v_full, v_empty, turns, tile_full, tile_empty)
+    # A tuple bound to a name would turn its compile-time numbers into run-time ones.
+    if GROUPS == 2:
+        gl.warp_specialize(
+            [
+            (_first, (o_desc, lse, smem, bars, items, counts, order, votes, must_do, tiles,
+        q_heads, q_len, kv_len, q_blocks, k_blocks, words, c, threshold,
+        GROUPS, BLOCK_N, HEAD_DIM, STAGES, CAUSAL, LITE, SOFT_SKIP, HAS_DO, HAS_LSE, TURNS, SIGN,
+        ROUNDING)),
+            (_second, (o_desc, lse, smem, bars, items, counts, order, votes, must_do, tiles,
+        q_heads, q_len, kv_len, q_blocks, k_blocks, words, c, threshold,
+        GROUPS, BLOCK_N, HEAD_DIM, STAGES, CAUSAL, LITE, SOFT_SKIP, HAS_DO, HAS_LSE, TURNS, SIGN,
+        ROUNDING)),
+            (_load, (q_desc, k_desc, v_desc, smem, bars, items, counts, order, next_tile, tiles,
+        q_heads, groups, q_len, kv_len, q_blocks, k_blocks, GROUPS, BLOCK_N, STAGES, CAUSAL, LITE)),
+            ],
+            [4, 1],
+            [REGISTERS, LOADER_REGISTERS],
+        )  # fmt: skip
+    else:
+        gl.warp_specialize(
+            [
+            (_first, (o_desc, lse, smem, bars, items, counts, order, votes, must_do, tiles,
+        q_heads, q_len, kv_len, q_blocks, k_blocks, words, c, threshold,
+        GROUPS, BLOCK_N, HEAD_DIM, STAGES, CAUSAL, LITE, SOFT_SKIP, HAS_DO, HAS_LSE, TURNS, SIGN,
+        ROUNDING)),
+            (_second, (o_desc, lse, smem, bars, items, counts, order, votes, must_do, tiles,
+        q_heads, q_len, kv_len, q_blocks, k_blocks, words, c, threshold,
+        GROUPS, BLOCK_N, HEAD_DIM, STAGES, CAUSAL, LITE, SOFT_SKIP, HAS_DO, HAS_LSE, TURNS, SIGN,
+        ROUNDING)),
+            (_third, (o_desc, lse, smem, bars, items, counts, order, votes, must_do, tiles,
+        q_heads, q_len, kv_len, q_blocks, k_blocks, words, c, threshold,
+        GROUPS, BLOCK_N, HEAD_DIM, STAGES, CAUSAL, LITE, SOFT_SKIP, HAS_DO, HAS_LSE, TURNS, SIGN,
+        ROUNDING)),
+            (_load, (q_desc, k_desc, v_desc, smem, bars, items, counts, order, next_tile, tiles,
+        q_heads, groups, q_len, kv_len, q_blocks, k_blocks, GROUPS, BLOCK_N, STAGES, CAUSAL, LITE)),
+            ],
+            [4, 4, 1],
+            [REGISTERS, REGISTERS, LOADER_REGISTERS],
+        )  # fmt: skip

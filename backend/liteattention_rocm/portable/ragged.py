@@ -1,0 +1,283 @@
+"""Attention over requests of different lengths, in plain Triton: packed or in a paged cache.
+
+The query rows of a request and the query heads that share a key head are packed into one tile, so
+that decoding one row with grouped heads reads every key once. The keys of a request may be cut into
+parts that are merged by log-sum-exp (Flash-Decoding). Kernels: :func:`attention`, :func:`merge`,
+:func:`write_kv`.
+
+Methods: online softmax over K blocks (FlashAttention, Dao et al., arXiv 2205.14135), a cache in
+pages (PagedAttention, Kwon et al., arXiv 2309.06180), log-sum-exp merge of split softmax (Milakov
+and Gimelshein, arXiv 1805.02867).
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from .kernels import product, rounded
+
+#: Sizes are no reason to compile again.
+_SIZES = ["requests", "q_heads", "group", "window", "page_size", "rows", "splits"]
+
+
+@triton.jit
+def _request(block, q_start, requests, TILE_ROWS: tl.constexpr):
+    """Request of a tile, when request r's tiles begin at number q_start[r] // TILE_ROWS + r."""
+    low = 0
+    high = requests
+    while high - low > 1:
+        middle = (low + high) // 2
+        begins = tl.load(q_start + middle) // TILE_ROWS + middle
+        if begins <= block:
+            low = middle
+        else:
+            high = middle
+    return low
+
+
+@triton.jit
+def _fold(
+    state, first, end, query, k, v, table, stride_kp, stride_kt, stride_vp, stride_vt,
+    page_size, position, kv_len, window, scale_log2, soft_cap,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, HEAD_DIM: tl.constexpr, MASKED: tl.constexpr,
+    PAGED: tl.constexpr, CAUSAL: tl.constexpr, WINDOW: tl.constexpr, CAP: tl.constexpr,
+    WIDEN: tl.constexpr,
+):  # fmt: skip
+    """Fold the keys from ``first`` to ``end`` into the running (output, maxima, sums)."""
+    out, top, total = state
+    dim = tl.arange(0, HEAD_DIM)
+    lane = tl.arange(0, BLOCK_N)
+    for start in range(first, end, BLOCK_N):
+        key = start + lane
+        inside = key < kv_len
+        if PAGED:
+            page = tl.load(table + key // page_size, mask=inside, other=0).to(tl.int64)
+            token = (key % page_size).to(tl.int64)
+            at_k = page * stride_kp + token * stride_kt
+            at_v = page * stride_vp + token * stride_vt
+        else:
+            at_k = key.to(tl.int64) * stride_kt
+            at_v = key.to(tl.int64) * stride_vt
+        if MASKED:
+            keys = tl.load(k + at_k[None, :] + dim[:, None], mask=inside[None, :], other=0.0)
+            values = tl.load(v + at_v[:, None] + dim[None, :], mask=inside[:, None], other=0.0)
+        else:
+            keys = tl.load(k + at_k[None, :] + dim[:, None])
+            values = tl.load(v + at_v[:, None] + dim[None, :])
+        scores = product(query, keys, tl.zeros((BLOCK_M, BLOCK_N), tl.float32), WIDEN)
+        if CAP:
+            # c tanh(x) in log2 units; exp2 overflows to inf and gives c there, as it should.
+            scores = scores * (scale_log2 * 2.0 / soft_cap)
+            scores = (soft_cap * 1.4426950408889634) * (1.0 - 2.0 / (tl.exp2(scores) + 1.0))
+        else:
+            scores = scores * scale_log2
+        if MASKED:
+            visible = (key < end)[None, :] & inside[None, :]
+            if CAUSAL:
+                visible = visible & (key[None, :] <= position[:, None])
+            if WINDOW:
+                visible = visible & (key[None, :] > position[:, None] - window)
+            scores = tl.where(visible, scores, float("-inf"))
+        highest = tl.maximum(top, tl.max(scores, axis=1))
+        # A row that has seen no key: exp2(-inf - 0) = 0 instead of exp2(-inf + inf) = NaN.
+        base = tl.where(highest == float("-inf"), 0.0, highest)
+        fade = tl.exp2(top - base)
+        weights = tl.exp2(scores - base[:, None])
+        total = total * fade + tl.sum(weights, axis=1)
+        out = product(weights.to(values.dtype), values, out * fade[:, None], WIDEN)
+        top = highest
+    return out, top, total
+
+
+@triton.jit(do_not_specialize=_SIZES)
+def attention(
+    q, k, v, out, lse, sinks, part_out, part_lse, q_start, kv_len, page_table,
+    stride_qt, stride_qh, stride_kp, stride_kt, stride_kh, stride_vp, stride_vt, stride_vh,
+    stride_ot, stride_oh, stride_table,
+    requests, q_heads, group, window, page_size, rows, splits, scale_log2, soft_cap,
+    TILE_ROWS: tl.constexpr, GROUP: tl.constexpr, BLOCK_N: tl.constexpr, HEAD_DIM: tl.constexpr,
+    PARTS: tl.constexpr, ONE_TILE: tl.constexpr, PAGED: tl.constexpr, CAUSAL: tl.constexpr,
+    WINDOW: tl.constexpr, CAP: tl.constexpr, HAS_SINKS: tl.constexpr, HAS_LSE: tl.constexpr,
+    ROUNDING: tl.constexpr, WIDEN: tl.constexpr,
+):  # fmt: skip
+    """Program (tile, key head, part): ``TILE_ROWS`` rows x ``GROUP`` heads of one request.
+
+    ``GROUP`` is a power of two >= ``group``, heads of the tile past ``group`` are idle.
+    ``ONE_TILE``: no request has more rows than a tile, tile r is request r. Packed keys: ``kv_len``
+    holds kv_start [requests + 1]. Without ``PARTS`` (splits = 1) ``out`` and ``lse``
+    are final; otherwise ``part_out`` fp32 [splits, rows, q_heads, HEAD_DIM] and ``part_lse`` fp32
+    (log2 units) [splits, rows, q_heads] go to :func:`merge`.
+    """
+    BLOCK_M: tl.constexpr = TILE_ROWS * GROUP
+    tile = tl.program_id(0)
+    kv_head = tl.program_id(1)
+    part = tl.program_id(2)
+    if ONE_TILE:
+        request = tile
+        first_row = 0
+    else:
+        request = _request(tile, q_start, requests, TILE_ROWS)
+        first_row = (tile - tl.load(q_start + request) // TILE_ROWS - request) * TILE_ROWS
+    row_start = tl.load(q_start + request)
+    q_len = tl.load(q_start + request + 1) - row_start
+    if (first_row < 0) | (first_row >= q_len):
+        return
+    if PAGED:
+        length = tl.load(kv_len + request)
+        table = page_table + request.to(tl.int64) * stride_table
+    else:
+        key_start = tl.load(kv_len + request)
+        length = tl.load(kv_len + request + 1) - key_start
+        table = page_table
+        k += key_start.to(tl.int64) * stride_kt
+        v += key_start.to(tl.int64) * stride_vt
+    k += kv_head.to(tl.int64) * stride_kh
+    v += kv_head.to(tl.int64) * stride_vh
+
+    member = tl.arange(0, BLOCK_M)
+    row = first_row + member // GROUP
+    head = kv_head * group + member % GROUP
+    here = (row < q_len) & (member % GROUP < group)
+    position = length - q_len + row
+    token = (row_start + row).to(tl.int64)
+    dim = tl.arange(0, HEAD_DIM)
+    query = tl.load(
+        q + token[:, None] * stride_qt + head[:, None] * stride_qh + dim[None, :],
+        mask=here[:, None],
+        other=0.0,
+    )
+
+    # Keys that some row of the tile sees, cut into parts of whole blocks.
+    first_position = length - q_len + first_row
+    last_position = length - q_len + tl.minimum(first_row + TILE_ROWS, q_len) - 1
+    low = 0
+    high = length
+    if CAUSAL:
+        high = tl.minimum(tl.maximum(last_position + 1, 0), length)
+    if WINDOW:
+        low = tl.maximum(first_position - window + 1, 0) // BLOCK_N * BLOCK_N
+    blocks = tl.cdiv(tl.maximum(high - low, 0), BLOCK_N)
+    share = tl.cdiv(blocks, splits)
+    begin = low + part * share * BLOCK_N
+    end = tl.minimum(begin + share * BLOCK_N, high)
+    # Before ``whole`` every row sees every key.
+    whole = begin
+    if not WINDOW:
+        whole = end
+        if CAUSAL:
+            whole = tl.minimum(whole, first_position + 1)
+        whole = begin + tl.maximum(whole - begin, 0) // BLOCK_N * BLOCK_N
+
+    state = (
+        tl.zeros((BLOCK_M, HEAD_DIM), tl.float32),
+        tl.full((BLOCK_M,), float("-inf"), tl.float32),
+        tl.zeros((BLOCK_M,), tl.float32),
+    )
+    if not WINDOW:
+        state = _fold(
+            state, begin, whole, query, k, v, table, stride_kp, stride_kt, stride_vp, stride_vt,
+            page_size, position, length, window, scale_log2, soft_cap, BLOCK_M, BLOCK_N, HEAD_DIM,
+            False, PAGED, CAUSAL, WINDOW, CAP, WIDEN,
+        )  # fmt: skip
+    state = _fold(
+        state, whole, end, query, k, v, table, stride_kp, stride_kt, stride_vp, stride_vt,
+        page_size, position, length, window, scale_log2, soft_cap, BLOCK_M, BLOCK_N, HEAD_DIM,
+        True, PAGED, CAUSAL, WINDOW, CAP, WIDEN,
+    )  # fmt: skip
+    result, top, total = state
+    if not PARTS:
+        _finish(
+            result, top, total, out, lse, sinks, token, head, here, rows, stride_ot, stride_oh,
+            HEAD_DIM, HAS_SINKS, HAS_LSE, ROUNDING,
+        )  # fmt: skip
+    else:
+        result = result / tl.where(total == 0.0, 1.0, total)[:, None]
+        at = (part * rows + token) * q_heads + head
+        tl.store(part_out + at[:, None] * HEAD_DIM + dim[None, :], result, mask=here[:, None])
+        share_lse = tl.where(total == 0.0, float("-inf"), top + tl.log2(total))
+        tl.store(part_lse + at, share_lse, mask=here)
+
+
+@triton.jit
+def _finish(
+    result, top, total, out, lse, sinks, token, head, here, rows, stride_ot, stride_oh,
+    HEAD_DIM: tl.constexpr, HAS_SINKS: tl.constexpr, HAS_LSE: tl.constexpr,
+    ROUNDING: tl.constexpr,
+):  # fmt: skip
+    """Divide by the sums, a sink's logit among them, and store; maxima are in log2 units."""
+    if HAS_SINKS:
+        sink = tl.load(sinks + head, mask=here, other=0.0) * 1.4426950408889634
+        highest = tl.maximum(top, sink)
+        base = tl.where(highest == float("-inf"), 0.0, highest)
+        fade = tl.exp2(top - base)
+        total = total * fade + tl.exp2(sink - base)
+        result = result * fade[:, None]
+        top = highest
+    # A row that saw no key: 0 / 1 instead of 0 / 0.
+    result = result / tl.where(total == 0.0, 1.0, total)[:, None]
+    dim = tl.arange(0, HEAD_DIM)
+    tl.store(
+        out + token[:, None] * stride_ot + head[:, None] * stride_oh + dim[None, :],
+        rounded(result, out.dtype.element_ty, ROUNDING),
+        mask=here[:, None],
+    )
+    if HAS_LSE:
+        value = (top + tl.log2(total)) * 0.6931471805599453
+        value = tl.where(total == 0.0, float("-inf"), value)
+        tl.store(lse + head.to(tl.int64) * rows + token, value, mask=here)
+
+
+@triton.jit(do_not_specialize=_SIZES)
+def merge(
+    part_out, part_lse, out, lse, sinks, q_start, stride_ot, stride_oh, requests, q_heads, rows,
+    splits, HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, HAS_SINKS: tl.constexpr,
+    HAS_LSE: tl.constexpr, ROUNDING: tl.constexpr,
+):  # fmt: skip
+    """Merge the parts of :func:`attention`. Program (row, i): heads i * ``HEADS`` and on."""
+    row = tl.program_id(0)
+    if (row < tl.load(q_start)) | (row >= tl.load(q_start + requests)):
+        return  # padding
+    head = tl.program_id(1) * HEADS + tl.arange(0, HEADS)
+    here = head < q_heads
+    dim = tl.arange(0, HEAD_DIM)
+    result = tl.zeros((HEADS, HEAD_DIM), tl.float32)
+    top = tl.full((HEADS,), float("-inf"), tl.float32)
+    total = tl.zeros((HEADS,), tl.float32)
+    token = row.to(tl.int64) + tl.zeros((HEADS,), tl.int64)
+    for part in range(splits):
+        at = (part * rows + token) * q_heads + head
+        share = tl.load(part_lse + at, mask=here, other=float("-inf"))
+        values = tl.load(part_out + at[:, None] * HEAD_DIM + dim[None, :], mask=here[:, None])
+        highest = tl.maximum(top, share)
+        base = tl.where(highest == float("-inf"), 0.0, highest)
+        fade = tl.exp2(top - base)
+        weight = tl.exp2(share - base)
+        result = result * fade[:, None] + values * weight[:, None]
+        total = total * fade + weight
+        top = highest
+    _finish(
+        result, top, total, out, lse, sinks, token, head, here, rows, stride_ot, stride_oh,
+        HEAD_DIM, HAS_SINKS, HAS_LSE, ROUNDING,
+    )  # fmt: skip
+
+
+@triton.jit(do_not_specialize=["page_size"])
+def write_kv(
+    k, v, k_cache, v_cache, slots, stride_kt, stride_kh, stride_vt, stride_vh,
+    stride_kp, stride_ks, stride_kc, stride_vp, stride_vs, stride_vc, page_size,
+    HEAD_DIM: tl.constexpr,
+):  # fmt: skip
+    """Program (row, head): copy k and v [HEAD_DIM] into token ``slots[row]`` of the cache."""
+    row = tl.program_id(0).to(tl.int64)
+    head = tl.program_id(1).to(tl.int64)
+    slot = tl.load(slots + row).to(tl.int64)
+    if slot < 0:
+        return
+    dim = tl.arange(0, HEAD_DIM)
+    page = slot // page_size
+    token = slot % page_size
+    key = tl.load(k + row * stride_kt + head * stride_kh + dim)
+    tl.store(k_cache + page * stride_kp + token * stride_ks + head * stride_kc + dim, key)
+    value = tl.load(v + row * stride_vt + head * stride_vh + dim)
+    tl.store(v_cache + page * stride_vp + token * stride_vs + head * stride_vc + dim, value)

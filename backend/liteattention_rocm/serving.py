@@ -1,0 +1,1393 @@
+"""Attention for language models: packed sequences, paged KV caches, and writing to those.
+
+A *ragged batch* is requests of different lengths in one call. Query rows of all requests lie one
+after the other in [T, Hq, D]; keys and values lie likewise (:func:`attention_varlen`) or in the
+pages of a cache (:func:`attention_paged`). Prefill, chunked prefill and decode are the same call
+with other lengths, and may share one.
+
+Row i of a request with q_len rows and kv_len keys stands at position kv_len - q_len + i: its last
+row is its last key (bottom-right alignment). Layouts of serving frameworks are views, not copies:
+
+* vLLM, one layer's cache [blocks, Hkv, block, 2 D] with keys beside values:
+  ``k = kv[..., :D].transpose(1, 2)`` and ``v = kv[..., D:].transpose(1, 2)``.
+* SGLang, a pool of token slots [slots, Hkv, D]: ``pool.unsqueeze(1)`` is a cache of page size 1,
+  whose page table is the request's token slots; ``pool.view(-1, page, Hkv, D)`` one of pages.
+
+Everything that the layers of a step share, plans included, lives in one :class:`PagedBatch`: the
+first layer's call is validated and planned, the others' are recognised by their shapes.
+
+Softmax is computed online as in FlashAttention (Dao et al., arXiv 2205.14135), caches are paged
+as in PagedAttention (Kwon et al., arXiv 2309.06180).
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import numbers
+import operator
+import os
+from collections import OrderedDict
+from dataclasses import dataclass
+from typing import Any, Generic, Literal, TypeVar, overload
+
+import numpy as np
+import torch
+
+from . import engines
+from .engines import ROUNDINGS, Engine, RaggedBatch, RaggedSpec, Rounding
+from .ops import _LIBRARY, _is_fake, _overlap_reasons
+
+__all__ = ["PagedBatch", "attention_paged", "attention_varlen", "write_kv"]
+
+#: A parameter is a tensor in everything but its type.
+_PLAIN_TENSORS = (torch.Tensor, torch.nn.Parameter)
+
+_FLOATS = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
+_FP8 = (
+    torch.float8_e4m3fn,
+    torch.float8_e5m2,
+    torch.float8_e4m3fnuz,
+    torch.float8_e5m2fnuz,
+)
+
+#: Calls and plans that a batch remembers, and writes that the process does; the least recently
+#: used go first. A step of a model asks for one to three, a plan on a GPU may own a workspace.
+_REMEMBERED_CALLS = 32
+_REMEMBERED_WRITES = 64
+
+_LIBRARY.define(  # type: ignore[no-untyped-call]
+    "attention_paged(Tensor q, Tensor k_cache, Tensor v_cache, Tensor q_start, Tensor kv_len, "
+    "Tensor page_table, Tensor(a!) out, Tensor(b!)? lse, Tensor? sinks, SymInt max_q_len, "
+    "SymInt max_kv_len, float scale, bool causal, int window, float soft_cap, float k_scale, "
+    "float v_scale, str rounding, str engine) -> ()"
+)
+_LIBRARY.define(  # type: ignore[no-untyped-call]
+    "attention_varlen(Tensor q, Tensor k, Tensor v, Tensor cu_seqlens_q, Tensor cu_seqlens_k, "
+    "Tensor(a!) out, Tensor(b!)? lse, Tensor? sinks, SymInt? max_seqlen_q, SymInt? max_seqlen_k, "
+    "float scale, bool causal, int window, float soft_cap, str rounding, str engine) -> ()"
+)
+_LIBRARY.define(  # type: ignore[no-untyped-call]
+    "write_kv(Tensor k, Tensor v, Tensor(a!) k_cache, Tensor(b!) v_cache, Tensor slots, "
+    "float k_scale, float v_scale, str engine) -> ()"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class _Options:
+    """What a call asks for beside its tensors, as the caller gave it."""
+
+    causal: bool
+    window: int | None
+    soft_cap: float | None
+    scale: float | None
+    k_scale: float
+    v_scale: float
+    rounding: Rounding
+    return_lse: bool
+    engine: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class _Call:
+    """A validated and planned call: what the next layer with the same shapes reuses."""
+
+    engine: Engine
+    spec: RaggedSpec
+    ragged: RaggedBatch
+    plan: Any
+    q_bytes: int
+    k_bytes: int
+    v_bytes: int
+    out_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Write:
+    """A validated write: what the next layer with the same shapes reuses.
+
+    Caches of this shape that lie ``apart`` bytes from each other cannot meet; ``interleaved`` are
+    the smaller distances (v_cache - k_cache) at which they were found not to.
+    """
+
+    engine: Engine
+    apart: int
+    interleaved: set[int]
+
+
+_Value = TypeVar("_Value")
+
+
+class _Recent(Generic[_Value]):
+    """A mapping that forgets what was not looked up for longest when it has more than ``most``."""
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._kept: OrderedDict[Any, _Value] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._kept)
+
+    def values(self) -> list[_Value]:
+        return list(self._kept.values())
+
+    def get(self, key: Any) -> _Value | None:
+        found = self._kept.get(key)
+        if found is not None:
+            try:  # noqa: SIM105 - suppress() costs as much as the look-up
+                self._kept.move_to_end(key)
+            except KeyError:  # another thread has just made it go
+                pass
+        return found
+
+    def put(self, key: Any, value: _Value) -> None:
+        self._kept[key] = value
+        if len(self._kept) > self._most:
+            self._kept.popitem(last=False)
+
+    def clear(self) -> None:
+        self._kept.clear()
+
+
+class PagedBatch:
+    """The requests of one step against a paged cache; made once per step, used by every layer.
+
+    Args:
+        q_start: int32 [R + 1]; rows q_start[r] to q_start[r + 1] of q are request r's. Rows before
+            the first and past the last are padding: neither read nor written.
+        kv_len: int32 [R]; keys of each request, those of this step's rows included.
+        page_table: int32 [R, width], any row stride; the pages of each request in order, so that
+            key j is token j % page_size of page page_table[r, j // page_size]. Entries past the
+            last key, and rows of requests without query rows, may hold anything.
+        max_q_len, max_kv_len: bounds of the lengths; None reads them from the tensors, which waits
+            for a GPU to finish what it is doing.
+
+    On the CPU the values are checked here, once. Changing them through PyTorch is noticed, except
+    in inference mode, and makes the next call check and plan anew; other changes must not be made.
+    On a GPU nothing is read when both bounds are given, and the tensors may be refilled within the
+    bounds and the width of the table.
+
+    A batch holds the plans of the last 32 kinds of calls (shapes and options), which on a GPU own a
+    workspace: one call at a time. Whoever captures calls in a graph keeps the batch for as long as
+    the graph is replayed, and makes no more than 32 kinds of calls with it.
+
+    Raises:
+        TypeError, ValueError: lists every reason.
+    """
+
+    def __init__(
+        self,
+        q_start: torch.Tensor,
+        kv_len: torch.Tensor,
+        page_table: torch.Tensor,
+        *,
+        max_q_len: int | None = None,
+        max_kv_len: int | None = None,
+    ) -> None:
+        self.q_start = q_start
+        self.kv_len = kv_len
+        self.page_table = page_table
+        self._bounds = (max_q_len, max_kv_len)
+        self._calls: _Recent[_Call] = _Recent(_REMEMBERED_CALLS)
+        self._plans: _Recent[Any] = _Recent(_REMEMBERED_CALLS)
+        self._table_ranges: dict[int, tuple[int, int]] = {}
+        self._read()
+        self._ragged = RaggedBatch(q_start=q_start, kv_len=kv_len, page_table=page_table)
+
+    def _read(self) -> None:
+        """Check the tensors, find the bounds, and forget what rested on earlier values."""
+        max_q_len, max_kv_len = self._bounds
+        kinds, values = _batch_reasons(
+            self.q_start, self.kv_len, self.page_table, max_q_len, max_kv_len
+        )
+        _raise_if("batch", kinds, values)
+        tensors = (self.q_start, self.kv_len, self.page_table)
+        # None: changes cannot be seen (inference mode), or need not be (a GPU plans from bounds).
+        self._versions: tuple[int, int, int] | None = None
+        if all(_readable(t) and not t.is_inference() for t in tensors):
+            self._versions = (
+                self.q_start._version,
+                self.kv_len._version,
+                self.page_table._version,
+            )
+        if max_q_len is None:
+            max_q_len = _longest(self.q_start)
+        if max_kv_len is None:
+            max_kv_len = int(self.kv_len.max()) if self.kv_len.numel() else 0
+        self.max_q_len: int = _plain(max_q_len)
+        self.max_kv_len: int = _plain(max_kv_len)
+        self._calls.clear()
+        self._plans.clear()
+        self._table_ranges.clear()
+
+    def _changed(self) -> bool:
+        """Whether a tensor was written to since it was checked."""
+        return self._versions is not None and self._versions != (
+            self.q_start._version,
+            self.kv_len._version,
+            self.page_table._version,
+        )
+
+    def __repr__(self) -> str:
+        """Name the sizes; the values may be on a GPU."""
+        return (
+            f"PagedBatch(requests={self.requests}, max_q_len={self.max_q_len}, "
+            f"max_kv_len={self.max_kv_len}, device={self.q_start.device})"
+        )
+
+    @property
+    def requests(self) -> int:
+        """Number of requests R, those without rows included."""
+        return int(self.kv_len.shape[0])
+
+    def _longest_named(self, page_size: int) -> int:
+        """Return a bound of the lengths that the table, too, can name pages for."""
+        return min(self.max_kv_len, int(self.page_table.shape[1]) * page_size)
+
+    def _cache_reasons(self, pages: int, page_size: int) -> list[str]:
+        """Say which pages of the table a cache of this size lacks (CPU values only)."""
+        if not _readable(self.page_table) or not self.requests:
+            return []
+        # numpy: its calls on small arrays take a tenth of torch's
+        table, starts = self.page_table.numpy(), self.q_start.numpy()
+        used = np.where(starts[1:] > starts[:-1], -(-self.kv_len.numpy() // page_size), 0)
+        most = int(used.max())
+        if most > table.shape[1]:
+            row = int(used.argmax())
+            return [
+                f"page_table is {table.shape[1]} pages of {page_size} tokens wide, too few for "
+                f"kv_len[{row}] = {int(self.kv_len[row])}"
+            ]
+        if not most:
+            return []
+        # Mostly every entry of the columns in use is a page, those past a request's end included.
+        table = table[:, :most]
+        if most not in self._table_ranges:
+            self._table_ranges[most] = int(table.min()), int(table.max())
+        lowest, highest = self._table_ranges[most]
+        if lowest >= 0 and highest < pages:
+            return []
+        named = np.arange(most) < used[:, None]
+        wrong = np.argwhere(named & (table < 0))
+        if wrong.size:
+            row, column = (int(i) for i in wrong[0])
+            return [f"page_table[{row}, {column}] is {int(table[row, column])}, not a page"]
+        highest = int(table[named].max())
+        if highest >= pages:
+            return [f"page_table names page {highest} of a cache of {pages} pages"]
+        return []
+
+
+@overload
+def attention_paged(
+    q: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    batch: PagedBatch,
+    *,
+    causal: bool = ...,
+    window: int | None = ...,
+    soft_cap: float | None = ...,
+    sinks: torch.Tensor | None = ...,
+    scale: float | None = ...,
+    k_scale: float = ...,
+    v_scale: float = ...,
+    rounding: Rounding = ...,
+    return_lse: Literal[False] = ...,
+    out: torch.Tensor | None = ...,
+    engine: str | None = ...,
+) -> torch.Tensor: ...
+
+
+@overload
+def attention_paged(
+    q: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    batch: PagedBatch,
+    *,
+    causal: bool = ...,
+    window: int | None = ...,
+    soft_cap: float | None = ...,
+    sinks: torch.Tensor | None = ...,
+    scale: float | None = ...,
+    k_scale: float = ...,
+    v_scale: float = ...,
+    rounding: Rounding = ...,
+    return_lse: Literal[True],
+    out: torch.Tensor | None = ...,
+    engine: str | None = ...,
+) -> tuple[torch.Tensor, torch.Tensor]: ...
+
+
+def attention_paged(
+    q: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    batch: PagedBatch,
+    *,
+    causal: bool = True,
+    window: int | None = None,
+    soft_cap: float | None = None,
+    sinks: torch.Tensor | None = None,
+    scale: float | None = None,
+    k_scale: float = 1.0,
+    v_scale: float = 1.0,
+    rounding: Rounding = "rtne",
+    return_lse: bool = False,
+    out: torch.Tensor | None = None,
+    engine: str | None = None,
+) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
+    """Attention of ragged query rows over a paged KV cache: prefill, decode or both.
+
+    Args:
+        q: queries of all requests, [T, Hq, D]; bf16, fp16 or fp32.
+        k_cache: keys, [pages, page_size, Hkv, D], any strides with a contiguous last dimension;
+            Hq % Hkv == 0, and query head h reads key head h // (Hq // Hkv). q's dtype, or fp8
+            (torch.float8_*) where the engine reads it.
+        v_cache: values, shaped like ``k_cache``.
+        batch: lengths and pages of the requests.
+        causal: a row sees the keys up to its own position.
+        window: a row sees only keys j > position - window: ``window`` keys with its own. A window
+            without ``causal`` bounds the past alone. None is no window.
+        soft_cap: c > 0 makes a score c * tanh(score / c), after the scale; natural units.
+        sinks: fp32 [Hq], natural units; one more logit per head in the denominator that brings no
+            value.
+        scale: factor on q.k, natural units; 1/sqrt(D) by default.
+        k_scale, v_scale: what an fp8 cache's numbers are multiplied by; 1 for other caches.
+        rounding: how fp32 results become bf16: "rtne", "rtna" or "rtz". Other dtypes take "rtne".
+        return_lse: also return the log-sum-exp of the scores (soft-capped, sink included).
+        out: tensor of q's shape and dtype to write to; it must not overlap an input.
+        engine: name of the engine; by default chosen by the device.
+
+    Returns:
+        ``out``, or ``(out, lse)`` with ``lse`` in natural log, fp32, [Hq, T]. A row that sees no
+        key gives zeros and -inf (with sinks: the sink). Padding rows are not written, so they are
+        undefined unless ``out`` was given.
+
+    Raises:
+        TypeError, ValueError: lists every reason and says what to do instead.
+    """
+    options = (causal, window, soft_cap, scale, k_scale, v_scale, rounding, return_lse, engine)
+    if _traced(q):
+        return _paged_operator(q, k_cache, v_cache, batch, sinks, out, _Options(*options))
+    try:
+        # The types as well: 1 and True are one key, and only one of them is a flag.
+        key = (
+            _signature(q, k_cache, v_cache, sinks, out),
+            options,
+            causal.__class__,
+            window.__class__,
+            soft_cap.__class__,
+            scale.__class__,
+            k_scale.__class__,
+            v_scale.__class__,
+            return_lse.__class__,
+        )
+        call = None if batch._changed() else batch._calls.get(key)
+    except (AttributeError, TypeError):  # not tensors, not a batch, an option of a strange type
+        call = key = None
+    if call is None:
+        call = _plan_paged(q, k_cache, v_cache, batch, sinks, out, _Options(*options))
+        if key is not None:
+            batch._calls.put(key, call)
+    return _run(call, q, k_cache, v_cache, sinks, out)
+
+
+@overload
+def attention_varlen(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    cu_seqlens_q: torch.Tensor,
+    cu_seqlens_k: torch.Tensor,
+    *,
+    max_seqlen_q: int | None = ...,
+    max_seqlen_k: int | None = ...,
+    causal: bool = ...,
+    window: int | None = ...,
+    soft_cap: float | None = ...,
+    sinks: torch.Tensor | None = ...,
+    scale: float | None = ...,
+    rounding: Rounding = ...,
+    return_lse: Literal[False] = ...,
+    out: torch.Tensor | None = ...,
+    engine: str | None = ...,
+) -> torch.Tensor: ...
+
+
+@overload
+def attention_varlen(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    cu_seqlens_q: torch.Tensor,
+    cu_seqlens_k: torch.Tensor,
+    *,
+    max_seqlen_q: int | None = ...,
+    max_seqlen_k: int | None = ...,
+    causal: bool = ...,
+    window: int | None = ...,
+    soft_cap: float | None = ...,
+    sinks: torch.Tensor | None = ...,
+    scale: float | None = ...,
+    rounding: Rounding = ...,
+    return_lse: Literal[True],
+    out: torch.Tensor | None = ...,
+    engine: str | None = ...,
+) -> tuple[torch.Tensor, torch.Tensor]: ...
+
+
+def attention_varlen(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    cu_seqlens_q: torch.Tensor,
+    cu_seqlens_k: torch.Tensor,
+    *,
+    max_seqlen_q: int | None = None,
+    max_seqlen_k: int | None = None,
+    causal: bool = False,
+    window: int | None = None,
+    soft_cap: float | None = None,
+    sinks: torch.Tensor | None = None,
+    scale: float | None = None,
+    rounding: Rounding = "rtne",
+    return_lse: bool = False,
+    out: torch.Tensor | None = None,
+    engine: str | None = None,
+) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
+    """Attention of packed sequences of different lengths, each over its own keys.
+
+    Args:
+        q: queries of all sequences, [T, Hq, D]; bf16, fp16 or fp32.
+        k, v: keys and values of all sequences, [Tk, Hkv, D] of q's dtype; Hq % Hkv == 0.
+        cu_seqlens_q: int32 [R + 1]; rows cu_seqlens_q[r] to cu_seqlens_q[r + 1] are sequence r's.
+        cu_seqlens_k: the same for keys. A sequence with more keys than rows has a prefix before
+            its first row.
+        max_seqlen_q, max_seqlen_k: bounds of the lengths; None reads them from the tensors, which
+            waits for a GPU.
+        causal, window, soft_cap, sinks, scale, rounding, return_lse, out, engine: as in
+            :func:`attention_paged`; not causal by default.
+
+    Returns:
+        ``out``, or ``(out, lse)``, as :func:`attention_paged` does.
+
+    Raises:
+        TypeError, ValueError: lists every reason and says what to do instead.
+    """
+    options = _Options(causal, window, soft_cap, scale, 1.0, 1.0, rounding, return_lse, engine)
+    bounds = (max_seqlen_q, max_seqlen_k)
+    if _traced(q):
+        return _varlen_operator(q, k, v, cu_seqlens_q, cu_seqlens_k, bounds, sinks, out, options)
+    call = _plan_varlen(q, k, v, cu_seqlens_q, cu_seqlens_k, bounds, sinks, out, options)
+    return _run(call, q, k, v, sinks, out)
+
+
+def write_kv(
+    k: torch.Tensor,
+    v: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    slots: torch.Tensor,
+    *,
+    k_scale: float = 1.0,
+    v_scale: float = 1.0,
+    engine: str | None = None,
+) -> None:
+    """Write keys and values of new tokens into a paged cache.
+
+    Args:
+        k, v: rows [T, Hkv, D], any strides with a contiguous last dimension.
+        k_cache, v_cache: [pages, page_size, Hkv, D], any strides with a contiguous last dimension
+            (views of one buffer are fine); k's dtype, or fp8 where the engine writes it.
+        slots: int64 or int32 [T], contiguous; row t goes to token slots[t] % page_size of page
+            slots[t] // page_size. A negative slot is padding: its row is not written. Slots must
+            differ; which row of a doubled slot stays is not defined.
+        k_scale, v_scale: an fp8 cache holds k / k_scale and v / v_scale, rounded to nearest even
+            and clamped to its finite range; 1 for other caches.
+        engine: name of the engine; by default chosen by the device.
+
+    Raises:
+        TypeError, ValueError: lists every reason. A slot beyond the cache is found on the CPU
+            only, before anything is written.
+    """
+    if _traced(k):
+        torch.ops.liteattention_rocm.write_kv(
+            k, v, k_cache, v_cache, slots, float(k_scale), float(v_scale), engine or ""
+        )
+        return
+    _run_write(k, v, k_cache, v_cache, slots, k_scale, v_scale, engine)
+
+
+# ------------------------------------------------------------------------- running a call
+
+
+def _traced(tensor: Any) -> bool:
+    """Whether a compiler or tracer watches: it then gets one opaque operator to see."""
+    return (
+        torch.compiler.is_compiling()
+        or torch._C._len_torch_dispatch_stack() > 0
+        or (type(tensor) not in _PLAIN_TENSORS and isinstance(tensor, torch.Tensor))
+    )
+
+
+def _signature(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    sinks: torch.Tensor | None,
+    out: torch.Tensor | None,
+) -> tuple[Any, ...]:
+    """Everything about a call's tensors that its validation looks at but their addresses."""
+    return (
+        *(q.shape, q.stride(), q.dtype, q.device),
+        *(k.shape, k.stride(), k.dtype, k.device),
+        *(v.shape, v.stride(), v.dtype, v.device),
+        None if sinks is None else (sinks.shape, sinks.stride(), sinks.dtype, sinks.device),
+        None if out is None else (out.shape, out.stride(), out.dtype, out.device),
+        torch.is_grad_enabled()
+        and (
+            q.requires_grad
+            or k.requires_grad
+            or v.requires_grad
+            or (out is not None and out.requires_grad)
+        ),
+    )
+
+
+def _run(
+    call: _Call,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    sinks: torch.Tensor | None,
+    out: torch.Tensor | None,
+) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
+    spec = call.spec
+    if out is None:
+        out = torch.empty_like(q)
+    else:
+        _check_overlap(call, q, k, v, out)
+    lse = None
+    if spec.return_lse:
+        lse = torch.empty((spec.q_heads, spec.rows), dtype=torch.float32, device=q.device)
+    call.engine.attention_ragged(spec, call.ragged, call.plan, q, k, v, out, lse, sinks)
+    return out if lse is None else (out, lse)
+
+
+def _check_overlap(
+    call: _Call, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, out: torch.Tensor
+) -> None:
+    """Refuse an ``out`` over an input; only ranges that meet are looked at closely."""
+    begin = out.data_ptr()
+    end = begin + call.out_bytes
+    for tensor, size in ((q, call.q_bytes), (k, call.k_bytes), (v, call.v_bytes)):
+        other = tensor.data_ptr()
+        if begin < other + size and other < end:
+            reasons = _overlap_reasons("out", out, {"q": q, "k": k, "v": v})
+            _raise_if("attention call", [], reasons)
+            return
+
+
+def _extent_bytes(tensor: torch.Tensor) -> int:
+    """Bytes from a tensor's first element to the end of its last."""
+    if not tensor.numel():
+        return 0
+    last = sum((size - 1) * step for size, step in zip(tensor.shape, tensor.stride(), strict=True))
+    return int(last + 1) * tensor.element_size()
+
+
+def _extents(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, out: torch.Tensor | None
+) -> tuple[int, int, int, int]:
+    last = 0 if out is None else _extent_bytes(out)
+    return _extent_bytes(q), _extent_bytes(k), _extent_bytes(v), last
+
+
+def _plan_paged(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    batch: PagedBatch,
+    sinks: torch.Tensor | None,
+    out: torch.Tensor | None,
+    options: _Options,
+) -> _Call:
+    kinds, values = _call_reasons(q, k, v, ("k_cache", "v_cache"), sinks, out, options)
+    if not isinstance(batch, PagedBatch):
+        kinds.append(f"batch must be a PagedBatch, got {type(batch).__name__}")
+    else:
+        if batch._changed():
+            batch._read()
+        if isinstance(q, torch.Tensor) and q.device != batch.q_start.device:
+            values.append(f"batch is on {batch.q_start.device}, q on {q.device}")
+    if not kinds and not values:
+        values += _row_reasons("q_start", batch.q_start, "q", q.shape[0])
+        values += batch._cache_reasons(k.shape[0], k.shape[1])
+    _raise_if("attention call", kinds, values)
+    page_size = k.shape[1]
+    longest = batch._longest_named(page_size)
+    chosen, spec = _prepare(
+        q, k, options, sinks, batch.requests, page_size, batch.max_q_len, longest
+    )
+    plan = batch._plans.get((chosen.name, spec))
+    if plan is None:
+        plan = chosen.plan_ragged(spec, batch._ragged)
+        batch._plans.put((chosen.name, spec), plan)
+    return _Call(chosen, spec, batch._ragged, plan, *_extents(q, k, v, out))
+
+
+def _plan_varlen(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    q_start: torch.Tensor,
+    kv_start: torch.Tensor,
+    bounds: tuple[int | None, int | None],
+    sinks: torch.Tensor | None,
+    out: torch.Tensor | None,
+    options: _Options,
+) -> _Call:
+    kinds, values = _call_reasons(q, k, v, ("k", "v"), sinks, out, options)
+    more = _packed_reasons(q_start, kv_start, bounds)
+    kinds, values = kinds + more[0], values + more[1]
+    if not kinds and not values:
+        for name, starts, of, tensor in (
+            ("cu_seqlens_q", q_start, "q", q),
+            ("cu_seqlens_k", kv_start, "k", k),
+        ):
+            values += _row_reasons(name, starts, of, tensor.shape[0])
+            if starts.device != q.device:
+                values.append(f"{name} is on {starts.device}, q on {q.device}")
+    _raise_if("attention call", kinds, values)
+    max_q, max_k = bounds
+    max_q = _longest(q_start) if max_q is None else _plain(max_q)
+    max_k = _longest(kv_start) if max_k is None else _plain(max_k)
+    chosen, spec = _prepare(q, k, options, sinks, q_start.shape[0] - 1, 0, max_q, max_k)
+    ragged = RaggedBatch(q_start=q_start, kv_start=kv_start)
+    plan = chosen.plan_ragged(spec, ragged)
+    return _Call(chosen, spec, ragged, plan, *_extents(q, k, v, out))
+
+
+def _prepare(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    options: _Options,
+    sinks: torch.Tensor | None,
+    requests: int,
+    page_size: int,
+    max_q_len: int,
+    max_kv_len: int,
+) -> tuple[Engine, RaggedSpec]:
+    """Choose the engine and ask whether it takes the call."""
+    rows, q_heads, head_dim = q.shape
+    spec = RaggedSpec(
+        requests=requests,
+        rows=rows,
+        q_heads=q_heads,
+        kv_heads=k.shape[-2],
+        head_dim=head_dim,
+        dtype=q.dtype,
+        kv_dtype=k.dtype,
+        device=q.device,
+        page_size=page_size,
+        max_q_len=max_q_len,
+        max_kv_len=max_kv_len,
+        scale=_scale(q, options),
+        causal=options.causal,
+        window=_plain(options.window or 0),
+        soft_cap=float(options.soft_cap or 0.0),
+        sinks=sinks is not None,
+        k_scale=float(options.k_scale),
+        v_scale=float(options.v_scale),
+        rounding=options.rounding,
+        return_lse=options.return_lse,
+    )
+    chosen = engines.choose(q.device, options.engine or None)
+    reasons = chosen.ragged_reasons(spec)
+    if reasons:
+        raise engines.refuse_ragged(chosen, reasons, spec)
+    return chosen, spec
+
+
+def _scale(q: torch.Tensor, options: _Options) -> float:
+    return 1.0 / math.sqrt(q.shape[-1]) if options.scale is None else float(options.scale)
+
+
+def _run_write(
+    k: torch.Tensor,
+    v: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    slots: torch.Tensor,
+    k_scale: float,
+    v_scale: float,
+    engine: str | None,
+) -> None:
+    try:
+        key = (
+            *(k.shape, k.stride(), k.dtype, k.device),
+            *(v.shape, v.stride(), v.dtype, v.device),
+            *(k_cache.shape, k_cache.stride(), k_cache.dtype, k_cache.device),
+            *(v_cache.shape, v_cache.stride(), v_cache.dtype, v_cache.device),
+            *(slots.shape, slots.stride(), slots.dtype, slots.device),
+            *(k_scale, k_scale.__class__, v_scale, v_scale.__class__),
+            engine or os.environ.get(engines.ENGINE_VARIABLE),
+        )
+        write = _writes.get(key)
+    except (AttributeError, TypeError):  # not tensors, or a scale of a strange type
+        write = key = None
+    if write is None:
+        kinds, values = _write_reasons(k, v, k_cache, v_cache, slots, k_scale, v_scale)
+        _raise_if("cache write", kinds, values)
+        write = _Write(_writer(k, k_cache, engine), _extent_bytes(k_cache), set())
+        if key is not None:
+            _writes.put(key, write)
+    first, second = k_cache.data_ptr(), v_cache.data_ptr()
+    apart, distance = write.apart, second - first
+    if -apart < distance < apart and distance not in write.interleaved:
+        _raise_if("cache write", [], _overlap_reasons("v_cache", v_cache, {"k_cache": k_cache}))
+        write.interleaved.add(distance)
+    write.engine.write_kv(k, v, k_cache, v_cache, slots, float(k_scale), float(v_scale))
+
+
+#: Key: everything that validation and the choice of the engine look at. Owner: this module, one per
+#: process. Lifetime: the process, bounded. It holds no tensor and no address.
+_writes: _Recent[_Write] = _Recent(_REMEMBERED_WRITES)
+
+
+def _writer(k: torch.Tensor, k_cache: torch.Tensor, engine: str | None) -> Engine:
+    chosen = engines.choose(k.device, engine or None)
+    reasons = chosen.write_reasons(k.dtype, k_cache.dtype, k.device)
+    if reasons:
+        raise ValueError(f"engine {chosen.name!r} cannot write this cache: {'; '.join(reasons)}")
+    return chosen
+
+
+# ------------------------------------------------------------------------- what is wrong
+
+
+def _readable(tensor: torch.Tensor) -> bool:
+    """Whether looking at values costs nothing: CPU memory that is really there."""
+    return tensor.device.type == "cpu" and not _is_fake(tensor)
+
+
+def _plain(number: Any) -> Any:
+    """Return an integer of any type, NumPy's too, as Python's; a compiler's stays as it is."""
+    return number if isinstance(number, int | torch.SymInt) else operator.index(number)
+
+
+def _is_integer(value: Any) -> bool:
+    return isinstance(value, int | torch.SymInt | numbers.Integral) and not isinstance(value, bool)
+
+
+def _is_real(value: Any) -> bool:
+    return isinstance(value, int | float | numbers.Real) and not isinstance(value, bool)
+
+
+def _longest(starts: torch.Tensor) -> int:
+    if starts.numel() < 2:
+        return 0
+    if _readable(starts):
+        numbers = starts.tolist()
+        return int(max(b - a for a, b in itertools.pairwise(numbers)))
+    return int(torch.diff(starts).max())
+
+
+def _index_reasons(name: str, tensor: Any, dims: int) -> tuple[list[str], list[str]]:
+    """Type, dtype and shape of one of a batch's index tensors."""
+    if not isinstance(tensor, torch.Tensor):
+        return [f"{name} must be a tensor, got {type(tensor).__name__}"], []
+    kinds, values = [], []
+    if tensor.dtype != torch.int32:
+        kinds.append(f"{name} must be torch.int32, got {tensor.dtype}: call .int() on it")
+    if tensor.dim() != dims:
+        values.append(f"{name} must have {dims} dimensions, got {list(tensor.shape)}")
+    elif tensor.shape[-1] > 1 and tensor.stride(-1) != 1:
+        values.append(
+            f"{name} must be contiguous in its last dimension, got strides "
+            f"{list(tensor.stride())}: call .contiguous() on it"
+        )
+    return kinds, values
+
+
+def _starts_reasons(name: str, starts: torch.Tensor) -> list[str]:
+    """Say whether starts go backwards (CPU values only)."""
+    if not starts.numel():
+        return [f"{name} must have one entry more than there are requests, got none"]
+    if not _readable(starts):
+        return []
+    numbers = starts.tolist()
+    if numbers[0] < 0 or any(b < a for a, b in itertools.pairwise(numbers)):
+        return [f"{name} must start at 0 or later and never decrease, got {_shown(numbers)}"]
+    return []
+
+
+def _shown(numbers: list[int]) -> str:
+    return str(numbers) if len(numbers) <= 12 else f"{str(numbers[:12])[:-1]}, ...]"
+
+
+def _bound_reasons(name: str, bound: Any) -> tuple[list[str], list[str]]:
+    if bound is None:
+        return [], []
+    if not _is_integer(bound):
+        return [f"{name} must be an int or None, got {type(bound).__name__}"], []
+    return [], [f"{name} must not be negative, got {bound}"] if bound < 0 else []
+
+
+def _batch_reasons(
+    q_start: Any, kv_len: Any, page_table: Any, max_q_len: Any, max_kv_len: Any
+) -> tuple[list[str], list[str]]:
+    kinds: list[str] = []
+    values: list[str] = []
+    for more in (
+        _index_reasons("q_start", q_start, 1),
+        _index_reasons("kv_len", kv_len, 1),
+        _index_reasons("page_table", page_table, 2),
+        _bound_reasons("max_q_len", max_q_len),
+        _bound_reasons("max_kv_len", max_kv_len),
+    ):
+        kinds += more[0]
+        values += more[1]
+    if kinds or values:
+        return kinds, values
+    requests = kv_len.shape[0]
+    if q_start.shape[0] != requests + 1:
+        values.append(f"q_start must be [{requests + 1}] like kv_len, got {list(q_start.shape)}")
+    if page_table.shape[0] != requests:
+        values.append(f"page_table must have {requests} rows, got {list(page_table.shape)}")
+    if not q_start.device == kv_len.device == page_table.device:
+        values.append(
+            f"q_start, kv_len and page_table must be on one device, got {q_start.device}, "
+            f"{kv_len.device} and {page_table.device}"
+        )
+    values += _starts_reasons("q_start", q_start)
+    if not values and _readable(q_start) and requests:
+        lengths = kv_len.tolist()
+        if min(lengths) < 0:
+            values.append(f"kv_len must not be negative, got {_shown(lengths)}")
+        if max_q_len is not None and _longest(q_start) > max_q_len:
+            values.append(f"max_q_len {max_q_len} is less than a length, {_longest(q_start)}")
+        if max_kv_len is not None and max(lengths) > max_kv_len:
+            values.append(f"max_kv_len {max_kv_len} is less than a length, {max(lengths)}")
+    return kinds, values
+
+
+def _packed_reasons(
+    q_start: Any, kv_start: Any, bounds: tuple[Any, Any]
+) -> tuple[list[str], list[str]]:
+    kinds: list[str] = []
+    values: list[str] = []
+    for more in (
+        _index_reasons("cu_seqlens_q", q_start, 1),
+        _index_reasons("cu_seqlens_k", kv_start, 1),
+        _bound_reasons("max_seqlen_q", bounds[0]),
+        _bound_reasons("max_seqlen_k", bounds[1]),
+    ):
+        kinds += more[0]
+        values += more[1]
+    if kinds or values:
+        return kinds, values
+    if q_start.shape != kv_start.shape:
+        values.append(
+            f"cu_seqlens_q and cu_seqlens_k must have one length, got {q_start.shape[0]} and "
+            f"{kv_start.shape[0]}"
+        )
+    for name, starts, bound in (("q", q_start, bounds[0]), ("k", kv_start, bounds[1])):
+        wrong = _starts_reasons(f"cu_seqlens_{name}", starts)
+        values += wrong
+        if not wrong and bound is not None and _readable(starts) and _longest(starts) > bound:
+            values.append(f"max_seqlen_{name} {bound} is less than a length, {_longest(starts)}")
+    return kinds, values
+
+
+def _row_reasons(name: str, starts: torch.Tensor, of: str, rows: int) -> list[str]:
+    """Say whether a batch ends past its tensor (CPU values only)."""
+    if not _readable(starts) or int(starts[-1]) <= rows:
+        return []
+    return [f"{name} ends at row {int(starts[-1])}, {of} has {rows} rows"]
+
+
+def _call_reasons(
+    q: Any,
+    k: Any,
+    v: Any,
+    names: tuple[str, str],
+    sinks: Any,
+    out: Any,
+    options: _Options,
+) -> tuple[list[str], list[str]]:
+    """Everything wrong with a call's tensors and options: (of type, of value)."""
+    kinds, values = _option_reasons(options)
+    kv_dims = 4 if names[0] == "k_cache" else 3
+    layout = {3: "T,H,D", 4: "pages,page_size,H,D"}
+    given = {"q": (q, 3), names[0]: (k, kv_dims), names[1]: (v, kv_dims)}
+    if out is not None:
+        given["out"] = (out, 3)
+    for name, (tensor, dims) in given.items():
+        if not isinstance(tensor, torch.Tensor):
+            kinds.append(f"{name} must be a tensor, got {type(tensor).__name__}")
+            continue
+        if tensor.dim() != dims:
+            values.append(
+                f"{name} must have {dims} dimensions ({layout[dims]}), got {list(tensor.shape)}"
+            )
+        values += _stride_reasons(name, tensor)
+        if tensor.requires_grad and torch.is_grad_enabled():
+            values.append(
+                f"{name} requires grad, and there is no backward pass: detach it or use "
+                "torch.no_grad()"
+            )
+    if kinds:
+        return kinds, values
+    if q.dtype not in _FLOATS:
+        kinds.append(f"q must be bf16, fp16 or fp32, got {q.dtype}")
+    kinds += _cache_dtype_reasons(q.dtype, k, v, names, options)
+    if out is not None and out.dtype != q.dtype:
+        kinds.append(f"out must have q's dtype {q.dtype}, got {out.dtype}")
+    tensors = {name: tensor for name, (tensor, _) in given.items()}
+    if sinks is not None:
+        more = _sink_reasons(sinks, q)
+        kinds, values = kinds + more[0], values + more[1]
+        if isinstance(sinks, torch.Tensor):
+            tensors["sinks"] = sinks
+    if len({tensor.device for tensor in tensors.values()}) > 1:
+        listed = ", ".join(f"{name} {tensor.device}" for name, tensor in tensors.items())
+        values.append(f"all tensors must have one device, got {listed}")
+    if all(tensor.dim() == dims for tensor, dims in given.values()):
+        values += _shape_reasons(q, k, v, names, out)
+    return kinds, values
+
+
+def _stride_reasons(name: str, tensor: torch.Tensor) -> list[str]:
+    if tensor.dim() == 0 or tensor.shape[-1] <= 1 or tensor.stride(-1) == 1:
+        return []
+    return [
+        f"{name} must be contiguous in its last dimension, got strides "
+        f"{list(tensor.stride())}: call .contiguous() on it"
+    ]
+
+
+def _expanded_reasons(name: str, tensor: torch.Tensor) -> list[str]:
+    if all(step or size < 2 for step, size in zip(tensor.stride(), tensor.shape, strict=True)):
+        return []
+    return [f"{name} must not be an expanded tensor, got strides {list(tensor.stride())}"]
+
+
+def _option_reasons(options: _Options) -> tuple[list[str], list[str]]:
+    kinds: list[str] = []
+    values: list[str] = []
+    for name in ("causal", "return_lse"):
+        flag = getattr(options, name)
+        if not isinstance(flag, bool):
+            kinds.append(f"{name} must be a bool, got {type(flag).__name__}")
+    if options.window is not None:
+        if not _is_integer(options.window):
+            kinds.append(f"window must be an int or None, got {type(options.window).__name__}")
+        elif options.window < 1:
+            values.append(f"window must be at least 1, got {options.window}: None is no window")
+    for name in ("scale", "soft_cap", "k_scale", "v_scale"):
+        number = getattr(options, name)
+        if number is None and name in ("scale", "soft_cap"):
+            continue
+        if not _is_real(number):
+            kinds.append(f"{name} must be a number, got {type(number).__name__}")
+        elif not math.isfinite(number):
+            values.append(f"{name} must be finite, got {number}")
+        elif name != "scale" and number <= 0:
+            remedy = ": None is no cap" if name == "soft_cap" else ""
+            values.append(f"{name} must be positive, got {number}{remedy}")
+    if options.rounding not in ROUNDINGS:
+        values.append(f"rounding must be one of {', '.join(ROUNDINGS)}, got {options.rounding!r}")
+    return kinds, values
+
+
+def _cache_dtype_reasons(
+    dtype: torch.dtype,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    names: tuple[str, str],
+    options: _Options,
+) -> list[str]:
+    reasons = []
+    if k.dtype != v.dtype:
+        reasons.append(
+            f"{names[0]} and {names[1]} must have one dtype, got {k.dtype} and {v.dtype}"
+        )
+    paged = names[0] == "k_cache"
+    for name, tensor in zip(names, (k, v), strict=True):
+        if tensor.dtype == torch.uint8 and paged:
+            reasons.append(
+                f"{name} is torch.uint8, which does not say which fp8 it holds: "
+                f"pass {name}.view(torch.float8_e4m3fn) or another float8 type"
+            )
+        elif tensor.dtype != dtype and not (paged and tensor.dtype in _FP8):
+            reasons.append(
+                f"{name} must have q's dtype {dtype}{' or be fp8' if paged else ''}, "
+                f"got {tensor.dtype}"
+            )
+    if k.dtype not in _FP8 and (options.k_scale, options.v_scale) != (1, 1):
+        reasons.append(
+            f"k_scale and v_scale are for fp8 caches, got {options.k_scale} and "
+            f"{options.v_scale} with {k.dtype}"
+        )
+    return reasons
+
+
+def _sink_reasons(sinks: Any, q: torch.Tensor) -> tuple[list[str], list[str]]:
+    if not isinstance(sinks, torch.Tensor):
+        return [f"sinks must be a tensor or None, got {type(sinks).__name__}"], []
+    kinds, values = [], []
+    if sinks.dtype != torch.float32:
+        kinds.append(f"sinks must be torch.float32, got {sinks.dtype}: call .float() on it")
+    if q.dim() == 3 and tuple(sinks.shape) != (q.shape[1],):
+        values.append(f"sinks must be [{q.shape[1]}] (Hq), got {list(sinks.shape)}")
+    if not sinks.is_contiguous():
+        values.append(f"sinks must be contiguous, got strides {list(sinks.stride())}")
+    return kinds, values
+
+
+def _shape_reasons(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    names: tuple[str, str],
+    out: torch.Tensor | None,
+) -> list[str]:
+    reasons = []
+    if k.shape != v.shape:
+        reasons.append(
+            f"{names[0]} and {names[1]} must have one shape, got {list(k.shape)} and "
+            f"{list(v.shape)}"
+        )
+    if q.shape[-1] != k.shape[-1] or not q.shape[-1]:
+        reasons.append(
+            f"q and {names[0]} must have one head dim, got {q.shape[-1]} and {k.shape[-1]}"
+        )
+    heads, kv_heads = q.shape[1], k.shape[-2]
+    if not heads or not kv_heads or heads % kv_heads:
+        reasons.append(f"query heads must be a multiple of key heads, got {heads} and {kv_heads}")
+    if names[0] == "k_cache" and not k.shape[1]:
+        reasons.append(f"k_cache must have pages of at least one token, got {list(k.shape)}")
+    if out is not None:
+        if out.shape != q.shape:
+            reasons.append(f"out must have q's shape {list(q.shape)}, got {list(out.shape)}")
+        else:
+            reasons += _expanded_reasons("out", out)
+    return reasons
+
+
+def _write_reasons(
+    k: Any, v: Any, k_cache: Any, v_cache: Any, slots: Any, k_scale: Any, v_scale: Any
+) -> tuple[list[str], list[str]]:
+    given = {"k": (k, 3), "v": (v, 3), "k_cache": (k_cache, 4), "v_cache": (v_cache, 4)}
+    kinds: list[str] = []
+    values: list[str] = []
+    for name, (tensor, dims) in given.items():
+        if not isinstance(tensor, torch.Tensor):
+            kinds.append(f"{name} must be a tensor, got {type(tensor).__name__}")
+            continue
+        if tensor.dim() != dims:
+            values.append(f"{name} must have {dims} dimensions, got {list(tensor.shape)}")
+        values += _stride_reasons(name, tensor)
+        if dims == 4:
+            values += _expanded_reasons(name, tensor)
+    if not isinstance(slots, torch.Tensor):
+        kinds.append(f"slots must be a tensor, got {type(slots).__name__}")
+    else:
+        if slots.dtype not in (torch.int64, torch.int32):
+            kinds.append(f"slots must be int64 or int32, got {slots.dtype}")
+        if slots.dim() != 1 or not slots.is_contiguous():
+            values.append(
+                f"slots must be contiguous with one dimension, got {list(slots.shape)} with "
+                f"strides {list(slots.stride())}"
+            )
+    for name, number in (("k_scale", k_scale), ("v_scale", v_scale)):
+        if not _is_real(number):
+            kinds.append(f"{name} must be a number, got {type(number).__name__}")
+        elif not (math.isfinite(number) and number > 0):
+            values.append(f"{name} must be finite and positive, got {number}")
+    if kinds or values:
+        return kinds, values
+    if k.dtype not in _FLOATS:
+        kinds.append(f"k must be bf16, fp16 or fp32, got {k.dtype}")
+    if v.dtype != k.dtype:
+        kinds.append(f"k and v must have one dtype, got {k.dtype} and {v.dtype}")
+    kinds += _cache_dtype_reasons(
+        k.dtype,
+        k_cache,
+        v_cache,
+        ("k_cache", "v_cache"),
+        _Options(False, None, None, None, k_scale, v_scale, "rtne", False, None),
+    )
+    if k.shape != v.shape:
+        values.append(f"k and v must have one shape, got {list(k.shape)} and {list(v.shape)}")
+    if k_cache.shape != v_cache.shape:
+        values.append(
+            f"k_cache and v_cache must have one shape, got {list(k_cache.shape)} and "
+            f"{list(v_cache.shape)}"
+        )
+    if k.shape[1:] != k_cache.shape[2:]:
+        values.append(
+            f"k and k_cache must have the same heads and head dim, got {list(k.shape[1:])} and "
+            f"{list(k_cache.shape[2:])}"
+        )
+    if slots.shape[0] != k.shape[0]:
+        values.append(f"slots must have a slot per row, got {slots.shape[0]} for {k.shape[0]} rows")
+    devices = [t.device for t in (k, v, k_cache, v_cache, slots)]
+    if len(set(devices)) > 1:
+        values.append(f"all tensors must have one device, got {', '.join(map(str, devices))}")
+    return kinds, values
+
+
+def _raise_if(what: str, kinds: list[str], values: list[str]) -> None:
+    """Raise one error with every reason: TypeError if any is about types, else ValueError."""
+    if kinds or values:
+        error = TypeError if kinds else ValueError
+        raise error(f"invalid {what}: " + "; ".join([*kinds, *values]))
+
+
+# ------------------------------------------------------------------------- operators
+
+
+def _paged_operator(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    batch: PagedBatch,
+    sinks: torch.Tensor | None,
+    out: torch.Tensor | None,
+    options: _Options,
+) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
+    """Call the operator, which plans anew: a graph carries tensors, not plans."""
+    # Its schema knows no None and takes True for 1: what eager calls refuse, these do, too.
+    kinds, values = _option_reasons(options)
+    if not isinstance(batch, PagedBatch):
+        kinds.append(f"batch must be a PagedBatch, got {type(batch).__name__}")
+    _raise_if("attention call", kinds, values)
+    out = torch.empty_like(q) if out is None else out
+    lse = _empty_lse(q) if options.return_lse else None
+    torch.ops.liteattention_rocm.attention_paged(
+        q,
+        k,
+        v,
+        batch.q_start,
+        batch.kv_len,
+        batch.page_table,
+        out,
+        lse,
+        sinks,
+        batch.max_q_len,
+        batch.max_kv_len,
+        _scale(q, options),
+        options.causal,
+        _plain(options.window or 0),
+        float(options.soft_cap or 0.0),
+        float(options.k_scale),
+        float(options.v_scale),
+        options.rounding,
+        options.engine or "",
+    )
+    return out if lse is None else (out, lse)
+
+
+def _varlen_operator(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    cu_seqlens_q: torch.Tensor,
+    cu_seqlens_k: torch.Tensor,
+    bounds: tuple[int | None, int | None],
+    sinks: torch.Tensor | None,
+    out: torch.Tensor | None,
+    options: _Options,
+) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
+    _raise_if("attention call", *_option_reasons(options))
+    out = torch.empty_like(q) if out is None else out
+    lse = _empty_lse(q) if options.return_lse else None
+    torch.ops.liteattention_rocm.attention_varlen(
+        q,
+        k,
+        v,
+        cu_seqlens_q,
+        cu_seqlens_k,
+        out,
+        lse,
+        sinks,
+        *bounds,
+        _scale(q, options),
+        options.causal,
+        _plain(options.window or 0),
+        float(options.soft_cap or 0.0),
+        options.rounding,
+        options.engine or "",
+    )
+    return out if lse is None else (out, lse)
+
+
+def _empty_lse(q: torch.Tensor) -> torch.Tensor:
+    return torch.empty((q.shape[1], q.shape[0]), dtype=torch.float32, device=q.device)
+
+
+def _operator_options(
+    scale: float,
+    causal: bool,
+    window: int,
+    soft_cap: float,
+    k_scale: float,
+    v_scale: float,
+    rounding: Rounding,
+    engine: str,
+    lse: torch.Tensor | None,
+) -> _Options:
+    return _Options(
+        causal=causal,
+        window=window or None,
+        soft_cap=soft_cap or None,
+        scale=scale,
+        k_scale=k_scale,
+        v_scale=v_scale,
+        rounding=rounding,
+        return_lse=lse is not None,
+        engine=engine or None,
+    )
+
+
+def _attention_paged(
+    q: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    q_start: torch.Tensor,
+    kv_len: torch.Tensor,
+    page_table: torch.Tensor,
+    out: torch.Tensor,
+    lse: torch.Tensor | None,
+    sinks: torch.Tensor | None,
+    max_q_len: int,
+    max_kv_len: int,
+    scale: float,
+    causal: bool,
+    window: int,
+    soft_cap: float,
+    k_scale: float,
+    v_scale: float,
+    rounding: Rounding,
+    engine: str,
+) -> None:
+    options = _operator_options(
+        scale, causal, window, soft_cap, k_scale, v_scale, rounding, engine, lse
+    )
+    batch = PagedBatch(q_start, kv_len, page_table, max_q_len=max_q_len, max_kv_len=max_kv_len)
+    call = _plan_paged(q, k_cache, v_cache, batch, sinks, out, options)
+    _check_overlap(call, q, k_cache, v_cache, out)
+    call.engine.attention_ragged(
+        call.spec, call.ragged, call.plan, q, k_cache, v_cache, out, lse, sinks
+    )
+
+
+def _fake_attention_paged(
+    q: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    q_start: torch.Tensor,
+    kv_len: torch.Tensor,
+    page_table: torch.Tensor,
+    out: torch.Tensor,
+    lse: torch.Tensor | None,
+    sinks: torch.Tensor | None,
+    max_q_len: int,
+    max_kv_len: int,
+    scale: float,
+    causal: bool,
+    window: int,
+    soft_cap: float,
+    k_scale: float,
+    v_scale: float,
+    rounding: Rounding,
+    engine: str,
+) -> None:
+    options = _operator_options(
+        scale, causal, window, soft_cap, k_scale, v_scale, rounding, engine, lse
+    )
+    kinds, values = _batch_reasons(q_start, kv_len, page_table, max_q_len, max_kv_len)
+    more = _call_reasons(q, k_cache, v_cache, ("k_cache", "v_cache"), sinks, out, options)
+    _raise_if("attention call", kinds + more[0], values + more[1])
+    requests, page_size = kv_len.shape[0], k_cache.shape[1]
+    _prepare(q, k_cache, options, sinks, requests, page_size, max_q_len, max_kv_len)
+
+
+def _attention_varlen(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    cu_seqlens_q: torch.Tensor,
+    cu_seqlens_k: torch.Tensor,
+    out: torch.Tensor,
+    lse: torch.Tensor | None,
+    sinks: torch.Tensor | None,
+    max_seqlen_q: int | None,
+    max_seqlen_k: int | None,
+    scale: float,
+    causal: bool,
+    window: int,
+    soft_cap: float,
+    rounding: Rounding,
+    engine: str,
+) -> None:
+    options = _operator_options(scale, causal, window, soft_cap, 1.0, 1.0, rounding, engine, lse)
+    bounds = (max_seqlen_q, max_seqlen_k)
+    call = _plan_varlen(q, k, v, cu_seqlens_q, cu_seqlens_k, bounds, sinks, out, options)
+    _check_overlap(call, q, k, v, out)
+    call.engine.attention_ragged(call.spec, call.ragged, call.plan, q, k, v, out, lse, sinks)
+
+
+def _fake_attention_varlen(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    cu_seqlens_q: torch.Tensor,
+    cu_seqlens_k: torch.Tensor,
+    out: torch.Tensor,
+    lse: torch.Tensor | None,
+    sinks: torch.Tensor | None,
+    max_seqlen_q: int | None,
+    max_seqlen_k: int | None,
+    scale: float,
+    causal: bool,
+    window: int,
+    soft_cap: float,
+    rounding: Rounding,
+    engine: str,
+) -> None:
+    options = _operator_options(scale, causal, window, soft_cap, 1.0, 1.0, rounding, engine, lse)
+    kinds, values = _packed_reasons(cu_seqlens_q, cu_seqlens_k, (max_seqlen_q, max_seqlen_k))
+    more = _call_reasons(q, k, v, ("k", "v"), sinks, out, options)
+    _raise_if("attention call", kinds + more[0], values + more[1])
+    # Bounds that only the values know are at most the rows there are.
+    max_q = q.shape[0] if max_seqlen_q is None else max_seqlen_q
+    max_k = k.shape[0] if max_seqlen_k is None else max_seqlen_k
+    _prepare(q, k, options, sinks, cu_seqlens_q.shape[0] - 1, 0, max_q, max_k)
+
+
+def _fake_write_kv(
+    k: torch.Tensor,
+    v: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    slots: torch.Tensor,
+    k_scale: float,
+    v_scale: float,
+    engine: str,
+) -> None:
+    _raise_if("cache write", *_write_reasons(k, v, k_cache, v_cache, slots, k_scale, v_scale))
+    _writer(k, k_cache, engine)
+
+
+for _name, _function, _fake in (
+    ("attention_paged", _attention_paged, _fake_attention_paged),
+    ("attention_varlen", _attention_varlen, _fake_attention_varlen),
+    ("write_kv", _run_write, _fake_write_kv),
+):
+    _LIBRARY.impl(_name, _function, "CompositeExplicitAutograd")  # type: ignore[no-untyped-call]
+    torch.library.register_fake(f"liteattention_rocm::{_name}", _fake, lib=_LIBRARY)
