@@ -77,7 +77,7 @@ def new_slot(layer: AttendingLayer) -> torch.Tensor:
     """Number a layer and return that number as the operator takes it: int64, 0-dim, CPU."""
     number = next(_numbers)
     _layers[number] = layer
-    return torch.tensor(number, dtype=torch.int64)
+    return torch.tensor(number, dtype=torch.int64, device="cpu")
 
 
 def enter(

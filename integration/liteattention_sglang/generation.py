@@ -1,0 +1,209 @@
+"""What one video request may skip, and the skip lists it holds while it is being denoised.
+
+Knows nothing of SGLang. A policy is put together from three places, field by field: the server's
+environment, the server's ``--attention-backend-config`` and the request.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Hashable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from pydantic import ValidationError
+
+from liteattention_rocm import LiteAttention, SkipPolicy, engines
+
+#: Where a request puts its options: ``diffusers_kwargs={"liteattention": {...}}``.
+REQUEST_KEY = "liteattention"
+#: Environment: the server's defaults, a JSON object with fields of :class:`SkipPolicy`.
+POLICY_VARIABLE = "LITEATTENTION_POLICY"
+#: Environment: folder for one report per request; none are written if it is not set.
+REPORT_VARIABLE = "LITEATTENTION_REPORT_DIR"
+
+#: Names of the classifier-free-guidance branches, by SGLang's ``is_cfg_negative``.
+BRANCHES = {False: "cond", True: "uncond"}
+
+
+def server_policy(config: Mapping[str, Any] | None) -> SkipPolicy:
+    """Return the server's defaults: ``LITEATTENTION_POLICY``, then ``config`` on top of it.
+
+    ``config`` holds fields of :class:`SkipPolicy`, thresholds in log2 units. Raises
+    ``ValueError`` naming the source and every reason.
+    """
+    text = os.environ.get(POLICY_VARIABLE, "")
+    fields: Any = {}
+    if text.strip():
+        try:
+            fields = json.loads(text)
+        except json.JSONDecodeError as error:
+            raise ValueError(f"{POLICY_VARIABLE} is not JSON ({error}): {text!r}") from error
+        if not isinstance(fields, dict):
+            raise ValueError(
+                f"{POLICY_VARIABLE} must be a JSON object with fields of SkipPolicy, for example "
+                f'{{"threshold": -6}}, got {text!r}'
+            )
+    policy = _merge(SkipPolicy(), fields, POLICY_VARIABLE)
+    return _merge(policy, dict(config or {}), "--attention-backend-config")
+
+
+def request_policy(extra: Mapping[str, Any] | None, defaults: SkipPolicy) -> SkipPolicy:
+    """Return the policy of a request: the server's defaults with the request's fields in them.
+
+    ``extra`` is the request's ``diffusers_kwargs``. Its ``"liteattention"`` is an object with
+    fields of :class:`SkipPolicy` (thresholds in log2 units), or false for dense attention. Raises
+    ``ValueError`` listing every reason.
+    """
+    options = (extra or {}).get(REQUEST_KEY)
+    where = f"diffusers_kwargs[{REQUEST_KEY!r}]"
+    if options is None:
+        return defaults
+    if options is False:
+        return defaults.model_copy(update={"enabled": False})
+    if not isinstance(options, Mapping):
+        raise ValueError(
+            f"{where} must be an object with fields of SkipPolicy, for example "
+            f'{{"threshold": -6, "warmup_steps": 4}}, or false for dense attention, got {options!r}'
+        )
+    return _merge(defaults, dict(options), where)
+
+
+def asks(extra: Mapping[str, Any] | None) -> bool:
+    """Say whether a request has options of its own."""
+    return (extra or {}).get(REQUEST_KEY) is not None
+
+
+def for_warm_up(policy: SkipPolicy) -> SkipPolicy:
+    """Return the policy of a warm-up request, which may be of any size and number of steps.
+
+    Token ranges and a last step are about a real request and need not fit it.
+    """
+    return policy.model_copy(update={"must_do": (), "must_skip": (), "last_step": None})
+
+
+def _merge(policy: SkipPolicy, fields: dict[str, Any], where: str) -> SkipPolicy:
+    if not fields:
+        return policy
+    try:
+        return SkipPolicy(**{**policy.model_dump(), **fields})
+    except ValidationError as error:
+        reasons = "; ".join(
+            f"{'.'.join(str(part) for part in item['loc'])}: {item['msg']}"
+            for item in error.errors(include_url=False)
+        )
+        raise ValueError(f"{where}: {reasons}") from error
+
+
+class Generation:
+    """LiteAttention of one request.
+
+    Key: none; one object per request, and requests share nothing. Owner: the request that is
+    being denoised. Lifetime: from the request's first self-attention call until the stage that
+    made it ends, in whatever way. Inside, lists are kept by layer and guidance branch and advance
+    by the step index, see :class:`~liteattention_rocm.LiteAttention`.
+
+    Args:
+        policy: what may be skipped.
+        num_steps: length of the schedule, None if nothing says it.
+    """
+
+    def __init__(self, policy: SkipPolicy, num_steps: int | None) -> None:
+        self.lite = LiteAttention(policy, max_generations=1)
+        self.num_steps = num_steps
+        self.engine: str | None = None
+        self._layers: dict[Hashable, str] = {}
+        self._names: set[str] = set()
+        self._branches: dict[str, set[str]] = {}
+
+    def name(self, layer: Hashable, wanted: str) -> str:
+        """Return the name that ``layer`` has in this request: ``wanted``, or ``wanted#2`` ...
+
+        Names are not unique in every model: Wan 2.2 has two transformers, and the blocks of both
+        are called alike.
+        """
+        known = self._layers.get(layer)
+        if known is not None:
+            return known
+        name, count = wanted, 1
+        while name in self._names:
+            count += 1
+            name = f"{wanted}#{count}"
+        self._layers[layer] = name
+        self._names.add(name)
+        return name
+
+    def attend(
+        self,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        *,
+        layer: str,
+        step: int,
+        negative: bool,
+        scale: float | None,
+        out: torch.Tensor,
+    ) -> None:
+        """Compute self-attention on [B,S,H,D] tensors into ``out``."""
+        branch = BRANCHES[negative]
+        if self.engine is None:
+            self.engine = engines.choose(q.device).name
+        self._branches.setdefault(layer, set()).add(branch)
+        self.lite(
+            q,
+            k,
+            v,
+            step=step,
+            layer=layer,
+            branch=branch,
+            num_steps=self.num_steps,
+            layout="bshd",
+            scale=scale,
+            out=out,
+        )
+
+    def free(self) -> None:
+        """Free the lists now, whoever still holds this object."""
+        self.lite.reset()
+
+    def lists(self) -> dict[str, torch.Tensor]:
+        """Copies of the lists as the last step left them, by "layer/branch".
+
+        int32 [B, H, q_blocks, words], see :mod:`liteattention_rocm.skiplist`. A layer and branch
+        that never skipped has none.
+        """
+        found = {}
+        for layer, branches in self._branches.items():
+            for branch in sorted(branches):
+                try:
+                    found[f"{layer}/{branch}"] = self.lite.lists(layer, branch)
+                except KeyError:
+                    continue
+        return found
+
+    def report(self) -> dict[str, Any]:
+        """Return policy, engine and tile counts as JSON-friendly values. Waits for the device."""
+        statistics = self.lite.statistics
+        steps = statistics.by_step()
+        return {
+            "policy": json.loads(self.lite.policy.model_dump_json()),
+            "engine": self.engine,
+            "num_steps": self.num_steps,
+            "sparsity": statistics.sparsity,
+            "sparsity_last_step": steps[-1]["sparsity"] if steps else 0.0,
+            "records": statistics.to_records(),
+        }
+
+    def write(self, folder: Path, name: str) -> None:
+        """Write ``name.json`` (see :meth:`report`) and ``name.npz`` (see :meth:`lists`)."""
+        folder.mkdir(parents=True, exist_ok=True)
+        lists: dict[str, Any] = {key: value.cpu().numpy() for key, value in self.lists().items()}
+        np.savez(folder / f"{name}.npz", **lists)
+        # Last, and in one go: whoever waits for the JSON finds all of it.
+        partial = folder / f"{name}.json.partial"
+        partial.write_text(json.dumps(self.report(), indent=1), encoding="utf-8")
+        partial.replace(folder / f"{name}.json")
