@@ -6,13 +6,14 @@ import importlib
 import json
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 from rich.console import Console
 
 if TYPE_CHECKING:
     from .runner import Runner
+    from .runs import AnyRunner
 
 _REPOSITORY = Path(__file__).resolve().parents[2]
 DEFAULT_MODEL = _REPOSITORY / "e2e" / "model" / "wan-shapes"
@@ -32,6 +33,11 @@ def _option(text: str, metavar: str = "TEXT", *names: str) -> Any:
 
 
 def _load(options: dict[str, Any], console: Console) -> Runner:
+    """Load a model in diffusers, see :func:`_load_any`."""
+    return cast("Runner", _load_any({**options, "runner": "diffusers"}, console))
+
+
+def _load_any(options: dict[str, Any], console: Console) -> AnyRunner:
     """Check the options and load the model; says everything that is wrong and exits with 2."""
     # Imported here: the command line has to answer --help without loading a model library.
     try:
@@ -39,6 +45,10 @@ def _load(options: dict[str, Any], console: Console) -> Runner:
 
         config = load_config(options)
         with console.status(f"loading {config.model}"):
+            if config.runner == "sglang":
+                from .sglang_runner import SglangRunner
+
+                return SglangRunner(config)
             from .runner import Runner
 
             return Runner(config)
@@ -63,6 +73,9 @@ def _say(problems: list[str], console: Console) -> None:
 
 
 def e2e(
+    runner: Annotated[
+        str | None, _option("diffusers (default), or sglang: SGLang's own pipeline.", "WORD")
+    ] = None,
     model: Annotated[
         str | None, _option("Directory or hub id of a diffusers text-to-video pipeline.", "DIR|ID")
     ] = None,
@@ -153,6 +166,7 @@ def e2e(
         "direction": direction,
     }
     options = {
+        "runner": runner,
         "model": model or str(DEFAULT_MODEL),
         "prompts": prompts or str(_REPOSITORY / "e2e" / "prompts" / "shapes.txt"),
         "negative_prompt": negative_prompt,
@@ -326,7 +340,7 @@ def _size_within(options: dict[str, Any], budget: float, console: Console) -> di
 def _suite(options: dict[str, Any], console: Console) -> dict[str, Any]:
     from . import report, suite
 
-    loaded = _load(options, console)
+    loaded = _load_any(options, console)
     result = suite.run(loaded, console)
     out = loaded.config.out
     written = report.write(result, out)

@@ -98,6 +98,7 @@ class SuiteConfig(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", arbitrary_types_allowed=True)
 
+    runner: Literal["diffusers", "sglang"] = "diffusers"
     model: str = Field(min_length=1)
     prompts: tuple[str, ...]
     negative_prompt: str | None = None

@@ -37,7 +37,7 @@ def write(result: Result, out: Path) -> dict[str, Any]:
         "frames": _frames(result, out),
         "contact_sheets": _contact_sheets(result, report, out),
         "skipped_tiles": _skipped_tiles(result, out),
-        "plots": _plots(report, out),
+        "plots": _plots(result, report, out),
         "csv": _csv(report, out / "report.csv"),
     }
     report["artefacts"]["markdown"] = "report.md"
@@ -355,7 +355,7 @@ def _skipped_tiles(result: Result, out: Path) -> list[str]:
     return names
 
 
-def _plots(report: dict[str, Any], out: Path) -> list[str]:
+def _plots(result: Result, report: dict[str, Any], out: Path) -> list[str]:
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -395,6 +395,22 @@ def _plots(report: dict[str, Any], out: Path) -> list[str]:
         axis.set_ylim(0, None)
         axis.legend(fontsize=8)
         save(figure, "sparsity_by_step.png")
+
+    slugs = {item.name: item.slug for item in result.configurations}
+    for item in sparse:
+        runs = [
+            {**record, "generation": index}
+            for index, run in enumerate(report["runs"])
+            if run["configuration"] == item["name"] and run["repeat"] == 0
+            for record in run["sparsity"]
+        ]
+        if runs:
+            name = f"sparsity_by_layer_{slugs[item['name']]}.png"
+            statistics = skiplist.SkipStatistics.from_records(runs)
+            skiplist.picture_by_step(
+                statistics, out / name, title=f"{item['name']}: skipped tiles by layer and step"
+            )
+            names.append(name)
 
     points = [
         (item["seconds"]["denoise"]["median"], item["quality"]["vs_dense"]["psnr_db_mean"], item)

@@ -17,7 +17,6 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -32,56 +31,8 @@ from liteattention_rocm import SkipPolicy, engines
 
 from . import pixel_vae  # diffusers finds its class by the module being imported
 from .config import Configuration, SuiteConfig
-from .metrics import Frames, to_8_bit
-
-#: Optional file in a model directory with the sizes and settings the model was made for.
-DEFAULTS_FILE = "generation.json"
-
-
-@dataclass(frozen=True)
-class Settings:
-    """Sizes and settings of every run of a suite; ``frames`` is what the video will have."""
-
-    height: int
-    width: int
-    frames: int
-    steps: int
-    guidance: float
-    max_sequence_length: int | None
-    negative_prompt: str | None
-
-
-@dataclass
-class Run:
-    """What one run of one configuration gave. Times in seconds, memory in bytes.
-
-    ``attention`` is the time inside self-attention modules, None on a GPU (timing each would
-    need a synchronisation each). ``digest`` is the SHA-256 of the float frames.
-    """
-
-    configuration: str
-    prompt: int
-    seed: int
-    repeat: int
-    encode: float
-    denoise: float
-    steps: list[float]
-    decode: float
-    total: float
-    attention: float | None
-    peak_memory: int
-    digest: str
-    frames: Frames
-    skips: list[dict[str, Any]] = field(default_factory=list)
-
-
-@dataclass(frozen=True)
-class SkippedTiles:
-    """The list of one layer after a run: bool [B, H, q_blocks, K_blocks], True = computed."""
-
-    layer: str
-    branch: str
-    kept: torch.Tensor
+from .metrics import to_8_bit
+from .runs import DEFAULTS_FILE, Run, Settings, SkippedTiles
 
 
 class Runner:
@@ -168,6 +119,14 @@ class Runner:
             engine=self.config.engine,
             cross_attention=self.config.dense_cross_attention,
         )
+
+    def tokens(self) -> int:
+        """Number of video tokens in self-attention."""
+        return tokens(self.pipeline, self.settings)
+
+    def geometry(self) -> engines.TileGeometry | None:
+        """The tile geometry of lite configurations; None if the layers do not show their size."""
+        return geometry(self)
 
     def step_seconds(self) -> float:
         """Seconds of one call of the denoiser at these settings, with diffusers' attention."""

@@ -31,10 +31,10 @@ from rich.progress import (
 from liteattention_rocm import collect_env
 from liteattention_rocm.skiplist import SkipStatistics
 
-from . import metrics, runner
+from . import metrics
 from .config import Configuration, SuiteConfig
 from .metrics import Spread
-from .runner import Run, Runner
+from .runs import AnyRunner, Run
 
 SCHEMA = 1
 _WARMUP_STEPS = 2
@@ -42,6 +42,7 @@ _PACKAGES = (
     "liteattention-rocm",
     "torch",
     "diffusers",
+    "sglang",
     "transformers",
     "numpy",
     "imageio-ffmpeg",
@@ -57,7 +58,7 @@ class Result:
 
     config: SuiteConfig
     configurations: tuple[Configuration, ...]
-    runner: Runner
+    runner: AnyRunner
     environment: dict[str, Any]
     runs: list[Run] = field(default_factory=list)
 
@@ -78,7 +79,7 @@ class Result:
         return [(i, seed) for i in range(len(self.config.prompts)) for seed in self.config.seeds]
 
 
-def run(loaded: Runner, console: Console) -> Result:
+def run(loaded: AnyRunner, console: Console) -> Result:
     """Run everything that ``loaded.config`` asks for, showing progress on ``console``."""
     config = loaded.config
     result = Result(config, config.configurations(), loaded, environment(loaded))
@@ -132,7 +133,7 @@ def _rotated(items: Sequence[Configuration], by: int) -> list[Configuration]:
     return [*items[by:], *items[:by]]
 
 
-def environment(loaded: Runner) -> dict[str, Any]:
+def environment(loaded: AnyRunner) -> dict[str, Any]:
     """What a reader needs to judge the figures: machine, versions, commit, threads."""
     device = torch.device(loaded.config.device)
     found: dict[str, Any] = {
@@ -169,18 +170,19 @@ def _isa() -> str | None:
 def summarise(result: Result) -> dict[str, Any]:
     """The report as JSON-friendly data; every figure in the other files comes from here."""
     config, loaded = result.config, result.runner
-    tile = runner.geometry(loaded)
+    tile = loaded.geometry()
     return {
         "schema": SCHEMA,
         "environment": result.environment,
         "settings": {
+            "runner": config.runner,
             "model": config.model,
             "prompts": list(config.prompts),
             "seeds": list(config.seeds),
             "repeats": config.repeats,
             "warmup_runs": config.warmup,
             **asdict(loaded.settings),
-            "tokens": runner.tokens(loaded.pipeline, loaded.settings),
+            "tokens": loaded.tokens(),
             "geometry": None if tile is None else asdict(tile),
             "engine": config.engine,
             "emulated": config.emulated,
@@ -197,6 +199,11 @@ def summarise(result: Result) -> dict[str, Any]:
 def notes(config: SuiteConfig) -> list[str]:
     """What a reader must know to read the figures, in whole sentences."""
     found = []
+    if config.runner == "sglang":
+        found.append(
+            "SGLang made these videos; the configuration called diffusers is its own torch_sdpa "
+            "attention, in cross-attention, too."
+        )
     if config.uses_engine:
         engine = config.chosen_engine
         if config.emulated:

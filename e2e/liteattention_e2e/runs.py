@@ -1,0 +1,94 @@
+"""What one run of a pipeline gave, whatever ran it, and what a suite asks of its runner."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import torch
+
+from liteattention_rocm import engines
+
+from .config import Configuration, SuiteConfig
+from .metrics import Frames
+
+#: Optional file in a model directory with the sizes and settings the model was made for.
+DEFAULTS_FILE = "generation.json"
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Sizes and settings of every run of a suite; ``frames`` is what the video will have."""
+
+    height: int
+    width: int
+    frames: int
+    steps: int
+    guidance: float
+    max_sequence_length: int | None
+    negative_prompt: str | None
+
+
+@dataclass
+class Run:
+    """What one run of one configuration gave. Times in seconds, memory in bytes.
+
+    ``attention`` is the time inside self-attention modules, None on a GPU (timing each would
+    need a synchronisation each). ``digest`` is the SHA-256 of the float frames.
+    """
+
+    configuration: str
+    prompt: int
+    seed: int
+    repeat: int
+    encode: float
+    denoise: float
+    steps: list[float]
+    decode: float
+    total: float
+    attention: float | None
+    peak_memory: int
+    digest: str
+    frames: Frames
+    skips: list[dict[str, Any]] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class SkippedTiles:
+    """The list of one layer after a run: bool [B, H, q_blocks, K_blocks], True = computed."""
+
+    layer: str
+    branch: str
+    kept: torch.Tensor
+
+
+class AnyRunner(Protocol):
+    """A loaded pipeline that runs configurations: diffusers' or SGLang's.
+
+    ``load_seconds`` is what loading took; ``tiles`` has the most skipped list of the last run of
+    every lite configuration.
+    """
+
+    config: SuiteConfig
+    settings: Settings
+    load_seconds: float
+    tiles: dict[str, SkippedTiles]
+
+    def run(
+        self,
+        configuration: Configuration,
+        prompt: int,
+        seed: int,
+        repeat: int,
+        on_step: Callable[[], None] | None = None,
+        *,
+        steps: int | None = None,
+    ) -> Run:
+        """Make one video and measure it; ``steps`` overrides their number."""
+
+    def tokens(self) -> int:
+        """Number of video tokens in self-attention."""
+
+    def geometry(self) -> engines.TileGeometry | None:
+        """The tile geometry of lite configurations, None if it is not known."""
