@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Annotated
 
@@ -14,7 +15,8 @@ from rich.table import Table
 from liteattention_rocm import collect_env
 
 from . import cpu as cpu_benchmark
-from . import emulator as emulator_benchmark
+from . import serving as serving_benchmark
+from . import serving_sglang, serving_vllm
 
 app = typer.Typer(help="Measure kernels against their peers.", no_args_is_help=True)
 
@@ -86,6 +88,88 @@ def cpu(
     console.print(table)
 
 
+@app.command("kernels")
+def kernels(
+    config: Annotated[
+        Path, typer.Option(help="YAML file, or gpu or smoke for one that comes with the package.")
+    ] = Path("gpu"),
+    out: Annotated[Path, typer.Option(help="Folder for kernels.csv, kernels.md and plots.")] = Path(
+        "out/kernels"
+    ),
+    fa3_library: Annotated[
+        Path | None, typer.Option(help="_vllm_fa3_C.abi3.so of a vLLM wheel.", exists=True)
+    ] = None,
+) -> None:
+    """Compare our attention with its peers on this machine's GPU, or on the CPU if it has none."""
+    import yaml
+    from pydantic import ValidationError
+
+    from . import kernels as benchmark
+    from . import kernels_report as report
+
+    path = config if config.exists() else Path(__file__).parent / "configs" / f"{config}.yaml"
+    try:
+        asked = benchmark.load(path)
+    except OSError as error:
+        raise typer.BadParameter(f"--config: {error}") from error
+    except (yaml.YAMLError, ValidationError) as error:
+        raise typer.BadParameter(f"--config {path}: {error}") from error
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    console = Console(stderr=True)
+    commit = str(collect_env.collect().get("commit", ""))
+    stamp = benchmark.environment(device) | ({"commit": commit} if commit else {})
+    rows = benchmark.run(asked, device, fa3_library, lambda text: console.print(text, style="dim"))
+    out.mkdir(parents=True, exist_ok=True)
+    (out / "kernels.csv").write_text(report.to_csv(rows, stamp), encoding="utf-8")
+    command = f"liteattention-rocm bench kernels --config {config}"
+    text = report.to_markdown(asked, rows, stamp, command)
+    (out / "kernels.md").write_text(text, encoding="utf-8")
+    report.plot(asked, rows, out)
+    typer.echo(text)
+
+
+@app.command("tune")
+def tune(
+    shape: Annotated[list[str], typer.Option(help="B,H,S,D; may be given several times.")],
+    causal: Annotated[bool, typer.Option("--causal", help="Causal attention.")] = False,
+    dtype: Annotated[str, typer.Option(help="bf16 or fp16.")] = "bf16",
+    rounds: Annotated[int, typer.Option(min=3, help="Counted rounds.")] = 9,
+) -> None:
+    """Measure the portable engine's tiles on this GPU; the fastest are used from then on.
+
+    They are kept by shape class (dtype, head dim, causal, power of two of the length), device and
+    versions in LITEATTENTION_CACHE_DIR, by default ~/.cache/liteattention_rocm.
+    """
+    dtypes = {"bf16": torch.bfloat16, "fp16": torch.float16}
+    reasons = [] if dtype in dtypes else [f"--dtype must be bf16 or fp16, got {dtype!r}"]
+    shapes = _shapes(shape, reasons)
+    reasons += [
+        f"D of --shape must be 64 or 128, got {s[3]}" for s in shapes if s[3] not in (64, 128)
+    ]
+    if reasons:
+        raise typer.BadParameter("; ".join(reasons))
+    try:
+        from . import tune as tuning_benchmark
+    except ImportError as error:
+        raise typer.BadParameter(
+            f"it needs Triton, which comes with PyTorch for GPUs: {error}"
+        ) from error
+
+    console = Console()
+    for sizes in shapes:
+        with console.status("measuring") as status:
+            shipped, ranked = tuning_benchmark.run(
+                sizes, causal, dtypes[dtype], rounds, lambda text: status.update(text)
+            )
+        table = Table(title=",".join(map(str, sizes)) + (" causal" if causal else ""))
+        table.add_column("tile")
+        table.add_column("median ms", justify="right")
+        for tile, taken in ranked.items():
+            mark = " (shipped)" if tile == shipped else ""
+            table.add_row(f"{tile}{mark}", f"{taken:.3f}")
+        console.print(table)
+
+
 @app.command("emulator")
 def emulator(
     shape: Annotated[str, typer.Option(help="B,H,S,D; D is 64 or 128.")] = "1,2,1024,128",
@@ -93,6 +177,8 @@ def emulator(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Time the software MI300X on one core: the dense kernel with checks off and on."""
+    from . import emulator as emulator_benchmark  # needs the compiled core, which a GPU does not
+
     reasons: list[str] = []
     shapes = _shapes([shape], reasons)
     if reasons:
@@ -115,6 +201,79 @@ def emulator(
             f"{figures['instructions_per_s'] / 1e6:.1f}",
         )
     Console().print(table)
+
+
+@app.command("serving")
+def serving(
+    framework: Annotated[str, typer.Option(help="vllm or sglang: that of this environment.")],
+    case: Annotated[
+        list[str] | None,
+        typer.Option(help="decode|prefill,BATCH,CONTEXT; may be given several times."),
+    ] = None,
+    rounds: Annotated[int, typer.Option(min=3, help="Counted rounds.")] = 5,
+    dtype: Annotated[str, typer.Option(help="bfloat16, float16 or float32.")] = "bfloat16",
+    head_dim: Annotated[int, typer.Option(help="64 or 128.")] = 64,
+    threads: Annotated[int, typer.Option(min=1, help="OpenMP threads of each engine.")] = 2,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Compare a serving engine with our attention and with its own on the CPU, tokens per second.
+
+    Run it in the environment of the framework; see docs/serving.md.
+    """
+    reasons = []
+    if framework not in _FRAMEWORKS:
+        reasons.append(f"--framework must be one of {', '.join(_FRAMEWORKS)}, got {framework!r}")
+    if dtype not in ("bfloat16", "float16", "float32"):
+        reasons.append(f"--dtype must be bfloat16, float16 or float32, got {dtype!r}")
+    if head_dim not in (64, 128):
+        reasons.append(f"--head-dim must be 64 or 128, got {head_dim}")
+    cases = []
+    for text in case or ():
+        kind, _, sizes = text.partition(",")
+        if kind not in ("decode", "prefill") or not re.fullmatch(r"[1-9]\d*,[1-9]\d*", sizes):
+            reasons.append(f"--case must be decode|prefill,BATCH,CONTEXT, got {text!r}")
+        else:
+            cases.append(serving_benchmark.Case(kind, *map(int, sizes.split(","))))  # type: ignore[arg-type]
+    if reasons:
+        raise typer.BadParameter("; ".join(reasons))
+    console = Console(stderr=as_json)
+    with console.status("starting") as status:
+        rows = serving_benchmark.run(
+            _FRAMEWORKS[framework],
+            cases or serving_benchmark.DEFAULT_CASES,
+            rounds,
+            dtype,
+            head_dim,
+            threads,
+            status.update,
+        )
+    if as_json:
+        environment = {
+            "environment": collect_env.collect(),
+            "framework": framework,
+            "threads": threads,
+            "dtype": dtype,
+            "head_dim": head_dim,
+        }
+        typer.echo(json.dumps(environment | {"rows": [row.as_dict() for row in rows]}, indent=2))
+        return
+    table = Table(
+        title=f"{framework} on the CPU, {dtype}, head dim {head_dim}, {threads} threads: tokens/s"
+    )
+    for name in ("case", "ours", "built-in", "ratio, median", "least"):
+        table.add_column(name, justify="left" if name == "case" else "right")
+    for row in rows:
+        table.add_row(
+            str(row.case),
+            f"{row.ours:.1f}",
+            f"{row.built_in:.1f}",
+            f"{row.ratio:.2f}",
+            f"{min(row.ratios):.2f}",
+        )
+    console.print(table)
+
+
+_FRAMEWORKS = {"vllm": serving_vllm, "sglang": serving_sglang}
 
 
 def _shapes(texts: list[str], reasons: list[str]) -> tuple[tuple[int, int, int, int], ...]:

@@ -15,13 +15,32 @@ from dataclasses import asdict, dataclass
 
 import torch
 
-from liteattention_rocm import LiteAttention, SkipPolicy, attention, lite_attention, skiplist
+from liteattention_rocm import (
+    LiteAttention,
+    PagedBatch,
+    SkipPolicy,
+    attention,
+    attention_paged,
+    lite_attention,
+    skiplist,
+)
 from liteattention_rocm.ops import default_geometry
 
 #: Low enough that no tile of the random benchmark data is voted away, while voting does run.
 NOTHING_SKIPPED = -64.0
 
 DEFAULT_SHAPES = ((1, 8, 4096, 128), (1, 8, 4096, 64), (1, 2, 8192, 128))
+
+#: Requests, query rows of each, keys of each, query heads, key heads, head dim.
+Serving = tuple[int, int, int, int, int, int]
+DEFAULT_SERVING: tuple[Serving, ...] = (
+    (1, 1, 1024, 32, 8, 128),
+    (1, 1, 4096, 32, 8, 128),
+    (8, 1, 1024, 32, 8, 128),
+    (8, 1, 4096, 32, 8, 128),
+    (1, 4096, 4096, 32, 8, 128),
+)
+PAGE_SIZE = 128
 
 
 @dataclass(frozen=True)
@@ -49,8 +68,13 @@ def run(
     warmup: int = 3,
     dtype: torch.dtype = torch.bfloat16,
     progress: Callable[[str], None] = lambda _: None,
+    serving: tuple[Serving, ...] | None = None,
 ) -> list[Row]:
     """Measure every shape (B, H, S, D), "bhsd", and return a row per contender.
+
+    ``serving`` adds decode and prefill over a paged cache against SDPA over contiguous keys, causal
+    and with grouped heads; None adds the usual ones to the default shapes. Their ``shape`` is
+    (requests, query heads, keys, head dim), and one contender reads the cache in vLLM's layout.
 
     Contenders: torch's SDPA, our dense kernel, and LiteAttention with 0, 50 and 75 % of the tiles
     skipped evenly. ``ratio`` is the median over rounds of time / time of ``against`` (SDPA for the
@@ -60,7 +84,76 @@ def run(
     for shape in shapes:
         progress(f"{shape} {str(dtype).removeprefix('torch.')}")
         rows += _shape(shape, rounds, warmup, dtype)
+    if serving is None:
+        serving = DEFAULT_SERVING if shapes == DEFAULT_SHAPES else ()
+    for request in serving:
+        progress(f"paged {request} {str(dtype).removeprefix('torch.')}")
+        rows += _serving(request, rounds, warmup, dtype)
     return rows
+
+
+def _serving(serving: Serving, rounds: int, warmup: int, dtype: torch.dtype) -> list[Row]:
+    """One layer's attention of ``requests`` equal requests, paged against contiguous."""
+    requests, q_len, kv_len, heads, kv_heads, dim = serving
+    generator = torch.Generator().manual_seed(kv_len + dim)
+    pages = -(-kv_len // PAGE_SIZE)
+    table = torch.randperm(requests * pages, generator=generator).view(requests, pages).int()
+    shape = (requests * pages, kv_heads, PAGE_SIZE, 2 * dim)
+    cache = torch.randn(shape, generator=generator).to(dtype)
+    q = torch.randn((requests * q_len, heads, dim), generator=generator).to(dtype)
+    k_cache, v_cache = cache[..., :dim].transpose(1, 2), cache[..., dim:].transpose(1, 2)
+    starts = torch.arange(requests + 1, dtype=torch.int32) * q_len
+    batch = PagedBatch(starts, torch.full((requests,), kv_len, dtype=torch.int32), table)
+    dense_q = q.view(requests, q_len, heads, dim).transpose(1, 2)
+    k, v = (
+        x[table.long()].flatten(1, 2)[:, :kv_len].transpose(1, 2).contiguous()
+        for x in (k_cache, v_cache)
+    )
+    out = torch.empty_like(q)
+
+    def sdpa() -> torch.Tensor:
+        return torch.nn.functional.scaled_dot_product_attention(
+            dense_q, k, v, is_causal=q_len > 1, enable_gqa=True
+        )
+
+    def paged() -> torch.Tensor:
+        return attention_paged(q, k_cache, v_cache, batch, out=out, engine="cpu")
+
+    kind = "decode" if q_len == 1 else "prefill"
+    names = (f"sdpa {kind}", f"paged {kind}")
+    times: tuple[list[float], list[float]] = ([], [])
+    for i in range(warmup + rounds):
+        for call, spent in zip((sdpa, paged), times, strict=True):
+            begin = time.perf_counter()
+            call()
+            if i >= warmup:
+                spent.append((time.perf_counter() - begin) * 1e3)
+    # 16 rows of every request suffice to see an error; float64 scores of all would not fit.
+    rows = torch.linspace(0, q_len - 1, min(q_len, 16)).long()
+    group = heads // kv_heads
+    keys, values = (x.double().repeat_interleave(group, 1) for x in (k, v))
+    scores = dense_q[:, :, rows].double() @ keys.mT / math.sqrt(dim)
+    hidden = torch.arange(kv_len) > (rows + kv_len - q_len)[:, None]
+    expected = torch.softmax(scores.masked_fill(hidden, -math.inf), dim=-1) @ values
+    outputs = (sdpa(), paged().view(requests, q_len, heads, dim).transpose(1, 2))
+    seen = sum(kv_len - q_len + i + 1 for i in range(q_len))
+    result = []
+    for name, spent, output in zip(names, times, outputs, strict=True):
+        quartiles = statistics.quantiles(spent, n=4)
+        result.append(
+            Row(
+                shape=(requests, heads, kv_len, dim),
+                contender=name,
+                median_ms=quartiles[1],
+                p25_ms=quartiles[0],
+                p75_ms=quartiles[2],
+                tflops=4 * requests * heads * seen * dim / quartiles[1] / 1e9,
+                against=names[0],
+                ratio=statistics.median(a / b for a, b in zip(spent, times[0], strict=True)),
+                max_error=float((output[:, :, rows].double() - expected).abs().max()),
+            )
+        )
+    return result
 
 
 def _shape(

@@ -1,0 +1,180 @@
+"""Tables and plots of :mod:`.kernels`: CSV, Markdown, PNG."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+from .kernels import Cell, Config, Decode, Dense, Lite, Row
+
+_COLOURS = {
+    "ours": "#c0392b",
+    "ours, lite": "#c0392b",
+    "cuDNN (SDPA)": "#4c9a2a",
+    "FA3": "#2f6db3",
+    "FA2 (SDPA)": "#8fb8de",
+    "FlexAttention": "#e8a33d",
+    "FlexAttention, BlockMask": "#e8a33d",
+    "efficient (SDPA)": "#b0b0b0",
+}
+
+
+def to_csv(rows: Iterable[Row], environment: Mapping[str, str]) -> str:
+    """One line per row; the environment is repeated in each, so that files can be joined."""
+    text = io.StringIO()
+    writer: csv.DictWriter[str] | None = None
+    for row in rows:
+        line = {**row.as_dict(), **environment}
+        if writer is None:
+            writer = csv.DictWriter(text, list(line), lineterminator="\n")
+            writer.writeheader()
+        writer.writerow(line)
+    return text.getvalue()
+
+
+def to_markdown(
+    config: Config, rows: Iterable[Row], environment: Mapping[str, str], command: str
+) -> str:
+    """Tables by kind of cell, with what could not run below them."""
+    listed = list(rows)
+    out = [
+        f"`{command}`",
+        "",
+        ", ".join(f"{name} {value}" for name, value in environment.items()),
+        "",
+        f"{config.rounds} rounds in random turns after {config.warmup} warm-up calls, "
+        f"{'cold' if config.cold_l2 else 'warm'} L2; median milliseconds / "
+        "TFLOP/s of the dense work that was asked for (decode: TB/s of keys and values).",
+        "",
+    ]
+    dense = [cell for cell in config.cells if isinstance(cell, Dense)]
+    lite = [cell for cell in config.cells if isinstance(cell, Lite)]
+    decode = [cell for cell in config.cells if isinstance(cell, Decode)]
+    if dense:
+        out += ["Dense, B,H,S,D:", "", *_wide("dense", dense, listed), ""]
+    if lite:
+        out += ["LiteAttention, B,H,S,D and tiles skipped:", "", *_lite(lite, listed), ""]
+    if decode:
+        out += ["Decode, paged cache:", "", *_wide("decode", decode, listed), ""]
+    absent = sorted({(row.contender, row.absent) for row in listed if row.absent})
+    out += [f"- {name}: {why}" for name, why in absent]
+    return "\n".join(out).rstrip() + "\n"
+
+
+def _found(rows: Iterable[Row], kind: str, cell: Cell) -> dict[str, Row]:
+    return {
+        row.contender: row
+        for row in rows
+        if row.kind == kind and row.cell == str(cell) and row.median_ms is not None
+    }
+
+
+def _text(row: Row | None) -> str:
+    if row is None or row.median_ms is None or row.figure is None:
+        return ""
+    digits = 3 if row.median_ms < 1 else 2
+    figure = f"{row.figure:.2f}" if row.kind == "decode" else f"{row.figure:.0f}"
+    return f"{row.median_ms:.{digits}f} / {figure}"
+
+
+def _wide(kind: str, cells: Iterable[Cell], rows: list[Row]) -> list[str]:
+    """A line per cell, a column per contender, and the largest error of ours."""
+    names = list(
+        dict.fromkeys(row.contender for row in rows if row.kind == kind and not row.absent)
+    )
+    names.sort(key=lambda name: (not name.startswith("ours"), name))
+    lines = ["| | " + " | ".join(names) + " | our error |", "|---|" + "---:|" * (len(names) + 1)]
+    for cell in cells:
+        found = _found(rows, kind, cell)
+        ours = found.get("ours")
+        error = "" if ours is None else f"{ours.error:.1e}"
+        values = " | ".join(_text(found.get(name)) for name in names)
+        lines.append(f"| {cell} | {values} | {error} |")
+    return lines
+
+
+def _lite(cells: Iterable[Lite], rows: list[Row]) -> list[str]:
+    """Time against the dense call's share: ratio = lite / ((1 - sparsity) * dense)."""
+    names = [
+        "ours, lite", "ours", "cuDNN (SDPA)", "FA3", "FlexAttention, BlockMask", "SDPA"
+    ]  # fmt: skip
+    present = {row.contender for row in rows if row.kind == "lite" and not row.absent}
+    names = [name for name in names if name in present]
+    head = [name.replace("ours", "ours, dense") if name == "ours" else name for name in names]
+    lines = [
+        "| | " + " | ".join(f"{name} ms" for name in head) + " | lite / share of dense | error |",
+        "|---|" + "---:|" * (len(names) + 2),
+    ]
+    for cell in cells:
+        found = _found(rows, "lite", cell)
+        times = [found[name].median_ms if name in found else None for name in names]
+        values = " | ".join("" if t is None else f"{t:.3f}" for t in times)
+        mine, base = found.get("ours, lite"), found.get("ours")
+        ratio = error = ""
+        if mine is not None and base is not None and mine.median_ms and base.median_ms:
+            ratio = f"{mine.median_ms / ((1 - cell.sparsity) * base.median_ms):.3f}"
+            error = f"{mine.error:.1e}"
+        lines.append(f"| {cell} | {values} | {ratio} | {error} |")
+    return lines
+
+
+def plot(config: Config, rows: list[Row], folder: Path) -> list[Path]:
+    """Write PNGs: throughput by shape, and time against sparsity with the ideal line.
+
+    Raises:
+        ImportError: matplotlib is not installed (extra: bench).
+    """
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    written = []
+    dense = [cell for cell in config.cells if isinstance(cell, Dense)]
+    if dense:
+        figure = Figure(figsize=(9, 4.5), layout="constrained")
+        FigureCanvasAgg(figure)
+        axis = figure.subplots()
+        names = sorted({row.contender for row in rows if row.kind == "dense" and not row.absent})
+        width = 0.8 / max(1, len(names))
+        for i, name in enumerate(names):
+            found = [_found(rows, "dense", cell).get(name) for cell in dense]
+            heights = [0.0 if row is None else row.figure or 0.0 for row in found]
+            places = [x + (i - len(names) / 2 + 0.5) * width for x in range(len(dense))]
+            axis.bar(places, heights, width, label=name, color=_COLOURS.get(name))
+        axis.set_xticks(range(len(dense)), [str(cell) for cell in dense], fontsize=7, rotation=20)
+        axis.set_ylabel("TFLOP/s")
+        figure.legend(fontsize=7, ncols=len(names), loc="outside upper center")
+        written.append(folder / "kernels-dense.png")
+        figure.savefig(written[-1], dpi=130)
+    groups: dict[str, list[Lite]] = {}
+    for cell in config.cells:
+        if isinstance(cell, Lite):
+            shape = f"{cell.batch},{cell.heads},{cell.length},{cell.head_dim}"
+            groups.setdefault(f"{shape} {cell.pattern}", []).append(cell)
+    if groups:
+        figure = Figure(figsize=(4.2 * min(2, len(groups)), 3.4 * -(-len(groups) // 2)))
+        FigureCanvasAgg(figure)
+        figure.set_layout_engine("constrained")
+        axes = figure.subplots(-(-len(groups) // 2), min(2, len(groups)), squeeze=False).ravel()
+        for axis, (title, cells) in zip(axes, groups.items(), strict=False):
+            ordered = sorted(cells, key=lambda cell: cell.sparsity)
+            x = [cell.sparsity for cell in ordered]
+            names = sorted({r.contender for c in ordered for r in _found(rows, "lite", c).values()})
+            for name in names:
+                found = [_found(rows, "lite", cell).get(name) for cell in ordered]
+                y = [float("nan") if row is None else row.median_ms for row in found]
+                style = "--" if name == "ours" else "-"
+                axis.plot(x, y, style, marker="o", ms=3, label=name, color=_COLOURS.get(name))
+            base = [_found(rows, "lite", cell).get("ours") for cell in ordered]
+            if base[0] is not None and base[0].median_ms:
+                ideal = [(1 - s) * base[0].median_ms for s in x]
+                axis.plot(x, ideal, ":", color="black", label="(1 - s) x our dense")
+            axis.set_title(title, fontsize=8)
+            axis.set_xlabel("share of tiles skipped", fontsize=8)
+            axis.set_ylabel("ms", fontsize=8)
+            axis.set_ylim(bottom=0)
+            axis.legend(fontsize=6)
+        written.append(folder / "kernels-lite.png")
+        figure.savefig(written[-1], dpi=130)
+    return written

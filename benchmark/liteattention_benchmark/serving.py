@@ -1,0 +1,238 @@
+"""Tokens per second through a serving engine: our attention against the one it brings for a CPU.
+
+Both engines run all the time, each in a process of its own, and are asked in turns, so that what
+else the machine does reaches both; a round's ratio is taken within the round. The model has random
+weights in the shape of a small Llama, made here. Scheduling, sampling and the other layers are in
+the times.
+
+A framework is a module (:mod:`.serving_vllm`) that names its two contenders, gives its options and
+answers questions in the child process with :func:`answer`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import random
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from multiprocessing import Pipe
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any, Literal, Protocol
+
+#: Decode steps of a measurement.
+STEPS = 32
+#: Seconds that a loaded machine may take to start an engine.
+START_SECONDS = 900
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """``batch`` requests with ``context`` tokens of prompt: each is prefilled, or decodes STEPS."""
+
+    kind: Literal["decode", "prefill"]
+    batch: int
+    context: int
+
+    def __str__(self) -> str:
+        return f"{self.kind}, batch {self.batch}, {self.context} tokens"
+
+
+DEFAULT_CASES = (
+    Case("decode", 1, 1024),
+    Case("decode", 1, 4096),
+    Case("decode", 8, 1024),
+    Case("decode", 8, 4096),
+    Case("prefill", 1, 4096),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One case: tokens per second of both (medians), and the ratios ours / built-in by round."""
+
+    case: Case
+    built_in_name: str
+    ours: float
+    built_in: float
+    ratios: tuple[float, ...]
+
+    @property
+    def ratio(self) -> float:
+        """Median of the rounds' ratios; above 1 ours is faster."""
+        return statistics.median(self.ratios)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the row for JSON."""
+        return {
+            **asdict(self.case),
+            "ours_tokens_per_s": self.ours,
+            "built_in_tokens_per_s": self.built_in,
+            "built_in": self.built_in_name,
+            "ratio_median": self.ratio,
+            "ratio_min": min(self.ratios),
+            "ratio_max": max(self.ratios),
+            "ratios": list(self.ratios),
+        }
+
+
+class Framework(Protocol):
+    """What a framework's module offers."""
+
+    #: The contenders, as ``--attention-backend`` names them.
+    OURS: str
+    BUILT_IN: str
+
+    def options(
+        self, model: Path, backend: str, dtype: str, cases: Sequence[Case]
+    ) -> dict[str, Any]:
+        """Return the engine's options, as JSON can hold them."""
+
+
+def shape(head_dim: int) -> dict[str, Any]:
+    """Return a configuration with GQA 4 in which attention is the better part of the time.
+
+    So it is with long contexts in large models; their other layers are left narrow here.
+    """
+    heads = 2048 // head_dim
+    return {
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "hidden_size": 512,
+        "intermediate_size": 1024,
+        "num_hidden_layers": 4,
+        "num_attention_heads": heads,
+        "num_key_value_heads": heads // 4,
+        "head_dim": head_dim,
+        "vocab_size": 1024,
+        "max_position_embeddings": 8192,
+        "hidden_act": "silu",
+        "rms_norm_eps": 1e-5,
+        "rope_theta": 10000.0,
+        "tie_word_embeddings": False,
+        "bos_token_id": 1,
+        "eos_token_id": 2,
+    }
+
+
+def run(
+    framework: Any,
+    cases: Sequence[Case],
+    rounds: int,
+    dtype: str,
+    head_dim: int,
+    threads: int,
+    report: Callable[[str], None],
+) -> list[Row]:
+    """Measure every case ``rounds`` times with both engines, in turns, after one round uncounted.
+
+    ``framework`` is a module as :class:`Framework` says; ``dtype`` is "bfloat16", "float16" or
+    "float32".
+
+    Raises:
+        RuntimeError: an engine did not start, or died; with the end of what it printed.
+    """
+    with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
+        model = Path(folder) / "model"
+        model.mkdir()
+        (model / "config.json").write_text(json.dumps(shape(head_dim) | {"dtype": dtype}))
+        engines = {}
+        for backend in (framework.OURS, framework.BUILT_IN):
+            report(f"starting {backend}")
+            options = framework.options(model, backend, dtype, cases)
+            engines[backend] = stack.enter_context(
+                _engine(framework.__name__, Path(folder) / f"{backend}.log", options, threads)
+            )
+        return [_measure(case, rounds, engines, report) for case in cases]
+
+
+def _measure(
+    case: Case, rounds: int, engines: dict[str, _Engine], report: Callable[[str], None]
+) -> Row:
+    rates: dict[str, list[float]] = {name: [] for name in engines}
+    for number in range(rounds + 1):
+        report(f"{case}, round {number} of {rounds}")
+        # Who goes first takes turns, too.
+        for name in list(engines)[:: 1 if number % 2 else -1]:
+            rate = engines[name].rate(case, number)
+            if number:
+                rates[name].append(rate)
+    ours, built_in = engines
+    return Row(
+        case,
+        built_in,
+        statistics.median(rates[ours]),
+        statistics.median(rates[built_in]),
+        tuple(a / b for a, b in zip(rates[ours], rates[built_in], strict=True)),
+    )
+
+
+class _Engine:
+    """An engine in a process of its own."""
+
+    def __init__(self, connection: Connection, log: Path) -> None:
+        self._connection = connection
+        self._log = log
+
+    def rate(self, case: Case, number: int) -> float:
+        """Return tokens per second: new ones of a decode case, the prompts' of a prefill case."""
+        # A prompt that is prefilled must be new; one that is decoded after must be cached.
+        draw = random.Random(f"{case}{number if case.kind == 'prefill' else ''}")
+        prompts = [
+            [draw.randrange(3, 1024) for _ in range(case.context)] for _ in range(case.batch)
+        ]
+        try:
+            self._connection.send((case.kind, prompts))
+            seconds: float = self._connection.recv()
+        except (EOFError, OSError) as error:
+            raise _died(self._log) from error
+        return case.batch * (case.context if case.kind == "prefill" else 1) / seconds
+
+
+def _died(log: Path) -> RuntimeError:
+    return RuntimeError(f"the engine ended:\n{log.read_text(errors='replace')[-2000:]}")
+
+
+@contextlib.contextmanager
+def _engine(module: str, log: Path, options: dict[str, Any], threads: int) -> Iterator[_Engine]:
+    near, far = Pipe()
+    with near, log.open("wb") as output:
+        with far:
+            process = subprocess.Popen(
+                [sys.executable, "-m", module, str(far.fileno()), json.dumps(options)],
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                env={**os.environ, "OMP_NUM_THREADS": str(threads)},
+                pass_fds=[far.fileno()],
+                start_new_session=True,
+            )
+        try:
+            try:
+                if not near.poll(START_SECONDS) or near.recv() != "ready":
+                    raise _died(log)
+            except EOFError:
+                raise _died(log) from None
+            yield _Engine(near, log)
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+
+
+def answer(descriptor: int, measure: Callable[[str, list[list[int]]], float]) -> None:
+    """In an engine's process: say that it is ready, and answer until the other side hangs up.
+
+    ``measure(kind, prompts)`` returns seconds: of the whole prefill, or of one decode step.
+    """
+    connection = Connection(descriptor)
+    with contextlib.suppress(EOFError):
+        connection.send("ready")
+        while True:
+            connection.send(measure(*connection.recv()))
