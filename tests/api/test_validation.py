@@ -61,7 +61,7 @@ BAD = [
     (
         {"engine": "magic"},
         ValueError,
-        ["unknown engine 'magic': this build has cpu, gfx942, reference"],
+        ["unknown engine 'magic': this build has cpu, gfx942, portable, reference"],
     ),
     (
         {name: torch.zeros(B, S, H, 12, dtype=torch.bfloat16) for name in "qkv"},

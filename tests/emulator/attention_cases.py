@@ -145,6 +145,9 @@ class LiteProblem(Problem):
     soft_skip: bool = False
     keep: float = 0.7
     nan: bool = False  # in one query: its row keeps every tile
+    nan_key: int = -1  # its scores are NaN, among others of a tile that could be dropped
+    infinite: bool = False  # row 3 meets +inf, and later NaN in a tile that others keep
+    empty: tuple[int, ...] = ()  # words of the bitmap in which nothing is kept
 
     @cached_property
     def inputs(self) -> tuple[Half, Half, Half]:
@@ -152,16 +155,28 @@ class LiteProblem(Problem):
         q, k, v = super().inputs
         if self.nan:
             q[0, 3, 0, 5] = 0x7FC0
+        if self.nan_key >= 0:
+            k[0, self.nan_key, 0, 5] = 0x7FC0
+        if self.infinite:
+            one, minus, infinity = 0x3F80, 0xBF80, 0x7F80
+            q[0, :, 0, :2] = minus
+            q[0, 3, 0, 0] = one
+            k[0, :, 0, :2] = 0
+            k[0, 770, 0, 0] = infinity  # +inf in row 3, -inf in all others
+            k[0, 650, 0, :2] = infinity  # inf - inf in row 3, -inf in all others
         return q, k, v
 
     def launch(self, image: bytes, kernel: str, out: Half, lse: Float) -> None:
         """Run one workgroup; also writes ``self.write``, the next step's bitmap."""
         q, k, _ = self.inputs
         words = -(-self.kv_len // 64 // 32)
+        kept = np.setdiff1d(np.arange(words), self.empty)
         rng = np.random.default_rng(self.seed + 1)
         bits = rng.random((words, 32)) < self.keep
         read = np.packbits(bits, axis=1, bitorder="little").view(np.uint32).reshape(words)
-        must_do = np.full(words, 0x00010001, np.uint32)
+        must_do = np.zeros(words, np.uint32)
+        must_do[kept] = 0x00010001
+        read[list(self.empty)] = 0
         self.write = np.full(words, 0xAAAAAAAA, np.uint32)
         params = LiteParams(
             q.ctypes.data, k.ctypes.data, self.packed_v.ctypes.data, out.ctypes.data,
@@ -177,8 +192,9 @@ class LiteProblem(Problem):
 
     def accept(self) -> None:
         """The results are the kernel's own, which tests/kernels holds against the oracle."""
-        assert np.isnan(from_bf16(self.out)[0, 3]).all() == self.nan
-        assert np.isfinite(np.delete(from_bf16(self.out)[0], 3, axis=0)).all()
+        out, every = from_bf16(self.out)[0], self.nan_key >= 0
+        assert np.isnan(out[3]).all() == (self.nan or self.infinite or every)
+        assert (np.isnan if every else np.isfinite)(np.delete(out, 3, axis=0)).all()
         self.accepted = self.out, self.lse.view(np.uint32), self.write
 
     def right(self) -> bool:
@@ -329,6 +345,7 @@ class Trial:
         """Findings of all launches together, and whether all results were right."""
         findings: set[str] = set()
         right, failed, traffic = True, "", [0, 0]
+        extents: dict[int, tuple[int, int]] = {}
         for order, case in itertools.product(self.orders, self.cases):
             native.set_option("order", order)
             try:
@@ -343,7 +360,12 @@ class Trial:
             assert report is not None
             traffic[0] += report.counters["global_load_bytes"]
             traffic[1] += report.counters["global_store_bytes"]
-        return mutate.Outcome(tuple(sorted(findings)), right, failed, (traffic[0], traffic[1]))
+            entry = min(row.offset for row in report.executed)
+            for offset, (low, high) in report.lds_extents.items():
+                before = extents.get(offset - entry, (low, high))
+                extents[offset - entry] = min(low, before[0]), max(high, before[1])
+        bytes_moved = traffic[0], traffic[1]
+        return mutate.Outcome(tuple(sorted(findings)), right, failed, bytes_moved, extents)
 
 
 def cases(kernel: str) -> tuple[str, Sequence[Case]]:
@@ -359,6 +381,10 @@ def cases(kernel: str) -> tuple[str, Sequence[Case]]:
         lengths = [257 + 8 * i for i in range(8)] if dim == 64 else []
         return "attention_lite", [
             LiteProblem(dim, 50, 69 * 64 + 20, keep=0.15),  # three words of the bitmap
+            LiteProblem(dim, 20, 69 * 64 + 20, keep=0.2, empty=(0,)),  # the last one walked
+            LiteProblem(dim, 20, 69 * 64 + 20, keep=0.2, empty=(1,), descending=False),
+            LiteProblem(dim, 20, 800, keep=1.0, nan_key=70),
+            LiteProblem(dim, 20, 800, keep=1.0, infinite=True),
             LiteProblem(dim, 200, 40, descending=False, keep=1.0),
             LiteProblem(dim, 200, 299, nan=True, keep=1.0),
             LiteProblem(dim, 200, 700, soft_skip=True, keep=1.0),

@@ -942,6 +942,8 @@ def test_bytes_and_lines() -> None:
     assert counters["global_store_bytes"] == 64 * 8
     # Contiguous, a line a lane, all at one place, and nine because the last ones straddle.
     assert counters["vmem_lines"] == 8 + 64 + 1 + 9
+    # 1 KiB; a piece in each of 64 lines, 8 of them in it; one piece that is among them
+    assert counters["distinct_load_bytes"] == 1024 + 64 * 56
     assert counters["smem_bytes"] == 8
     assert counters["scratch_bytes"] == 256
     assert counters["lds_bytes"] == 512

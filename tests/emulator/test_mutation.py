@@ -112,12 +112,12 @@ def test_mutants_of_the_lite_kernel(capsys: pytest.CaptureFixture[str]) -> None:
     bench.trial.close()
     with capsys.disabled():
         print("\n" + summary(LITE, verdicts))
-    assert mutate.noticed(verdicts) >= 0.9
-    for verdict in verdicts:
-        # Waits may survive that order LDS operations alone: the votes that they hand over are read
-        # behind the last barrier, which has a wait of its own, and no copy of K overlaps them.
-        order = verdict.mutation.kind in ("wait deleted", "wait weakened by one")
-        assert order or verdict.mutation.kind not in ALWAYS or not verdict.survived, verdict
+    assert mutate.noticed(verdicts) >= BAR
+    # One wait, and so two mutants, may survive: where soft_skip leaves a K block out, between the
+    # copy of K into one half of the LDS and a read of the other. Both halves are copied to and read
+    # from in turn, so the bytes of the two instructions do not tell them apart.
+    left = {v.mutation.offset for v in verdicts if v.survived and v.mutation.kind in ALWAYS}
+    assert len(left) <= 1, left
 
 
 @pytest.mark.slow

@@ -87,14 +87,49 @@ def test_order_at_barriers() -> None:
         found, _ = analysed(body)
         return sum(len(which) for which in found.open.values())
 
-    write = "ds_write_b32 v0, v1\n"
-    assert left(write + "s_barrier") == 1
-    assert left(write + "s_waitcnt lgkmcnt(0)\ns_barrier") == 0
+    write, read = "ds_write_b32 v0, v1\n", "\nds_read_b32 v1, v2\ns_waitcnt lgkmcnt(0)"
+    assert left(write + "s_barrier" + read) == 1
+    assert left(write + "s_waitcnt lgkmcnt(0)\ns_barrier" + read) == 0
     copy = "s_mov_b32 m0, 0\ns_nop 0\nbuffer_load_dword v0, s[8:11], 0 offen lds\n"
-    assert left(copy + "s_barrier") == 1
+    assert left(copy + "s_barrier" + read) == 2  # at the read as well
     assert left(copy + "ds_read_b32 v1, v2") == 1
-    assert left(copy + "s_waitcnt vmcnt(0)\ns_barrier") == 0
+    assert left(copy + "s_waitcnt vmcnt(0)\ns_barrier" + read) == 0
     assert left(LOAD + "s_barrier") == 0  # a register is the wave's own
+
+
+def test_order_at_barriers_is_for_accesses_of_the_next_stretch() -> None:
+    def left(body: str, extents: dict[str, tuple[int, int]] | None = None) -> int:
+        listed = listing.load(assemble(function("k", body + "\ns_endpgm")))
+        bytes_of = {i.offset: extents.get(i.name, (0, 0)) for i in listed.instructions if extents}
+        found = waits.analyse(cfg.Graph(listed.instructions, 0), bytes_of or None)
+        return sum(len(which) for which in found.open.values())
+
+    write, wait = "ds_write_b32 v0, v1\n", "\ns_waitcnt lgkmcnt(0)\n"
+    read, atomic = "\nds_read_b32 v1, v2" + wait, "ds_or_b32 v0, v1\n"
+    # nobody reads it, or only behind one barrier more, by when it has been waited for
+    assert left(write + "s_barrier") == 0
+    assert left(write + "s_barrier" + wait + "s_barrier" + read) == 0
+    assert left(write + "s_barrier\ns_barrier" + read) == 1
+    # read before: by the same wave in order, by another in an earlier stretch
+    assert left(read + "s_barrier\n" + write + "s_barrier") == 0
+    # in a loop any stretch may follow any other, but for what comes before and behind the loop
+    loop = "1:\n{}" + atomic + "s_barrier" + wait + "s_barrier\ns_cbranch_scc1 1b\n"
+    assert left(loop.format(read)) == 1
+    assert left(read + "s_barrier\n" + loop.format("") + read) == 0
+    # equal atomic operations commute, others do not; what is read cannot be spoilt by a read
+    assert left(atomic + "s_barrier\n" + atomic) == 0
+    assert left(atomic + "s_barrier\nds_xor_b32 v0, v1") == 1
+    assert left(atomic + "s_barrier\n" + write) == 1
+    assert left("ds_read_b32 v1, v2\ns_barrier" + read) == 0
+    assert left("ds_read_b32 v1, v2\ns_barrier\n" + write) == 1
+    assert left("ds_swizzle_b32 v1, v2\ns_barrier\n" + write) == 0
+    # bytes apart
+    for high, expected in ((128, 0), (132, 1)):
+        extents = {"ds_write_b32": (0, high), "ds_read_b32": (128, 256)}
+        assert left(write + "s_barrier" + read, extents) == expected
+        copy = "s_mov_b32 m0, 0\ns_nop 0\nbuffer_load_dword v0, s[8:11], 0 offen lds\n"
+        extents = {"buffer_load_dword": (0, high), "ds_read_b32": (128, 256)}
+        assert left(copy + "ds_read_b32 v1, v2", extents) == expected
 
 
 def test_what_is_weaker() -> None:

@@ -29,6 +29,14 @@ KERNELS = (
     ]
     + [(f"merge_parts_{name}", 88) for name in (*(f"bf16_{r}" for r in ROUNDINGS), "fp16")]
     + [("plan_lpt", 48)]
+    + [
+        (f"attention_{kind}_{name}", 256)
+        for kind in ("prefill", "decode")
+        for dim in (64, 128, 256)
+        for name in (*(f"bf16_d{dim}_{rounding}" for rounding in ROUNDINGS), f"fp16_d{dim}")
+    ]
+    + [(f"merge_decode_{name}", 256) for name in (*(f"bf16_{r}" for r in ROUNDINGS), "fp16")]
+    + [("write_kv", 152)]
 )
 #: Two files, as a run-time that runs nothing sees them.
 OBJECTS = [

@@ -75,7 +75,7 @@ def test_generate_emulated(app: typer.Typer, tmp_path: Path, voted: list[tuple[i
     assert all(
         value is None for item in report["configurations"] for value in item["speedup"].values()
     )
-    assert report["artefacts"]["plots"] == ["sparsity_by_step.png"]
+    assert report["artefacts"]["plots"] == ["sparsity_by_step.png", "sparsity_by_layer_lite_-1.png"]
     # the machine code makes the same picture as the pipeline's own attention, within bf16
     assert dense["quality"]["vs_diffusers"]["psnr_db_mean"] > 35
     assert lite["quality"]["vs_dense"]["psnr_db_mean"] > 20

@@ -66,3 +66,51 @@ def test_bad_options_are_refused(arguments: list[str], reasons: list[str]) -> No
     code, _, output = invoke("--shape", *arguments)
     text = " ".join(output.replace("│", " ").split())
     assert code == 2 and all(reason in text for reason in reasons)
+
+
+def test_a_ragged_call_is_planned_as_the_engine_does() -> None:
+    code, text, _ = invoke(
+        "--ragged", "1,32,1,128", "--kv-heads", "8", "--kv-len", "131072", "--json"
+    )
+    assert code == 0
+    found = json.loads(text)
+    made = _core.plan_ragged(_core.RaggedShape(1, 1, 32, 8, 128, 16, 1, 131072), 304, 0)
+    assert found["splits"] == made.splits > 8 and found["declined"] is None
+    assert found["decode_workgroups"] == 8 * made.splits and found["merge_workgroups"] == 8
+    assert found["prefill_workgroups"] == 0
+    assert found["kv_bytes"] == 2 * 131072 * 8 * 128 * 2
+    assert found["workspace_bytes"] == made.workspace_bytes
+    assert found["modelled_speedup"] > 5 and 0.5 < found["modelled_tb_per_s"] < 5.3
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["64,128,1,64", "--kv-heads", "16", "--kv-len", "9999"], "requests and key heads fill"),
+        (["1,8,1,64", "--kv-len", "300"], "the merge would cost more"),
+        (["2,8,100,256", "--kv-heads", "2"], "prefill 16 workgroups at most"),
+        (["1,8,2,64", "--kv-heads", "1", "--kv-len", "9999999"], "parts of each request"),
+        (["1,8,1,64", "--kv-len", "9999999", "--window", "64"], "4,194,304 bytes"),
+    ],
+)
+def test_text_of_a_ragged_call(arguments: list[str], said: str) -> None:
+    code, text, _ = invoke("--ragged", *arguments)
+    assert code == 0
+    if "--window" in arguments:
+        said = f"{8 * 64 * 64 * 4:,} bytes"
+    assert said in " ".join(text.split())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "reason"),
+    [
+        (["--ragged", "1,2,3"], "four numbers R,Hq,Sq,D, got '1,2,3'"),
+        (["--ragged", "1,3,4,96", "--kv-heads", "2"], "head dim must be 64, 128 or 256, got 96"),
+        (["--ragged", "1,1,1,64", "--shape", "1,1,1,64"], "give one of --shape and --ragged"),
+        ([], "give one of --shape and --ragged"),
+        (["--shape", "1,1,1,64", "--window", "3"], "a window is for ragged calls"),
+    ],
+)
+def test_bad_ragged_options_are_refused(arguments: list[str], reason: str) -> None:
+    code, _, output = invoke(*arguments)
+    assert code == 2 and reason in " ".join(output.replace("│", " ").split())

@@ -119,7 +119,6 @@ def test_refusals_list_every_reason(
     assert engine.supports(spec_of(x, x, causal=True), lite) == [
         "dtype must be bf16 or fp16, got torch.float32",
         "head dim must be 64 or 128, got 72",
-        "it has no causal kernel yet",
         "its tile is q_block 384, k_block 64, vote_rows 48, got 128, 64, 32",
         "threshold is in log2 units and must be <= 0 or -inf, got nan",
         "LiteAttention is for non-causal self-attention",
@@ -135,6 +134,11 @@ def test_refusals_list_every_reason(
     assert huge == ["scale * log2(e) must fit in fp32, got scale -3e+38"]
     good = bf16(1, 1, 1, 64)
     assert engine.supports(spec_of(good, good, causal=True)) == []  # one query sees every key
+    causal = spec_of(bf16(1, 2, 1, 256), good, causal=True)
+    assert engine.supports(causal) == []  # of the ragged kernels, which have D = 256
+    assert engine.supports(dataclasses.replace(causal, head_dim=96)) == [
+        "head dim must be 64, 128 or 256, got 96"
+    ]
     on_gpu = spec_of(good, good, device=torch.device("cuda:0"))
     assert "software MI300X, which takes cpu tensors" in engine.supports(on_gpu)[0]
 

@@ -14,18 +14,23 @@ from liteattention_rocm.kernels import build, disassembly
 HERE = Path(__file__).parent
 
 
-@pytest.fixture(scope="session")
-def replay(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def host_program(name: str, folder: Path) -> Path:
+    """tests/kernels/NAME.cpp, compiled for the host."""
     compiler = shutil.which("c++") or shutil.which("g++")
     if compiler is None:
         pytest.skip("no C++ compiler (Debian: g++)")
-    program = tmp_path_factory.mktemp("replay") / "layout_replay"
+    program = folder / name
     subprocess.run(
         [compiler, "-std=c++20", "-O1", "-Wall", "-Wextra", "-Werror", f"-I{build.SOURCES}",
-         str(HERE / "layout_replay.cpp"), "-o", str(program)],
+         str(HERE / f"{name}.cpp"), "-o", str(program)],
         check=True,
     )  # fmt: skip
     return program
+
+
+@pytest.fixture(scope="session")
+def replay(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return host_program("layout_replay", tmp_path_factory.mktemp("replay"))
 
 
 @pytest.fixture(scope="session")

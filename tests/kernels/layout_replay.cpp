@@ -257,6 +257,9 @@ int main(int argc, char** argv) {
             "plan_lpt %zu\n",
             sizeof(TransposeVParams), sizeof(DenseParams), sizeof(LiteParams), sizeof(MergeParams),
             sizeof(PlanParams));
+        for (const char* name : {"attention_prefill", "attention_decode", "merge_decode"})
+            std::printf("%s %zu\n", name, sizeof(RaggedParams));
+        std::printf("write_kv %zu\n", sizeof(WriteKvParams));
         return 0;
     }
     Replay<64>();

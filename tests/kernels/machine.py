@@ -6,7 +6,7 @@ import ctypes
 import math
 from collections.abc import Sequence
 from contextlib import ExitStack
-from ctypes import c_float, c_int32, c_int64, c_void_p
+from ctypes import c_float, c_int32, c_int64, c_uint32, c_void_p
 from typing import Any
 
 import torch
@@ -65,12 +65,52 @@ class PlanParams(ctypes.Structure):
     ]
 
 
+class RowStrides(ctypes.Structure):
+    _fields_ = [("row", c_int64), ("head", c_int64)]
+
+
+class PageStrides(ctypes.Structure):
+    _fields_ = [("page", c_int64), ("row", c_int64), ("head", c_int64)]
+
+
+class RaggedParams(ctypes.Structure):
+    _fields_ = [
+        *((n, c_void_p) for n in ("q", "k", "v", "out", "lse", "sinks")),
+        *((n, c_void_p) for n in ("q_start", "kv_len", "kv_start", "page_table")),
+        *((n, c_void_p) for n in ("part_out", "part_stats")),
+        *((n, RowStrides) for n in ("q_strides", "out_strides")),
+        *((n, PageStrides) for n in ("k_strides", "v_strides")),
+        *((n, c_int64) for n in ("page_table_stride", "lse_stride")),
+        *((n, c_int32) for n in ("requests", "rows", "q_heads", "kv_heads", "page_size")),
+        *((n, c_uint32) for n in ("page_multiplier", "page_shift")),
+        *((n, c_int32) for n in ("causal", "window", "splits")),
+        *((n, c_float) for n in ("scale_log2", "cap_log2", "cap_factor")),
+        ("head_dim", c_int32),
+        *((n, c_uint32) for n in ("group_multiplier", "group_shift")),
+    ]
+
+
+class WriteKvParams(ctypes.Structure):
+    _fields_ = [
+        *((n, c_void_p) for n in ("k", "v", "k_cache", "v_cache", "slots")),
+        *((n, RowStrides) for n in ("k_strides", "v_strides")),
+        *((n, PageStrides) for n in ("k_cache_strides", "v_cache_strides")),
+        *((n, c_int32) for n in ("rows", "kv_heads", "head_dim", "page_size")),
+        *((n, c_uint32) for n in ("page_multiplier", "page_shift")),
+        *((n, c_int32) for n in ("wide", "reserved")),
+    ]
+
+
 STRUCTS = {
     "transpose_v": TransposeVParams,
     "attention_dense": DenseParams,
     "attention_lite": LiteParams,
     "merge_parts": MergeParams,
     "plan_lpt": PlanParams,
+    "attention_prefill": RaggedParams,
+    "attention_decode": RaggedParams,
+    "merge_decode": RaggedParams,
+    "write_kv": WriteKvParams,
 }
 
 

@@ -50,6 +50,7 @@ class Count:
     units: dict[str, float]
     lds_dma_bytes: float
     global_load_bytes: float
+    distinct_load_bytes: float
     bank_conflicts: float
     barriers: float
 
@@ -86,8 +87,8 @@ def count(name: str) -> Count:
 
     conflicts = sum(e.bank_conflicts for e in long.executed)
     return Count(
-        units, difference("lds_dma_bytes"), difference("global_load_bytes"), conflicts,
-        difference("barriers") / WAVES,
+        units, difference("lds_dma_bytes"), difference("global_load_bytes"),
+        difference("distinct_load_bytes"), conflicts, difference("barriers") / WAVES,
     )  # fmt: skip
 
 
@@ -104,7 +105,9 @@ def test_one_wave_and_k_block(name: str) -> None:
         f"  {units}\n"
         f"  registers {kernel.vgprs} (limit 256), spills {kernel.vgpr_spills}, "
         f"LDS {kernel.lds_bytes} (limit 65536), bank conflicts {counted.bank_conflicts:g}, "
-        f"K bytes {counted.lds_dma_bytes:g} ({block_bytes}), loaded {counted.global_load_bytes:g}"
+        f"K bytes copied {counted.lds_dma_bytes:g} (limit {block_bytes}), "
+        f"distinct bytes of K and V {counted.distinct_load_bytes:g} (limit {2 * block_bytes}), "
+        f"asked of L1 {counted.global_load_bytes:g}"
     )
     assert counted.units["mfma"] == limit.mfma
     assert counted.instructions <= limit.instructions
@@ -112,6 +115,9 @@ def test_one_wave_and_k_block(name: str) -> None:
     assert counted.bank_conflicts == 0
     # K once per workgroup; V by each of the 8 waves, through L1, and 256 dwords of it touched
     assert counted.lds_dma_bytes == block_bytes
+    # ... and K and V together once per workgroup from behind a cache that holds what it was asked
+    # for: in one block that is 16 KiB of V at most, asked for by all waves within three stretches
+    assert counted.distinct_load_bytes == 2 * block_bytes
     v_bytes = counted.global_load_bytes - counted.lds_dma_bytes
     assert v_bytes == WAVES * block_bytes + 4 * 64 * 4
     assert kernel.vgprs + kernel.agprs <= 256

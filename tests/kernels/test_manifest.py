@@ -30,6 +30,16 @@ VARIANTS = {
     *(f"merge_parts_bf16_{r}" for r in ("rtne", "rtna", "rtz")),
     "merge_parts_fp16",
     "plan_lpt",
+    *(
+        f"attention_{kind}_bf16_d{d}_{r}"
+        for kind in ("prefill", "decode")
+        for d in (64, 128, 256)
+        for r in ("rtne", "rtna", "rtz")
+    ),
+    *(f"attention_{kind}_fp16_d{d}" for kind in ("prefill", "decode") for d in (64, 128, 256)),
+    *(f"merge_decode_bf16_{r}" for r in ("rtne", "rtna", "rtz")),
+    "merge_decode_fp16",
+    "write_kv",
 }
 
 

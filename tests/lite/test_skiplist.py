@@ -316,6 +316,42 @@ def test_picture_draws_every_head(tmp_path: Path) -> None:
     assert abs(share - float((~kept[0, 1]).float().mean())) < 0.02
 
 
+def _recorded() -> SkipStatistics:
+    """Layer b skips 1/4 in step 0 and 3/4 in step 2, over two branches; layer a runs in step 2."""
+    made = SkipStatistics()
+    for step, layer, computed in ((0, "b", (4, 2)), (2, "b", (1, 1)), (2, "a", (4, 4))):
+        for branch, tiles in zip(("cond", "uncond"), computed, strict=True):
+            made.record(
+                0, step, layer, branch, tiles_total=4, tiles_computed=tiles, tiles_kept=tiles
+            )
+    return made
+
+
+def test_grid_is_layers_by_steps() -> None:
+    assert _recorded().grid() == (["b", "a"], [0, 2], [[0.25, 0.75], [None, 0.0]])
+    assert SkipStatistics().grid() == ([], [], [])
+
+
+def test_picture_by_step_shows_the_grid(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    from matplotlib.image import imread
+
+    path = skiplist.picture_by_step(_recorded(), tmp_path / "steps.png", title="two layers")
+    image = torch.from_numpy(imread(path)[..., :3].copy())
+    # viridis: yellow is the most, dark violet nothing
+    yellow = (image - torch.tensor([0.993, 0.906, 0.144])).abs().sum(-1) < 0.05
+    violet = (image - torch.tensor([0.267, 0.005, 0.329])).abs().sum(-1) < 0.05
+    left_of_bar = int(0.75 * image.shape[1])
+    rows = lambda mask: mask[:, :left_of_bar].nonzero()[:, 0].float().mean()  # noqa: E731
+    assert yellow[:, :left_of_bar].float().mean() > 0.05
+    assert rows(yellow) < rows(violet), "layer b, which skips, is drawn above layer a"
+
+
+def test_picture_by_step_needs_calls(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="no calls are recorded"):
+        skiplist.picture_by_step(SkipStatistics(), tmp_path / "none.png")
+
+
 def test_picture_raises(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("matplotlib")
     path = tmp_path / "x.png"

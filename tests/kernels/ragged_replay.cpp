@@ -1,0 +1,129 @@
+// Replays on the host what the ragged kernels compute with: tile numbers, divisions, V in LDS.
+#include <cstdio>
+#include <cstdlib>
+#include <random>
+#include <set>
+#include <vector>
+
+#include "mfma_layout.h"
+#include "params.h"
+
+using namespace liteattention::gfx942;
+
+namespace {
+
+void Require(bool holds, const char* what) {
+    if (holds) return;
+    std::fprintf(stderr, "not so: %s\n", what);
+    std::exit(1);
+}
+
+// Every tile of every request has a number of its own below PrefillSlots, and the search for the
+// last request that begins by a number finds its request.
+void TileNumbers(std::mt19937& random) {
+    for (int round = 0; round < 200; ++round) {
+        const int requests = 1 + static_cast<int>(random() % 50);
+        const int group = 1 + static_cast<int>(random() % 16), rows = round % 2 ? 256 : 128;
+        std::vector<int64_t> start = {0};
+        for (int r = 0; r < requests; ++r)
+            start.push_back(start.back() + random() % (random() % 2 ? 700 : 3));
+        const int64_t total = start.back() + static_cast<int64_t>(random() % 5);
+        const int64_t slots = PrefillSlots(total, requests, group, rows == 256 ? 128 : 256);
+        std::set<int64_t> taken;
+        for (int r = 0; r < requests; ++r) {
+            const int64_t begin = PrefillBegin(start[r], r, group, rows);
+            Require(begin < PrefillBegin(start[r + 1], r + 1, group, rows), "numbers ascend");
+            for (int64_t t = 0; t < CeilDiv((start[r + 1] - start[r]) * group, rows); ++t) {
+                Require(taken.insert(begin + t).second, "a number is one tile's");
+                Require(begin + t < slots, "the grid covers it");
+                Require(
+                    r + 1 == requests || PrefillBegin(start[r + 1], r + 1, group, rows) > begin + t,
+                    "the next request begins later");
+            }
+        }
+    }
+}
+
+void WorkgroupsToTiles() {
+    for (uint32_t heads : {1u, 2u, 3u, 4u, 6u, 8u, 10u, 12u, 16u, 40u})
+        for (uint32_t slots : {1u, 2u, 7u, 8u, 65u}) {
+            std::set<uint32_t> taken;
+            for (uint32_t id = 0; id < heads * slots; ++id) {
+                const PrefillTile tile = PrefillTileOf(id, slots, heads);
+                Require(tile.kv_head < heads && tile.slot < slots, "a tile of the grid");
+                Require(taken.insert(tile.kv_head * slots + tile.slot).second, "a bijection");
+                if (heads % kXcds == 0)
+                    Require(tile.kv_head % kXcds == id % kXcds, "a die has heads of its own");
+            }
+        }
+}
+
+void Divisions(std::mt19937& random) {
+    std::vector<uint32_t> sizes = {1, 2, 3, 4, 5, 7, 15, 16, 17, 64, 100, 128, 255, 256, 1000003};
+    for (int i = 0; i < 300; ++i) sizes.push_back(1 + random() % 5000);
+    for (const uint32_t size : sizes) {
+        const Divider divider = DividerOf(static_cast<int32_t>(size));
+        std::vector<uint32_t> numbers = {0, 1, 0x7fffffffu, 0x7ffffffeu, 0x40000000u, 0x3fffffffu};
+        for (int i = 0; i < 1000; ++i) {
+            const uint32_t n = random() & 0x7fffffffu, multiple = n / size * size;
+            numbers.insert(numbers.end(), {n, multiple, multiple ? multiple - 1 : 0});
+        }
+        for (const uint32_t n : numbers) Require(Divide(n, divider) == n / size, "n / size");
+    }
+    Require(Divide(0x7fffffffu, DividerOf(0)) == 0, "packed keys lie in page 0");
+}
+
+// Writers cover each byte of a block of V once, where the reader of that key and dim looks; a store
+// of 16 lanes meets every bank once; a read as the machine groups it (four lanes and four of the
+// next quad) too.
+void ValuesInLds(int dim, int keys) {
+    const int bytes = dim * keys * 2;
+    std::vector<int> key_at(bytes / 2, -1), dim_at(bytes / 2, -1);
+    std::set<int> pieces;
+    const int dims = PieceBytes(dim) / 2;
+    for (int thread = 0; thread < kCopyThreads; ++thread) {
+        const int piece = VCopyPiece(dim, thread), run = VCopyRun(dim, thread);
+        Require(piece < Pieces(dim) && 4 * run < keys, "a piece of the block");
+        Require(pieces.insert(piece * keys + run).second, "a piece is one lane's");
+        Require(KCopyPiece(dim, thread) < Pieces(dim) && 4 * KCopyRun(dim, thread) < keys,
+                "a piece of K");
+        for (int e = 0; e < dims; ++e) {
+            const int at = VLdsByte(keys, piece * dims + e, run);
+            Require(at == (VLdsByte(keys, piece * dims + e / 4 * 4, run) ^ (16 * (e % 4))), "xor");
+            for (int k = 0; k < 4; ++k) {
+                Require(key_at[at / 2 + k] < 0, "a byte is written once");
+                key_at[at / 2 + k] = 4 * run + k;
+                dim_at[at / 2 + k] = piece * dims + e;
+            }
+        }
+    }
+    for (int tile = 0; tile < dim / 16; ++tile)
+        for (int pair = 0; pair < keys / 32; ++pair)
+            for (int lane = 0; lane < 64; ++lane)
+                for (int e = 0; e < 8; ++e) {
+                    const int at = ((tile * (keys / 32) + pair) * 1024 + VReadByte(lane)) / 2 + e;
+                    Require(key_at[at] == VtKey(pair, lane, e), "the key an operand wants");
+                    Require(dim_at[at] == VtDim(tile, lane), "the head dim an operand wants");
+                }
+    for (int first = 0; first < kCopyThreads; first += 16)
+        for (int e = 0; e < dims; ++e) {
+            std::set<int> banks;
+            for (int lane = first; lane < first + 16; ++lane)
+                banks.insert(VLdsByte(keys, VCopyPiece(dim, lane) * dims + e, VCopyRun(dim, lane)) /
+                             8 % 16);
+            Require(banks.size() == 16, "a store meets every bank once");
+        }
+}
+
+}  // namespace
+
+int main() {
+    std::mt19937 random(0);
+    TileNumbers(random);
+    WorkgroupsToTiles();
+    Divisions(random);
+    ValuesInLds(64, 64);
+    ValuesInLds(128, 64);
+    ValuesInLds(256, 32);
+    std::puts("ok");
+}

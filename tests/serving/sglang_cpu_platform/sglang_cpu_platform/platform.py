@@ -1,0 +1,48 @@
+"""The out-of-tree SGLang platform: every operator in its plain PyTorch form, on CPU tensors.
+
+SGLang's in-tree CPU engine needs a CPU build of its kernel library, which registries do not have.
+"""
+
+from __future__ import annotations
+
+import torch
+from sglang.srt.platforms.cpu import CpuDeviceMixin
+from sglang.srt.platforms.device_mixin import PlatformEnum
+from sglang.srt.platforms.interface import PlatformCapabilities, SRTPlatform
+
+
+class CpuTestPlatform(CpuDeviceMixin, SRTPlatform):
+    """Plain CPU: no graphs, no Triton, no pinned memory."""
+
+    _enum = PlatformEnum.OOT
+    capabilities = PlatformCapabilities()
+
+    def get_default_attention_backend(self) -> str:
+        return "torch_native"
+
+    def get_dispatch_key_name(self) -> str:
+        return "native"
+
+    def get_compile_backend(self, mode: str | None = None) -> str:
+        return "eager"
+
+
+def activate() -> str | None:
+    """Name the platform's class, or None where SGLang has a GPU of its own to run on."""
+    if torch.cuda.is_available():
+        return None
+    return f"{CpuTestPlatform.__module__}.{CpuTestPlatform.__qualname__}"
+
+
+def fill_gaps() -> None:
+    """Point SGLang at its own PyTorch forms where it picks Triton by the backend's name alone."""
+    if activate() is None:
+        return
+    from sglang.srt.mem_cache import allocation
+    from sglang.srt.plugins.hook_registry import HookRegistry, HookType
+
+    HookRegistry.register(
+        "sglang.srt.mem_cache.allocation.get_last_loc",
+        allocation.get_last_loc_torch,
+        HookType.REPLACE,
+    )

@@ -1,0 +1,183 @@
+"""``sglang generate`` and ``sglang serve`` on the small Wan model, as users run them.
+
+VENV/bin/python -m pytest tests/serving/sglang_diffusion_http.py
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+import imageio.v3 as iio
+import numpy as np
+import pytest
+
+from .sglang_worker import (
+    BOLD,
+    PROMPT,
+    SIZES,
+    environment,
+    model_directory,
+    read_report,
+    server,
+)
+
+
+@dataclass
+class Server:
+    address: str
+    reports: Path
+    log: Path
+
+    def post(self, options: Any = None, **changes: Any) -> httpx.Response:
+        body = {
+            "prompt": PROMPT,
+            "negative_prompt": "",
+            "generator_device": "cpu",
+            "fps": 8,
+            **SIZES,
+            **({} if options is None else {"diffusers_kwargs": {"liteattention": options}}),
+            **changes,
+        }
+        return httpx.post(f"{self.address}/v1/videos", json=body, timeout=60)
+
+    def finish(self, response: httpx.Response) -> dict[str, Any]:
+        assert response.status_code == 200, response.text
+        deadline = time.monotonic() + 120
+        while time.monotonic() < deadline:
+            job = httpx.get(f"{self.address}/v1/videos/{response.json()['id']}", timeout=60).json()
+            if job["status"] in ("completed", "failed"):
+                return dict(job)
+            time.sleep(0.1)
+        raise TimeoutError(job)
+
+    def video(self, options: Any = None, **changes: Any) -> tuple[np.ndarray, dict[str, Any], Any]:
+        """Frames, report and lists of one request."""
+        job = self.finish(self.post(options, **changes))
+        assert job["status"] == "completed", job
+        return iio.imread(job["file_path"]), *read_report(self.reports, job["id"])
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    folder = tmp_path_factory.mktemp("served")
+    log = folder / "server.log"
+    variables = {
+        "LITEATTENTION_REPORT_DIR": str(folder / "reports"),
+        # The warm-up has fewer tokens than this range.
+        "LITEATTENTION_POLICY": '{"threshold": -4.0, "must_do": [[500, 576]]}',
+    }
+    options = ("--attention-backend", "liteattention_rocm", "--dit-precision", "fp32")
+    warm = ("--warmup-mode", "server", "--warmup-resolutions", "32x32")
+    with server(folder, log, *options, *warm, **variables) as address:
+        yield Server(address, folder / "reports", log)
+
+
+def test_two_requests_at_once_with_different_thresholds(served: Server) -> None:
+    options = [{"threshold": -2.0}, {"threshold": "-inf"}, {"threshold": -8.0}, False]
+    with ThreadPoolExecutor(len(options)) as pool:
+        together = list(pool.map(served.video, options))
+    alone = [served.video(item) for item in options]
+    for (frames, report, lists), (again, report_again, lists_again) in zip(
+        together, alone, strict=True
+    ):
+        assert frames.shape == (4, 48, 48, 3)
+        assert np.array_equal(frames, again)
+        assert report["records"] == report_again["records"]
+        assert lists.keys() == lists_again.keys()
+        assert all(np.array_equal(lists[name], lists_again[name]) for name in lists)
+    bold, exact, shy, dense = (report for _, report, _ in together)
+    assert bold["policy"]["threshold"] == -2.0
+    assert bold["policy"]["must_do"] == [[500, 576]], "the server's defaults lie beneath"
+    assert bold["sparsity"] > shy["sparsity"] >= exact["sparsity"] == 0.0
+    assert dense["records"] == []
+    assert np.array_equal(together[1][0], together[3][0])
+    assert not np.array_equal(together[0][0], together[1][0])
+
+
+def test_the_servers_defaults(served: Server) -> None:
+    _, report, _ = served.video()
+    assert report["policy"]["threshold"] == -4.0
+    assert {record["threshold"] for record in report["records"]} == {-4.0}
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [({"threshold": 2.5}, "did you mean -2.5"), ({"thresh": -2}, "unknown field"), (-2, "object")],
+)
+def test_bad_options_fail_the_request_and_not_the_server(
+    served: Server, options: Any, reason: str
+) -> None:
+    response = served.post(options)
+    assert 400 <= response.status_code < 500, response.text
+    assert reason in response.text
+    assert served.video(BOLD)[1]["sparsity"] > 0
+
+
+def test_what_only_the_worker_can_know_fails_the_job(served: Server) -> None:
+    job = served.finish(served.post({"must_do": [[0, 100000]]}))
+    assert job["status"] == "failed"
+    assert "ends past the 576 keys" in job["error"]["message"]
+    assert served.video(BOLD)[1]["sparsity"] > 0
+
+
+def test_the_server_was_warm_at_another_resolution(served: Server) -> None:
+    log = served.log.read_text(errors="replace")
+    assert "Applied 1 hook(s)" in log
+    assert "arm" in log and "32x32" in log
+    assert len(list(served.reports.glob("*.json"))) == log.count("LiteAttention: request")
+
+
+def generate(folder: Path, *arguments: str) -> tuple[str, np.ndarray, list[Any]]:
+    """What SGLang said, the frames of the video, and report and lists by rank."""
+    command = [
+        *("sglang", "generate", "--model-path", str(model_directory(folder))),
+        *("--attention-backend", "liteattention_rocm", "--dit-precision", "fp32"),
+        *("--attention-backend-config", '{"threshold": -2.0}'),
+        *("--diffusers-kwargs", '{"liteattention": {"warmup_steps": 1}}'),
+        *("--prompt", PROMPT, "--output-path", str(folder / "videos")),
+        *(f"--{name.replace('_', '-')}={value}" for name, value in SIZES.items()),
+        *arguments,
+    ]
+    done = subprocess.run(
+        command,
+        env=environment(LITEATTENTION_REPORT_DIR=str(folder / "reports")),
+        capture_output=True,
+        text=True,
+        timeout=500,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    (video,) = (folder / "videos").glob("*.mp4")
+    names = sorted(Path(item).stem for item in os.listdir(folder / "reports") if "json" in item)
+    reports = [read_report(folder / "reports", name) for name in names]
+    return done.stdout + done.stderr, iio.imread(video), reports
+
+
+def test_generate_on_one_process_and_on_three(tmp_path: Path) -> None:
+    """Ulysses: each process keeps the lists of its heads; together they are those of one."""
+    said, video, reports = generate(tmp_path / "one")
+    assert video.shape == (4, 48, 48, 3)
+    assert "skipped" in said
+    (report, lists), *others = reports
+    assert not others
+    assert report["policy"]["threshold"] == -2.0 and report["policy"]["warmup_steps"] == 1
+    assert {r["step"] for r in report["records"] if r["dense"]} == {0}
+    assert len(lists) == 12
+    assert report["sparsity_last_step"] > 0.05
+
+    _, same, ranks = generate(tmp_path / "three", "--num-gpus=3", "--ulysses-degree=3")
+    assert np.array_equal(same, video)
+    assert len(ranks) == 3
+    for name, value in lists.items():
+        parts = [part[name] for _, part in ranks]
+        assert np.array_equal(np.concatenate(parts, axis=1), value), name
+    for field in ("tiles_total", "tiles_computed", "tiles_kept"):
+        for index, record in enumerate(report["records"]):
+            assert sum(part["records"][index][field] for part, _ in ranks) == record[field]

@@ -1,0 +1,285 @@
+"""What the backend declares to vLLM, refuses, and counts; no engine is started."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from importlib.metadata import entry_points
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from tests.serving.vllm_harness import prepare
+
+prepare()
+
+import torch  # noqa: E402
+from vllm.model_executor.layers.attention.chunked_local_attention import (  # noqa: E402
+    create_chunked_local_attention_backend,
+)
+from vllm.v1.attention.backend import (  # noqa: E402
+    AttentionCGSupport,
+    CommonAttentionMetadata,
+)
+from vllm.v1.attention.backends.registry import AttentionBackendEnum  # noqa: E402
+from vllm.v1.kv_cache_interface import FullAttentionSpec  # noqa: E402
+
+import liteattention_vllm  # noqa: E402
+from liteattention_rocm import attention_paged, write_kv  # noqa: E402
+from liteattention_vllm.backend import LiteAttentionBackend, LiteAttentionImpl  # noqa: E402
+
+
+def reasons(**more: Any) -> list[str]:
+    asked: dict[str, Any] = {
+        "head_size": 128,
+        "dtype": torch.bfloat16,
+        "kv_cache_dtype": "auto",
+        "block_size": 16,
+        "use_mla": False,
+        "has_sink": False,
+        "use_sparse": False,
+        "use_mm_prefix": False,
+        "use_per_head_quant_scales": False,
+        "device_capability": None,
+        "attn_type": "decoder",
+    }
+    return list(LiteAttentionBackend.validate_configuration(**asked | more))
+
+
+def test_the_plugin_registers_once_and_for_all() -> None:
+    (found,) = [p for p in entry_points(group="vllm.general_plugins") if "lite" in p.name]
+    register = found.load()
+    for _ in range(2):
+        register()
+        assert AttentionBackendEnum.CUSTOM.get_class() is LiteAttentionBackend
+    assert AttentionBackendEnum[LiteAttentionBackend.get_name()] is AttentionBackendEnum.CUSTOM
+
+
+def test_looking_at_the_plugin_imports_nothing_heavy() -> None:
+    program = "import sys, liteattention_vllm; print({'vllm', 'torch'} & sys.modules.keys())"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.stdout.strip() == "set()", done.stderr
+
+
+def test_what_is_supported_is_declared() -> None:
+    assert reasons() == []
+    assert reasons(dtype=torch.float32, head_size=64, has_sliding_window=True, has_sink=True) == []
+    assert reasons(kv_cache_dtype="fp8", block_size=1) == []
+    builder = LiteAttentionBackend.get_builder_cls()
+    assert builder.get_cudagraph_support(None, None) is AttentionCGSupport.NEVER
+
+
+def test_every_reason_is_given_at_once() -> None:
+    found = reasons(
+        head_size=100,
+        use_mla=True,
+        use_sparse=True,
+        use_mm_prefix=True,
+        use_dcp=True,
+        use_pcp=True,
+        use_rswa=True,
+        use_non_causal=True,
+        use_batch_invariant=True,
+        use_adaptive_verification=True,
+        attn_type="encoder_only",
+        kv_cache_dtype="nvfp4",
+    )
+    for part in (
+        "kv_cache_dtype",
+        "partial multimodal",
+        "MLA",
+        "sparse",
+        "encoder_only",
+        "R-SWA",
+        "non-causal",
+        "batch invariance",
+        "PCP",
+        "DCP",
+        "query lens",
+        "head dim must be a multiple of 8",
+    ):
+        assert any(part in reason for reason in found), (part, found)
+    assert any("bfloat16" in r for r in reasons(dtype=torch.float32, kv_cache_dtype="bfloat16"))
+
+
+def test_a_layer_that_cannot_run_says_why() -> None:
+    with pytest.raises(ValueError) as error:
+        LiteAttentionImpl(
+            4, 100, 0.1, 2, alibi_slopes=[1.0] * 4, attn_type="encoder", sinks=torch.zeros(3), odd=1
+        )
+    for part in ("ALiBi", "encoder attention", "sinks must be [4]", "option odd", "head dim"):
+        assert part in str(error.value)
+    for window in (0, -1):
+        with pytest.raises(ValueError, match=f"sliding_window must be at least 1.*got {window}"):
+            LiteAttentionImpl(4, 64, 0.1, 2, sliding_window=window)
+
+
+def test_options_that_are_off_are_none() -> None:
+    LiteAttentionImpl(4, 64, 0.1, 2, future_feature=None, other_feature=False)
+
+
+def test_keys_and_values_of_one_head_dim_only() -> None:
+    def spec(head_size_v: int) -> FullAttentionSpec:
+        return FullAttentionSpec(
+            block_size=16,
+            num_kv_heads=2,
+            head_size=128,
+            head_size_v=head_size_v,
+            dtype=torch.bfloat16,
+        )
+
+    assert LiteAttentionBackend.customize_spec(spec(128)) == spec(128)
+    with pytest.raises(ValueError, match="one head dim, this model's have 128 and 64"):
+        LiteAttentionBackend.customize_spec(spec(64))
+
+
+def test_a_step_with_two_masks_is_refused() -> None:
+    builder = LiteAttentionBackend.get_builder_cls()(None, [], None, torch.device("cpu"))
+    with pytest.raises(NotImplementedError, match="some requests are causal"):
+        builder.build(0, SimpleNamespace(causal=torch.tensor([True, False])))
+    with pytest.raises(NotImplementedError, match="this step is not causal"):
+        builder.build(0, SimpleNamespace(causal=False))
+
+
+@pytest.mark.parametrize("order", [(0, 1, 2, 3), (0, 2, 1, 3)])
+def test_a_layer_attends_with_sinks_window_and_cap(order: tuple[int, ...]) -> None:
+    """A layer's calls are those of the API on its views, padding rows left alone."""
+    generator = torch.Generator().manual_seed(5)
+
+    def draw(*shape: int) -> torch.Tensor:
+        return torch.randn(*shape, generator=generator)
+
+    heads, kv_heads, dim, page = 8, 2, 64, 16
+    sinks = draw(heads).bfloat16()
+    layer = LiteAttentionImpl(
+        heads, dim, 0.2, kv_heads, sliding_window=21, logits_soft_cap=3.0, sinks=sinks
+    )
+    layer.process_weights_after_loading(torch.float32)
+    physical = torch.zeros([(6, kv_heads, page, 2 * dim)[i] for i in order])
+    cache = physical.permute([order.index(i) for i in range(4)])
+    table = torch.tensor([[4, 1, 0], [2, 5, 3]], dtype=torch.int32)
+    lengths = [19, 40]
+    total = sum(lengths)
+    keys, values = draw(total, kv_heads, dim), draw(total, kv_heads, dim)
+    slots = torch.cat(
+        [
+            table[r, torch.arange(n) // page].long() * page + torch.arange(n) % page
+            for r, n in enumerate(lengths)
+        ]
+    )
+    layer.do_kv_cache_update(None, keys, values, cache, slots)
+
+    q_start = torch.tensor([0, 1, 8], dtype=torch.int32)
+    common = SimpleNamespace(
+        causal=True,
+        num_reqs=2,
+        query_start_loc=q_start,
+        seq_lens=torch.tensor(lengths, dtype=torch.int32),
+        block_table_tensor=table,
+        max_query_len=7,
+        max_seq_len=48,
+        num_actual_tokens=10,
+    )
+    builder = LiteAttentionBackend.get_builder_cls()(None, [], None, torch.device("cpu"))
+    metadata = builder.build(0, common)
+    query, out = draw(10, heads, dim), torch.full((10, heads, dim), 7.0)
+    assert layer.forward(None, query, keys, values, cache, metadata, out) is out
+
+    expected = torch.full((10, heads, dim), 7.0, dtype=torch.float64)
+    first = 0
+    for r, (rows, length) in enumerate(zip((1, 7), lengths, strict=True)):
+        mine = slice(first, first + length)
+        first += length
+        k = keys[mine].double().repeat_interleave(heads // kv_heads, 1)
+        v = values[mine].double().repeat_interleave(heads // kv_heads, 1)
+        q = query[int(q_start[r]) : int(q_start[r + 1])].double()
+        score = 3.0 * torch.tanh(0.2 * torch.einsum("qhd,khd->hqk", q, k) / 3.0)
+        position = torch.arange(length - rows, length)[:, None]
+        key = torch.arange(length)
+        score[:, (key > position) | (key <= position - 21)] = -torch.inf
+        sink = sinks.double()[:, None, None].expand(-1, rows, 1)
+        weight = torch.softmax(torch.cat([score, sink], -1), -1)[..., :-1]
+        expected[int(q_start[r]) : int(q_start[r + 1])] = torch.einsum("hqk,khd->qhd", weight, v)
+    assert (out.double() - expected).abs().max() < 2e-5
+    assert (out[8:] == 7.0).all()
+
+
+def test_sinks_follow_weights_that_are_loaded_anew() -> None:
+    parameter = torch.nn.Parameter(torch.zeros(4, dtype=torch.bfloat16), requires_grad=False)
+    layer = LiteAttentionImpl(4, 64, 0.125, sinks=parameter)
+    for value in (1.0, 2.0):
+        parameter.data.fill_(value)
+        layer.process_weights_after_loading(torch.bfloat16)
+        assert layer.sinks is not None
+        assert layer.sinks.dtype is torch.float32 and layer.sinks.tolist() == [value] * 4
+
+
+def test_chunked_local_attention_sees_its_chunk_only() -> None:
+    """vLLM cuts requests into virtual ones, a chunk each, and gives NumPy numbers with them."""
+    generator = torch.Generator().manual_seed(6)
+    chunk, page, dim, rows, lengths = 4, 2, 64, [4, 10, 5, 1], [6, 17, 9, 4]
+    q_start = torch.tensor([0, 4, 14, 19, 20], dtype=torch.int32)
+    seq_lens = torch.tensor(lengths, dtype=torch.int32)
+    table = torch.randperm(36, generator=generator).int().view(4, 9)
+    cache = torch.randn(36, 1, page, 2 * dim, generator=generator)
+    common = CommonAttentionMetadata(
+        query_start_loc=q_start,
+        query_start_loc_cpu=q_start,
+        seq_lens=seq_lens,
+        num_reqs=4,
+        num_actual_tokens=20,
+        max_query_len=max(rows),
+        max_seq_len=max(lengths),
+        block_table_tensor=table,
+        slot_mapping=torch.empty(0, dtype=torch.int64),
+    )
+    backend = create_chunked_local_attention_backend(LiteAttentionBackend, chunk)
+    spec = SimpleNamespace(block_size=page)
+    metadata = backend.get_builder_cls()(spec, [], None, torch.device("cpu")).build(0, common)
+    query = torch.randn(20, 1, dim, generator=generator)
+    out = torch.empty_like(query)
+    LiteAttentionImpl(1, dim, 0.125).forward(None, query, query, query, cache, metadata, out)
+    for r, length in enumerate(lengths):
+        mine = slice(int(q_start[r]), int(q_start[r + 1]))
+        tokens = cache[table[r].long(), 0].reshape(-1, 2 * dim)[:length].double()
+        score = 0.125 * query[mine, 0].double() @ tokens[:, :dim].T
+        position, key = torch.arange(length - rows[r], length)[:, None], torch.arange(length)
+        score[(key > position) | (key // chunk != position // chunk)] = -torch.inf
+        expected = torch.softmax(score, -1) @ tokens[:, dim:]
+        assert (out[mine, 0].double() - expected).abs().max() < 2e-5
+
+
+def test_profiling_and_unknown_outputs() -> None:
+    layer = LiteAttentionImpl(2, 64, 0.125)
+    x, out = torch.ones(3, 2, 64), torch.ones(3, 2, 64)
+    assert not layer.forward(None, x, x, x, torch.empty(0), None, out).any()
+    with pytest.raises(NotImplementedError, match="fuse_attn_quant"):
+        layer.forward(None, x, x, x, torch.empty(0), None, out, output_scale=torch.ones(1))
+
+
+def test_counters_outlive_a_killed_process(tmp_path: Path) -> None:
+    program = (
+        "import os, signal; from liteattention_vllm.counters import counters\n"
+        "counters.add(2, 5); counters.add(3, 7); os.kill(os.getpid(), signal.SIGKILL)"
+    )
+    children = [
+        subprocess.Popen(
+            [sys.executable, "-c", program],
+            env={**os.environ, "LITEATTENTION_STATISTICS_DIR": str(tmp_path)},
+        )
+        for _ in range(2)
+    ]
+    assert [child.wait() for child in children] == [-9, -9]
+    found = liteattention_vllm.read_statistics(tmp_path)
+    assert found.keys() == {child.pid for child in children}
+    assert all((c["attention_calls"], c["attention_rows"]) == (5, 7) for c in found.values())
+
+
+def test_the_api_is_what_the_layer_calls() -> None:
+    """The tests of broken attention replace these names; a rename must not disarm them."""
+    from liteattention_vllm import backend
+
+    assert backend.attention_paged is attention_paged and backend.write_kv is write_kv
