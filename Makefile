@@ -1,6 +1,7 @@
 # Each target is one or two commands that a person could type. `make generate` and `make test` set
 # up .venv by themselves on first use.
 #
+#   FRAMEWORKS   which frameworks test-serving tries
 #   TORCH   which PyTorch to install (a requirement; add pip options such as an index to PIP_ARGS)
 
 TORCH ?= torch==2.13.0
@@ -17,7 +18,11 @@ NATIVE := CMakeLists.txt pyproject.toml constraints.txt $(wildcard csrc/*/* emul
 CXX_FILES = $(shell git ls-files 'csrc/*.h' 'csrc/*.cpp' 'csrc/*.hip' \
 	'emulator/src/*.h' 'emulator/src/*.cpp')
 
-.PHONY: generate e2e bench kernels test test-machine-code lint format clean tools
+FRAMEWORKS ?= vllm sglang
+SETUP_sglang := diffusion
+PACKAGED = $(NATIVE) $(shell git ls-files backend integration benchmark emulator e2e/liteattention_e2e)
+
+.PHONY: generate e2e bench kernels test test-machine-code test-serving-vllm test-serving-sglang test-serving lint format clean tools
 
 ## generate: a video from a text prompt, dense and with LiteAttention, and the table of both
 generate: .venv/run.stamp
@@ -42,12 +47,28 @@ test: .venv/dev.stamp
 	$(BIN)/python -m pytest
 
 ## test-machine-code: rebuild the code objects and compare, then the long proofs on the emulator:
-## every shape, order and rounding, every deleted wait, and Triton's kernels, which nobody here tuned
+## every shape, order and rounding, every deleted wait, Triton's kernels, which nobody here tuned,
+## and the portable engine's: interpreted, and compiled for gfx942, gfx950 and sm_90
 ## (Debian: clang-19 lld-19 llvm-19)
 test-machine-code: .venv/dev.stamp .venv/triton.stamp
 	$(BIN)/liteattention-rocm kernels check
 	$(BIN)/python -m pytest -m slow
 	$(BIN)/python -m pytest -s tests/emulator/test_triton.py
+	$(BIN)/python -m pytest tests/portable
+	TRITON_INTERPRET=1 $(BIN)/python -m pytest tests/portable
+
+## test-serving: vLLM and SGLang, the real ones, serve small models through our attention, offline and
+## over HTTP, with the tokens of their own attention (two virtual environments, 6 GB)
+test-serving: $(FRAMEWORKS:%=test-serving-%)
+
+test-serving-vllm: .venv-vllm/ready.stamp
+	.venv-vllm/bin/python -m pytest --durations=10 tests/serving/vllm_*.py
+
+# SGLang's two runtimes each in a process of their own: the diffusion worker's settings are for the
+# whole process, and it polls without pause until the process ends.
+test-serving-sglang: .venv-sglang/ready.stamp
+	.venv-sglang/bin/python -m pytest --durations=10 tests/serving/sglang_backend.py tests/serving/sglang_serving.py
+	.venv-sglang/bin/python -m pytest --durations=10 tests/serving/sglang_diffusion*.py
 
 ## lint: formatting, lint and types
 lint: .venv/dev.stamp
@@ -62,7 +83,7 @@ format: .venv/dev.stamp
 	$(BIN)/clang-format -i $(CXX_FILES)
 
 clean:
-	rm -rf .venv build dist out
+	rm -rf .venv .venv-vllm .venv-sglang build dist out
 
 # What the set-up needs from the machine, said in one line when it is missing.
 tools:
@@ -84,6 +105,20 @@ tools:
 .venv/dev.stamp: .venv/torch.stamp $(NATIVE)
 	$(BIN)/python -m pip install -q $(PIP_ARGS) -c constraints.txt -e '.[diffusers,bench,dev]'
 	@touch .venv/run.stamp $@
+
+build/wheel/stamp: .venv/torch.stamp $(PACKAGED)
+	rm -rf build/wheel
+	$(BIN)/python -m pip wheel -q $(PIP_ARGS) --no-deps -w build/wheel .
+	@touch $@
+
+# An environment of a framework: by the recipe that is there to read, with the wheel of this tree.
+.venv-%/ready.stamp: build/wheel/stamp tests/serving/setup_%.sh $(wildcard tests/serving/*.txt) \
+		$(wildcard tests/serving/*/pyproject.toml tests/serving/*/*/*.py)
+	PYTHON="$(PYTHON)" TORCH="$(TORCH)" PIP_ARGS="$(PIP_ARGS)" PRODUCT="$$(ls $(CURDIR)/build/wheel/*.whl)" \
+		tests/serving/setup_$*.sh .venv-$* $(SETUP_$*)
+	@touch $@
+
+.PRECIOUS: .venv-%/ready.stamp
 
 .venv/triton.stamp: .venv/dev.stamp
 	$(BIN)/python -m pip install -q $(PIP_ARGS) -c constraints.txt triton
