@@ -15,8 +15,6 @@ if TYPE_CHECKING:
     from .runner import Runner
     from .runs import AnyRunner
 
-_REPOSITORY = Path(__file__).resolve().parents[2]
-DEFAULT_MODEL = _REPOSITORY / "e2e" / "model" / "wan-shapes"
 DEFAULT_PROMPT = "a red circle moves right and a green square moves up on a white background"
 #: `generate` takes the largest of these that its time budget allows: 8,192 and 4,608 tokens of
 #: the default model.
@@ -167,8 +165,8 @@ def e2e(
     }
     options = {
         "runner": runner,
-        "model": model or str(DEFAULT_MODEL),
-        "prompts": prompts or str(_REPOSITORY / "e2e" / "prompts" / "shapes.txt"),
+        "model": model,
+        "prompts": prompts,
         "negative_prompt": negative_prompt,
         "attention": attention,
         "thresholds": threshold,
@@ -249,7 +247,7 @@ def generate(
     if emulate:
         engine = _emulate(engine, console)
     options: dict[str, Any] = {
-        "model": model or str(DEFAULT_MODEL),
+        "model": model,
         "prompts": [prompt],
         "thresholds": threshold or "-4",
         "steps": steps,

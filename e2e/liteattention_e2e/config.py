@@ -26,6 +26,10 @@ from pydantic import (
 from liteattention_rocm import MI300X_GEOMETRY, SkipPolicy, TileGeometry, engines
 
 Attention = Literal["diffusers", "dense", "lite"]
+#: What is taken if nothing is named. Both lie in the repository, beside this package, and are
+#: not installed with it.
+DEFAULT_MODEL = Path(__file__).resolve().parents[1] / "model" / "wan-shapes"
+DEFAULT_PROMPTS = Path(__file__).resolve().parents[1] / "prompts" / "shapes.txt"
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
 
 
@@ -99,8 +103,8 @@ class SuiteConfig(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", arbitrary_types_allowed=True)
 
     runner: Literal["diffusers", "sglang"] = "diffusers"
-    model: str = Field(min_length=1)
-    prompts: tuple[str, ...]
+    model: str = Field(default=str(DEFAULT_MODEL), min_length=1, validate_default=True)
+    prompts: tuple[str, ...] = Field(default=DEFAULT_PROMPTS, validate_default=True)
     negative_prompt: str | None = None
     attention: Annotated[tuple[Attention, ...], BeforeValidator(_split)] = (
         "diffusers",
@@ -143,9 +147,18 @@ class SuiteConfig(BaseModel):
             raise ValueError("; ".join(problems))
         return value
 
+    @field_validator("model")
+    @classmethod
+    def _has_model(cls, value: str) -> str:
+        if value == str(DEFAULT_MODEL):
+            _in_repository(DEFAULT_MODEL, "--model")
+        return value
+
     @field_validator("prompts", mode="before")
     @classmethod
     def _read_prompts(cls, value: Any) -> Any:
+        if value is DEFAULT_PROMPTS:
+            _in_repository(DEFAULT_PROMPTS, "--prompts")
         if isinstance(value, str | Path):
             return read_prompts(Path(value))
         return value
@@ -263,6 +276,14 @@ class SuiteConfig(BaseModel):
     def torch_dtype(self) -> torch.dtype:
         """The dtype as PyTorch names it."""
         return DTYPES[self.dtype]
+
+
+def _in_repository(path: Path, option: str) -> None:
+    if not path.exists():
+        raise ValueError(
+            f"{path} is part of the repository, not of the package: run from a checkout or give "
+            f"{option}"
+        )
 
 
 def make_policy(fields: dict[str, Any]) -> SkipPolicy:

@@ -1,6 +1,10 @@
-"""What the suite does with an engine that cannot do everything, or is not there."""
+"""What the suite does with an engine, a model or a file that is not there."""
 
 from __future__ import annotations
+
+import importlib
+import shutil
+from pathlib import Path
 
 import pytest
 import typer
@@ -51,3 +55,31 @@ def test_whose_cross_attention_it_is() -> None:
     assert not load_config({**only_theirs, "cross_attention": "dense"}).dense_cross_attention
     with pytest.raises(ValueError, match="cross_attention"):
         load_config({**base, "cross_attention": "theirs"})
+
+
+def test_an_installed_package_says_that_it_has_no_model(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    site = tmp_path / "site-packages"
+    shutil.copytree(Path(cli.__file__).parent, site / "installed_e2e")
+    monkeypatch.syspath_prepend(site)
+    installed = importlib.import_module("installed_e2e.cli")
+    app = typer.Typer(pretty_exceptions_enable=False)
+    app.command("e2e")(installed.e2e)
+    app.command("generate")(installed.generate)
+    wanted = " is part of the repository, not of the package: run from a checkout or give --"
+    model, prompts = (
+        f"{name}: {site / folder}{wanted}{name}"
+        for name, folder in (("model", "model/wan-shapes"), ("prompts", "prompts/shapes.txt"))
+    )
+    for command, expected in (
+        (["generate"], [model]),
+        (["generate", "--steps", "x"], [model, "steps: "]),
+        (["e2e"], [model, prompts]),
+        (["e2e", "--model", "some/where"], [prompts]),
+    ):
+        outcome = CliRunner().invoke(app, command)
+        assert outcome.exit_code == 2
+        lines = [line.strip() for line in outcome.stderr.splitlines()[1:]]
+        assert len(lines) == len(expected)
+        assert all(line.startswith(e) for line, e in zip(lines, expected, strict=True)), lines

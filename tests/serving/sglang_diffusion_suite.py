@@ -20,14 +20,15 @@ import pytest
 from liteattention_e2e.metrics import psnr
 
 from .sglang_diffusion_lists import PYTHON
-from .sglang_worker import PROMPT, SIZES, environment
+from .sglang_worker import MODEL, PROMPT, SIZES, environment
 
 SCRIPT = """
     import sys
     from liteattention_e2e import cli
 
     cli.e2e(
-        runner="sglang", prompts=sys.argv[1], out=sys.argv[2], threshold="-2,-inf", seeds="3",
+        runner="sglang", model=sys.argv[3], prompts=sys.argv[1], out=sys.argv[2],
+        threshold="-2,-inf", seeds="3",
         height="48", width="48", frames="4", steps="4", dtype="float32", warmup="0",
     )
 """
@@ -38,7 +39,10 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     folder = tmp_path_factory.mktemp("suite")
     (folder / "prompts.txt").write_text(PROMPT)
     done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(SCRIPT), folder / "prompts.txt", folder / "out"],
+        [
+            *(sys.executable, "-c", textwrap.dedent(SCRIPT)),
+            *(folder / "prompts.txt", folder / "out", MODEL),
+        ],
         env=environment(),
         capture_output=True,
         text=True,
