@@ -234,7 +234,10 @@ class SeqParallel:
 
     @property
     def statistics(self) -> SkipStatistics:
-        """Tiles of this rank, by generation, step, layer and branch; over splits in a ring."""
+        """Tiles of this rank, by generation, step, layer and branch; over splits in a ring.
+
+        Splits of a ring whose keys the policy leaves out altogether are not counted.
+        """
         if self.mode == "ulysses":
             return self._whole.statistics
         return SkipStatistics().merge(*(lite.statistics for lite in self._made()))

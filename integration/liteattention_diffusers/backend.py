@@ -43,6 +43,11 @@ class AttendingLayer(Protocol):
     ) -> None:
         """Compute attention on [B,S,H,D] tensors into ``out``."""
 
+    def attend_ring(
+        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float | None
+    ) -> torch.Tensor:
+        """Return attention of this rank's rows to those of all ranks of a ring, [B,S_local,H,D]."""
+
 
 class _Note:
     """Who is calling the dispatcher: written by a module's hook, read once by the backend.
@@ -120,6 +125,20 @@ def _(
     return q.new_empty(q.shape)
 
 
+@torch.library.custom_op("liteattention_rocm_diffusers::ring_self_attention", mutates_args=())
+def _ring_self_attention(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, slot: torch.Tensor, scale: float | None
+) -> torch.Tensor:
+    return _layers[int(slot)].attend_ring(q, k, v, scale)
+
+
+@_ring_self_attention.register_fake
+def _(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, slot: torch.Tensor, scale: float | None
+) -> torch.Tensor:
+    return q.new_empty(q.shape)
+
+
 def _liteattention(
     query: torch.Tensor,
     key: torch.Tensor,
@@ -136,9 +155,12 @@ def _liteattention(
 
     ``return_lse`` also returns the LSE in natural log as [B,S,H], as ring attention wants it.
 
+    Under context parallelism each rank keeps the lists of what it computes: in Ulysses those of
+    its heads, in a ring those of its rows against the keys of each rank.
+
     Raises:
-        ValueError: a mask, dropout or, with skip state, causal attention, the LSE or ring
-            context parallelism is asked for; lists every reason.
+        ValueError: a mask, dropout or, with skip state, causal attention, the LSE or a ring of
+            unequal parts is asked for; lists every reason.
     """
     # `enable_gqa` needs no handling: the head counts say it. It is named because the dispatcher
     # silently drops what a backend does not name.
@@ -165,6 +187,8 @@ def _liteattention(
             )
             return delegated
     _refuse(slot, attn_mask, dropout_p, is_causal, return_lse, _parallel_config)
+    if slot is not None and _ring_degree(_parallel_config) > 1:
+        return _ring(slot, query, key, value, scale, _parallel_config.context_parallel_config)
     if _parallel_config is not None:
         gathered: Result = dispatch._templated_context_parallel_attention(
             query,
@@ -182,6 +206,31 @@ def _liteattention(
         )
         return gathered
     return _run(slot, engine, query, key, value, is_causal, scale, return_lse)
+
+
+def _ring_degree(parallel_config: Any) -> int:
+    context = getattr(parallel_config, "context_parallel_config", None)
+    return 1 if context is None else int(context.ring_degree)
+
+
+def _ring(
+    slot: torch.Tensor,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    scale: float | None,
+    context: Any,
+) -> torch.Tensor:
+    """Attend in a ring of our own: diffusers' does not say whose keys a call sees.
+
+    With ``ulysses_degree`` too, rows are exchanged for heads around it.
+    """
+    exchange = dispatch.SeqAllToAllDim.apply
+    if context.ulysses_degree > 1:
+        group = context._ulysses_mesh.get_group()
+        query, key, value = (exchange(group, x, 2, 1) for x in (query, key, value))
+    out: torch.Tensor = _ring_self_attention(query, key, value, slot, scale)
+    return exchange(group, out, 1, 2) if context.ulysses_degree > 1 else out
 
 
 def _run(
@@ -251,11 +300,12 @@ def _refuse(
             reasons.append("LiteAttention is not causal: exclude this layer")
         if return_lse:
             reasons.append("LiteAttention does not hand out an LSE here: exclude this layer")
-        context = getattr(parallel_config, "context_parallel_config", None)
-        if context is not None and context.ring_degree > 1:
+        if _ring_degree(parallel_config) > 1 and getattr(
+            parallel_config.context_parallel_config, "ring_anything", False
+        ):
             reasons.append(
-                "ring context parallelism shows a layer only a part of the keys per call, and "
-                "skip lists are over all of them: use ulysses_degree instead of ring_degree"
+                "ring_anything splits the rows unequally, and a ring of LiteAttention needs equal "
+                "parts: leave it off, or use ulysses_degree (with ulysses_anything) instead"
             )
     if reasons:
         raise ValueError(f"attention backend {BACKEND_NAME!r}: " + "; ".join(reasons))

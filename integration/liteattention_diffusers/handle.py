@@ -10,9 +10,11 @@ from types import TracebackType
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from diffusers.utils.torch_utils import unwrap_module
 
 from liteattention_rocm import LiteAttention, SkipPolicy, TileGeometry, engines, skiplist
+from liteattention_rocm.parallel import SeqParallel
 
 from . import clock as clocks
 from .backend import BACKEND_NAME
@@ -41,6 +43,9 @@ class Handle:
         cross_attention: bool,
     ) -> None:
         self.lite = LiteAttention(policy, geometry=geometry, engine=engine)
+        # One per ring of processes that the layers say they are in: one at most, as a rule.
+        self._rings: dict[dist.ProcessGroup, SeqParallel] = {}
+        self._geometry = geometry
         self._clock = clocks.Clock(pipeline)
         self._denoisers: list[tuple[torch.nn.Module, clocks.DenoiserHook]] = []
         self._layers: dict[Layer, clocks.Context] = {}
@@ -60,8 +65,13 @@ class Handle:
 
     @property
     def statistics(self) -> Any:
-        """``LiteAttention.statistics``: tiles by generation (:attr:`run`), step, layer, branch."""
-        return self.lite.statistics
+        """``LiteAttention.statistics``: tiles by generation (:attr:`run`), step, layer, branch.
+
+        Under context parallelism those of this rank; ``merge`` those of all ranks for the whole.
+        """
+        if not self._rings:
+            return self.lite.statistics
+        return self.lite.statistics.merge(*(ring.statistics for ring in self._rings.values()))
 
     @property
     def run(self) -> int:
@@ -73,8 +83,21 @@ class Handle:
         """Whether the pipeline is still taken over."""
         return bool(self._denoisers)
 
+    def lists(self, layer: str, branch: str, *, split: int | None = None) -> torch.Tensor:
+        """Return a copy of this rank's list of the latest run.
+
+        int32 [B, H, q_blocks, words], see :mod:`liteattention_rocm.skiplist`; under context
+        parallelism of the heads or rows that this rank attends with. In a ring ``split`` names the
+        rank whose keys it is about. Raises ``KeyError`` naming what there is if there is none.
+        """
+        if split is None:
+            return self.lite.lists(layer, branch, self.run)
+        for ring in self._rings.values():
+            return ring.lists(layer, branch, self.run, split=split)
+        raise KeyError(f"no list for the keys of rank {split}: nothing ran in a ring")
+
     def kept_tiles(self, layer: str, branch: str) -> torch.Tensor:
-        """Tiles that the next step of the latest run would compute.
+        """Tiles that the next step of the latest run would compute; not for a ring.
 
         Bool [B, H, q_blocks, K_blocks], True = compute; ``skiplist.picture`` draws it. Raises
         ``KeyError`` naming what there is if the layer and branch hold no list.
@@ -90,6 +113,8 @@ class Handle:
     def reset(self) -> None:
         """Forget all skip lists and statistics; the next call begins a new run."""
         self.lite.reset()
+        for ring in self._rings.values():
+            ring.reset()
         self._clock.end_run()
 
     def disable(self) -> None:
@@ -129,6 +154,7 @@ class Handle:
                 prefix + layer.name,
                 layer,
                 self._attend,
+                self._attend_ring,
                 shared_processor=processor in others or held[processor] > 1,
                 cross_attention=self._cross_attention,
                 engine=self.lite.engine,
@@ -147,23 +173,42 @@ class Handle:
         scale: float | None,
         out: torch.Tensor,
     ) -> None:
+        self.lite(q, k, v, layout="bshd", scale=scale, out=out, **self._position(layer))
+
+    def _attend_ring(
+        self,
+        layer: Layer,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        scale: float | None,
+        group: dist.ProcessGroup,
+    ) -> torch.Tensor:
+        if group not in self._rings:
+            self._rings[group] = SeqParallel(
+                self.policy,
+                group=group,
+                mode="ring",
+                geometry=self._geometry,
+                engine=self.lite.engine,
+            )
+        return self._rings[group](q, k, v, scale=scale, **self._position(layer))
+
+    def _position(self, layer: Layer) -> dict[str, Any]:
+        """Where a call of ``layer`` stands, as LiteAttention takes it; ends a run that is over."""
         at = self._clock.locate(self._layers[layer])
         if at.run != self._run:
             self.lite.end(self._run)
+            for ring in self._rings.values():
+                ring.end(self._run)
             self._run = at.run
-        self.lite(
-            q,
-            k,
-            v,
-            step=at.step,
-            layer=layer.name,
-            branch=at.branch,
-            generation=at.run,
-            num_steps=at.num_steps,
-            layout="bshd",
-            scale=scale,
-            out=out,
-        )
+        return {
+            "step": at.step,
+            "layer": layer.name,
+            "branch": at.branch,
+            "generation": at.run,
+            "num_steps": at.num_steps,
+        }
 
 
 def enable(

@@ -121,8 +121,9 @@ def _same_key(hook: RemovableHandle, *tables: dict[int, Any]) -> RemovableHandle
 class Layer:
     """One attention layer that is taken over.
 
-    Self-attention goes to ``attend``. Calls that attend to another sequence stay with the backend
-    that the module had, or go to our dense kernel on ``engine`` if ``cross_attention`` says so.
+    Self-attention goes to ``attend``, in a ring of processes to ``attend_ring``. Calls that attend
+    to another sequence stay with the backend that the module had, or go to our dense kernel on
+    ``engine`` if ``cross_attention`` says so.
 
     Key: the layer's name in its pipeline. Owner: the handle that enabled it. Lifetime: from
     ``enable`` to ``disable``; it keeps what the module had before, to put it back.
@@ -133,6 +134,7 @@ class Layer:
         name: str,
         found: Found,
         attend: Callable[..., None],
+        attend_ring: Callable[..., torch.Tensor],
         *,
         shared_processor: bool,
         cross_attention: bool,
@@ -143,6 +145,7 @@ class Layer:
         self.name = name
         self.slot = backend.new_slot(self)
         self._attend = attend
+        self._attend_ring = attend_ring
         self._module = found.module
         self._kind = found.kind
         self._cross_attention = cross_attention
@@ -184,6 +187,14 @@ class Layer:
         """Compute this layer's attention on [B,S,H,D] tensors into ``out``."""
         self._attend(self, q, k, v, scale, out)
 
+    def attend_ring(
+        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float | None
+    ) -> torch.Tensor:
+        """Return attention of this rank's rows [B,S_local,H,D] to those of all ranks."""
+        module: Any = self._module
+        context = module.processor._parallel_config.context_parallel_config
+        return self._attend_ring(self, q, k, v, scale, context._ring_mesh.get_group())
+
     def release(self) -> None:
         """Put the module back as it was."""
         for hook in self._hooks:
@@ -192,6 +203,9 @@ class Layer:
         if module.processor is not self._ours:
             return  # replaced by the user meanwhile: the new processor is theirs
         if self._ours is not self._processor:
+            parallel = vars(self._ours).get("_parallel_config")
+            if parallel is not None:  # enable_parallelism() met only our copy
+                self._processor._parallel_config = parallel
             module.processor = self._processor
         elif self._ours._attention_backend is self._member:
             if self._was_set:

@@ -1,0 +1,220 @@
+"""diffusers' own context parallelism on a whole pipeline, over gloo, against one process."""
+
+from __future__ import annotations
+
+import itertools
+import socket
+from pathlib import Path
+from typing import Any
+
+import diffusers
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+
+from liteattention_diffusers import Handle, disable, enable
+from liteattention_e2e import pixel_vae, tiny
+from liteattention_rocm import LiteAttention, SkipPolicy, merge_states
+
+from .diffusers_cases import PROMPT, TILE
+
+HEADS, TOKENS = 4, 1024
+#: Ranges over all tokens, across the borders of every split; a quarter of the keys is left out.
+RANGES = {"must_do": ((200, 300),), "must_skip": ((768, 1024),)}
+POLICY = SkipPolicy(threshold=-2.0, **RANGES)
+#: A ring judges a tile within its split, so fewer of them are negligible.
+BOLD = SkipPolicy(threshold=-0.5, **RANGES)
+EXACT = SkipPolicy(threshold=float("-inf"))
+#: name -> ring degree, Ulysses degree, what may be skipped; by number of processes.
+MODES = {
+    2: {"ulysses": (1, 2, POLICY), "ring": (2, 1, BOLD), "exact ring": (2, 1, EXACT)},
+    4: {"ulysses": (1, 4, POLICY), "ring": (4, 1, BOLD), "both": (2, 2, BOLD)},
+}
+
+
+def pipeline() -> Any:
+    return tiny.wan_pipeline(heads=HEADS, peaked=1.5)
+
+
+def video(pipe: Any) -> np.ndarray:
+    frames: np.ndarray = pipe(
+        PROMPT,
+        height=32,
+        width=64,
+        num_frames=pixel_vae.pipeline_num_frames(8),
+        num_inference_steps=4,
+        guidance_scale=3.0,
+        generator=torch.Generator().manual_seed(0),
+        max_sequence_length=tiny.TEXT_LENGTH,
+        output_type="np",
+    ).frames[0]
+    return frames
+
+
+def lists_of(handle: Handle, splits: list[int | None]) -> dict[Any, torch.Tensor]:
+    found = {}
+    for layer, branch, split in itertools.product(handle.layers, ("cond", "uncond"), splits):
+        try:
+            found[layer, branch, split] = handle.lists(layer, branch, split=split)
+        except KeyError:
+            continue
+    return found
+
+
+def work(rank: int, ranks: int, port: int, folder: str) -> None:
+    torch.set_num_threads(1)
+    diffusers.utils.logging.set_verbosity_error()
+    address = f"tcp://127.0.0.1:{port}"
+    dist.init_process_group("gloo", init_method=address, rank=rank, world_size=ranks)
+    torch.accelerator.device_count = lambda: 1  # diffusers numbers a machine's GPUs with it
+    made = {}
+    for name, (ring, ulysses, policy) in MODES[ranks].items():
+        config = diffusers.ContextParallelConfig(ring_degree=ring, ulysses_degree=ulysses)
+        pipe = pipeline()
+        if name == "ring":  # either may come first
+            pipe.transformer.enable_parallelism(config=config)
+            handle = enable(pipe, policy, geometry=TILE)
+        else:
+            handle = enable(pipe, policy, geometry=TILE)
+            pipe.transformer.enable_parallelism(config=config)
+        video(pipe)  # leaves nothing to the next run
+        frames = video(pipe)
+        splits = [*range(ring)] if ring > 1 else [None]
+        records = [row for row in handle.statistics.to_records() if row["generation"] == handle.run]
+        made[name] = (frames, lists_of(handle, splits), records)
+        disable(pipe)
+    pipe = pipeline()
+    handle = enable(pipe, geometry=TILE)
+    pipe.transformer.enable_parallelism(
+        config=diffusers.ContextParallelConfig(ring_degree=ranks, ring_anything=True)
+    )
+    with pytest.raises(ValueError, match="ring_anything splits the rows unequally"):
+        video(pipe)
+    torch.save(made, f"{folder}/{rank}.pt")
+    dist.destroy_process_group()
+
+
+@pytest.fixture(scope="module", params=[2, pytest.param(4, marks=pytest.mark.slow)])
+def results(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Any:
+    folder: Path = tmp_path_factory.mktemp("ranks")
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    torch.multiprocessing.spawn(work, args=(request.param, port, str(folder)), nprocs=request.param)
+    return [torch.load(folder / f"{rank}.pt", weights_only=False) for rank in range(request.param)]
+
+
+class OneProcess:
+    """What a ring of ``ranks`` computes, in one process: rows against every split of the keys."""
+
+    def __init__(self, handle: Handle, ranks: int) -> None:
+        self.ranks = ranks
+        self.length = TOKENS // ranks
+        self.handle = handle
+        self.lite: dict[tuple[int, int], LiteAttention] = {}
+        for layer in handle._layers:
+            layer._attend = self.attend
+
+    def policy(self, split: int) -> SkipPolicy | None:
+        whole, start = self.handle.policy, split * self.length
+
+        def within(ranges: Any) -> tuple[tuple[int, int], ...]:
+            moved = ((max(a - start, 0), min(b - start, self.length)) for a, b in ranges)
+            return tuple((a, b) for a, b in moved if a < b)
+
+        must_skip = within(whole.must_skip)
+        if must_skip == ((0, self.length),):
+            return None
+        return whole.model_copy(update={"must_do": within(whole.must_do), "must_skip": must_skip})
+
+    def attend(self, layer: Any, q: Any, k: Any, v: Any, scale: Any, out: torch.Tensor) -> None:
+        call = self.handle._position(layer)
+        for rank in range(self.ranks):
+            rows = slice(rank * self.length, (rank + 1) * self.length)
+            parts = []
+            for split in range(self.ranks):
+                keys = slice(split * self.length, (split + 1) * self.length)
+                policy = self.policy(split)
+                if policy is None:
+                    continue
+                lite = self.lite.setdefault((rank, split), LiteAttention(policy, geometry=TILE))
+                inputs = (x.contiguous() for x in (q[:, rows], k[:, keys], v[:, keys]))
+                parts.append(lite(*inputs, scale=scale, return_lse=True, **call))
+            merged = merge_states([o for o, _ in parts], [lse for _, lse in parts])[0]
+            out[:, rows] = merged
+
+    def lists(self, rank: int, layer: str, branch: str, split: int) -> torch.Tensor:
+        return self.lite[rank, split].lists(layer, branch, self.handle.run)
+
+
+def same_picture(one: np.ndarray, other: np.ndarray) -> bool:
+    """Up to the last bits that a matrix product of fewer rows may round otherwise."""
+    assert one.shape == other.shape and one.std() > 0.05
+    return bool(np.abs(one - other).max() < 1e-4)
+
+
+def skipped(records: list[dict[str, Any]]) -> float:
+    total = sum(row["tiles_total"] for row in records)
+    return 1 - sum(row["tiles_computed"] for row in records) / total
+
+
+def test_ulysses_is_one_process(results: Any) -> None:
+    pipe = pipeline()
+    with enable(pipe, POLICY, geometry=TILE) as handle:
+        frames = video(pipe)
+        lists = lists_of(handle, [None])
+        whole = handle.statistics.to_records()
+    assert 0.3 < skipped(whole) < 0.9
+    assert len(lists) == 4
+    for rank in results:
+        assert same_picture(rank["ulysses"][0], frames)
+    for key, value in lists.items():
+        together = torch.cat([rank["ulysses"][1][key] for rank in results], dim=1)
+        assert torch.equal(together, value), key
+    for index, row in enumerate(whole):
+        for field in ("tiles_total", "tiles_computed", "tiles_kept"):
+            assert sum(rank["ulysses"][2][index][field] for rank in results) == row[field]
+
+
+@pytest.mark.parametrize("name", ["ring", "both"])
+def test_a_ring_keeps_lists_by_the_ranks_of_the_keys(results: Any, name: str) -> None:
+    if name not in results[0]:
+        pytest.skip("two processes are one ring")
+    ring, ulysses, policy = MODES[len(results)][name]
+    pipe = pipeline()
+    with enable(pipe, policy, geometry=TILE) as handle:
+        oracle = OneProcess(handle, ring)
+        frames = video(pipe)
+        splits = {split for _, split in oracle.lite}
+        assert splits == set(range(ring)) - ({3} if ring == 4 else set()), "split 3 is left out"
+        for number, rank in enumerate(results):
+            assert same_picture(rank[name][0], frames)
+            assert rank[name][1].keys() == {
+                (layer, branch, split)
+                for layer in handle.layers
+                for branch in ("cond", "uncond")
+                for split in splits
+            }
+            heads = slice(
+                number % ulysses * HEADS // ulysses, (number % ulysses + 1) * HEADS // ulysses
+            )
+            for (layer, branch, split), value in rank[name][1].items():
+                wanted = oracle.lists(number // ulysses, layer, branch, split)[:, heads]
+                assert torch.equal(value, wanted), (number, layer, branch, split)
+    rows = [row for rank in results for row in rank[name][2]]
+    wanted_rows = [row for lite in oracle.lite.values() for row in lite.statistics.to_records()]
+    for field in ("tiles_total", "tiles_computed", "tiles_kept"):
+        assert sum(r[field] for r in rows) == sum(r[field] for r in wanted_rows)
+    assert 0.05 < skipped(rows) < 0.9
+
+
+def test_a_ring_that_skips_nothing_is_one_process(results: Any) -> None:
+    if "exact ring" not in results[0]:
+        pytest.skip("tried with two processes")
+    pipe = pipeline()
+    with enable(pipe, EXACT, geometry=TILE):
+        frames = video(pipe)
+    for rank in results:
+        assert same_picture(rank["exact ring"][0], frames)
+        assert skipped(rank["exact ring"][2]) == 0.0
