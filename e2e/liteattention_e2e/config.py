@@ -281,7 +281,7 @@ class SuiteConfig(BaseModel):
 def _in_repository(path: Path, option: str) -> None:
     if not path.exists():
         raise ValueError(
-            f"{path} is part of the repository, not of the package: run from a checkout or give "
+            f"{str(path)!r} is part of the repository, not of the package: run from a checkout or give "
             f"{option}"
         )
 

@@ -69,7 +69,7 @@ def test_an_installed_package_says_that_it_has_no_model(
     app.command("generate")(installed.generate)
     wanted = " is part of the repository, not of the package: run from a checkout or give --"
     model, prompts = (
-        f"{name}: {site / folder}{wanted}{name}"
+        f"{name}: {str(site / folder)!r}{wanted}{name}"
         for name, folder in (("model", "model/wan-shapes"), ("prompts", "prompts/shapes.txt"))
     )
     for command, expected in (
@@ -82,4 +82,5 @@ def test_an_installed_package_says_that_it_has_no_model(
         assert outcome.exit_code == 2
         lines = [line.strip() for line in outcome.stderr.splitlines()[1:]]
         assert len(lines) == len(expected)
+        assert lines[0] == expected[0]
         assert all(line.startswith(e) for line, e in zip(lines, expected, strict=True)), lines
