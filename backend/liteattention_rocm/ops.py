@@ -1,7 +1,9 @@
 """The attention calls, their validation and the ``torch.library`` operators behind them.
 
 Every call is checked before anything runs, and everything wrong with it is reported in one
-exception. The operators (``torch.ops.liteattention_rocm.*``) write into tensors they are given,
+exception. What was checked once is not checked again: calls are remembered by all that the checks
+and the engine's choices depend on (:class:`_Bound`), and a repeated one goes straight to its
+engine. The operators (``torch.ops.liteattention_rocm.*``) write into tensors they are given,
 so that ``torch.compile`` sees opaque calls with known outputs; the functions here allocate those
 outputs and are what users call.
 
@@ -11,8 +13,11 @@ tiles are skipped as in LiteAttention (arXiv 2511.11062).
 
 from __future__ import annotations
 
+import functools
 import math
-from collections.abc import Sequence
+import os
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass
 from typing import Any, Literal, overload
 
 import numpy as np
@@ -45,6 +50,148 @@ _LIBRARY.define(  # type: ignore[no-untyped-call]
 )
 
 _FLOATS = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
+
+#: Calls that are remembered; past it, all are forgotten and found anew.
+_MOST_BOUND = 1024
+_ALIGNMENT = 16  # bytes: what kernels are compiled for
+
+# Each of these takes 60 ns; together they say whether anything but the engine must see a call.
+_dispatch_modes = torch._C._len_torch_dispatch_stack
+_function_modes = torch._C._len_torch_function_stack
+_transforms = torch._C._functorch.peek_interpreter_stack
+_tracing = torch._C._get_tracing_state
+_profiling = torch._C._autograd._profiler_enabled
+_grad_enabled = torch.is_grad_enabled
+
+# What os.environ reads from. Its own ``get`` translates names anew, a tenth of a short call.
+_environment: Any = getattr(os.environ, "_data", os.environ)
+_ENGINE: Any = (
+    engines.ENGINE_VARIABLE
+    if _environment is os.environ
+    else os.environ.encodekey(engines.ENGINE_VARIABLE)
+)
+
+
+@dataclass(frozen=True, slots=True)
+class _Bound:
+    """A call that was checked, ready to be repeated with other tensors of the same kind.
+
+    ``run`` takes the tensors as :meth:`Engine.attention` or :meth:`Engine.lite_attention` do.
+    ``spans``: bytes from the first to past the last element of q, k, v and out; ``list_bytes``:
+    those of a skip list.
+
+    Key: everything that :func:`_argument_reasons`, :func:`_lite_reasons` and the engine look at
+    but addresses, see :func:`_kind_of_call`; of those, alignment and overlap are looked at in
+    every call. Owner: ``_calls``. Lifetime: until there are ``_MOST_BOUND``. It holds no tensor.
+    """
+
+    run: Callable[..., None]
+    spans: tuple[int, int, int, int]
+    list_bytes: int = 0
+
+    def apart(self, out: torch.Tensor, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> bool:
+        """Whether ``out`` is aligned and surely shares no memory with an input."""
+        begin = out.data_ptr()
+        q_span, k_span, v_span, span = self.spans
+        end = begin + span
+        for tensor, size in ((q, q_span), (k, k_span), (v, v_span)):
+            other = tensor.data_ptr()
+            if begin < other + size and other < end:
+                return False
+        return begin % _ALIGNMENT == 0
+
+
+_calls: dict[Hashable, _Bound] = {}
+
+
+def _kind_of_call(
+    q: Any,
+    k: Any,
+    v: Any,
+    layout: Any,
+    scale: Any,
+    causal: Any,
+    rounding: Any,
+    return_lse: Any,
+    out: Any,
+    engine: Any,
+) -> tuple[Any, ...] | None:
+    """Name everything about a call but the addresses of its tensors, or None to look at it closely.
+
+    Types are looked at here, because True equals 1 and 1.0 as a key.
+    """
+    if (
+        type(q) is not torch.Tensor
+        or type(k) is not torch.Tensor
+        or type(v) is not torch.Tensor
+        or type(causal) is not bool
+        or type(return_lse) is not bool
+        or type(layout) is not str
+        or type(rounding) is not str
+        or (scale is not None and type(scale) is not float)
+        or (engine is not None and type(engine) is not str)
+        or _dispatch_modes()
+        or _function_modes()
+        or _transforms() is not None
+        or _tracing() is not None
+        or _profiling()
+        or (q.data_ptr() | k.data_ptr() | v.data_ptr()) % _ALIGNMENT
+        or (_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad))
+    ):
+        return None
+    kind = (
+        q.shape, q.stride(), k.shape, k.stride(), v.shape, v.stride(), q.dtype, k.dtype, v.dtype,
+        q.device, k.device, v.device, layout, scale, causal, rounding, return_lse, engine,
+        _environment.get(_ENGINE),
+    )  # fmt: skip
+    if out is None:
+        return kind
+    if type(out) is not torch.Tensor or (_grad_enabled() and out.requires_grad):
+        return None
+    return (*kind, out.shape, out.stride(), out.dtype, out.device)
+
+
+def _kind_of_lists(
+    kind: tuple[Any, ...] | None,
+    read: Any,
+    write: Any,
+    must_do: Any,
+    must_skip: Any,
+    threshold: Any,
+    descending: Any,
+    soft_skip: Any,
+    geometry: Any,
+) -> tuple[Any, ...] | None:
+    """Go on with what LiteAttention adds to a kind of call."""
+    if (
+        kind is None
+        or type(threshold) is not float
+        or type(descending) is not bool
+        or type(soft_skip) is not bool
+    ):
+        return None
+    size: tuple[int, ...] = ()
+    if geometry is not None:
+        if type(geometry) is not TileGeometry:
+            return None
+        size = geometry.q_block, geometry.k_block, geometry.vote_rows
+    found = [threshold, descending, soft_skip, size]
+    for bitmap in (read, write, must_do, must_skip):
+        if bitmap is None:
+            found.append(None)
+        elif type(bitmap) is not torch.Tensor or bitmap.data_ptr() % _ALIGNMENT:
+            return None
+        else:
+            found += (bitmap.shape, bitmap.stride(), bitmap.dtype, bitmap.device)
+    return (*kind, *found)
+
+
+def _remember(kind: tuple[Any, ...], out: torch.Tensor, bound: _Bound) -> None:
+    if out.data_ptr() % _ALIGNMENT:
+        return
+    if len(_calls) >= _MOST_BOUND:
+        _calls.clear()
+    _calls[kind] = bound
 
 
 @overload
@@ -119,15 +266,32 @@ def attention(
         ValueError: a shape, value or overlap is wrong, or the engine cannot run the request;
             lists every reason and says what to do instead.
     """
+    kind = None
     if not torch.compiler.is_compiling():
+        kind = _kind_of_call(q, k, v, layout, scale, causal, rounding, return_lse, out, engine)
+        bound = _calls.get(kind)
+        if bound is not None and (out is None or bound.apart(out, q, k, v)):
+            if out is None:
+                out = torch.empty_like(q)
+            lse = _empty_lse(q, layout) if return_lse else None
+            bound.run(q, k, v, out, lse)
+            return out if lse is None else (out, lse)
         _raise_if(*_argument_reasons(q, k, v, layout, scale, causal, rounding, out, return_lse))
     scale = _default_scale(q) if scale is None else float(scale)
     if out is None:
         out = torch.empty_like(q)
     lse = _empty_lse(q, layout) if return_lse else None
-    torch.ops.liteattention_rocm.attention(
-        q, k, v, out, lse, layout, scale, causal, rounding, engine or ""
-    )
+    if kind is None:
+        torch.ops.liteattention_rocm.attention(
+            q, k, v, out, lse, layout, scale, causal, rounding, engine or ""
+        )
+    else:
+        chosen, spec = _prepare(q, k, v, layout, scale, causal, rounding, lse, engine or "", None)
+        run = chosen.bind_attention(spec, q, k, v, out, lse)
+        if run is None:
+            run = functools.partial(_run_checked, chosen, spec)
+        run(q, k, v, out, lse)
+        _remember(kind, out, _Bound(run, _spans(q, k, v, out)))
     return out if lse is None else (out, lse)
 
 
@@ -229,6 +393,23 @@ def lite_attention(
 
     Source of the method: LiteAttention, arXiv 2511.11062.
     """
+    kind = None
+    if not torch.compiler.is_compiling():
+        kind = _kind_of_call(q, k, v, layout, scale, False, rounding, return_lse, out, engine)
+        kind = _kind_of_lists(
+            kind, read, write, must_do, must_skip, threshold, descending, soft_skip, geometry
+        )
+        bound = _calls.get(kind)
+        if (
+            bound is not None
+            and abs(read.data_ptr() - write.data_ptr()) >= bound.list_bytes
+            and (out is None or bound.apart(out, q, k, v))
+        ):
+            if out is None:
+                out = torch.empty_like(q)
+            lse = _empty_lse(q, layout) if return_lse else None
+            bound.run(q, k, v, out, lse, read, write, must_do, must_skip)
+            return out if lse is None else (out, lse)
     if geometry is None:
         geometry = default_geometry(q, engine)
     if not torch.compiler.is_compiling():
@@ -241,27 +422,21 @@ def lite_attention(
     if out is None:
         out = torch.empty_like(q)
     lse = _empty_lse(q, layout) if return_lse else None
-    torch.ops.liteattention_rocm.lite_attention(
-        q,
-        k,
-        v,
-        read,
-        write,
-        out,
-        lse,
-        must_do,
-        must_skip,
-        layout,
-        scale,
-        float(threshold),
-        descending,
-        soft_skip,
-        geometry.q_block,
-        geometry.k_block,
-        geometry.vote_rows,
-        rounding,
-        engine or "",
-    )
+    if kind is None:
+        torch.ops.liteattention_rocm.lite_attention(
+            q, k, v, read, write, out, lse, must_do, must_skip, layout, scale, float(threshold),
+            descending, soft_skip, geometry.q_block, geometry.k_block, geometry.vote_rows, rounding,
+            engine or "",
+        )  # fmt: skip
+    else:
+        lite = LiteSpec(geometry, float(threshold), descending, soft_skip)
+        chosen, spec = _prepare(q, k, v, layout, scale, False, rounding, lse, engine or "", lite)
+        step = chosen.bind_lite(spec, lite, q, k, v, out, lse, read, write, must_do, must_skip)
+        if step is None:
+            step = functools.partial(_run_lite_checked, chosen, spec, lite)
+        step(q, k, v, out, lse, read, write, must_do, must_skip)
+        list_bytes = read.numel() * read.element_size()
+        _remember(kind, out, _Bound(step, _spans(q, k, v, out), list_bytes))
     return out if lse is None else (out, lse)
 
 
@@ -391,6 +566,21 @@ def _run_lite_attention(
     lite = LiteSpec(TileGeometry(q_block, k_block, vote_rows), threshold, descending, soft_skip)
     chosen, spec = _prepare(q, k, v, layout, scale, False, rounding, lse, engine, lite)
     chosen.lite_attention(spec, lite, q, k, v, out, lse, read, write, must_do, must_skip)
+
+
+def _run_checked(engine: Engine, spec: AttentionSpec, *tensors: Any) -> None:
+    """Run a request on an engine that may have become unable to: it may read the environment."""
+    reasons = engine.supports(spec)
+    if reasons:
+        raise engines.refuse(engine, reasons, spec, None)
+    engine.attention(spec, *tensors)
+
+
+def _run_lite_checked(engine: Engine, spec: AttentionSpec, lite: LiteSpec, *tensors: Any) -> None:
+    reasons = engine.supports(spec, lite)
+    if reasons:
+        raise engines.refuse(engine, reasons, spec, lite)
+    engine.lite_attention(spec, lite, *tensors)
 
 
 def _fake_attention(
@@ -663,6 +853,10 @@ def _overlap_reasons(
         if begin < other_end and other_begin < end and _shares_memory(target, tensor):
             reasons.append(f"{name} must not overlap {other}: give it memory of its own")
     return reasons
+
+
+def _spans(*tensors: torch.Tensor) -> Any:
+    return tuple(end - begin for begin, end in map(_extent, tensors))
 
 
 def _is_fake(tensor: torch.Tensor) -> bool:

@@ -52,12 +52,10 @@ def run(
         nonlocal expected
         progress(str(tile))
         out = torch.empty_like(q)
+        bound = launch.Attention(spec, tile, q, k, v, out, None)
 
         def call() -> torch.Tensor:
-            if isinstance(tile, launch.HopperTile):
-                launch.on_hopper(spec, tile, q, k, v, out, None)
-            else:
-                launch.plain(spec, tile, q, k, v, out, None)
+            bound(q, k, v, out, None)
             return out
 
         try:

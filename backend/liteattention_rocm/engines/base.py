@@ -8,6 +8,7 @@ never fall back to another engine; :mod:`liteattention_rocm.engines` picks one a
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -161,6 +162,28 @@ class RaggedBatch:
     kv_start: torch.Tensor | None = None
 
 
+#: :meth:`Engine.attention` after its spec: (q, k, v, out, lse).
+BoundAttention = Callable[
+    [torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None], None
+]
+#: :meth:`Engine.lite_attention` after its specs: (q, k, v, out, lse, read, write, must_do,
+#: must_skip).
+BoundLite = Callable[
+    [
+        torch.Tensor,
+        torch.Tensor,
+        torch.Tensor,
+        torch.Tensor,
+        torch.Tensor | None,
+        torch.Tensor,
+        torch.Tensor,
+        torch.Tensor | None,
+        torch.Tensor | None,
+    ],
+    None,
+]
+
+
 class Engine(ABC):
     """One way to compute attention. Stateless: everything a call needs is in its arguments."""
 
@@ -221,6 +244,40 @@ class Engine(ABC):
         Bitmaps are int32 tensors holding uint32 bit patterns, [B, Hq, q_blocks, words]; the masks
         are int32 [words] over K blocks or None. ``(read | must_do) & ~must_skip`` is computed.
         """
+
+    def bind_attention(
+        self,
+        spec: AttentionSpec,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        out: torch.Tensor,
+        lse: torch.Tensor | None,
+    ) -> BoundAttention | None:
+        """Return what runs a supported request again and again, at less cost for the host.
+
+        It holds for tensors with the sizes, strides, dtype and device of those given here and, like
+        them, aligned to 16 bytes or not; it keeps none of them. None, the default, where what the
+        engine supports may change while the process runs, or a call costs the host next to nothing.
+        """
+        return None
+
+    def bind_lite(
+        self,
+        spec: AttentionSpec,
+        lite: LiteSpec,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        out: torch.Tensor,
+        lse: torch.Tensor | None,
+        read: torch.Tensor,
+        write: torch.Tensor,
+        must_do: torch.Tensor | None,
+        must_skip: torch.Tensor | None,
+    ) -> BoundLite | None:
+        """Return what runs a LiteAttention step, as :meth:`bind_attention` does a dense request."""
+        return None
 
     def ragged_reasons(self, spec: RaggedSpec) -> list[str]:
         """Return every reason why this engine cannot run a ragged call; none means it can."""

@@ -24,7 +24,16 @@ from typing import Any
 
 import torch
 
-from .base import AttentionSpec, Engine, LiteSpec, RaggedBatch, RaggedSpec, TileGeometry
+from .base import (
+    AttentionSpec,
+    BoundAttention,
+    BoundLite,
+    Engine,
+    LiteSpec,
+    RaggedBatch,
+    RaggedSpec,
+    TileGeometry,
+)
 
 HEAD_DIMS = (64, 128)
 _LOG2E = 1.4426950408889634
@@ -83,12 +92,24 @@ class PortableEngine(Engine):
         lse: torch.Tensor | None,
     ) -> None:
         """Run dense attention; see :meth:`Engine.attention`."""
+        self.bind_attention(spec, q, k, v, out, lse)(q, k, v, out, lse)
+
+    def bind_attention(
+        self,
+        spec: AttentionSpec,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        out: torch.Tensor,
+        lse: torch.Tensor | None,
+    ) -> BoundAttention:
+        """Choose kernel and tile once; see :meth:`Engine.bind_attention`."""
         launch, tiles = _modules()
         with _on(spec.device):
-            if self._hopper(spec.device) and not launch.hopper_reasons(q, k, v, out):
-                launch.on_hopper(spec, tiles.hopper(spec), q, k, v, out, lse)
-            else:
-                launch.plain(spec, tiles.plain(spec), q, k, v, out, lse)
+            fits = self._hopper(spec.device) and not launch.hopper_reasons(q, k, v, out)
+            tile = tiles.hopper(spec) if fits else tiles.plain(spec)
+            bound: BoundAttention = launch.Attention(spec, tile, q, k, v, out, lse)
+        return bound
 
     def lite_attention(
         self,
@@ -109,21 +130,38 @@ class PortableEngine(Engine):
         With threshold -inf, a full list and the engine's own geometry it equals dense attention
         bit for bit.
         """
+        tensors = (q, k, v, out, lse, read, write, must_do, must_skip)
+        self.bind_lite(spec, lite, *tensors)(*tensors)
+
+    def bind_lite(
+        self,
+        spec: AttentionSpec,
+        lite: LiteSpec,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        out: torch.Tensor,
+        lse: torch.Tensor | None,
+        read: torch.Tensor,
+        write: torch.Tensor,
+        must_do: torch.Tensor | None,
+        must_skip: torch.Tensor | None,
+    ) -> BoundLite:
+        """Choose kernel and tile once; see :meth:`Engine.bind_lite`."""
         launch, tiles = _modules()
         if lite.threshold == -math.inf:
             lite = replace(lite, soft_skip=False)  # nothing is negligible
         with _on(spec.device):
-            hopper = None
+            tile = None
             if self._hopper(spec.device) and not launch.hopper_reasons(q, k, v, out):
-                hopper = tiles.hopper_lite(spec, lite)
+                tile = tiles.hopper_lite(spec, lite)
             # Nothing is voted on at -inf; walking in the dense order makes it dense bit for bit.
-            descending = lite.descending if lite.threshold > -math.inf else hopper is not None
-            walks = launch.plan_walks(spec, lite, read, write, must_do, must_skip, descending)
-            if hopper is not None:
-                launch.on_hopper(spec, hopper, q, k, v, out, lse, lite, walks)
-            else:
-                tile = tiles.plain_lite(spec, lite)
-                launch.plain(spec, tile, q, k, v, out, lse, lite, walks)
+            descending = lite.descending if lite.threshold > -math.inf else tile is not None
+            bound: BoundLite = launch.LiteStep(
+                spec, lite, tile or tiles.plain_lite(spec, lite), descending,
+                q, k, v, out, lse, read, write, must_do, must_skip,
+            )  # fmt: skip
+        return bound
 
     def ragged_reasons(self, spec: RaggedSpec) -> list[str]:
         """Return every reason against a ragged call; see :meth:`Engine.ragged_reasons`."""
