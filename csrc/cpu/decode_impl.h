@@ -1,26 +1,20 @@
 // Attention of few query rows over long keys, written once for every instruction-set path.
 //
-// Included by kernel_*.cpp after kernel_impl.h. What a decode step costs is reading keys and
-// values: both are read once, where they lie, for all query heads that share them. Up to 16 lanes
-// (rows times heads of one kv head) walk the keys together, four K blocks of 64 keys to a softmax
-// rescale as in kernel_impl.h, with S^T [keys][16 lanes] so that a lane is a lane of the vectors.
-// Two ways to form the products:
+// Included by kernel_*.cpp after kernel_impl.h and decode_lanes.h. What a decode step costs is
+// reading keys and values: both are read once, where they lie, for all query heads that share them.
+// Up to 16 lanes (rows times heads of one kv head) walk the keys together, four K blocks of 64 keys
+// to a softmax rescale as in kernel_impl.h. Scores are S [lane][256 keys]: keys are the lanes of
+// the vectors, so that the softmax costs by the lanes that are used. Two ways to form the products:
 //
-//   tiles  (AMX)  S^T = K Q^T and O = P V with 16 rows of K or V as one tile in place; even and
-//                 odd columns of O apart until the end (see GemmAmx::Values)
-//   lanes         dot products along the head dimension; O's lanes lie along it too
+//   tiles  (AMX)  S^T = K Q^T and O = P V with 16 rows of K or V as one tile in place; S^T is
+//   turned
+//                 afterwards; even and odd columns of O apart until the end (see GemmAmx::Values)
+//   lanes         see decode_lanes.h
 //
 // A request is cut into parts of kDecodeSplit keys at fixed places, so that its result depends
 // neither on the threads nor on the requests beside it. Parts are merged in their order.
 
 namespace {
-
-template <DType kType>
-inline Vec LoadVec(const char* from) {
-    if constexpr (kType == DType::kFp32) return Vec::Load(reinterpret_cast<const float*>(from));
-    const uint16_t* half = reinterpret_cast<const uint16_t*>(from);
-    return kType == DType::kBf16 ? Vec::FromBf16(half) : Vec::FromFp16(half);
-}
 
 template <class Gemm, DType kType>
 struct DecodeImpl {
@@ -28,17 +22,20 @@ struct DecodeImpl {
     using Walk = typename K::Walk;
     static constexpr bool kTiles = Gemm::kDecodeTiles;
     static constexpr int64_t kLanes = kDecodeLanes;
-    static constexpr int64_t kInput = K::kInput;
+    static constexpr int64_t kRow = kGroup * kKBlock;  // scores of a lane
+    // How rows are read where they lie, and when they had to be copied.
+    using Words = DecodeWords<Gemm, kType>;
+    using Copied = DecodeWords<Gemm, DType::kFp32>;
 
     static int64_t Dims(const AttentionParams& p) { return RoundUp(p.head_dim, 32); }
     static int64_t PartWords(const AttentionParams& p) { return 16 + Dims(p); }
-    static int64_t RowBytes(const AttentionParams& p) { return Dims(p) * (kTiles ? 2 : 4); }
+    static int64_t RowBytes(const AttentionParams& p) { return Dims(p) * K::kElement; }
 
     struct Scratch {
         typename K::Scratch walk;
         char* keys;         // [64][Dims] keys that cannot be read in place
         char* values;       // [64, tiles: 256][Dims] values that cannot be read in place
-        float* across;      // tiles: [16 lanes][256] scores, a lane's in a row
+        float* across;      // [16 lanes][256] scores; lanes: weights in their place
         uint32_t* weights;  // tiles: [16 of 16 keys][512], see GemmAmx::Values
         char* zero;         // a row of zeros
 
@@ -49,18 +46,18 @@ struct DecodeImpl {
                 if (base) *to = reinterpret_cast<T*>(base + used);
                 used += RoundUp(count * static_cast<int64_t>(sizeof(T)), 64);
             };
-            take(&walk.scores, kGroup * kKBlock * kLanes);
+            take(&walk.scores, kTiles ? kRow * kLanes : 0);
             walk.probs = reinterpret_cast<uint32_t*>(walk.scores);
-            take(&walk.query, Dims(p) * kLanes);
+            take(&walk.query, Dims(p) * kLanes * (kTiles ? 1 : 4));
             take(&walk.output, Dims(p) * kLanes);
             take(&walk.running, kLanes);
             take(&walk.shift, kLanes);
             take(&walk.alpha, kLanes);
             take(&walk.sum, kLanes);
             take(&keys, kKBlock * RowBytes(p));
-            take(&values, (kTiles ? kGroup : 1) * kKBlock * RowBytes(p));
-            take(&across, kTiles ? kLanes * kGroup * kKBlock : 0);
-            take(&weights, kTiles ? kGroup * kKBlock / 16 * 512 : 0);
+            take(&values, kRow * RowBytes(p));
+            take(&across, kLanes * kRow);
+            take(&weights, kTiles ? kRow / 16 * 512 : 0);
             take(&zero, RowBytes(p));
             return used;
         }
@@ -103,7 +100,8 @@ struct DecodeImpl {
             s.walk.shift[r] = 0.0f;
             s.walk.sum[r] = 0.0f;
         }
-        std::memset(s.walk.output, 0, static_cast<size_t>(kLanes * Dims(p)) * 4);
+        const int64_t used = kTiles ? kLanes : walk.rows;
+        std::memset(s.walk.output, 0, static_cast<size_t>(used * Dims(p)) * 4);
         GroupRows rows[2];
         int at = 0;
         Locate(task, s, task.key_begin, &rows[0]);
@@ -120,13 +118,13 @@ struct DecodeImpl {
         }
 
         for (int64_t r = 0; r < walk.rows; ++r) {
-            alignas(64) float natural[kTiles ? kMaxHeadDim : 1];
-            const float* row = s.walk.output + r * Dims(p);
+            alignas(64) float row[kMaxHeadDim];
             if constexpr (kTiles) {
                 const int64_t words = Dims(p) / 2;
-                row = s.walk.output + r * words;
-                Gemm::Natural(row, row + OddRow(walk) * words, words, natural);
-                row = natural;
+                const float* even = s.walk.output + r * words;
+                Gemm::Natural(even, even + OddRow(walk) * words, words, row);
+            } else {
+                Words::Natural(s.walk.output + r * Dims(p), Dims(p), row);
             }
             if (!task.part) {
                 StoreLane(walk, r, s.walk.shift[r], s.walk.sum[r], row);
@@ -171,19 +169,21 @@ struct DecodeImpl {
 
    private:
     static void LoadQueries(const Walk& walk, const Scratch& s) {
-        const AttentionParams& p = walk.p;
         if constexpr (kTiles) {
             K::PackQ(walk);
         } else {
-            float* query = reinterpret_cast<float*>(s.walk.query);  // [lane][Dims]
-            std::memset(query, 0, static_cast<size_t>(kLanes * Dims(p)) * 4);
-            for (int64_t r = 0; r < walk.rows && p.scale != 0; ++r) {
-                float* row = query + r * Dims(p);
-                LoadFloats<kType>(K::LaneRow(walk, p.q, p.q_strides, r), p.head_dim, row);
-                if (p.scale < 0)
-                    for (int64_t d = 0; d < p.head_dim; ++d) row[d] = -row[d];
+            const AttentionParams& p = walk.p;
+            const int64_t words = Dims(p) / Gemm::kPerWord;
+            const uint32_t flip = p.scale < 0 ? (K::kPairs ? 0x80008000u : 0x80000000u) : 0u;
+            alignas(64) uint32_t row[kMaxHeadDim];
+            for (int64_t r = 0; r < walk.rows; ++r) {
+                std::memset(row, 0, static_cast<size_t>(words) * 4);
+                if (p.scale != 0)
+                    K::CopyRow(K::LaneRow(walk, p.q, p.q_strides, r), p.head_dim,
+                               reinterpret_cast<char*>(row));
+                for (int64_t w = 0; w < p.head_dim / Gemm::kPerWord; ++w) row[w] ^= flip;
+                SpreadQuery(row, words, s.walk.query + r * 4 * words);
             }
-            std::memset(s.walk.scores, 0, kGroup * kKBlock * kLanes * 4);
         }
     }
 
@@ -226,14 +226,15 @@ struct DecodeImpl {
     // 16 line fill buffers that the tile loads need (every line was 15 % slower from DRAM). A key
     // and its value lie side by side in the caches of frameworks, hence the order.
     struct Fetch {
-        static constexpr int64_t kStep = 256;
+        static constexpr int64_t kStep = kTiles ? 256 : 64;
         const GroupRows& rows;
         int64_t bytes;
         int at = 0;
 
-        void operator()() {
-            const int end =
-                static_cast<int>(Min(rows.blocks * kKBlock, at + (512 + bytes - 1) / bytes));
+        void operator()() { Rows((512 + bytes - 1) / bytes); }
+
+        void Rows(int64_t count) {
+            const int end = static_cast<int>(Min(rows.blocks * kKBlock, at + count));
             for (; at < end; ++at) {
                 for (int64_t b = 0; b < bytes; b += kStep)
                     __builtin_prefetch(rows.keys[at] + b, 0, 2);
@@ -248,34 +249,21 @@ struct DecodeImpl {
                       const GroupRows& next) {
         const AttentionParams& p = walk.p;
         const int blocks = rows.blocks;
+        const int64_t count = blocks * kKBlock;
         Fetch fetch{next, p.head_dim * K::KvBytes(p)};
-        for (int t = 0; t < blocks; ++t) {
-            const int64_t at = key + t * kKBlock;
-            float* scores = s.walk.scores + t * kKBlock * kLanes;
-            if constexpr (!kTiles) Prefetch(walk, rows.values + t * kKBlock);
-            Scores(walk, s, at, rows.keys + t * kKBlock, scores, fetch);
-            if (p.soft_cap > 0) K::SoftCap(walk, scores);
-            K::MaskBlock(walk, at / kKBlock, scores);
-        }
-        if constexpr (kTiles) {
-            TileMaxima(walk, s, blocks);
-            K::Shift(walk);
-            TileWeights(walk, s, blocks);
-            TileRescale(walk, s);
+        for (int t = 0; t < blocks; ++t)
+            Scores(walk, s, key + t * kKBlock, t, rows.keys + t * kKBlock, fetch);
+        if constexpr (kTiles) Turn(walk, s, count);
+        if (p.soft_cap > 0) SoftCap(walk, s, count);
+        Mask(walk, s, key, count);
+        Maxima(walk, s, count);
+        K::Shift(walk);
+        Weights(walk, s, count);
+        Rescale(walk, s);
+        if constexpr (kTiles)
             TileValues(walk, s, key, blocks, rows.values, fetch);
-        } else {
-            Maxima(s, blocks);
-            K::Shift(walk);
-            Probabilities(walk, s, blocks);
-            Rescale(walk, s);
-            for (int t = 0; t < blocks; ++t) Values(walk, s, t, rows.values + t * kKBlock);
-        }
-    }
-
-    static void Prefetch(const Walk& walk, const char* const* rows) {
-        const int64_t bytes = walk.p.head_dim * K::KvBytes(walk.p);
-        for (int i = 0; i < kKBlock; ++i)
-            for (int64_t b = 0; b < bytes; b += 64) __builtin_prefetch(rows[i] + b, 0, 2);
+        else
+            Values(walk, s, count, rows.values, fetch);
     }
 
     // Up to 8 lanes keep even and odd columns of the output in the rows of one tile.
@@ -311,57 +299,93 @@ struct DecodeImpl {
         return {copy, width};
     }
 
-    // Turns the scores' lanes into rows, four at a time, and folds their maxima into the running
-    // ones. The softmax then costs by the lanes that are used.
-    static void TileMaxima(const Walk& walk, const Scratch& s, int blocks) {
-        constexpr int64_t kRow = kGroup * kKBlock;
+    // Turns the lanes of the tiles' scores into rows, four at a time.
+    static void Turn(const Walk& walk, const Scratch& s, int64_t count) {
         for (int64_t r = 0; r < walk.rows; r += 4) {
-            Vec top[4];
-            for (int x = 0; x < 4; ++x) top[x] = Vec::Set(kLowest);
-            for (int64_t i = 0; i < blocks * kKBlock; i += 16) {
+            for (int64_t i = 0; i < count; i += 16) {
                 Vec rows[4];
                 Gemm::Across(s.walk.scores + i * kLanes + r, rows);
-                for (int x = 0; x < 4; ++x) {
-                    rows[x].Store(s.across + (r + x) * kRow + i);
-                    top[x] = Vec::Max(top[x], rows[x]);
-                }
-            }
-            for (int x = 0; x < 4; ++x) {
-                const float found = Gemm::Largest(top[x]);
-                if (!(found <= s.walk.running[r + x])) s.walk.running[r + x] = found;
+                for (int x = 0; x < 4; ++x) rows[x].Store(s.across + (r + x) * kRow + i);
             }
         }
     }
 
-    static void TileWeights(const Walk& walk, const Scratch& s, int blocks) {
-        constexpr int64_t kRow = kGroup * kKBlock;
+    // Turns raw scores into capped, scaled ones.
+    static void SoftCap(const Walk& walk, const Scratch& s, int64_t count) {
+        const double scale = walk.p.scale < 0 ? -walk.p.scale : walk.p.scale;
+        const Vec cap = Vec::Set(static_cast<float>(walk.p.soft_cap));
+        const Vec inner = Vec::Set(static_cast<float>(scale / walk.p.soft_cap));
+        for (int64_t r = 0; r < walk.rows; ++r)
+            for (float* at = s.across + r * kRow; at < s.across + r * kRow + count;
+                 at += Vec::kLanes)
+                (cap * Tanh(Vec::Load(at) * inner)).Store(at);
+    }
+
+    // Hides keys that do not exist or that a lane may not see.
+    static void Mask(const Walk& walk, const Scratch& s, int64_t key, int64_t count) {
+        const AttentionParams& p = walk.p;
+        const int64_t end = Min(count, p.kv_len - key);
+        const int64_t first = walk.first + p.kv_len - p.q_len - key;  // where the first row stands
+        const bool above = p.causal && count - 1 > first;
+        const bool below = p.window && first + walk.per_head - 1 >= p.window;
+        if (end == count && !above && !below) return;
+        for (int64_t r = 0; r < walk.rows; ++r) {
+            float* row = s.across + r * kRow;
+            const int64_t at = first + r % walk.per_head;
+            const int64_t begin = p.window ? Min(count, at - p.window + 1) : 0;
+            const int64_t seen = p.causal ? Min(end, at + 1) : end;
+            for (int64_t i = 0; i < begin; ++i) row[i] = kLowest;
+            for (int64_t i = seen < 0 ? 0 : seen; i < count; ++i) row[i] = kLowest;
+        }
+    }
+
+    static void Maxima(const Walk& walk, const Scratch& s, int64_t count) {
+        for (int64_t r = 0; r < walk.rows; ++r) {
+            const float* row = s.across + r * kRow;
+            Vec top[2] = {Vec::Set(kLowest), Vec::Set(kLowest)};
+            for (int64_t i = 0; i < count; i += 2 * Vec::kLanes) {
+                top[0] = Vec::Max(top[0], Vec::Load(row + i));
+                top[1] = Vec::Max(top[1], Vec::Load(row + i + Vec::kLanes));
+            }
+            const float found = Vec::Max(top[0], top[1]).Largest();
+            if (!(found <= s.walk.running[r])) s.walk.running[r] = found;
+        }
+    }
+
+    // Turns scores into weights: in place, or as the tiles' words.
+    static void Weights(const Walk& walk, const Scratch& s, int64_t count) {
         const Vec c = Vec::Set(walk.c);
         const int64_t odd = Both(walk) ? 8 * 16 : 256;
         for (int64_t r = 0; r < walk.rows; ++r) {
             const Vec shift = Vec::Set(s.walk.shift[r]);
+            float* row = s.across + r * kRow;
             Vec sum[2] = {Vec::Set(0.0f), Vec::Set(0.0f)};
-            for (int64_t i = 0; i < blocks * kKBlock; i += 32) {
-                for (int64_t x = 0; x < 2; ++x) {
-                    const int64_t at = i + x * 16;
-                    const Vec weight = Exp2((Vec::Load(s.across + r * kRow + at) - shift) * c);
-                    sum[x] = sum[x] + weight;
-                    uint32_t* to = s.weights + at / 16 * 512 + r * 16;
-                    Gemm::Weights(weight, to, to + odd);
+            for (int64_t i = 0; i < count; i += 2 * Vec::kLanes) {
+                Vec weight[2];
+                for (int x = 0; x < 2; ++x) {
+                    weight[x] = Exp2((Vec::Load(row + i + x * Vec::kLanes) - shift) * c);
+                    sum[x] = sum[x] + weight[x];
+                    if constexpr (kTiles) {
+                        uint32_t* to = s.weights + (i / 16 + x) * 512 + r * 16;
+                        Gemm::Weights(weight[x], to, to + odd);
+                    }
                 }
+                if constexpr (!kTiles) Words::StoreWeights(weight, row + i / Words::kKeys);
             }
             s.walk.sum[r] = s.walk.sum[r] * s.walk.alpha[r] + (sum[0] + sum[1]).Sum();
         }
     }
 
-    static void TileRescale(const Walk& walk, const Scratch& s) {
-        const int64_t words = Dims(walk.p) / 2;
+    static void Rescale(const Walk& walk, const Scratch& s) {
+        const int64_t words = kTiles ? Dims(walk.p) / 2 : Dims(walk.p);
         for (int64_t r = 0; r < walk.rows; ++r) {
             const float alpha = s.walk.alpha[r];
             if (alpha == 1.0f) continue;
-            for (float* row :
-                 {s.walk.output + r * words, s.walk.output + (r + OddRow(walk)) * words})
+            for (int64_t half = 0; half < (kTiles ? 2 : 1); ++half) {
+                float* row = s.walk.output + (r + half * OddRow(walk)) * words;
                 for (int64_t d = 0; d < words; d += Vec::kLanes)
                     (Vec::Load(row + d) * Vec::Set(alpha)).Store(row + d);
+            }
         }
     }
 
@@ -384,8 +408,9 @@ struct DecodeImpl {
                      fetch);
     }
 
-    static void Scores(const Walk& walk, const Scratch& s, int64_t key, const char* const* rows,
-                       float* scores, [[maybe_unused]] Fetch& fetch) {
+    // Scores of K block `block` of the group.
+    static void Scores(const Walk& walk, const Scratch& s, [[maybe_unused]] int64_t key, int block,
+                       const char* const* rows, Fetch& fetch) {
         const AttentionParams& p = walk.p;
         if constexpr (kTiles) {
             const char* tiles[4];
@@ -396,166 +421,53 @@ struct DecodeImpl {
                 tiles[i] = tile.data;
                 strides[i] = tile.stride;
             }
-            Gemm::Scores(tiles, strides, static_cast<int>(K::KeyWords(p)), s.walk.query, scores,
-                         fetch);
+            Gemm::Scores(tiles, strides, static_cast<int>(K::KeyWords(p)), s.walk.query,
+                         s.walk.scores + block * kKBlock * kLanes, fetch);
         } else {
             const float* query = reinterpret_cast<const float*>(s.walk.query);
-            const int64_t rows_used = walk.rows;
-            if (InPlace(p))
-                Dots<kType>(rows, query, Dims(p), p.head_dim, rows_used, scores);
-            else
-                Widened(p, rows, s.zero, s.keys, [&](const char* const* wide) {
-                    Dots<DType::kFp32>(wide, query, Dims(p), Dims(p), rows_used, scores);
-                });
+            const int64_t stride = 4 * Dims(p) / Gemm::kPerWord;
+            float* scores = s.across + block * kKBlock;
+            const auto ask = [&](int64_t keys) { fetch.Rows(keys / 2); };
+            if (InPlace(p)) {
+                DecodeScores<Words>(rows, query, stride, p.head_dim, walk.rows, scores, kRow, ask);
+                return;
+            }
+            const char* copied[kKBlock];
+            Copy(walk, s, rows, kKBlock, s.keys, copied);
+            DecodeScores<Copied>(copied, query, stride, Dims(p), walk.rows, scores, kRow, ask);
         }
     }
 
     // Whether rows can be read a whole vector at a time as they are.
     static bool InPlace(const AttentionParams& p) {
-        return p.kv_type == KvType::kSame && p.head_dim % Vec::kLanes == 0;
+        return p.kv_type == KvType::kSame && p.head_dim % Words::kDims == 0;
     }
 
-    // Copies 64 rows to fp32 rows of Dims at `to` and calls body with them.
-    template <class Body>
-    static void Widened(const AttentionParams& p, const char* const* rows, const char* zero,
-                        char* to, Body body) {
-        const char* wide[kKBlock];
-        for (int i = 0; i < kKBlock; ++i, to += RowBytes(p)) {
-            std::memset(to, 0, static_cast<size_t>(RowBytes(p)));
-            if (rows[i] != zero) K::CopyKvRow(p, rows[i], to);
-            wide[i] = to;
-        }
-        body(wide);
-    }
-
-    // scores[key][lane] = rows[key] . query[lane]
-    template <DType kRow>
-    static void Dots(const char* const* rows, const float* query, int64_t query_stride,
-                     int64_t dims, int64_t lanes, float* scores) {
-        int64_t l = 0;
-        for (; l + 4 <= lanes; l += 4)
-            DotTile<kRow, 4>(rows, query + l * query_stride, query_stride, dims, scores + l);
-        for (; l + 2 <= lanes; l += 2)
-            DotTile<kRow, 2>(rows, query + l * query_stride, query_stride, dims, scores + l);
-        for (; l < lanes; ++l)
-            DotTile<kRow, 1>(rows, query + l * query_stride, query_stride, dims, scores + l);
-    }
-
-    template <DType kRow, int kCount>
-    static void DotTile(const char* const* rows, const float* query, int64_t query_stride,
-                        int64_t dims, float* scores) {
-        constexpr int kKeys = Vec::kLanes == 16 ? 4 : 2;
-        constexpr int64_t kBytes = kRow == DType::kFp32 ? 4 : 2;
-        for (int i = 0; i < kKBlock; i += kKeys) {
-            Vec acc[kKeys][kCount];
-            for (int x = 0; x < kKeys; ++x)
-                for (int y = 0; y < kCount; ++y) acc[x][y] = Vec::Set(0.0f);
-            for (int64_t d = 0; d < dims; d += Vec::kLanes) {
-                Vec key[kKeys];
-                for (int x = 0; x < kKeys; ++x) key[x] = LoadVec<kRow>(rows[i + x] + d * kBytes);
-                for (int y = 0; y < kCount; ++y) {
-                    const Vec q = Vec::Load(query + y * query_stride + d);
-                    for (int x = 0; x < kKeys; ++x) acc[x][y] = Vec::MulAdd(key[x], q, acc[x][y]);
-                }
-            }
-            for (int x = 0; x < kKeys; ++x)
-                for (int y = 0; y < kCount; ++y) scores[(i + x) * kLanes + y] = acc[x][y].Sum();
-        }
-    }
-
-    static void Maxima(const Scratch& s, int blocks) {
-        for (int64_t r = 0; r < kLanes; r += Vec::kLanes) {
-            Vec top = Vec::Load(s.walk.running + r);
-            for (int i = 0; i < blocks * kKBlock; ++i)
-                top = Vec::Max(top, Vec::Load(s.walk.scores + i * kLanes + r));
-            top.Store(s.walk.running + r);
-        }
-    }
-
-    static void Probabilities(const Walk& walk, const Scratch& s, int blocks) {
-        const Vec c = Vec::Set(walk.c);
-        for (int64_t r = 0; r < kLanes; r += Vec::kLanes) {
-            const Vec shift = Vec::Load(s.walk.shift + r);
-            Vec sum[2] = {Vec::Set(0.0f), Vec::Set(0.0f)};
-            for (int i = 0; i < blocks * kKBlock; i += 2) {
-                float* at = s.walk.scores + i * kLanes + r;
-                const Vec even = Exp2((Vec::Load(at) - shift) * c);
-                const Vec odd = Exp2((Vec::Load(at + kLanes) - shift) * c);
-                sum[0] = sum[0] + even;
-                sum[1] = sum[1] + odd;
-                even.Store(at);
-                odd.Store(at + kLanes);
-            }
-            Vec::MulAdd(Vec::Load(s.walk.sum + r), Vec::Load(s.walk.alpha + r), sum[0] + sum[1])
-                .Store(s.walk.sum + r);
-        }
-    }
-
-    static void Rescale(const Walk& walk, const Scratch& s) {
-        for (int64_t r = 0; r < walk.rows; ++r) {
-            const float alpha = s.walk.alpha[r];
-            if (alpha == 1.0f) continue;
-            float* row = s.walk.output + r * Dims(walk.p);
-            for (int64_t d = 0; d < Dims(walk.p); d += Vec::kLanes)
-                (Vec::Load(row + d) * Vec::Set(alpha)).Store(row + d);
-        }
-    }
-
-    // output[lane] += sum over the keys of block t of probability * value row
-    static void Values(const Walk& walk, const Scratch& s, int t, const char* const* rows) {
+    // Copies rows to rows of Dims elements at `to`, in the arithmetic's own type.
+    static void Copy(const Walk& walk, const Scratch& s, const char* const* rows, int64_t count,
+                     char* to, const char** copied) {
         const AttentionParams& p = walk.p;
-        const float* weights = s.walk.scores + t * kKBlock * kLanes;
-        if (InPlace(p))
-            Sums<kType>(rows, weights, p.head_dim, walk.rows, s.walk.output, Dims(p));
-        else
-            Widened(p, rows, s.zero, s.values, [&](const char* const* wide) {
-                Sums<DType::kFp32>(wide, weights, Dims(p), walk.rows, s.walk.output, Dims(p));
-            });
-    }
-
-    template <DType kRow>
-    static void Sums(const char* const* rows, const float* weights, int64_t dims, int64_t lanes,
-                     float* output, int64_t stride) {
-        constexpr int kPanel = Vec::kLanes == 16 ? 4 : 2;
-        int64_t d = 0;
-        for (; d + kPanel * Vec::kLanes <= dims; d += kPanel * Vec::kLanes)
-            SumPanel<kRow, kPanel>(rows, weights, d, lanes, output + d, stride);
-        for (; d < dims; d += Vec::kLanes)
-            SumPanel<kRow, 1>(rows, weights, d, lanes, output + d, stride);
-    }
-
-    template <DType kRow, int kPanel>
-    static void SumPanel(const char* const* rows, const float* weights, int64_t d, int64_t lanes,
-                         float* output, int64_t stride) {
-        int64_t l = 0;
-        for (; l + 4 <= lanes; l += 4)
-            SumTile<kRow, kPanel, 4>(rows, weights + l, d, output + l * stride, stride);
-        for (; l + 2 <= lanes; l += 2)
-            SumTile<kRow, kPanel, 2>(rows, weights + l, d, output + l * stride, stride);
-        for (; l < lanes; ++l)
-            SumTile<kRow, kPanel, 1>(rows, weights + l, d, output + l * stride, stride);
-    }
-
-    template <DType kRow, int kPanel, int kCount>
-    static void SumTile(const char* const* rows, const float* weights, int64_t d, float* output,
-                        int64_t stride) {
-        constexpr int64_t kBytes = kRow == DType::kFp32 ? 4 : 2;
-        Vec acc[kCount][kPanel];
-        for (int y = 0; y < kCount; ++y)
-            for (int x = 0; x < kPanel; ++x)
-                acc[y][x] = Vec::Load(output + y * stride + x * Vec::kLanes);
-        for (int i = 0; i < kKBlock; ++i) {
-            Vec value[kPanel];
-            for (int x = 0; x < kPanel; ++x)
-                value[x] = LoadVec<kRow>(rows[i] + (d + x * Vec::kLanes) * kBytes);
-            for (int y = 0; y < kCount; ++y) {
-                const Vec weight = Vec::Set(weights[i * kLanes + y]);
-                for (int x = 0; x < kPanel; ++x)
-                    acc[y][x] = Vec::MulAdd(value[x], weight, acc[y][x]);
-            }
+        for (int64_t i = 0; i < count; ++i, to += RowBytes(p)) {
+            std::memset(to, 0, static_cast<size_t>(RowBytes(p)));
+            if (rows[i] != s.zero) K::CopyKvRow(p, rows[i], to);
+            copied[i] = to;
         }
-        for (int y = 0; y < kCount; ++y)
-            for (int x = 0; x < kPanel; ++x) acc[y][x].Store(output + y * stride + x * Vec::kLanes);
+    }
+
+    // output[lane] += weights of the group's keys times their value rows
+    static void Values(const Walk& walk, const Scratch& s, int64_t count, const char* const* rows,
+                       Fetch& fetch) {
+        const AttentionParams& p = walk.p;
+        const auto ask = [&](int64_t keys) { fetch.Rows(keys / 2); };
+        if (InPlace(p)) {
+            DecodeValues<Words>(rows, count, s.across, kRow, p.head_dim, walk.rows, s.walk.output,
+                                Dims(p), ask);
+            return;
+        }
+        const char* copied[kRow];
+        Copy(walk, s, rows, count, s.values, copied);
+        DecodeValues<Copied>(copied, count, s.across, kRow, Dims(p), walk.rows, s.walk.output,
+                             Dims(p), ask);
     }
 
     static void StoreLane(const Walk& walk, int64_t r, float shift, float sum, const float* row) {

@@ -134,8 +134,6 @@ struct GemmAmx {
         }
     }
 
-    static float Largest(Vec x) { return _mm512_reduce_max_ps(x.v); }
-
     // 16 weights of a lane, in the words that give even and odd columns.
     static void Weights(Vec x, uint32_t* even, uint32_t* odd) {
         const __m512i words = _mm512_cvtepu16_epi32((__m256i)_mm512_cvtneps_pbh(x.v));

@@ -12,6 +12,7 @@ namespace liteattention::cpu::amx_bf16 {
 #include "vec_avx512.h"
 #include "gemm_amx.h"
 #include "kernel_impl.h"
+#include "decode_lanes.h"
 #include "decode_impl.h"
 
 extern const Kernel kBf16 = MakeKernel<GemmAmx, DType::kBf16>();

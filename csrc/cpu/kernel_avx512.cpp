@@ -12,6 +12,7 @@ namespace liteattention::cpu::avx512 {
 #include "vec_avx512.h"
 #include "gemm_lanes.h"
 #include "kernel_impl.h"
+#include "decode_lanes.h"
 #include "decode_impl.h"
 
 extern const Kernel kBf16 = MakeKernel<GemmLanes<OpFp32>, DType::kBf16>();

@@ -10,6 +10,7 @@ namespace liteattention::cpu::portable {
 #include "vec_portable.h"
 #include "gemm_lanes.h"
 #include "kernel_impl.h"
+#include "decode_lanes.h"
 #include "decode_impl.h"
 
 extern const Kernel kBf16 = MakeKernel<GemmLanes<OpFp32>, DType::kBf16>();

@@ -19,7 +19,8 @@ extern const DecodeKernel kDecodeBf16, kDecodeFp16, kDecodeFp32;
 }  // namespace avx512
 namespace avx512_bf16 {
 extern const Kernel kBf16;
-}
+extern const DecodeKernel kDecodeBf16;
+}  // namespace avx512_bf16
 namespace amx_bf16 {
 extern const Kernel kBf16;
 extern const DecodeKernel kDecodeBf16;
@@ -57,7 +58,9 @@ const DecodeKernel& SelectDecode(Isa isa, DType dtype) {
 #if defined(LITEATTENTION_X86)
         case Isa::kAmxBf16:
             return ByType(dtype, amx_bf16::kDecodeBf16, avx512::kDecodeFp16, avx512::kDecodeFp32);
-        case Isa::kAvx512Bf16:  // reading is what it costs, not the fp32 arithmetic
+        case Isa::kAvx512Bf16:
+            return ByType(dtype, avx512_bf16::kDecodeBf16, avx512::kDecodeFp16,
+                          avx512::kDecodeFp32);
         case Isa::kAvx512:
             return ByType(dtype, avx512::kDecodeBf16, avx512::kDecodeFp16, avx512::kDecodeFp32);
         case Isa::kAvx2:

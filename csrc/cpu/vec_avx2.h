@@ -55,6 +55,36 @@ struct Vec {
     static Vec FromFp16(const uint16_t* p) {
         return {_mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)))};
     }
+    float Largest() const {
+        __m128 x = _mm_max_ps(_mm256_castps256_ps128(v), _mm256_extractf128_ps(v, 1));
+        x = _mm_max_ps(x, _mm_movehl_ps(x, x));
+        return _mm_cvtss_f32(_mm_max_ss(x, _mm_movehdup_ps(x)));
+    }
+    // Word c of each group of four lanes in all four.
+    static void Spread(Vec x, Vec* to) {
+        to[0].v = _mm256_permute_ps(x.v, 0x00);
+        to[1].v = _mm256_permute_ps(x.v, 0x55);
+        to[2].v = _mm256_permute_ps(x.v, 0xaa);
+        to[3].v = _mm256_permute_ps(x.v, 0xff);
+    }
+    // Transposes rows[0 .. 3] inside each group of four lanes.
+    static void Turn(Vec* rows) {
+        __m256d t[4];
+        for (int i = 0; i < 2; ++i) {
+            const __m256 a = rows[2 * i].v, b = rows[2 * i + 1].v;
+            t[2 * i] = _mm256_castps_pd(_mm256_unpacklo_ps(a, b));
+            t[2 * i + 1] = _mm256_castps_pd(_mm256_unpackhi_ps(a, b));
+        }
+        for (int i = 0; i < 2; ++i) {
+            rows[2 * i].v = _mm256_castpd_ps(_mm256_unpacklo_pd(t[i], t[2 + i]));
+            rows[2 * i + 1].v = _mm256_castpd_ps(_mm256_unpackhi_pd(t[i], t[2 + i]));
+        }
+    }
+    // The sums of the groups of parts[g] as group g.
+    static Vec Join(const Vec* parts) {
+        return {_mm256_add_ps(_mm256_permute2f128_ps(parts[0].v, parts[1].v, 0x20),
+                              _mm256_permute2f128_ps(parts[0].v, parts[1].v, 0x31))};
+    }
     void ToFp16(uint16_t* p) const {
         _mm_storeu_si128(reinterpret_cast<__m128i*>(p),
                          _mm256_cvtps_ph(v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));

@@ -44,6 +44,38 @@ struct Vec {
     static Vec FromFp16(const uint16_t* p) {
         return {_mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)))};
     }
+    float Largest() const { return _mm512_reduce_max_ps(v); }
+    // Word c of each group of four lanes in all four.
+    static void Spread(Vec x, Vec* to) {
+        to[0].v = _mm512_permute_ps(x.v, 0x00);
+        to[1].v = _mm512_permute_ps(x.v, 0x55);
+        to[2].v = _mm512_permute_ps(x.v, 0xaa);
+        to[3].v = _mm512_permute_ps(x.v, 0xff);
+    }
+    // Transposes rows[0 .. 3] inside each group of four lanes.
+    static void Turn(Vec* rows) {
+        __m512d t[4];
+        for (int i = 0; i < 2; ++i) {
+            const __m512 a = rows[2 * i].v, b = rows[2 * i + 1].v;
+            t[2 * i] = _mm512_castps_pd(_mm512_unpacklo_ps(a, b));
+            t[2 * i + 1] = _mm512_castps_pd(_mm512_unpackhi_ps(a, b));
+        }
+        for (int i = 0; i < 2; ++i) {
+            rows[2 * i].v = _mm512_castpd_ps(_mm512_unpacklo_pd(t[i], t[2 + i]));
+            rows[2 * i + 1].v = _mm512_castpd_ps(_mm512_unpackhi_pd(t[i], t[2 + i]));
+        }
+    }
+    // The sums of the groups of parts[g] as group g.
+    static Vec Join(const Vec* parts) {
+        __m512 half[2];
+        for (int i = 0; i < 2; ++i) {
+            const __m512 a = parts[2 * i].v, b = parts[2 * i + 1].v;
+            half[i] =
+                _mm512_add_ps(_mm512_shuffle_f32x4(a, b, 0x88), _mm512_shuffle_f32x4(a, b, 0xdd));
+        }
+        return {_mm512_add_ps(_mm512_shuffle_f32x4(half[0], half[1], 0x88),
+                              _mm512_shuffle_f32x4(half[0], half[1], 0xdd))};
+    }
     void ToFp16(uint16_t* p) const {
         _mm256_storeu_si256(reinterpret_cast<__m256i*>(p),
                             _mm512_cvtps_ph(v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));

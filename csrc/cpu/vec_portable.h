@@ -102,6 +102,25 @@ struct Vec {
             return x;
         });
     }
+    float Largest() const {
+        const float a = v[0] > v[1] ? v[0] : v[1], b = v[2] > v[3] ? v[2] : v[3];
+        return a > b ? a : b;
+    }
+    // Word c in all four lanes.
+    static void Spread(Vec x, Vec* to) {
+        for (int c = 0; c < 4; ++c) to[c] = Set(x.v[c]);
+    }
+    // Transposes rows[0 .. 3].
+    static void Turn(Vec* rows) {
+        for (int i = 0; i < 4; ++i) {
+            for (int j = 0; j < i; ++j) {
+                const float x = rows[i].v[j];
+                rows[i].v[j] = rows[j].v[i];
+                rows[j].v[i] = x;
+            }
+        }
+    }
+    static Vec Join(const Vec* parts) { return parts[0]; }
     void ToFp16(uint16_t* p) const {
         for (int i = 0; i < 4; ++i) p[i] = RoundToFp16(v[i]);
     }
