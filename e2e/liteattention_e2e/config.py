@@ -281,8 +281,8 @@ class SuiteConfig(BaseModel):
 def _in_repository(path: Path, option: str) -> None:
     if not path.exists():
         raise ValueError(
-            f"{str(path)!r} is part of the repository, not of the package: run from a checkout or give "
-            f"{option}"
+            f"{str(path)!r} is part of the repository, not of the package: run from a checkout or "
+            f"give {option}"
         )
 
 

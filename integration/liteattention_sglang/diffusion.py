@@ -38,6 +38,7 @@ def register() -> None:
         HookType.AROUND,
     )
     _hook(_SAMPLING_PARAMS, _check_request, HookType.AFTER)
+    _offer_ring()
 
 
 def backend() -> AttentionBackendEnum:
@@ -59,6 +60,15 @@ def backend() -> AttentionBackendEnum:
     AttentionBackendEnum._member_map_[_MEMBER_NAME] = member
     AttentionBackendEnum._value2member_map_[BACKEND_NAME] = member
     return member
+
+
+def _offer_ring() -> None:
+    """Name the backend among those that ``--ring-degree`` takes, a tuple of names in SGLang."""
+    from sglang.multimodal_gen.runtime.server_args import server_args
+
+    known = server_args.RING_CAPABLE_ATTENTION_BACKENDS
+    if BACKEND_NAME not in known:
+        server_args.RING_CAPABLE_ATTENTION_BACKENDS = (*known, BACKEND_NAME)
 
 
 def _definer(cls: type, attribute: str) -> type:

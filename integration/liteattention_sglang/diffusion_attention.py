@@ -6,7 +6,7 @@ says: ``is_cross_attention`` when a layer is built, the forward context when it 
 
 The skip lists of a request are in the request (:class:`.generation.Generation` in ``Req.extra``)
 and die with it, whatever becomes of it. Importing this module hooks the end of pipeline stages, to
-free them earlier and to report.
+free them earlier and to report, and SGLang's ring attention, to know whose keys go round.
 """
 
 from __future__ import annotations
@@ -21,7 +21,10 @@ from typing import Any
 
 import torch
 from sglang.multimodal_gen.runtime.disaggregation.roles import RoleType
-from sglang.multimodal_gen.runtime.distributed.parallel_state import get_world_rank
+from sglang.multimodal_gen.runtime.distributed.parallel_state import (
+    get_sp_group,
+    get_world_rank,
+)
 from sglang.multimodal_gen.runtime.layers.attention.backends.attention_backend import (
     AttentionBackend,
     AttentionImpl,
@@ -32,7 +35,8 @@ from sglang.multimodal_gen.runtime.managers.forward_context import get_forward_c
 from sglang.multimodal_gen.runtime.platforms import AttentionBackendEnum
 from sglang.multimodal_gen.runtime.platforms.plugins import HookRegistry, HookType
 
-from liteattention_rocm import attention
+from liteattention_rocm import SkipPolicy, attention
+from liteattention_rocm.parallel import SeqParallel
 
 from . import diffusion
 from .generation import (
@@ -47,6 +51,7 @@ logger = logging.getLogger(__name__)
 
 # SGLang leaves keys that begin with an underscore out when it sends requests elsewhere.
 _STATE = "_liteattention_rocm"
+_RING = "sglang.multimodal_gen.runtime.layers.usp.ring_attn"
 _STAGE = "sglang.multimodal_gen.runtime.pipelines_core.stages.base.PipelineStage.__call__"
 
 #: Self-attention layers by number. Weak: a layer belongs to its model.
@@ -68,6 +73,11 @@ class LiteAttentionBackend(AttentionBackend):
     def get_impl_cls() -> type[LiteAttentionImpl]:
         """Return the class of which every attention layer makes one object."""
         return LiteAttentionImpl
+
+    @classmethod
+    def supports_ring_rotation(cls) -> bool:
+        """Say that it can: dense parts by their LSE, LiteAttention in a ring of our own."""
+        return True
 
     @staticmethod
     def get_metadata_cls() -> type[AttentionMetadata]:
@@ -129,8 +139,9 @@ class LiteAttentionImpl(AttentionImpl):
     ) -> Any:
         """Return attention [B,S,H,D], with ``return_softmax_lse`` also its LSE.
 
-        The LSE is in natural log, fp32 [B,H,S]; calls that want it see only a part of the keys,
-        so they are dense.
+        The LSE is in natural log, fp32 [B,H,S]; calls that want it see only a part of the keys
+        and do not say which, so they are dense. :func:`_ring_attention` keeps those of
+        self-attention in a ring from here.
         """
         if return_softmax_lse:
             return attention(
@@ -165,22 +176,40 @@ class LiteAttentionImpl(AttentionImpl):
         out: torch.Tensor,
     ) -> None:
         """Compute self-attention into ``out``: LiteAttention inside a request, else dense."""
+        found = self._position()
+        if found is None:
+            attention(q, k, v, scale=scale, out=out)
+        else:
+            state, position = found
+            state.attend(q, k, v, scale=scale, out=out, **position)
+
+    def attend_ring(
+        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float | None
+    ) -> torch.Tensor:
+        """Return self-attention of this rank's rows to those of all ranks of SGLang's ring."""
+        group = get_sp_group().ring_group
+        found = self._position()
+        if found is None:
+            dense = SeqParallel(SkipPolicy(enabled=False), group=group, mode="ring")
+            return dense(q, k, v, step=0, layer=self.name, scale=scale)
+        state, position = found
+        return state.attend_ring(q, k, v, scale=scale, group=group, **position)
+
+    def _position(self) -> tuple[Generation, dict[str, Any]] | None:
+        """The request whose self-attention this is, and where in it the call stands.
+
+        None outside a request: an encoder, or a tool that runs a model by itself.
+        """
         context = get_forward_context_or_none()
         request = None if context is None else context.forward_batch
-        if request is None:  # an encoder, or a tool that runs a model by itself
-            attention(q, k, v, scale=scale, out=out)
-            return
+        if request is None:
+            return None
         state = _generation(request)
-        state.attend(
-            q,
-            k,
-            v,
-            layer=state.name(self, self.name),
-            step=int(context.current_timestep),
-            negative=bool(request.is_cfg_negative),
-            scale=scale,
-            out=out,
-        )
+        return state, {
+            "layer": state.name(self, self.name),
+            "step": int(context.current_timestep),
+            "negative": bool(request.is_cfg_negative),
+        }
 
 
 @torch.library.custom_op("liteattention_rocm_sglang::self_attention", mutates_args=())
@@ -199,6 +228,40 @@ def _(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, slot: torch.Tensor, scale: float | None
 ) -> torch.Tensor:
     return q.new_empty(q.shape)
+
+
+@torch.library.custom_op("liteattention_rocm_sglang::ring_self_attention", mutates_args=())
+def _ring_self_attention(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, slot: torch.Tensor, scale: float | None
+) -> torch.Tensor:
+    return _layers[int(slot)].attend_ring(q, k, v, scale)
+
+
+@_ring_self_attention.register_fake
+def _(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, slot: torch.Tensor, scale: float | None
+) -> torch.Tensor:
+    return q.new_empty(q.shape)
+
+
+def _ring_attention(
+    original: Callable[..., Any],
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attn_impl: AttentionImpl,
+    is_causal: bool = False,
+    dropout_p: float = 0.0,
+    return_softmax_lse: bool = False,
+) -> Any:
+    """Stand in for SGLang's ring, whose calls do not say whose keys they see.
+
+    Ours does that for self-attention [B,S_local,H,D]; everything else is the original's.
+    """
+    ours = isinstance(attn_impl, LiteAttentionImpl) and attn_impl.slot is not None
+    if not ours or return_softmax_lse:
+        return original(query, key, value, attn_impl, is_causal, dropout_p, return_softmax_lse)
+    return _ring_self_attention(query, key, value, attn_impl.slot, attn_impl.scale)
 
 
 def _generation(request: Any) -> Generation:
@@ -248,7 +311,7 @@ def _report(request: Any, state: Generation) -> None:
     name = request.request_id or "request"
     rank = get_world_rank()
     if rank == 0:
-        statistics = state.lite.statistics
+        statistics = state.statistics
         logger.info(
             "LiteAttention: request %s skipped %.1f %% of the tiles of self-attention (engine %s)",
             name,
@@ -260,15 +323,18 @@ def _report(request: Any, state: Generation) -> None:
         state.write(Path(folder), name if rank == 0 else f"{name}.rank{rank}")
 
 
-def _hook_stages() -> None:
-    if not any(known is _run_stage for _, known, _ in HookRegistry._hooks.get(_STAGE, ())):
-        HookRegistry.register(_STAGE, _run_stage, HookType.AROUND)
+def _hook_runtime() -> None:
+    hooks = {_STAGE: _run_stage, _RING: _ring_attention}
+    for target, hook in hooks.items():
+        if not any(known is hook for _, known, _ in HookRegistry._hooks.get(target, ())):
+            HookRegistry.register(target, hook, HookType.AROUND)
     HookRegistry.apply_hooks()
-    if _STAGE not in HookRegistry._patched:
+    missed = [target for target in hooks if target not in HookRegistry._patched]
+    if missed:
         raise RuntimeError(
-            f"attention backend {diffusion.BACKEND_NAME!r} cannot hook {_STAGE}: this version of "
-            "SGLang has other pipeline stages than those it knows"
+            f"attention backend {diffusion.BACKEND_NAME!r} cannot hook {', '.join(missed)}: this "
+            "version of SGLang is another than those it knows"
         )
 
 
-_hook_stages()
+_hook_runtime()

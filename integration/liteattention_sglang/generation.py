@@ -8,15 +8,19 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Hashable, Mapping
+from collections.abc import Callable, Hashable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+import torch.distributed as dist
 from pydantic import ValidationError
 
 from liteattention_rocm import LiteAttention, SkipPolicy, engines
+from liteattention_rocm.parallel import SeqParallel
+from liteattention_rocm.skiplist import SkipStatistics
 
 #: Where a request puts its options: ``diffusers_kwargs={"liteattention": {...}}``.
 REQUEST_KEY = "liteattention"
@@ -113,6 +117,7 @@ class Generation:
 
     def __init__(self, policy: SkipPolicy, num_steps: int | None) -> None:
         self.lite = LiteAttention(policy, max_generations=1)
+        self._ring: SeqParallel | None = None  # instead of it, made by the first call in a ring
         self.num_steps = num_steps
         self.engine: str | None = None
         self._layers: dict[Hashable, str] = {}
@@ -149,45 +154,76 @@ class Generation:
         out: torch.Tensor,
     ) -> None:
         """Compute self-attention on [B,S,H,D] tensors into ``out``."""
+        position = self._position(q, layer, step, negative)
+        self.lite(q, k, v, layout="bshd", scale=scale, out=out, **position)
+
+    def attend_ring(
+        self,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        *,
+        layer: str,
+        step: int,
+        negative: bool,
+        scale: float | None,
+        group: dist.ProcessGroup,
+    ) -> torch.Tensor:
+        """Return self-attention of rows that are split over ``group``, [B,S_local,H,D] each.
+
+        Keys and values go round; see :class:`~liteattention_rocm.parallel.SeqParallel`.
+        """
+        if self._ring is None:
+            policy = self.lite.policy
+            self._ring = SeqParallel(policy, group=group, mode="ring", max_generations=1)
+        position = self._position(q, layer, step, negative)
+        return self._ring(q, k, v, scale=scale, **position)
+
+    def _position(self, q: torch.Tensor, layer: str, step: int, negative: bool) -> dict[str, Any]:
         branch = BRANCHES[negative]
         if self.engine is None:
             self.engine = engines.choose(q.device).name
         self._branches.setdefault(layer, set()).add(branch)
-        self.lite(
-            q,
-            k,
-            v,
-            step=step,
-            layer=layer,
-            branch=branch,
-            num_steps=self.num_steps,
-            layout="bshd",
-            scale=scale,
-            out=out,
-        )
+        return {"step": step, "layer": layer, "branch": branch, "num_steps": self.num_steps}
+
+    @property
+    def statistics(self) -> SkipStatistics:
+        """Tiles by step, layer and branch that this rank went through."""
+        return self.lite.statistics if self._ring is None else self._ring.statistics
 
     def free(self) -> None:
         """Free the lists now, whoever still holds this object."""
         self.lite.reset()
+        if self._ring is not None:
+            self._ring.reset()
 
     def lists(self) -> dict[str, torch.Tensor]:
         """Copies of the lists as the last step left them, by "layer/branch".
 
         int32 [B, H, q_blocks, words], see :mod:`liteattention_rocm.skiplist`. A layer and branch
-        that never skipped has none.
+        that never skipped has none. In a ring they are by "layer/branch/rank of the keys".
         """
         found = {}
         for layer, branches in self._branches.items():
             for branch in sorted(branches):
-                try:
-                    found[f"{layer}/{branch}"] = self.lite.lists(layer, branch)
-                except KeyError:
-                    continue
+                for name, held in self._held(layer, branch):
+                    try:
+                        found[name] = held()
+                    except KeyError:
+                        continue
         return found
+
+    def _held(self, layer: str, branch: str) -> Iterator[tuple[str, Callable[[], torch.Tensor]]]:
+        name = f"{layer}/{branch}"
+        if self._ring is None:
+            yield name, partial(self.lite.lists, layer, branch)
+            return
+        for split in range(self._ring.ranks):
+            yield f"{name}/{split}", partial(self._ring.lists, layer, branch, split=split)
 
     def report(self) -> dict[str, Any]:
         """Return policy, engine and tile counts as JSON-friendly values. Waits for the device."""
-        statistics = self.lite.statistics
+        statistics = self.statistics
         steps = statistics.by_step()
         return {
             "policy": json.loads(self.lite.policy.model_dump_json()),

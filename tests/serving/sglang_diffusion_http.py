@@ -1,12 +1,10 @@
-"""``sglang generate`` and ``sglang serve`` on the small Wan model, as users run them.
+"""``sglang serve`` on the small Wan model, as users run it.
 
 VENV/bin/python -m pytest tests/serving/sglang_diffusion_http.py
 """
 
 from __future__ import annotations
 
-import os
-import subprocess
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -23,8 +21,6 @@ from .sglang_worker import (
     BOLD,
     PROMPT,
     SIZES,
-    environment,
-    model_directory,
     read_report,
     server,
 )
@@ -133,51 +129,3 @@ def test_the_server_was_warm_at_another_resolution(served: Server) -> None:
     assert "Applied 1 hook(s)" in log
     assert "arm" in log and "32x32" in log
     assert len(list(served.reports.glob("*.json"))) == log.count("LiteAttention: request")
-
-
-def generate(folder: Path, *arguments: str) -> tuple[str, np.ndarray, list[Any]]:
-    """What SGLang said, the frames of the video, and report and lists by rank."""
-    command = [
-        *("sglang", "generate", "--model-path", str(model_directory(folder))),
-        *("--attention-backend", "liteattention_rocm", "--dit-precision", "fp32"),
-        *("--attention-backend-config", '{"threshold": -2.0}'),
-        *("--diffusers-kwargs", '{"liteattention": {"warmup_steps": 1}}'),
-        *("--prompt", PROMPT, "--output-path", str(folder / "videos")),
-        *(f"--{name.replace('_', '-')}={value}" for name, value in SIZES.items()),
-        *arguments,
-    ]
-    done = subprocess.run(
-        command,
-        env=environment(LITEATTENTION_REPORT_DIR=str(folder / "reports")),
-        capture_output=True,
-        text=True,
-        timeout=500,
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    (video,) = (folder / "videos").glob("*.mp4")
-    names = sorted(Path(item).stem for item in os.listdir(folder / "reports") if "json" in item)
-    reports = [read_report(folder / "reports", name) for name in names]
-    return done.stdout + done.stderr, iio.imread(video), reports
-
-
-def test_generate_on_one_process_and_on_three(tmp_path: Path) -> None:
-    """Ulysses: each process keeps the lists of its heads; together they are those of one."""
-    said, video, reports = generate(tmp_path / "one")
-    assert video.shape == (4, 48, 48, 3)
-    assert "skipped" in said
-    (report, lists), *others = reports
-    assert not others
-    assert report["policy"]["threshold"] == -2.0 and report["policy"]["warmup_steps"] == 1
-    assert {r["step"] for r in report["records"] if r["dense"]} == {0}
-    assert len(lists) == 12
-    assert report["sparsity_last_step"] > 0.05
-
-    _, same, ranks = generate(tmp_path / "three", "--num-gpus=3", "--ulysses-degree=3")
-    assert np.array_equal(same, video)
-    assert len(ranks) == 3
-    for name, value in lists.items():
-        parts = [part[name] for _, part in ranks]
-        assert np.array_equal(np.concatenate(parts, axis=1), value), name
-    for field in ("tiles_total", "tiles_computed", "tiles_kept"):
-        for index, record in enumerate(report["records"]):
-            assert sum(part["records"][index][field] for part, _ in ranks) == record[field]

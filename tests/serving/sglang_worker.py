@@ -11,14 +11,17 @@ import contextlib
 import functools
 import gc
 import json
+import multiprocessing
 import os
 import shutil
 import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import time
-from collections.abc import Iterator
+import traceback
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -48,11 +51,27 @@ def environment(**more: str) -> dict[str, str]:
     }
 
 
-def model_directory(folder: Path) -> Path:
+def model_directory(folder: Path, source: Path = MODEL) -> Path:
     """The small model as SGLang loads it."""
     from liteattention_e2e.sglang_model import convert
 
-    return convert(MODEL, folder / "wan-shapes-sglang")
+    return convert(source, folder / f"{source.name}-sglang")
+
+
+def four_heads(folder: Path) -> Path:
+    """The small model with its weights cut into four heads of 96, for two and four processes.
+
+    It is trained with three of 128 and paints no shapes like this; tiles differ all the same.
+    """
+    made = folder / "wan-four-heads"
+    (made / "transformer").mkdir(parents=True)
+    for item in [*MODEL.iterdir(), *(MODEL / "transformer").iterdir()]:
+        if item.name not in ("transformer", "config.json"):
+            (made / item.relative_to(MODEL)).symlink_to(item)
+    config = json.loads((MODEL / "transformer" / "config.json").read_text())
+    config |= {"num_attention_heads": 4, "attention_head_dim": 96}
+    (made / "transformer" / "config.json").write_text(json.dumps(config))
+    return model_directory(folder, made)
 
 
 def free_port() -> int:
@@ -90,9 +109,20 @@ def read_report(folder: Path, name: str) -> tuple[dict[str, Any], dict[str, np.n
 
 
 class Worker:
-    """A worker of SGLang's diffusion runtime, made as its scheduler makes one."""
+    """A worker of SGLang's diffusion runtime, made as its scheduler makes one.
 
-    def __init__(self, folder: Path, **arguments: Any) -> None:
+    ``rank`` of the workers that meet at ``port``; the only one by default.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        model: Path | None = None,
+        rank: int = 0,
+        port: int | None = None,
+        **arguments: Any,
+    ) -> None:
         os.environ.update({k: v for k, v in environment().items() if os.environ.get(k) != v})
         self.reports = folder / "reports"
         os.environ["LITEATTENTION_REPORT_DIR"] = str(self.reports)
@@ -103,13 +133,14 @@ class Worker:
         from sglang.multimodal_gen.runtime.server_args import ServerArgs, set_global_server_args
 
         self.arguments = ServerArgs.from_kwargs(
-            model_path=str(model_directory(folder)),
+            model_path=str(model or model_directory(folder)),
             attention_backend="liteattention_rocm",
             output_path=str(folder / "videos"),
             **arguments,
         )
         set_global_server_args(self.arguments)
-        self.worker = CPUWorker(0, 0, free_port(), self.arguments)
+        self.worker = CPUWorker(rank, rank, port or free_port(), self.arguments)
+        self._suffix = f".rank{rank}" if rank else ""
         self._count = 0
 
     @property
@@ -143,17 +174,58 @@ class Worker:
 
     def execute(self, request: Any) -> Result:
         """Run a request to its end. Raises ``RuntimeError`` with SGLang's error message."""
-        name = request.request_id
+        name = request.request_id + self._suffix
         output = self.worker.execute_forward([request])
         if output.error is not None:
             raise RuntimeError(output.error)
-        frames = as_frames(output.output)
+        frames = as_frames(output.output) if output.output is not None else np.empty(0)
         if (self.reports / f"{name}.json").exists():
             return Result(frames, *read_report(self.reports, name))
         return Result(frames, None, None)
 
     def run(self, options: Any = None, **changes: Any) -> Result:
         return self.execute(self.request(options, **changes))
+
+
+def on_ranks(task: Callable[..., Any], ranks: int, *arguments: Any) -> list[Any]:
+    """What ``task(rank, port, *arguments)`` returns in as many processes of their own.
+
+    They are forked from one process that has imported SGLang, which takes most of a start.
+    """
+    os.environ.update(environment())
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["tests.serving.sglang_preload"])
+    port = free_port()
+    pipes, processes = [], []
+    for rank in range(ranks):
+        here, there = context.Pipe(duplex=False)
+        process = context.Process(target=_run, args=(there, task, rank, port, arguments))
+        process.start()
+        there.close()
+        pipes.append(here)
+        processes.append(process)
+    try:
+        found = []
+        for rank, pipe in enumerate(pipes):
+            if not pipe.poll(300):
+                raise TimeoutError(f"rank {rank} of {task.__name__} has not answered in 300 s")
+            found.append(pipe.recv())
+        for result in found:
+            if isinstance(result, str):
+                raise RuntimeError(result)
+        return found
+    finally:
+        for process in processes:
+            process.kill()
+            process.join()
+
+
+def _run(pipe: Any, task: Callable[..., Any], rank: int, port: int, arguments: Any) -> None:
+    try:
+        pipe.send(task(rank, port, *arguments))
+    except BaseException:
+        pipe.send(traceback.format_exc())
+    threading.Event().wait()  # others may still need this rank's end of a connection
 
 
 @functools.cache
