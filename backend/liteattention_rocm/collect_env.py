@@ -14,6 +14,8 @@ from collections.abc import Callable
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
+COMMIT_VARIABLE = "LITEATTENTION_COMMIT"
+
 PACKAGES = (
     "liteattention-rocm",
     "torch",
@@ -61,7 +63,14 @@ def report() -> str:
 
 
 def source_commit() -> str | None:
-    """Commit of the source tree that the package runs from, None outside a checkout."""
+    """Commit of the source tree that the package runs from, None outside a checkout.
+
+    A copy of a checkout has no history, or one of its own: ``LITEATTENTION_COMMIT`` says there
+    what was copied (``git describe --always --dirty --abbrev=12`` of the original).
+    """
+    stated = os.environ.get(COMMIT_VARIABLE)
+    if stated:
+        return stated
     here, name = os.path.split(os.path.abspath(__file__))
     try:
         # An installed package may lie in a checkout of something else: the user's project.

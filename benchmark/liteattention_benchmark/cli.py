@@ -99,33 +99,113 @@ def kernels(
     fa3_library: Annotated[
         Path | None, typer.Option(help="_vllm_fa3_C.abi3.so of a vLLM wheel.", exists=True)
     ] = None,
+    peer: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="NAME=FILE_OR_MODULE:FUNCTION of (q, k, v, causal, scale), tensors [B, H, S, D]; "
+            "may be given several times."
+        ),
+    ] = None,
+    counters: Annotated[
+        bool, typer.Option("--counters", help="Also run every call under ncu or rocprofv3.")
+    ] = False,
 ) -> None:
     """Compare our attention with its peers on this machine's GPU, or on the CPU if it has none."""
     import yaml
     from pydantic import ValidationError
 
+    from . import counters as counting
     from . import kernels as benchmark
     from . import kernels_report as report
+    from . import peers
 
-    path = config if config.exists() else Path(__file__).parent / "configs" / f"{config}.yaml"
+    path = _config(config)
     try:
         asked = benchmark.load(path)
+        more = dict(map(peers.given, peer or ()))
+    except OSError as error:
+        raise typer.BadParameter(f"--config: {error}") from error
+    except (yaml.YAMLError, ValidationError) as error:
+        raise typer.BadParameter(f"--config {path}: {error}") from error
+    except ValueError as error:
+        raise typer.BadParameter(f"--peer: {error}") from error
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    console = Console(stderr=True)
+    stamp = benchmark.environment(device)
+    roofs = benchmark.ceilings(device)
+    stamp["matrix product TFLOP/s"] = f"{roofs.tflops:.3g}"
+    stamp["device copy TB/s"] = f"{roofs.tbps:.3g}"
+    rows = benchmark.run(
+        asked, device, fa3_library, lambda text: console.print(text, style="dim"), more
+    )
+    uncounted = ""
+    if counters:
+        console.print("counters", style="dim")
+        found, uncounted = counting.collect(path, fa3_library, peer or ())
+        rows = counting.add(rows, found)
+    out.mkdir(parents=True, exist_ok=True)
+    (out / "kernels.csv").write_text(report.to_csv(rows, stamp), encoding="utf-8")
+    command = "liteattention-rocm " + " ".join(["bench", "kernels", "--config", str(config)])
+    command += "".join(f" --peer {text!r}" for text in peer or ())
+    command += " --counters" if counters else ""
+    text = report.to_markdown(asked, rows, stamp, command)
+    if uncounted:
+        text += f"\n- counters: {uncounted}\n"
+    (out / "kernels.md").write_text(text, encoding="utf-8")
+    report.plot(asked, rows, out)
+    report.roofline(asked, rows, roofs, out)
+    typer.echo(text)
+
+
+@app.command("video")
+def video(
+    config: Annotated[
+        Path,
+        typer.Option(
+            help="YAML file, or wan2.1-1.3b or wan-smoke for one that comes with the package."
+        ),
+    ] = Path("wan2.1-1.3b"),
+    steps: Annotated[int | None, typer.Option(min=1, help="Instead of the file's.")] = None,
+    out: Annotated[Path, typer.Option(help="Folder for video.json and video.md.")] = Path(
+        "out/video"
+    ),
+) -> None:
+    """Denoise a video with a Wan transformer of random weights: seconds by self-attention."""
+    import yaml
+    from pydantic import ValidationError
+
+    try:
+        from . import video as benchmark  # needs diffusers
+        from .kernels import environment
+    except ImportError as error:
+        raise typer.BadParameter(f"it needs diffusers (extra: diffusers): {error}") from error
+
+    path = _config(config)
+    try:
+        asked = benchmark.load(path, steps)
     except OSError as error:
         raise typer.BadParameter(f"--config: {error}") from error
     except (yaml.YAMLError, ValidationError) as error:
         raise typer.BadParameter(f"--config {path}: {error}") from error
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     console = Console(stderr=True)
-    commit = str(collect_env.collect().get("commit", ""))
-    stamp = benchmark.environment(device) | ({"commit": commit} if commit else {})
-    rows = benchmark.run(asked, device, fa3_library, lambda text: console.print(text, style="dim"))
+    rows = benchmark.run(asked, device, lambda text: console.print(text, style="dim"))
+    stamp = environment(device)
+    command = f"liteattention-rocm bench video --config {config}"
+    command += "" if steps is None else f" --steps {steps}"
+    text = benchmark.to_markdown(asked, rows, stamp, command)
     out.mkdir(parents=True, exist_ok=True)
-    (out / "kernels.csv").write_text(report.to_csv(rows, stamp), encoding="utf-8")
-    command = f"liteattention-rocm bench kernels --config {config}"
-    text = report.to_markdown(asked, rows, stamp, command)
-    (out / "kernels.md").write_text(text, encoding="utf-8")
-    report.plot(asked, rows, out)
+    result = {"environment": stamp, "config": asked.model_dump(), "rows": rows}
+    (out / "video.json").write_text(
+        json.dumps(result, default=lambda row: row.as_dict(), indent=2) + "\n", encoding="utf-8"
+    )
+    (out / "video.md").write_text(text, encoding="utf-8")
     typer.echo(text)
+
+
+def _config(name: Path) -> Path:
+    """A file, or the name of one that comes with the package."""
+    return name if name.exists() else Path(__file__).parent / "configs" / f"{name}.yaml"
 
 
 @app.command("tune")

@@ -11,15 +11,13 @@ Contenders that are not installed or cannot run a cell are reported with the rea
 
 from __future__ import annotations
 
-import functools
-import importlib
 import itertools
 import math
 import random
 import statistics
 import subprocess
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -30,7 +28,11 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, PositiveInt
 
 from liteattention_rocm import PagedBatch, attention, attention_paged, lite_attention, skiplist
+from liteattention_rocm.collect_env import source_commit
 from liteattention_rocm.ops import default_geometry
+
+from . import peers
+from .peers import Call, Maker, Unavailable
 
 #: Low enough that no tile of random data is voted away, while voting does run.
 NOTHING_SKIPPED = -64.0
@@ -38,10 +40,8 @@ _DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 _SAMPLED_ROWS = 64
 #: Half a millisecond of writing on the fastest GPUs, time for any contender's launch.
 _FLUSH_BYTES = 2 << 30
-
-
-class Unavailable(Exception):
-    """A contender that is not installed or cannot run a cell; says why."""
+#: Fewer than a GPU's queue takes (1,024), so that the host never waits.
+_HOST_CALLS = 200
 
 
 class _Cell(BaseModel):
@@ -71,6 +71,17 @@ class Dense(_Cell):
         whole = 4.0 * self.batch * self.heads * self.length**2 * self.head_dim
         return whole / 2 if self.causal else whole
 
+    @property
+    def work(self) -> float:
+        """Multiplications and additions that have to be done."""
+        return self.flops
+
+    @property
+    def traffic(self) -> float:
+        """Bytes of q, k, v and the output, each moved once."""
+        heads = self.heads + (self.kv_heads or self.heads)
+        return 4.0 * self.batch * heads * self.length * self.head_dim
+
 
 class Lite(_Cell):
     """LiteAttention with part of the tiles skipped, beside dense attention."""
@@ -92,6 +103,16 @@ class Lite(_Cell):
     def flops(self) -> float:
         """Multiplications and additions of the dense call."""
         return 4.0 * self.batch * self.heads * self.length**2 * self.head_dim
+
+    @property
+    def work(self) -> float:
+        """Multiplications and additions that have to be done: those of the tiles that stay."""
+        return (1 - self.sparsity) * self.flops
+
+    @property
+    def traffic(self) -> float:
+        """Bytes of q, k, v and the output, each moved once."""
+        return 8.0 * self.batch * self.heads * self.length * self.head_dim
 
 
 class Decode(_Cell):
@@ -117,8 +138,32 @@ class Decode(_Cell):
         """Bytes of keys and values, which a step has to read."""
         return 4.0 * self.requests * self.context * self.kv_heads * self.head_dim
 
+    @property
+    def work(self) -> float:
+        """Multiplications and additions that have to be done."""
+        return 4.0 * self.requests * self.context * self.q_heads * self.head_dim
 
-Cell = Dense | Lite | Decode
+    @property
+    def traffic(self) -> float:
+        """Bytes of the cache, the queries and the output, each moved once."""
+        return self.bytes + 4.0 * self.requests * self.q_heads * self.head_dim
+
+
+class Host(_Cell):
+    """A call so short that the host limits it: what the path through Python costs."""
+
+    batch: PositiveInt = 1
+    heads: PositiveInt = 8
+    length: PositiveInt = 128
+    head_dim: PositiveInt = 128
+    dtype: Literal["bf16", "fp16"] = "bf16"
+
+    def __str__(self) -> str:
+        """Name the cell in tables."""
+        return f"host {self.batch},{self.heads},{self.length},{self.head_dim}"
+
+
+Cell = Dense | Lite | Decode | Host
 
 
 class Config(BaseModel):
@@ -132,11 +177,12 @@ class Config(BaseModel):
     dense: tuple[Dense, ...] = ()
     lite: tuple[Lite, ...] = ()
     decode: tuple[Decode, ...] = ()
+    host: tuple[Host, ...] = ()
 
     @property
     def cells(self) -> tuple[Cell, ...]:
         """All cells, in the order in which they are measured."""
-        return (*self.dense, *self.lite, *self.decode)
+        return (*self.host, *self.dense, *self.lite, *self.decode)
 
 
 def load(path: Path) -> Config:
@@ -163,10 +209,11 @@ def _spread(entry: Any) -> Iterator[Any]:
 
 @dataclass(frozen=True)
 class Row:
-    """One contender in one cell. ``figure``: TFLOP/s, or TB/s of a decode cell, or None if absent.
+    """One contender in one cell. ``figure``: TFLOP/s, or TB/s of a decode cell, or None.
 
     Times in milliseconds. ``error``: norm of the difference to float64 over the norm, on sampled
-    rows. ``absent``: why there is no time.
+    rows. ``absent``: why there is no time. ``matrix_percent``: share of the time in which the
+    matrix units worked, from :mod:`.counters`, None if nobody counted.
     """
 
     kind: str
@@ -178,6 +225,7 @@ class Row:
     figure: float | None
     error: float | None
     absent: str
+    matrix_percent: float | None = None
 
     def as_dict(self) -> dict[str, object]:
         """Return a JSON-friendly dictionary."""
@@ -185,7 +233,7 @@ class Row:
 
 
 @dataclass
-class _Job:
+class Job:
     """Tensors of a cell, its contenders' calls and what they must give."""
 
     calls: dict[str, Callable[[], torch.Tensor]]
@@ -193,20 +241,17 @@ class _Job:
     error: Callable[[str, torch.Tensor], float]
 
 
-Call = Callable[[], torch.Tensor]
-Maker = Callable[..., Call]
-
-
 def run(
     config: Config,
     device: torch.device,
     fa3_library: Path | None = None,
     progress: Callable[[str], None] = lambda _: None,
+    more: Mapping[str, Maker] | None = None,
 ) -> list[Row]:
     """Measure every cell and return a row per contender.
 
     ``fa3_library``: the FlashAttention-3 library of a vLLM wheel, where the package
-    ``flash_attn_interface`` is not installed.
+    ``flash_attn_interface`` is not installed. ``more``: further peers, see :func:`peers.given`.
     """
     rows: list[Row] = []
     import torch._dynamo  # FlexAttention compiles anew for every shape, and there may be many
@@ -214,10 +259,7 @@ def run(
     with torch._dynamo.config.patch(recompile_limit=1 << 10):
         for cell in config.cells:
             progress(str(cell))
-            if isinstance(cell, Decode):
-                job = _decode(cell, device, fa3_library)
-            else:
-                job = _self_attention(cell, device, fa3_library)
+            job = make(cell, device, fa3_library, more or {})
             rows += _measure(cell, job, config, device)
             del job
             if device.type == "cuda":
@@ -225,9 +267,25 @@ def run(
     return rows
 
 
-def _measure(cell: Cell, job: _Job, config: Config, device: torch.device) -> list[Row]:
+def make(
+    cell: Cell, device: torch.device, fa3_library: Path | None, more: Mapping[str, Maker]
+) -> Job:
+    """Make the tensors of a cell and the calls of its contenders."""
+    if isinstance(cell, Decode):
+        return _decode(cell, device, fa3_library)
+    if isinstance(cell, Host):
+        return _host(cell, device)
+    return _self_attention(cell, device, fa3_library, more)
+
+
+def kind_of(cell: Cell) -> str:
+    """Name the kind of a cell, as rows do."""
+    return type(cell).__name__.lower()
+
+
+def _measure(cell: Cell, job: Job, config: Config, device: torch.device) -> list[Row]:
     """Time the calls of a cell in random turns."""
-    kind = type(cell).__name__.lower()
+    kind = kind_of(cell)
     absent = dict(job.absent)
     errors: dict[str, float] = {}
     for name, call in list(job.calls.items()):
@@ -238,21 +296,26 @@ def _measure(cell: Cell, job: _Job, config: Config, device: torch.device) -> lis
         except (Unavailable, RuntimeError, ValueError, NotImplementedError) as error:
             absent[name] = " ".join(str(error).split())[:200]
             del job.calls[name]
-    flush = flush_buffer(device) if config.cold_l2 else None
+    host = isinstance(cell, Host)
+    flush = flush_buffer(device) if config.cold_l2 and not host else None
     times: dict[str, list[float]] = {name: [] for name in job.calls}
     turns = random.Random(0)
     for _ in range(config.rounds):
         order = list(job.calls)
         turns.shuffle(order)
         for name in order:
-            times[name].append(milliseconds(job.calls[name], device, flush))
+            if host:
+                times[name].append(host_milliseconds(job.calls[name], device))
+            else:
+                times[name].append(milliseconds(job.calls[name], device, flush))
     rows = []
     for name, taken in times.items():
         low, middle, high = statistics.quantiles(taken, n=4)
-        work = cell.bytes if isinstance(cell, Decode) else cell.flops
-        rows.append(
-            Row(kind, str(cell), name, middle, low, high, work / middle / 1e9, errors[name], "")
-        )
+        figure = None
+        if not isinstance(cell, Host):
+            work = cell.bytes if isinstance(cell, Decode) else cell.flops
+            figure = work / middle / 1e9
+        rows.append(Row(kind, str(cell), name, middle, low, high, figure, errors[name], ""))
     rows.sort(key=lambda row: row.median_ms or 0.0)
     return rows + [
         Row(kind, str(cell), name, None, None, None, None, None, why)
@@ -265,6 +328,19 @@ def flush_buffer(device: torch.device) -> torch.Tensor | None:
     if device.type != "cuda":
         return None
     return torch.empty(_FLUSH_BYTES, dtype=torch.uint8, device=device)
+
+
+def host_milliseconds(call: Call, device: torch.device) -> float:
+    """Time that one of many calls in a row keeps the host; the device is idle at first."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    begin = time.perf_counter()
+    for _ in range(_HOST_CALLS):
+        call()
+    taken = time.perf_counter() - begin
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    return taken * 1e3 / _HOST_CALLS
 
 
 def milliseconds(call: Call, device: torch.device, flush: torch.Tensor | None) -> float:
@@ -287,7 +363,9 @@ def milliseconds(call: Call, device: torch.device, flush: torch.Tensor | None) -
 # --------------------------------------------------------------------------- self-attention
 
 
-def _self_attention(cell: Dense | Lite, device: torch.device, fa3: Path | None) -> _Job:
+def _self_attention(
+    cell: Dense | Lite, device: torch.device, fa3: Path | None, more: Mapping[str, Maker]
+) -> Job:
     generator = torch.Generator(device=device).manual_seed(cell.length + cell.head_dim)
     kv_heads = (cell.kv_heads if isinstance(cell, Dense) else None) or cell.heads
 
@@ -299,20 +377,7 @@ def _self_attention(cell: Dense | Lite, device: torch.device, fa3: Path | None) 
 
     q, k, v = normal(cell.heads), normal(kv_heads), normal(kv_heads)
     causal = isinstance(cell, Dense) and cell.causal
-    makers: dict[str, Maker] = {
-        "ours": _ours,
-        "cuDNN (SDPA)": _sdpa("CUDNN_ATTENTION"),
-        "FA2 (SDPA)": _sdpa("FLASH_ATTENTION"),
-        "efficient (SDPA)": _sdpa("EFFICIENT_ATTENTION"),
-        "FlexAttention": _flex,
-        "FA3": lambda q, k, v, causal: _fa3(q, k, v, causal, fa3),
-        "flash-attn 2": _package("flash_attn", "flash_attn_func"),
-        "AITER": _package("aiter", "flash_attn_func"),
-    }
-    if device.type != "cuda":
-        makers = {"ours": _ours, "SDPA": _sdpa(None)}
-    elif isinstance(cell, Lite):
-        makers = {name: makers[name] for name in ("ours", "cuDNN (SDPA)", "FA3")}
+    makers = {"ours": _ours} | peers.self_attention_peers(device, fa3, more, isinstance(cell, Lite))
     calls: dict[str, Call] = {}
     absent: dict[str, str] = {}
     for name, maker in makers.items():
@@ -324,23 +389,25 @@ def _self_attention(cell: Dense | Lite, device: torch.device, fa3: Path | None) 
     if isinstance(cell, Lite):
         geometry = default_geometry(q)
         size = geometry.q_block, geometry.k_block
-        tiles = _tiles(cell, *size).to(device)
+        tiles = tiles_to_keep(cell, *size, device)
         calls["ours, lite"] = _ours_lite(q, k, v, tiles)
-        if device.type == "cuda":
+        for name, tile_maker in peers.TILE_PEERS.items() if device.type == "cuda" else ():
             try:
-                calls["FlexAttention, BlockMask"] = _flex_blocks(q, k, v, tiles, size)
+                calls[name] = tile_maker(q, k, v, tiles, size)
             except Unavailable as error:
-                absent["FlexAttention, BlockMask"] = str(error)
+                absent[name] = str(error)
 
     def difference(name: str, out: torch.Tensor) -> float:
-        kept = tiles if name in ("ours, lite", "FlexAttention, BlockMask") else None
+        kept = tiles if name == "ours, lite" or name in peers.TILE_PEERS else None
         blocks = (1, 1) if tiles is None else size
         return _error(q, k, v, out, causal, kept, blocks)
 
-    return _Job(calls, absent, difference)
+    return Job(calls, absent, difference)
 
 
-def _tiles(cell: Lite, q_block: int, k_block: int) -> torch.Tensor:
+def tiles_to_keep(
+    cell: Lite, q_block: int, k_block: int, device: torch.device | None = None, seed: int = 1
+) -> torch.Tensor:
     """Tiles to keep, bool [B, H, q_blocks, K_blocks], ``sparsity`` of them not.
 
     uniform: each by itself. clustered: those nearest to the diagonal or to one of four columns of
@@ -348,20 +415,27 @@ def _tiles(cell: Lite, q_block: int, k_block: int) -> torch.Tensor:
     """
     q_blocks, k_blocks = -(-cell.length // q_block), -(-cell.length // k_block)
     shape = (cell.batch, cell.heads, q_blocks, k_blocks)
-    generator = torch.Generator().manual_seed(1)
-    score = torch.rand(shape, generator=generator)
+    # Drawn on the CPU: every device gets the same tiles.
+    generator = torch.Generator().manual_seed(seed)
+    score = torch.rand(shape, generator=generator).to(device)
     keep = round((1 - cell.sparsity) * k_blocks)
-    counts = torch.full(shape[:3], keep)
+    counts = torch.full(shape[:3], keep, device=device)
     if cell.pattern == "clustered":
-        row = torch.linspace(0, 1, q_blocks)[:, None, None]
-        column = torch.linspace(0, 1, k_blocks)[None, :, None]
-        centres = torch.rand(*shape[:2], 1, 1, 4, generator=generator).expand(
-            -1, -1, q_blocks, 1, 4
+        row = torch.linspace(0, 1, q_blocks, device=device)[:, None, None]
+        column = torch.linspace(0, 1, k_blocks, device=device)[None, :, None]
+        centres = (
+            torch.rand(*shape[:2], 1, 1, 4, generator=generator)
+            .to(device)
+            .expand(-1, -1, q_blocks, 1, 4)
         )
         diagonal = row.expand(*shape[:2], q_blocks, 1, 1)
         distance = (column - torch.cat([centres, diagonal], -1)).abs().amin(-1)
         score = distance + 1e-6 * score
-        swing = 0.5 * _room(keep, k_blocks) * torch.sin(torch.linspace(0, 12.0, q_blocks))
+        swing = (
+            0.5
+            * _room(keep, k_blocks)
+            * torch.sin(torch.linspace(0, 12.0, q_blocks, device=device))
+        )
         counts = keep * (1 + swing)
         counts = counts.round().long().clamp(1, k_blocks).expand(shape[:3])
     rank = score.argsort(-1).argsort(-1)
@@ -394,144 +468,6 @@ def _ours_lite(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, tiles: torch.T
     return call
 
 
-def _sdpa(backend: str | None) -> Maker:
-    def make(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool) -> Call:
-        grouped = {"enable_gqa": True} if q.shape[1] != k.shape[1] else {}
-        function: Any = torch.nn.functional.scaled_dot_product_attention
-        if backend is None:
-            return lambda: function(q, k, v, is_causal=causal, **grouped)
-        from torch.nn.attention import SDPBackend, sdpa_kernel
-
-        chosen = getattr(SDPBackend, backend)
-
-        def call() -> torch.Tensor:
-            with sdpa_kernel(chosen):
-                return function(q, k, v, is_causal=causal, **grouped)  # type: ignore[no-any-return]
-
-        return call
-
-    return make
-
-
-@functools.cache
-def _compiled_flex() -> Any:
-    try:
-        from torch.nn.attention.flex_attention import flex_attention
-    except ImportError as error:
-        raise Unavailable(str(error)) from error
-    return torch.compile(flex_attention, dynamic=False)
-
-
-def _flex(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool) -> Call:
-    flex = _compiled_flex()
-    mask = None
-    if causal:
-        from torch.nn.attention.flex_attention import create_block_mask
-
-        def visible(b: Any, h: Any, i: Any, j: Any) -> Any:
-            return i >= j
-
-        mask = create_block_mask(visible, None, None, q.shape[2], k.shape[2], device=str(q.device))
-    grouped = q.shape[1] != k.shape[1]
-    return lambda: flex(q, k, v, block_mask=mask, enable_gqa=grouped)
-
-
-def _flex_blocks(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    tiles: torch.Tensor,
-    size: tuple[int, int],
-) -> Call:
-    flex = _compiled_flex()
-    from torch.nn.attention.flex_attention import BlockMask
-
-    counts = tiles.sum(-1).int()
-    indices = (~tiles).int().argsort(dim=-1, stable=True).int()
-    mask = BlockMask.from_kv_blocks(
-        torch.zeros_like(counts), torch.zeros_like(indices), counts, indices, BLOCK_SIZE=size,
-        seq_lengths=(q.shape[2], k.shape[2]),
-    )  # fmt: skip
-    return lambda: flex(q, k, v, block_mask=mask)
-
-
-def _package(module: str, function: str) -> Maker:
-    """A function of (q, k, v, causal=) on [B, S, H, D]."""
-
-    def make(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool) -> Call:
-        try:
-            found = getattr(importlib.import_module(module), function)
-        except (ImportError, OSError, AttributeError) as error:
-            raise Unavailable(f"package {module} is not installed") from error
-        x, y, z = (t.transpose(1, 2) for t in (q, k, v))
-
-        def call() -> torch.Tensor:
-            out = found(x, y, z, causal=causal)
-            out = out[0] if isinstance(out, tuple) else out
-            return out.transpose(1, 2)  # type: ignore[no-any-return]
-
-        return call
-
-    return make
-
-
-def _fa3(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool, library: Path | None
-) -> Call:
-    if library is None:
-        return _package("flash_attn_interface", "flash_attn_func")(q, k, v, causal)
-    forward = _fa3_forward(library)
-    batch, length = q.shape[0], q.shape[2]
-    x, y, z = (t.transpose(1, 2).flatten(0, 1) for t in (q, k, v))
-    starts = torch.arange(batch + 1, device=q.device, dtype=torch.int32) * length
-
-    def call() -> torch.Tensor:
-        out = forward(x, y, z, starts, starts, length, length, None, None, causal)
-        return out.view(batch, length, *out.shape[1:]).transpose(1, 2)
-
-    return call
-
-
-def _fa3_forward(library: Path) -> Callable[..., torch.Tensor]:
-    """The library's forward operator with what this benchmark uses of it."""
-    try:
-        torch.ops.load_library(str(library))  # type: ignore[no-untyped-call]
-        operator = torch.ops._vllm_fa3_C.fwd.default
-    except (OSError, AttributeError) as error:
-        raise Unavailable(f"{library} has no FlashAttention-3: {error}") from error
-    names = [argument.name for argument in operator._schema.arguments]
-
-    def forward(
-        q: torch.Tensor,
-        k: torch.Tensor,
-        v: torch.Tensor,
-        q_start: torch.Tensor,
-        k_start: torch.Tensor | None,
-        q_len: int,
-        k_len: int,
-        used: torch.Tensor | None,
-        table: torch.Tensor | None,
-        causal: bool,
-    ) -> torch.Tensor:
-        given = {
-            "q": q, "k": k, "v": v, "cu_seqlens_q": q_start, "cu_seqlens_k": k_start,
-            "max_seqlen_q": q_len, "max_seqlen_k": k_len, "seqused_k": used, "page_table": table,
-            "softmax_scale": q.shape[-1] ** -0.5, "is_causal": causal, "window_size_left": -1,
-            "window_size_right": -1, "softcap": 0.0, "is_rotary_interleaved": True,
-            "num_splits": 0 if table is not None else 1, "sm_margin": 0, "cp_world_size": 1,
-            "cp_rank": 0,
-        }  # fmt: skip
-        return operator(  # type: ignore[no-any-return]
-            **{
-                name: given.get(name)
-                for name, argument in zip(names, operator._schema.arguments, strict=True)
-                if name in given or not argument.has_default_value()
-            }
-        )[0]
-
-    return forward
-
-
 def _error(
     q: torch.Tensor,
     k: torch.Tensor,
@@ -560,10 +496,33 @@ def _error(
     return math.sqrt(difference / norm)
 
 
+# ------------------------------------------------------------------------------------- host
+
+
+def _host(cell: Host, device: torch.device) -> Job:
+    shape = (cell.batch, cell.length, cell.heads, cell.head_dim)
+    generator = torch.Generator(device=device).manual_seed(0)
+    q, k, v = (
+        torch.randn(shape, generator=generator, device=device)
+        .to(_DTYPES[cell.dtype])
+        .transpose(1, 2)
+        for _ in range(3)
+    )
+    tile = default_geometry(q)
+    blocks = tile.q_blocks(cell.length), tile.k_blocks(cell.length)
+    tiles = torch.ones(cell.batch, cell.heads, *blocks, dtype=torch.bool, device=device)
+    calls = {
+        "ours": _ours(q, k, v, False),
+        "ours, lite": _ours_lite(q, k, v, tiles),
+        "SDPA": peers.sdpa(None)(q, k, v, False),
+    }
+    return Job(calls, {}, lambda name, out: _error(q, k, v, out, False, None, (1, 1)))
+
+
 # --------------------------------------------------------------------------------- decoding
 
 
-def _decode(cell: Decode, device: torch.device, library: Path | None) -> _Job:
+def _decode(cell: Decode, device: torch.device, library: Path | None) -> Job:
     generator = torch.Generator(device=device).manual_seed(cell.context)
     pages = -(-cell.context // cell.page_size)
     dtype = _DTYPES[cell.dtype]
@@ -594,7 +553,7 @@ def _decode(cell: Decode, device: torch.device, library: Path | None) -> _Job:
             absent["FA3"] = "no library was given (--fa3-library)"
         else:
             try:
-                forward = _fa3_forward(library)
+                forward = peers.fa3_forward(library)
                 calls["FA3"] = lambda: forward(
                     q, k_cache, v_cache, starts, None, 1, cell.context, lengths, table, True
                 )
@@ -622,16 +581,44 @@ def _decode(cell: Decode, device: torch.device, library: Path | None) -> _Job:
             norm += float(expected.square().sum())
         return math.sqrt(squares / norm)
 
-    return _Job(calls, absent, difference)
+    return Job(calls, absent, difference)
 
 
 # ------------------------------------------------------------------------------ environment
 
 
+@dataclass(frozen=True)
+class Ceilings:
+    """What a device reaches in a large matrix product (TFLOP/s) and a large copy (TB/s).
+
+    The product is in bf16, the copy counts bytes read and written.
+    """
+
+    tflops: float
+    tbps: float
+
+
+def ceilings(device: torch.device, rounds: int = 9) -> Ceilings:
+    """Measure the two roofs of a roofline, medians, on random data."""
+    size, numbers = (8192, 1 << 31) if device.type == "cuda" else (512, 1 << 22)
+    a, b = (torch.randn(size, size, device=device).bfloat16() for _ in range(2))
+    product = torch.empty_like(a)
+    source = torch.empty(numbers, dtype=torch.uint8, device=device).random_()
+    target = torch.empty_like(source)
+
+    def median(call: Callable[[], torch.Tensor]) -> float:
+        call()
+        return statistics.median(milliseconds(call, device, None) for _ in range(rounds))
+
+    multiplied = median(lambda: torch.matmul(a, b, out=product))
+    copied = median(lambda: target.copy_(source))
+    return Ceilings(2.0 * size**3 / multiplied / 1e9, 2.0 * numbers / copied / 1e9)
+
+
 def environment(device: torch.device) -> dict[str, str]:
-    """Versions, device and clocks that a table is stamped with."""
-    found = {"torch": str(torch.__version__)}
-    for package in ("triton", "flash-attn", "aiter"):
+    """Commit, versions, device and clocks that a table is stamped with."""
+    found = {"commit": source_commit() or "unknown", "torch": str(torch.__version__)}
+    for package in ("triton", "flash-attn", "flash-attn-4", "aiter", "spas-sage-attn"):
         try:
             found[package] = version(package)
         except PackageNotFoundError:

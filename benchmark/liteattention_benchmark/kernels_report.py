@@ -7,7 +7,7 @@ import io
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from .kernels import Cell, Config, Decode, Dense, Lite, Row
+from .kernels import Ceilings, Cell, Config, Decode, Dense, Host, Lite, Row
 
 _COLOURS = {
     "ours": "#c0392b",
@@ -19,6 +19,7 @@ _COLOURS = {
     "FlexAttention, BlockMask": "#e8a33d",
     "efficient (SDPA)": "#b0b0b0",
 }
+_MARKERS = {"dense": "o", "lite": "s", "decode": "^"}
 
 
 def to_csv(rows: Iterable[Row], environment: Mapping[str, str]) -> str:
@@ -58,6 +59,13 @@ def to_markdown(
         out += ["LiteAttention, B,H,S,D and tiles skipped:", "", *_lite(lite, listed), ""]
     if decode:
         out += ["Decode, paged cache:", "", *_wide("decode", decode, listed), ""]
+    host = [cell for cell in config.cells if isinstance(cell, Host)]
+    if host:
+        out += ["Host, microseconds of one call (no CUDA graph):", "", *_host(host, listed), ""]
+    counted = [row for row in listed if row.matrix_percent is not None]
+    if counted:
+        out += ["Matrix units at work, per cent of the time (one call each):", ""]
+        out += [*_counters(counted), ""]
     absent = sorted({(row.contender, row.absent) for row in listed if row.absent})
     out += [f"- {name}: {why}" for name, why in absent]
     return "\n".join(out).rstrip() + "\n"
@@ -95,10 +103,39 @@ def _wide(kind: str, cells: Iterable[Cell], rows: list[Row]) -> list[str]:
     return lines
 
 
+def _host(cells: Iterable[Host], rows: list[Row]) -> list[str]:
+    """A line per cell, a column per contender, and what ours takes more than SDPA."""
+    names = ["ours", "SDPA", "ours, lite"]
+    lines = ["| | " + " | ".join(names) + " | ours - SDPA |", "|---|" + "---:|" * 4]
+    for cell in cells:
+        found = _found(rows, "host", cell)
+        times = [found[name].median_ms if name in found else None for name in names]
+        values = ["" if t is None else f"{1e3 * t:.1f}" for t in times]
+        ours, base = times[:2]
+        more = "" if ours is None or base is None else f"{1e3 * (ours - base):+.1f}"
+        lines.append(f"| {cell} | " + " | ".join(values) + f" | {more} |")
+    return lines
+
+
+def _counters(rows: list[Row]) -> list[str]:
+    """A line per cell, a column per contender."""
+    names = sorted({row.contender for row in rows}, key=lambda n: (not n.startswith("ours"), n))
+    cells = list(dict.fromkeys((row.kind, row.cell) for row in rows))
+    found = {(row.kind, row.cell, row.contender): row.matrix_percent for row in rows}
+    lines = ["| | " + " | ".join(names) + " |", "|---|" + "---:|" * len(names)]
+    for cell in cells:
+        values = [found.get((*cell, name)) for name in names]
+        lines.append(
+            f"| {cell[1]} | " + " | ".join("" if v is None else f"{v:.0f}" for v in values) + " |"
+        )
+    return lines
+
+
 def _lite(cells: Iterable[Lite], rows: list[Row]) -> list[str]:
     """Time against the dense call's share: ratio = lite / ((1 - sparsity) * dense)."""
     names = [
-        "ours, lite", "ours", "cuDNN (SDPA)", "FA3", "FlexAttention, BlockMask", "SDPA"
+        "ours, lite", "ours", "cuDNN (SDPA)", "FA3", "FlexAttention, BlockMask",
+        "SpargeAttn (int8), same tiles", "SDPA",
     ]  # fmt: skip
     present = {row.contender for row in rows if row.kind == "lite" and not row.absent}
     names = [name for name in names if name in present]
@@ -118,6 +155,60 @@ def _lite(cells: Iterable[Lite], rows: list[Row]) -> list[str]:
             error = f"{mine.error:.1e}"
         lines.append(f"| {cell} | {values} | {ratio} | {error} |")
     return lines
+
+
+def roofline(config: Config, rows: list[Row], roofs: Ceilings, folder: Path) -> Path:
+    """Write a PNG: work done per second against work per byte, under what the device reaches.
+
+    Work and bytes are those that have to be done and moved (tiles that stay, each tensor once).
+
+    Raises:
+        ImportError: matplotlib is not installed (extra: bench).
+    """
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(7.5, 4.8), layout="constrained")
+    FigureCanvasAgg(figure)
+    axis = figure.subplots()
+    cells = {
+        (type(cell).__name__.lower(), str(cell)): cell
+        for cell in config.cells
+        if not isinstance(cell, Host)
+    }
+    points: dict[tuple[str, str], tuple[list[float], list[float]]] = {}
+    for row in rows:
+        # beside LiteAttention, dense contenders do other work than the cell's
+        full = row.kind == "lite" and "," not in row.contender
+        cell = cells.get((row.kind, row.cell))
+        if cell is None or row.median_ms is None or full or row.contender == "device copy":
+            continue
+        x, y = points.setdefault((row.kind, row.contender), ([], []))
+        x.append(cell.work / cell.traffic)
+        y.append(cell.work / row.median_ms / 1e9)
+    for (kind, name), (x, y) in sorted(points.items()):
+        axis.scatter(
+            x, y, s=22, alpha=0.8, label=f"{name}, {kind}", color=_COLOURS.get(name),
+            marker=_MARKERS[kind],
+        )  # fmt: skip
+    low = min((min(x) for x, _ in points.values()), default=1.0) / 2
+    high = 2 * max((max(x) for x, _ in points.values()), default=1e4)
+    ridge = roofs.tflops / roofs.tbps
+    corners = [low, ridge, max(high, ridge)]
+    axis.plot(corners, [min(roofs.tbps * x, roofs.tflops) for x in corners], "-", color="black")
+    axis.set_xscale("log")
+    axis.set_yscale("log")
+    axis.set_xlabel("floating-point operations per byte")
+    axis.set_ylabel("TFLOP/s")
+    axis.set_title(
+        f"roof: {roofs.tflops:.3g} TFLOP/s in a bf16 matrix product, "
+        f"{roofs.tbps:.3g} TB/s in a copy",
+        fontsize=8,
+    )
+    axis.legend(fontsize=6, loc="lower right")
+    path = folder / "kernels-roofline.png"
+    figure.savefig(path, dpi=130)
+    return path
 
 
 def plot(config: Config, rows: list[Row], folder: Path) -> list[Path]:

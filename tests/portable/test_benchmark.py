@@ -8,7 +8,7 @@ import torch
 import yaml
 from pydantic import ValidationError
 
-from liteattention_benchmark import kernels, kernels_report
+from liteattention_benchmark import kernels, kernels_report, peers
 
 CPU = torch.device("cpu")
 CONFIGS = Path(kernels.__file__).parent / "configs"
@@ -46,7 +46,7 @@ def test_a_wrong_result_shows_in_its_row(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_a_peer_that_is_not_there_is_a_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kernels, "_sdpa", lambda _: kernels._package("no_such_package", "f"))
+    monkeypatch.setattr(peers, "sdpa", lambda _: peers.package("no_such_package", "f"))
     config = kernels.Config(
         rounds=3, warmup=1, dense=({"batch": 1, "heads": 1, "length": 64, "head_dim": 64},)
     )
@@ -64,7 +64,7 @@ def test_tiles_have_the_sparsity_that_was_asked_for(pattern: str, sparsity: floa
     cell = kernels.Lite(
         batch=1, heads=3, length=8192, head_dim=64, sparsity=sparsity, pattern=pattern
     )
-    tiles = kernels._tiles(cell, 128, 64)
+    tiles = kernels.tiles_to_keep(cell, 128, 64)
     assert tiles.shape == (1, 3, 64, 128)
     assert 1 - tiles.float().mean().item() == pytest.approx(sparsity, abs=0.02)
     counts = tiles.sum(-1).float()
