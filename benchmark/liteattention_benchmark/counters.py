@@ -201,6 +201,8 @@ def child(config: Path, keys: Path, fa3_library: Path | None, more: Sequence[str
     runtime: Any = torch.cuda.cudart()  # type: ignore[no-untyped-call]
     made: list[Key] = []
     for cell in asked.cells:
+        if isinstance(cell, kernels.Host):
+            continue
         calls = kernels.make(cell, device, fa3_library, given).calls
         for name, call in calls.items():
             try:

@@ -293,6 +293,30 @@ def test_a_bound_step_hands_its_workspace_on(
     assert views[0].dtype == torch.int16 and {x.dtype for x in views[1:]} == {torch.int32}
 
 
+def test_a_step_whose_kernels_are_not_all_compiled_yet_compiles_the_rest(
+    driver: Driver, kernels: dict[str, Function]
+) -> None:
+    """The attention kernel does not depend on the direction, the one that lists tiles does."""
+    q, k, v, out = tensors()
+    read = skiplist.full(1, 4, 3, 3)
+    write = torch.empty_like(read)
+    for descending in (True, False, True):
+        lite = LiteSpec(TileGeometry(128, 128, 64), -4.0, descending, False)
+        tile = tiles.hopper_lite(request(), lite)
+        assert tile is not None
+        bound = launch.LiteStep(
+            request(), lite, tile, descending, q, k, v, out, None, read, write, None, None
+        )
+        bound(q, k, v, out, None, read, write, None, None)
+    assert [len(kernels[name].started) for name in ("_LIST_TILES", "_ORDER", "_HOPPER")] == [
+        2,
+        1,
+        1,
+    ]
+    listed = flat(arguments(kernels["_LIST_TILES"].result, driver)[1], driver)
+    assert listed[0] == read.data_ptr()
+
+
 def test_profilers_see_launches(
     driver: Driver, kernels: dict[str, Function], monkeypatch: pytest.MonkeyPatch
 ) -> None:

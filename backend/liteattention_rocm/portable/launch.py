@@ -384,7 +384,8 @@ class LiteStep(_Bound):
         must_skip: torch.Tensor | None,
     ) -> None:
         """Compute the tiles in ``read``; write ``out``, ``lse`` and the votes."""
-        if not self._attend.ready or _device() != self._index:  # type: ignore[misc]
+        ready = self._list.ready and self._order.ready and self._attend.ready
+        if not ready or _device() != self._index:  # type: ignore[misc]
             with self._elsewhere():
                 self._first(q, k, v, out, lse, read, write, must_do, must_skip)
             return
