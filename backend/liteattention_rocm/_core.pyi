@@ -51,19 +51,37 @@ class CpuKvType:
     fp8_e5m2: ClassVar[CpuKvType]
 
 class CpuRaggedShape:
-    requests: int
-    q_heads: int
-    kv_heads: int
-    head_dim: int
-    page_size: int
-    dtype: DType
-    kv_type: CpuKvType
-    rounding: Rounding
-    scale: float
-    v_scale: float
-    soft_cap: float
-    causal: bool
-    window: int
+    def __init__(
+        self,
+        requests: int,
+        q_heads: int,
+        kv_heads: int,
+        head_dim: int,
+        page_size: int,
+        dtype: DType,
+        kv_type: CpuKvType,
+        rounding: Rounding,
+        scale: float,
+        v_scale: float,
+        soft_cap: float,
+        causal: bool,
+        window: int,
+    ) -> None: ...
+
+def lengths_hold(
+    q_start: int, kv_len: int, requests: int, max_q_len: int, max_kv_len: int
+) -> bool: ...
+def pages_hold(
+    q_start: int,
+    kv_len: int,
+    table: int,
+    requests: int,
+    width: int,
+    stride: int,
+    rows: int,
+    pages: int,
+    page_size: int,
+) -> bool: ...
 
 class CpuRaggedPlan:
     def __init__(

@@ -34,7 +34,7 @@ from typing import Any, Generic, Literal, TypeVar, overload
 import numpy as np
 import torch
 
-from . import engines
+from . import _core, engines
 from .engines import ROUNDINGS, Engine, RaggedBatch, RaggedSpec, Rounding
 from .ops import _LIBRARY, _is_fake, _overlap_reasons
 
@@ -51,10 +51,11 @@ _FP8 = (
     torch.float8_e5m2fnuz,
 )
 
-#: Calls and plans that a batch remembers, and writes that the process does; the least recently
+#: Calls and plans that a batch remembers, writes and checks that the process does; the least recently
 #: used go first. A step of a model asks for one to three, a plan on a GPU may own a workspace.
 _REMEMBERED_CALLS = 32
 _REMEMBERED_WRITES = 64
+_REMEMBERED_CHECKS = 64
 
 _LIBRARY.define(  # type: ignore[no-untyped-call]
     "attention_paged(Tensor q, Tensor k_cache, Tensor v_cache, Tensor q_start, Tensor kv_len, "
@@ -190,7 +191,6 @@ class PagedBatch:
         self._bounds = (max_q_len, max_kv_len)
         self._calls: _Recent[_Call] = _Recent(_REMEMBERED_CALLS)
         self._plans: _Recent[Any] = _Recent(_REMEMBERED_CALLS)
-        self._table_ranges: dict[int, tuple[int, int]] = {}
         self._read()
         self._ragged = RaggedBatch(q_start=q_start, kv_len=kv_len, page_table=page_table)
 
@@ -218,7 +218,6 @@ class PagedBatch:
         self.max_kv_len: int = _plain(max_kv_len)
         self._calls.clear()
         self._plans.clear()
-        self._table_ranges.clear()
 
     def _changed(self) -> bool:
         """Whether a tensor was written to since it was checked."""
@@ -244,38 +243,40 @@ class PagedBatch:
         """Return a bound of the lengths that the table, too, can name pages for."""
         return min(self.max_kv_len, int(self.page_table.shape[1]) * page_size)
 
-    def _cache_reasons(self, pages: int, page_size: int) -> list[str]:
-        """Say which pages of the table a cache of this size lacks (CPU values only)."""
-        if not _readable(self.page_table) or not self.requests:
+    def _cache_reasons(self, rows: int, pages: int, page_size: int) -> list[str]:
+        """Say what is missing: query rows, table entries or pages (CPU values only)."""
+        table = self.page_table
+        if not _readable(table):
             return []
-        # numpy: its calls on small arrays take a tenth of torch's
-        table, starts = self.page_table.numpy(), self.q_start.numpy()
+        if _core.pages_hold(
+            self.q_start.data_ptr(),
+            self.kv_len.data_ptr(),
+            table.data_ptr(),
+            self.requests,
+            table.shape[1],
+            table.stride(0),
+            rows,
+            pages,
+            page_size,
+        ):
+            return []
+        reasons = _row_reasons("q_start", self.q_start, "q", rows)
+        named, starts = table.numpy(), self.q_start.numpy()
         used = np.where(starts[1:] > starts[:-1], -(-self.kv_len.numpy() // page_size), 0)
-        most = int(used.max())
-        if most > table.shape[1]:
-            row = int(used.argmax())
-            return [
-                f"page_table is {table.shape[1]} pages of {page_size} tokens wide, too few for "
-                f"kv_len[{row}] = {int(self.kv_len[row])}"
-            ]
-        if not most:
-            return []
-        # Mostly every entry of the columns in use is a page, those past a request's end included.
-        table = table[:, :most]
-        if most not in self._table_ranges:
-            self._table_ranges[most] = int(table.min()), int(table.max())
-        lowest, highest = self._table_ranges[most]
-        if lowest >= 0 and highest < pages:
-            return []
-        named = np.arange(most) < used[:, None]
-        wrong = np.argwhere(named & (table < 0))
-        if wrong.size:
-            row, column = (int(i) for i in wrong[0])
-            return [f"page_table[{row}, {column}] is {int(table[row, column])}, not a page"]
-        highest = int(table[named].max())
-        if highest >= pages:
-            return [f"page_table names page {highest} of a cache of {pages} pages"]
-        return []
+        for row, count in enumerate(used):
+            if count > named.shape[1]:
+                return [
+                    *reasons,
+                    f"page_table is {named.shape[1]} pages of {page_size} tokens wide, too few for "
+                    f"kv_len[{row}] = {int(self.kv_len[row])}",
+                ]
+        for row, count in enumerate(used):
+            for column, page in enumerate(named[row, :count].tolist()):
+                if page < 0:
+                    return [*reasons, f"page_table[{row}, {column}] is {page}, not a page"]
+                if page >= pages:
+                    return [*reasons, f"page_table names page {page} of a cache of {pages} pages"]
+        return reasons
 
 
 @overload
@@ -388,7 +389,7 @@ def attention_paged(
     except (AttributeError, TypeError):  # not tensors, not a batch, an option of a strange type
         call = key = None
     if call is None:
-        call = _plan_paged(q, k_cache, v_cache, batch, sinks, out, _Options(*options))
+        call = _plan_paged(q, k_cache, v_cache, batch, sinks, out, _Options(*options), key)
         if key is not None:
             batch._calls.put(key, call)
     return _run(call, q, k_cache, v_cache, sinks, out)
@@ -613,8 +614,13 @@ def _plan_paged(
     sinks: torch.Tensor | None,
     out: torch.Tensor | None,
     options: _Options,
+    key: Any = None,
 ) -> _Call:
-    kinds, values = _call_reasons(q, k, v, ("k_cache", "v_cache"), sinks, out, options)
+    kinds: list[str] = []
+    values: list[str] = []
+    extents = None if key is None else _checked.get(key)
+    if extents is None:
+        kinds, values = _call_reasons(q, k, v, ("k_cache", "v_cache"), sinks, out, options)
     if not isinstance(batch, PagedBatch):
         kinds.append(f"batch must be a PagedBatch, got {type(batch).__name__}")
     else:
@@ -623,9 +629,12 @@ def _plan_paged(
         if isinstance(q, torch.Tensor) and q.device != batch.q_start.device:
             values.append(f"batch is on {batch.q_start.device}, q on {q.device}")
     if not kinds and not values:
-        values += _row_reasons("q_start", batch.q_start, "q", q.shape[0])
-        values += batch._cache_reasons(k.shape[0], k.shape[1])
+        values += batch._cache_reasons(q.shape[0], k.shape[0], k.shape[1])
     _raise_if("attention call", kinds, values)
+    if extents is None:
+        extents = _extents(q, k, v, out)
+        if key is not None:
+            _checked.put(key, extents)
     page_size = k.shape[1]
     longest = batch._longest_named(page_size)
     chosen, spec = _prepare(
@@ -635,7 +644,13 @@ def _plan_paged(
     if plan is None:
         plan = chosen.plan_ragged(spec, batch._ragged)
         batch._plans.put((chosen.name, spec), plan)
-    return _Call(chosen, spec, batch._ragged, plan, *_extents(q, k, v, out))
+    return _Call(chosen, spec, batch._ragged, plan, *extents)
+
+
+#: What calls of batches before this one have shown to hold: bytes of q, k, v and out by everything
+#: that the check of tensors and options looks at. Owner: this module, one per process. Lifetime:
+#: the process, bounded. It holds no tensor and no address.
+_checked: _Recent[tuple[int, int, int, int]] = _Recent(_REMEMBERED_CHECKS)
 
 
 def _plan_varlen(
@@ -862,6 +877,16 @@ def _batch_reasons(
             f"q_start, kv_len and page_table must be on one device, got {q_start.device}, "
             f"{kv_len.device} and {page_table.device}"
         )
+    if not values and _readable(q_start):
+        holds = _core.lengths_hold(
+            q_start.data_ptr(),
+            kv_len.data_ptr(),
+            requests,
+            -1 if max_q_len is None else _plain(max_q_len),
+            -1 if max_kv_len is None else _plain(max_kv_len),
+        )
+        if holds:
+            return kinds, values
     values += _starts_reasons("q_start", q_start)
     if not values and _readable(q_start) and requests:
         lengths = kv_len.tolist()

@@ -27,6 +27,32 @@ const char* Offset(const void* base, int64_t elements, int64_t size) {
 
 }  // namespace
 
+bool LengthsHold(const PagedRequests& r, int64_t max_q_len, int64_t max_kv_len) {
+    if (r.q_start[0] < 0) return false;
+    for (int64_t i = 0; i < r.requests; ++i) {
+        const int64_t rows = int64_t{r.q_start[i + 1]} - r.q_start[i];
+        if (rows < 0 || r.kv_len[i] < 0) return false;
+        if (max_q_len >= 0 && rows > max_q_len) return false;
+        if (max_kv_len >= 0 && r.kv_len[i] > max_kv_len) return false;
+    }
+    return true;
+}
+
+bool PagesHold(const PagedRequests& r, int64_t rows, int64_t pages, int64_t page_size) {
+    if (r.q_start[r.requests] > rows) return false;
+    for (int64_t i = 0; i < r.requests; ++i) {
+        if (r.q_start[i + 1] == r.q_start[i]) continue;
+        const int64_t used = CeilDiv(r.kv_len[i], page_size);
+        if (used > r.width) return false;
+        const int32_t* row = r.table + i * r.stride;
+        // As unsigned numbers negative pages are too large as well.
+        uint32_t most = 0;
+        for (int64_t j = 0; j < used; ++j) most = std::max(most, static_cast<uint32_t>(row[j]));
+        if (used && most >= static_cast<uint64_t>(pages)) return false;
+    }
+    return true;
+}
+
 RaggedPlan::RaggedPlan(const RaggedShape& shape, const int32_t* q_start, const int32_t* kv,
                        const int32_t* page_table, int64_t table_stride, Isa isa)
     : shape_(shape),

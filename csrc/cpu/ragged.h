@@ -43,6 +43,23 @@ struct RaggedTensors {
     int64_t lse_head;
 };
 
+// A batch of requests over a paged cache, as a step's caller hands it over.
+struct PagedRequests {
+    int64_t requests = 0;
+    const int32_t* q_start = nullptr;  // [requests + 1]
+    const int32_t* kv_len = nullptr;   // [requests]
+    const int32_t* table = nullptr;    // [requests][stride], `width` of them meant
+    int64_t width = 0;
+    int64_t stride = 0;
+};
+
+// Whether starts and lengths are in order and within the bounds; negative bounds are none.
+bool LengthsHold(const PagedRequests& r, int64_t max_q_len, int64_t max_kv_len);
+
+// Whether the requests, whose lengths hold, end within `rows` query rows and name pages of the
+// cache only.
+bool PagesHold(const PagedRequests& r, int64_t rows, int64_t pages, int64_t page_size);
+
 // The work of one step, cut and ordered once and run for every layer. Immutable: runs may overlap.
 class RaggedPlan {
    public:

@@ -30,20 +30,27 @@ void BindRagged(py::module_& m) {
 
     using S = cpu::RaggedShape;
     py::class_<S>(m, "CpuRaggedShape")
-        .def(py::init<>())
-        .def_readwrite("requests", &S::requests)
-        .def_readwrite("q_heads", &S::q_heads)
-        .def_readwrite("kv_heads", &S::kv_heads)
-        .def_readwrite("head_dim", &S::head_dim)
-        .def_readwrite("page_size", &S::page_size)
-        .def_readwrite("dtype", &S::dtype)
-        .def_readwrite("kv_type", &S::kv_type)
-        .def_readwrite("rounding", &S::rounding)
-        .def_readwrite("scale", &S::scale)
-        .def_readwrite("v_scale", &S::v_scale)
-        .def_readwrite("soft_cap", &S::soft_cap)
-        .def_readwrite("causal", &S::causal)
-        .def_readwrite("window", &S::window);
+        .def(py::init([](int64_t requests, int64_t q_heads, int64_t kv_heads, int64_t head_dim,
+                         int64_t page_size, cpu::DType dtype, cpu::KvType kv_type,
+                         cpu::Rounding rounding, double scale, double v_scale, double soft_cap,
+                         bool causal, int64_t window) {
+            return S{requests, q_heads, kv_heads, head_dim, page_size, dtype, kv_type,
+                     rounding, scale,   v_scale,  soft_cap, causal,    window};
+        }));
+
+    using B = cpu::PagedRequests;
+    m.def("lengths_hold", [](uintptr_t q_start, uintptr_t kv_len, int64_t requests,
+                             int64_t max_q_len, int64_t max_kv_len) {
+        const B batch{requests, At<int32_t>(q_start), At<int32_t>(kv_len), nullptr, 0, 0};
+        return cpu::LengthsHold(batch, max_q_len, max_kv_len);
+    });
+    m.def("pages_hold", [](uintptr_t q_start, uintptr_t kv_len, uintptr_t table, int64_t requests,
+                           int64_t width, int64_t stride, int64_t rows, int64_t pages,
+                           int64_t page_size) {
+        const B batch{
+            requests, At<int32_t>(q_start), At<int32_t>(kv_len), At<int32_t>(table), width, stride};
+        return cpu::PagesHold(batch, rows, pages, page_size);
+    });
 
     using R = cpu::RaggedPlan;
     py::class_<R>(m, "CpuRaggedPlan")

@@ -125,20 +125,22 @@ class CpuEngine(Engine):
 
     def plan_ragged(self, spec: RaggedSpec, batch: RaggedBatch) -> _core.CpuRaggedPlan:
         """Cut and order the step's work; see :meth:`Engine.plan_ragged`."""
-        shape = _core.CpuRaggedShape()
-        shape.requests = spec.requests
-        shape.q_heads = spec.q_heads
-        shape.kv_heads = spec.kv_heads
-        shape.head_dim = spec.head_dim
-        shape.page_size = spec.page_size
-        shape.dtype = _DTYPES[spec.dtype]
-        shape.kv_type = _KV_TYPES.get(spec.kv_dtype, _core.CpuKvType.same)
-        shape.rounding = _ROUNDINGS[spec.rounding]
-        shape.scale = spec.scale * spec.k_scale
-        shape.v_scale = spec.v_scale
-        shape.soft_cap = spec.soft_cap
-        shape.causal = spec.causal
-        shape.window = spec.window
+        # By position: naming thirteen arguments costs as much as planning a decode step.
+        shape = _core.CpuRaggedShape(
+            spec.requests,
+            spec.q_heads,
+            spec.kv_heads,
+            spec.head_dim,
+            spec.page_size,
+            _DTYPES[spec.dtype],
+            _KV_TYPES.get(spec.kv_dtype, _core.CpuKvType.same),
+            _ROUNDINGS[spec.rounding],
+            spec.scale * spec.k_scale,
+            spec.v_scale,
+            spec.soft_cap,
+            spec.causal,
+            spec.window,
+        )
         keys = batch.kv_start if batch.kv_start is not None else batch.kv_len
         table = batch.page_table
         return _core.CpuRaggedPlan(
