@@ -88,7 +88,10 @@ def e2e(
         ),
     ] = None,
     threshold: Annotated[
-        str | None, _option("Thresholds of lite, log2 units; -8,-6,-4 by default.", "LIST")
+        str | None,
+        _option(
+            "Thresholds of lite, log2 units; -inf,-8,-6,-4 by default (-inf skips nothing).", "LIST"
+        ),
     ] = None,
     policies: Annotated[
         str | None,
@@ -114,6 +117,9 @@ def e2e(
     ] = None,
     direction: Annotated[str | None, _option("alternate, ascending or descending.", "WORD")] = None,
     steps: Annotated[str | None, _option("Denoising steps.", "N")] = None,
+    short_steps: Annotated[
+        str | None, _option("Also run everything on a schedule of so few steps.", "N")
+    ] = None,
     height: Annotated[str | None, _option("Pixels.", "N")] = None,
     width: Annotated[str | None, _option("Pixels.", "N")] = None,
     frames: Annotated[str | None, _option("Frames of the video.", "N")] = None,
@@ -173,6 +179,7 @@ def e2e(
         "policies": policies,
         "policy": {name: value for name, value in policy.items() if value is not None},
         "steps": steps,
+        "short_steps": short_steps,
         "height": height,
         "width": width,
         "frames": frames,

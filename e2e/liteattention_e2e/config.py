@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
@@ -50,11 +50,15 @@ def _distinct(value: tuple[Any, ...]) -> tuple[Any, ...]:
 
 @dataclass(frozen=True)
 class Configuration:
-    """One way to run the pipeline: ``policy`` None is diffusers' own attention."""
+    """One way to run the pipeline: ``policy`` None is diffusers' own attention.
+
+    ``steps`` is the number of denoising steps, None for the suite's own.
+    """
 
     name: str
     kind: Attention
     policy: SkipPolicy | None
+    steps: int | None = None
 
     @property
     def slug(self) -> str:
@@ -111,10 +115,16 @@ class SuiteConfig(BaseModel):
         "dense",
         "lite",
     )
-    thresholds: Annotated[tuple[float, ...], BeforeValidator(_split)] = (-8.0, -6.0, -4.0)
+    thresholds: Annotated[tuple[float, ...], BeforeValidator(_split)] = (
+        float("-inf"),  # what it costs where nothing can be skipped
+        -8.0,
+        -6.0,
+        -4.0,
+    )
     policy: PolicyOptions = Field(default_factory=PolicyOptions)
     policies: dict[str, SkipPolicy] = {}
     steps: int | None = Field(default=None, ge=1)
+    short_steps: int | None = Field(default=None, ge=1)
     height: int | None = Field(default=None, ge=1)
     width: int | None = Field(default=None, ge=1)
     frames: int | None = Field(default=None, ge=1)
@@ -211,6 +221,14 @@ class SuiteConfig(BaseModel):
         return value
 
     @model_validator(mode="after")
+    def _shorter(self) -> Self:
+        if None not in (self.steps, self.short_steps) and self.short_steps >= self.steps:  # type: ignore[operator]
+            raise ValueError(
+                f"short_steps must be fewer than steps, got {self.short_steps} and {self.steps}"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _policies_work(self) -> Self:
         if self.uses_engine:
             engine, device = self.chosen_engine, torch.device(self.device)
@@ -221,6 +239,8 @@ class SuiteConfig(BaseModel):
 
     def configurations(self) -> tuple[Configuration, ...]:
         """What will be compared, in order: the references first, then every lite policy.
+
+        With ``short_steps`` then all of them again on that schedule.
 
         Raises:
             ValueError: a policy is invalid, or two configurations have one name.
@@ -239,6 +259,11 @@ class SuiteConfig(BaseModel):
                 for value in self.thresholds
             ]
             found += [Configuration(name, "lite", item) for name, item in self.policies.items()]
+        if self.short_steps is not None:
+            found += [
+                replace(item, name=f"{item.name}, {self.short_steps} steps", steps=self.short_steps)
+                for item in found
+            ]
         slugs = [item.slug for item in found]
         twice = sorted({slug for slug in slugs if slugs.count(slug) > 1})
         if twice:

@@ -290,8 +290,9 @@ def _contact_sheets(result: Result, report: dict[str, Any], out: Path) -> list[s
                 total = sum(record["tiles_total"] for record in run.skips)
                 computed = sum(record["tiles_computed"] for record in run.skips)
                 label.append(f"sparsity {1 - computed / total:.1%}")
-            base = result.first("dense", prompt, seed)
-            if base is not None and configuration.name != "dense":
+            dense = result.reference(configuration, "dense")
+            base = None if dense is None else result.first(dense, prompt, seed)
+            if base is not None and configuration.name != dense:
                 ratio = psnr(run.frames, base.frames)
                 label.append("equals dense" if np.isinf(ratio) else f"PSNR {ratio:.1f} dB")
             strips.append((label, run.frames))

@@ -73,6 +73,13 @@ class Result:
                 return run
         return None
 
+    def reference(self, configuration: Configuration, kind: str) -> str | None:
+        """Name of the reference of ``kind`` on the same schedule; None if it is not there."""
+        for item in self.configurations:
+            if (item.kind, item.steps) == (kind, configuration.steps):
+                return item.name
+        return None
+
     @property
     def cases(self) -> list[tuple[int, int]]:
         """All (prompt index, seed)."""
@@ -84,8 +91,8 @@ def run(loaded: AnyRunner, console: Console) -> Result:
     config = loaded.config
     result = Result(config, config.configurations(), loaded, environment(loaded))
     result.environment["started"] = time.strftime("%Y-%m-%dT%H:%M:%S%z")
-    total = len(result.cases) * config.repeats * len(result.configurations)
-    steps = total * loaded.settings.steps
+    schedules = [item.steps or loaded.settings.steps for item in result.configurations]
+    steps = len(result.cases) * config.repeats * sum(schedules)
     warm = config.warmup * len(result.configurations)
     progress = Progress(
         TextColumn("{task.description}"),
@@ -101,7 +108,7 @@ def run(loaded: AnyRunner, console: Console) -> Result:
             for configuration in result.configurations:
                 loaded.run(
                     configuration, 0, config.seeds[0], 0,
-                    steps=min(_WARMUP_STEPS, loaded.settings.steps),
+                    steps=min(_WARMUP_STEPS, configuration.steps or loaded.settings.steps),
                 )  # fmt: skip
                 progress.advance(warming)
         task = progress.add_task("steps", total=steps)
@@ -115,7 +122,9 @@ def run(loaded: AnyRunner, console: Console) -> Result:
                     progress.update(
                         task, description=f"{configuration.name}, prompt {prompt}, seed {seed}"
                     )
-                    made = loaded.run(configuration, prompt, seed, repeat, step_done)
+                    made = loaded.run(
+                        configuration, prompt, seed, repeat, step_done, steps=configuration.steps
+                    )
                     _keep(result, made)
     return result
 
@@ -181,6 +190,7 @@ def summarise(result: Result) -> dict[str, Any]:
             "seeds": list(config.seeds),
             "repeats": config.repeats,
             "warmup_runs": config.warmup,
+            "short_steps": config.short_steps,
             **asdict(loaded.settings),
             "tokens": loaded.tokens(),
             "geometry": None if tile is None else asdict(tile),
@@ -203,6 +213,22 @@ def notes(config: SuiteConfig) -> list[str]:
         found.append(
             "SGLang made these videos; the configuration called diffusers is its own torch_sdpa "
             "attention, in cross-attention, too."
+        )
+    exact = [
+        item.name
+        for item in config.configurations()
+        if item.kind == "lite"
+        and item.policy is not None
+        and item.policy.threshold == float("-inf")
+    ]
+    if exact:
+        found.append(
+            f"Threshold -inf keeps every tile ({'; '.join(exact)}): what LiteAttention costs where "
+            "nothing can be skipped."
+        )
+    if config.short_steps is not None:
+        found.append(
+            f"Rows of {config.short_steps} steps are compared with the references of as many steps."
         )
     if config.uses_engine:
         engine = config.chosen_engine
@@ -237,6 +263,7 @@ def _summary(result: Result, configuration: Configuration) -> dict[str, Any]:
     return {
         "name": configuration.name,
         "kind": configuration.kind,
+        "steps": configuration.steps or result.runner.settings.steps,
         "policy": None if policy is None else json.loads(policy.model_dump_json()),
         "seconds": {
             "encode": spread(lambda item: item.encode),
@@ -247,13 +274,13 @@ def _summary(result: Result, configuration: Configuration) -> dict[str, Any]:
             "per_step": [statistics.median(item.steps[i] for item in runs) for i in steps],
         },
         "speedup": {
-            f"vs_{reference}": _speedup(result, configuration.name, reference)
+            f"vs_{reference}": _speedup(result, configuration, reference)
             for reference in ("dense", "diffusers")
         },
         "peak_memory_bytes": max(item.peak_memory for item in runs),
         "sparsity": _sparsity(skips) if configuration.kind == "lite" else None,
         "quality": {
-            f"vs_{reference}": _quality(result, configuration.name, reference)
+            f"vs_{reference}": _quality(result, configuration, reference)
             for reference in ("dense", "diffusers")
         },
         "repeats_bit_equal": all(
@@ -274,28 +301,32 @@ def _sparsity(skips: SkipStatistics) -> dict[str, Any]:
     }
 
 
-def _speedup(result: Result, name: str, reference: str) -> dict[str, Any] | None:
-    """Denoise seconds of the reference over those of ``name``, paired by prompt, seed, repeat.
+def _speedup(result: Result, configuration: Configuration, kind: str) -> dict[str, Any] | None:
+    """Denoise seconds of the reference over this one's, paired by prompt, seed, repeat.
 
     None for the reference itself, and where seconds are an emulator's: there is nothing to compare.
     """
-    if result.config.emulated:
+    reference = result.reference(configuration, kind)
+    if result.config.emulated or reference in (None, configuration.name):
         return None
+    assert reference is not None
     base = {(run.prompt, run.seed, run.repeat): run.denoise for run in result.of(reference)}
     ratios = [
         base[run.prompt, run.seed, run.repeat] / run.denoise
-        for run in result.of(name)
+        for run in result.of(configuration.name)
         if (run.prompt, run.seed, run.repeat) in base
     ]
-    return Spread.of(ratios).to_json() if ratios and name != reference else None
+    return Spread.of(ratios).to_json() if ratios else None
 
 
-def _quality(result: Result, name: str, reference: str) -> dict[str, Any] | None:
-    if name == reference:
+def _quality(result: Result, configuration: Configuration, kind: str) -> dict[str, Any] | None:
+    reference = result.reference(configuration, kind)
+    if reference in (None, configuration.name):
         return None
+    assert reference is not None
     pairs = []
     for case in result.cases:
-        mine, other = result.first(name, *case), result.first(reference, *case)
+        mine, other = result.first(configuration.name, *case), result.first(reference, *case)
         if mine is not None and other is not None:
             pairs.append(metrics.compare(mine.frames, other.frames))
     return metrics.summarise_quality(pairs)

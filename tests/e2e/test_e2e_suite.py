@@ -293,6 +293,43 @@ def test_a_warm_up_shorter_than_the_dense_steps(
     assert json.loads((tmp_path / "out" / "report.json").read_text())["runs"]
 
 
+def test_a_short_schedule_is_compared_with_references_as_short(
+    app: typer.Typer, model: Path, tmp_path: Path
+) -> None:
+    options = SIZES | {"--threshold": "-inf,-1", "--short-steps": "2", "--warmup": "0"}
+    prompts = tmp_path / "prompts.txt"
+    prompts.write_text(PROMPTS[0])
+    flat = [word for option in options.items() for word in option]
+    out = tmp_path / "out"
+    outcome = CliRunner().invoke(
+        app, ["e2e", "--model", str(model), "--prompts", str(prompts), "--out", str(out), *flat]
+    )
+    assert outcome.exit_code == 0, outcome.output
+    printed = json.loads((out / "report.json").read_text())
+    kinds = ["diffusers", "dense", "lite -inf", "lite -1"]
+    names = [*kinds, *(f"{name}, 2 steps" for name in kinds)]
+    assert [each["name"] for each in printed["configurations"]] == names
+    assert [each["steps"] for each in printed["configurations"]] == [4] * 4 + [2] * 4
+    seconds = {run["configuration"]: run["denoise"] for run in printed["runs"]}
+    frames = np.load(out / "frames_p0_s0.npz")
+    for run in printed["runs"]:
+        assert len(run["steps"]) == (2 if "2 steps" in run["configuration"] else 4)
+    for name in ("lite -inf, 2 steps", "lite -1, 2 steps", "diffusers, 2 steps"):
+        entry = item(printed, name)
+        ratio = seconds["dense, 2 steps"] / seconds[name]
+        assert entry["speedup"]["vs_dense"]["median"] == pytest.approx(ratio)
+        slug = name.replace(", ", "_").replace(" ", "_")
+        pair = metrics.compare(frames[slug], frames["dense_2_steps"])
+        assert entry["quality"]["vs_dense"] == metrics.summarise_quality([pair])
+    assert item(printed, "dense, 2 steps")["quality"]["vs_dense"] is None
+    assert item(printed, "lite -inf, 2 steps")["quality"]["vs_dense"]["identical"] is True
+    assert item(printed, "lite -inf, 2 steps")["sparsity"]["by_step"] == [0.0, 0.0]
+    assert item(printed, "lite -1, 2 steps")["sparsity"]["by_step"][1] > 0
+    text = (out / "report.md").read_text()
+    assert "as many steps" in text and "keeps every tile (lite -inf; lite -inf, 2 steps)" in text
+    assert "sparsity_by_layer_lite_-1_2_steps.png" in printed["artefacts"]["plots"]
+
+
 def test_every_wrong_option_is_reported_at_once(app: typer.Typer, tmp_path: Path) -> None:
     outcome = CliRunner().invoke(
         app,
@@ -320,6 +357,7 @@ def test_every_wrong_option_is_reported_at_once(app: typer.Typer, tmp_path: Path
         ({"policies": {"dense": {}}}, "two configurations would be called dense"),
         ({"prompts": []}, "at least one prompt"),
         ({"attention": "lite", "thresholds": ""}, "give at least one"),
+        ({"short_steps": 5, "steps": 5}, "short_steps must be fewer than steps, got 5 and 5"),
     ],
 )
 def test_wrong_configurations(options: dict[str, Any], message: str) -> None:

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from liteattention_e2e.metrics import psnr
+from liteattention_e2e.metrics import compare, psnr, summarise_quality
 
 from .sglang_diffusion_lists import PYTHON
 from .sglang_worker import MODEL, PROMPT, SIZES, environment
@@ -29,7 +29,8 @@ SCRIPT = """
     cli.e2e(
         runner="sglang", model=sys.argv[3], prompts=sys.argv[1], out=sys.argv[2],
         threshold="-2,-inf", seeds="3",
-        height="48", width="48", frames="4", steps="4", dtype="float32", warmup="0",
+        height="48", width="48", frames="4", steps="4", short_steps="2", dtype="float32",
+        warmup="0",
     )
 """
 
@@ -56,12 +57,13 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 
 def test_the_report_is_whole(report: dict[str, Any]) -> None:
     names = [item["name"] for item in report["configurations"]]
-    assert names == ["diffusers", "dense", "lite -2", "lite -inf"]
+    kinds = ["diffusers", "dense", "lite -2", "lite -inf"]
+    assert names == [*kinds, *(f"{kind}, 2 steps" for kind in kinds)]
     assert report["settings"]["runner"] == "sglang"
     assert report["settings"]["tokens"] == 576
     assert any("SGLang made these videos" in note for note in report["notes"])
     for run in report["runs"]:
-        assert len(run["steps"]) == 4
+        assert len(run["steps"]) == (2 if "2 steps" in run["configuration"] else 4)
         assert 0 < sum(run["steps"]) <= run["denoise"] < run["total"]
         assert run["encode"] > 0 and run["decode"] > 0
     for kind, files in report["artefacts"].items():
@@ -97,6 +99,24 @@ def test_sparsity_and_quality_are_those_of_diffusers(
     (exact,) = (item for item in report["configurations"] if item["name"] == "lite -inf")
     assert exact["sparsity"]["mean"] == 0.0
     assert exact["quality"]["vs_dense"]["identical"]
+
+
+@pytest.mark.parametrize("schedule", ["", ", 2 steps"])
+def test_quality_is_also_against_sglangs_own_attention(
+    report: dict[str, Any], schedule: str
+) -> None:
+    """The same seed through its torch_sdpa: in fp32 ours rounds alike, and skipping shows."""
+    found = {item["name"]: item for item in report["configurations"]}
+    own = {kind: found[f"{kind}{schedule}"] for kind in ("dense", "lite -2", "lite -inf")}
+    frames = np.load(report["folder"] / "frames_p0_s3.npz")
+    suffix = schedule.replace(", ", "_").replace(" ", "_")
+    for kind, item in own.items():
+        name = kind.replace(" ", "_") + suffix
+        quality = item["quality"]["vs_diffusers"]
+        pair = compare(frames[name], frames["diffusers" + suffix])
+        assert quality == summarise_quality([pair])
+        assert quality["identical"] or quality["psnr_db_min"] > (30 if kind == "lite -2" else 48)
+    assert own["lite -2"]["sparsity"]["last_step"] > 0 == own["lite -inf"]["sparsity"]["last_step"]
 
 
 def test_options_that_sglang_has_not_are_refused() -> None:
