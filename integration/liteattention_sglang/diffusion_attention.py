@@ -308,19 +308,21 @@ def _report(request: Any, state: Generation) -> None:
     """Log what a request skipped and write its report if the server wants reports."""
     if request.is_warmup:
         return
-    name = request.request_id or "request"
+    # Requests that SGLang has batched are one to us; rows of the lists are in this order.
+    names = getattr(request, "merged_request_ids", None) or [request.request_id or "request"]
     rank = get_world_rank()
     if rank == 0:
         statistics = state.statistics
         logger.info(
             "LiteAttention: request %s skipped %.1f %% of the tiles of self-attention (engine %s)",
-            name,
+            ", ".join(names),
             100 * statistics.sparsity,
             state.engine,
         )
     folder = os.environ.get(REPORT_VARIABLE)
     if folder:
-        state.write(Path(folder), name if rank == 0 else f"{name}.rank{rank}")
+        for name in names:
+            state.write(Path(folder), name if rank == 0 else f"{name}.rank{rank}", names)
 
 
 def _hook_runtime() -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Hashable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -221,11 +221,16 @@ class Generation:
         for split in range(self._ring.ranks):
             yield f"{name}/{split}", partial(self._ring.lists, layer, branch, split=split)
 
-    def report(self) -> dict[str, Any]:
-        """Return policy, engine and tile counts as JSON-friendly values. Waits for the device."""
+    def report(self, requests: Sequence[str]) -> dict[str, Any]:
+        """Return policy, engine and tile counts as JSON-friendly values. Waits for the device.
+
+        ``requests`` are the ids of the requests that this was the denoising of, in their order in
+        the batch.
+        """
         statistics = self.statistics
         steps = statistics.by_step()
         return {
+            "requests": list(requests),
             "policy": json.loads(self.lite.policy.model_dump_json()),
             "engine": self.engine,
             "num_steps": self.num_steps,
@@ -234,12 +239,12 @@ class Generation:
             "records": statistics.to_records(),
         }
 
-    def write(self, folder: Path, name: str) -> None:
+    def write(self, folder: Path, name: str, requests: Sequence[str]) -> None:
         """Write ``name.json`` (see :meth:`report`) and ``name.npz`` (see :meth:`lists`)."""
         folder.mkdir(parents=True, exist_ok=True)
         lists: dict[str, Any] = {key: value.cpu().numpy() for key, value in self.lists().items()}
         np.savez(folder / f"{name}.npz", **lists)
         # Last, and in one go: whoever waits for the JSON finds all of it.
         partial = folder / f"{name}.json.partial"
-        partial.write_text(json.dumps(self.report(), indent=1), encoding="utf-8")
+        partial.write_text(json.dumps(self.report(requests), indent=1), encoding="utf-8")
         partial.replace(folder / f"{name}.json")

@@ -17,6 +17,8 @@ import imageio.v3 as iio
 import numpy as np
 import pytest
 
+from liteattention_e2e.metrics import psnr
+
 from .sglang_worker import (
     BOLD,
     PROMPT,
@@ -72,7 +74,8 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     }
     options = ("--attention-backend", "liteattention_rocm", "--dit-precision", "fp32")
     warm = ("--warmup-mode", "server", "--warmup-resolutions", "32x32")
-    with server(folder, log, *options, *warm, **variables) as address:
+    batch = ("--batching-max-size", "2", "--batching-delay-ms", "400")
+    with server(folder, log, *options, *warm, *batch, **variables) as address:
         yield Server(address, folder / "reports", log)
 
 
@@ -96,6 +99,30 @@ def test_two_requests_at_once_with_different_thresholds(served: Server) -> None:
     assert dense["records"] == []
     assert np.array_equal(together[1][0], together[3][0])
     assert not np.array_equal(together[0][0], together[1][0])
+
+
+def test_requests_in_one_batch_have_the_lists_that_they_have_alone(served: Server) -> None:
+    """Equal options are batched, whatever the prompt and the seed."""
+    asked = [{"seed": 3}, {"seed": 5, "prompt": "a green square moves up on a white background"}]
+    before = served.log.read_text(errors="replace").count("LiteAttention: request")
+    with ThreadPoolExecutor(len(asked)) as pool:
+        jobs = list(pool.map(lambda item: served.finish(served.post(BOLD, **item)), asked))
+    said = served.log.read_text(errors="replace").count("LiteAttention: request") - before
+    assert said == 1, "they were not batched"
+    alone = [served.video(BOLD, **item) for item in asked]
+    batched = [read_report(served.reports, job["id"]) for job in jobs]
+    for job, (report, lists), (frames, own, own_lists) in zip(jobs, batched, alone, strict=True):
+        assert sorted(report["requests"]) == sorted(item["id"] for item in jobs)
+        assert len(own["requests"]) == 1
+        row = report["requests"].index(job["id"])
+        assert lists.keys() == own_lists.keys()
+        for name, value in own_lists.items():
+            assert lists[name].shape[0] == 2
+            assert np.array_equal(lists[name][row : row + 1], value), name
+        assert psnr(iio.imread(job["file_path"]), frames) > 40
+    for field in ("tiles_total", "tiles_computed"):
+        together = sum(row[field] for row in batched[0][0]["records"])
+        assert together == sum(row[field] for _, report, _ in alone for row in report["records"])
 
 
 def test_the_servers_defaults(served: Server) -> None:
@@ -128,4 +155,6 @@ def test_the_server_was_warm_at_another_resolution(served: Server) -> None:
     log = served.log.read_text(errors="replace")
     assert "Applied 1 hook(s)" in log
     assert "arm" in log and "32x32" in log
-    assert len(list(served.reports.glob("*.json"))) == log.count("LiteAttention: request")
+    finished = [line for line in log.splitlines() if "LiteAttention: request" in line]
+    named = sum(line.split(" skipped")[0].count(",") + 1 for line in finished)
+    assert len(list(served.reports.glob("*.json"))) == named

@@ -45,7 +45,7 @@ def environment(**more: str) -> dict[str, str]:
         "SGLANG_EXTERNAL_MODEL_PACKAGE": "liteattention_e2e.sglang_wan",
         "OMP_NUM_THREADS": "1",  # two would wait for each other on a busy machine
         # Helpers that SGLang decorates with torch.compile take minutes on a CPU.
-        "TORCHDYNAMO_DISABLE": "1",
+        "TORCHDYNAMO_DISABLE": os.environ.get("TORCHDYNAMO_DISABLE", "1"),
         "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
         **more,
     }
