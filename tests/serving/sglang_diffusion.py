@@ -680,19 +680,23 @@ def test_sizes_are_small_enough_to_matter() -> None:
 def test_everything_but_attention_is_less_than_a_percent_of_a_step(
     worker: Worker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """At 8,192 tokens: what a call does besides running the engine, against a denoising step."""
+    """At 8,192 tokens: what a call does besides running the engine, against a denoising step.
+
+    In processor time of this thread, which takes part in everything: what else the machine does
+    is not in it.
+    """
     marks: list[float] = []
     hooks = [
-        worker.transformer.register_forward_pre_hook(lambda *_: marks.append(time.perf_counter())),
-        worker.transformer.register_forward_hook(lambda *_: marks.append(time.perf_counter())),
+        worker.transformer.register_forward_pre_hook(lambda *_: marks.append(time.thread_time())),
+        worker.transformer.register_forward_hook(lambda *_: marks.append(time.thread_time())),
     ]
     try:
-        worker.run(BOLD, height=128, width=128, num_frames=8, num_inference_steps=2)
+        worker.run(BOLD, height=128, width=128, num_frames=8, num_inference_steps=1)
     finally:
         for hook in hooks:
             hook.remove()
-    calls = [end - begin for begin, end in zip(marks[::2], marks[1::2], strict=True)]
-    step = min(calls[0] + calls[1], calls[2] + calls[3])
+    assert len(marks) == 4, "one step is a call for each branch"
+    step = marks[1] - marks[0] + marks[3] - marks[2]
 
     from liteattention_rocm import lite
 
@@ -701,13 +705,13 @@ def test_everything_but_attention_is_less_than_a_percent_of_a_step(
     q = torch.randn(1, 8192, 3, 128)
     rounds = []
     for index in range(12):
-        begin = time.perf_counter()
+        begin = time.thread_time()
         for negative in (False, True):
             with context(request, index, negative):
                 for impl in self_attention(worker):
                     impl.forward(q, q, q, None)
-        rounds.append(time.perf_counter() - begin)
-    # The first rounds allocate the lists; a busy machine makes single rounds long.
+        rounds.append(time.thread_time() - begin)
+    # The first rounds allocate the lists.
     overhead = sorted(rounds[2:])[len(rounds[2:]) // 2]
     print(
         f"overhead {overhead * 1e3:.2f} ms of a step of {step * 1e3:.0f} ms: {overhead / step:.3%}"
