@@ -30,6 +30,7 @@ from .sglang_worker import (
     Worker,
     environment,
     four_heads,
+    live_states,
     on_ranks,
     read_report,
 )
@@ -56,14 +57,32 @@ def serve(
     rank: int, port: int, folder: Path, model: Path, arguments: Any, more: tuple[Any, ...] = ()
 ) -> list[Result]:
     worker = Worker(folder, model=model, rank=rank, port=port, dit_precision="fp32", **arguments)
+    worker.run(POLICIES[1], height=32, width=32, num_inference_steps=2)
+    abort(worker)
     return [worker.run(policy) for policy in (*POLICIES, *more)]
+
+
+def abort(worker: Worker) -> None:
+    """A request that dies inside its second step; nothing of it may be found later."""
+    from sglang.multimodal_gen.runtime.managers.forward_context import get_forward_context
+
+    def fail(module: Any, args: Any, output: Any) -> None:
+        if get_forward_context().current_timestep == 1:
+            raise RuntimeError("the client went away")
+
+    handle = worker.transformer.blocks[3].register_forward_hook(fail)
+    with pytest.raises(RuntimeError, match="the client went away"):
+        worker.run({"threshold": -0.2})
+    handle.remove()
+    assert live_states() == 0
 
 
 def serve_as_ring(rank: int, port: int, folder: Path, model: Path) -> list[Result]:
     """One process that computes what a ring of two computes."""
     generation.Generation.attend = attend_as_ring  # type: ignore[method-assign]
     generation.Generation.lists = lists_of_ring  # type: ignore[method-assign]
-    return serve(rank, port, folder, model, {})
+    worker = Worker(folder, model=model, rank=rank, port=port, dit_precision="fp32")
+    return [worker.run(policy) for policy in POLICIES]
 
 
 def attend_as_ring(

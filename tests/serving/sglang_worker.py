@@ -257,7 +257,11 @@ def live_states() -> int:
     gc.collect()
     found = [item for item in gc.get_objects() if type(item) is Generation]
     # A traceback that a log keeps may hold the object, but not what it had.
-    return sum(bool(item.lite._generations) for item in found)
+    holders = [item.lite for item in found]
+    for item in found:
+        if item._ring is not None:
+            holders += item._ring._made()
+    return sum(bool(lite._generations) for lite in holders)
 
 
 @contextlib.contextmanager
