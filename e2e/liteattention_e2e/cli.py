@@ -27,6 +27,7 @@ Text = Annotated[str | None, typer.Option()]
 
 
 def _option(text: str, metavar: str = "TEXT", *names: str) -> Any:
+    # typer 0.27 takes a metavar that is the option's own name for the option: --DEVICE
     return typer.Option(*names, help=text, metavar=metavar, show_default=False)
 
 
@@ -145,10 +146,8 @@ def e2e(
         ),
     ] = None,
     threads: Annotated[str | None, _option("CPU threads; by default PyTorch's.", "N")] = None,
-    dtype: Annotated[
-        str | None, _option("bfloat16 (default), float16 or float32.", "DTYPE")
-    ] = None,
-    device: Annotated[str | None, _option("cpu (default), cuda, cuda:1 ...", "DEVICE")] = None,
+    dtype: Annotated[str | None, _option("bfloat16 (default), float16 or float32.", "WORD")] = None,
+    device: Annotated[str | None, _option("cpu (default), cuda, cuda:1 ...", "NAME")] = None,
     fps: Annotated[
         str | None, _option("Frames per second of the videos; 8 by default.", "N")
     ] = None,
@@ -236,10 +235,8 @@ def generate(
         str | None, _option("cpu (the engine's own), mi300x or QxKxV.", "TILE")
     ] = None,
     threads: Annotated[str | None, _option("CPU threads; by default PyTorch's.", "N")] = None,
-    dtype: Annotated[
-        str | None, _option("bfloat16 (default), float16 or float32.", "DTYPE")
-    ] = None,
-    device: Annotated[str | None, _option("cpu (default), cuda, cuda:1 ...", "DEVICE")] = None,
+    dtype: Annotated[str | None, _option("bfloat16 (default), float16 or float32.", "WORD")] = None,
+    device: Annotated[str | None, _option("cpu (default), cuda, cuda:1 ...", "NAME")] = None,
     budget: Annotated[
         float, typer.Option(help="Seconds; a smaller video is made if the large one would not fit.")
     ] = 300.0,
