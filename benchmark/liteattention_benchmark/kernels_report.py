@@ -188,7 +188,7 @@ def roofline(config: Config, rows: list[Row], roofs: Ceilings, folder: Path) -> 
         y.append(cell.work / row.median_ms / 1e9)
     for (kind, name), (x, y) in sorted(points.items()):
         axis.scatter(
-            x, y, s=22, alpha=0.8, label=f"{name}, {kind}", color=_COLOURS.get(name),
+            x, y, s=22, alpha=0.8, label=f"{name} ({kind})", color=_COLOURS.get(name),
             marker=_MARKERS[kind],
         )  # fmt: skip
     low = min((min(x) for x, _ in points.values()), default=1.0) / 2
