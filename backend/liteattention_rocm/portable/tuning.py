@@ -124,6 +124,8 @@ def tune(
 ) -> dict[Tile, float]:
     """Measure every candidate and keep the fastest for the request's class.
 
+    Kinds of calls that this process has made already keep the tile they have.
+
     Args:
         kind: "hopper" or "plain".
         spec: the request to measure.
