@@ -102,8 +102,8 @@ def kernels(
     peer: Annotated[
         list[str] | None,
         typer.Option(
-            help="NAME=FILE_OR_MODULE:FUNCTION of (q, k, v, causal, scale), tensors [B, H, S, D]; "
-            "may be given several times."
+            help="NAME=FILE_OR_MODULE:FUNCTION of (q, k, v, causal, scale), contiguous tensors "
+            "[B, H, S, D]; may be given several times."
         ),
     ] = None,
     counters: Annotated[

@@ -153,8 +153,8 @@ def package(module: str, function: str) -> Maker:
 def given(text: str) -> tuple[str, Maker]:
     """Read a peer from "NAME=FILE:FUNCTION" or "NAME=MODULE:FUNCTION".
 
-    The function takes (q, k, v, causal, scale), tensors [B, H, S, D], and returns the output;
-    Triton's tutorial ``06-fused-attention.py`` has one that is called ``attention``.
+    The function takes (q, k, v, causal, scale), contiguous tensors [B, H, S, D], and returns the
+    output; Triton's tutorial ``06-fused-attention.py`` has one that is called ``attention``.
 
     Raises:
         ValueError: the text is of another form.
@@ -169,7 +169,9 @@ def given(text: str) -> tuple[str, Maker]:
         if found is None:
             raise Unavailable(f"{where} has no {function}")
         scale = q.shape[-1] ** -0.5
-        return lambda: found(q, k, v, causal, scale)
+        # Examples leave strides out of account; the copies are made before anything is timed.
+        x, y, z = (tensor.contiguous() for tensor in (q, k, v))
+        return lambda: found(x, y, z, causal, scale)
 
     return name, make
 

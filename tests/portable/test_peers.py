@@ -97,6 +97,7 @@ def test_a_peer_of_ones_own_from_a_file(tmp_path: Path) -> None:
     file.write_text(
         "import torch\n"
         "def attention(q, k, v, causal, scale):\n"
+        "    assert all(x.is_contiguous() for x in (q, k, v))\n"
         "    return torch.nn.functional.scaled_dot_product_attention(\n"
         "        q, k, v, is_causal=causal, scale=scale)\n"
     )
@@ -105,7 +106,7 @@ def test_a_peer_of_ones_own_from_a_file(tmp_path: Path) -> None:
     config = kernels.Config(
         rounds=3,
         warmup=1,
-        dense=({"batch": 1, "heads": 1, "length": 64, "head_dim": 64},),  # type: ignore[arg-type]
+        dense=({"batch": 1, "heads": 2, "length": 64, "head_dim": 64},),  # type: ignore[arg-type]
     )
     rows = {row.contender: row for row in kernels.run(config, CPU, more=more)}
     assert rows["mine"].error == pytest.approx(rows["SDPA"].error, rel=0.5)
