@@ -22,6 +22,7 @@ as in PagedAttention (Kwon et al., arXiv 2309.06180).
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 import numbers
@@ -34,7 +35,7 @@ from typing import Any, Generic, Literal, TypeVar, overload
 import numpy as np
 import torch
 
-from . import _core, engines
+from . import engines
 from .engines import ROUNDINGS, Engine, RaggedBatch, RaggedSpec, Rounding
 from .ops import _LIBRARY, _is_fake, _overlap_reasons
 
@@ -51,8 +52,9 @@ _FP8 = (
     torch.float8_e5m2fnuz,
 )
 
-#: Calls and plans that a batch remembers, writes and checks that the process does; the least recently
-#: used go first. A step of a model asks for one to three, a plan on a GPU may own a workspace.
+#: Calls and plans that a batch remembers, writes and checks that the process does; the least
+#: recently used go first. A step of a model asks for one to three, a plan on a GPU may own a
+#: workspace.
 _REMEMBERED_CALLS = 32
 _REMEMBERED_WRITES = 64
 _REMEMBERED_CHECKS = 64
@@ -248,7 +250,7 @@ class PagedBatch:
         table = self.page_table
         if not _readable(table):
             return []
-        if _core.pages_hold(
+        if _native().pages_hold(
             self.q_start.data_ptr(),
             self.kv_len.data_ptr(),
             table.data_ptr(),
@@ -783,6 +785,14 @@ def _writer(k: torch.Tensor, k_cache: torch.Tensor, engine: str | None) -> Engin
 # ------------------------------------------------------------------------- what is wrong
 
 
+@functools.cache
+def _native() -> Any:
+    """Return the compiled module, which only CPU tensors need: a GPU's engine may do without."""
+    from . import _core
+
+    return _core
+
+
 def _readable(tensor: torch.Tensor) -> bool:
     """Whether looking at values costs nothing: CPU memory that is really there."""
     return tensor.device.type == "cpu" and not _is_fake(tensor)
@@ -878,7 +888,7 @@ def _batch_reasons(
             f"{kv_len.device} and {page_table.device}"
         )
     if not values and _readable(q_start):
-        holds = _core.lengths_hold(
+        holds = _native().lengths_hold(
             q_start.data_ptr(),
             kv_len.data_ptr(),
             requests,
