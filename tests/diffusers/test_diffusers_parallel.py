@@ -84,8 +84,13 @@ def work(rank: int, ranks: int, port: int, folder: str) -> None:
         records = [row for row in handle.statistics.to_records() if row["generation"] == handle.run]
         made[name] = (frames, lists_of(handle, splits), records)
         disable(pipe)
+    pipe = pipeline()  # the dense kernel by its name, in diffusers' own ring
+    pipe.transformer.set_attention_backend("liteattention_rocm")
+    pipe.transformer.enable_parallelism(config=diffusers.ContextParallelConfig(ring_degree=ranks))
+    made["dense"] = (video(pipe), {}, [])
+    pipe.transformer.reset_attention_backend()
     pipe = pipeline()
-    handle = enable(pipe, geometry=TILE)
+    enable(pipe, geometry=TILE)
     pipe.transformer.enable_parallelism(
         config=diffusers.ContextParallelConfig(ring_degree=ranks, ring_anything=True)
     )
@@ -218,3 +223,11 @@ def test_a_ring_that_skips_nothing_is_one_process(results: Any) -> None:
     for rank in results:
         assert same_picture(rank["exact ring"][0], frames)
         assert skipped(rank["exact ring"][2]) == 0.0
+
+
+def test_the_dense_kernel_in_diffusers_own_ring(results: Any) -> None:
+    pipe = pipeline()
+    with enable(pipe, EXACT, geometry=TILE):
+        frames = video(pipe)
+    for rank in results:
+        assert same_picture(rank["dense"][0], frames)
