@@ -272,6 +272,7 @@ def server(folder: Path, log: Path, *arguments: str, **variables: str) -> Iterat
         *("sglang", "serve", "--model-path", str(model_directory(folder))),
         *("--port", str(port), "--host", "127.0.0.1", "--output-path", str(folder / "videos")),
         *("--master-port", str(free_port()), "--scheduler-port", str(free_port())),
+        "--sleep-on-idle",  # it polls without pause otherwise, on a core that others need
         *arguments,
     ]
     import httpx
