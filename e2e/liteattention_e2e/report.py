@@ -67,9 +67,11 @@ def rows(report: dict[str, Any]) -> list[dict[str, Any]]:
             "speedup_vs_diffusers": None,
             "sparsity": None if sparsity is None else sparsity["mean"],
             "sparsity_last_step": None if sparsity is None else sparsity["last_step"],
-            "peak_memory_mib": item["peak_memory_bytes"] / 2**20,
+            "peak_memory_mib": None,
             "repeats_bit_equal": item["repeats_bit_equal"],
         }
+        if item["peak_memory_bytes"] is not None:
+            row["peak_memory_mib"] = item["peak_memory_bytes"] / 2**20
         if seconds["self_attention"] is not None:
             row["self_attention_s"] = seconds["self_attention"]["median"]
         for reference in ("dense", "diffusers"):

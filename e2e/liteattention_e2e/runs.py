@@ -35,7 +35,8 @@ class Run:
     """What one run of one configuration gave. Times in seconds, memory in bytes.
 
     ``attention`` is the time inside self-attention modules, None on a GPU (timing each would
-    need a synchronisation each). ``digest`` is the SHA-256 of the float frames.
+    need a synchronisation each). ``peak_memory`` is None where the runner does not say it.
+    ``digest`` is the SHA-256 of the float frames.
     """
 
     configuration: str
@@ -48,7 +49,7 @@ class Run:
     decode: float
     total: float
     attention: float | None
-    peak_memory: int
+    peak_memory: int | None
     digest: str
     frames: Frames
     skips: list[dict[str, Any]] = field(default_factory=list)

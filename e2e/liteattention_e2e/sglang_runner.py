@@ -137,7 +137,8 @@ class SglangRunner:
             decode=_stage(made.metrics, "Decoding"),
             total=total,
             attention=None,
-            peak_memory=int(made.peak_memory_mb * 2**20),
+            # It has a figure for GPUs only.
+            peak_memory=int(made.peak_memory_mb * 2**20) or None,
             digest=hashlib.sha256(frames.tobytes()).hexdigest(),
             frames=frames,
             skips=self._skips(configuration, name),

@@ -277,7 +277,9 @@ def _summary(result: Result, configuration: Configuration) -> dict[str, Any]:
             f"vs_{reference}": _speedup(result, configuration, reference)
             for reference in ("dense", "diffusers")
         },
-        "peak_memory_bytes": max(item.peak_memory for item in runs),
+        "peak_memory_bytes": max(
+            (item.peak_memory for item in runs if item.peak_memory is not None), default=None
+        ),
         "sparsity": _sparsity(skips) if configuration.kind == "lite" else None,
         "quality": {
             f"vs_{reference}": _quality(result, configuration, reference)
