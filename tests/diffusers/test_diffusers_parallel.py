@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import socket
 from pathlib import Path
 from typing import Any
 
@@ -62,11 +61,11 @@ def lists_of(handle: Handle, splits: list[int | None]) -> dict[Any, torch.Tensor
     return found
 
 
-def work(rank: int, ranks: int, port: int, folder: str) -> None:
+def work(rank: int, ranks: int, folder: str) -> None:
     torch.set_num_threads(1)
     diffusers.utils.logging.set_verbosity_error()
-    address = f"tcp://127.0.0.1:{port}"
-    dist.init_process_group("gloo", init_method=address, rank=rank, world_size=ranks)
+    meeting = f"file://{folder}/meeting"
+    dist.init_process_group("gloo", init_method=meeting, rank=rank, world_size=ranks)
     torch.accelerator.device_count = lambda: 1  # diffusers numbers a machine's GPUs with it
     made = {}
     for name, (ring, ulysses, policy) in MODES[ranks].items():
@@ -103,10 +102,7 @@ def work(rank: int, ranks: int, port: int, folder: str) -> None:
 @pytest.fixture(scope="module", params=[2, pytest.param(4, marks=pytest.mark.slow)])
 def results(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Any:
     folder: Path = tmp_path_factory.mktemp("ranks")
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    torch.multiprocessing.spawn(work, args=(request.param, port, str(folder)), nprocs=request.param)
+    torch.multiprocessing.spawn(work, args=(request.param, str(folder)), nprocs=request.param)
     return [torch.load(folder / f"{rank}.pt", weights_only=False) for rank in range(request.param)]
 
 

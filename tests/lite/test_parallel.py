@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 from pathlib import Path
 from typing import Any
 
@@ -46,10 +45,10 @@ def part(x: torch.Tensor, rank: int, ranks: int) -> torch.Tensor:
     return x.chunk(ranks, dim=1)[rank].contiguous()
 
 
-def work(rank: int, ranks: int, port: int, folder: str) -> None:
+def work(rank: int, ranks: int, folder: str) -> None:
     torch.set_num_threads(1)
     dist.init_process_group(
-        "gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=ranks
+        "gloo", init_method=f"file://{folder}/meeting", rank=rank, world_size=ranks
     )
     found: dict[str, Any] = {}
     for mode in ("ulysses", "ring"):
@@ -79,10 +78,7 @@ def work(rank: int, ranks: int, port: int, folder: str) -> None:
 @pytest.fixture(scope="module", params=[2, pytest.param(4, marks=pytest.mark.slow)])
 def results(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Any:
     folder: Path = tmp_path_factory.mktemp("ranks")
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    torch.multiprocessing.spawn(work, args=(request.param, port, str(folder)), nprocs=request.param)
+    torch.multiprocessing.spawn(work, args=(request.param, str(folder)), nprocs=request.param)
     return [torch.load(folder / f"{rank}.pt", weights_only=False) for rank in range(request.param)]
 
 
