@@ -97,47 +97,38 @@ class CpuRaggedPlan:
     def tiles(self) -> int: ...
     @property
     def parts(self) -> int: ...
-    def run(
+
+_Triple = tuple[int, int, int]
+
+class CpuRaggedRun:
+    def __init__(
         self,
-        q: int,
-        k: int,
-        v: int,
-        out: int,
-        lse: int,
-        sinks: int,
-        q_strides: tuple[int, int, int],
-        k_strides: tuple[int, int, int],
-        v_strides: tuple[int, int, int],
-        out_strides: tuple[int, int, int],
+        plan: CpuRaggedPlan,
+        q_strides: _Triple,
+        k_strides: _Triple,
+        v_strides: _Triple,
+        out_strides: _Triple,
         lse_head: int,
-        threads: int,
     ) -> None: ...
+    def run(self, q: int, k: int, v: int, out: int, lse: int, sinks: int, threads: int) -> None: ...
 
 class CpuKvWrite:
-    dtype: DType
-    kv_type: CpuKvType
-    k_scale: float
-    v_scale: float
-    def set_rows(
+    def __init__(
         self,
-        k: int,
-        v: int,
-        k_strides: tuple[int, int, int],
-        v_strides: tuple[int, int, int],
-        shape: tuple[int, int, int],
-    ) -> None: ...
-    def set_cache(
-        self,
-        k: int,
-        v: int,
-        k_strides: tuple[int, int, int],
-        v_strides: tuple[int, int, int],
+        shape: _Triple,
+        k_strides: _Triple,
+        v_strides: _Triple,
         pages: int,
         page_size: int,
+        k_cache_strides: _Triple,
+        v_cache_strides: _Triple,
+        wide_slots: bool,
+        dtype: DType,
+        kv_type: CpuKvType,
+        k_scale: float,
+        v_scale: float,
     ) -> None: ...
-    def set_slots(self, slots: int, wide: bool) -> None: ...
-
-def cpu_write_kv(write: CpuKvWrite, threads: int) -> int: ...
+    def run(self, k: int, v: int, k_cache: int, v_cache: int, slots: int, threads: int) -> int: ...
 
 GFX942_Q_BLOCK: int
 GFX942_K_BLOCK: int

@@ -73,10 +73,10 @@ inline void DecodeScoresTile(const char* const* rows, const float* query, int64_
             for (int g = 0; g < kGroups; ++g) acc[y][g] = Vec::Set(0.0f);
 #pragma GCC unroll 4
         for (int g = 0; g < kGroups; g += kAtOnce) {
-            ask(4 * kAtOnce);
             const char* const* from = rows + i + 4 * g;
             const float* spread = query;
             for (int64_t d = 0; d < dims; d += Words::kDims, spread += 4 * Vec::kLanes) {
+                ask(4 * kAtOnce);
                 Vec key[kAtOnce][4];
                 for (int x = 0; x < kAtOnce; ++x) {
                     for (int c = 0; c < 4; ++c) key[x][c] = Words::Keys(from[4 * x + c], d);
@@ -95,7 +95,7 @@ inline void DecodeScoresTile(const char* const* rows, const float* query, int64_
     }
 }
 
-// scores[lane][64] = rows . query[lane], each spread; ask(n) is called for every n keys.
+// scores[lane][64] = rows . query[lane], each spread; ask(n) is called for every n vectors of keys.
 template <class Words, class Ask>
 inline void DecodeScores(const char* const* rows, const float* query, int64_t query_stride,
                          int64_t dims, int64_t lanes, float* scores, int64_t stride, Ask ask) {
@@ -125,8 +125,8 @@ inline void DecodeValuesTile(const char* const* rows, int64_t keys, const float*
             acc[y][x] = Vec::Load(output + y * stride + x * Vec::kLanes);
     constexpr int kStep = 4 / Words::kKeys;
     for (int64_t i = 0; i < keys / Words::kKeys; i += kStep) {
-        ask(4);
         for (int k = 0; k < kStep; ++k) {
+            ask(Words::kKeys);
             Vec value[kPanel];
             Words::template Values<kPanel>(rows + (i + k) * Words::kKeys, d, value);
             for (int y = 0; y < kCount; ++y) {

@@ -14,6 +14,9 @@ namespace {
 #if defined(LITEATTENTION_X86)
 
 bool HasAmxBf16() {
+#if defined(LITEATTENTION_SOFT_TILES)
+    return true;
+#endif
     unsigned a = 0, b = 0, c = 0, d = 0;
     if (!__get_cpuid_count(7, 0, &a, &b, &c, &d)) return false;
     const bool tile = (d >> 24) & 1, bf16 = (d >> 22) & 1;
@@ -22,7 +25,9 @@ bool HasAmxBf16() {
 
 // Linux hands out the 8 KiB of tile state only to a process that asks for it.
 bool MayUseTiles() {
-#if defined(__linux__) && defined(SYS_arch_prctl)
+#if defined(LITEATTENTION_SOFT_TILES)
+    return true;
+#elif defined(__linux__) && defined(SYS_arch_prctl)
     constexpr int kRequestPermission = 0x1023;
     constexpr int kTileData = 18;
     return syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;

@@ -6,6 +6,9 @@
 #include <type_traits>
 
 #include "kernel.h"
+#if defined(LITEATTENTION_SOFT_TILES)
+#include "soft_tiles.h"
+#endif
 
 namespace liteattention::cpu::amx_bf16 {
 

@@ -53,70 +53,78 @@ void BindRagged(py::module_& m) {
     });
 
     using R = cpu::RaggedPlan;
-    py::class_<R>(m, "CpuRaggedPlan")
+    py::class_<R, std::shared_ptr<R>>(m, "CpuRaggedPlan")
         .def(py::init([](const S& shape, uintptr_t q_start, uintptr_t kv, uintptr_t page_table,
                          int64_t table_stride, const std::string& isa) {
-            return std::make_unique<R>(shape, At<int32_t>(q_start), At<int32_t>(kv),
+            return std::make_shared<R>(shape, At<int32_t>(q_start), At<int32_t>(kv),
                                        At<int32_t>(page_table), table_stride, ParseIsa(isa));
         }))
         .def_property_readonly("tiles", &R::tiles)
-        .def_property_readonly("parts", &R::parts)
-        .def("run",
-             [](const R& plan, uintptr_t q, uintptr_t k, uintptr_t v, uintptr_t out, uintptr_t lse,
-                uintptr_t sinks, const Triple& q_strides, const Triple& k_strides,
-                const Triple& v_strides, const Triple& out_strides, int64_t lse_head, int threads) {
-                 const cpu::RaggedTensors tensors{At<void>(q),
-                                                  At<void>(k),
-                                                  At<void>(v),
-                                                  At<void>(out),
-                                                  At<float>(lse),
-                                                  At<float>(sinks),
-                                                  ToStrides(q_strides),
-                                                  ToStrides(k_strides),
-                                                  ToStrides(v_strides),
-                                                  ToStrides(out_strides),
-                                                  lse_head};
-                 py::gil_scoped_release release;
-                 plan.Run(tensors, threads);
-             });
+        .def_property_readonly("parts", &R::parts);
+
+    // A plan with the strides of a layer's tensors: what is left of a call is their addresses.
+    struct Run {
+        std::shared_ptr<R> plan;
+        cpu::RaggedTensors tensors;
+    };
+    py::class_<Run>(m, "CpuRaggedRun")
+        .def(py::init([](std::shared_ptr<R> plan, const Triple& q_strides, const Triple& k_strides,
+                         const Triple& v_strides, const Triple& out_strides, int64_t lse_head) {
+            cpu::RaggedTensors tensors{};
+            tensors.q_strides = ToStrides(q_strides);
+            tensors.k_strides = ToStrides(k_strides);
+            tensors.v_strides = ToStrides(v_strides);
+            tensors.out_strides = ToStrides(out_strides);
+            tensors.lse_head = lse_head;
+            return Run{std::move(plan), tensors};
+        }))
+        .def("run", [](const Run& run, uintptr_t q, uintptr_t k, uintptr_t v, uintptr_t out,
+                       uintptr_t lse, uintptr_t sinks, int threads) {
+            cpu::RaggedTensors tensors = run.tensors;
+            tensors.q = At<void>(q);
+            tensors.k = At<void>(k);
+            tensors.v = At<void>(v);
+            tensors.out = At<void>(out);
+            tensors.lse = At<float>(lse);
+            tensors.sinks = At<float>(sinks);
+            py::gil_scoped_release release;
+            run.plan->Run(tensors, threads);
+        });
 
     using W = cpu::KvWrite;
     py::class_<W>(m, "CpuKvWrite")
-        .def(py::init<>())
-        .def("set_rows",
-             [](W& w, uintptr_t k, uintptr_t v, const Triple& k_strides, const Triple& v_strides,
-                const Triple& shape) {
-                 w.k = At<void>(k);
-                 w.v = At<void>(v);
-                 w.k_strides = ToStrides(k_strides);
-                 w.v_strides = ToStrides(v_strides);
-                 w.rows = shape[0];
-                 w.kv_heads = shape[1];
-                 w.head_dim = shape[2];
-             })
-        .def("set_cache",
-             [](W& w, uintptr_t k, uintptr_t v, const Triple& k_strides, const Triple& v_strides,
-                int64_t pages, int64_t page_size) {
-                 w.k_cache = At<void>(k);
-                 w.v_cache = At<void>(v);
-                 w.k_cache_strides = ToStrides(k_strides);
-                 w.v_cache_strides = ToStrides(v_strides);
-                 w.pages = pages;
-                 w.page_size = page_size;
-             })
-        .def("set_slots",
-             [](W& w, uintptr_t slots, bool wide) {
-                 w.slots = At<void>(slots);
-                 w.wide_slots = wide;
-             })
-        .def_readwrite("dtype", &W::dtype)
-        .def_readwrite("kv_type", &W::kv_type)
-        .def_readwrite("k_scale", &W::k_scale)
-        .def_readwrite("v_scale", &W::v_scale);
-    m.def("cpu_write_kv", [](const W& write, int threads) {
-        py::gil_scoped_release release;
-        return cpu::WriteKv(write, threads);
-    });
+        .def(py::init([](const Triple& shape, const Triple& k_strides, const Triple& v_strides,
+                         int64_t pages, int64_t page_size, const Triple& k_cache_strides,
+                         const Triple& v_cache_strides, bool wide_slots, cpu::DType dtype,
+                         cpu::KvType kv_type, double k_scale, double v_scale) {
+            W w;
+            w.rows = shape[0];
+            w.kv_heads = shape[1];
+            w.head_dim = shape[2];
+            w.k_strides = ToStrides(k_strides);
+            w.v_strides = ToStrides(v_strides);
+            w.pages = pages;
+            w.page_size = page_size;
+            w.k_cache_strides = ToStrides(k_cache_strides);
+            w.v_cache_strides = ToStrides(v_cache_strides);
+            w.wide_slots = wide_slots;
+            w.dtype = dtype;
+            w.kv_type = kv_type;
+            w.k_scale = k_scale;
+            w.v_scale = v_scale;
+            return w;
+        }))
+        .def("run", [](const W& write, uintptr_t k, uintptr_t v, uintptr_t k_cache,
+                       uintptr_t v_cache, uintptr_t slots, int threads) {
+            W w = write;
+            w.k = At<void>(k);
+            w.v = At<void>(v);
+            w.k_cache = At<void>(k_cache);
+            w.v_cache = At<void>(v_cache);
+            w.slots = At<void>(slots);
+            py::gil_scoped_release release;
+            return cpu::WriteKv(w, threads);
+        });
 }
 
 }  // namespace

@@ -363,8 +363,8 @@ class LiteAttentionImpl(AttentionImpl):  # type: ignore[misc]
         """Keys and values, [blocks, block, Hkv, D] each, of a cache [blocks, Hkv, block, 2 D]."""
         if self._fp8 is not None:
             kv_cache = kv_cache.view(self._fp8)
-        by_token = kv_cache.transpose(1, 2)
-        return by_token[..., : self.head_size], by_token[..., self.head_size :]
+        keys, values = kv_cache.transpose(1, 2).chunk(2, -1)
+        return keys, values
 
 
 def _fp8_dtype(kv_cache_dtype: str) -> torch.dtype | None:

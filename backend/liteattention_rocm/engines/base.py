@@ -7,6 +7,7 @@ never fall back to another engine; :mod:`liteattention_rocm.engines` picks one a
 
 from __future__ import annotations
 
+import functools
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -166,6 +167,20 @@ class RaggedBatch:
 BoundAttention = Callable[
     [torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None], None
 ]
+#: :meth:`Engine.attention_ragged` after its plan: (q, k, v, out, lse, sinks).
+BoundRagged = Callable[
+    [
+        torch.Tensor,
+        torch.Tensor,
+        torch.Tensor,
+        torch.Tensor,
+        torch.Tensor | None,
+        torch.Tensor | None,
+    ],
+    None,
+]
+#: :meth:`Engine.write_kv` before its scales: (k, v, k_cache, v_cache, slots).
+BoundWrite = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor], None]
 #: :meth:`Engine.lite_attention` after its specs: (q, k, v, out, lse, read, write, must_do,
 #: must_skip).
 BoundLite = Callable[
@@ -311,6 +326,22 @@ class Engine(ABC):
         """
         raise NotImplementedError(f"engine {self.name!r} has no kernels for ragged batches")
 
+    def bind_ragged(
+        self,
+        spec: RaggedSpec,
+        batch: RaggedBatch,
+        plan: Any,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        out: torch.Tensor,
+    ) -> BoundRagged:
+        """Return what runs the plan for every layer whose tensors are like these.
+
+        Like them in sizes, strides, dtype and device; none of them is kept.
+        """
+        return functools.partial(self.attention_ragged, spec, batch, plan)
+
     def write_reasons(
         self, dtype: torch.dtype, cache_dtype: torch.dtype, device: torch.device
     ) -> list[str]:
@@ -341,6 +372,19 @@ class Engine(ABC):
         ``ValueError`` before it writes anything.
         """
         raise NotImplementedError(f"engine {self.name!r} has no kernels for ragged batches")
+
+    def bind_write(
+        self,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        k_cache: torch.Tensor,
+        v_cache: torch.Tensor,
+        slots: torch.Tensor,
+        k_scale: float = 1.0,
+        v_scale: float = 1.0,
+    ) -> BoundWrite:
+        """Return what writes tensors of these sizes, strides, dtypes and device; keeps none."""
+        return functools.partial(self.write_kv, k_scale=k_scale, v_scale=v_scale)
 
 
 def address(tensor: torch.Tensor | None) -> int:

@@ -14,6 +14,8 @@ import torch
 from .. import _core
 from .base import (
     AttentionSpec,
+    BoundRagged,
+    BoundWrite,
     Engine,
     LiteSpec,
     RaggedBatch,
@@ -165,20 +167,41 @@ class CpuEngine(Engine):
         sinks: torch.Tensor | None,
     ) -> None:
         """Run a ragged call; see :meth:`Engine.attention_ragged`."""
-        plan.run(
-            q.data_ptr(),
-            k.data_ptr(),
-            v.data_ptr(),
-            out.data_ptr(),
-            address(lse),
-            address(sinks),
-            _row_strides(q),
-            _row_strides(k),
-            _row_strides(v),
-            _row_strides(out),
-            spec.rows,
-            torch.get_num_threads(),
-        )
+        self.bind_ragged(spec, batch, plan, q, k, v, out)(q, k, v, out, lse, sinks)
+
+    def bind_ragged(
+        self,
+        spec: RaggedSpec,
+        batch: RaggedBatch,
+        plan: _core.CpuRaggedPlan,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        out: torch.Tensor,
+    ) -> BoundRagged:
+        """Return what runs the plan on tensors like these; see :meth:`Engine.bind_ragged`."""
+        steps = (_row_strides(q), _row_strides(k), _row_strides(v), _row_strides(out))
+        run = _core.CpuRaggedRun(plan, *steps, spec.rows).run
+
+        def bound(
+            q: torch.Tensor,
+            k: torch.Tensor,
+            v: torch.Tensor,
+            out: torch.Tensor,
+            lse: torch.Tensor | None,
+            sinks: torch.Tensor | None,
+        ) -> None:
+            run(
+                q.data_ptr(),
+                k.data_ptr(),
+                v.data_ptr(),
+                out.data_ptr(),
+                0 if lse is None else lse.data_ptr(),
+                0 if sinks is None else sinks.data_ptr(),
+                torch.get_num_threads(),
+            )
+
+        return bound
 
     def write_reasons(
         self, dtype: torch.dtype, cache_dtype: torch.dtype, device: torch.device
@@ -200,34 +223,58 @@ class CpuEngine(Engine):
         v_scale: float = 1.0,
     ) -> None:
         """Write rows to slots of a cache; see :meth:`Engine.write_kv`."""
-        write = _core.CpuKvWrite()
+        bound = self.bind_write(k, v, k_cache, v_cache, slots, k_scale, v_scale)
+        bound(k, v, k_cache, v_cache, slots)
+
+    def bind_write(
+        self,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        k_cache: torch.Tensor,
+        v_cache: torch.Tensor,
+        slots: torch.Tensor,
+        k_scale: float = 1.0,
+        v_scale: float = 1.0,
+    ) -> BoundWrite:
+        """Return what writes tensors like these; see :meth:`Engine.bind_write`."""
         rows, kv_heads, head_dim = k.shape
         pages, page_size = k_cache.shape[:2]
-        write.set_rows(
-            k.data_ptr(),
-            v.data_ptr(),
+        run = _core.CpuKvWrite(
+            (rows, kv_heads, head_dim),
             _row_strides(k),
             _row_strides(v),
-            (rows, kv_heads, head_dim),
-        )
-        write.set_cache(
-            k_cache.data_ptr(),
-            v_cache.data_ptr(),
-            _row_strides(k_cache),
-            _row_strides(v_cache),
             pages,
             page_size,
-        )
-        write.set_slots(slots.data_ptr(), slots.dtype == torch.int64)
-        write.dtype = _DTYPES[k.dtype]
-        write.kv_type = _KV_TYPES.get(k_cache.dtype, _core.CpuKvType.same)
-        write.k_scale = k_scale
-        write.v_scale = v_scale
-        beyond = _core.cpu_write_kv(write, torch.get_num_threads())
-        if beyond >= 0:
-            raise ValueError(
-                f"slot {beyond} lies beyond a cache of {pages} pages of {page_size} tokens"
+            _row_strides(k_cache),
+            _row_strides(v_cache),
+            slots.dtype == torch.int64,
+            _DTYPES[k.dtype],
+            _KV_TYPES.get(k_cache.dtype, _core.CpuKvType.same),
+            k_scale,
+            v_scale,
+        ).run
+
+        def bound(
+            k: torch.Tensor,
+            v: torch.Tensor,
+            k_cache: torch.Tensor,
+            v_cache: torch.Tensor,
+            slots: torch.Tensor,
+        ) -> None:
+            beyond = run(
+                k.data_ptr(),
+                v.data_ptr(),
+                k_cache.data_ptr(),
+                v_cache.data_ptr(),
+                slots.data_ptr(),
+                torch.get_num_threads(),
             )
+            if beyond >= 0:
+                raise ValueError(
+                    f"slot {beyond} lies beyond a cache of {pages} pages of {page_size} tokens"
+                )
+
+        return bound
 
 
 def _row_strides(tensor: torch.Tensor) -> tuple[int, int, int]:
