@@ -16,10 +16,8 @@ from sglang.multimodal_gen.runtime.platforms.plugins import HookRegistry, HookTy
 
 from liteattention_rocm import SkipPolicy, engines
 
-from . import generation
+from . import BACKEND_NAME, generation
 
-#: The name for ``--attention-backend``.
-BACKEND_NAME = "liteattention_rocm"
 _MEMBER_NAME = BACKEND_NAME.upper()
 _BACKEND_CLASS = "liteattention_sglang.diffusion_attention.LiteAttentionBackend"
 _SAMPLING_PARAMS = (

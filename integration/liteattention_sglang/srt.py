@@ -29,8 +29,7 @@ from sglang.srt.layers.attention.attention_registry import (
 )
 from sglang.srt.model_executor.cuda_graph_config import Backend, Phase, with_phase
 
-#: The name for ``--attention-backend``.
-BACKEND_NAME = "liteattention_rocm"
+from . import BACKEND_NAME
 
 logger = logging.getLogger(__name__)
 

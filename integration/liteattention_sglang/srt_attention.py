@@ -22,7 +22,7 @@ from sglang.srt.mem_cache.swa_memory_pool import SWAKVPool
 
 from liteattention_rocm import PagedBatch, attention_paged, engines
 
-from .srt import BACKEND_NAME
+from . import BACKEND_NAME
 
 logger = logging.getLogger(__name__)
 
