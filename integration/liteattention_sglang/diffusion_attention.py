@@ -38,7 +38,7 @@ from sglang.multimodal_gen.runtime.platforms.plugins import HookRegistry, HookTy
 from liteattention_rocm import SkipPolicy, attention
 from liteattention_rocm.parallel import SeqParallel
 
-from . import diffusion
+from . import BACKEND_NAME, diffusion
 from .generation import (
     REPORT_VARIABLE,
     Generation,
@@ -82,12 +82,12 @@ class LiteAttentionBackend(AttentionBackend):
     @staticmethod
     def get_metadata_cls() -> type[AttentionMetadata]:
         """There is none of our own: step and request are in the forward context."""
-        raise NotImplementedError(f"{diffusion.BACKEND_NAME} has no attention metadata")
+        raise NotImplementedError(f"{BACKEND_NAME} has no attention metadata")
 
     @staticmethod
     def get_builder_cls() -> type[AttentionMetadataBuilder[Any]]:
         """See :meth:`get_metadata_cls`; SGLang takes the exception for "none"."""
-        raise NotImplementedError(f"{diffusion.BACKEND_NAME} has no attention metadata")
+        raise NotImplementedError(f"{BACKEND_NAME} has no attention metadata")
 
 
 class LiteAttentionImpl(AttentionImpl):
@@ -114,7 +114,7 @@ class LiteAttentionImpl(AttentionImpl):
         dropout = extra_impl_args.get("dropout_p") or 0.0
         if dropout:
             raise ValueError(
-                f"attention backend {diffusion.BACKEND_NAME!r} has no dropout, got {dropout} in "
+                f"attention backend {BACKEND_NAME!r} has no dropout, got {dropout} in "
                 f"layer {prefix or '(unnamed)'}: it is for inference"
             )
         self.scale = softmax_scale
@@ -299,7 +299,7 @@ def _run_stage(original: Callable[..., Any], stage: Any, batch: Any, server_args
     elif asks(options) and stage.role_affinity == RoleType.DENOISER:
         raise ValueError(
             "the request has options for LiteAttention, but no self-attention layer ran on it: "
-            f"start the server with --attention-backend {diffusion.BACKEND_NAME}"
+            f"start the server with --attention-backend {BACKEND_NAME}"
         )
     return result
 
@@ -334,7 +334,7 @@ def _hook_runtime() -> None:
     missed = [target for target in hooks if target not in HookRegistry._patched]
     if missed:
         raise RuntimeError(
-            f"attention backend {diffusion.BACKEND_NAME!r} cannot hook {', '.join(missed)}: this "
+            f"attention backend {BACKEND_NAME!r} cannot hook {', '.join(missed)}: this "
             "version of SGLang is another than those it knows"
         )
 
