@@ -136,6 +136,9 @@ def _kind_of_call(
         or _tracing() is not None
         or _profiling()
         or (q.data_ptr() | k.data_ptr() | v.data_ptr()) % _ALIGNMENT
+        # Numbers that are not in memory as they are: the dispatcher writes them out first.
+        or not (q.data_ptr() and k.data_ptr() and v.data_ptr())
+        or (q.is_neg() or k.is_neg() or v.is_neg())
         or (_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad))
     ):
         return None
@@ -146,7 +149,7 @@ def _kind_of_call(
     )  # fmt: skip
     if out is None:
         return kind
-    if type(out) is not torch.Tensor or (_grad_enabled() and out.requires_grad):
+    if type(out) is not torch.Tensor or out.is_neg() or (_grad_enabled() and out.requires_grad):
         return None
     return (*kind, out.shape, out.stride(), out.dtype, out.device)
 
@@ -725,6 +728,8 @@ def _argument_reasons(
             values.append(f"scale must be finite, got {scale}")
 
     for name, tensor in tensors.items():
+        if tensor._is_zerotensor():
+            values.append(f"{name} has no memory (a zero of forward-mode derivatives)")
         if tensor.dtype not in _FLOATS:
             kinds.append(f"{name} must be bf16, fp16 or fp32, got {tensor.dtype}")
         if tensor.dim() != 4:

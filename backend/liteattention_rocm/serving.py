@@ -111,12 +111,13 @@ class _Call:
 class _Write:
     """A validated write: what the next layer with the same shapes reuses.
 
-    Caches of this shape that lie ``apart`` bytes from each other cannot meet; ``interleaved`` are
-    the smaller distances (v_cache - k_cache) at which they were found not to.
+    Caches of ``k_bytes`` and ``v_bytes`` from first to last element may meet only if one begins
+    within the other; ``interleaved`` are such distances (v_cache - k_cache) at which they do not.
     """
 
     run: BoundWrite
-    apart: int
+    k_bytes: int
+    v_bytes: int
     interleaved: set[int]
 
 
@@ -196,7 +197,6 @@ class PagedBatch:
         self._calls: _Recent[_Call] = _Recent(_REMEMBERED_CALLS)
         self._plans: _Recent[Any] = _Recent(_REMEMBERED_CALLS)
         self._read()
-        self._ragged = RaggedBatch(q_start=q_start, kv_len=kv_len, page_table=page_table)
 
     def _read(self) -> None:
         """Check the tensors, find the bounds, and forget what rested on earlier values."""
@@ -206,6 +206,10 @@ class PagedBatch:
         )
         _raise_if("batch", kinds, values)
         tensors = (self.q_start, self.kv_len, self.page_table)
+        self._ragged = RaggedBatch(
+            q_start=self.q_start, kv_len=self.kv_len, page_table=self.page_table
+        )
+        self._places = tuple(t.data_ptr() for t in tensors if not _is_fake(t))
         # None: changes cannot be seen (inference mode), or need not be (a GPU plans from bounds).
         self._versions: tuple[int, int, int] | None = None
         if all(_readable(t) and not t.is_inference() for t in tensors):
@@ -224,7 +228,10 @@ class PagedBatch:
         self._plans.clear()
 
     def _changed(self) -> bool:
-        """Whether a tensor was written to since it was checked."""
+        """Whether a tensor was written to or replaced since it was checked."""
+        tensors = self.q_start, self.kv_len, self.page_table
+        if self._places and self._places != tuple([t.data_ptr() for t in tensors]):
+            return True
         return self._versions is not None and self._versions != (
             self.q_start._version,
             self.kv_len._version,
@@ -374,7 +381,7 @@ def attention_paged(
         TypeError, ValueError: lists every reason and says what to do instead.
     """
     options = (causal, window, soft_cap, scale, k_scale, v_scale, rounding, return_lse, engine)
-    if _traced(q):
+    if _traced(q, k_cache, v_cache, out):
         return _paged_operator(q, k_cache, v_cache, batch, sinks, out, _Options(*options))
     try:
         # The types as well: 1 and True are one key, and only one of them is a flag.
@@ -389,6 +396,7 @@ def attention_paged(
             v_scale.__class__,
             return_lse.__class__,
         )
+        hash(key)
         call = None if batch._changed() else batch._calls.get(key)
     except (AttributeError, TypeError):  # not tensors, not a batch, an option of a strange type
         call = key = None
@@ -483,7 +491,7 @@ def attention_varlen(
     """
     options = _Options(causal, window, soft_cap, scale, 1.0, 1.0, rounding, return_lse, engine)
     bounds = (max_seqlen_q, max_seqlen_k)
-    if _traced(q):
+    if _traced(q, k, v, out):
         return _varlen_operator(q, k, v, cu_seqlens_q, cu_seqlens_k, bounds, sinks, out, options)
     call = _plan_varlen(q, k, v, cu_seqlens_q, cu_seqlens_k, bounds, sinks, out, options)
     return _run(call, q, k, v, sinks, out)
@@ -517,7 +525,7 @@ def write_kv(
         TypeError, ValueError: lists every reason. A slot beyond the cache is found on the CPU
             only, before anything is written.
     """
-    if _traced(k):
+    if _traced(k, v, k_cache, v_cache):
         torch.ops.liteattention_rocm.write_kv(
             k, v, k_cache, v_cache, slots, float(k_scale), float(v_scale), engine or ""
         )
@@ -528,13 +536,20 @@ def write_kv(
 # ------------------------------------------------------------------------- running a call
 
 
-def _traced(tensor: Any) -> bool:
-    """Whether a compiler or tracer watches: it then gets one opaque operator to see."""
-    return (
-        torch.compiler.is_compiling()
-        or torch._C._len_torch_dispatch_stack() > 0
-        or (type(tensor) not in _PLAIN_TENSORS and isinstance(tensor, torch.Tensor))
-    )
+def _traced(*tensors: Any) -> bool:
+    """Whether a call is for PyTorch's dispatcher, which then gets one opaque operator.
+
+    So it is when a compiler or tracer watches, and for negated views, which it writes out first.
+    """
+    if torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack() > 0:
+        return True
+    for tensor in tensors:
+        if type(tensor) in _PLAIN_TENSORS:
+            if tensor.is_neg():
+                return True
+        elif isinstance(tensor, torch.Tensor):
+            return True
+    return False
 
 
 def _signature(
@@ -551,6 +566,7 @@ def _signature(
         *(v.shape, v.stride(), v.dtype, v.device),
         None if sinks is None else (sinks.shape, sinks.stride(), sinks.dtype, sinks.device),
         None if out is None else (out.shape, out.stride(), out.dtype, out.device),
+        q._is_zerotensor() or k._is_zerotensor() or v._is_zerotensor(),
         torch.is_grad_enabled()
         and (
             q.requires_grad
@@ -766,14 +782,14 @@ def _run_write(
         _raise_if("cache write", kinds, values)
         writer = _writer(k, k_cache, engine)
         run = writer.bind_write(k, v, k_cache, v_cache, slots, float(k_scale), float(v_scale))
-        write = _Write(run, _extent_bytes(k_cache), set())
+        write = _Write(run, _extent_bytes(k_cache), _extent_bytes(v_cache), set())
         if key is not None:
             _writes.put(key, write)
-    first, second = k_cache.data_ptr(), v_cache.data_ptr()
-    apart, distance = write.apart, second - first
-    if -apart < distance < apart and distance not in write.interleaved:
+    distance = v_cache.data_ptr() - k_cache.data_ptr()
+    if -write.v_bytes < distance < write.k_bytes and distance not in write.interleaved:
         _raise_if("cache write", [], _overlap_reasons("v_cache", v_cache, {"k_cache": k_cache}))
-        write.interleaved.add(distance)
+        if len(write.interleaved) < _REMEMBERED_WRITES:
+            write.interleaved.add(distance)
     write.run(k, v, k_cache, v_cache, slots)
 
 
@@ -1002,6 +1018,8 @@ def _call_reasons(
             values.append(
                 f"{name} must have {dims} dimensions ({layout[dims]}), got {list(tensor.shape)}"
             )
+        if tensor._is_zerotensor():
+            values.append(f"{name} has no memory (a zero of forward-mode derivatives)")
         values += _stride_reasons(name, tensor)
         if tensor.requires_grad and torch.is_grad_enabled():
             values.append(

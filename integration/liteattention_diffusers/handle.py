@@ -92,9 +92,13 @@ class Handle:
         """
         if split is None:
             return self.lite.lists(layer, branch, self.run)
+        missing = KeyError(f"no list for the keys of rank {split}: nothing ran in a ring")
         for ring in self._rings.values():
-            return ring.lists(layer, branch, self.run, split=split)
-        raise KeyError(f"no list for the keys of rank {split}: nothing ran in a ring")
+            try:
+                return ring.lists(layer, branch, self.run, split=split)
+            except KeyError as error:  # another ring may hold the layer
+                missing = error
+        raise missing
 
     def kept_tiles(self, layer: str, branch: str) -> torch.Tensor:
         """Tiles that the next step of the latest run would compute; not for a ring.

@@ -189,7 +189,10 @@ class Generation:
     @property
     def statistics(self) -> SkipStatistics:
         """Tiles by step, layer and branch that this rank went through."""
-        return self.lite.statistics if self._ring is None else self._ring.statistics
+        if self._ring is None:
+            return self.lite.statistics
+        # Layers that SGLang leaves out of sequence parallelism attend by themselves.
+        return self.lite.statistics.merge(self._ring.statistics)
 
     def free(self) -> None:
         """Free the lists now, whoever still holds this object."""
@@ -215,8 +218,8 @@ class Generation:
 
     def _held(self, layer: str, branch: str) -> Iterator[tuple[str, Callable[[], torch.Tensor]]]:
         name = f"{layer}/{branch}"
+        yield name, partial(self.lite.lists, layer, branch)
         if self._ring is None:
-            yield name, partial(self.lite.lists, layer, branch)
             return
         for split in range(self._ring.ranks):
             yield f"{name}/{split}", partial(self._ring.lists, layer, branch, split=split)

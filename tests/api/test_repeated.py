@@ -328,3 +328,16 @@ def test_masks_thresholds_and_directions_are_kinds_of_their_own() -> None:
             assert torch.equal(found[0][0], found[1][0]), case
             assert torch.allclose(found[0][1].double(), found[1][1].double(), atol=0.03), case
     assert len(ops._calls) == 2 * len(cases)
+
+
+def test_numbers_that_are_not_in_memory_as_they_are() -> None:
+    q, k, v = qkv()
+    zero = torch._efficientzerotensor(q.shape, dtype=q.dtype)
+    for _ in range(2):
+        attention(q, k, v)  # remembers the kind of call
+        assert torch.equal(attention(torch._neg_view(q), k, v), attention(-q, k, v))
+        assert torch.equal(attention(q, k, torch._neg_view(v)), attention(q, k, -v))
+        with pytest.raises(ValueError, match="k has no memory"):
+            attention(q, zero, v)
+    with pytest.raises(RuntimeError):
+        attention(q, k, v, out=torch._neg_view(torch.empty_like(q)))

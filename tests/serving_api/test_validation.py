@@ -207,6 +207,37 @@ def test_values_written_after_a_call_are_seen() -> None:
         call(b, q=q, **caches)
 
 
+def test_tensors_put_in_place_of_others_are_seen() -> None:
+    caches = {"k_cache": torch.randn(3, 8, 2, 8), "v_cache": torch.randn(3, 8, 2, 8)}
+    q, table = torch.randn(4, 4, 8), torch.tensor([[1, 9], [0, 2]], dtype=torch.int32)
+    expected = call(batch(page_table=table), q=q, **caches)
+    b = batch()
+    assert not torch.equal(call(b, q=q, **caches)[:3], expected[:3])
+    b.page_table = table
+    assert torch.equal(call(b, q=q, **caches)[:3], expected[:3])
+    b.page_table.data = torch.full((2, 2), 7, dtype=torch.int32)
+    with pytest.raises(ValueError, match="names page 7 of a cache of 3 pages"):
+        call(b, q=q, **caches)
+
+
+def test_an_option_of_a_strange_type_after_a_change() -> None:
+    b = batch()
+    call(b)
+    b.kv_len[1] = 12
+    with pytest.raises(TypeError, match="window must be an int or None, got list"):
+        call(b, window=[3])
+
+
+def test_numbers_that_are_not_in_memory_as_they_are() -> None:
+    caches = {"k_cache": torch.randn(3, 8, 2, 8), "v_cache": torch.randn(3, 8, 2, 8)}
+    q, b = torch.randn(4, 4, 8), batch()
+    expected = call(b, q=-q, **caches)
+    assert torch.equal(call(b, q=torch._neg_view(q), **caches)[:3], expected[:3])
+    call(b, q=q, **caches)
+    with pytest.raises(ValueError, match="k_cache has no memory"):
+        call(b, q=q, **(caches | {"k_cache": torch._efficientzerotensor((3, 8, 2, 8))}))
+
+
 def test_inference_mode_tracks_no_changes() -> None:
     with torch.inference_mode():
         b = batch()

@@ -135,3 +135,14 @@ def test_a_layer_like_the_last_is_not_validated_again(monkeypatch: pytest.Monkey
     monkeypatch.setattr(CpuEngine, "write_kv", None)  # it must not be called
     write_kv(rows, 3 * rows, k_cache, v_cache, slots)
     assert (v_cache[1, 1] == 3).all()
+
+
+def test_a_longer_cache_that_begins_first_is_looked_at() -> None:
+    memory = torch.zeros(4096)
+    k_cache = memory[1000:].as_strided((2, 4, 2, 8), (64, 16, 8, 1))
+    v_cache = memory.as_strided((2, 4, 2, 8), (1024, 64, 8, 1))
+    k = torch.ones(1, 2, 8)
+    for _ in range(2):
+        with pytest.raises(ValueError, match="v_cache must not overlap k_cache"):
+            write_kv(k, k, k_cache, v_cache, torch.tensor([0]))
+    assert not memory.any()
