@@ -65,7 +65,7 @@ void Attention(const AttentionParams& p, const LiteParams* lite, Isa isa) {
     const Kernel& kernel = SelectKernel(isa, p.dtype);
     const int64_t k_blocks = CeilDiv(p.kv_len, kKBlock);
     const int64_t words = CeilDiv(k_blocks, 32);
-    const int64_t q_block = lite ? lite->q_block : kQTile;
+    const int64_t q_block = lite ? lite->q_block : kQItem;
     const int64_t q_blocks = CeilDiv(p.q_len, q_block);
     const int64_t group = p.q_heads / p.kv_heads;
     const int threads = std::max(1, p.threads);

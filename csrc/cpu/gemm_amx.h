@@ -12,6 +12,7 @@ struct GemmAmx {
     static constexpr int kKPad = 32;  // a tile row is 32 bf16
     static constexpr int kMPad = 16;
     static constexpr int kWords = 16;  // 32-bit words in a tile row
+    static constexpr int kQTile = kMaxQTile;
     static constexpr bool kDecodeTiles = true;
 
     static void Pair(Vec even, Vec odd, uint32_t* to) { StorePair(even, odd, to); }

@@ -8,8 +8,9 @@ namespace liteattention::cpu {
 // Geometry of the CPU kernels: the one place where these numbers stand.
 inline constexpr int kKBlock = 64;       // keys in one K block, the unit of skipping
 inline constexpr int kRowStep = 16;      // query rows are handled in multiples of this
-inline constexpr int kQTile = 128;       // query rows that one pass over K serves, by default
-inline constexpr int kMaxQTile = 128;    // ... at most (soft-skip vote groups must fit in one)
+inline constexpr int kQItem = 128;       // query rows that a thread takes at once, by default
+inline constexpr int kMaxQTile = 128;    // query rows that one pass over K serves, at most
+                                         // (soft-skip vote groups must fit in one)
 inline constexpr int kMaxQBlock = 1024;  // query rows in one q block, at most
 inline constexpr int kGroup = 4;         // K blocks that share one softmax rescale
 inline constexpr int kMaxHeadDim = 256;

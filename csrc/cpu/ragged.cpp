@@ -176,18 +176,18 @@ void RaggedPlan::AddTiles(int32_t request, int64_t kv_head) {
     const int64_t first = begin / kKBlock;
     Unit unit{request, static_cast<int32_t>(kv_head), first, CeilDiv(end, kKBlock) - first};
     units_.push_back(unit);
-    // Short requests fill a q tile with several heads, which share its reads of keys and values.
-    const int64_t fit = std::clamp<int64_t>(kQTile / rows, 1, group);
+    // Short requests fill an item with several heads, which share its reads of keys and values.
+    const int64_t fit = std::clamp<int64_t>(kQItem / rows, 1, group);
     const int64_t heads = CeilDiv(group, CeilDiv(group, fit));
     for (int64_t head = 0; head < group; head += heads) {
-        for (int64_t row = 0; row < rows; row += kQTile) {
+        for (int64_t row = 0; row < rows; row += kQItem) {
             Item item{};
             item.request = request;
             item.unit = static_cast<int32_t>(units_.size() - 1);
             item.head = kv_head * group + head;
             item.heads = std::min(heads, group - head);
             item.row_begin = row;
-            item.row_end = std::min(rows, row + kQTile);
+            item.row_end = std::min(rows, row + kQItem);
             item.group = -1;
             Visible(r, item.row_begin, item.row_end, &begin, &end);
             const int64_t lanes = item.heads * (item.row_end - item.row_begin);
