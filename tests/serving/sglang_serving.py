@@ -21,7 +21,7 @@ from typing import Any
 import pytest
 from sglang_cpu_platform import watch
 
-from tests.serving import models
+from tests.serving import memory, models
 from tests.serving.sglang_server import BUILT_IN, OURS, Server, environment, greedy, serve, stop
 
 HERE = Path(__file__).parent
@@ -186,17 +186,13 @@ class TestPressed:
     def test_memory_is_stable(self, pressed: Server) -> None:
         draw = random.Random(6)
 
-        def round() -> int:
+        def serve_a_round() -> int:
             ids = [[draw.randrange(3, models.VOCAB) for _ in range(100)] for _ in range(32)]
             pressed.tokens(ids, count=8, clients=16)
             pressed.idle()
             return pressed.memory()
 
-        round()
-        first = round()
-        for _ in range(3):
-            last = round()
-        assert last - first < 32 << 20
+        memory.settle(serve_a_round)
 
 
 class TestServe:
