@@ -27,7 +27,7 @@ ALWAYS = {
     "m0 write dropped",
 }
 DENSE = "attention_dense_bf16_d128_rtne"
-LITE = "attention_lite_bf16_d128_rtne"
+LITE = ["attention_lite_bf16_d128_rtne", "attention_lite_bf16_d64_rtne"]
 KERNELS = [
     DENSE,
     "attention_dense_bf16_d64_rtne",
@@ -106,12 +106,13 @@ def test_all_mutants(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 @pytest.mark.slow
-def test_mutants_of_the_lite_kernel(capsys: pytest.CaptureFixture[str]) -> None:
-    bench = Bench(LITE)
+@pytest.mark.parametrize("name", LITE)
+def test_mutants_of_the_lite_kernel(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    bench = Bench(name)
     verdicts = bench.judge(mutate.mutations(bench.kernel, bench.kernel.loop()))
     bench.trial.close()
     with capsys.disabled():
-        print("\n" + summary(LITE, verdicts))
+        print("\n" + summary(name, verdicts))
     assert mutate.noticed(verdicts) >= BAR
     # One wait, and so two mutants, may survive: where soft_skip leaves a K block out, between the
     # copy of K into one half of the LDS and a read of the other. Both halves are copied to and read
