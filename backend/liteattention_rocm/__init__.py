@@ -10,9 +10,10 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING
 
 try:
-    from .engines import MI300X_GEOMETRY, TileGeometry
+    from . import operators as _operators  # noqa: F401  (registers them)
+    from .contract import MI300X_GEOMETRY, TileGeometry
+    from .dense import attention, lite_attention, merge_states
     from .lite import LiteAttention
-    from .ops import attention, lite_attention, merge_states
     from .policy import SkipPolicy
     from .serving import PagedBatch, attention_paged, attention_varlen, write_kv
 except (ImportError, OSError) as error:

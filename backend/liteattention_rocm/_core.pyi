@@ -1,5 +1,8 @@
 from typing import ClassVar
 
+_Pair = tuple[int, int]
+_Triple = tuple[int, int, int]
+
 CPU_K_BLOCK: int
 CPU_ROW_STEP: int
 CPU_MAX_Q_BLOCK: int
@@ -16,34 +19,44 @@ class Rounding:
     rtna: ClassVar[Rounding]
     rtz: ClassVar[Rounding]
 
-class AttentionParams:
-    dtype: DType
-    rounding: Rounding
-    scale: float
-    causal: bool
-    threads: int
-    def set_pointers(self, q: int, k: int, v: int, out: int, lse: int) -> None: ...
-    def set_shape(
-        self, batch: int, q_heads: int, kv_heads: int, q_len: int, kv_len: int, head_dim: int
-    ) -> None: ...
-    def set_strides(
+class CpuAttention:
+    def __init__(
         self,
-        q: tuple[int, int, int],
-        k: tuple[int, int, int],
-        v: tuple[int, int, int],
-        out: tuple[int, int, int],
+        heads: _Triple,
+        sizes: _Triple,
+        q_strides: _Triple,
+        k_strides: _Triple,
+        v_strides: _Triple,
+        out_strides: _Triple,
+        dtype: DType,
+        rounding: Rounding,
+        scale: float,
+        causal: bool,
+        isa: str,
     ) -> None: ...
-
-class LiteParams:
-    q_block: int
-    vote_rows: int
-    threshold: float
-    descending: bool
-    soft_skip: bool
-    def set_bitmaps(self, read: int, write: int, must_do: int, must_skip: int) -> None: ...
+    def skip(
+        self,
+        q_block: int,
+        vote_rows: int,
+        threshold: float,
+        descending: bool,
+        soft_skip: bool,
+    ) -> None: ...
+    def run(
+        self,
+        q: int,
+        k: int,
+        v: int,
+        out: int,
+        lse: int,
+        threads: int,
+        read: int = 0,
+        write: int = 0,
+        must_do: int = 0,
+        must_skip: int = 0,
+    ) -> None: ...
 
 def cpu_available_isas() -> list[str]: ...
-def cpu_attention(params: AttentionParams, lite: LiteParams | None, isa: str) -> None: ...
 
 class CpuKvType:
     same: ClassVar[CpuKvType]
@@ -97,8 +110,6 @@ class CpuRaggedPlan:
     def tiles(self) -> int: ...
     @property
     def parts(self) -> int: ...
-
-_Triple = tuple[int, int, int]
 
 class CpuRaggedRun:
     def __init__(
@@ -280,60 +291,30 @@ class Number:
     bf16_rtz: ClassVar[Number]
     fp16: ClassVar[Number]
 
-class DenseRequest:
+class DenseLaunch:
     scale: float
     number: Number
-    def set_pointers(self, q: int, k: int, v: int, out: int, lse: int) -> None: ...
-    def set_strides(
-        self,
-        q: tuple[int, int, int],
-        k: tuple[int, int, int],
-        v: tuple[int, int, int],
-        out: tuple[int, int, int],
-    ) -> None: ...
+    def set_strides(self, q: _Triple, k: _Triple, v: _Triple, out: _Triple) -> None: ...
 
-class LiteStep:
+class LiteLaunch:
     threshold: float
     descending: bool
     soft_skip: bool
-    def set_bitmaps(self, read: int, write: int, must_do: int, must_skip: int) -> None: ...
 
-class RaggedRequest:
+class RaggedLaunch:
     pages: int
     page_rows: int
+    table_width: int
+    table_stride: int
     causal: bool
     scale: float
     soft_cap: float
     number: Number
-    def set_pointers(self, q: int, k: int, v: int, out: int, lse: int, sinks: int) -> None: ...
-    def set_batch(
-        self,
-        q_start: int,
-        kv_len: int,
-        kv_start: int,
-        page_table: int,
-        table_width: int,
-        table_stride: int,
-    ) -> None: ...
-    def set_strides(
-        self,
-        q: tuple[int, int],
-        k: tuple[int, int, int],
-        v: tuple[int, int, int],
-        out: tuple[int, int],
-    ) -> None: ...
+    def set_strides(self, q: _Pair, k: _Triple, v: _Triple, out: _Pair) -> None: ...
 
-class WriteKvRequest:
-    def set_pointers(
-        self, k: int, v: int, k_cache: int, v_cache: int, slots: int, wide: bool
-    ) -> None: ...
-    def set_strides(
-        self,
-        k: tuple[int, int],
-        v: tuple[int, int],
-        k_cache: tuple[int, int, int],
-        v_cache: tuple[int, int, int],
-    ) -> None: ...
+class WriteLaunch:
+    wide: bool
+    def set_strides(self, k: _Pair, v: _Pair, k_cache: _Triple, v_cache: _Triple) -> None: ...
     def set_shape(
         self, rows: int, kv_heads: int, head_dim: int, pages: int, page_size: int
     ) -> None: ...
@@ -349,16 +330,14 @@ class Gfx942Device:
     def ordinal(self) -> int: ...
     @property
     def compute_units(self) -> int: ...
-    def attention(
-        self, plan: DensePlan, request: DenseRequest, workspace: int, stream: int
-    ) -> None: ...
+    # The integers after plan and launch are the addresses of the tensors, in the order of the
+    # tuples of liteattention_rocm.contract, of the workspace, and the stream's handle.
+    def attention(self, plan: DensePlan, launch: DenseLaunch, *addresses: int) -> None: ...
     def lite(
-        self, plan: LitePlan, request: DenseRequest, step: LiteStep, workspace: int, stream: int
+        self, plan: LitePlan, launch: DenseLaunch, step: LiteLaunch, *addresses: int
     ) -> None: ...
-    def ragged(
-        self, plan: RaggedPlan, request: RaggedRequest, workspace: int, stream: int
-    ) -> None: ...
-    def write_kv(self, request: WriteKvRequest, stream: int) -> None: ...
+    def ragged(self, plan: RaggedPlan, launch: RaggedLaunch, *addresses: int) -> None: ...
+    def write_kv(self, launch: WriteLaunch, *addresses: int) -> None: ...
     def plan_lpt(
         self,
         skip: int,

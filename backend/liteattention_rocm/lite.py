@@ -18,8 +18,8 @@ from weakref import WeakValueDictionary
 
 import torch
 
-from . import ops, skiplist
-from .engines import LAYOUTS, Layout, Rounding, TileGeometry
+from . import dense, skiplist
+from .contract import LAYOUTS, Layout, Rounding, TileGeometry
 from .policy import SkipPolicy
 
 logger = logging.getLogger(__name__)
@@ -318,13 +318,13 @@ class LiteAttention:
         shape = self._shape(q, k, arguments["layout"]) if self.policy.enabled else None
         if shape is None:
             # switched off, or tensors so wrong that the dense call is to say what is wrong
-            return cast(_Result, ops.attention(q, k, v, **arguments))
+            return cast(_Result, dense.attention(q, k, v, **arguments))
         threshold = self.policy.threshold_at(step, layer, shape.kv_len, num_steps)
         key = (layer, "" if self.policy.branches == "shared" else branch)
         if threshold is None:
             with self._lock:
                 state = self._enter(generation, key, shape, step, branch)
-            result: _Result = ops.attention(q, k, v, **arguments)
+            result: _Result = dense.attention(q, k, v, **arguments)
             self._commit(generation, key, state)
             self.statistics.record(
                 generation,
@@ -357,10 +357,10 @@ class LiteAttention:
         full = full and threshold == -math.inf and tiles.must_skip is None
         if full:
             # The same as below, and the engine's dense kernel may divide the work otherwise.
-            result = ops.attention(q, k, v, **arguments)
+            result = dense.attention(q, k, v, **arguments)
             write.copy_(tiles.full)
         else:
-            result = ops.lite_attention(
+            result = dense.lite_attention(
                 q,
                 k,
                 v,
@@ -409,7 +409,7 @@ class LiteAttention:
         rows, heads = (1, 2) if layout == "bshd" else (2, 1)
         geometry = self.geometry
         if geometry is None:
-            geometry = ops.default_geometry(q, self.engine)
+            geometry = dense.default_geometry(q, self.engine)
         batch, _, _, head_dim = q.shape
         return _Shape(
             batch,

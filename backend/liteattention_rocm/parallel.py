@@ -16,9 +16,9 @@ from typing import Any, Literal
 import torch
 import torch.distributed as dist
 
-from .engines import Rounding, TileGeometry
+from .contract import Rounding, TileGeometry
+from .dense import merge_states
 from .lite import LiteAttention
-from .ops import merge_states
 from .policy import Ranges, SkipPolicy
 from .skiplist import SkipStatistics
 

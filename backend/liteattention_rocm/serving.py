@@ -13,8 +13,8 @@ row is its last key (bottom-right alignment). Layouts of serving frameworks are 
 * SGLang, a pool of token slots [slots, Hkv, D]: ``pool.unsqueeze(1)`` is a cache of page size 1,
   whose page table is the request's token slots; ``pool.view(-1, page, Hkv, D)`` one of pages.
 
-Everything that the layers of a step share, plans included, lives in one :class:`PagedBatch`: the
-first layer's call is validated and planned, the others' are recognised by their shapes.
+Everything that the layers of a step share lives in one :class:`PagedBatch`: the first layer's call
+is checked and bound, the others' are recognised by their shapes.
 
 Softmax is computed online as in FlashAttention (Dao et al., arXiv 2205.14135), caches are paged
 as in PagedAttention (Kwon et al., arXiv 2309.06180).
@@ -22,272 +22,22 @@ as in PagedAttention (Kwon et al., arXiv 2309.06180).
 
 from __future__ import annotations
 
-import functools
-import itertools
 import math
-import numbers
-import operator
-import os
-from collections import OrderedDict
-from dataclasses import dataclass
-from typing import Any, Generic, Literal, TypeVar, overload
+from typing import Any, Literal, NamedTuple, overload
 
-import numpy as np
 import torch
 
-from . import engines
-from .engines import ROUNDINGS, Engine, RaggedBatch, RaggedSpec, Rounding
-from .engines.base import BoundRagged, BoundWrite
-from .ops import _LIBRARY, _is_fake, _overlap_reasons
+from . import engines, validation
+from .arguments import Reasons, plain_length
+from .batch import PagedBatch
+from .contract import Engine, RaggedRequest, RaggedTensors, Rounding, WriteRequest, WriteTensors
+from .memory import extent_bytes, mark_written
+from .remembered import Call, bound_call, calls, kinds, recall
+from .validation import RaggedOptions
 
 __all__ = ["PagedBatch", "attention_paged", "attention_varlen", "write_kv"]
 
-#: A parameter is a tensor in everything but its type.
-_PLAIN_TENSORS = (torch.Tensor, torch.nn.Parameter)
-
-_FLOATS = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
-_FP8 = (
-    torch.float8_e4m3fn,
-    torch.float8_e5m2,
-    torch.float8_e4m3fnuz,
-    torch.float8_e5m2fnuz,
-)
-
-#: Calls and plans that a batch remembers, writes and checks that the process does; the least
-#: recently used go first. A step of a model asks for one to three, a plan on a GPU may own a
-#: workspace.
-_REMEMBERED_CALLS = 32
-_REMEMBERED_WRITES = 64
-_REMEMBERED_CHECKS = 64
-
-_LIBRARY.define(  # type: ignore[no-untyped-call]
-    "attention_paged(Tensor q, Tensor k_cache, Tensor v_cache, Tensor q_start, Tensor kv_len, "
-    "Tensor page_table, Tensor(a!) out, Tensor(b!)? lse, Tensor? sinks, SymInt max_q_len, "
-    "SymInt max_kv_len, float scale, bool causal, int window, float soft_cap, float k_scale, "
-    "float v_scale, str rounding, str engine) -> ()"
-)
-_LIBRARY.define(  # type: ignore[no-untyped-call]
-    "attention_varlen(Tensor q, Tensor k, Tensor v, Tensor cu_seqlens_q, Tensor cu_seqlens_k, "
-    "Tensor(a!) out, Tensor(b!)? lse, Tensor? sinks, SymInt? max_seqlen_q, SymInt? max_seqlen_k, "
-    "float scale, bool causal, int window, float soft_cap, str rounding, str engine) -> ()"
-)
-_LIBRARY.define(  # type: ignore[no-untyped-call]
-    "write_kv(Tensor k, Tensor v, Tensor(a!) k_cache, Tensor(b!) v_cache, Tensor slots, "
-    "float k_scale, float v_scale, str engine) -> ()"
-)
-
-
-@dataclass(frozen=True, slots=True)
-class _Options:
-    """What a call asks for beside its tensors, as the caller gave it."""
-
-    causal: bool
-    window: int | None
-    soft_cap: float | None
-    scale: float | None
-    k_scale: float
-    v_scale: float
-    rounding: Rounding
-    return_lse: bool
-    engine: str | None
-
-
-@dataclass(frozen=True, slots=True)
-class _Call:
-    """A validated and planned call: what the next layer with the same shapes reuses."""
-
-    engine: Engine
-    spec: RaggedSpec
-    ragged: RaggedBatch
-    plan: Any
-    run: BoundRagged | None  # None: without an ``out`` to say what it will be like
-    q_bytes: int
-    k_bytes: int
-    v_bytes: int
-    out_bytes: int
-
-
-@dataclass(frozen=True, slots=True)
-class _Write:
-    """A validated write: what the next layer with the same shapes reuses.
-
-    Caches of ``k_bytes`` and ``v_bytes`` from first to last element may meet only if one begins
-    within the other; ``interleaved`` are such distances (v_cache - k_cache) at which they do not.
-    """
-
-    run: BoundWrite
-    k_bytes: int
-    v_bytes: int
-    interleaved: set[int]
-
-
-_Value = TypeVar("_Value")
-
-
-class _Recent(Generic[_Value]):
-    """A mapping that forgets what was not looked up for longest when it has more than ``most``."""
-
-    def __init__(self, most: int) -> None:
-        self._most = most
-        self._kept: OrderedDict[Any, _Value] = OrderedDict()
-
-    def __len__(self) -> int:
-        return len(self._kept)
-
-    def values(self) -> list[_Value]:
-        return list(self._kept.values())
-
-    def get(self, key: Any) -> _Value | None:
-        found = self._kept.get(key)
-        if found is not None:
-            try:  # noqa: SIM105 - suppress() costs as much as the look-up
-                self._kept.move_to_end(key)
-            except KeyError:  # another thread has just made it go
-                pass
-        return found
-
-    def put(self, key: Any, value: _Value) -> None:
-        self._kept[key] = value
-        if len(self._kept) > self._most:
-            self._kept.popitem(last=False)
-
-    def clear(self) -> None:
-        self._kept.clear()
-
-
-class PagedBatch:
-    """The requests of one step against a paged cache; made once per step, used by every layer.
-
-    Args:
-        q_start: int32 [R + 1]; rows q_start[r] to q_start[r + 1] of q are request r's. Rows before
-            the first and past the last are padding: neither read nor written.
-        kv_len: int32 [R]; keys of each request, those of this step's rows included.
-        page_table: int32 [R, width], any row stride; the pages of each request in order, so that
-            key j is token j % page_size of page page_table[r, j // page_size]. Entries past the
-            last key, and rows of requests without query rows, may hold anything.
-        max_q_len, max_kv_len: bounds of the lengths; None reads them from the tensors, which waits
-            for a GPU to finish what it is doing.
-
-    On the CPU the values are checked here, once. Changing them through PyTorch is noticed, except
-    in inference mode, and makes the next call check and plan anew; other changes must not be made.
-    On a GPU nothing is read when both bounds are given, and the tensors may be refilled within the
-    bounds and the width of the table.
-
-    A batch holds the plans of the last 32 kinds of calls (shapes and options), which on a GPU own a
-    workspace: one call at a time. Whoever captures calls in a graph keeps the batch for as long as
-    the graph is replayed, and makes no more than 32 kinds of calls with it.
-
-    Raises:
-        TypeError, ValueError: lists every reason.
-    """
-
-    def __init__(
-        self,
-        q_start: torch.Tensor,
-        kv_len: torch.Tensor,
-        page_table: torch.Tensor,
-        *,
-        max_q_len: int | None = None,
-        max_kv_len: int | None = None,
-    ) -> None:
-        self.q_start = q_start
-        self.kv_len = kv_len
-        self.page_table = page_table
-        self._bounds = (max_q_len, max_kv_len)
-        self._calls: _Recent[_Call] = _Recent(_REMEMBERED_CALLS)
-        self._plans: _Recent[Any] = _Recent(_REMEMBERED_CALLS)
-        self._read()
-
-    def _read(self) -> None:
-        """Check the tensors, find the bounds, and forget what rested on earlier values."""
-        max_q_len, max_kv_len = self._bounds
-        kinds, values = _batch_reasons(
-            self.q_start, self.kv_len, self.page_table, max_q_len, max_kv_len
-        )
-        _raise_if("batch", kinds, values)
-        tensors = (self.q_start, self.kv_len, self.page_table)
-        self._ragged = RaggedBatch(
-            q_start=self.q_start, kv_len=self.kv_len, page_table=self.page_table
-        )
-        self._places = tuple(t.data_ptr() for t in tensors if not _is_fake(t))
-        # None: changes cannot be seen (inference mode), or need not be (a GPU plans from bounds).
-        self._versions: tuple[int, int, int] | None = None
-        if all(_readable(t) and not t.is_inference() for t in tensors):
-            self._versions = (
-                self.q_start._version,
-                self.kv_len._version,
-                self.page_table._version,
-            )
-        if max_q_len is None:
-            max_q_len = _longest(self.q_start)
-        if max_kv_len is None:
-            max_kv_len = int(self.kv_len.max()) if self.kv_len.numel() else 0
-        self.max_q_len: int = _plain(max_q_len)
-        self.max_kv_len: int = _plain(max_kv_len)
-        self._calls.clear()
-        self._plans.clear()
-
-    def _changed(self) -> bool:
-        """Whether a tensor was written to or replaced since it was checked."""
-        tensors = self.q_start, self.kv_len, self.page_table
-        if self._places and self._places != tuple([t.data_ptr() for t in tensors]):
-            return True
-        return self._versions is not None and self._versions != (
-            self.q_start._version,
-            self.kv_len._version,
-            self.page_table._version,
-        )
-
-    def __repr__(self) -> str:
-        """Name the sizes; the values may be on a GPU."""
-        return (
-            f"PagedBatch(requests={self.requests}, max_q_len={self.max_q_len}, "
-            f"max_kv_len={self.max_kv_len}, device={self.q_start.device})"
-        )
-
-    @property
-    def requests(self) -> int:
-        """Number of requests R, those without rows included."""
-        return int(self.kv_len.shape[0])
-
-    def _longest_named(self, page_size: int) -> int:
-        """Return a bound of the lengths that the table, too, can name pages for."""
-        return min(self.max_kv_len, int(self.page_table.shape[1]) * page_size)
-
-    def _cache_reasons(self, rows: int, pages: int, page_size: int) -> list[str]:
-        """Say what is missing: query rows, table entries or pages (CPU values only)."""
-        table = self.page_table
-        if not _readable(table):
-            return []
-        if _native().pages_hold(
-            self.q_start.data_ptr(),
-            self.kv_len.data_ptr(),
-            table.data_ptr(),
-            self.requests,
-            table.shape[1],
-            table.stride(0),
-            rows,
-            pages,
-            page_size,
-        ):
-            return []
-        reasons = _row_reasons("q_start", self.q_start, "q", rows)
-        named, starts = table.numpy(), self.q_start.numpy()
-        used = np.where(starts[1:] > starts[:-1], -(-self.kv_len.numpy() // page_size), 0)
-        for row, count in enumerate(used):
-            if count > named.shape[1]:
-                return [
-                    *reasons,
-                    f"page_table is {named.shape[1]} pages of {page_size} tokens wide, too few for "
-                    f"kv_len[{row}] = {int(self.kv_len[row])}",
-                ]
-        for row, count in enumerate(used):
-            for column, page in enumerate(named[row, :count].tolist()):
-                if page < 0:
-                    return [*reasons, f"page_table[{row}, {column}] is {page}, not a page"]
-                if page >= pages:
-                    return [*reasons, f"page_table names page {page} of a cache of {pages} pages"]
-        return reasons
+_WHAT = "attention call"
 
 
 @overload
@@ -380,31 +130,30 @@ def attention_paged(
     Raises:
         TypeError, ValueError: lists every reason and says what to do instead.
     """
-    options = (causal, window, soft_cap, scale, k_scale, v_scale, rounding, return_lse, engine)
-    if _traced(q, k_cache, v_cache, out):
-        return _paged_operator(q, k_cache, v_cache, batch, sinks, out, _Options(*options))
-    try:
-        # The types as well: 1 and True are one key, and only one of them is a flag.
-        key = (
-            _signature(q, k_cache, v_cache, sinks, out),
-            options,
-            causal.__class__,
-            window.__class__,
-            soft_cap.__class__,
-            scale.__class__,
-            k_scale.__class__,
-            v_scale.__class__,
-            return_lse.__class__,
-        )
-        hash(key)
-        call = None if batch._changed() else batch._calls.get(key)
-    except (AttributeError, TypeError):  # not tensors, not a batch, an option of a strange type
-        call = key = None
+    options = RaggedOptions(
+        causal, window, soft_cap, scale, k_scale, v_scale, rounding, return_lse, engine
+    )
+    key = call = None
+    if not torch.compiler.is_compiling() and isinstance(batch, PagedBatch):
+        key, call = recall(batch.current(), (q, k_cache, v_cache, out, sinks), options)
     if call is None:
-        call = _plan_paged(q, k_cache, v_cache, batch, sinks, out, _Options(*options), key)
-        if key is not None:
-            batch._calls.put(key, call)
-    return _run(call, q, k_cache, v_cache, sinks, out)
+        if key is None:
+            return _through_operator(q, k_cache, v_cache, batch, sinks, out, options)
+        call = _bind_paged(q, k_cache, v_cache, batch, sinks, out, options, key)
+    given = out
+    if out is None:
+        out = torch.empty_like(q)
+    lse = None
+    if return_lse:
+        lse = torch.empty((q.shape[1], q.shape[0]), dtype=torch.float32, device=q.device)
+    tensors = RaggedTensors(
+        q, k_cache, v_cache, out, lse, sinks, batch.q_start, batch.kv_len, batch.page_table
+    )
+    if given is not None:
+        _check_memory(call, tensors)
+        mark_written(given)
+    call.run(tensors)
+    return out if lse is None else (out, lse)
 
 
 @overload
@@ -489,12 +238,30 @@ def attention_varlen(
     Raises:
         TypeError, ValueError: lists every reason and says what to do instead.
     """
-    options = _Options(causal, window, soft_cap, scale, 1.0, 1.0, rounding, return_lse, engine)
-    bounds = (max_seqlen_q, max_seqlen_k)
-    if _traced(q, k, v, out):
-        return _varlen_operator(q, k, v, cu_seqlens_q, cu_seqlens_k, bounds, sinks, out, options)
-    call = _plan_varlen(q, k, v, cu_seqlens_q, cu_seqlens_k, bounds, sinks, out, options)
-    return _run(call, q, k, v, sinks, out)
+    options = RaggedOptions(causal, window, soft_cap, scale, 1.0, 1.0, rounding, return_lse, engine)
+    compiling = torch.compiler.is_compiling()
+    if not compiling:
+        indices = {"cu_seqlens_q": cu_seqlens_q, "cu_seqlens_k": cu_seqlens_k}
+        found = validation.ragged(q, k, v, ("k", "v"), sinks, out, None, indices, options)
+        bounds = (max_seqlen_q, max_seqlen_k)
+        validation.packed_batch(found, cu_seqlens_q, cu_seqlens_k, bounds, q, k)
+        found.raise_for(_WHAT)
+    else:
+        _raise_for_options(options)
+    out = torch.empty_like(q) if out is None else out
+    lse = None
+    if return_lse:
+        lse = torch.empty((q.shape[1], q.shape[0]), dtype=torch.float32, device=q.device)
+    if compiling or recall(calls, (q, k, v, out), ())[0] is None:
+        torch.ops.liteattention_rocm.attention_varlen(
+            q, k, v, cu_seqlens_q, cu_seqlens_k, out, lse, sinks, max_seqlen_q, max_seqlen_k,
+            _scale(q, options), causal, plain_length(window or 0), float(soft_cap or 0.0),
+            rounding, engine or "",
+        )  # fmt: skip
+    else:
+        tensors = RaggedTensors(q, k, v, out, lse, sinks, cu_seqlens_q, cu_seqlens_k, None)
+        _run_packed(tensors, (max_seqlen_q, max_seqlen_k), options)
+    return out if lse is None else (out, lse)
 
 
 def write_kv(
@@ -525,956 +292,292 @@ def write_kv(
         TypeError, ValueError: lists every reason. A slot beyond the cache is found on the CPU
             only, before anything is written.
     """
-    if _traced(k, v, k_cache, v_cache):
-        torch.ops.liteattention_rocm.write_kv(
-            k, v, k_cache, v_cache, slots, float(k_scale), float(v_scale), engine or ""
-        )
-        return
-    _run_write(k, v, k_cache, v_cache, slots, k_scale, v_scale, engine)
-
-
-# ------------------------------------------------------------------------- running a call
-
-
-def _traced(*tensors: Any) -> bool:
-    """Whether a call is for PyTorch's dispatcher, which then gets one opaque operator.
-
-    So it is when a compiler or tracer watches, and for negated views, which it writes out first.
-    """
-    if torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack() > 0:
-        return True
-    for tensor in tensors:
-        if type(tensor) in _PLAIN_TENSORS:
-            if tensor.is_neg():
-                return True
-        elif isinstance(tensor, torch.Tensor):
-            return True
-    return False
-
-
-def _signature(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    sinks: torch.Tensor | None,
-    out: torch.Tensor | None,
-) -> tuple[Any, ...]:
-    """Everything about a call's tensors that its validation looks at but their addresses."""
-    return (
-        *(q.shape, q.stride(), q.dtype, q.device),
-        *(k.shape, k.stride(), k.dtype, k.device),
-        *(v.shape, v.stride(), v.dtype, v.device),
-        None if sinks is None else (sinks.shape, sinks.stride(), sinks.dtype, sinks.device),
-        None if out is None else (out.shape, out.stride(), out.dtype, out.device),
-        q._is_zerotensor() or k._is_zerotensor() or v._is_zerotensor(),
-        torch.is_grad_enabled()
-        and (
-            q.requires_grad
-            or k.requires_grad
-            or v.requires_grad
-            or (out is not None and out.requires_grad)
-        ),
-    )
-
-
-def _run(
-    call: _Call,
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    sinks: torch.Tensor | None,
-    out: torch.Tensor | None,
-) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
-    spec = call.spec
-    if out is None:
-        out = torch.empty_like(q)
-    else:
-        _check_overlap(call, q, k, v, out)
-    lse = None
-    if spec.return_lse:
-        lse = torch.empty((spec.q_heads, spec.rows), dtype=torch.float32, device=q.device)
-    if call.run is not None:
-        call.run(q, k, v, out, lse, sinks)
-    else:
-        call.engine.attention_ragged(spec, call.ragged, call.plan, q, k, v, out, lse, sinks)
-    return out if lse is None else (out, lse)
-
-
-def _check_overlap(
-    call: _Call, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, out: torch.Tensor
-) -> None:
-    """Refuse an ``out`` over an input; only ranges that meet are looked at closely."""
-    begin = out.data_ptr()
-    end = begin + call.out_bytes
-    for tensor, size in ((q, call.q_bytes), (k, call.k_bytes), (v, call.v_bytes)):
-        other = tensor.data_ptr()
-        if begin < other + size and other < end:
-            reasons = _overlap_reasons("out", out, {"q": q, "k": k, "v": v})
-            _raise_if("attention call", [], reasons)
+    tensors = WriteTensors(k, v, k_cache, v_cache, slots)
+    key = call = None
+    if not torch.compiler.is_compiling():
+        key, call = recall(calls, tensors, ("write", k_scale, v_scale, engine))
+    if call is None:
+        if key is None:
+            if not torch.compiler.is_compiling():
+                validation.write(*tensors, k_scale, v_scale, engine).raise_for(_WRITE)
+            torch.ops.liteattention_rocm.write_kv(
+                *tensors, float(k_scale), float(v_scale), engine or ""
+            )
             return
+        call = _bind_write(tensors, k_scale, v_scale, engine)
+        calls.keep(key, call)
+    _check_memory(call, tensors, _WRITE, validation.WRITE_REMEDY)
+    mark_written(k_cache, v_cache)
+    call.run(tensors)
 
 
-def _extent_bytes(tensor: torch.Tensor) -> int:
-    """Bytes from a tensor's first element to the end of its last."""
-    if not tensor.numel():
-        return 0
-    last = sum((size - 1) * step for size, step in zip(tensor.shape, tensor.stride(), strict=True))
-    return int(last + 1) * tensor.element_size()
+_WRITE = "cache write"
 
 
-def _extents(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, out: torch.Tensor | None
-) -> tuple[int, int, int, int]:
-    last = 0 if out is None else _extent_bytes(out)
-    return _extent_bytes(q), _extent_bytes(k), _extent_bytes(v), last
+# ------------------------------------------------------------------------- behind the calls
 
 
-def _plan_paged(
+class _Kind(NamedTuple):
+    """What calls of earlier batches have shown to hold: the spans of q, k, v, out and sinks.
+
+    Key: everything that the checks of tensors and options look at, see :func:`recall`. Owner:
+    ``kinds``, one per process. It holds no tensor and no address.
+    """
+
+    engine: Engine
+    spans: tuple[int, ...]
+
+
+def _bind_paged(
     q: torch.Tensor,
     k: torch.Tensor,
     v: torch.Tensor,
     batch: PagedBatch,
     sinks: torch.Tensor | None,
     out: torch.Tensor | None,
-    options: _Options,
-    key: Any = None,
-) -> _Call:
-    kinds: list[str] = []
-    values: list[str] = []
-    extents = None if key is None else _checked.get(key)
-    if extents is None:
-        kinds, values = _call_reasons(q, k, v, ("k_cache", "v_cache"), sinks, out, options)
-    if not isinstance(batch, PagedBatch):
-        kinds.append(f"batch must be a PagedBatch, got {type(batch).__name__}")
-    else:
-        if batch._changed():
-            batch._read()
-        if isinstance(q, torch.Tensor) and q.device != batch.q_start.device:
-            values.append(f"batch is on {batch.q_start.device}, q on {q.device}")
-    if not kinds and not values:
-        values += batch._cache_reasons(q.shape[0], k.shape[0], k.shape[1])
-    _raise_if("attention call", kinds, values)
-    if extents is None:
-        extents = _extents(q, k, v, out)
-        if key is not None:
-            _checked.put(key, extents)
-    page_size = k.shape[1]
-    longest = batch._longest_named(page_size)
-    chosen, spec = _prepare(
-        q, k, options, sinks, batch.requests, page_size, batch.max_q_len, longest
+    options: RaggedOptions,
+    key: Any,
+) -> Call:
+    """Check a call that its batch has not seen, and bind it for the batch."""
+    kind: _Kind | None = kinds.get(key)
+    if kind is None:
+        indices = {
+            "q_start": batch.q_start,
+            "kv_len": batch.kv_len,
+            "page_table": batch.page_table,
+        }
+        found = validation.ragged(
+            q, k, v, ("k_cache", "v_cache"), sinks, out, None, indices, options
+        )
+        found.raise_for(_WHAT)
+        spans = [0 if t is None else extent_bytes(t) for t in (q, k, v, out, None, sinks)]
+        kind = _Kind(engines.choose(q.device, options.engine or None), tuple(spans))
+        kinds.keep(key, kind)
+    if q.device != batch.q_start.device:
+        raise ValueError(f"invalid {_WHAT}: batch is on {batch.q_start.device}, q on {q.device}")
+    batch.check_cache(q.shape[0], k.shape[0], k.shape[1])
+    # Without an ``out`` its strides are those that empty_like would give it.
+    like = torch.empty_like(q) if out is None else out
+    lse = torch.empty(0, device=q.device) if options.return_lse else None
+    tensors = RaggedTensors(
+        q, k, v, like, lse, sinks, batch.q_start, batch.kv_len, batch.page_table
     )
-    plan = batch._plans.get((chosen.name, spec))
-    if plan is None:
-        plan = chosen.plan_ragged(spec, batch._ragged)
-        batch._plans.put((chosen.name, spec), plan)
-    run = None if out is None else chosen.bind_ragged(spec, batch._ragged, plan, q, k, v, out)
-    return _Call(chosen, spec, batch._ragged, plan, run, *extents)
+    request = paged_request(tensors, batch, options)
+    engines.check(kind.engine, request)
+    call = Call(
+        kind.engine.bind(request, tensors),
+        RaggedTensors._fields[:1] + _PAGED_NAMES,
+        kind.spans + batch.spans,
+        () if out is None else (3,),
+        set(),
+    )
+    batch.calls.keep(key, call)
+    return call
 
 
-#: What calls of batches before this one have shown to hold: bytes of q, k, v and out by everything
-#: that the check of tensors and options looks at. Owner: this module, one per process. Lifetime:
-#: the process, bounded. It holds no tensor and no address.
-_checked: _Recent[tuple[int, int, int, int]] = _Recent(_REMEMBERED_CHECKS)
+#: How callers of :func:`attention_paged` know what follows ``q``.
+_PAGED_NAMES = (
+    "k_cache", "v_cache", "out", "lse", "sinks", "q_start", "kv_len", "page_table"
+)  # fmt: skip
 
 
-def _plan_varlen(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    q_start: torch.Tensor,
-    kv_start: torch.Tensor,
-    bounds: tuple[int | None, int | None],
-    sinks: torch.Tensor | None,
-    out: torch.Tensor | None,
-    options: _Options,
-) -> _Call:
-    kinds, values = _call_reasons(q, k, v, ("k", "v"), sinks, out, options)
-    more = _packed_reasons(q_start, kv_start, bounds)
-    kinds, values = kinds + more[0], values + more[1]
-    if not kinds and not values:
-        for name, starts, of, tensor in (
-            ("cu_seqlens_q", q_start, "q", q),
-            ("cu_seqlens_k", kv_start, "k", k),
-        ):
-            values += _row_reasons(name, starts, of, tensor.shape[0])
-            if starts.device != q.device:
-                values.append(f"{name} is on {starts.device}, q on {q.device}")
-    _raise_if("attention call", kinds, values)
-    max_q, max_k = bounds
-    max_q = _longest(q_start) if max_q is None else _plain(max_q)
-    max_k = _longest(kv_start) if max_k is None else _plain(max_k)
-    chosen, spec = _prepare(q, k, options, sinks, q_start.shape[0] - 1, 0, max_q, max_k)
-    ragged = RaggedBatch(q_start=q_start, kv_start=kv_start)
-    plan = chosen.plan_ragged(spec, ragged)
-    return _Call(chosen, spec, ragged, plan, None, *_extents(q, k, v, out))
+def paged_request(
+    tensors: RaggedTensors, batch: PagedBatch, options: RaggedOptions
+) -> RaggedRequest:
+    """Describe a checked call over a paged cache."""
+    page_size, width = tensors.k.shape[1], batch.page_table.shape[1]
+    # The table, too, bounds what can be named.
+    longest = min(batch.max_kv_len, width * page_size)
+    return _request(tensors, batch.requests, page_size, batch.max_q_len, longest, options)
 
 
-def _prepare(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    options: _Options,
-    sinks: torch.Tensor | None,
+def packed_request(
+    tensors: RaggedTensors, max_q_len: int, max_kv_len: int, options: RaggedOptions
+) -> RaggedRequest:
+    """Describe a checked call over packed sequences."""
+    return _request(tensors, tensors.q_start.shape[0] - 1, 0, max_q_len, max_kv_len, options)
+
+
+def _request(
+    t: RaggedTensors,
     requests: int,
     page_size: int,
     max_q_len: int,
     max_kv_len: int,
-) -> tuple[Engine, RaggedSpec]:
-    """Choose the engine and ask whether it takes the call."""
-    rows, q_heads, head_dim = q.shape
-    spec = RaggedSpec(
-        requests=requests,
-        rows=rows,
-        q_heads=q_heads,
-        kv_heads=k.shape[-2],
-        head_dim=head_dim,
-        dtype=q.dtype,
-        kv_dtype=k.dtype,
-        device=q.device,
-        page_size=page_size,
-        max_q_len=max_q_len,
-        max_kv_len=max_kv_len,
-        scale=_scale(q, options),
-        causal=options.causal,
-        window=_plain(options.window or 0),
-        soft_cap=float(options.soft_cap or 0.0),
-        sinks=sinks is not None,
-        k_scale=float(options.k_scale),
-        v_scale=float(options.v_scale),
-        rounding=options.rounding,
-        return_lse=options.return_lse,
-    )
-    chosen = engines.choose(q.device, options.engine or None)
-    reasons = chosen.ragged_reasons(spec)
-    if reasons:
-        raise engines.refuse_ragged(chosen, reasons, spec)
-    return chosen, spec
+    options: RaggedOptions,
+) -> RaggedRequest:
+    causal, window, soft_cap, _, k_scale, v_scale, rounding, _, _ = options
+    rows, q_heads, head_dim = t.q.shape
+    return RaggedRequest(
+        requests, rows, q_heads, t.k.shape[-2], head_dim, t.q.dtype, t.k.dtype, t.q.device,
+        page_size, max_q_len, max_kv_len, _scale(t.q, options), causal, plain_length(window or 0),
+        float(soft_cap or 0.0), t.sinks is not None, float(k_scale), float(v_scale), rounding,
+        t.lse is not None,
+    )  # fmt: skip
 
 
-def _scale(q: torch.Tensor, options: _Options) -> float:
-    return 1.0 / math.sqrt(q.shape[-1]) if options.scale is None else float(options.scale)
-
-
-def _run_write(
-    k: torch.Tensor,
-    v: torch.Tensor,
-    k_cache: torch.Tensor,
-    v_cache: torch.Tensor,
-    slots: torch.Tensor,
-    k_scale: float,
-    v_scale: float,
-    engine: str | None,
+def run_paged(
+    tensors: RaggedTensors, bounds: tuple[int | None, int | None], options: RaggedOptions
 ) -> None:
-    try:
-        key = (
-            *(k.shape, k.stride(), k.dtype, k.device),
-            *(v.shape, v.stride(), v.dtype, v.device),
-            *(k_cache.shape, k_cache.stride(), k_cache.dtype, k_cache.device),
-            *(v_cache.shape, v_cache.stride(), v_cache.dtype, v_cache.device),
-            *(slots.shape, slots.stride(), slots.dtype, slots.device),
-            *(k_scale, k_scale.__class__, v_scale, v_scale.__class__),
-            engine or os.environ.get(engines.ENGINE_VARIABLE),
-        )
-        write = _writes.get(key)
-    except (AttributeError, TypeError):  # not tensors, or a scale of a strange type
-        write = key = None
-    if write is None:
-        kinds, values = _write_reasons(k, v, k_cache, v_cache, slots, k_scale, v_scale)
-        _raise_if("cache write", kinds, values)
-        writer = _writer(k, k_cache, engine)
-        run = writer.bind_write(k, v, k_cache, v_cache, slots, float(k_scale), float(v_scale))
-        write = _Write(run, _extent_bytes(k_cache), _extent_bytes(v_cache), set())
-        if key is not None:
-            _writes.put(key, write)
-    distance = v_cache.data_ptr() - k_cache.data_ptr()
-    if -write.v_bytes < distance < write.k_bytes and distance not in write.interleaved:
-        _raise_if("cache write", [], _overlap_reasons("v_cache", v_cache, {"k_cache": k_cache}))
-        if len(write.interleaved) < _REMEMBERED_WRITES:
-            write.interleaved.add(distance)
-    write.run(k, v, k_cache, v_cache, slots)
+    """Run a call over a paged cache whose outputs are there: what the operator does."""
+    _run_once(check_paged(tensors, bounds, options), tensors, options.engine)
 
 
-#: Key: everything that validation and the choice of the engine look at. Owner: this module, one per
-#: process. Lifetime: the process, bounded. It holds no tensor and no address.
-_writes: _Recent[_Write] = _Recent(_REMEMBERED_WRITES)
+def check_paged(
+    tensors: RaggedTensors, bounds: tuple[int | None, int | None], options: RaggedOptions
+) -> RaggedRequest:
+    """Raise if anything is wrong with a paged call whose outputs are there; else describe it."""
+    q, k, v, out, lse, sinks, q_start, kv_len, table = tensors
+    assert table is not None
+    names = ("k_cache", "v_cache")
+    indices = {"q_start": q_start, "kv_len": kv_len, "page_table": table}
+    validation.ragged(q, k, v, names, sinks, out, lse, indices, options).raise_for(_WHAT)
+    batch = PagedBatch(q_start, kv_len, table, max_q_len=bounds[0], max_kv_len=bounds[1])
+    batch.check_cache(q.shape[0], k.shape[0], k.shape[1])
+    request = paged_request(tensors, batch, options)
+    engines.check(engines.choose(request.device, options.engine or None), request)
+    return request
 
 
-def _writer(k: torch.Tensor, k_cache: torch.Tensor, engine: str | None) -> Engine:
-    chosen = engines.choose(k.device, engine or None)
-    reasons = chosen.write_reasons(k.dtype, k_cache.dtype, k.device)
-    if reasons:
-        raise ValueError(f"engine {chosen.name!r} cannot write this cache: {'; '.join(reasons)}")
-    return chosen
+def run_packed(
+    tensors: RaggedTensors, bounds: tuple[int | None, int | None], options: RaggedOptions
+) -> None:
+    """Run a call over packed sequences whose outputs are there: what the operator does."""
+    _check_packed(tensors, bounds, options)
+    _run_packed(tensors, bounds, options)
 
 
-# ------------------------------------------------------------------------- what is wrong
+def check_packed(
+    tensors: RaggedTensors, bounds: tuple[int | None, int | None], options: RaggedOptions
+) -> None:
+    """Raise if anything is wrong with a packed call whose outputs are there."""
+    _check_packed(tensors, bounds, options)
+    # Bounds that only the values know are at most the rows there are.
+    rows = (tensors.q.shape[0], tensors.k.shape[0])
+    longest = [most if bound is None else bound for bound, most in zip(bounds, rows, strict=True)]
+    request = packed_request(tensors, longest[0], longest[1], options)
+    engines.check(engines.choose(request.device, options.engine or None), request)
 
 
-@functools.cache
-def _native() -> Any:
-    """Return the compiled module, which only CPU tensors need: a GPU's engine may do without."""
-    from . import _core
-
-    return _core
-
-
-def _readable(tensor: torch.Tensor) -> bool:
-    """Whether looking at values costs nothing: CPU memory that is really there."""
-    return tensor.device.type == "cpu" and not _is_fake(tensor)
+def _check_packed(
+    tensors: RaggedTensors, bounds: tuple[int | None, int | None], options: RaggedOptions
+) -> None:
+    q, k, v, out, lse, sinks, q_start, kv_start, _ = tensors
+    indices = {"cu_seqlens_q": q_start, "cu_seqlens_k": kv_start}
+    found = validation.ragged(q, k, v, ("k", "v"), sinks, out, lse, indices, options)
+    validation.packed_batch(found, q_start, kv_start, bounds, q, k)
+    found.raise_for(_WHAT)
 
 
-def _plain(number: Any) -> Any:
-    """Return an integer of any type, NumPy's too, as Python's; a compiler's stays as it is."""
-    return number if isinstance(number, int | torch.SymInt) else operator.index(number)
-
-
-def _is_integer(value: Any) -> bool:
-    return isinstance(value, int | torch.SymInt | numbers.Integral) and not isinstance(value, bool)
-
-
-def _is_real(value: Any) -> bool:
-    return isinstance(value, int | float | numbers.Real) and not isinstance(value, bool)
-
-
-def _longest(starts: torch.Tensor) -> int:
-    if starts.numel() < 2:
-        return 0
-    if _readable(starts):
-        numbers = starts.tolist()
-        return int(max(b - a for a, b in itertools.pairwise(numbers)))
-    return int(torch.diff(starts).max())
-
-
-def _index_reasons(name: str, tensor: Any, dims: int) -> tuple[list[str], list[str]]:
-    """Type, dtype and shape of one of a batch's index tensors."""
-    if not isinstance(tensor, torch.Tensor):
-        return [f"{name} must be a tensor, got {type(tensor).__name__}"], []
-    kinds, values = [], []
-    if tensor.dtype != torch.int32:
-        kinds.append(f"{name} must be torch.int32, got {tensor.dtype}: call .int() on it")
-    if tensor.dim() != dims:
-        values.append(f"{name} must have {dims} dimensions, got {list(tensor.shape)}")
-    elif tensor.shape[-1] > 1 and tensor.stride(-1) != 1:
-        values.append(
-            f"{name} must be contiguous in its last dimension, got strides "
-            f"{list(tensor.stride())}: call .contiguous() on it"
-        )
-    return kinds, values
-
-
-def _starts_reasons(name: str, starts: torch.Tensor) -> list[str]:
-    """Say whether starts go backwards (CPU values only)."""
-    if not starts.numel():
-        return [f"{name} must have one entry more than there are requests, got none"]
-    if not _readable(starts):
-        return []
-    numbers = starts.tolist()
-    if numbers[0] < 0 or any(b < a for a, b in itertools.pairwise(numbers)):
-        return [f"{name} must start at 0 or later and never decrease, got {_shown(numbers)}"]
-    return []
-
-
-def _shown(numbers: list[int]) -> str:
-    return str(numbers) if len(numbers) <= 12 else f"{str(numbers[:12])[:-1]}, ...]"
-
-
-def _bound_reasons(name: str, bound: Any) -> tuple[list[str], list[str]]:
-    if bound is None:
-        return [], []
-    if not _is_integer(bound):
-        return [f"{name} must be an int or None, got {type(bound).__name__}"], []
-    return [], [f"{name} must not be negative, got {bound}"] if bound < 0 else []
-
-
-def _plainly_right(
-    q_start: Any, kv_len: Any, page_table: Any, max_q_len: Any, max_kv_len: Any
-) -> bool:
-    """Whether there is nothing to say of a batch, for batches of the usual kind on the CPU.
-
-    False is no verdict. A step of a small model is a millisecond or two, and looking for reasons
-    one by one takes a hundredth of it.
-    """
-    try:
-        return (
-            type(q_start) is type(kv_len) is type(page_table) is torch.Tensor
-            and q_start.dtype is kv_len.dtype is page_table.dtype is torch.int32
-            and q_start.is_contiguous()
-            and kv_len.is_contiguous()
-            and q_start.dim() == kv_len.dim() == 1
-            and page_table.dim() == 2
-            and (page_table.stride(1) == 1 or page_table.shape[1] < 2)
-            and q_start.shape[0] - 1 == kv_len.shape[0] == page_table.shape[0]
-            and (max_q_len is None or (type(max_q_len) is int and max_q_len >= 0))
-            and (max_kv_len is None or (type(max_kv_len) is int and max_kv_len >= 0))
-            and page_table.device == kv_len.device == q_start.device
-            and _readable(q_start)
-            and _native().lengths_hold(
-                q_start.data_ptr(),
-                kv_len.data_ptr(),
-                kv_len.shape[0],
-                -1 if max_q_len is None else max_q_len,
-                -1 if max_kv_len is None else max_kv_len,
-            )
-        )
-    except (AttributeError, TypeError):
-        return False
-
-
-def _batch_reasons(
-    q_start: Any, kv_len: Any, page_table: Any, max_q_len: Any, max_kv_len: Any
-) -> tuple[list[str], list[str]]:
-    if _plainly_right(q_start, kv_len, page_table, max_q_len, max_kv_len):
-        return [], []
-    kinds: list[str] = []
-    values: list[str] = []
-    for more in (
-        _index_reasons("q_start", q_start, 1),
-        _index_reasons("kv_len", kv_len, 1),
-        _index_reasons("page_table", page_table, 2),
-        _bound_reasons("max_q_len", max_q_len),
-        _bound_reasons("max_kv_len", max_kv_len),
-    ):
-        kinds += more[0]
-        values += more[1]
-    if kinds or values:
-        return kinds, values
-    requests = kv_len.shape[0]
-    if q_start.shape[0] != requests + 1:
-        values.append(f"q_start must be [{requests + 1}] like kv_len, got {list(q_start.shape)}")
-    if page_table.shape[0] != requests:
-        values.append(f"page_table must have {requests} rows, got {list(page_table.shape)}")
-    if not q_start.device == kv_len.device == page_table.device:
-        values.append(
-            f"q_start, kv_len and page_table must be on one device, got {q_start.device}, "
-            f"{kv_len.device} and {page_table.device}"
-        )
-    values += _starts_reasons("q_start", q_start)
-    if not values and _readable(q_start) and requests:
-        lengths = kv_len.tolist()
-        if min(lengths) < 0:
-            values.append(f"kv_len must not be negative, got {_shown(lengths)}")
-        if max_q_len is not None and _longest(q_start) > max_q_len:
-            values.append(f"max_q_len {max_q_len} is less than a length, {_longest(q_start)}")
-        if max_kv_len is not None and max(lengths) > max_kv_len:
-            values.append(f"max_kv_len {max_kv_len} is less than a length, {max(lengths)}")
-    return kinds, values
-
-
-def _packed_reasons(
-    q_start: Any, kv_start: Any, bounds: tuple[Any, Any]
-) -> tuple[list[str], list[str]]:
-    kinds: list[str] = []
-    values: list[str] = []
-    for more in (
-        _index_reasons("cu_seqlens_q", q_start, 1),
-        _index_reasons("cu_seqlens_k", kv_start, 1),
-        _bound_reasons("max_seqlen_q", bounds[0]),
-        _bound_reasons("max_seqlen_k", bounds[1]),
-    ):
-        kinds += more[0]
-        values += more[1]
-    if kinds or values:
-        return kinds, values
-    if q_start.shape != kv_start.shape:
-        values.append(
-            f"cu_seqlens_q and cu_seqlens_k must have one length, got {q_start.shape[0]} and "
-            f"{kv_start.shape[0]}"
-        )
-    for name, starts, bound in (("q", q_start, bounds[0]), ("k", kv_start, bounds[1])):
-        wrong = _starts_reasons(f"cu_seqlens_{name}", starts)
-        values += wrong
-        if not wrong and bound is not None and _readable(starts) and _longest(starts) > bound:
-            values.append(f"max_seqlen_{name} {bound} is less than a length, {_longest(starts)}")
-    return kinds, values
-
-
-def _row_reasons(name: str, starts: torch.Tensor, of: str, rows: int) -> list[str]:
-    """Say whether a batch ends past its tensor (CPU values only)."""
-    if not _readable(starts) or int(starts[-1]) <= rows:
-        return []
-    return [f"{name} ends at row {int(starts[-1])}, {of} has {rows} rows"]
-
-
-def _call_reasons(
-    q: Any,
-    k: Any,
-    v: Any,
-    names: tuple[str, str],
-    sinks: Any,
-    out: Any,
-    options: _Options,
-) -> tuple[list[str], list[str]]:
-    """Everything wrong with a call's tensors and options: (of type, of value)."""
-    kinds, values = _option_reasons(options)
-    kv_dims = 4 if names[0] == "k_cache" else 3
-    layout = {3: "T,H,D", 4: "pages,page_size,H,D"}
-    given = {"q": (q, 3), names[0]: (k, kv_dims), names[1]: (v, kv_dims)}
-    if out is not None:
-        given["out"] = (out, 3)
-    for name, (tensor, dims) in given.items():
-        if not isinstance(tensor, torch.Tensor):
-            kinds.append(f"{name} must be a tensor, got {type(tensor).__name__}")
-            continue
-        if tensor.dim() != dims:
-            values.append(
-                f"{name} must have {dims} dimensions ({layout[dims]}), got {list(tensor.shape)}"
-            )
-        if tensor._is_zerotensor():
-            values.append(f"{name} has no memory (a zero of forward-mode derivatives)")
-        values += _stride_reasons(name, tensor)
-        if tensor.requires_grad and torch.is_grad_enabled():
-            values.append(
-                f"{name} requires grad, and there is no backward pass: detach it or use "
-                "torch.no_grad()"
-            )
-    if kinds:
-        return kinds, values
-    if q.dtype not in _FLOATS:
-        kinds.append(f"q must be bf16, fp16 or fp32, got {q.dtype}")
-    kinds += _cache_dtype_reasons(q.dtype, k, v, names, options)
-    if out is not None and out.dtype != q.dtype:
-        kinds.append(f"out must have q's dtype {q.dtype}, got {out.dtype}")
-    tensors = {name: tensor for name, (tensor, _) in given.items()}
-    if sinks is not None:
-        more = _sink_reasons(sinks, q)
-        kinds, values = kinds + more[0], values + more[1]
-        if isinstance(sinks, torch.Tensor):
-            tensors["sinks"] = sinks
-    if len({tensor.device for tensor in tensors.values()}) > 1:
-        listed = ", ".join(f"{name} {tensor.device}" for name, tensor in tensors.items())
-        values.append(f"all tensors must have one device, got {listed}")
-    if all(tensor.dim() == dims for tensor, dims in given.values()):
-        values += _shape_reasons(q, k, v, names, out)
-    return kinds, values
-
-
-def _stride_reasons(name: str, tensor: torch.Tensor) -> list[str]:
-    if tensor.dim() == 0 or tensor.shape[-1] <= 1 or tensor.stride(-1) == 1:
-        return []
-    return [
-        f"{name} must be contiguous in its last dimension, got strides "
-        f"{list(tensor.stride())}: call .contiguous() on it"
-    ]
-
-
-def _expanded_reasons(name: str, tensor: torch.Tensor) -> list[str]:
-    if all(step or size < 2 for step, size in zip(tensor.stride(), tensor.shape, strict=True)):
-        return []
-    return [f"{name} must not be an expanded tensor, got strides {list(tensor.stride())}"]
-
-
-def _option_reasons(options: _Options) -> tuple[list[str], list[str]]:
-    kinds: list[str] = []
-    values: list[str] = []
-    for name in ("causal", "return_lse"):
-        flag = getattr(options, name)
-        if not isinstance(flag, bool):
-            kinds.append(f"{name} must be a bool, got {type(flag).__name__}")
-    if options.window is not None:
-        if not _is_integer(options.window):
-            kinds.append(f"window must be an int or None, got {type(options.window).__name__}")
-        elif options.window < 1:
-            values.append(f"window must be at least 1, got {options.window}: None is no window")
-    for name in ("scale", "soft_cap", "k_scale", "v_scale"):
-        number = getattr(options, name)
-        if number is None and name in ("scale", "soft_cap"):
-            continue
-        if not _is_real(number):
-            kinds.append(f"{name} must be a number, got {type(number).__name__}")
-        elif not math.isfinite(number):
-            values.append(f"{name} must be finite, got {number}")
-        elif name != "scale" and number <= 0:
-            remedy = ": None is no cap" if name == "soft_cap" else ""
-            values.append(f"{name} must be positive, got {number}{remedy}")
-    if options.rounding not in ROUNDINGS:
-        values.append(f"rounding must be one of {', '.join(ROUNDINGS)}, got {options.rounding!r}")
-    return kinds, values
-
-
-def _cache_dtype_reasons(
-    dtype: torch.dtype,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    names: tuple[str, str],
-    options: _Options,
-) -> list[str]:
-    reasons = []
-    if k.dtype != v.dtype:
-        reasons.append(
-            f"{names[0]} and {names[1]} must have one dtype, got {k.dtype} and {v.dtype}"
-        )
-    paged = names[0] == "k_cache"
-    for name, tensor in zip(names, (k, v), strict=True):
-        if tensor.dtype == torch.uint8 and paged:
-            reasons.append(
-                f"{name} is torch.uint8, which does not say which fp8 it holds: "
-                f"pass {name}.view(torch.float8_e4m3fn) or another float8 type"
-            )
-        elif tensor.dtype != dtype and not (paged and tensor.dtype in _FP8):
-            reasons.append(
-                f"{name} must have q's dtype {dtype}{' or be fp8' if paged else ''}, "
-                f"got {tensor.dtype}"
-            )
-    if k.dtype not in _FP8 and (options.k_scale, options.v_scale) != (1, 1):
-        reasons.append(
-            f"k_scale and v_scale are for fp8 caches, got {options.k_scale} and "
-            f"{options.v_scale} with {k.dtype}"
-        )
-    return reasons
-
-
-def _sink_reasons(sinks: Any, q: torch.Tensor) -> tuple[list[str], list[str]]:
-    if not isinstance(sinks, torch.Tensor):
-        return [f"sinks must be a tensor or None, got {type(sinks).__name__}"], []
-    kinds, values = [], []
-    if sinks.dtype != torch.float32:
-        kinds.append(f"sinks must be torch.float32, got {sinks.dtype}: call .float() on it")
-    if q.dim() == 3 and tuple(sinks.shape) != (q.shape[1],):
-        values.append(f"sinks must be [{q.shape[1]}] (Hq), got {list(sinks.shape)}")
-    if not sinks.is_contiguous():
-        values.append(f"sinks must be contiguous, got strides {list(sinks.stride())}")
-    return kinds, values
-
-
-def _shape_reasons(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    names: tuple[str, str],
-    out: torch.Tensor | None,
-) -> list[str]:
-    reasons = []
-    if k.shape != v.shape:
-        reasons.append(
-            f"{names[0]} and {names[1]} must have one shape, got {list(k.shape)} and "
-            f"{list(v.shape)}"
-        )
-    if q.shape[-1] != k.shape[-1] or not q.shape[-1]:
-        reasons.append(
-            f"q and {names[0]} must have one head dim, got {q.shape[-1]} and {k.shape[-1]}"
-        )
-    heads, kv_heads = q.shape[1], k.shape[-2]
-    if not heads or not kv_heads or heads % kv_heads:
-        reasons.append(f"query heads must be a multiple of key heads, got {heads} and {kv_heads}")
-    if names[0] == "k_cache" and not k.shape[1]:
-        reasons.append(f"k_cache must have pages of at least one token, got {list(k.shape)}")
-    if out is not None:
-        if out.shape != q.shape:
-            reasons.append(f"out must have q's shape {list(q.shape)}, got {list(out.shape)}")
-        else:
-            reasons += _expanded_reasons("out", out)
-    return reasons
-
-
-def _write_reasons(
-    k: Any, v: Any, k_cache: Any, v_cache: Any, slots: Any, k_scale: Any, v_scale: Any
-) -> tuple[list[str], list[str]]:
-    given = {"k": (k, 3), "v": (v, 3), "k_cache": (k_cache, 4), "v_cache": (v_cache, 4)}
-    kinds: list[str] = []
-    values: list[str] = []
-    for name, (tensor, dims) in given.items():
-        if not isinstance(tensor, torch.Tensor):
-            kinds.append(f"{name} must be a tensor, got {type(tensor).__name__}")
-            continue
-        if tensor.dim() != dims:
-            values.append(f"{name} must have {dims} dimensions, got {list(tensor.shape)}")
-        values += _stride_reasons(name, tensor)
-        if dims == 4:
-            values += _expanded_reasons(name, tensor)
-    if not isinstance(slots, torch.Tensor):
-        kinds.append(f"slots must be a tensor, got {type(slots).__name__}")
-    else:
-        if slots.dtype not in (torch.int64, torch.int32):
-            kinds.append(f"slots must be int64 or int32, got {slots.dtype}")
-        if slots.dim() != 1 or not slots.is_contiguous():
-            values.append(
-                f"slots must be contiguous with one dimension, got {list(slots.shape)} with "
-                f"strides {list(slots.stride())}"
-            )
-    for name, number in (("k_scale", k_scale), ("v_scale", v_scale)):
-        if not _is_real(number):
-            kinds.append(f"{name} must be a number, got {type(number).__name__}")
-        elif not (math.isfinite(number) and number > 0):
-            values.append(f"{name} must be finite and positive, got {number}")
-    if kinds or values:
-        return kinds, values
-    if k.dtype not in _FLOATS:
-        kinds.append(f"k must be bf16, fp16 or fp32, got {k.dtype}")
-    if v.dtype != k.dtype:
-        kinds.append(f"k and v must have one dtype, got {k.dtype} and {v.dtype}")
-    kinds += _cache_dtype_reasons(
-        k.dtype,
-        k_cache,
-        v_cache,
-        ("k_cache", "v_cache"),
-        _Options(False, None, None, None, k_scale, v_scale, "rtne", False, None),
+def _run_packed(
+    tensors: RaggedTensors, bounds: tuple[int | None, int | None], options: RaggedOptions
+) -> None:
+    max_q, max_k = (
+        validation.longest(starts) if bound is None else plain_length(bound)
+        for bound, starts in zip(bounds, (tensors.q_start, tensors.keys), strict=True)
     )
-    if k.shape != v.shape:
-        values.append(f"k and v must have one shape, got {list(k.shape)} and {list(v.shape)}")
-    if k_cache.shape != v_cache.shape:
-        values.append(
-            f"k_cache and v_cache must have one shape, got {list(k_cache.shape)} and "
-            f"{list(v_cache.shape)}"
-        )
-    if k.shape[1:] != k_cache.shape[2:]:
-        values.append(
-            f"k and k_cache must have the same heads and head dim, got {list(k.shape[1:])} and "
-            f"{list(k_cache.shape[2:])}"
-        )
-    if slots.shape[0] != k.shape[0]:
-        values.append(f"slots must have a slot per row, got {slots.shape[0]} for {k.shape[0]} rows")
-    devices = [t.device for t in (k, v, k_cache, v_cache, slots)]
-    if len(set(devices)) > 1:
-        values.append(f"all tensors must have one device, got {', '.join(map(str, devices))}")
-    return kinds, values
+    request = packed_request(tensors, max_q, max_k, options)
+    engines.check(engines.choose(request.device, options.engine or None), request)
+    _run_once(request, tensors, options.engine)
 
 
-def _raise_if(what: str, kinds: list[str], values: list[str]) -> None:
-    """Raise one error with every reason: TypeError if any is about types, else ValueError."""
-    if kinds or values:
-        error = TypeError if kinds else ValueError
-        raise error(f"invalid {what}: " + "; ".join([*kinds, *values]))
+def _run_once(request: RaggedRequest, tensors: RaggedTensors, engine: str | None) -> None:
+    chosen = engines.choose(request.device, engine or None)
+    mark_written(tensors.out, tensors.lse)
+    chosen.bind(request, tensors)(tensors)
 
 
-# ------------------------------------------------------------------------- operators
+def run_write(tensors: WriteTensors, k_scale: float, v_scale: float, engine: str) -> None:
+    """Run a cache write: what the operator does."""
+    key, call = recall(calls, tensors, ("write", k_scale, v_scale, engine))
+    if call is None:
+        call = _bind_write(tensors, k_scale, v_scale, engine)
+        if key is not None:
+            calls.keep(key, call)
+    _check_memory(call, tensors, _WRITE, validation.WRITE_REMEDY)
+    mark_written(tensors.k_cache, tensors.v_cache)
+    call.run(tensors)
 
 
-def _paged_operator(
+def check_write(
+    tensors: WriteTensors, k_scale: float, v_scale: float, engine: str | None
+) -> WriteRequest:
+    """Raise if anything is wrong with a cache write; else describe it."""
+    validation.write(*tensors, k_scale, v_scale, engine).raise_for(_WRITE)
+    rows, kv_heads, head_dim = tensors.k.shape
+    pages, page_size = tensors.k_cache.shape[:2]
+    request = WriteRequest(
+        rows, kv_heads, head_dim, tensors.k.dtype, tensors.k_cache.dtype, tensors.k.device, pages,
+        page_size, float(k_scale), float(v_scale),
+    )  # fmt: skip
+    engines.check(engines.choose(request.device, engine or None), request)
+    return request
+
+
+def _bind_write(tensors: WriteTensors, k_scale: float, v_scale: float, engine: str | None) -> Call:
+    request = check_write(tensors, k_scale, v_scale, engine)
+    chosen = engines.choose(request.device, engine or None)
+    return bound_call(chosen.bind(request, tensors), tensors, (2, 3))
+
+
+def _through_operator(
     q: torch.Tensor,
     k: torch.Tensor,
     v: torch.Tensor,
     batch: PagedBatch,
     sinks: torch.Tensor | None,
     out: torch.Tensor | None,
-    options: _Options,
+    options: RaggedOptions,
 ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
-    """Call the operator, which plans anew: a graph carries tensors, not plans."""
-    # Its schema knows no None and takes True for 1: what eager calls refuse, these do, too.
-    kinds, values = _option_reasons(options)
+    """Call the operator, which binds every time: a graph carries tensors, not plans."""
+    if torch.compiler.is_compiling():
+        # Its schema knows no None and takes True for 1: what eager calls refuse, these do, too.
+        found = Reasons()
+        validation.ragged_options(found, options)
+    else:
+        indices = {}
+        if isinstance(batch, PagedBatch):
+            indices = {
+                "q_start": batch.q_start,
+                "kv_len": batch.kv_len,
+                "page_table": batch.page_table,
+            }
+        names = ("k_cache", "v_cache")
+        found = validation.ragged(q, k, v, names, sinks, out, None, indices, options)
     if not isinstance(batch, PagedBatch):
-        kinds.append(f"batch must be a PagedBatch, got {type(batch).__name__}")
-    _raise_if("attention call", kinds, values)
+        found.types.append(f"batch must be a PagedBatch, got {type(batch).__name__}")
+    found.raise_for(_WHAT)
     out = torch.empty_like(q) if out is None else out
-    lse = _empty_lse(q) if options.return_lse else None
+    lse = None
+    if options.return_lse:
+        lse = torch.empty((q.shape[1], q.shape[0]), dtype=torch.float32, device=q.device)
     torch.ops.liteattention_rocm.attention_paged(
-        q,
-        k,
-        v,
-        batch.q_start,
-        batch.kv_len,
-        batch.page_table,
-        out,
-        lse,
-        sinks,
-        batch.max_q_len,
-        batch.max_kv_len,
-        _scale(q, options),
-        options.causal,
-        _plain(options.window or 0),
-        float(options.soft_cap or 0.0),
-        float(options.k_scale),
-        float(options.v_scale),
-        options.rounding,
-        options.engine or "",
-    )
+        q, k, v, batch.q_start, batch.kv_len, batch.page_table, out, lse, sinks, batch.max_q_len,
+        batch.max_kv_len, _scale(q, options), options.causal, plain_length(options.window or 0),
+        float(options.soft_cap or 0.0), float(options.k_scale), float(options.v_scale),
+        options.rounding, options.engine or "",
+    )  # fmt: skip
     return out if lse is None else (out, lse)
 
 
-def _varlen_operator(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    cu_seqlens_q: torch.Tensor,
-    cu_seqlens_k: torch.Tensor,
-    bounds: tuple[int | None, int | None],
-    sinks: torch.Tensor | None,
-    out: torch.Tensor | None,
-    options: _Options,
-) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
-    _raise_if("attention call", *_option_reasons(options))
-    out = torch.empty_like(q) if out is None else out
-    lse = _empty_lse(q) if options.return_lse else None
-    torch.ops.liteattention_rocm.attention_varlen(
-        q,
-        k,
-        v,
-        cu_seqlens_q,
-        cu_seqlens_k,
-        out,
-        lse,
-        sinks,
-        *bounds,
-        _scale(q, options),
-        options.causal,
-        _plain(options.window or 0),
-        float(options.soft_cap or 0.0),
-        options.rounding,
-        options.engine or "",
-    )
-    return out if lse is None else (out, lse)
+def _raise_for_options(options: RaggedOptions) -> None:
+    found = Reasons()
+    validation.ragged_options(found, options)
+    found.raise_for(_WHAT)
 
 
-def _empty_lse(q: torch.Tensor) -> torch.Tensor:
-    return torch.empty((q.shape[1], q.shape[0]), dtype=torch.float32, device=q.device)
-
-
-def _operator_options(
-    scale: float,
-    causal: bool,
-    window: int,
-    soft_cap: float,
-    k_scale: float,
-    v_scale: float,
-    rounding: Rounding,
-    engine: str,
-    lse: torch.Tensor | None,
-) -> _Options:
-    return _Options(
-        causal=causal,
-        window=window or None,
-        soft_cap=soft_cap or None,
-        scale=scale,
-        k_scale=k_scale,
-        v_scale=v_scale,
-        rounding=rounding,
-        return_lse=lse is not None,
-        engine=engine or None,
-    )
-
-
-def _attention_paged(
-    q: torch.Tensor,
-    k_cache: torch.Tensor,
-    v_cache: torch.Tensor,
-    q_start: torch.Tensor,
-    kv_len: torch.Tensor,
-    page_table: torch.Tensor,
-    out: torch.Tensor,
-    lse: torch.Tensor | None,
-    sinks: torch.Tensor | None,
-    max_q_len: int,
-    max_kv_len: int,
-    scale: float,
-    causal: bool,
-    window: int,
-    soft_cap: float,
-    k_scale: float,
-    v_scale: float,
-    rounding: Rounding,
-    engine: str,
+def _check_memory(
+    call: Call, tensors: Any, what: str = _WHAT, remedy: str = "give it memory of its own"
 ) -> None:
-    options = _operator_options(
-        scale, causal, window, soft_cap, k_scale, v_scale, rounding, engine, lse
-    )
-    batch = PagedBatch(q_start, kv_len, page_table, max_q_len=max_q_len, max_kv_len=max_kv_len)
-    call = _plan_paged(q, k_cache, v_cache, batch, sinks, out, options)
-    _check_overlap(call, q, k_cache, v_cache, out)
-    call.engine.attention_ragged(
-        call.spec, call.ragged, call.plan, q, k_cache, v_cache, out, lse, sinks
-    )
+    """Raise if a tensor that is written to shares memory with another."""
+    overlaps = call.overlaps(tensors)
+    if overlaps:
+        found = Reasons()
+        found.values += [
+            f"{call.names[i]} must not overlap {call.names[j]}: {remedy}" for i, j in overlaps
+        ]
+        found.raise_for(what)
 
 
-def _fake_attention_paged(
-    q: torch.Tensor,
-    k_cache: torch.Tensor,
-    v_cache: torch.Tensor,
-    q_start: torch.Tensor,
-    kv_len: torch.Tensor,
-    page_table: torch.Tensor,
-    out: torch.Tensor,
-    lse: torch.Tensor | None,
-    sinks: torch.Tensor | None,
-    max_q_len: int,
-    max_kv_len: int,
-    scale: float,
-    causal: bool,
-    window: int,
-    soft_cap: float,
-    k_scale: float,
-    v_scale: float,
-    rounding: Rounding,
-    engine: str,
-) -> None:
-    options = _operator_options(
-        scale, causal, window, soft_cap, k_scale, v_scale, rounding, engine, lse
-    )
-    kinds, values = _batch_reasons(q_start, kv_len, page_table, max_q_len, max_kv_len)
-    more = _call_reasons(q, k_cache, v_cache, ("k_cache", "v_cache"), sinks, out, options)
-    _raise_if("attention call", kinds + more[0], values + more[1])
-    requests, page_size = kv_len.shape[0], k_cache.shape[1]
-    _prepare(q, k_cache, options, sinks, requests, page_size, max_q_len, max_kv_len)
-
-
-def _attention_varlen(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    cu_seqlens_q: torch.Tensor,
-    cu_seqlens_k: torch.Tensor,
-    out: torch.Tensor,
-    lse: torch.Tensor | None,
-    sinks: torch.Tensor | None,
-    max_seqlen_q: int | None,
-    max_seqlen_k: int | None,
-    scale: float,
-    causal: bool,
-    window: int,
-    soft_cap: float,
-    rounding: Rounding,
-    engine: str,
-) -> None:
-    options = _operator_options(scale, causal, window, soft_cap, 1.0, 1.0, rounding, engine, lse)
-    bounds = (max_seqlen_q, max_seqlen_k)
-    call = _plan_varlen(q, k, v, cu_seqlens_q, cu_seqlens_k, bounds, sinks, out, options)
-    _check_overlap(call, q, k, v, out)
-    call.engine.attention_ragged(call.spec, call.ragged, call.plan, q, k, v, out, lse, sinks)
-
-
-def _fake_attention_varlen(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    cu_seqlens_q: torch.Tensor,
-    cu_seqlens_k: torch.Tensor,
-    out: torch.Tensor,
-    lse: torch.Tensor | None,
-    sinks: torch.Tensor | None,
-    max_seqlen_q: int | None,
-    max_seqlen_k: int | None,
-    scale: float,
-    causal: bool,
-    window: int,
-    soft_cap: float,
-    rounding: Rounding,
-    engine: str,
-) -> None:
-    options = _operator_options(scale, causal, window, soft_cap, 1.0, 1.0, rounding, engine, lse)
-    kinds, values = _packed_reasons(cu_seqlens_q, cu_seqlens_k, (max_seqlen_q, max_seqlen_k))
-    more = _call_reasons(q, k, v, ("k", "v"), sinks, out, options)
-    _raise_if("attention call", kinds + more[0], values + more[1])
-    # Bounds that only the values know are at most the rows there are.
-    max_q = q.shape[0] if max_seqlen_q is None else max_seqlen_q
-    max_k = k.shape[0] if max_seqlen_k is None else max_seqlen_k
-    _prepare(q, k, options, sinks, cu_seqlens_q.shape[0] - 1, 0, max_q, max_k)
-
-
-def _fake_write_kv(
-    k: torch.Tensor,
-    v: torch.Tensor,
-    k_cache: torch.Tensor,
-    v_cache: torch.Tensor,
-    slots: torch.Tensor,
-    k_scale: float,
-    v_scale: float,
-    engine: str,
-) -> None:
-    _raise_if("cache write", *_write_reasons(k, v, k_cache, v_cache, slots, k_scale, v_scale))
-    _writer(k, k_cache, engine)
-
-
-for _name, _function, _fake in (
-    ("attention_paged", _attention_paged, _fake_attention_paged),
-    ("attention_varlen", _attention_varlen, _fake_attention_varlen),
-    ("write_kv", _run_write, _fake_write_kv),
-):
-    _LIBRARY.impl(_name, _function, "CompositeExplicitAutograd")  # type: ignore[no-untyped-call]
-    torch.library.register_fake(f"liteattention_rocm::{_name}", _fake, lib=_LIBRARY)
+def _scale(q: torch.Tensor, options: RaggedOptions) -> float:
+    return 1.0 / math.sqrt(q.shape[-1]) if options.scale is None else float(options.scale)

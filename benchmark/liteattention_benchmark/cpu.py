@@ -24,7 +24,7 @@ from liteattention_rocm import (
     lite_attention,
     skiplist,
 )
-from liteattention_rocm.ops import default_geometry
+from liteattention_rocm.dense import default_geometry
 
 #: Low enough that no tile of the random benchmark data is voted away, while voting does run.
 NOTHING_SKIPPED = -64.0

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import resource
 from dataclasses import asdict, dataclass
 from statistics import median
@@ -12,8 +11,8 @@ import torch
 
 from liteattention_emulator import library, set_option
 from liteattention_emulator.device import last_launch
-from liteattention_rocm.engines import AttentionSpec
-from liteattention_rocm.engines.gfx942 import LIBRARY_VARIABLE, Gfx942Engine
+from liteattention_rocm.contract import DenseRequest, DenseTensors
+from liteattention_rocm.engines.gfx942 import Gfx942Engine
 
 
 @dataclass(frozen=True)
@@ -39,16 +38,17 @@ def run(shape: tuple[int, int, int, int], rounds: int) -> tuple[list[Row], float
 
     Returns the rows and the peak memory of the process in GB.
     """
-    os.environ[LIBRARY_VARIABLE] = str(library())
     generator = torch.Generator().manual_seed(0)
     q, k, v = (torch.randn(shape, generator=generator).bfloat16() for _ in range(3))
     batch, heads, length, dim = shape
-    spec = AttentionSpec(
+    request = DenseRequest(
         batch, heads, heads, length, length, dim, q.dtype, q.device, "bhsd", dim**-0.5,
         causal=False, rounding="rtne", return_lse=False,
     )  # fmt: skip
-    engine = Gfx942Engine(kv_splits=1)  # the dense kernel comes last, with no merge behind it
-    out = torch.empty_like(q)
+    # One split: the dense kernel comes last, with no merge behind it.
+    engine = Gfx942Engine(kv_splits=1, library=str(library()))
+    tensors = DenseTensors(q, k, v, torch.empty_like(q), None)
+    run_dense = engine.bind(request, tensors)
     seconds: dict[bool, list[float]] = {False: [], True: []}
     executed = 0
     set_option("threads", "1")
@@ -56,7 +56,7 @@ def run(shape: tuple[int, int, int, int], rounds: int) -> tuple[list[Row], float
         for number in range(rounds + 1):
             for checks in seconds:
                 set_option("check", "on" if checks else "off")
-                engine.attention(spec, q, k, v, out, None)
+                run_dense(tensors)
                 report = last_launch()
                 if report is None or "attention_dense" not in report.kernel:
                     raise RuntimeError("the last launch was not the dense kernel's")

@@ -29,7 +29,7 @@ from pydantic import BaseModel, ConfigDict, Field, PositiveInt
 
 from liteattention_rocm import PagedBatch, attention, attention_paged, lite_attention, skiplist
 from liteattention_rocm.collect_env import source_commit
-from liteattention_rocm.ops import default_geometry
+from liteattention_rocm.dense import default_geometry
 
 from . import peers
 from .peers import Call, Maker, Unavailable

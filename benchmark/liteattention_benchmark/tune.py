@@ -9,9 +9,10 @@ import torch
 from triton.compiler.errors import CompilationError
 from triton.runtime.errors import OutOfResources, PTXASError
 
-from liteattention_rocm.engines import AttentionSpec, architecture
-from liteattention_rocm.portable import launch, tiles, tuning
-from liteattention_rocm.portable.tuning import Tile
+from liteattention_rocm.contract import DenseRequest, DenseTensors
+from liteattention_rocm.engines import architecture
+from liteattention_rocm.engines.triton import launch, tiles, tuning
+from liteattention_rocm.engines.triton.tuning import Tile
 
 from .kernels import flush_buffer, milliseconds
 
@@ -38,13 +39,13 @@ def run(
         raise RuntimeError("tiles are measured on a GPU, and PyTorch sees none")
     device = torch.device("cuda", torch.cuda.current_device())
     batch, heads, length, dim = shape
-    spec = AttentionSpec(
+    request = DenseRequest(
         batch, heads, heads, length, length, dim, dtype, device, "bhsd", 1 / math.sqrt(dim),
         causal, "rtne", False,
     )  # fmt: skip
     q, k, v = (torch.randn(shape, device=device).to(dtype) for _ in range(3))
     kind = "hopper" if architecture(device) == "sm_90" else "plain"
-    shipped = tiles.shipped(kind, spec)
+    shipped = tiles.shipped(kind, request)
     flush = flush_buffer(device)
     expected: torch.Tensor | None = None
 
@@ -52,10 +53,11 @@ def run(
         nonlocal expected
         progress(str(tile))
         out = torch.empty_like(q)
-        bound = launch.Attention(spec, tile, q, k, v, out, None)
+        tensors = DenseTensors(q, k, v, out, None)
+        bound = launch.Attention(request, tile, tensors)
 
         def call() -> torch.Tensor:
-            bound(q, k, v, out, None)
+            bound(tensors)
             return out
 
         try:
@@ -70,4 +72,4 @@ def run(
         return taken
 
     measure(shipped)
-    return shipped, tuning.tune(kind, spec, measure, rounds=rounds)
+    return shipped, tuning.tune(kind, request, measure, rounds=rounds)

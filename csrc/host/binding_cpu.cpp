@@ -145,56 +145,69 @@ void BindCpu(py::module_& m) {
         .value("rtna", cpu::Rounding::kRtna)
         .value("rtz", cpu::Rounding::kRtz);
 
-    using P = cpu::AttentionParams;
-    py::class_<P>(m, "AttentionParams")
-        .def(py::init<>())
-        .def("set_pointers",
-             [](P& p, uintptr_t q, uintptr_t k, uintptr_t v, uintptr_t out, uintptr_t lse) {
-                 p.q = At<void>(q);
-                 p.k = At<void>(k);
-                 p.v = At<void>(v);
-                 p.out = At<void>(out);
-                 p.lse = At<float>(lse);
+    // A call with everything but its addresses and the number of threads.
+    struct Call {
+        cpu::AttentionParams params;
+        cpu::LiteParams lite;
+        bool skips = false;
+        cpu::Isa isa;
+    };
+    py::class_<Call>(m, "CpuAttention")
+        .def(py::init([](const Triple& heads, const Triple& sizes, const Triple& q_strides,
+                         const Triple& k_strides, const Triple& v_strides,
+                         const Triple& out_strides, cpu::DType dtype, cpu::Rounding rounding,
+                         double scale, bool causal, const std::string& isa) {
+            Call call{{}, {}, false, ParseIsa(isa)};
+            cpu::AttentionParams& p = call.params;
+            p.batch = heads[0];
+            p.q_heads = heads[1];
+            p.kv_heads = heads[2];
+            p.q_len = p.lse_head = sizes[0];
+            p.kv_len = sizes[1];
+            p.head_dim = sizes[2];
+            p.q_strides = ToStrides(q_strides);
+            p.k_strides = ToStrides(k_strides);
+            p.v_strides = ToStrides(v_strides);
+            p.out_strides = ToStrides(out_strides);
+            p.dtype = dtype;
+            p.rounding = rounding;
+            p.scale = scale;
+            p.causal = causal;
+            return call;
+        }))
+        .def("skip",
+             [](Call& call, int64_t q_block, int64_t vote_rows, float threshold, bool descending,
+                bool soft_skip) {
+                 call.skips = true;
+                 call.lite.q_block = q_block;
+                 call.lite.vote_rows = vote_rows;
+                 call.lite.threshold = threshold;
+                 call.lite.descending = descending;
+                 call.lite.soft_skip = soft_skip;
              })
-        .def("set_shape",
-             [](P& p, int64_t batch, int64_t q_heads, int64_t kv_heads, int64_t q_len,
-                int64_t kv_len, int64_t head_dim) {
-                 p.batch = batch;
-                 p.q_heads = q_heads;
-                 p.kv_heads = kv_heads;
-                 p.q_len = q_len;
-                 p.kv_len = kv_len;
-                 p.head_dim = head_dim;
-                 p.lse_head = q_len;
-             })
-        .def("set_strides",
-             [](P& p, const Triple& q, const Triple& k, const Triple& v, const Triple& out) {
-                 p.q_strides = ToStrides(q);
-                 p.k_strides = ToStrides(k);
-                 p.v_strides = ToStrides(v);
-                 p.out_strides = ToStrides(out);
-             })
-        .def_readwrite("dtype", &P::dtype)
-        .def_readwrite("rounding", &P::rounding)
-        .def_readwrite("scale", &P::scale)
-        .def_readwrite("causal", &P::causal)
-        .def_readwrite("threads", &P::threads);
-
-    using L = cpu::LiteParams;
-    py::class_<L>(m, "LiteParams")
-        .def(py::init<>())
-        .def("set_bitmaps",
-             [](L& l, uintptr_t read, uintptr_t write, uintptr_t must_do, uintptr_t must_skip) {
-                 l.read = At<uint32_t>(read);
-                 l.write = At<uint32_t>(write);
-                 l.must_do = At<uint32_t>(must_do);
-                 l.must_skip = At<uint32_t>(must_skip);
-             })
-        .def_readwrite("q_block", &L::q_block)
-        .def_readwrite("vote_rows", &L::vote_rows)
-        .def_readwrite("threshold", &L::threshold)
-        .def_readwrite("descending", &L::descending)
-        .def_readwrite("soft_skip", &L::soft_skip);
+        .def(
+            "run",
+            [](const Call& call, uintptr_t q, uintptr_t k, uintptr_t v, uintptr_t out,
+               uintptr_t lse, int threads, uintptr_t read, uintptr_t write, uintptr_t must_do,
+               uintptr_t must_skip) {
+                cpu::AttentionParams p = call.params;
+                p.q = At<void>(q);
+                p.k = At<void>(k);
+                p.v = At<void>(v);
+                p.out = At<void>(out);
+                p.lse = At<float>(lse);
+                p.threads = threads;
+                cpu::LiteParams lite = call.lite;
+                lite.read = At<uint32_t>(read);
+                lite.write = At<uint32_t>(write);
+                lite.must_do = At<uint32_t>(must_do);
+                lite.must_skip = At<uint32_t>(must_skip);
+                py::gil_scoped_release release;
+                cpu::Attention(p, call.skips ? &lite : nullptr, call.isa);
+            },
+            py::arg("q"), py::arg("k"), py::arg("v"), py::arg("out"), py::arg("lse"),
+            py::arg("threads"), py::arg("read") = 0, py::arg("write") = 0, py::arg("must_do") = 0,
+            py::arg("must_skip") = 0);
 
     m.def("cpu_available_isas", [] {
         std::vector<std::string> names;
@@ -203,14 +216,6 @@ void BindCpu(py::module_& m) {
                 if (known.isa == isa) names.emplace_back(known.name);
         return names;
     });
-    m.def(
-        "cpu_attention",
-        [](const P& params, const L* lite, const std::string& isa) {
-            const cpu::Isa path = ParseIsa(isa);
-            py::gil_scoped_release release;
-            cpu::Attention(params, lite, path);
-        },
-        py::arg("params"), py::arg("lite").none(true), py::arg("isa"));
     BindRagged(m);
 }
 

@@ -21,6 +21,15 @@ gfx942::Strides ToGpuStrides(const Triple& t) { return {t[0], t[1], t[2]}; }
 gfx942::RowStrides ToRowStrides(const std::array<int64_t, 2>& t) { return {t[0], t[1]}; }
 gfx942::PageStrides ToPageStrides(const Triple& t) { return {t[0], t[1], t[2]}; }
 
+template <typename Request>
+void SetAddresses(Request& r, uintptr_t q, uintptr_t k, uintptr_t v, uintptr_t out, uintptr_t lse) {
+    r.q = At<uint16_t>(q);
+    r.k = At<uint16_t>(k);
+    r.v = At<uint16_t>(v);
+    r.out = At<uint16_t>(out);
+    r.lse = At<float>(lse);
+}
+
 // (file, image, [(kernel, bytes of its argument)])
 using ObjectTuple =
     std::tuple<std::string, py::bytes, std::vector<std::pair<std::string, int64_t>>>;
@@ -161,17 +170,10 @@ void BindGfx942(py::module_& m) {
         .value("bf16_rtna", gfx942::Number::kBf16Rtna)
         .value("bf16_rtz", gfx942::Number::kBf16Rtz)
         .value("fp16", gfx942::Number::kFp16);
+    // What follows is a launch with everything but its addresses.
     using R = gfx942::DenseRequest;
-    py::class_<R>(m, "DenseRequest")
+    py::class_<R>(m, "DenseLaunch")
         .def(py::init<>())
-        .def("set_pointers",
-             [](R& r, uintptr_t q, uintptr_t k, uintptr_t v, uintptr_t out, uintptr_t lse) {
-                 r.q = At<uint16_t>(q);
-                 r.k = At<uint16_t>(k);
-                 r.v = At<uint16_t>(v);
-                 r.out = At<uint16_t>(out);
-                 r.lse = At<float>(lse);
-             })
         .def("set_strides",
              [](R& r, const Triple& q, const Triple& k, const Triple& v, const Triple& out) {
                  r.q_strides = ToGpuStrides(q);
@@ -182,42 +184,15 @@ void BindGfx942(py::module_& m) {
         .def_readwrite("number", &R::number)
         .def_readwrite("scale", &R::scale);
     using T = gfx942::LiteStep;
-    py::class_<T>(m, "LiteStep")
+    py::class_<T>(m, "LiteLaunch")
         .def(py::init<>())
-        .def("set_bitmaps",
-             [](T& t, uintptr_t read, uintptr_t write, uintptr_t must_do, uintptr_t must_skip) {
-                 t.read = At<uint32_t>(read);
-                 t.write = At<uint32_t>(write);
-                 t.must_do = At<uint32_t>(must_do);
-                 t.must_skip = At<uint32_t>(must_skip);
-             })
         .def_readwrite("threshold", &T::threshold)
         .def_readwrite("descending", &T::descending)
         .def_readwrite("soft_skip", &T::soft_skip);
 
     using Q = gfx942::RaggedRequest;
-    py::class_<Q>(m, "RaggedRequest")
+    py::class_<Q>(m, "RaggedLaunch")
         .def(py::init<>())
-        .def("set_pointers",
-             [](Q& r, uintptr_t q, uintptr_t k, uintptr_t v, uintptr_t out, uintptr_t lse,
-                uintptr_t sinks) {
-                 r.q = At<uint16_t>(q);
-                 r.k = At<uint16_t>(k);
-                 r.v = At<uint16_t>(v);
-                 r.out = At<uint16_t>(out);
-                 r.lse = At<float>(lse);
-                 r.sinks = At<float>(sinks);
-             })
-        .def("set_batch",
-             [](Q& r, uintptr_t q_start, uintptr_t kv_len, uintptr_t kv_start, uintptr_t page_table,
-                int64_t table_width, int64_t table_stride) {
-                 r.q_start = At<int32_t>(q_start);
-                 r.kv_len = At<int32_t>(kv_len);
-                 r.kv_start = At<int32_t>(kv_start);
-                 r.page_table = At<int32_t>(page_table);
-                 r.table_width = table_width;
-                 r.page_table_stride = table_stride;
-             })
         .def("set_strides",
              [](Q& r, const std::array<int64_t, 2>& q, const Triple& k, const Triple& v,
                 const std::array<int64_t, 2>& out) {
@@ -228,23 +203,16 @@ void BindGfx942(py::module_& m) {
              })
         .def_readwrite("pages", &Q::pages)
         .def_readwrite("page_rows", &Q::page_rows)
+        .def_readwrite("table_width", &Q::table_width)
+        .def_readwrite("table_stride", &Q::page_table_stride)
         .def_readwrite("causal", &Q::causal)
         .def_readwrite("scale", &Q::scale)
         .def_readwrite("soft_cap", &Q::soft_cap)
         .def_readwrite("number", &Q::number);
     using W = gfx942::WriteKvRequest;
-    py::class_<W>(m, "WriteKvRequest")
+    py::class_<W>(m, "WriteLaunch")
         .def(py::init<>())
-        .def("set_pointers",
-             [](W& r, uintptr_t k, uintptr_t v, uintptr_t k_cache, uintptr_t v_cache,
-                uintptr_t slots, bool wide) {
-                 r.k = At<uint16_t>(k);
-                 r.v = At<uint16_t>(v);
-                 r.k_cache = At<uint16_t>(k_cache);
-                 r.v_cache = At<uint16_t>(v_cache);
-                 r.slots = At<void>(slots);
-                 r.wide = wide;
-             })
+        .def_readwrite("wide", &W::wide)
         .def("set_strides",
              [](W& r, const std::array<int64_t, 2>& k, const std::array<int64_t, 2>& v,
                 const Triple& k_cache, const Triple& v_cache) {
@@ -269,34 +237,51 @@ void BindGfx942(py::module_& m) {
         .def_property_readonly("compute_units", &D::compute_units)
         .def(
             "attention",
-            [](const D& device, const P& plan, const R& request, uintptr_t workspace,
-               uintptr_t stream) {
-                device.Attention(plan, request, At<void>(workspace), At<void>(stream));
+            [](const D& device, const P& plan, R r, uintptr_t q, uintptr_t k, uintptr_t v,
+               uintptr_t out, uintptr_t lse, uintptr_t workspace, uintptr_t stream) {
+                SetAddresses(r, q, k, v, out, lse);
+                device.Attention(plan, r, At<void>(workspace), At<void>(stream));
             },
-            py::arg("plan"), py::arg("request"), py::arg("workspace"), py::arg("stream"),
             py::call_guard<py::gil_scoped_release>())
         .def(
             "lite",
-            [](const D& device, const L& plan, const R& request, const T& step, uintptr_t workspace,
-               uintptr_t stream) {
-                device.Lite(plan, request, step, At<void>(workspace), At<void>(stream));
+            [](const D& device, const L& plan, R r, T t, uintptr_t q, uintptr_t k, uintptr_t v,
+               uintptr_t out, uintptr_t lse, uintptr_t read, uintptr_t write, uintptr_t must_do,
+               uintptr_t must_skip, uintptr_t workspace, uintptr_t stream) {
+                SetAddresses(r, q, k, v, out, lse);
+                t.read = At<uint32_t>(read);
+                t.write = At<uint32_t>(write);
+                t.must_do = At<uint32_t>(must_do);
+                t.must_skip = At<uint32_t>(must_skip);
+                device.Lite(plan, r, t, At<void>(workspace), At<void>(stream));
             },
-            py::arg("plan"), py::arg("request"), py::arg("step"), py::arg("workspace"),
-            py::arg("stream"), py::call_guard<py::gil_scoped_release>())
+            py::call_guard<py::gil_scoped_release>())
         .def(
             "ragged",
-            [](const D& device, const RP& plan, const Q& request, uintptr_t workspace,
-               uintptr_t stream) {
-                device.Ragged(plan, request, At<void>(workspace), At<void>(stream));
+            [](const D& device, const RP& plan, Q r, uintptr_t q, uintptr_t k, uintptr_t v,
+               uintptr_t out, uintptr_t lse, uintptr_t sinks, uintptr_t q_start, uintptr_t kv_len,
+               uintptr_t kv_start, uintptr_t page_table, uintptr_t workspace, uintptr_t stream) {
+                SetAddresses(r, q, k, v, out, lse);
+                r.sinks = At<float>(sinks);
+                r.q_start = At<int32_t>(q_start);
+                r.kv_len = At<int32_t>(kv_len);
+                r.kv_start = At<int32_t>(kv_start);
+                r.page_table = At<int32_t>(page_table);
+                device.Ragged(plan, r, At<void>(workspace), At<void>(stream));
             },
-            py::arg("plan"), py::arg("request"), py::arg("workspace"), py::arg("stream"),
             py::call_guard<py::gil_scoped_release>())
         .def(
             "write_kv",
-            [](const D& device, const W& request, uintptr_t stream) {
-                device.WriteKv(request, At<void>(stream));
+            [](const D& device, W r, uintptr_t k, uintptr_t v, uintptr_t k_cache, uintptr_t v_cache,
+               uintptr_t slots, uintptr_t stream) {
+                r.k = At<uint16_t>(k);
+                r.v = At<uint16_t>(v);
+                r.k_cache = At<uint16_t>(k_cache);
+                r.v_cache = At<uint16_t>(v_cache);
+                r.slots = At<void>(slots);
+                device.WriteKv(r, At<void>(stream));
             },
-            py::arg("request"), py::arg("stream"), py::call_guard<py::gil_scoped_release>())
+            py::call_guard<py::gil_scoped_release>())
         .def(
             "plan_lpt",
             [](const D& device, uintptr_t skip, uintptr_t must_do, uintptr_t must_skip,

@@ -285,7 +285,7 @@ def generate(
 
 def _emulate(engine: str | None, console: Console) -> str:
     """Make the software MI300X the HIP run-time of this process; returns the engine to take."""
-    from liteattention_rocm.engines.gfx942 import LIBRARY_VARIABLE
+    from liteattention_rocm.engines import LIBRARY_VARIABLE
 
     problems = []
     if engine not in (None, "gfx942"):

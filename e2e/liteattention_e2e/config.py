@@ -24,6 +24,7 @@ from pydantic import (
 )
 
 from liteattention_rocm import MI300X_GEOMETRY, SkipPolicy, TileGeometry, engines
+from liteattention_rocm.contract import Engine
 
 Attention = Literal["diffusers", "dense", "lite"]
 #: What is taken if nothing is named. Both lie in the repository, beside this package, and are
@@ -232,9 +233,7 @@ class SuiteConfig(BaseModel):
     def _policies_work(self) -> Self:
         if self.uses_engine:
             engine, device = self.chosen_engine, torch.device(self.device)
-            against = engine.unavailable(device)
-            if against:
-                raise engines.refuse_device(engine, against, device)
+            engines.check_device(engine, device)
         return self
 
     def configurations(self) -> tuple[Configuration, ...]:
@@ -276,7 +275,7 @@ class SuiteConfig(BaseModel):
         return any(item.policy is not None for item in self.configurations())
 
     @property
-    def chosen_engine(self) -> engines.Engine:
+    def chosen_engine(self) -> Engine:
         """The engine that the dense and lite configurations run on."""
         return engines.choose(self.device, self.engine)
 

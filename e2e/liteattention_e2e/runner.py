@@ -27,7 +27,7 @@ import transformers
 
 import liteattention_diffusers
 from liteattention_diffusers import layers as self_attention
-from liteattention_rocm import SkipPolicy, engines
+from liteattention_rocm import SkipPolicy, TileGeometry
 
 from . import pixel_vae  # diffusers finds its class by the module being imported
 from .config import Configuration, SuiteConfig
@@ -124,7 +124,7 @@ class Runner:
         """Number of video tokens in self-attention."""
         return tokens(self.pipeline, self.settings)
 
-    def geometry(self) -> engines.TileGeometry | None:
+    def geometry(self) -> TileGeometry | None:
         """The tile geometry of lite configurations; None if the layers do not show their size."""
         return geometry(self)
 
@@ -287,7 +287,7 @@ def tokens(pipe: Any, chosen: Settings) -> int:
     )
 
 
-def geometry(runner: Runner) -> engines.TileGeometry | None:
+def geometry(runner: Runner) -> TileGeometry | None:
     """The tile geometry that lite configurations use; None if the layers do not show their size."""
     if runner.config.geometry is not None:
         return runner.config.geometry

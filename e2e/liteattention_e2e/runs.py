@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 import torch
 
-from liteattention_rocm import engines
+from liteattention_rocm import TileGeometry
 
 from .config import Configuration, SuiteConfig
 from .metrics import Frames
@@ -91,5 +91,5 @@ class AnyRunner(Protocol):
     def tokens(self) -> int:
         """Number of video tokens in self-attention."""
 
-    def geometry(self) -> engines.TileGeometry | None:
+    def geometry(self) -> TileGeometry | None:
         """The tile geometry of lite configurations, None if it is not known."""

@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from liteattention_rocm import engines, skiplist
+from liteattention_rocm import TileGeometry, skiplist
 from liteattention_rocm.engines import ENGINE_VARIABLE
 from liteattention_sglang.generation import REPORT_VARIABLE, REQUEST_KEY
 
@@ -74,7 +74,7 @@ class SglangRunner:
         atexit.register(self._generator.shutdown)
         self.load_seconds = time.perf_counter() - start
         self._count = 0
-        self._tile: engines.TileGeometry | None = None
+        self._tile: TileGeometry | None = None
         self._tokens = 0
 
     def run(
@@ -168,7 +168,7 @@ class SglangRunner:
         frames = (chosen.frames - 1) // temporal + 1
         return frames * (chosen.height // spatial) * (chosen.width // spatial)
 
-    def geometry(self) -> engines.TileGeometry | None:
+    def geometry(self) -> TileGeometry | None:
         """The tile geometry of the engine; head dimension 128, as in every Wan."""
         return self.config.chosen_engine.geometry(128)
 

@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 from diffusers.utils.torch_utils import unwrap_module
 
-from liteattention_rocm import LiteAttention, SkipPolicy, TileGeometry, engines, skiplist
+from liteattention_rocm import LiteAttention, SkipPolicy, TileGeometry, admission, skiplist
 from liteattention_rocm.parallel import SeqParallel
 
 from . import clock as clocks
@@ -337,36 +337,18 @@ def _unsupported(
     for layer in found:
         if layer.heads is None or layer.head_dim is None:
             continue  # the module does not show its sizes; its first call is checked instead
-        try:
-            chosen = engines.choose(layer.device, engine)
-        except ValueError as error:
-            return [str(error)]
-        missing = chosen.unavailable(layer.device)
-        if missing:  # the same for every layer
-            return [str(engines.refuse_device(chosen, missing, layer.device))]
-        tile = geometry or chosen.geometry(layer.head_dim)
-        spec = engines.AttentionSpec(
-            batch=1,
-            q_heads=layer.heads,
+        against = admission.video_reasons(
+            layer.device,
+            heads=layer.heads,
             kv_heads=layer.kv_heads or layer.heads,
-            q_len=tile.q_block,
-            kv_len=tile.q_block,
             head_dim=layer.head_dim,
             dtype=layer.dtype,
-            device=layer.device,
-            layout="bshd",
-            scale=layer.head_dim**-0.5,
-            causal=False,
-            rounding="rtne",
-            return_lse=False,
+            skips=policy.enabled and layer.kind != "cross",
+            engine=engine,
+            geometry=geometry,
         )
-        skips = policy.enabled and layer.kind != "cross"
-        lite = engines.LiteSpec(tile, -1.0, False, False) if skips else None
-        against = chosen.supports(spec, lite)
         if against:
-            reasons.append(
-                f"layer {prefix}{layer.name}: engine {chosen.name!r}: {', '.join(against)}"
-            )
+            reasons.append(f"layer {prefix}{layer.name}: {', '.join(against)}")
     return reasons
 
 

@@ -14,7 +14,7 @@ import torch
 from sglang.multimodal_gen.runtime.platforms import AttentionBackendEnum, current_platform
 from sglang.multimodal_gen.runtime.platforms.plugins import HookRegistry, HookType
 
-from liteattention_rocm import SkipPolicy, engines
+from liteattention_rocm import SkipPolicy, admission
 
 from . import BACKEND_NAME, generation
 
@@ -107,30 +107,7 @@ def _choose(
 
 def unsupported(device: torch.device, head_size: int) -> list[str]:
     """Return why self-attention with this head size cannot run on ``device``; empty if it can."""
-    try:
-        engine = engines.choose(device)
-    except ValueError as error:
-        return [str(error)]
-    missing = engine.unavailable(device)
-    if missing:
-        return [str(engines.refuse_device(engine, missing, device))]
-    tile = engine.geometry(head_size)
-    spec = engines.AttentionSpec(
-        batch=1,
-        q_heads=1,
-        kv_heads=1,
-        q_len=tile.q_block,
-        kv_len=tile.q_block,
-        head_dim=head_size,
-        dtype=torch.bfloat16,
-        device=device,
-        layout="bshd",
-        scale=head_size**-0.5,
-        causal=False,
-        rounding="rtne",
-        return_lse=False,
-    )
-    return list(engine.supports(spec, engines.LiteSpec(tile, -1.0, False, False)))
+    return admission.video_reasons(device, heads=1, kv_heads=1, head_dim=head_size)
 
 
 def defaults() -> SkipPolicy:

@@ -11,7 +11,6 @@ of its own, and so a second table.
 from __future__ import annotations
 
 import logging
-import math
 from typing import Any
 
 import torch
@@ -20,7 +19,7 @@ from sglang.srt.layers.radix_attention import AttentionType, RadixAttention
 from sglang.srt.mem_cache.memory_pool import KVWriteLoc, MHATokenToKVPool
 from sglang.srt.mem_cache.swa_memory_pool import SWAKVPool
 
-from liteattention_rocm import PagedBatch, attention_paged, engines
+from liteattention_rocm import PagedBatch, admission, attention_paged, engines
 
 from . import BACKEND_NAME
 
@@ -262,10 +261,6 @@ def _layer_reasons(layers: list[Any], runner: Any, page_size: int) -> list[str]:
     """Return every reason against the model's layers, each once, with the layers it is about."""
     found: dict[str, list[int]] = {}
     device = runner.req_to_token_pool.req_to_token.device
-    try:
-        engine = engines.choose(device)
-    except ValueError as error:
-        return [str(error)]
     for layer in layers:
         reasons = []
         if layer.is_cross_attention:
@@ -281,37 +276,24 @@ def _layer_reasons(layers: list[Any], runner: Any, page_size: int) -> list[str]:
             reasons.append(f"logits are capped by tanh, not {layer.logit_capping_method!r}")
         if layer.xai_temperature_len > 0:
             reasons.append("it has no temperature by position (attn_temperature_len)")
-        reasons += engine.ragged_reasons(_spec(layer, runner, device, page_size))
+        fp8 = runner.kv_cache_dtype.itemsize == 1
+        reasons += admission.serving_reasons(
+            device,
+            q_heads=layer.tp_q_head_num,
+            kv_heads=layer.tp_k_head_num,
+            head_dim=layer.head_dim,
+            dtype=runner.dtype,
+            kv_dtype=runner.kv_cache_dtype,
+            page_size=page_size,
+            scale=layer.scaling or None,
+            window=_window(layer) or 0,
+            soft_cap=float(layer.logit_cap or 0.0),
+            k_scale=float(layer.k_scale_float or 1.0) if fp8 else 1.0,
+            v_scale=float(layer.v_scale_float or 1.0) if fp8 else 1.0,
+        )
         for reason in reasons:
             found.setdefault(reason, []).append(layer.layer_id)
     return [
         reason if len(at) == len(layers) else f"{reason} (layers {', '.join(map(str, at))})"
         for reason, at in found.items()
     ]
-
-
-def _spec(layer: Any, runner: Any, device: torch.device, page_size: int) -> engines.RaggedSpec:
-    """Describe a layer's calls as the engine sees them, for a decode step of one request."""
-    fp8 = runner.kv_cache_dtype.itemsize == 1
-    return engines.RaggedSpec(
-        requests=1,
-        rows=1,
-        q_heads=layer.tp_q_head_num,
-        kv_heads=layer.tp_k_head_num,
-        head_dim=layer.head_dim,
-        dtype=runner.dtype,
-        kv_dtype=runner.kv_cache_dtype,
-        device=device,
-        page_size=page_size,
-        max_q_len=1,
-        max_kv_len=page_size,
-        scale=layer.scaling or 1 / math.sqrt(layer.head_dim),
-        causal=True,
-        window=_window(layer) or 0,
-        soft_cap=float(layer.logit_cap or 0.0),
-        sinks=False,
-        k_scale=float(layer.k_scale_float or 1.0) if fp8 else 1.0,
-        v_scale=float(layer.v_scale_float or 1.0) if fp8 else 1.0,
-        rounding="rtne",
-        return_lse=False,
-    )

@@ -27,7 +27,7 @@ from vllm.v1.attention.backend import (
 )
 from vllm.v1.kv_cache_interface import KVCacheLayout
 
-from liteattention_rocm import PagedBatch, attention_paged, engines, write_kv
+from liteattention_rocm import PagedBatch, admission, attention_paged, engines, write_kv
 
 from .counters import counters
 
@@ -390,33 +390,15 @@ def _engine_reasons(
     """Ask the engine of this platform whether it takes such a layer."""
     named = {"float16": torch.float16, "bfloat16": torch.bfloat16}
     kv_dtype = _fp8_dtype(kv_cache_dtype) or named.get(kv_cache_dtype, dtype)
-    device = torch.device(current_platform.device_type)
-    try:
-        engine = engines.choose(device)
-    except ValueError as error:
-        return [str(error)]
-    spec = engines.RaggedSpec(
-        requests=1,
-        rows=1,
+    return admission.serving_reasons(
+        torch.device(current_platform.device_type),
         q_heads=q_heads,
         kv_heads=kv_heads,
         head_dim=head_size,
         dtype=dtype,
         kv_dtype=kv_dtype,
-        device=device,
         page_size=block_size,
-        max_q_len=1,
-        max_kv_len=1,
-        scale=1.0,
-        causal=True,
         window=window,
         soft_cap=soft_cap,
         sinks=sinks,
-        k_scale=1.0,
-        v_scale=1.0,
-        rounding="rtne",
-        return_lse=False,
     )
-    reasons = engine.ragged_reasons(spec)
-    reasons += [r for r in engine.write_reasons(dtype, kv_dtype, device) if r not in reasons]
-    return [f"engine {engine.name!r}: {reason}" for reason in reasons]

@@ -9,7 +9,7 @@ import torch
 
 import liteattention_rocm
 from liteattention_rocm.engines import cpu
-from liteattention_rocm.rounding import round_to_bf16
+from liteattention_rocm.engines.rounding import round_to_bf16
 
 from .oracle import bound, exact
 

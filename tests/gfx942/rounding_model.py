@@ -21,8 +21,8 @@ from dataclasses import dataclass
 
 import torch
 
-from liteattention_rocm.engines.base import Rounding
-from liteattention_rocm.rounding import round_to_bf16
+from liteattention_rocm.contract import Rounding
+from liteattention_rocm.engines.rounding import round_to_bf16
 
 K_BLOCK = 64
 CHUNK = 8 * K_BLOCK  # keys whose scores are made at once: few large operations

@@ -22,7 +22,7 @@ import liteattention_rocm
 from liteattention_emulator import library
 from liteattention_rocm import _core
 from liteattention_rocm.engines import gfx942
-from liteattention_rocm.engines.base import AttentionSpec, Rounding
+from liteattention_rocm.contract import AttentionSpec, Rounding
 from tests.cpu.oracle import bound, exact
 
 from .rounding_model import Model, rounded, ulps

@@ -15,7 +15,7 @@ import torch
 import liteattention_rocm
 from liteattention_emulator import library
 from liteattention_rocm.engines import gfx942
-from liteattention_rocm.rounding import round_to_bf16
+from liteattention_rocm.engines.rounding import round_to_bf16
 from tests.cpu.oracle import bound, exact
 
 LENGTHS = [(s, s) for s in (1, 15, 63, 64, 65, 383, 384, 385, 1021)] + [(100, 77)]

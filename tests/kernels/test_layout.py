@@ -6,7 +6,7 @@ import subprocess
 from pathlib import Path
 
 from liteattention_rocm import kernels
-from liteattention_rocm.engines.base import MI300X_GEOMETRY
+from liteattention_rocm.contract import MI300X_GEOMETRY
 from liteattention_rocm.kernels import build
 
 

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from liteattention_rocm import skiplist
-from liteattention_rocm.engines.base import MI300X_GEOMETRY, AttentionSpec, LiteSpec
+from liteattention_rocm.contract import MI300X_GEOMETRY, AttentionSpec, LiteSpec
 from liteattention_rocm.engines.reference import vote
 from tests.cpu.oracle import HALF_ULP, TINY
 

@@ -13,7 +13,7 @@ import math
 import pytest
 import torch
 
-from liteattention_rocm.rounding import round_to_bf16
+from liteattention_rocm.engines.rounding import round_to_bf16
 from tests.cpu.oracle import bound, exact
 
 from . import machine

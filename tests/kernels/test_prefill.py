@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from liteattention_emulator import set_option
-from liteattention_rocm.rounding import round_to_bf16
+from liteattention_rocm.engines.rounding import round_to_bf16
 from tests.cpu.oracle import bound
 
 from . import ragged

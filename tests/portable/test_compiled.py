@@ -27,7 +27,7 @@ import liteattention_emulator as emulator
 from liteattention_rocm import TileGeometry, skiplist
 from liteattention_rocm.engines import AttentionSpec, LiteSpec
 from liteattention_rocm.engines.reference import ReferenceEngine
-from liteattention_rocm.portable import hopper, kernels, launch, ragged, tiles
+from liteattention_rocm.engines.triton import hopper, kernels, launch, ragged, tiles
 from tests.cpu.oracle import bound, exact
 from tests.emulator.triton_kernels import compile_for_gfx942
 

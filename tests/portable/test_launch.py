@@ -20,7 +20,7 @@ from triton import knobs
 
 from liteattention_rocm import TileGeometry, skiplist
 from liteattention_rocm.engines import AttentionSpec, LiteSpec
-from liteattention_rocm.portable import launch, tiles
+from liteattention_rocm.engines.triton import launch, tiles
 
 STREAM = 77
 CPU = torch.device("cpu")

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from liteattention_rocm import PagedBatch, attention_paged, attention_varlen, write_kv
-from liteattention_rocm.engines.portable import PortableEngine
+from liteattention_rocm.engines.triton import PortableEngine
 
 pytest.importorskip("triton", reason="triton is not installed (extra: triton)")
 pytestmark = [
@@ -125,7 +125,7 @@ def test_decode_in_parts() -> None:
 
 
 def test_parts_are_cut_where_programs_are_few() -> None:
-    from liteattention_rocm.portable import ragged_launch
+    from liteattention_rocm.engines.triton import ragged_launch
 
     spec = dict(
         requests=1, rows=1, q_heads=8, kv_heads=1, head_dim=64, dtype=torch.bfloat16,

@@ -11,8 +11,8 @@ from liteattention_rocm.engines import AttentionSpec
 
 pytest.importorskip("triton", reason="triton is not installed (extra: triton)")
 
-from liteattention_rocm.portable import tiles, tuning
-from liteattention_rocm.portable.launch import HopperTile, PlainTile
+from liteattention_rocm.engines.triton import tiles, tuning
+from liteattention_rocm.engines.triton.launch import HopperTile, PlainTile
 
 
 @pytest.fixture(autouse=True)

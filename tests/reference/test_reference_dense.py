@@ -10,7 +10,7 @@ import torch
 from liteattention_rocm import attention, ops
 from liteattention_rocm.engines import AttentionSpec, LiteSpec, TileGeometry, get
 from liteattention_rocm.engines import reference as reference_module
-from liteattention_rocm.rounding import round_to_bf16
+from liteattention_rocm.engines.rounding import round_to_bf16
 
 SHAPES = [
     # batch, q heads, kv heads, Sq, Skv, D

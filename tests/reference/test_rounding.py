@@ -10,7 +10,7 @@ from fractions import Fraction
 import pytest
 import torch
 
-from liteattention_rocm.rounding import round_to_bf16
+from liteattention_rocm.engines.rounding import round_to_bf16
 
 MODES = ("rtne", "rtna", "rtz")
 OFFSETS = (0, 1, 2, 0x7FFE, 0x7FFF, 0x8000, 0x8001, 0x8002, 0xFFFE, 0xFFFF)

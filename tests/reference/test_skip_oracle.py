@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from liteattention_rocm import attention, lite_attention, skiplist
-from liteattention_rocm.engines import TileGeometry
+from liteattention_rocm.contract import TileGeometry
 
 F = np.float32
 LOG2E = 1.0 / math.log(2.0)

@@ -6,26 +6,30 @@ One binary holds every instruction-set path; the best one the processor has is t
 
 from __future__ import annotations
 
-import math
-import os
+from typing import Any
 
 import torch
 
 from .. import _core
-from .base import (
-    AttentionSpec,
-    BoundRagged,
-    BoundWrite,
+from ..contract import (
+    Bound,
+    DenseRequest,
+    DenseTensors,
     Engine,
-    LiteSpec,
-    RaggedBatch,
-    RaggedSpec,
+    LiteRequest,
+    LiteTensors,
+    RaggedRequest,
+    RaggedTensors,
+    Request,
     TileGeometry,
+    WriteRequest,
+    WriteTensors,
     address,
+    beyond,
+    page_strides,
     strides,
 )
-
-ISA_VARIABLE = "LITEATTENTION_CPU_ISA"
+from .settings import ISA_VARIABLE, settings
 
 _DTYPES = {
     torch.bfloat16: _core.DType.bf16,
@@ -49,12 +53,12 @@ def available_isas() -> tuple[str, ...]:
 
 
 def chosen_isa() -> str:
-    """Instruction-set path that the next call takes.
+    """Instruction-set path that calls take.
 
     Raises:
         ValueError: ``LITEATTENTION_CPU_ISA`` names a path this processor or build does not have.
     """
-    wanted = os.environ.get(ISA_VARIABLE)
+    wanted = settings().cpu_isa
     isas = available_isas()
     if not wanted:
         return isas[0]
@@ -69,244 +73,163 @@ class CpuEngine(Engine):
     """Attention in C++ on the host processor."""
 
     name = "cpu"
+    dtypes = tuple(_DTYPES)
+    cache_dtypes = tuple(_KV_TYPES)
 
-    def supports(self, spec: AttentionSpec, lite: LiteSpec | None = None) -> list[str]:
-        """Return every reason against a request; see :meth:`Engine.supports`."""
-        reasons = self.unavailable(spec.device) + _number_reasons(spec)
-        if lite is not None:
-            reasons += _geometry_reasons(lite)
-            if spec.causal:
-                reasons.append("LiteAttention is for non-causal self-attention")
+    def limits(self, request: Request) -> list[str]:
+        """Return the head dims and tiles that it does not have; see :meth:`Engine.limits`."""
+        if isinstance(request, WriteRequest):
+            return []
+        reasons = []
+        if request.head_dim % 8 or not 8 <= request.head_dim <= _core.CPU_MAX_HEAD_DIM:
+            reasons.append(
+                f"head dim must be a multiple of 8 from 8 to {_core.CPU_MAX_HEAD_DIM}, "
+                f"got {request.head_dim}"
+            )
+        if isinstance(request, LiteRequest):
+            reasons += _geometry_reasons(request)
         return reasons
 
     def geometry(self, head_dim: int) -> TileGeometry:
         """Return 128 x 64 tiles: fine enough to skip, coarse enough to fill the matrix unit."""
         return TileGeometry(q_block=128, k_block=_core.CPU_K_BLOCK, vote_rows=32)
 
-    def attention(
-        self,
-        spec: AttentionSpec,
-        q: torch.Tensor,
-        k: torch.Tensor,
-        v: torch.Tensor,
-        out: torch.Tensor,
-        lse: torch.Tensor | None,
-    ) -> None:
-        """Run dense attention; see :meth:`Engine.attention`."""
-        _core.cpu_attention(_request(spec, q, k, v, out, lse), None, chosen_isa())
+    def bind(self, request: Request, like: Any) -> Bound:
+        """Return what computes in C++; see :meth:`Engine.bind`."""
+        if isinstance(request, RaggedRequest):
+            return _bind_ragged(request, like)
+        if isinstance(request, WriteRequest):
+            return _bind_write(request, like)
+        return _bind_dense(request, like)
 
-    def lite_attention(
-        self,
-        spec: AttentionSpec,
-        lite: LiteSpec,
-        q: torch.Tensor,
-        k: torch.Tensor,
-        v: torch.Tensor,
-        out: torch.Tensor,
-        lse: torch.Tensor | None,
-        read: torch.Tensor,
-        write: torch.Tensor,
-        must_do: torch.Tensor | None,
-        must_skip: torch.Tensor | None,
-    ) -> None:
-        """Run one LiteAttention step; see :meth:`Engine.lite_attention`."""
-        skip = _core.LiteParams()
-        skip.set_bitmaps(read.data_ptr(), write.data_ptr(), address(must_do), address(must_skip))
-        skip.q_block = lite.geometry.q_block
-        skip.vote_rows = lite.geometry.vote_rows
-        skip.threshold = lite.threshold
-        # Nothing is voted on at -inf; walking in the dense order makes it dense bit for bit.
-        skip.descending = lite.descending and lite.threshold > -math.inf
-        skip.soft_skip = lite.soft_skip
-        _core.cpu_attention(_request(spec, q, k, v, out, lse), skip, chosen_isa())
 
-    def ragged_reasons(self, spec: RaggedSpec) -> list[str]:
-        """Return every reason against a ragged call; see :meth:`Engine.ragged_reasons`."""
-        reasons = self.unavailable(spec.device) + _number_reasons(spec)
-        return reasons + _cache_reasons(spec.dtype, spec.kv_dtype)
-
-    def plan_ragged(self, spec: RaggedSpec, batch: RaggedBatch) -> _core.CpuRaggedPlan:
-        """Cut and order the step's work; see :meth:`Engine.plan_ragged`."""
-        # By position: naming thirteen arguments costs as much as planning a decode step.
-        shape = _core.CpuRaggedShape(
-            spec.requests,
-            spec.q_heads,
-            spec.kv_heads,
-            spec.head_dim,
-            spec.page_size,
-            _DTYPES[spec.dtype],
-            _KV_TYPES.get(spec.kv_dtype, _core.CpuKvType.same),
-            _ROUNDINGS[spec.rounding],
-            spec.scale * spec.k_scale,
-            spec.v_scale,
-            spec.soft_cap,
-            spec.causal,
-            spec.window,
+def _bind_dense(request: DenseRequest, like: DenseTensors | LiteTensors) -> Bound:
+    call = _core.CpuAttention(
+        (request.batch, request.q_heads, request.kv_heads),
+        (request.q_len, request.kv_len, request.head_dim),
+        strides(like.q, request.layout),
+        strides(like.k, request.layout),
+        strides(like.v, request.layout),
+        strides(like.out, request.layout),
+        _DTYPES[request.dtype],
+        _ROUNDINGS[request.rounding],
+        request.scale,
+        request.causal,
+        chosen_isa(),
+    )
+    if isinstance(request, LiteRequest):
+        call.skip(
+            request.geometry.q_block,
+            request.geometry.vote_rows,
+            request.threshold,
+            request.walks_down,
+            request.soft_skip,
         )
-        keys = batch.kv_start if batch.kv_start is not None else batch.kv_len
-        table = batch.page_table
-        return _core.CpuRaggedPlan(
-            shape,
-            batch.q_start.data_ptr(),
-            address(keys),
-            address(table),
-            0 if table is None else table.stride(0),
-            chosen_isa(),
+    run = call.run
+
+    def dense(t: DenseTensors) -> None:
+        run(
+            t.q.data_ptr(),
+            t.k.data_ptr(),
+            t.v.data_ptr(),
+            t.out.data_ptr(),
+            0 if t.lse is None else t.lse.data_ptr(),
+            torch.get_num_threads(),
         )
 
-    def attention_ragged(
-        self,
-        spec: RaggedSpec,
-        batch: RaggedBatch,
-        plan: _core.CpuRaggedPlan,
-        q: torch.Tensor,
-        k: torch.Tensor,
-        v: torch.Tensor,
-        out: torch.Tensor,
-        lse: torch.Tensor | None,
-        sinks: torch.Tensor | None,
-    ) -> None:
-        """Run a ragged call; see :meth:`Engine.attention_ragged`."""
-        self.bind_ragged(spec, batch, plan, q, k, v, out)(q, k, v, out, lse, sinks)
-
-    def bind_ragged(
-        self,
-        spec: RaggedSpec,
-        batch: RaggedBatch,
-        plan: _core.CpuRaggedPlan,
-        q: torch.Tensor,
-        k: torch.Tensor,
-        v: torch.Tensor,
-        out: torch.Tensor,
-    ) -> BoundRagged:
-        """Return what runs the plan on tensors like these; see :meth:`Engine.bind_ragged`."""
-        steps = (_row_strides(q), _row_strides(k), _row_strides(v), _row_strides(out))
-        run = _core.CpuRaggedRun(plan, *steps, spec.rows).run
-
-        def bound(
-            q: torch.Tensor,
-            k: torch.Tensor,
-            v: torch.Tensor,
-            out: torch.Tensor,
-            lse: torch.Tensor | None,
-            sinks: torch.Tensor | None,
-        ) -> None:
-            run(
-                q.data_ptr(),
-                k.data_ptr(),
-                v.data_ptr(),
-                out.data_ptr(),
-                0 if lse is None else lse.data_ptr(),
-                0 if sinks is None else sinks.data_ptr(),
-                torch.get_num_threads(),
-            )
-
-        return bound
-
-    def write_reasons(
-        self, dtype: torch.dtype, cache_dtype: torch.dtype, device: torch.device
-    ) -> list[str]:
-        """Return every reason against a cache write; see :meth:`Engine.write_reasons`."""
-        reasons = self.unavailable(device)
-        if dtype not in _DTYPES:
-            reasons.append(f"dtype must be bf16, fp16 or fp32, got {dtype}")
-        return reasons + _cache_reasons(dtype, cache_dtype)
-
-    def write_kv(
-        self,
-        k: torch.Tensor,
-        v: torch.Tensor,
-        k_cache: torch.Tensor,
-        v_cache: torch.Tensor,
-        slots: torch.Tensor,
-        k_scale: float = 1.0,
-        v_scale: float = 1.0,
-    ) -> None:
-        """Write rows to slots of a cache; see :meth:`Engine.write_kv`."""
-        bound = self.bind_write(k, v, k_cache, v_cache, slots, k_scale, v_scale)
-        bound(k, v, k_cache, v_cache, slots)
-
-    def bind_write(
-        self,
-        k: torch.Tensor,
-        v: torch.Tensor,
-        k_cache: torch.Tensor,
-        v_cache: torch.Tensor,
-        slots: torch.Tensor,
-        k_scale: float = 1.0,
-        v_scale: float = 1.0,
-    ) -> BoundWrite:
-        """Return what writes tensors like these; see :meth:`Engine.bind_write`."""
-        rows, kv_heads, head_dim = k.shape
-        pages, page_size = k_cache.shape[:2]
-        run = _core.CpuKvWrite(
-            (rows, kv_heads, head_dim),
-            _row_strides(k),
-            _row_strides(v),
-            pages,
-            page_size,
-            _row_strides(k_cache),
-            _row_strides(v_cache),
-            slots.dtype == torch.int64,
-            _DTYPES[k.dtype],
-            _KV_TYPES.get(k_cache.dtype, _core.CpuKvType.same),
-            k_scale,
-            v_scale,
-        ).run
-
-        def bound(
-            k: torch.Tensor,
-            v: torch.Tensor,
-            k_cache: torch.Tensor,
-            v_cache: torch.Tensor,
-            slots: torch.Tensor,
-        ) -> None:
-            beyond = run(
-                k.data_ptr(),
-                v.data_ptr(),
-                k_cache.data_ptr(),
-                v_cache.data_ptr(),
-                slots.data_ptr(),
-                torch.get_num_threads(),
-            )
-            if beyond >= 0:
-                raise ValueError(
-                    f"slot {beyond} lies beyond a cache of {pages} pages of {page_size} tokens"
-                )
-
-        return bound
-
-
-def _row_strides(tensor: torch.Tensor) -> tuple[int, int, int]:
-    """Element strides of (page, token or row, head); no page in a tensor of 3 dimensions."""
-    steps = tensor.stride()
-    return (steps[0], steps[1], steps[2]) if len(steps) == 4 else (0, steps[0], steps[1])
-
-
-def _number_reasons(spec: AttentionSpec | RaggedSpec) -> list[str]:
-    reasons = []
-    if spec.dtype not in _DTYPES:
-        reasons.append(f"dtype must be bf16, fp16 or fp32, got {spec.dtype}")
-    if spec.dtype != torch.bfloat16 and spec.rounding != "rtne":
-        reasons.append(f"rounding {spec.rounding!r} is for bf16 outputs, got {spec.dtype}")
-    if spec.head_dim % 8 or not 8 <= spec.head_dim <= _core.CPU_MAX_HEAD_DIM:
-        reasons.append(
-            f"head dim must be a multiple of 8 from 8 to {_core.CPU_MAX_HEAD_DIM}, "
-            f"got {spec.head_dim}"
+    def lite(t: LiteTensors) -> None:
+        run(
+            t.q.data_ptr(),
+            t.k.data_ptr(),
+            t.v.data_ptr(),
+            t.out.data_ptr(),
+            0 if t.lse is None else t.lse.data_ptr(),
+            torch.get_num_threads(),
+            t.read.data_ptr(),
+            t.write.data_ptr(),
+            0 if t.must_do is None else t.must_do.data_ptr(),
+            0 if t.must_skip is None else t.must_skip.data_ptr(),
         )
-    return reasons
+
+    return lite if isinstance(request, LiteRequest) else dense
 
 
-def _cache_reasons(dtype: torch.dtype, cache_dtype: torch.dtype) -> list[str]:
-    if cache_dtype == dtype or cache_dtype in _KV_TYPES:
-        return []
-    return [
-        f"the cache must be {dtype}, torch.float8_e4m3fn or torch.float8_e5m2, got {cache_dtype}"
-    ]
+def _bind_ragged(request: RaggedRequest, like: RaggedTensors) -> Bound:
+    # By position: naming thirteen arguments costs as much as planning a decode step.
+    shape = _core.CpuRaggedShape(
+        request.requests,
+        request.q_heads,
+        request.kv_heads,
+        request.head_dim,
+        request.page_size,
+        _DTYPES[request.dtype],
+        _KV_TYPES.get(request.kv_dtype, _core.CpuKvType.same),
+        _ROUNDINGS[request.rounding],
+        request.scale * request.k_scale,
+        request.v_scale,
+        request.soft_cap,
+        request.causal,
+        request.window,
+    )
+    table = like.page_table
+    plan = _core.CpuRaggedPlan(
+        shape,
+        like.q_start.data_ptr(),
+        like.keys.data_ptr(),
+        address(table),
+        0 if table is None else table.stride(0),
+        chosen_isa(),
+    )
+    steps = (page_strides(like.q), page_strides(like.k), page_strides(like.v))
+    run = _core.CpuRaggedRun(plan, *steps, page_strides(like.out), request.rows).run
+
+    def ragged(t: RaggedTensors) -> None:
+        run(
+            t.q.data_ptr(),
+            t.k.data_ptr(),
+            t.v.data_ptr(),
+            t.out.data_ptr(),
+            0 if t.lse is None else t.lse.data_ptr(),
+            0 if t.sinks is None else t.sinks.data_ptr(),
+            torch.get_num_threads(),
+        )
+
+    return ragged
 
 
-def _geometry_reasons(lite: LiteSpec) -> list[str]:
-    tile = lite.geometry
+def _bind_write(request: WriteRequest, like: WriteTensors) -> Bound:
+    run = _core.CpuKvWrite(
+        (request.rows, request.kv_heads, request.head_dim),
+        page_strides(like.k),
+        page_strides(like.v),
+        request.pages,
+        request.page_size,
+        page_strides(like.k_cache),
+        page_strides(like.v_cache),
+        like.slots.dtype == torch.int64,
+        _DTYPES[request.dtype],
+        _KV_TYPES.get(request.kv_dtype, _core.CpuKvType.same),
+        request.k_scale,
+        request.v_scale,
+    ).run
+
+    def write(t: WriteTensors) -> None:
+        slot = run(
+            t.k.data_ptr(),
+            t.v.data_ptr(),
+            t.k_cache.data_ptr(),
+            t.v_cache.data_ptr(),
+            t.slots.data_ptr(),
+            torch.get_num_threads(),
+        )
+        if slot >= 0:
+            raise beyond(slot, request)
+
+    return write
+
+
+def _geometry_reasons(request: LiteRequest) -> list[str]:
+    tile = request.geometry
     reasons = []
     if tile.k_block != _core.CPU_K_BLOCK:
         reasons.append(f"k_block must be {_core.CPU_K_BLOCK}, got {tile.k_block}")
@@ -315,7 +238,7 @@ def _geometry_reasons(lite: LiteSpec) -> list[str]:
             f"q_block must be a multiple of {_core.CPU_ROW_STEP} up to "
             f"{_core.CPU_MAX_Q_BLOCK}, got {tile.q_block}"
         )
-    if lite.soft_skip and (
+    if request.soft_skip and (
         tile.vote_rows % _core.CPU_ROW_STEP or tile.vote_rows > _core.CPU_MAX_VOTE_ROWS
     ):
         reasons.append(
@@ -323,30 +246,3 @@ def _geometry_reasons(lite: LiteSpec) -> list[str]:
             f"{_core.CPU_MAX_VOTE_ROWS}, got {tile.vote_rows}"
         )
     return reasons
-
-
-def _request(
-    spec: AttentionSpec,
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    out: torch.Tensor,
-    lse: torch.Tensor | None,
-) -> _core.AttentionParams:
-    request = _core.AttentionParams()
-    request.set_pointers(q.data_ptr(), k.data_ptr(), v.data_ptr(), out.data_ptr(), address(lse))
-    request.set_shape(
-        spec.batch, spec.q_heads, spec.kv_heads, spec.q_len, spec.kv_len, spec.head_dim
-    )
-    request.set_strides(
-        strides(q, spec.layout),
-        strides(k, spec.layout),
-        strides(v, spec.layout),
-        strides(out, spec.layout),
-    )
-    request.dtype = _DTYPES[spec.dtype]
-    request.rounding = _ROUNDINGS[spec.rounding]
-    request.scale = spec.scale
-    request.causal = spec.causal
-    request.threads = torch.get_num_threads()
-    return request

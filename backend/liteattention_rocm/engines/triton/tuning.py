@@ -27,7 +27,7 @@ from typing import Any
 
 import torch
 
-from ..engines.base import AttentionSpec
+from ...contract import DenseRequest
 from .launch import HopperTile, PlainTile
 
 logger = logging.getLogger(__name__)
@@ -38,12 +38,12 @@ Tile = HopperTile | PlainTile
 _KINDS: dict[str, type[HopperTile] | type[PlainTile]] = {"hopper": HopperTile, "plain": PlainTile}
 
 
-def shape_class(spec: AttentionSpec) -> str:
+def shape_class(request: DenseRequest) -> str:
     """Name of what requests must share to share a tile: kind of call and order of its length."""
-    length = max(spec.q_len, spec.kv_len)
+    length = max(request.q_len, request.kv_len)
     order = max(0, int(length - 1).bit_length())
-    dtype = str(spec.dtype).removeprefix("torch.")
-    return f"{dtype} d{spec.head_dim} {'causal' if spec.causal else 'full'} 2^{order}"
+    dtype = str(request.dtype).removeprefix("torch.")
+    return f"{dtype} d{request.head_dim} {'causal' if request.causal else 'full'} 2^{order}"
 
 
 def space(kind: str, head_dim: int) -> list[Tile]:
@@ -88,10 +88,10 @@ def _version(package: str) -> str:
         return "source"
 
 
-def tuned(kind: str, spec: AttentionSpec) -> Tile | None:
+def tuned(kind: str, request: DenseRequest) -> Tile | None:
     """Tile that was measured best for the class of a request, None if none was."""
     folder = os.environ.get(DIRECTORY_VARIABLE)
-    return _table(_path(spec.device, folder)).get(f"{kind} {shape_class(spec)}")
+    return _table(_path(request.device, folder)).get(f"{kind} {shape_class(request)}")
 
 
 @functools.cache
@@ -117,7 +117,7 @@ def _table(path: str) -> dict[str, Tile]:
 
 def tune(
     kind: str,
-    spec: AttentionSpec,
+    request: DenseRequest,
     measure: Callable[[Tile], float],
     candidates: Sequence[Tile] | None = None,
     rounds: int = 7,
@@ -128,7 +128,7 @@ def tune(
 
     Args:
         kind: "hopper" or "plain".
-        spec: the request to measure.
+        request: the request to measure.
         measure: milliseconds of one call with a tile; called in random turns, and once before
             (compilation). A candidate that raises ``RuntimeError`` is left out.
         candidates: tiles to try; :func:`space` by default.
@@ -140,7 +140,7 @@ def tune(
     Raises:
         RuntimeError: no candidate ran; says what the last one raised.
     """
-    tiles = list(space(kind, spec.head_dim) if candidates is None else candidates)
+    tiles = list(space(kind, request.head_dim) if candidates is None else candidates)
     times: dict[Tile, list[float]] = {}
     last: RuntimeError | None = None
     for tile in tiles:
@@ -161,7 +161,7 @@ def tune(
     medians = {tile: statistics.median(taken) for tile, taken in times.items()}
     ranked = dict(sorted(medians.items(), key=lambda item: item[1]))
     best = next(iter(ranked))
-    _store(table_path(spec.device), f"{kind} {shape_class(spec)}", best, ranked[best])
+    _store(table_path(request.device), f"{kind} {shape_class(request)}", best, ranked[best])
     return ranked
 
 

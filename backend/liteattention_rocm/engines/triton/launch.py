@@ -23,10 +23,17 @@ from triton import knobs
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
-from ..engines.base import AttentionSpec, LiteSpec, strides
+from ...contract import (
+    LOG2E,
+    DenseRequest,
+    DenseTensors,
+    LiteRequest,
+    LiteTensors,
+    strides,
+)
+from ..workspace import Workspaces, raw_stream
 from . import hopper, kernels
 
-_LOG2E = 1.4426950408889634
 _WORD_BLOCK = 32  # K blocks in a bitmap word
 _RANK_BLOCK = 64  # q blocks ranked by one program
 #: Sets of addresses that a launch keeps tensor maps for; past it, all are made anew.
@@ -36,8 +43,7 @@ _MOST_MAPS = 32
 _ENTRY_FORMAT = "iiiKKppOOOOOO"
 
 _runtime: Any = knobs.runtime
-_stream = getattr(torch._C, "_cuda_getCurrentRawStream", None)
-_device = getattr(torch._C, "_cuda_getDevice", None)
+_device: Any = getattr(torch._C, "_cuda_getDevice", None)
 
 
 class Kernel:
@@ -249,79 +255,71 @@ def _hooked() -> bool:
     )
 
 
-class _Bound:
-    """A request bound to a device."""
-
-    def __init__(self, device: torch.device) -> None:
-        self._index = -1 if device.type == "cpu" else device.index
-
-    def _elsewhere(self) -> AbstractContextManager[object]:
-        """Make the tensors' device current, which is where Triton launches."""
-        if self._index in (-1, _current_device()):
-            return nullcontext()
-        return torch.cuda.device(self._index)
+def on(device: torch.device) -> AbstractContextManager[object]:
+    """Make ``device`` current, which is where Triton launches."""
+    if device.type == "cpu" or device.index in (None, _current_device()):
+        return nullcontext()
+    return torch.cuda.device(device)
 
 
-class Attention(_Bound):
+#: Scratch memory of LiteAttention steps and of ragged calls. Owner: this module.
+workspaces = Workspaces()
+
+
+class BoundCall:
+    """A request bound to a device: launches, which are run where they can be, else started."""
+
+    def __init__(self, device: torch.device, *launches: Launch) -> None:
+        self.device = device
+        self.index = -1 if device.type == "cpu" else device.index
+        self._launches = launches
+
+    @property
+    def ready(self) -> bool:
+        """Whether everything is compiled and the tensors' device is current."""
+        return all([launch.ready for launch in self._launches]) and _device() == self.index
+
+    def workspace(self, size: int) -> torch.Tensor:
+        """Return ``size`` bytes for the launches of one call."""
+        stream = 0 if self.index < 0 else raw_stream(self.index)
+        return workspaces.take(self.device, self.index, stream, size)
+
+
+class Attention(BoundCall):
     """Dense attention in one tile, bound to all of a call but addresses.
 
-    It holds for tensors with the sizes, strides and dtype of those it was made with and, like
-    them, aligned to 16 bytes or not; it keeps none of them. Make it on the device of the tensors.
+    Make it on the device of the tensors; see :meth:`liteattention_rocm.contract.Engine.bind`.
     """
 
     def __init__(
-        self,
-        spec: AttentionSpec,
-        tile: PlainTile | HopperTile,
-        q: torch.Tensor,
-        k: torch.Tensor,
-        v: torch.Tensor,
-        out: torch.Tensor,
-        lse: torch.Tensor | None,
+        self, request: DenseRequest, tile: PlainTile | HopperTile, like: DenseTensors
     ) -> None:
-        super().__init__(spec.device)
         self._hopper = isinstance(tile, HopperTile)
-        self._launch = _attend(spec, tile, q, k, v, out, lse)
+        self._launch = _attend(request, tile, like)
+        super().__init__(request.device, self._launch)
 
-    def __call__(
-        self,
-        q: torch.Tensor,
-        k: torch.Tensor,
-        v: torch.Tensor,
-        out: torch.Tensor,
-        lse: torch.Tensor | None,
-    ) -> None:
+    def __call__(self, t: DenseTensors) -> None:
         """Write attention into ``out`` and ``lse``."""
         launch = self._launch
-        if not launch.ready or _device() != self._index:  # type: ignore[misc]
-            with self._elsewhere():
-                self._first(q, k, v, out, lse)
+        if not launch.ready or _device() != self.index:
+            with on(self.device):
+                lse = t.out if t.lse is None else t.lse
+                if self._hopper:
+                    launch.start(t[:4], (lse,) + 6 * (t.out,))
+                else:
+                    launch.start((), (*t[:4], lse) + 5 * (t.out,))
             return
-        unused = out.data_ptr()
-        sums = unused if lse is None else lse.data_ptr()
-        stream = _stream(self._index)  # type: ignore[misc]
+        unused = t.out.data_ptr()
+        sums = unused if t.lse is None else t.lse.data_ptr()
+        stream = raw_stream(self.index)
         if self._hopper:
-            launch(stream, (q, k, v, out), (sums,) + 6 * (unused,))
+            launch(stream, t[:4], (sums,) + 6 * (unused,))
         else:
-            addresses = (q.data_ptr(), k.data_ptr(), v.data_ptr(), unused, sums)
+            addresses = (t.q.data_ptr(), t.k.data_ptr(), t.v.data_ptr(), unused, sums)
             launch(stream, (), addresses + 5 * (unused,))
 
-    def _first(
-        self,
-        q: torch.Tensor,
-        k: torch.Tensor,
-        v: torch.Tensor,
-        out: torch.Tensor,
-        lse: torch.Tensor | None,
-    ) -> None:
-        sums = out if lse is None else lse
-        if self._hopper:
-            self._launch.start((q, k, v, out), (sums,) + 6 * (out,))
-        else:
-            self._launch.start((), (q, k, v, out, sums) + 5 * (out,))
 
-
-class LiteStep(_Bound):
+class LiteStep(BoundCall):
     """One LiteAttention step, bound as :class:`Attention` is: three launches and a workspace.
 
     ``list_tiles`` lists the tiles of every q block in walking order and clears ``write``,
@@ -329,139 +327,100 @@ class LiteStep(_Bound):
     """
 
     def __init__(
-        self,
-        spec: AttentionSpec,
-        lite: LiteSpec,
-        tile: PlainTile | HopperTile,
-        descending: bool,
-        q: torch.Tensor,
-        k: torch.Tensor,
-        v: torch.Tensor,
-        out: torch.Tensor,
-        lse: torch.Tensor | None,
-        read: torch.Tensor,
-        write: torch.Tensor,
-        must_do: torch.Tensor | None,
-        must_skip: torch.Tensor | None,
+        self, request: LiteRequest, tile: PlainTile | HopperTile, like: LiteTensors
     ) -> None:
-        super().__init__(spec.device)
         self._hopper = isinstance(tile, HopperTile)
-        size = lite.geometry
-        q_blocks, k_blocks = size.q_blocks(spec.q_len), size.k_blocks(spec.kv_len)
-        words = size.words(spec.kv_len)
-        heads = spec.batch * spec.q_heads
+        size = request.geometry
+        q_blocks, k_blocks = size.q_blocks(request.q_len), size.k_blocks(request.kv_len)
+        words = size.words(request.kv_len)
+        heads = request.batch * request.q_heads
         rows = heads * q_blocks
         # items: int16 [rows, K blocks]; counts, order and counts in that order: int32 [rows]; the
-        # counter that tiles are taken from. Parts begin at multiples of 16 bytes, as int32 ones.
-        parts = (-(-rows * k_blocks // 2), rows, rows, rows, 1)
-        self._parts = tuple((-(-part // 4) * 4) for part in parts)
+        # counter that tiles are taken from. Parts begin at multiples of 16 bytes.
+        parts = (2 * rows * k_blocks, 4 * rows, 4 * rows, 4 * rows, 4)
+        self._parts = tuple(-(-part // 16) * 16 for part in parts)
+        # The dense order of the Hopper kernel descends; at -inf a step is dense bit for bit.
+        descending = request.walks_down or (self._hopper and request.threshold == -math.inf)
         self._list = Launch(
             _LIST_TILES,
             (rows,),
             (k_blocks, words),
             (
-                1 << (words - 1).bit_length(), descending, must_do is not None,
-                must_skip is not None,
+                1 << (words - 1).bit_length(), descending, like.must_do is not None,
+                like.must_skip is not None,
             ),
             (("num_warps", 1 if words <= 8 else 4),),
-            alignments(read, must_do, must_skip, write),
+            alignments(like.read, like.must_do, like.must_skip, like.write),
         )  # fmt: skip
         self._order = Launch(
             _ORDER, (-(-q_blocks // _RANK_BLOCK), heads), (q_blocks,), (_RANK_BLOCK,), (), ()
         )
-        self._attend = _attend(spec, tile, q, k, v, out, lse, lite, write, must_do)
+        self._attend = _attend(request, tile, like)
+        super().__init__(request.device, self._list, self._order, self._attend)
 
-    def __call__(
-        self,
-        q: torch.Tensor,
-        k: torch.Tensor,
-        v: torch.Tensor,
-        out: torch.Tensor,
-        lse: torch.Tensor | None,
-        read: torch.Tensor,
-        write: torch.Tensor,
-        must_do: torch.Tensor | None,
-        must_skip: torch.Tensor | None,
-    ) -> None:
+    def __call__(self, t: LiteTensors) -> None:
         """Compute the tiles in ``read``; write ``out``, ``lse`` and the votes."""
-        ready = self._list.ready and self._order.ready and self._attend.ready
-        if not ready or _device() != self._index:  # type: ignore[misc]
-            with self._elsewhere():
-                self._first(q, k, v, out, lse, read, write, must_do, must_skip)
+        if not self.ready:
+            with on(self.device):
+                self._start(t)
             return
-        workspace = torch.empty(sum(self._parts), dtype=torch.int32, device=q.device)
+        workspace = self.workspace(sum(self._parts))
         items = workspace.data_ptr()
         ends = self._parts
-        counts = items + 4 * ends[0]
-        order = counts + 4 * ends[1]
-        ordered = order + 4 * ends[2]
-        counter = ordered + 4 * ends[3]
-        old, votes = read.data_ptr(), write.data_ptr()
-        do = old if must_do is None else must_do.data_ptr()
-        skip = old if must_skip is None else must_skip.data_ptr()
-        stream = _stream(self._index)  # type: ignore[misc]
+        counts = items + ends[0]
+        order = counts + ends[1]
+        ordered = order + ends[2]
+        counter = ordered + ends[3]
+        old, votes = t.read.data_ptr(), t.write.data_ptr()
+        do = old if t.must_do is None else t.must_do.data_ptr()
+        skip = old if t.must_skip is None else t.must_skip.data_ptr()
+        stream = raw_stream(self.index)
         self._list(stream, (), (old, do, skip, items, counts, votes))
         self._order(stream, (), (counts, order, ordered, counter))
-        unused = out.data_ptr()
-        sums = unused if lse is None else lse.data_ptr()
-        do = votes if must_do is None else do
+        unused = t.out.data_ptr()
+        sums = unused if t.lse is None else t.lse.data_ptr()
+        do = votes if t.must_do is None else do
         if self._hopper:
-            self._attend(stream, (q, k, v, out), (sums, items, ordered, order, counter, votes, do))
+            self._attend(stream, t[:4], (sums, items, ordered, order, counter, votes, do))
         else:
-            addresses = (q.data_ptr(), k.data_ptr(), v.data_ptr(), unused, sums)
+            addresses = (t.q.data_ptr(), t.k.data_ptr(), t.v.data_ptr(), unused, sums)
             self._attend(stream, (), (*addresses, items, ordered, order, votes, do))
 
-    def _first(
-        self,
-        q: torch.Tensor,
-        k: torch.Tensor,
-        v: torch.Tensor,
-        out: torch.Tensor,
-        lse: torch.Tensor | None,
-        read: torch.Tensor,
-        write: torch.Tensor,
-        must_do: torch.Tensor | None,
-        must_skip: torch.Tensor | None,
-    ) -> None:
-        workspace = torch.empty(sum(self._parts), dtype=torch.int32, device=q.device)
-        items, counts, order, ordered, counter = torch.split(workspace, list(self._parts))
+    def _start(self, t: LiteTensors) -> None:
+        workspace = self.workspace(sum(self._parts))[: sum(self._parts)]
+        items, *rest = torch.split(workspace, list(self._parts))
         items = items.view(torch.int16)
-        do = read if must_do is None else must_do
-        skip = read if must_skip is None else must_skip
-        self._list.start((), (read, do, skip, items, counts, write))
+        counts, order, ordered, counter = (part.view(torch.int32) for part in rest)
+        do = t.read if t.must_do is None else t.must_do
+        skip = t.read if t.must_skip is None else t.must_skip
+        self._list.start((), (t.read, do, skip, items, counts, t.write))
         self._order.start((), (counts, order, ordered, counter))
-        sums = out if lse is None else lse
-        do = write if must_do is None else must_do
+        sums = t.out if t.lse is None else t.lse
+        do = t.write if t.must_do is None else t.must_do
         if self._hopper:
-            self._attend.start((q, k, v, out), (sums, items, ordered, order, counter, write, do))
+            self._attend.start(t[:4], (sums, items, ordered, order, counter, t.write, do))
         else:
-            self._attend.start((), (q, k, v, out, sums, items, ordered, order, write, do))
+            self._attend.start((), (*t[:4], sums, items, ordered, order, t.write, do))
 
 
 def _attend(
-    spec: AttentionSpec,
-    tile: PlainTile | HopperTile,
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    out: torch.Tensor,
-    lse: torch.Tensor | None,
-    lite: LiteSpec | None = None,
-    votes: torch.Tensor | None = None,
-    must_do: torch.Tensor | None = None,
+    request: DenseRequest, tile: PlainTile | HopperTile, like: DenseTensors | LiteTensors
 ) -> Launch:
-    """Bind the attention kernel; dense without ``lite``. See :func:`hopper_reasons` for Hopper."""
-    q_blocks = -(-spec.q_len // tile.block_m)
-    k_blocks = -(-spec.kv_len // tile.block_n)
-    tiles = q_blocks * spec.batch * spec.q_heads
+    """Bind the attention kernel. See :func:`hopper_reasons` for Hopper."""
+    lite = request if isinstance(request, LiteRequest) else None
+    q_blocks = -(-request.q_len // tile.block_m)
+    k_blocks = -(-request.kv_len // tile.block_n)
+    tiles = q_blocks * request.batch * request.q_heads
     sizes = [
-        spec.q_heads, spec.q_heads // spec.kv_heads, spec.q_len, spec.kv_len, q_blocks, k_blocks,
-        -(-k_blocks // _WORD_BLOCK), _log2_scale(spec), _threshold(lite),
+        request.q_heads, request.q_heads // request.kv_heads, request.q_len, request.kv_len,
+        q_blocks, k_blocks, -(-k_blocks // _WORD_BLOCK), _log2_scale(request), _threshold(lite),
     ]  # fmt: skip
     soft = lite is not None and lite.soft_skip
-    rounding = kernels.ROUNDING[spec.rounding]
+    rounding = kernels.ROUNDING[request.rounding]
+    votes, must_do = (like.write, like.must_do) if isinstance(like, LiteTensors) else (None, None)
     has_do = must_do is not None
-    aligned = alignments(lse, votes, must_do)
+    aligned = alignments(like.lse, votes, must_do)
+    boxed = like[:4]
     if isinstance(tile, HopperTile):
         rows, keys = hopper.WARPGROUP_ROWS, tile.block_n
         return Launch(
@@ -469,31 +428,31 @@ def _attend(
             (min(tiles, multiprocessors(_current_device())) if tile.persistent else tiles,),
             [tiles, *sizes],
             (
-                tile.groups, tile.block_n, spec.head_dim, tile.stages, spec.causal,
-                lite is not None, soft, has_do, lse is not None, tile.turns, _sign(spec.scale),
-                rounding, tile.registers, tile.loader_registers,
+                tile.groups, tile.block_n, request.head_dim, tile.stages, request.causal,
+                lite is not None, soft, has_do, request.return_lse, tile.turns,
+                _sign(request.scale), rounding, tile.registers, tile.loader_registers,
             ),
             (("num_warps", 4),),
-            (spec.dtype, aligned),
+            (request.dtype, aligned),
             tuple(
-                _box(x.shape, x.stride(), x.dtype, spec.layout, high)
-                for x, high in ((q, rows), (k, keys), (v, keys), (out, rows))
+                _box(x.shape, x.stride(), x.dtype, request.layout, high)
+                for x, high in zip(boxed, (rows, keys, keys, rows), strict=True)
             ),
         )  # fmt: skip
-    steps = [*strides(q, spec.layout), *strides(k, spec.layout)]
-    steps += [*strides(v, spec.layout), *strides(out, spec.layout)]
+    steps = [step for x in boxed for step in strides(x, request.layout)]
     return Launch(
         _PLAIN,
         (tiles,),
         [*steps, *sizes],
         (
-            tile.block_m, tile.block_n, spec.head_dim, spec.causal,
-            spec.kv_len % tile.block_n == 0, lite is not None,
+            tile.block_m, tile.block_n, request.head_dim, request.causal,
+            request.kv_len % tile.block_n == 0, lite is not None,
             lite.geometry.vote_rows if lite is not None and soft else 0,
-            has_do, lse is not None, _sign(spec.scale), rounding, q.device.type == "cpu",
+            has_do, request.return_lse, _sign(request.scale), rounding,
+            request.device.type == "cpu",
         ),
         (("num_warps", tile.warps), ("num_stages", tile.stages)),
-        (spec.dtype, alignments(q, k, v, out), aligned, tuple(map(kind, steps))),
+        (request.dtype, alignments(*boxed), aligned, tuple(map(kind, steps))),
     )  # fmt: skip
 
 
@@ -553,15 +512,15 @@ def kind(number: int) -> int:
     return (16 if number % 16 == 0 else 2) + (number >= 1 << 31)
 
 
-def _log2_scale(spec: AttentionSpec) -> float:
-    return abs(spec.scale) * _LOG2E if spec.scale else 1.0
+def _log2_scale(request: DenseRequest) -> float:
+    return abs(request.scale) * LOG2E if request.scale else 1.0
 
 
 def _sign(scale: float) -> int:
     return (scale > 0) - (scale < 0)
 
 
-def _threshold(lite: LiteSpec | None) -> float:
+def _threshold(lite: LiteRequest | None) -> float:
     """Threshold as the kernels take it: NaN, which nothing is below, keeps every tile."""
     if lite is None or lite.threshold == -math.inf:
         return math.nan

@@ -29,7 +29,7 @@ from __future__ import annotations
 
 import torch
 
-from .engines.base import ROUNDINGS, Rounding
+from ..contract import ROUNDINGS, Rounding
 
 _INF = 0x7F800000
 _QUIET = 0x0040

@@ -6,7 +6,7 @@ turns and persistence. Nothing is tuned while a program runs, see :mod:`.tuning`
 
 from __future__ import annotations
 
-from ..engines.base import AttentionSpec, LiteSpec
+from ...contract import DenseRequest, LiteRequest
 from . import tuning
 from .launch import HopperTile, PlainTile
 
@@ -29,39 +29,41 @@ _PLAIN = {
 }
 
 
-def hopper(spec: AttentionSpec) -> HopperTile:
+def hopper(request: DenseRequest) -> HopperTile:
     """Tile of a dense request on sm_90."""
-    found = tuning.tuned("hopper", spec)
+    found = tuning.tuned("hopper", request)
     if isinstance(found, HopperTile):
         return found
-    return _HOPPER[spec.head_dim, spec.causal]
+    return _HOPPER[request.head_dim, request.causal]
 
 
-def shipped(kind: str, spec: AttentionSpec) -> HopperTile | PlainTile:
+def shipped(kind: str, request: DenseRequest) -> HopperTile | PlainTile:
     """Tile of the shipped table for a dense request, of the "hopper" or the "plain" kernel."""
-    return _HOPPER[spec.head_dim, spec.causal] if kind == "hopper" else _PLAIN[spec.head_dim]
+    return (
+        _HOPPER[request.head_dim, request.causal] if kind == "hopper" else _PLAIN[request.head_dim]
+    )
 
 
-def hopper_lite(spec: AttentionSpec, lite: LiteSpec) -> HopperTile | None:
+def hopper_lite(request: LiteRequest) -> HopperTile | None:
     """Tile of a LiteAttention step on sm_90, or None if its geometry is not the kernel's."""
-    asked, own = lite.geometry, _HOPPER_LITE
+    asked, own = request.geometry, _HOPPER_LITE
     if (asked.q_block, asked.k_block) != (own.block_m, own.block_n):
         return None
-    if lite.soft_skip and asked.vote_rows != _HOPPER_VOTE_ROWS:
+    if request.soft_skip and asked.vote_rows != _HOPPER_VOTE_ROWS:
         return None
     return own
 
 
-def plain(spec: AttentionSpec) -> PlainTile:
+def plain(request: DenseRequest) -> PlainTile:
     """Tile of a dense request in plain Triton."""
-    found = tuning.tuned("plain", spec)
+    found = tuning.tuned("plain", request)
     if isinstance(found, PlainTile):
         return found
-    return _PLAIN[spec.head_dim]
+    return _PLAIN[request.head_dim]
 
 
-def plain_lite(spec: AttentionSpec, lite: LiteSpec) -> PlainTile:
+def plain_lite(request: LiteRequest) -> PlainTile:
     """Tile of a LiteAttention step in plain Triton: the geometry's own."""
-    keys = lite.geometry.k_block
-    warps = 4 if lite.geometry.q_block < 128 else 8
-    return PlainTile(lite.geometry.q_block, keys, warps, stages=3 if keys <= 64 else 2)
+    keys = request.geometry.k_block
+    warps = 4 if request.geometry.q_block < 128 else 8
+    return PlainTile(request.geometry.q_block, keys, warps, stages=3 if keys <= 64 else 2)

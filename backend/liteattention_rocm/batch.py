@@ -1,0 +1,188 @@
+"""The requests of one step against a paged cache, and what its calls share."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import numpy as np
+import torch
+
+from . import validation
+from .arguments import Reasons, plain_length, readable
+from .memory import extent_bytes, has_address
+from .remembered import Calls
+
+#: Kinds of calls that a batch remembers. A step of a model makes one to three.
+_MOST_CALLS = 32
+
+
+class PagedBatch:
+    """The requests of one step against a paged cache; made once per step, used by every layer.
+
+    Args:
+        q_start: int32 [R + 1]; rows q_start[r] to q_start[r + 1] of q are request r's. Rows before
+            the first and past the last are padding: neither read nor written.
+        kv_len: int32 [R]; keys of each request, those of this step's rows included.
+        page_table: int32 [R, width], any row stride; the pages of each request in order, so that
+            key j is token j % page_size of page page_table[r, j // page_size]. Entries past the
+            last key, and rows of requests without query rows, may hold anything.
+        max_q_len, max_kv_len: bounds of the lengths; None reads them from the tensors, which waits
+            for a GPU to finish what it is doing.
+
+    On the CPU the values are checked here, once. Changing them through PyTorch is noticed, except
+    in inference mode, and makes the next call check and plan again; other changes must not be made.
+    On a GPU nothing is read when both bounds are given, and the tensors may be refilled within the
+    bounds and the width of the table.
+
+    A batch holds the plans of the last 32 kinds of calls (shapes and options), which on a GPU own a
+    workspace: one call at a time. Whoever captures calls in a graph keeps the batch for as long as
+    the graph is replayed, and makes no more than 32 kinds of calls with it.
+
+    Raises:
+        TypeError, ValueError: lists every reason.
+    """
+
+    def __init__(
+        self,
+        q_start: torch.Tensor,
+        kv_len: torch.Tensor,
+        page_table: torch.Tensor,
+        *,
+        max_q_len: int | None = None,
+        max_kv_len: int | None = None,
+    ) -> None:
+        self.q_start = q_start
+        self.kv_len = kv_len
+        self.page_table = page_table
+        self._bounds = (max_q_len, max_kv_len)
+        #: Bound calls of this batch's values.
+        self.calls = Calls(_MOST_CALLS)
+        self._read()
+
+    def _read(self) -> None:
+        """Check the tensors, find the bounds, and forget what rested on earlier values."""
+        max_q_len, max_kv_len = self._bounds
+        tensors = self.q_start, self.kv_len, self.page_table
+        if not _plainly_right(*tensors, max_q_len, max_kv_len):
+            validation.paged_batch(*tensors, max_q_len, max_kv_len).raise_for("batch")
+        self._places = tuple([t.data_ptr() for t in tensors if has_address(t)])
+        #: Bytes from the first to past the last element of each tensor.
+        self.spans = tuple([extent_bytes(t) for t in tensors])
+        # None: changes cannot be seen (inference mode), or need not be (a GPU plans from bounds).
+        self._versions: tuple[int, int, int] | None = None
+        if all([readable(t) and not t.is_inference() for t in tensors]):
+            self._versions = (
+                self.q_start._version,
+                self.kv_len._version,
+                self.page_table._version,
+            )
+        if max_q_len is None:
+            max_q_len = validation.longest(self.q_start)
+        if max_kv_len is None:
+            max_kv_len = int(self.kv_len.max()) if self.kv_len.numel() else 0
+        self.max_q_len: int = plain_length(max_q_len)
+        self.max_kv_len: int = plain_length(max_kv_len)
+        self.calls.clear()
+
+    def current(self) -> Calls:
+        """Return what is bound; if a tensor was written to or replaced, check it again first."""
+        tensors = self.q_start, self.kv_len, self.page_table
+        if (self._places and self._places != tuple([t.data_ptr() for t in tensors])) or (
+            self._versions is not None
+            and self._versions
+            != (self.q_start._version, self.kv_len._version, self.page_table._version)
+        ):
+            self._read()
+        return self.calls
+
+    def __repr__(self) -> str:
+        """Name the sizes; the values may be on a GPU."""
+        return (
+            f"PagedBatch(requests={self.requests}, max_q_len={self.max_q_len}, "
+            f"max_kv_len={self.max_kv_len}, device={self.q_start.device})"
+        )
+
+    @property
+    def requests(self) -> int:
+        """Number of requests R, those without rows included."""
+        return int(self.kv_len.shape[0])
+
+    def check_cache(self, rows: int, pages: int, page_size: int) -> None:
+        """Raise if query rows, table entries or pages are missing (CPU values only)."""
+        table = self.page_table
+        if not readable(table) or _native().pages_hold(
+            self.q_start.data_ptr(),
+            self.kv_len.data_ptr(),
+            table.data_ptr(),
+            self.requests,
+            table.shape[1],
+            table.stride(0),
+            rows,
+            pages,
+            page_size,
+        ):
+            return
+        found = Reasons()
+        validation.rows_named(found, "q_start", self.q_start, "q", rows)
+        found.values += self._page_reasons(pages, page_size)
+        found.raise_for("attention call")
+
+    def _page_reasons(self, pages: int, page_size: int) -> list[str]:
+        named, starts = self.page_table.numpy(), self.q_start.numpy()
+        used = np.where(starts[1:] > starts[:-1], -(-self.kv_len.numpy() // page_size), 0)
+        for row, count in enumerate(used):
+            if count > named.shape[1]:
+                return [
+                    f"page_table is {named.shape[1]} pages of {page_size} tokens wide, too few for "
+                    f"kv_len[{row}] = {int(self.kv_len[row])}",
+                ]
+        for row, count in enumerate(used):
+            for column, page in enumerate(named[row, :count].tolist()):
+                if page < 0:
+                    return [f"page_table[{row}, {column}] is {page}, not a page"]
+                if page >= pages:
+                    return [f"page_table names page {page} of a cache of {pages} pages"]
+        return []
+
+
+@functools.cache
+def _native() -> Any:
+    """Return the compiled module, which only CPU tensors need: a GPU's engine may do without."""
+    from . import _core
+
+    return _core
+
+
+def _plainly_right(
+    q_start: Any, kv_len: Any, page_table: Any, max_q_len: Any, max_kv_len: Any
+) -> bool:
+    """Whether there is nothing to say of a batch, for batches of the usual kind on the CPU.
+
+    False is no verdict. A step of a small model is a millisecond or two, and looking for reasons
+    one by one takes a hundredth of it.
+    """
+    try:
+        return (
+            type(q_start) is type(kv_len) is type(page_table) is torch.Tensor
+            and q_start.dtype is kv_len.dtype is page_table.dtype is torch.int32
+            and q_start.is_contiguous()
+            and kv_len.is_contiguous()
+            and q_start.dim() == kv_len.dim() == 1
+            and page_table.dim() == 2
+            and (page_table.stride(1) == 1 or page_table.shape[1] < 2)
+            and q_start.shape[0] - 1 == kv_len.shape[0] == page_table.shape[0]
+            and (max_q_len is None or (type(max_q_len) is int and max_q_len >= 0))
+            and (max_kv_len is None or (type(max_kv_len) is int and max_kv_len >= 0))
+            and page_table.device == kv_len.device == q_start.device
+            and readable(q_start)
+            and _native().lengths_hold(
+                q_start.data_ptr(),
+                kv_len.data_ptr(),
+                kv_len.shape[0],
+                -1 if max_q_len is None else max_q_len,
+                -1 if max_kv_len is None else max_kv_len,
+            )
+        )
+    except (AttributeError, TypeError):
+        return False

@@ -1,0 +1,502 @@
+"""Dense attention, LiteAttention steps and exact merges: what users call.
+
+Every call is checked before anything runs, and everything wrong with it is reported in one
+exception. A call like one before goes straight to its engine (:mod:`.remembered`). Calls that a
+compiler or a transform watches go through ``torch.ops.liteattention_rocm.*``, which are opaque to
+them; those operators end in :func:`run_attention` and :func:`run_lite_attention`.
+
+Softmax is computed online, block by block, as in FlashAttention (Dao et al., arXiv 2205.14135);
+tiles are skipped as in LiteAttention (arXiv 2511.11062).
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Sequence
+from typing import Any, Literal, overload
+
+import torch
+
+from . import engines, validation
+from .arguments import Reasons
+from .contract import (
+    DenseRequest,
+    DenseTensors,
+    Layout,
+    LiteRequest,
+    LiteTensors,
+    Rounding,
+    TileGeometry,
+)
+from .memory import mark_written
+from .remembered import Call, bound_call, calls, recall
+from .validation import sizes
+
+__all__ = ["attention", "default_geometry", "lite_attention", "merge_states"]
+
+_WHAT = "attention call"
+
+
+@overload
+def attention(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    *,
+    layout: Layout = ...,
+    scale: float | None = ...,
+    causal: bool = ...,
+    rounding: Rounding = ...,
+    return_lse: Literal[False] = ...,
+    out: torch.Tensor | None = ...,
+    engine: str | None = ...,
+) -> torch.Tensor: ...
+
+
+@overload
+def attention(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    *,
+    layout: Layout = ...,
+    scale: float | None = ...,
+    causal: bool = ...,
+    rounding: Rounding = ...,
+    return_lse: Literal[True],
+    out: torch.Tensor | None = ...,
+    engine: str | None = ...,
+) -> tuple[torch.Tensor, torch.Tensor]: ...
+
+
+def attention(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    *,
+    layout: Layout = "bshd",
+    scale: float | None = None,
+    causal: bool = False,
+    rounding: Rounding = "rtne",
+    return_lse: bool = False,
+    out: torch.Tensor | None = None,
+    engine: str | None = None,
+) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
+    """Softmax attention, ``softmax(scale * q k^T) v``, forward only.
+
+    Args:
+        q: queries, [B, Sq, Hq, D] ("bshd") or [B, Hq, Sq, D] ("bhsd"); bf16, fp16 or fp32.
+        k: keys, [B, Skv, Hkv, D] or [B, Hkv, Skv, D]; Hq % Hkv == 0, and query head h reads
+            key head h // (Hq // Hkv).
+        v: values, shaped like ``k``.
+        layout: where the sequence axis is. Strides are free except that the last dimension must
+            be contiguous; nothing is copied to fit.
+        scale: factor on q.k, natural units; 1/sqrt(D) by default.
+        causal: query i sees the keys j <= i + Skv - Sq (bottom-right aligned). A query that sees
+            no key gives zeros and an LSE of -inf.
+        rounding: how fp32 results become bf16: "rtne" (nearest, ties to even), "rtna" (nearest,
+            ties away from zero) or "rtz" (towards zero). Other dtypes take "rtne" only.
+        return_lse: also return the log-sum-exp of the scaled scores.
+        out: tensor of q's shape and dtype to write to; it must not overlap an input.
+        engine: name of the engine; by default chosen by the device.
+
+    Returns:
+        ``out`` of q's shape and dtype, or ``(out, lse)`` with ``lse`` in natural log, fp32,
+        [B, Hq, Sq].
+
+    Raises:
+        TypeError: an argument has the wrong type or dtype; lists every reason.
+        ValueError: a shape, value or overlap is wrong, or the engine cannot run the request;
+            lists every reason and says what to do instead.
+    """
+    tensors = (q, k, v, out)
+    options = ("dense", layout, scale, causal, rounding, return_lse, engine)
+    key, call = (None, None) if torch.compiler.is_compiling() else recall(calls, tensors, options)
+    if call is None:
+        if not torch.compiler.is_compiling():
+            validation.dense(
+                q, k, v, out, None, layout, scale, causal, rounding, return_lse, engine
+            ).raise_for(_WHAT)
+        scale = _scale(q, scale)
+    given = out
+    if out is None:
+        out = torch.empty_like(q)
+    lse = _empty_lse(q, layout) if return_lse else None
+    if call is None and key is None:
+        torch.ops.liteattention_rocm.attention(
+            q, k, v, out, lse, layout, scale, causal, rounding, engine or ""
+        )
+        return out if lse is None else (out, lse)
+    found = DenseTensors(q, k, v, out, lse)
+    if call is None:
+        assert scale is not None
+        request = dense_request(found, layout, scale, causal, rounding)
+        engines.check(engines.choose(q.device, engine or None), request)
+        call = _bind(request, found, () if given is None else (3,), engine)
+        calls.keep(key, call)
+    if given is not None:
+        _check_memory(call, found)
+        mark_written(given)
+    call.run(found)
+    return out if lse is None else (out, lse)
+
+
+@overload
+def lite_attention(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    read: torch.Tensor,
+    write: torch.Tensor,
+    *,
+    threshold: float,
+    descending: bool = ...,
+    soft_skip: bool = ...,
+    must_do: torch.Tensor | None = ...,
+    must_skip: torch.Tensor | None = ...,
+    geometry: TileGeometry | None = ...,
+    layout: Layout = ...,
+    scale: float | None = ...,
+    rounding: Rounding = ...,
+    return_lse: Literal[False] = ...,
+    out: torch.Tensor | None = ...,
+    engine: str | None = ...,
+) -> torch.Tensor: ...
+
+
+@overload
+def lite_attention(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    read: torch.Tensor,
+    write: torch.Tensor,
+    *,
+    threshold: float,
+    descending: bool = ...,
+    soft_skip: bool = ...,
+    must_do: torch.Tensor | None = ...,
+    must_skip: torch.Tensor | None = ...,
+    geometry: TileGeometry | None = ...,
+    layout: Layout = ...,
+    scale: float | None = ...,
+    rounding: Rounding = ...,
+    return_lse: bool,
+    out: torch.Tensor | None = ...,
+    engine: str | None = ...,
+) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]: ...
+
+
+def lite_attention(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    read: torch.Tensor,
+    write: torch.Tensor,
+    *,
+    threshold: float,
+    descending: bool = False,
+    soft_skip: bool = False,
+    must_do: torch.Tensor | None = None,
+    must_skip: torch.Tensor | None = None,
+    geometry: TileGeometry | None = None,
+    layout: Layout = "bshd",
+    scale: float | None = None,
+    rounding: Rounding = "rtne",
+    return_lse: bool = False,
+    out: torch.Tensor | None = None,
+    engine: str | None = None,
+) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
+    """One LiteAttention step: attend over the tiles in ``read``, vote the next list into ``write``.
+
+    Stateless; :class:`liteattention_rocm.LiteAttention` owns the bitmaps and swaps them.
+
+    The kept K blocks ``(read | must_do) & ~must_skip`` of a q block are walked in one direction.
+    A tile is negligible when, for every valid query row, the maximum of its scores lies at least
+    ``|threshold|`` (log2 units of the scaled scores) below the running maximum of the blocks
+    walked before it. Negligible tiles are left out of ``write``; the first tile walked and those
+    in ``must_do`` always stay in.
+
+    Args:
+        q, k, v, layout, scale, rounding, return_lse, out, engine: as in :func:`attention`.
+        read: skip bitmap, int32 holding uint32 bit patterns, contiguous [B, Hq, q_blocks, words];
+            K block j is bit j % 32 of word j // 32, set = compute.
+        write: bitmap of the same shape, overwritten; must not overlap ``read``.
+        threshold: log2 units, <= 0; ``-inf`` keeps every tile and equals dense attention bit for
+            bit (on gfx942, whose dense calls may be computed in parts, with ``kv_splits=1``;
+            :class:`liteattention_rocm.LiteAttention` does without the exception).
+        descending: walk the kept K blocks from the last to the first.
+        soft_skip: let each group of ``geometry.vote_rows`` rows drop a negligible tile from the
+            result of this very step.
+        must_do, must_skip: packed K-block masks, int32 [words], or None.
+        geometry: tile sizes; by default what the engine prefers for this head dimension.
+
+    Returns:
+        ``out``, or ``(out, lse)``, as :func:`attention` does.
+
+    Raises:
+        TypeError, ValueError: as :func:`attention`, and for bitmaps that do not fit.
+
+    Source of the method: LiteAttention, arXiv 2511.11062.
+    """
+    tensors = (q, k, v, out, read, write, must_do, must_skip)
+    options = (
+        "lite", layout, scale, rounding, return_lse, engine, threshold, descending, soft_skip,
+        geometry,
+    )  # fmt: skip
+    key, call = (None, None) if torch.compiler.is_compiling() else recall(calls, tensors, options)
+    if call is None:
+        if not torch.compiler.is_compiling():
+            wrong = validation.dense(
+                q, k, v, out, None, layout, scale, False, rounding, return_lse, engine
+            )
+            if geometry is None and not wrong:
+                geometry = default_geometry(q, engine)
+            bitmaps = {"read": read, "write": write, "must_do": must_do, "must_skip": must_skip}
+            validation.lite(
+                wrong, q, k, v, out, layout, bitmaps, threshold, descending, soft_skip, geometry
+            )
+            wrong.raise_for(_WHAT)
+        elif geometry is None:
+            geometry = default_geometry(q, engine)
+        scale, threshold = _scale(q, scale), float(threshold)
+    given = out
+    if out is None:
+        out = torch.empty_like(q)
+    lse = _empty_lse(q, layout) if return_lse else None
+    if call is None and key is None:
+        assert geometry is not None
+        torch.ops.liteattention_rocm.lite_attention(
+            q, k, v, read, write, out, lse, must_do, must_skip, layout, scale, threshold,
+            descending, soft_skip, geometry.q_block, geometry.k_block, geometry.vote_rows, rounding,
+            engine or "",
+        )  # fmt: skip
+        return out if lse is None else (out, lse)
+    found = LiteTensors(q, k, v, out, lse, read, write, must_do, must_skip)
+    if call is None:
+        assert geometry is not None and scale is not None
+        request = lite_request(
+            found, layout, scale, rounding, geometry, threshold, descending, soft_skip
+        )
+        engines.check(engines.choose(q.device, engine or None), request)
+        call = _bind(request, found, (6,) if given is None else (3, 6), engine)
+        calls.keep(key, call)
+    _check_memory(call, found)
+    mark_written(write, given)
+    call.run(found)
+    return out if lse is None else (out, lse)
+
+
+def merge_states(
+    outs: Sequence[torch.Tensor],
+    lses: Sequence[torch.Tensor],
+    *,
+    layout: Layout = "bshd",
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Merge attention over disjoint sets of keys into attention over their union, exactly.
+
+    Args:
+        outs: partial results, each [B, Sq, Hq, D] ("bshd") or [B, Hq, Sq, D] ("bhsd"), any
+            floating dtype, the same shape and dtype throughout.
+        lses: their log-sum-exps, natural log, fp32, each [B, Hq, Sq]; -inf marks a part that saw
+            no key and then contributes nothing.
+        layout: where the sequence axis of ``outs`` is.
+
+    Returns:
+        ``(out, lse)``: merged in fp32 (fp64 for fp64 parts) and rounded once to the parts' dtype;
+        a row whose parts are all empty gives zeros and -inf.
+
+    Merging has derivatives, in both modes, unlike attention itself.
+
+    Raises:
+        TypeError, ValueError: lists every reason.
+
+    Source of the method: the log-sum-exp merge of split softmax (Milakov and Gimelshein, arXiv
+    1805.02867).
+    """
+    validation.merge(outs, lses, layout).raise_for(_WHAT)
+    accumulate = torch.float64 if outs[0].dtype == torch.float64 else torch.float32
+    stacked = torch.stack([lse.to(accumulate) for lse in lses])
+    merged_lse = torch.logsumexp(stacked, dim=0)
+    # A row that no part saw has an LSE of -inf: its weights are exp(-inf - 0), zero.
+    weights = torch.exp(stacked - merged_lse.masked_fill(torch.isneginf(merged_lse), 0.0))
+    if layout == "bshd":
+        weights = weights.transpose(-1, -2)
+    # An empty part may hold anything; 0 * NaN must not leak into the sum.
+    terms = (
+        torch.where(weight.unsqueeze(-1) > 0, part.to(accumulate), 0.0) * weight.unsqueeze(-1)
+        for part, weight in zip(outs, weights, strict=True)
+    )
+    total = functools.reduce(torch.Tensor.add_, terms)
+    return total.to(outs[0].dtype), merged_lse.to(torch.float32)
+
+
+def default_geometry(q: torch.Tensor, engine: str | None = None) -> TileGeometry:
+    """Tile geometry that the engine for ``q``'s device prefers for its head dimension."""
+    found = Reasons()
+    if "q" in found.usable({"q": q}) and q.dim() != 4:
+        found.types.append(f"q must be a tensor of 4 dimensions, got {list(q.shape)}")
+    found.engine(engine)
+    found.raise_for(_WHAT)
+    geometry: TileGeometry = _preferred_geometry(q.device, int(q.shape[-1]), engine)
+    return geometry
+
+
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+def _preferred_geometry(device: torch.device, head_dim: int, engine: str | None) -> TileGeometry:
+    """Found once per compilation: nothing in the choice of an engine is traced."""
+    return engines.choose(device, engine).geometry(head_dim)
+
+
+# ------------------------------------------------------------------------- behind the calls
+
+
+def run_attention(
+    tensors: DenseTensors,
+    layout: Layout,
+    scale: float,
+    causal: bool,
+    rounding: Rounding,
+    engine: str,
+) -> None:
+    """Run a dense call whose outputs are there: what the operator does."""
+    options = (layout, scale, causal, rounding, engine)
+    key, call = recall(calls, tensors, ("dense operator", *options))
+    if call is None:
+        request = check_attention(tensors, *options)
+        call = _bind(request, tensors, (3,) if tensors.lse is None else (3, 4), engine)
+        if key is not None:
+            calls.keep(key, call)
+    _run_written(call, tensors)
+
+
+def check_attention(
+    tensors: DenseTensors,
+    layout: Layout,
+    scale: float,
+    causal: bool,
+    rounding: Rounding,
+    engine: str,
+) -> DenseRequest:
+    """Raise if anything is wrong with a dense call whose outputs are there; else describe it."""
+    wanted = tensors.lse is not None
+    validation.dense(*tensors, layout, scale, causal, rounding, wanted, engine).raise_for(_WHAT)
+    request = dense_request(tensors, layout, scale, causal, rounding)
+    engines.check(engines.choose(request.device, engine or None), request)
+    return request
+
+
+def run_lite_attention(tensors: LiteTensors, *options: Any) -> None:
+    """Run a LiteAttention step whose outputs are there: what the operator does.
+
+    ``options`` are those of :func:`check_lite_attention`.
+    """
+    key, call = recall(calls, tensors, ("lite operator", *options))
+    if call is None:
+        request = check_lite_attention(tensors, *options)
+        written = (3, 6) if tensors.lse is None else (3, 4, 6)
+        call = _bind(request, tensors, written, options[-1])
+        if key is not None:
+            calls.keep(key, call)
+    _run_written(call, tensors)
+
+
+def check_lite_attention(
+    tensors: LiteTensors,
+    layout: Layout,
+    scale: float,
+    rounding: Rounding,
+    geometry: TileGeometry,
+    threshold: float,
+    descending: bool,
+    soft_skip: bool,
+    engine: str,
+) -> LiteRequest:
+    """Raise if anything is wrong with a step whose outputs are there; else describe it."""
+    q, k, v, out, lse, read, write, must_do, must_skip = tensors
+    wrong = validation.dense(
+        q, k, v, out, lse, layout, scale, False, rounding, lse is not None, engine
+    )
+    bitmaps = {"read": read, "write": write, "must_do": must_do, "must_skip": must_skip}
+    validation.lite(
+        wrong, q, k, v, out, layout, bitmaps, threshold, descending, soft_skip, geometry
+    )
+    wrong.raise_for(_WHAT)
+    request = lite_request(
+        tensors, layout, scale, rounding, geometry, threshold, descending, soft_skip
+    )
+    engines.check(engines.choose(request.device, engine or None), request)
+    return request
+
+
+def dense_request(
+    tensors: DenseTensors, layout: Layout, scale: float, causal: bool, rounding: Rounding
+) -> DenseRequest:
+    """Describe a checked dense call."""
+    q = tensors.q
+    batch, q_len, q_heads, head_dim = sizes(q, layout)
+    _, kv_len, kv_heads, _ = sizes(tensors.k, layout)
+    return DenseRequest(
+        batch, q_heads, kv_heads, q_len, kv_len, head_dim, q.dtype, q.device, layout, scale,
+        causal, rounding, tensors.lse is not None,
+    )  # fmt: skip
+
+
+def lite_request(
+    tensors: LiteTensors,
+    layout: Layout,
+    scale: float,
+    rounding: Rounding,
+    geometry: TileGeometry,
+    threshold: float,
+    descending: bool,
+    soft_skip: bool,
+) -> LiteRequest:
+    """Describe a checked LiteAttention step."""
+    q = tensors.q
+    batch, q_len, q_heads, head_dim = sizes(q, layout)
+    _, kv_len, kv_heads, _ = sizes(tensors.k, layout)
+    return LiteRequest(
+        batch, q_heads, kv_heads, q_len, kv_len, head_dim, q.dtype, q.device, layout, scale,
+        False, rounding, tensors.lse is not None, geometry, threshold, descending, soft_skip,
+    )  # fmt: skip
+
+
+def _bind(
+    request: DenseRequest,
+    tensors: DenseTensors | LiteTensors,
+    written: tuple[int, ...],
+    engine: str | None,
+) -> Call:
+    """Choose the engine and bind the request; ``written``: places of tensors that were given."""
+    chosen = engines.choose(request.device, engine or None)
+    return bound_call(chosen.bind(request, tensors), tensors, written)
+
+
+def _run_written(call: Call, tensors: DenseTensors | LiteTensors) -> None:
+    """Run a call all of whose outputs were given."""
+    _check_memory(call, tensors)
+    mark_written(*[tensors[place] for place in call.written])
+    call.run(tensors)
+
+
+def _check_memory(call: Call, tensors: Any) -> None:
+    """Raise if a tensor that is written to shares memory with another."""
+    overlaps = call.overlaps(tensors)
+    if overlaps:
+        found = Reasons()
+        found.values += [
+            f"{call.names[i]} must not overlap {call.names[j]}: give it memory of its own"
+            for i, j in overlaps
+        ]
+        found.raise_for(_WHAT)
+
+
+def _scale(q: torch.Tensor, scale: float | None) -> float:
+    return 1.0 / math.sqrt(q.shape[-1]) if scale is None else float(scale)
+
+
+def _empty_lse(q: torch.Tensor, layout: Layout) -> torch.Tensor:
+    batch, rows, heads, _ = sizes(q, layout)
+    return torch.empty((batch, heads, rows), dtype=torch.float32, device=q.device)

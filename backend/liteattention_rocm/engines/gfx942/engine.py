@@ -1,0 +1,491 @@
+"""The MI300X engine: prebuilt gfx942 machine code launched through the HIP run-time.
+
+The run-time is opened on first use, never at import: ``LITEATTENTION_HIP_LIBRARY`` if it is set,
+else the libamdhip64 that PyTorch has loaded, else the usual sonames. If it is the software MI300X
+of :mod:`liteattention_emulator`, the engine takes CPU tensors and the same machine code runs in
+software; otherwise it takes tensors on a gfx942 GPU. Launches go to PyTorch's current stream,
+nothing waits, and the workspace comes from PyTorch's allocator, so calls can be captured in a
+graph and made from several streams and threads.
+
+Methods: online softmax over K blocks (FlashAttention, Dao et al., arXiv 2205.14135); in dense
+calls the last partly filled round of workgroups is split along the keys and merged by log-sum-exp
+(Flash-Decoding), in decode every request; keys through a page table (PagedAttention, Kwon et al.,
+arXiv 2309.06180); tiles skipped from step to step (LiteAttention, arXiv 2511.11062), q blocks
+scheduled longest first (Graham 1969).
+"""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import torch
+
+from ... import _core, kernels
+from ...contract import (
+    LOG2E,
+    Bound,
+    DenseRequest,
+    DenseTensors,
+    Engine,
+    LiteRequest,
+    LiteTensors,
+    RaggedRequest,
+    RaggedTensors,
+    Request,
+    TileGeometry,
+    WriteRequest,
+    WriteTensors,
+    address,
+    page_strides,
+    slot_beyond,
+    strides,
+)
+from ..settings import LIBRARY_VARIABLE, architecture, settings
+from ..workspace import Workspaces, raw_stream
+
+TARGET = "gfx942"
+
+_NUMBERS = {
+    (torch.bfloat16, "rtne"): _core.Number.bf16_rtne,
+    (torch.bfloat16, "rtna"): _core.Number.bf16_rtna,
+    (torch.bfloat16, "rtz"): _core.Number.bf16_rtz,
+    (torch.float16, "rtne"): _core.Number.fp16,
+}
+_CodeObject = tuple[str, bytes, list[tuple[str, int]]]
+
+
+class Gfx942Engine(Engine):
+    """Attention of every kind on an MI300X, or on the software MI300X with CPU tensors.
+
+    Holds what does not belong to a request: the opened HIP run-time by its path and the loaded
+    kernels by run-time and device. Owner: :func:`liteattention_rocm.engines.get`, or whoever made
+    it. Lifetime: the process's, or its owner's. Safe to use from any thread.
+
+    Args:
+        kv_splits: parts along the keys that the last round of workgroups of a dense call, and the
+            decode requests of a ragged one, are computed in (at most); 0 lets a cost model choose.
+            Results differ in rounding between numbers of parts; a LiteAttention step has one part.
+        library: path of the HIP run-time; by default what ``LITEATTENTION_HIP_LIBRARY`` says.
+    """
+
+    name = "gfx942"
+    dtypes = (torch.bfloat16, torch.float16)
+
+    def __init__(self, kv_splits: int = 0, library: str | None = None) -> None:
+        self._kv_splits = kv_splits
+        self._library = library
+        self._lock = threading.Lock()
+        self._workspaces = Workspaces()
+        self._libraries: dict[str, _core.HipLibrary] = {}
+        self._devices: dict[tuple[str, int], _core.Gfx942Device] = {}
+
+    @property
+    def emulated(self) -> bool:
+        """Whether the HIP run-time is the software MI300X; False if there is none."""
+        try:
+            return self.library().emulated
+        except _core.HipUnavailable:
+            return False
+
+    def library(self) -> _core.HipLibrary:
+        """Return the HIP run-time, opened on the first call.
+
+        Raises:
+            RuntimeError: (``_core.HipUnavailable``) there is none; says what was tried.
+        """
+        path = settings().hip_library if self._library is None else self._library
+        found = self._libraries.get(path)
+        if found is None:
+            with self._lock:
+                found = self._libraries.get(path)
+                if found is None:
+                    found = self._libraries[path] = _core.HipLibrary(path)
+        return found
+
+    def unavailable(self, device: torch.device) -> list[str]:
+        """Return every reason why it cannot run on ``device``; see :meth:`Engine.unavailable`."""
+        try:
+            library = self.library()
+        except _core.HipUnavailable as error:
+            return [str(error)]
+        if library.emulated:
+            if device.type == "cpu":
+                return []
+            return [f"the HIP run-time is the software MI300X, which takes cpu tensors: {device}"]
+        found = architecture(device)
+        if found == TARGET:
+            return []
+        what = f"{device} of architecture {found}" if found else str(device)
+        return [
+            f"it runs on an MI300X (gfx942), got tensors on {what} (CPU tensors need "
+            f"{LIBRARY_VARIABLE} to be the software MI300X, see `liteattention-rocm emulate`)"
+        ]
+
+    def limits(self, request: Request) -> list[str]:
+        """Return the sizes and numbers that its kernels do not take; see :meth:`Engine.limits`."""
+        if isinstance(request, WriteRequest):
+            if request.dtype.itemsize == 2:
+                return []
+            return [f"it writes rows of 16-bit numbers, got {request.dtype}"]
+        if isinstance(request, RaggedRequest):
+            return _core.ragged_reasons(_ragged_shape(request)) + _number_reasons(request)
+        if isinstance(request, LiteRequest):
+            reasons = _core.lite_reasons(_shape(request))
+            own, asked = self.geometry(request.head_dim), request.geometry
+            if asked != own:
+                reasons.append(
+                    f"its tile is q_block {own.q_block}, k_block {own.k_block}, vote_rows "
+                    f"{own.vote_rows}, got {asked.q_block}, {asked.k_block}, {asked.vote_rows}"
+                )
+        elif _is_triangular(request):
+            reasons = _core.ragged_reasons(_triangular_shape(request, _known(request.batch)))
+        else:
+            reasons = _core.dense_reasons(_shape(request))
+        return reasons + _scale_reasons(request.scale)
+
+    def geometry(self, head_dim: int) -> TileGeometry:
+        """Return the kernel's tile: 8 waves of 48 query rows, K blocks of 64 keys."""
+        return TileGeometry(
+            q_block=_core.GFX942_Q_BLOCK,
+            k_block=_core.GFX942_K_BLOCK,
+            vote_rows=_core.GFX942_WAVE_ROWS,
+        )
+
+    def bind(self, request: Request, like: Any) -> Bound:
+        """Plan the launches; see :meth:`Engine.bind`.
+
+        With threshold -inf and a full list a LiteAttention step equals dense attention with
+        ``kv_splits=1`` bit for bit. A causal call is a ragged batch of equal lengths.
+
+        What is returned raises:
+            ValueError: a row of a tensor does not start on a multiple of 4 bytes, or pages lie too
+                far apart; lists every reason.
+            RuntimeError: (``_core.HipError``) the HIP run-time refused a call; names its error.
+        """
+        device = self.device(request.device)
+        if isinstance(request, WriteRequest):
+            return self._bind_write(device, request, like)
+        if isinstance(request, RaggedRequest):
+            return self._bind_ragged(device, request, like)
+        if isinstance(request, LiteRequest):
+            return self._bind_lite(device, request, like)
+        if _is_triangular(request):
+            return self._bind_triangular(device, request, like)
+        return self._bind_dense(device, request, like)
+
+    def _bind_dense(
+        self, device: _core.Gfx942Device, request: DenseRequest, like: DenseTensors
+    ) -> Bound:
+        plan = _core.plan_dense(_shape(request), device.compute_units, self._kv_splits)
+        launch = _launch(request, like)
+        run, size, workspaces = device.attention, plan.workspace_bytes, self._workspaces
+        where, index = request.device, device.ordinal
+
+        def dense(t: DenseTensors) -> None:
+            stream = 0 if where.type == "cpu" else raw_stream(index)
+            workspace = workspaces.take(where, index, stream, size)
+            run(
+                plan, launch,
+                t.q.data_ptr(), t.k.data_ptr(), t.v.data_ptr(), t.out.data_ptr(),
+                0 if t.lse is None else t.lse.data_ptr(), workspace.data_ptr(), stream,
+            )  # fmt: skip
+
+        return dense
+
+    def _bind_lite(
+        self, device: _core.Gfx942Device, request: LiteRequest, like: LiteTensors
+    ) -> Bound:
+        plan = _core.plan_lite(_shape(request))
+        launch, step = _launch(request, like), _core.LiteLaunch()
+        step.threshold = request.threshold
+        step.descending = request.walks_down
+        step.soft_skip = request.soft_skip
+        run, size, workspaces = device.lite, plan.workspace_bytes, self._workspaces
+        where, index = request.device, device.ordinal
+
+        def lite(t: LiteTensors) -> None:
+            stream = 0 if where.type == "cpu" else raw_stream(index)
+            workspace = workspaces.take(where, index, stream, size)
+            run(
+                plan, launch, step,
+                t.q.data_ptr(), t.k.data_ptr(), t.v.data_ptr(), t.out.data_ptr(),
+                0 if t.lse is None else t.lse.data_ptr(), t.read.data_ptr(), t.write.data_ptr(),
+                0 if t.must_do is None else t.must_do.data_ptr(),
+                0 if t.must_skip is None else t.must_skip.data_ptr(),
+                workspace.data_ptr(), stream,
+            )  # fmt: skip
+
+        return lite
+
+    def _bind_triangular(
+        self, device: _core.Gfx942Device, request: DenseRequest, like: DenseTensors
+    ) -> Bound:
+        """Bind a causal call as packed sequences of equal lengths, one per entry of the batch.
+
+        Where the entries follow each other in memory one launch has them all; else, and where the
+        log-sum-exp is wanted (its heads lie within the entries), each has its own.
+        """
+        steps = [strides(x, request.layout) for x in like[:4]]
+        lengths = (request.q_len, request.kv_len, request.kv_len, request.q_len)
+        joined = like.lse is None and all(
+            batch == length * row for (batch, row, _), length in zip(steps, lengths, strict=True)
+        )
+        entries = request.batch if joined else 1
+        plan = _core.plan_ragged(
+            _triangular_shape(request, entries), device.compute_units, self._kv_splits
+        )
+        launch = _core.RaggedLaunch()
+        (_, *q_step), (_, *k_step), (_, *v_step), (_, *out_step) = steps
+        launch.set_strides(
+            (q_step[0], q_step[1]),
+            (0, k_step[0], k_step[1]),
+            (0, v_step[0], v_step[1]),
+            (out_step[0], out_step[1]),
+        )
+        launch.pages, launch.page_rows = 1, entries * request.kv_len
+        launch.causal = True
+        launch.scale = request.scale
+        launch.number = _NUMBERS[request.dtype, request.rounding]
+        where, index, batch = request.device, device.ordinal, request.batch
+        # Copied from the host, so that they are there for whatever stream calls first.
+        starts = [
+            torch.tensor(
+                [entry * length for entry in range(entries + 1)], dtype=torch.int32, device=where
+            )
+            for length in (request.q_len, request.kv_len)
+        ]
+        run, size, workspaces = device.ragged, plan.workspace_bytes, self._workspaces
+
+        def triangular(t: DenseTensors) -> None:
+            stream = 0 if where.type == "cpu" else raw_stream(index)
+            workspace = workspaces.take(where, index, stream, size)
+            q_start, kv_start = starts
+            for entry in range(0, batch, entries):
+                run(
+                    plan, launch,
+                    t.q[entry].data_ptr(), t.k[entry].data_ptr(), t.v[entry].data_ptr(),
+                    t.out[entry].data_ptr(), 0 if t.lse is None else t.lse[entry].data_ptr(), 0,
+                    q_start.data_ptr(), 0, kv_start.data_ptr(), 0, workspace.data_ptr(), stream,
+                )  # fmt: skip
+
+        return triangular
+
+    def _bind_ragged(
+        self, device: _core.Gfx942Device, request: RaggedRequest, like: RaggedTensors
+    ) -> Bound:
+        plan = _core.plan_ragged(_ragged_shape(request), device.compute_units, self._kv_splits)
+        launch = _core.RaggedLaunch()
+        q_step, out_step = page_strides(like.q), page_strides(like.out)
+        launch.set_strides(q_step[1:], page_strides(like.k), page_strides(like.v), out_step[1:])
+        paged = like.page_table is not None
+        launch.pages, launch.page_rows = like.k.shape[:2] if paged else (1, like.k.shape[0])
+        if like.page_table is not None:
+            launch.table_width = like.page_table.shape[1]
+            launch.table_stride = like.page_table.stride(0)
+        launch.causal = request.causal
+        launch.scale = request.scale
+        launch.soft_cap = request.soft_cap
+        launch.number = _NUMBERS[request.dtype, request.rounding]
+        run, size, workspaces = device.ragged, plan.workspace_bytes, self._workspaces
+        where, index = request.device, device.ordinal
+
+        def ragged(t: RaggedTensors) -> None:
+            stream = 0 if where.type == "cpu" else raw_stream(index)
+            workspace = workspaces.take(where, index, stream, size)
+            keys = t.keys.data_ptr()
+            run(
+                plan, launch,
+                t.q.data_ptr(), t.k.data_ptr(), t.v.data_ptr(), t.out.data_ptr(),
+                0 if t.lse is None else t.lse.data_ptr(),
+                0 if t.sinks is None else t.sinks.data_ptr(), t.q_start.data_ptr(),
+                keys if paged else 0, 0 if paged else keys,
+                0 if t.page_table is None else t.page_table.data_ptr(),
+                workspace.data_ptr(), stream,
+            )  # fmt: skip
+
+        return ragged
+
+    def _bind_write(
+        self, device: _core.Gfx942Device, request: WriteRequest, like: WriteTensors
+    ) -> Bound:
+        launch = _core.WriteLaunch()
+        launch.wide = like.slots.dtype == torch.int64
+        launch.set_strides(
+            page_strides(like.k)[1:], page_strides(like.v)[1:],
+            page_strides(like.k_cache), page_strides(like.v_cache),
+        )  # fmt: skip
+        launch.set_shape(
+            request.rows, request.kv_heads, request.head_dim, request.pages, request.page_size
+        )
+        run, index = device.write_kv, device.ordinal
+        on_cpu = request.device.type == "cpu"
+
+        def write(t: WriteTensors) -> None:
+            error = slot_beyond(t, request) if on_cpu else None
+            if error is not None:
+                raise error
+            run(
+                launch,
+                t.k.data_ptr(), t.v.data_ptr(), t.k_cache.data_ptr(), t.v_cache.data_ptr(),
+                t.slots.data_ptr(), 0 if on_cpu else raw_stream(index),
+            )  # fmt: skip
+
+        return write
+
+    def order_longest_first(
+        self,
+        skip: torch.Tensor,
+        must_do: torch.Tensor | None = None,
+        must_skip: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """Order the q blocks of every head by the K blocks they keep, most first (LPT).
+
+        Args:
+            skip: skip bitmap, int32 [B, Hq, q_blocks, words], contiguous.
+            must_do, must_skip: packed K-block masks, int32 [words], or None;
+                ``(skip | must_do) & ~must_skip`` counts.
+
+        Returns:
+            int32 [B, Hq, q_blocks]: q block numbers, ties by ascending number.
+
+        Source: longest processing time first (Graham 1969).
+        """
+        batch, heads, q_blocks, words = skip.shape
+        order = torch.empty((batch, heads, q_blocks), dtype=torch.int32, device=skip.device)
+        device = self.device(skip.device)
+        device.plan_lpt(
+            skip.data_ptr(),
+            address(must_do),
+            address(must_skip),
+            order.data_ptr(),
+            batch * heads,
+            q_blocks,
+            words,
+            0 if skip.device.type == "cpu" else raw_stream(device.ordinal),
+        )
+        return order
+
+    def device(self, device: torch.device) -> _core.Gfx942Device:
+        """Return the kernels of a device, loaded on the first call.
+
+        Raises:
+            RuntimeError: no HIP run-time (``_core.HipUnavailable``), or a call of it failed
+                (``_core.HipError``).
+            ValueError: the run-time is not for this device, or the code objects are damaged or of
+                another build; lists every reason.
+        """
+        library = self.library()
+        if library.emulated != (device.type == "cpu"):
+            raise ValueError(f"engine {self.name!r}: {'; '.join(self.unavailable(device))}")
+        if device.type == "cpu":
+            ordinal = 0
+        else:
+            ordinal = torch.cuda.current_device() if device.index is None else device.index
+        key = (library.path, ordinal)
+        found = self._devices.get(key)
+        if found is None:
+            with self._lock:
+                found = self._devices.get(key)
+                if found is None:
+                    found = _core.Gfx942Device(library, ordinal, code_objects())
+                    self._devices[key] = found
+        return found
+
+
+def code_objects() -> list[_CodeObject]:
+    """Code objects of this installation, checked against the manifest's SHA-256.
+
+    Returns:
+        (file, image, [(kernel, bytes of its argument)]) of each.
+
+    Raises:
+        ValueError: a file is missing or is not the one that was built; lists every reason.
+    """
+    found: list[_CodeObject] = []
+    reasons: list[str] = []
+    try:
+        objects = kernels.manifest().objects
+    except (OSError, ValueError) as error:
+        raise ValueError(f"this installation has no gfx942 code objects: {error}") from error
+    for entry in objects:
+        arguments = [
+            (kernel.name, sum(part.size for part in kernel.kernarg if part.kind == "by_value"))
+            for kernel in entry.kernels
+        ]
+        try:
+            found.append((entry.file, kernels.load(entry.file), arguments))
+        except (OSError, ValueError) as error:
+            reasons.append(str(error))
+    if reasons:
+        raise ValueError("the gfx942 code objects are unusable: " + "; ".join(reasons))
+    return found
+
+
+def _shape(request: DenseRequest) -> _core.DenseShape:
+    sizes = (request.batch, request.q_heads, request.kv_heads, request.q_len, request.kv_len)
+    if any(isinstance(size, torch.SymInt) for size in sizes):
+        # torch.compile traces with unknown sizes; they are checked when the operator runs.
+        sizes = (1, 1, 1, 1, 1)
+    return _core.DenseShape(*sizes, int(request.head_dim))
+
+
+def _is_triangular(request: DenseRequest) -> bool:
+    """Whether causality hides anything: a single query sees every key."""
+    return request.causal and request.q_len > 1
+
+
+def _triangular_shape(request: DenseRequest, entries: int) -> _core.RaggedShape:
+    """``entries`` entries of a causal batch as packed requests."""
+    q_len, kv_len, q_heads, kv_heads = map(
+        _known, (request.q_len, request.kv_len, request.q_heads, request.kv_heads)
+    )
+    return _core.RaggedShape(
+        entries, entries * q_len, q_heads, kv_heads, int(request.head_dim), 0, q_len, kv_len, q_len
+    )
+
+
+def _ragged_shape(request: RaggedRequest) -> _core.RaggedShape:
+    requests, rows, max_q, max_kv = map(
+        _known, (request.requests, request.rows, request.max_q_len, request.max_kv_len)
+    )
+    # A window as long as the keys hides nothing.
+    window = request.window if request.window < max_kv else 0
+    heads = (request.q_heads, request.kv_heads, int(request.head_dim))
+    return _core.RaggedShape(
+        requests, rows, *heads, request.page_size, max_q, max_kv, window=window
+    )
+
+
+def _known(size: int) -> int:
+    """A size, or 1: torch.compile traces with unknown ones, checked when the operator runs."""
+    return 1 if isinstance(size, torch.SymInt) else size
+
+
+def _scale_reasons(scale: float) -> list[str]:
+    if abs(scale) * LOG2E <= torch.finfo(torch.float32).max:
+        return []
+    return [f"scale * log2(e) must fit in fp32, got scale {scale}"]
+
+
+def _number_reasons(request: RaggedRequest) -> list[str]:
+    reasons = _scale_reasons(request.scale)
+    if not 0 <= request.soft_cap * LOG2E <= torch.finfo(torch.float32).max:
+        reasons.append(
+            f"soft_cap * log2(e) must be >= 0 and fit in fp32, got soft_cap {request.soft_cap}"
+        )
+    elif request.soft_cap and not (
+        2 * abs(request.scale) * LOG2E / request.soft_cap <= torch.finfo(torch.float32).max
+    ):
+        reasons.append(
+            f"scale / soft_cap must fit in fp32, got {request.scale} and {request.soft_cap}"
+        )
+    return reasons
+
+
+def _launch(request: DenseRequest, like: DenseTensors | LiteTensors) -> _core.DenseLaunch:
+    launch = _core.DenseLaunch()
+    launch.set_strides(*(strides(x, request.layout) for x in (like.q, like.k, like.v, like.out)))
+    launch.number = _NUMBERS[request.dtype, request.rounding]
+    launch.scale = request.scale
+    return launch

@@ -1,0 +1,147 @@
+"""The portable engine: Triton kernels for every GPU that is not an MI300X.
+
+On Hopper GPUs (sm_90) dense attention and LiteAttention run a kernel written in Gluon, Triton's
+lower layer, for the bulk copy engine and the asynchronous matrix units of that chip; everywhere
+else, and for tensors that the copy engine cannot address, the same request runs a plain Triton
+kernel. Triton is imported on first use. With ``TRITON_INTERPRET=1`` set before that, the plain
+kernels run in Triton's interpreter and the engine takes CPU tensors: slow, for tests.
+
+Methods: online softmax over K blocks (FlashAttention, Dao et al., arXiv 2205.14135), warpgroups in
+alternation (FlashAttention-3, arXiv 2407.08608), tiles skipped from step to step (LiteAttention,
+arXiv 2511.11062), q blocks scheduled longest first (Graham 1969).
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+import math
+import os
+from dataclasses import replace
+from types import ModuleType
+from typing import Any
+
+import torch
+
+from ...contract import (
+    LOG2E,
+    Bound,
+    Engine,
+    LiteRequest,
+    RaggedRequest,
+    Request,
+    TileGeometry,
+    WriteRequest,
+)
+from ..settings import architecture
+
+HEAD_DIMS = (64, 128)
+#: Oldest NVIDIA compute capability with bf16 matrix products.
+_OLDEST = 80
+#: K blocks that an int16 entry of a walk can name.
+_MAX_K_BLOCKS = 32767
+
+
+class PortableEngine(Engine):
+    """Every kind of call in Triton, on any GPU that Triton compiles for."""
+
+    name = "portable"
+    dtypes = (torch.bfloat16, torch.float16)
+
+    def unavailable(self, device: torch.device) -> list[str]:
+        """Return every reason why it cannot run on ``device``; see :meth:`Engine.unavailable`."""
+        if importlib.util.find_spec("triton") is None:
+            return ["it needs Triton, which comes with PyTorch for GPUs: pip install triton"]
+        if device.type == "cpu":
+            if _interpreted():
+                return []
+            return ["it runs on GPU tensors (on CPU tensors with TRITON_INTERPRET=1, for tests)"]
+        if device.type != "cuda":
+            return [f"it runs on GPU tensors, got {device}"]
+        found = architecture(device)
+        if not found:
+            return ["PyTorch sees no GPU"]
+        if found.startswith("sm_") and int(found.removeprefix("sm_")) < _OLDEST:
+            return [f"it needs compute capability {_OLDEST / 10:.1f} or newer, got {found}"]
+        return []
+
+    def limits(self, request: Request) -> list[str]:
+        """Return the sizes and tiles that its kernels do not take; see :meth:`Engine.limits`."""
+        if isinstance(request, WriteRequest):
+            return []
+        reasons = []
+        if request.head_dim not in HEAD_DIMS:
+            reasons.append(f"head dim must be 64 or 128, got {request.head_dim}")
+        if abs(request.scale) * LOG2E > torch.finfo(torch.float32).max:
+            reasons.append(f"scale * log2(e) must fit in fp32, got scale {request.scale}")
+        if isinstance(request, LiteRequest):
+            reasons += _tile_reasons(request)
+        return reasons
+
+    def geometry(self, head_dim: int) -> TileGeometry:
+        """Return the tile that dense calls on the current GPU have: 128 x 128, or 128 x 64.
+
+        The Hopper kernel takes wide K blocks; the plain kernel is faster with narrow ones.
+        """
+        hopper = torch.cuda.is_available() and self._hopper(torch.device("cuda"))
+        return TileGeometry(q_block=128, k_block=128 if hopper else 64, vote_rows=64)
+
+    def bind(self, request: Request, like: Any) -> Bound:
+        """Choose kernels and tiles; see :meth:`Engine.bind`.
+
+        With threshold -inf, a full list and the engine's own geometry a LiteAttention step equals
+        dense attention bit for bit.
+        """
+        launch, ragged, tiles = _modules()
+        bound: Bound
+        with launch.on(request.device):
+            if isinstance(request, WriteRequest):
+                bound = ragged.Write(request, like)
+            elif isinstance(request, RaggedRequest):
+                bound = ragged.Attention(request, like)
+            else:
+                fits = self._hopper(request.device) and not launch.hopper_reasons(*like[:4])
+                if isinstance(request, LiteRequest):
+                    if request.threshold == -math.inf:
+                        request = replace(request, soft_skip=False)  # nothing is negligible
+                    tile = tiles.hopper_lite(request) if fits else None
+                    bound = launch.LiteStep(request, tile or tiles.plain_lite(request), like)
+                else:
+                    tile = tiles.hopper(request) if fits else tiles.plain(request)
+                    bound = launch.Attention(request, tile, like)
+        return bound
+
+    @staticmethod
+    def _hopper(device: torch.device) -> bool:
+        return architecture(device) == "sm_90" and not _interpreted()
+
+
+def _tile_reasons(request: LiteRequest) -> list[str]:
+    tile = request.geometry
+    reasons = [
+        f"{name} must be a power of two from {low} to {high}, got {value}"
+        for name, value, low, high in (
+            ("q_block", tile.q_block, 16, 128),
+            ("k_block", tile.k_block, 16, 128),
+            ("vote_rows", tile.vote_rows, 1, 128),
+        )
+        if value & (value - 1) or not low <= value <= high
+    ]
+    if isinstance(request.kv_len, int) and tile.k_blocks(request.kv_len) > _MAX_K_BLOCKS:
+        reasons.append(
+            f"at most {_MAX_K_BLOCKS} K blocks, got {tile.k_blocks(request.kv_len)}: use a larger "
+            "k_block"
+        )
+    return reasons
+
+
+def _interpreted() -> bool:
+    return os.environ.get("TRITON_INTERPRET", "0") in ("1", "true", "on")
+
+
+@functools.cache
+def _modules() -> tuple[ModuleType, ModuleType, ModuleType]:
+    """Import what needs Triton: (launch, ragged_launch, tiles)."""
+    from . import launch, ragged_launch, tiles
+
+    return launch, ragged_launch, tiles

@@ -1,0 +1,206 @@
+"""Launches of the ragged kernels, bound to all of a call but addresses."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+
+from ...contract import (
+    LOG2E,
+    RaggedRequest,
+    RaggedTensors,
+    WriteRequest,
+    WriteTensors,
+    page_strides,
+    slot_beyond,
+)
+from ..workspace import raw_stream
+from . import kernels, ragged
+from .launch import BoundCall, Kernel, Launch, alignments, kind, multiprocessors, on
+
+_ATTENTION = Kernel(ragged.attention)
+_MERGE = Kernel(ragged.merge)
+_WRITE = Kernel(ragged.write_kv)
+
+#: Smallest and largest height of a matrix product's tile.
+_MIN_M, _MAX_M = 16, 128
+#: Programs that a multiprocessor should get before a request's keys are cut into more parts.
+_PROGRAMS_PER_UNIT = 6
+#: Fewest K blocks of a part, and most parts.
+_MIN_BLOCKS, _MAX_SPLITS = 4, 64
+_MERGE_HEADS = 4
+
+
+class Cut(NamedTuple):
+    """How a step is cut: see :func:`liteattention_rocm.engines.triton.ragged.attention`."""
+
+    tile_rows: int
+    group: int
+    block_n: int
+    warps: int
+    stages: int
+    one_tile: bool
+    splits: int
+
+
+def cut(request: RaggedRequest) -> Cut:
+    """Choose tile and splits from the bounds alone; nothing waits for the device."""
+    heads = request.q_heads // request.kv_heads
+    group = 1 << (heads - 1).bit_length()
+    packed = max(request.max_q_len, 1) * group
+    block_m = max(_MIN_M, min(_MAX_M, 1 << (packed - 1).bit_length()), group)
+    tile_rows = block_m // group
+    one_tile = request.max_q_len <= tile_rows
+    block_n = 64
+    tiles = request.requests if one_tile else request.rows // tile_rows + request.requests
+    programs = max(1, tiles * request.kv_heads)
+    wanted = _PROGRAMS_PER_UNIT * _units(request.device)
+    longest = request.max_kv_len
+    if request.window:
+        longest = min(longest, request.window + request.max_q_len)
+    splits = min(wanted // programs, -(-longest // (_MIN_BLOCKS * block_n)), _MAX_SPLITS)
+    splits = max(1, splits)
+    # On an H200, 64 requests of 32k keys decode at 4.34 TB/s with two warps, 8 at 3.7 with four.
+    warps = 8 if block_m > 64 else 2 if block_m == _MIN_M and splits == 1 else 4
+    return Cut(tile_rows, group, block_n, warps, 3, one_tile, splits)
+
+
+class Attention(BoundCall):
+    """A ragged call; with splits, each launch writes partial results that a second one merges.
+
+    The workspace holds the partial outputs of ``splits`` splits, fp32 [splits, T, Hq, D], then
+    their log-sum-exps.
+    """
+
+    def __init__(self, request: RaggedRequest, like: RaggedTensors) -> None:
+        step = cut(request)
+        paged = like.page_table is not None
+        table = like.q_start if like.page_table is None else like.page_table
+        q_step, out_step = page_strides(like.q)[1:], page_strides(like.out)[1:]
+        steps = (
+            *q_step, *page_strides(like.k), *page_strides(like.v), *out_step, table.stride(0)
+        )  # fmt: skip
+        tiles = request.requests
+        if not step.one_tile:
+            tiles += request.rows // step.tile_rows
+        rounding = kernels.ROUNDING[request.rounding]
+        pointers = alignments(*like, like.out)
+        attend = Launch(
+            _ATTENTION,
+            (tiles, request.kv_heads, step.splits),
+            (
+                *steps, request.requests, request.q_heads, request.q_heads // request.kv_heads,
+                request.window, max(request.page_size, 1), request.rows, step.splits,
+                request.scale * request.k_scale * LOG2E, request.soft_cap,
+            ),
+            (
+                step.tile_rows, step.group, step.block_n, request.head_dim, step.splits > 1,
+                step.one_tile, paged, request.causal, request.window > 0, request.soft_cap > 0,
+                request.sinks, request.return_lse, rounding, request.device.type == "cpu",
+            ),
+            (("num_warps", step.warps), ("num_stages", step.stages)),
+            (request.dtype, pointers, tuple(map(kind, steps))),
+        )  # fmt: skip
+        launches = [attend]
+        self._outputs = self._size = 0
+        if step.splits > 1:
+            rows = step.splits * request.rows * request.q_heads
+            self._outputs = 4 * rows * request.head_dim
+            self._size = self._outputs + 4 * rows
+            launches.append(
+                Launch(
+                    _MERGE,
+                    (request.rows, -(-request.q_heads // _MERGE_HEADS)),
+                    (*out_step, request.requests, request.q_heads, request.rows, step.splits),
+                    (
+                        _MERGE_HEADS,
+                        request.head_dim,
+                        request.sinks,
+                        request.return_lse,
+                        rounding,
+                    ),
+                    (("num_warps", 2),),
+                    (request.dtype, pointers, tuple(map(kind, out_step))),
+                )
+            )
+        self._attend, self._merge = attend, launches[1:]
+        super().__init__(request.device, *launches)
+
+    def __call__(self, t: RaggedTensors) -> None:
+        """Write attention of every row into ``out`` and ``lse``."""
+        if not self.ready:
+            with on(self.device):
+                self._start(t)
+            return
+        out = t.out.data_ptr()
+        lse = out if t.lse is None else t.lse.data_ptr()
+        sinks = out if t.sinks is None else t.sinks.data_ptr()
+        q_start = t.q_start.data_ptr()
+        table = q_start if t.page_table is None else t.page_table.data_ptr()
+        part_out = part_lse = out
+        if self._size:
+            workspace = self.workspace(self._size)
+            part_out = workspace.data_ptr()
+            part_lse = part_out + self._outputs
+        stream = raw_stream(self.index)
+        self._attend(
+            stream, (),
+            (
+                t.q.data_ptr(), t.k.data_ptr(), t.v.data_ptr(), out, lse, sinks, part_out,
+                part_lse, q_start, t.keys.data_ptr(), table,
+            ),
+        )  # fmt: skip
+        for merge in self._merge:
+            merge(stream, (), (part_out, part_lse, out, lse, sinks, q_start))
+
+    def _start(self, t: RaggedTensors) -> None:
+        lse = t.out if t.lse is None else t.lse
+        sinks = t.out if t.sinks is None else t.sinks
+        table = t.q_start if t.page_table is None else t.page_table
+        part_out = part_lse = t.out
+        if self._size:
+            workspace = self.workspace(self._size)[: self._size].view(torch.float32)
+            part_out, part_lse = workspace[: self._outputs // 4], workspace[self._outputs // 4 :]
+        self._attend.start((), (*t[:4], lse, sinks, part_out, part_lse, t.q_start, t.keys, table))
+        for merge in self._merge:
+            merge.start((), (part_out, part_lse, t.out, lse, sinks, t.q_start))
+
+
+class Write(BoundCall):
+    """A copy of new rows into the cache: one launch."""
+
+    def __init__(self, request: WriteRequest, like: WriteTensors) -> None:
+        self._request = request
+        k_step, v_step = page_strides(like.k)[1:], page_strides(like.v)[1:]
+        steps = (*k_step, *v_step, *page_strides(like.k_cache), *page_strides(like.v_cache))
+        self._launch = Launch(
+            _WRITE,
+            (request.rows, request.kv_heads),
+            (*steps, request.page_size),
+            (request.head_dim,),
+            (("num_warps", 1),),
+            (request.dtype, like.slots.dtype, alignments(*like), tuple(map(kind, steps))),
+        )
+        super().__init__(request.device, self._launch)
+
+    def __call__(self, t: WriteTensors) -> None:
+        """Write the rows; in the interpreter, none if a slot lies beyond the cache."""
+        if not self._request.rows:
+            return
+        if self.ready:
+            launch, stream = self._launch, raw_stream(self.index)
+            launch(stream, (), tuple([x.data_ptr() for x in t]))
+            return
+        error = slot_beyond(t, self._request) if self.index < 0 else None
+        if error is not None:
+            raise error
+        with on(self.device):
+            self._launch.start((), t)
+
+
+def _units(device: torch.device) -> int:
+    """Multiprocessors of a GPU; two for the interpreter, so that tests see splits."""
+    if device.type == "cpu":
+        return 2
+    return multiprocessors(torch.cuda.current_device() if device.index is None else device.index)

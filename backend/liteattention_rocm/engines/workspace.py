@@ -1,0 +1,43 @@
+"""Scratch memory of bound calls: one buffer for each thread and stream, grown as needed.
+
+Calls of one thread on one stream run one after the other, so they may share memory; a call of
+another thread or stream gets its own. A call that is being captured in a graph takes its memory
+from the graph's pool, which lives as long as the graph does.
+"""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import torch
+
+#: Handle of the current stream of a GPU by its index; None in builds of PyTorch without GPUs.
+raw_stream: Any = getattr(torch._C, "_cuda_getCurrentRawStream", None)
+_capturing: Any = getattr(torch._C, "_cuda_isCurrentStreamCapturing", None)
+
+
+class Workspaces(threading.local):
+    """Buffers of one engine.
+
+    Key: thread, device index and stream. Owner: the engine. Lifetime: until a larger one is asked
+    for, or the thread ends.
+    """
+
+    def __init__(self) -> None:
+        self._buffers: dict[tuple[int, int], torch.Tensor] = {}
+
+    def take(self, device: torch.device, index: int, stream: int, size: int) -> torch.Tensor:
+        """Return at least ``size`` bytes, aligned to 256, for the launches of one call.
+
+        ``index`` and ``stream`` are those of the device that the call runs on; 0 for CPU tensors.
+        Keep what is returned until everything is launched.
+        """
+        if device.type == "cuda" and _capturing():
+            return torch.empty(size, dtype=torch.uint8, device=device)
+        found = self._buffers.get((index, stream))
+        if found is None or found.numel() < size:
+            with torch.inference_mode(False):
+                found = torch.empty(size, dtype=torch.uint8, device=device)
+            self._buffers[index, stream] = found
+        return found

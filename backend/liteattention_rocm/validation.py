@@ -1,0 +1,482 @@
+"""What can be wrong with a call, whatever the engine: one function for each kind of call.
+
+Each returns :class:`Reasons` with everything that it found. What only some engines cannot run is
+for :meth:`liteattention_rocm.contract.Engine.reasons`.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+
+from .arguments import Reasons, is_integer, readable, shown, shown_list
+from .contract import FP8, LAYOUTS, Layout, Rounding, TileGeometry
+
+
+class RaggedOptions(NamedTuple):
+    """What a ragged call asks for beside its tensors, as the caller gave it."""
+
+    causal: bool
+    window: int | None
+    soft_cap: float | None
+    scale: float | None
+    k_scale: float
+    v_scale: float
+    rounding: Rounding
+    return_lse: bool
+    engine: str | None
+
+
+# ------------------------------------------------------------------------------ dense calls
+
+
+def sizes(tensor: torch.Tensor, layout: Layout) -> tuple[int, int, int, int]:
+    """Return (batch, sequence, heads, head_dim) of a tensor of 4 dimensions."""
+    if layout == "bshd":
+        batch, rows, heads, dim = tensor.shape
+    else:
+        batch, heads, rows, dim = tensor.shape
+    return batch, rows, heads, dim
+
+
+def dense(
+    q: Any,
+    k: Any,
+    v: Any,
+    out: Any,
+    lse: Any,
+    layout: Any,
+    scale: Any,
+    causal: Any,
+    rounding: Any,
+    return_lse: Any,
+    engine: Any,
+) -> Reasons:
+    """Everything wrong with a dense call; ``out`` and ``lse`` may be None."""
+    found = Reasons()
+    given = {"q": q, "k": k, "v": v} | ({} if out is None else {"out": out})
+    tensors = found.usable(given)
+    found.flags(causal=causal, return_lse=return_lse)
+    found.choice("layout", layout, LAYOUTS)
+    found.rounding(rounding)
+    if scale is not None:
+        found.real("scale", scale)
+    found.engine(engine)
+    axes = "B,H,S,D" if str(layout) == "bhsd" else "B,S,H,D"
+    shaped = []
+    for name, tensor in tensors.items():
+        found.floating(name, tensor)
+        shaped.append(found.shaped(name, tensor, 4, axes))
+    found.no_derivative(tensors)
+    found.one("dtype", tensors)
+    found.one("device", tensors)
+    if len(tensors) == len(given) and all(shaped):
+        _dense_shapes(found, tensors, "bhsd" if str(layout) == "bhsd" else "bshd")
+        found.memory({"out": out, "lse": lse}, {"q": q, "k": k, "v": v})
+    return found
+
+
+def _dense_shapes(found: Reasons, tensors: dict[str, torch.Tensor], layout: Layout) -> None:
+    batch, _, q_heads, head_dim = sizes(tensors["q"], layout)
+    k_batch, _, kv_heads, k_dim = sizes(tensors["k"], layout)
+    found.same_shape("k", "v", tensors)
+    found.values += [
+        f"{name} must not be empty, got {list(tensor.shape)}"
+        for name, tensor in tensors.items()
+        if 0 in tensor.shape
+    ]
+    if batch != k_batch:
+        found.values.append(f"q and k must have one batch size, got {batch} and {k_batch}")
+    if head_dim != k_dim:
+        found.values.append(f"q and k must have one head dim, got {head_dim} and {k_dim}")
+    found.heads(q_heads, kv_heads)
+    found.output(tensors)
+
+
+def lite(
+    found: Reasons,
+    q: Any,
+    k: Any,
+    v: Any,
+    out: Any,
+    layout: Any,
+    bitmaps: dict[str, Any],
+    threshold: Any,
+    descending: Any,
+    soft_skip: Any,
+    geometry: Any,
+) -> None:
+    """Add everything wrong with what LiteAttention adds to a dense call.
+
+    ``bitmaps``: read, write, must_do and must_skip, by name. ``geometry`` is None if the rest of
+    the call is too wrong for an engine to be asked for it.
+    """
+    found.threshold(threshold)
+    found.flags(descending=descending, soft_skip=soft_skip)
+    if geometry is not None and not isinstance(geometry, TileGeometry):
+        found.types.append(f"geometry must be a TileGeometry, got {type(geometry).__name__}")
+    usable = found.usable(
+        {name: bits for name, bits in bitmaps.items() if bits is not None or "must" not in name}
+    )
+    for name, bits in usable.items():
+        if bits.dtype != torch.int32:
+            found.types.append(
+                f"{name} must be torch.int32 (uint32 bit patterns), got {bits.dtype}"
+            )
+        elif not bits.is_contiguous():
+            found.values.append(f"{name} must be contiguous, got strides {list(bits.stride())}")
+    tensors = Reasons().usable({"q": q, "k": k, "v": v, "out": out})
+    read_only = {name: bits for name, bits in usable.items() if name != "write"}
+    if "write" in usable:
+        found.memory({"write": usable["write"]}, tensors | read_only)
+    if "out" in tensors:
+        # Whether it overlaps itself was said with the dense call.
+        found.overlaps("out", out, read_only)
+    if found.types or geometry is None or not {"q", "k"} <= tensors.keys():
+        return
+    if q.dim() != 4 or k.dim() != 4 or layout not in LAYOUTS:
+        return
+    batch, q_len, heads, _ = sizes(q, layout)
+    words = geometry.words(sizes(k, layout)[1])
+    expected = (batch, heads, geometry.q_blocks(q_len), words)
+    for name, bits in usable.items():
+        shape = expected if name in ("read", "write") else (words,)
+        if tuple(bits.shape) != shape:
+            found.values.append(f"{name} must be {list(shape)}, got {list(bits.shape)}")
+        if bits.device != q.device:
+            found.values.append(f"{name} must be on {q.device}, got {bits.device}")
+
+
+def merge(outs: Any, lses: Any, layout: Any) -> Reasons:
+    """Everything wrong with partial results that are to be merged."""
+    found = Reasons()
+    found.choice("layout", layout, LAYOUTS)
+    parts: dict[str, list[Any]] = {}
+    for name, given in (("outs", outs), ("lses", lses)):
+        if isinstance(given, torch.Tensor):
+            if "x" in Reasons().usable({"x": given}) and given.dim():
+                parts[name] = list(given)
+        elif isinstance(given, Sequence) and not isinstance(given, str):
+            parts[name] = list(given)
+        if name not in parts:
+            found.types.append(f"{name} must be a sequence of tensors, got {type(given).__name__}")
+    if len(parts) < 2:
+        return found
+    counts = [len(listed) for listed in parts.values()]
+    if not counts[0] or counts[0] != counts[1]:
+        found.values.append(
+            f"outs and lses must be equally many and at least one, got {counts[0]} and {counts[1]}"
+        )
+    found.usable(
+        {f"{name}[{i}]": part for name, listed in parts.items() for i, part in enumerate(listed)}
+    )
+    if found:
+        return found
+    first = parts["outs"][0]
+    if first.dim() != 4:
+        found.values.append(f"outs must have 4 dimensions, got {list(first.shape)}")
+        return found
+    found.floating("outs[0]", first)
+    batch, rows, heads, _ = sizes(first, layout)
+    for i, (part, lse) in enumerate(zip(parts["outs"], parts["lses"], strict=True)):
+        if part.shape != first.shape or part.dtype != first.dtype:
+            found.values.append(f"outs[{i}] is {_described(part)}, outs[0] is {_described(first)}")
+        if tuple(lse.shape) != (batch, heads, rows):
+            found.values.append(
+                f"lses[{i}] must be {[batch, heads, rows]} (B, H, S), got {list(lse.shape)}"
+            )
+        if lse.dtype != torch.float32:
+            found.types.append(f"lses[{i}] must be torch.float32, got {lse.dtype}")
+        for name, tensor in ((f"outs[{i}]", part), (f"lses[{i}]", lse)):
+            if tensor.device != first.device:
+                found.values.append(f"{name} is on {tensor.device}, outs[0] on {first.device}")
+    return found
+
+
+def _described(tensor: torch.Tensor) -> str:
+    return f"{tensor.dtype} {list(tensor.shape)}"
+
+
+# ------------------------------------------------------------------------------ ragged calls
+
+
+def ragged(
+    q: Any,
+    k: Any,
+    v: Any,
+    names: tuple[str, str],
+    sinks: Any,
+    out: Any,
+    lse: Any,
+    indices: dict[str, torch.Tensor],
+    options: RaggedOptions,
+) -> Reasons:
+    """Everything wrong with a ragged call's tensors and options.
+
+    ``names``: how the caller knows ``k`` and ``v``; ``indices``: the tensors of its batch.
+    """
+    found = Reasons()
+    ragged_options(found, options)
+    kv_dims, kv_axes = (4, "pages,page_size,H,D") if names[0] == "k_cache" else (3, "T,H,D")
+    given = {"q": q, names[0]: k, names[1]: v}
+    if out is not None:
+        given["out"] = out
+    tensors = found.usable(given)
+    shaped = [
+        found.shaped(name, tensor, *((kv_dims, kv_axes) if name in names else (3, "T,H,D")))
+        for name, tensor in tensors.items()
+    ]
+    found.no_derivative(tensors)
+    if found.types or len(tensors) < len(given):
+        return found
+    found.floating("q", q)
+    _cache_dtypes(found, q.dtype, k, v, names, options.k_scale, options.v_scale)
+    if out is not None and out.dtype != q.dtype:
+        found.types.append(f"out must have q's dtype {q.dtype}, got {out.dtype}")
+    if sinks is not None:
+        _sinks(found, sinks, q)
+        if isinstance(sinks, torch.Tensor):
+            tensors["sinks"] = sinks
+    found.one("device", tensors)
+    if all(shaped):
+        found.same_shape(*names, tensors)
+        if q.shape[-1] != k.shape[-1] or not q.shape[-1]:
+            found.values.append(
+                f"q and {names[0]} must have one head dim, got {q.shape[-1]} and {k.shape[-1]}"
+            )
+        found.heads(q.shape[1], k.shape[-2])
+        if names[0] == "k_cache" and not k.shape[1]:
+            found.values.append(
+                f"k_cache must have pages of at least one token, got {list(k.shape)}"
+            )
+        found.output(tensors)
+        inputs = {name: tensor for name, tensor in tensors.items() if name != "out"}
+        found.memory({"out": out, "lse": lse}, inputs | indices)
+    return found
+
+
+def ragged_options(found: Reasons, options: RaggedOptions) -> None:
+    """Add everything wrong with the options of a ragged call."""
+    found.flags(causal=options.causal, return_lse=options.return_lse)
+    window = options.window
+    if window is not None:
+        if not is_integer(window):
+            found.types.append(f"window must be an int or None, got {type(window).__name__}")
+        elif window < 1:
+            found.values.append(
+                f"window must be at least 1, got {shown(window)}: None is no window"
+            )
+    if options.scale is not None:
+        found.real("scale", options.scale)
+    if options.soft_cap is not None:
+        found.real("soft_cap", options.soft_cap, positive=True, remedy=": None is no cap")
+    found.real("k_scale", options.k_scale, positive=True)
+    found.real("v_scale", options.v_scale, positive=True)
+    found.rounding(options.rounding)
+    found.engine(options.engine)
+
+
+def _cache_dtypes(
+    found: Reasons,
+    dtype: torch.dtype,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    names: tuple[str, str],
+    k_scale: float,
+    v_scale: float,
+) -> None:
+    if k.dtype != v.dtype:
+        found.types.append(
+            f"{names[0]} and {names[1]} must have one dtype, got {k.dtype} and {v.dtype}"
+        )
+    paged = names[0] == "k_cache"
+    for name, tensor in zip(names, (k, v), strict=True):
+        if tensor.dtype == torch.uint8 and paged:
+            found.types.append(
+                f"{name} is torch.uint8, which does not say which fp8 it holds: "
+                f"pass {name}.view(torch.float8_e4m3fn) or another float8 type"
+            )
+        elif tensor.dtype != dtype and not (paged and tensor.dtype in FP8):
+            found.types.append(
+                f"{name} must have q's dtype {dtype}{' or be fp8' if paged else ''}, "
+                f"got {tensor.dtype}"
+            )
+    if k.dtype not in FP8 and (k_scale, v_scale) != (1, 1):
+        found.types.append(
+            f"k_scale and v_scale are for fp8 caches, got {k_scale} and {v_scale} with {k.dtype}"
+        )
+
+
+def _sinks(found: Reasons, sinks: Any, q: torch.Tensor) -> None:
+    if "sinks" not in found.usable({"sinks": sinks}):
+        return
+    if sinks.dtype != torch.float32:
+        found.types.append(f"sinks must be torch.float32, got {sinks.dtype}: call .float() on it")
+    if q.dim() == 3 and tuple(sinks.shape) != (q.shape[1],):
+        found.values.append(f"sinks must be [{q.shape[1]}] (Hq), got {list(sinks.shape)}")
+    if not sinks.is_contiguous():
+        found.values.append(f"sinks must be contiguous, got strides {list(sinks.stride())}")
+    found.no_derivative({"sinks": sinks})
+
+
+# ------------------------------------------------------------------------------ batches
+
+
+def longest(starts: torch.Tensor) -> int:
+    """Largest length between starts; waits for a GPU."""
+    if starts.numel() < 2:
+        return 0
+    if readable(starts):
+        return int(max(b - a for a, b in itertools.pairwise(starts.tolist())))
+    return int(torch.diff(starts).max())
+
+
+def paged_batch(
+    q_start: Any, kv_len: Any, page_table: Any, max_q_len: Any, max_kv_len: Any
+) -> Reasons:
+    """Everything wrong with the index tensors and bounds of a paged batch."""
+    found = Reasons()
+    given = {"q_start": (q_start, 1), "kv_len": (kv_len, 1), "page_table": (page_table, 2)}
+    _indices(found, given)
+    found.bound("max_q_len", max_q_len)
+    found.bound("max_kv_len", max_kv_len)
+    if found:
+        return found
+    requests = kv_len.shape[0]
+    if q_start.shape[0] != requests + 1:
+        found.values.append(
+            f"q_start must be [{requests + 1}] like kv_len, got {list(q_start.shape)}"
+        )
+    if page_table.shape[0] != requests:
+        found.values.append(f"page_table must have {requests} rows, got {list(page_table.shape)}")
+    if not q_start.device == kv_len.device == page_table.device:
+        found.values.append(
+            f"q_start, kv_len and page_table must be on one device, got {q_start.device}, "
+            f"{kv_len.device} and {page_table.device}"
+        )
+    _starts(found, "q_start", q_start)
+    if not found and readable(q_start) and requests:
+        lengths = kv_len.tolist()
+        if min(lengths) < 0:
+            found.values.append(f"kv_len must not be negative, got {shown_list(lengths)}")
+        _covers(found, "max_q_len", max_q_len, longest(q_start))
+        _covers(found, "max_kv_len", max_kv_len, max(lengths))
+    return found
+
+
+def packed_batch(
+    found: Reasons, q_start: Any, kv_start: Any, bounds: tuple[Any, Any], q: Any, k: Any
+) -> None:
+    """Add everything wrong with the index tensors and bounds of packed sequences."""
+    before = len(found.types) + len(found.values)
+    _indices(found, {"cu_seqlens_q": (q_start, 1), "cu_seqlens_k": (kv_start, 1)})
+    found.bound("max_seqlen_q", bounds[0])
+    found.bound("max_seqlen_k", bounds[1])
+    if len(found.types) + len(found.values) > before:
+        return
+    if q_start.shape != kv_start.shape:
+        found.values.append(
+            f"cu_seqlens_q and cu_seqlens_k must have one length, got {q_start.shape[0]} and "
+            f"{kv_start.shape[0]}"
+        )
+    for name, starts, bound in (("q", q_start, bounds[0]), ("k", kv_start, bounds[1])):
+        right = len(found.values)
+        _starts(found, f"cu_seqlens_{name}", starts)
+        if len(found.values) == right and readable(starts):
+            _covers(found, f"max_seqlen_{name}", bound, longest(starts))
+    if found:
+        return
+    for name, starts, tensor in (("q", q_start, q), ("k", kv_start, k)):
+        rows_named(found, f"cu_seqlens_{name}", starts, name, tensor.shape[0])
+        if starts.device != q.device:
+            found.values.append(f"cu_seqlens_{name} is on {starts.device}, q on {q.device}")
+
+
+def rows_named(found: Reasons, name: str, starts: torch.Tensor, of: str, rows: int) -> None:
+    """Add that a batch ends past its tensor, if it does (CPU values only)."""
+    if readable(starts) and int(starts[-1]) > rows:
+        found.values.append(f"{name} ends at row {int(starts[-1])}, {of} has {rows} rows")
+
+
+def _indices(found: Reasons, given: dict[str, tuple[Any, int]]) -> None:
+    """Type, dtype and shape of index tensors."""
+    usable = found.usable({name: tensor for name, (tensor, _) in given.items()})
+    for name, tensor in usable.items():
+        if tensor.dtype != torch.int32:
+            found.types.append(f"{name} must be torch.int32, got {tensor.dtype}: call .int() on it")
+        dims = given[name][1]
+        found.shaped(name, tensor, dims, "R" if dims == 1 else "R,pages")
+
+
+def _starts(found: Reasons, name: str, starts: torch.Tensor) -> None:
+    """Starts that go forwards (CPU values only)."""
+    if not starts.numel():
+        found.values.append(f"{name} must have one entry more than there are requests, got none")
+    elif readable(starts):
+        numbers = starts.tolist()
+        if numbers[0] < 0 or any(b < a for a, b in itertools.pairwise(numbers)):
+            found.values.append(
+                f"{name} must start at 0 or later and never decrease, got {shown_list(numbers)}"
+            )
+
+
+def _covers(found: Reasons, name: str, bound: Any, largest: int) -> None:
+    if bound is not None and largest > bound:
+        found.values.append(f"{name} {bound} is less than a length, {largest}")
+
+
+# ------------------------------------------------------------------------------ cache writes
+
+
+def write(
+    k: Any, v: Any, k_cache: Any, v_cache: Any, slots: Any, k_scale: Any, v_scale: Any, engine: Any
+) -> Reasons:
+    """Everything wrong with a cache write."""
+    found = Reasons()
+    tensors = found.usable({"k": k, "v": v, "k_cache": k_cache, "v_cache": v_cache})
+    for name, tensor in tensors.items():
+        if name.endswith("cache"):
+            found.shaped(name, tensor, 4, "pages,page_size,H,D")
+        else:
+            found.shaped(name, tensor, 3, "T,H,D")
+    found.no_derivative(tensors)
+    if "slots" in found.usable({"slots": slots}):
+        if slots.dtype not in (torch.int64, torch.int32):
+            found.types.append(f"slots must be int64 or int32, got {slots.dtype}")
+        if slots.dim() != 1 or not slots.is_contiguous():
+            found.values.append(
+                f"slots must be contiguous with one dimension, got {list(slots.shape)} with "
+                f"strides {list(slots.stride())}"
+            )
+    found.real("k_scale", k_scale, positive=True)
+    found.real("v_scale", v_scale, positive=True)
+    found.engine(engine)
+    if found:
+        return found
+    found.floating("k", k)
+    if v.dtype != k.dtype:
+        found.types.append(f"k and v must have one dtype, got {k.dtype} and {v.dtype}")
+    _cache_dtypes(found, k.dtype, k_cache, v_cache, ("k_cache", "v_cache"), k_scale, v_scale)
+    found.same_shape("k", "v", tensors)
+    found.same_shape("k_cache", "v_cache", tensors)
+    if k.shape[1:] != k_cache.shape[2:]:
+        found.values.append(
+            f"k and k_cache must have the same heads and head dim, got {list(k.shape[1:])} and "
+            f"{list(k_cache.shape[2:])}"
+        )
+    if slots.shape[0] != k.shape[0]:
+        found.values.append(
+            f"slots must have a slot per row, got {slots.shape[0]} for {k.shape[0]} rows"
+        )
+    found.one("device", tensors | {"slots": slots})
+    found.memory(
+        {"k_cache": k_cache, "v_cache": v_cache}, {"k": k, "v": v, "slots": slots}, WRITE_REMEDY
+    )
+    return found
+
+
+#: What to do about a cache write over its own sources.
+WRITE_REMEDY = "write a copy of the rows (.clone())"
