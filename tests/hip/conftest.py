@@ -6,12 +6,15 @@ import subprocess
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 
 from liteattention_emulator import library
 from liteattention_rocm import _core
-from liteattention_rocm.engines import gfx942
+from liteattention_rocm.engines import LIBRARY_VARIABLE, gfx942
+from liteattention_rocm.engines.workspace import Workspaces
 
 SOURCE = Path(__file__).with_name("fake_hip.c")
 
@@ -124,8 +127,8 @@ def cpu_hip(build_fake: Build) -> FakeHip:
 @pytest.fixture
 def engine(cpu_hip: FakeHip, monkeypatch: pytest.MonkeyPatch) -> Iterator[gfx942.Gfx942Engine]:
     """An engine on that run-time; its kernels run nothing."""
-    monkeypatch.setenv(gfx942.LIBRARY_VARIABLE, cpu_hip.path)
-    monkeypatch.setattr(gfx942, "code_objects", lambda: OBJECTS)
+    monkeypatch.setenv(LIBRARY_VARIABLE, cpu_hip.path)
+    monkeypatch.setattr(gfx942.engine, "code_objects", lambda: OBJECTS)
     yield gfx942.Gfx942Engine()
 
 
@@ -133,5 +136,22 @@ def engine(cpu_hip: FakeHip, monkeypatch: pytest.MonkeyPatch) -> Iterator[gfx942
 def emulator(monkeypatch: pytest.MonkeyPatch) -> str:
     """The software MI300X as this test's HIP run-time."""
     path = str(library())
-    monkeypatch.setenv(gfx942.LIBRARY_VARIABLE, path)
+    monkeypatch.setenv(LIBRARY_VARIABLE, path)
     return path
+
+
+@pytest.fixture
+def memory_of_nan(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """What PyTorch allocates, and the workspace of every call, is NaN before a call.
+
+    A byte that is read before it is written, or never written, shows.
+    """
+    take = Workspaces.take
+
+    def poisoned(self: Workspaces, *given: Any) -> torch.Tensor:
+        return take(self, *given).fill_(0xFF)
+
+    monkeypatch.setattr(Workspaces, "take", poisoned)
+    torch.use_deterministic_algorithms(True)
+    yield
+    torch.use_deterministic_algorithms(False)

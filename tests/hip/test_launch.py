@@ -13,68 +13,22 @@ import pytest
 import torch
 
 import liteattention_rocm
-from liteattention_rocm import _core, engines, kernels
-from liteattention_rocm.engines import AttentionSpec, gfx942
+from liteattention_rocm import MI300X_GEOMETRY, TileGeometry, _core, engines, kernels
+from liteattention_rocm.contract import DenseTensors, LiteTensors, WriteRequest, WriteTensors
+from liteattention_rocm.engines import LIBRARY_VARIABLE, gfx942, workspace
+from liteattention_rocm.engines.settings import _architecture
 
+from .calls import (
+    LAUNCHING,
+    NUMBERS,
+    bf16,
+    expect_launches,
+    launches,
+    request_of,
+    run,
+    run_dense,
+)
 from .conftest import KERNELS, OBJECTS, FakeHip
-
-LAUNCHING = {"hipModuleLaunchKernel", "hipHostRegister", "hipHostUnregister"}
-
-
-def spec_of(q: torch.Tensor, k: torch.Tensor, layout: Any = "bshd", **changes: Any) -> Any:
-    rows, heads = (1, 2) if layout == "bshd" else (2, 1)
-    fields = {
-        "batch": q.shape[0],
-        "q_heads": q.shape[heads],
-        "kv_heads": k.shape[heads],
-        "q_len": q.shape[rows],
-        "kv_len": k.shape[rows],
-        "head_dim": q.shape[-1],
-        "dtype": q.dtype,
-        "device": q.device,
-        "layout": layout,
-        "scale": 0.125,
-        "causal": False,
-        "rounding": "rtne",
-        "return_lse": False,
-    }
-    return AttentionSpec(**(fields | changes))
-
-
-def bf16(*shape: int) -> torch.Tensor:
-    return torch.randn(shape).to(torch.bfloat16)
-
-
-def launches(hip: FakeHip) -> list[tuple[dict[str, str], bytes]]:
-    found = []
-    for call in hip.of("hipModuleLaunchKernel"):
-        name, *fields = call.split()
-        data = fields.pop() if "=" not in fields[-1] else ""
-        found.append((dict(f.split("=") for f in fields) | {"name": name}, bytes.fromhex(data)))
-    return found
-
-
-NUMBERS = {
-    (torch.bfloat16, "rtne"): "bf16_d{}_rtne",
-    (torch.bfloat16, "rtna"): "bf16_d{}_rtna",
-    (torch.bfloat16, "rtz"): "bf16_d{}_rtz",
-    (torch.float16, "rtne"): "fp16_d{}",
-}
-
-
-class Recorded(torch.overrides.TorchFunctionMode):
-    """Keeps what ``torch.empty`` gives: the workspaces."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.made: list[torch.Tensor] = []
-
-    def __torch_function__(self, function, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
-        made = function(*args, **(kwargs or {}))
-        if function is torch.empty:
-            self.made.append(made)
-        return made
-
 
 @dataclass
 class Call:
@@ -135,13 +89,6 @@ class Call:
         )
 
 
-def expect_launches(hip: FakeHip, expected: list[tuple[str, int, int, bytes]]) -> None:
-    seen = [(made["name"], made["grid"], made["block"], data) for made, data in launches(hip)]
-    assert seen == [
-        (name, f"{grid}x1x1", f"{block}x1x1", data) for name, grid, block, data in expected
-    ]
-
-
 @pytest.fixture(params=NUMBERS, ids=lambda number: "-".join(map(str, number)))
 def number(request: pytest.FixtureRequest) -> tuple[torch.dtype, str]:
     return request.param
@@ -167,21 +114,20 @@ def test_dense_kernels_get_exactly_these_bytes(
 ) -> None:
     dtype, rounding = number
     c = Call(layout, dim, dtype, with_lse)
-    spec = spec_of(c.q, c.k, layout, rounding=rounding, scale=-0.37)
-    with Recorded() as recorded:
-        gfx942.Gfx942Engine(kv_splits=splits).attention(spec, c.q, c.k, c.v, c.out, c.lse)
-    (workspace,) = recorded.made
-    base = workspace.data_ptr()
+    engine = gfx942.Gfx942Engine(kv_splits=splits)
+    run_dense(engine, c.q, c.k, c.v, c.out, c.lse, layout, rounding=rounding, scale=-0.37)
+    (memory,) = engine._workspaces._buffers.values()
+    base = memory.data_ptr()
     tiles = c.batch * c.q_heads * 2
     tail, parts = (tiles, 3) if splits > 1 else (0, 1)
     part_out = base + c.v_t_bytes if tail else 0
     part_stats = part_out + tail * parts * 384 * dim * 4 if tail else 0
-    assert workspace.numel() == c.v_t_bytes + tail * parts * (384 * dim * 4 + 2 * 384 * 4)
+    assert memory.numel() == c.v_t_bytes + tail * parts * (384 * dim * 4 + 2 * 384 * 4)
     pointers = (c.q.data_ptr(), c.k.data_ptr(), base, c.out.data_ptr(), c.lse_address)
     expected = [
         c.transposition(base),
         (
-            f"attention_dense_{NUMBERS[number].format(dim)}",
+            f"attention_dense_{NUMBERS[number].format(f'_d{dim}')}",
             tiles - tail + tail * parts,
             512,
             struct.pack(
@@ -193,7 +139,7 @@ def test_dense_kernels_get_exactly_these_bytes(
         sizes = (c.batch, c.q_heads, c.q_len, dim, tiles - tail, parts, 0, 0)
         expected.append(
             (
-                f"merge_parts_{NUMBERS[number].format('').replace('_d', '')}",
+                f"merge_parts_{NUMBERS[number].format('')}",
                 tail * 384 // (256 * 8 // dim),
                 256,
                 struct.pack(
@@ -231,21 +177,21 @@ def test_lite_kernels_get_exactly_these_bytes(
 ) -> None:
     dtype, rounding = number
     c = Call(layout, dim, dtype, with_lse, q_len=q_len)
-    spec = spec_of(c.q, c.k, layout, rounding=rounding, scale=-0.37)
-    lite = engines.LiteSpec(engines.MI300X_GEOMETRY, threshold, True, with_lse)
+    request = request_of(
+        c.q, c.k, layout, rounding=rounding, scale=-0.37, return_lse=with_lse,
+        geometry=MI300X_GEOMETRY, threshold=threshold, descending=True, soft_skip=with_lse,
+    )  # fmt: skip
     q_blocks = -(-q_len // 384)
     read, write = (torch.zeros(2, 6, q_blocks, 1, dtype=torch.int32) for _ in range(2))
     must_do, must_skip = (torch.zeros(1, dtype=torch.int32) if used else None for used in masks)
-    assert engine.supports(spec, lite) == []
-    with Recorded() as recorded:
-        engine.lite_attention(
-            spec, lite, c.q, c.k, c.v, c.out, c.lse, read, write, must_do, must_skip
-        )
-    (workspace,) = recorded.made
-    base = workspace.data_ptr()
+    assert engine.reasons(request) == []
+    tensors = LiteTensors(c.q, c.k, c.v, c.out, c.lse, read, write, must_do, must_skip)
+    run(engine, request, tensors)
+    (memory,) = engine._workspaces._buffers.values()
+    base = memory.data_ptr()
     rows = c.batch * c.q_heads
     order = base + c.v_t_bytes if q_blocks > 1 else 0
-    assert 0 <= workspace.numel() - c.v_t_bytes - (rows * q_blocks * 4 if order else 0) < 256
+    assert 0 <= memory.numel() - c.v_t_bytes - (rows * q_blocks * 4 if order else 0) < 256
     do, skip = (0 if mask is None else mask.data_ptr() for mask in (must_do, must_skip))
     expected = [c.transposition(base)]
     if order:
@@ -253,7 +199,7 @@ def test_lite_kernels_get_exactly_these_bytes(
         expected.append(("plan_lpt", rows, 256, ranks))
     expected.append(
         (
-            f"attention_lite_{NUMBERS[number].format(dim)}",
+            f"attention_lite_{NUMBERS[number].format(f'_d{dim}')}",
             rows * q_blocks,
             512,
             struct.pack(
@@ -289,7 +235,7 @@ def test_the_emulator_is_told_exactly_the_bytes_of_the_tensors(
     buffer = bf16(2, 10, 5, 128)
     q, k, v, out = buffer[:, 1:9, 2:4], bf16(2, 70, 1, 128), bf16(2, 70, 1, 128), bf16(2, 8, 2, 128)
     lse = torch.empty(2, 2, 8)
-    engine.attention(spec_of(q, k), q, k, v, out, lse)
+    run_dense(engine, q, k, v, out, lse)
     spans = [tuple(map(int, call.split()[:2])) for call in cpu_hip.of("hipHostRegister")]
     whole = 2 * 70 * 128 * 2
     last_element = (1 * 10 * 5 + 7 * 5 + 1) * 128 + 128
@@ -344,7 +290,7 @@ def test_threads_on_views_of_one_tensor_keep_each_others_memory(
         mine.name = name
         x = views[name]
         # an engine of its own: what is registered belongs to the run-time, not to an engine
-        gfx942.Gfx942Engine(1).attention(spec_of(x, x), x, x, x, torch.empty_like(x), None)
+        run_dense(gfx942.Gfx942Engine(1), x, x, x, torch.empty_like(x))
 
     threads = {name: threading.Thread(target=run, args=(name,)) for name in views}
     other = {"short": "long", "long": "short"}
@@ -369,19 +315,17 @@ def run_on_stream(device: _core.Gfx942Device, stream: int, splits: int = 1) -> N
     """Launch with addresses that nothing reads: the run-time is a fake."""
     shape = _core.DenseShape(1, 1, 1, 100, 200, 128)
     plan = _core.plan_dense(shape, device.compute_units, splits)
-    request = _core.DenseRequest()
-    request.set_pointers(0x1000, 0x2000, 0x3000, 0x4000, 0)
-    request.set_strides(*([(12800, 128, 128)] * 4))
-    device.attention(plan, request, 0x10000, stream)
+    launch = _core.DenseLaunch()
+    launch.set_strides(*([(12800, 128, 128)] * 4))
+    device.attention(plan, launch, 0x1000, 0x2000, 0x3000, 0x4000, 0, 0x10000, stream)
 
 
 def run_lite_on_stream(device: _core.Gfx942Device, stream: int) -> None:
     plan = _core.plan_lite(_core.DenseShape(1, 1, 1, 400, 200, 128))
-    request, step = _core.DenseRequest(), _core.LiteStep()
-    request.set_pointers(0x1000, 0x2000, 0x3000, 0x4000, 0)
-    request.set_strides(*([(51200, 128, 128)] * 4))
-    step.set_bitmaps(0x5000, 0x6000, 0, 0)
-    device.lite(plan, request, step, 0x10000, stream)
+    launch = _core.DenseLaunch()
+    launch.set_strides(*([(51200, 128, 128)] * 4))
+    tensors = (0x1000, 0x2000, 0x3000, 0x4000, 0, 0x5000, 0x6000, 0, 0)
+    device.lite(plan, launch, _core.LiteLaunch(), *tensors, 0x10000, stream)
 
 
 def test_every_launch_goes_to_the_callers_stream_and_nothing_waits(gpu_hip: FakeHip) -> None:
@@ -397,23 +341,67 @@ def test_every_launch_goes_to_the_callers_stream_and_nothing_waits(gpu_hip: Fake
     assert {call.split()[0] for call in gpu_hip.calls[before:]} == {"hipModuleLaunchKernel"}
 
 
-def test_the_engine_passes_pytorchs_current_stream(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Stream:
-        cuda_stream = 0x5EED
+def test_bound_calls_go_to_pytorchs_stream_on_the_tensors_gpu(
+    gpu_hip: FakeHip, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The stream that is current at the call, not when it was bound; each has its workspace."""
+    gpu_hip.devices(2)
+    monkeypatch.setenv(LIBRARY_VARIABLE, gpu_hip.path)
+    monkeypatch.setattr(gfx942.engine, "code_objects", lambda: OBJECTS)
+    current = {1: 0}
+    monkeypatch.setattr(workspace, "raw_stream", lambda index: current[index])
+    monkeypatch.setattr(workspace, "_capturing", lambda: False)
+    engine, gpu = gfx942.Gfx942Engine(kv_splits=1), torch.device("cuda:1")
+    streams = {0x5EED: torch.empty(2**18), 0xF00D: torch.empty(2**18)}
+    for stream, memory in streams.items():
+        engine._workspaces._buffers[1, stream] = memory.view(torch.uint8)
 
-    asked = []
-    monkeypatch.setattr(torch.cuda, "current_stream", lambda d: asked.append(d) or Stream())
-    assert gfx942._stream(torch.device("cuda:1")) == 0x5EED
-    assert asked == [torch.device("cuda:1")]
-    assert gfx942._stream(torch.device("cpu")) == 0
+    x, bits = bf16(1, 400, 1, 64), torch.zeros(1, 1, 2, 1, dtype=torch.int32)
+    dense = DenseTensors(x, x, x, x, None)
+    lite = LiteTensors(*dense, bits, bits, None, None)
+    write = WriteTensors(x[0], x[0], x, x, torch.zeros(400, dtype=torch.int32))
+    row = WriteRequest(400, 1, 64, x.dtype, x.dtype, gpu, 1, 400, 1.0, 1.0)
+    calls = [
+        (engine.bind(request_of(x, x, device=gpu), dense), dense),
+        (engine.bind(request_of(x, x, device=gpu, geometry=MI300X_GEOMETRY), lite), lite),
+        (engine.bind(row, write), write),
+    ]
+    for stream, memory in streams.items():
+        current[1] = stream
+        before = len(launches(gpu_hip))
+        for bound, tensors in calls:
+            bound(tensors)
+        made = launches(gpu_hip)[before:]
+        assert [(of["device"], of["stream"]) for of, _ in made] == [("1", str(stream))] * len(made)
+        assert made[0][0]["name"] == "transpose_v_bf16_d64" and len(made) >= 6
+        assert struct.unpack_from("<2Q", made[0][1])[1] == memory.data_ptr()
+
+
+def test_starts_of_a_causal_call_are_kept_by_stream_and_not_for_a_graph(
+    engine: gfx942.Gfx942Engine, cpu_hip: FakeHip, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stream, graph = 0, False
+    monkeypatch.setattr(workspace, "_no_stream", lambda index: stream)
+    monkeypatch.setattr(gfx942.engine, "capturing", lambda device: graph)
+    made = []
+    arange = torch.arange
+    monkeypatch.setattr(torch, "arange", lambda *a, **b: made.append(stream) or arange(*a, **b))
+    x = bf16(2, 9, 1, 64)
+    tensors = DenseTensors(x, x, x, torch.empty_like(x), None)
+    bound = engine.bind(request_of(x, x, causal=True), tensors)
+    for stream, graph in ((0, False), (0, False), (7, False), (7, True), (7, True), (0, False)):  # noqa: B007
+        bound(tensors)
+    assert made == [0, 0, 7, 7, 7, 7, 7, 7]  # of queries and of keys
+    seen = [struct.unpack_from("<9Q", data) for _, data in launches(cpu_hip)]
+    assert seen[0][6] == seen[1][6] == seen[-1][6] != seen[2][6]
 
 
 def test_modules_are_loaded_once_per_device(
     gpu_hip: FakeHip, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     gpu_hip.devices(2)
-    monkeypatch.setenv(gfx942.LIBRARY_VARIABLE, gpu_hip.path)
-    monkeypatch.setattr(gfx942, "code_objects", lambda: OBJECTS)
+    monkeypatch.setenv(LIBRARY_VARIABLE, gpu_hip.path)
+    monkeypatch.setattr(gfx942.engine, "code_objects", lambda: OBJECTS)
     owner = [gfx942.Gfx942Engine()]
     barrier = threading.Barrier(8)
 
@@ -460,7 +448,7 @@ def test_a_failed_launch_names_the_error_and_the_kernel(
     cpu_hip.fail("hipModuleLaunchKernel", 719)
     x = bf16(1, 8, 1, 64)
     with pytest.raises(_core.HipError, match="LDS race: wave 3 reads dword 17"):
-        engine.attention(spec_of(x, x), x, x, x, torch.empty_like(x), None)
+        run_dense(engine, x, x, x, torch.empty_like(x))
     assert len(cpu_hip.of("hipHostRegister")) == len(cpu_hip.of("hipHostUnregister")) == 3
 
 
@@ -498,24 +486,24 @@ def test_rows_off_the_dword_grid_are_refused_with_every_reason(
     shifted = odd[1:].as_strided(good.shape, (1048, 131, 64, 1))
     stepped = odd.as_strided(good.shape, (1048, 130, 65, 1))
     with pytest.raises(ValueError) as caught:
-        engine.attention(spec_of(good, good), shifted, stepped, good, good.clone(), None)
+        run_dense(engine, shifted, stepped, good, good.clone())
     text = str(caught.value)
     assert "every row of q must" in text and "every row of k must" in text
     assert "every row of v" not in text and "every row of out" not in text
     assert not launches(cpu_hip)
     # a stride that is never stepped over does not matter
     one = odd.as_strided((1, 8, 1, 64), (1048, 130, 65, 1))
-    engine.attention(spec_of(one, one), one, one, one, good[:, :, :1].clone(), None)
+    run_dense(engine, one, one, one, good[:, :, :1].clone())
     assert len(launches(cpu_hip)) == 2
 
 
 def test_a_lite_step_lists_every_reason_against_it(gpu_hip: FakeHip) -> None:
     device = _core.Gfx942Device(gpu_hip.library(), 0, OBJECTS)
     plan = _core.plan_lite(_core.DenseShape(1, 1, 1, 400, 200, 128))
-    step = _core.LiteStep()
+    step = _core.LiteLaunch()
     step.threshold = 0.5
     with pytest.raises(ValueError) as caught:
-        device.lite(plan, _core.DenseRequest(), step, 8, 0)
+        device.lite(plan, _core.DenseLaunch(), step, *[0] * 9, 8, 0)
     text = str(caught.value)
     for name in ("q", "k", "v", "out", "read", "write"):
         assert f"{name} has no memory" in text
@@ -526,16 +514,16 @@ def test_a_lite_step_lists_every_reason_against_it(gpu_hip: FakeHip) -> None:
 def test_keys_too_far_apart_for_32_bits_are_refused(gpu_hip: FakeHip) -> None:
     device = _core.Gfx942Device(gpu_hip.library(), 0, OBJECTS)
     far = 2**31 - 128
+    tensors = (0x1000, 0x2000, 0x3000, 0x4000)
     for kv_len, apart in ((2, far), (2, far + 2), (1, far + 2)):
         plan = _core.plan_dense(_core.DenseShape(1, 1, 1, 4, kv_len, 64), 304, 1)
-        request = _core.DenseRequest()
-        request.set_pointers(0x1000, 0x2000, 0x3000, 0x4000, 0)
-        request.set_strides((0, 64, 64), (0, apart, 64), (0, far + 2, 64), (0, far + 2, 64))
+        launch = _core.DenseLaunch()
+        launch.set_strides((0, 64, 64), (0, apart, 64), (0, far + 2, 64), (0, far + 2, 64))
         if kv_len > 1 and apart > far:
             with pytest.raises(ValueError, match=f"k must be at most {far} elements apart, got"):
-                device.attention(plan, request, 0x10000, 0)
+                device.attention(plan, launch, *tensors, 0, 0x10000, 0)
         else:
-            device.attention(plan, request, 0x10000, 0)
+            device.attention(plan, launch, *tensors, 0, 0x10000, 0)
     assert len(launches(gpu_hip)) == 4
 
 
@@ -586,7 +574,7 @@ def test_the_lpt_kernel_gets_exactly_these_bytes(
 def test_gpu_tensors_on_a_gfx942_take_this_engine(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(engines.ENGINE_VARIABLE, raising=False)
     found = {0: "gfx942", 1: "gfx90a"}
-    monkeypatch.setattr(engines, "architecture", lambda device: found[device.index])
+    monkeypatch.setattr(engines.registry, "architecture", lambda device: found[device.index])
     assert engines.choose("cuda:0").name == "gfx942"
     assert engines.choose("cuda:1").name == "portable"
     assert engines.choose("cpu").name == "cpu"
@@ -600,10 +588,10 @@ def test_architecture_is_the_compilers_name(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: Properties())
     for hip, expected in (("6.4", "gfx942"), (None, "sm_94")):
-        engines._architecture.cache_clear()
+        _architecture.cache_clear()
         monkeypatch.setattr(torch.version, "hip", hip)
         assert engines.architecture(torch.device("cuda:0")) == expected
-    engines._architecture.cache_clear()
+    _architecture.cache_clear()
     assert engines.architecture(torch.device("cpu")) == ""
 
 
@@ -634,7 +622,7 @@ def test_compiled_lite_steps_are_one_opaque_operator(
     def step(q: torch.Tensor, k: torch.Tensor, read: torch.Tensor, write: torch.Tensor) -> Any:
         return liteattention_rocm.lite_attention(
             q, k, k, read, write, threshold=-3.0, soft_skip=True,
-            geometry=engines.MI300X_GEOMETRY, engine="gfx942",
+            geometry=MI300X_GEOMETRY, engine="gfx942",
         )  # fmt: skip
 
     torch._dynamo.reset()
@@ -646,7 +634,7 @@ def test_compiled_lite_steps_are_one_opaque_operator(
     whole = ["transpose_v_bf16_d64", "plan_lpt", "attention_lite_bf16_d64_rtne"]
     assert names == [whole[0], whole[2], *whole, *whole]
     with pytest.raises(Exception, match="its tile is q_block 384"):
-        tile = engines.TileGeometry(128, 64, 32)
+        tile = TileGeometry(128, 64, 32)
         x, bits = bf16(1, 70, 4, 64), torch.zeros(1, 4, 1, 1, dtype=torch.int32)
         liteattention_rocm.lite_attention(
             x, x, x, bits, bits.clone(), threshold=-1.0, geometry=tile, engine="gfx942"

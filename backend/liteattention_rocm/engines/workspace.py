@@ -8,6 +8,7 @@ from the graph's pool, which lives as long as the graph does.
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -15,6 +16,21 @@ import torch
 #: Handle of the current stream of a GPU by its index; None in builds of PyTorch without GPUs.
 raw_stream: Any = getattr(torch._C, "_cuda_getCurrentRawStream", None)
 _capturing: Any = getattr(torch._C, "_cuda_isCurrentStreamCapturing", None)
+
+
+def stream_of(device: torch.device) -> Callable[[int], int]:
+    """Return what gives the handle of the current stream by the index of ``device``."""
+    found: Callable[[int], int] = _no_stream if device.type == "cpu" else raw_stream
+    return found
+
+
+def _no_stream(index: int) -> int:
+    return 0
+
+
+def capturing(device: torch.device) -> bool:
+    """Whether what is launched on ``device`` now becomes part of a graph."""
+    return device.type == "cuda" and bool(_capturing())
 
 
 class Workspaces(threading.local):
@@ -33,7 +49,7 @@ class Workspaces(threading.local):
         ``index`` and ``stream`` are those of the device that the call runs on; 0 for CPU tensors.
         Keep what is returned until everything is launched.
         """
-        if device.type == "cuda" and _capturing():
+        if capturing(device):
             return torch.empty(size, dtype=torch.uint8, device=device)
         found = self._buffers.get((index, stream))
         if found is None or found.numel() < size:

@@ -42,7 +42,7 @@ from ...contract import (
     strides,
 )
 from ..settings import LIBRARY_VARIABLE, architecture, settings
-from ..workspace import Workspaces, raw_stream
+from ..workspace import Workspaces, capturing, stream_of
 
 TARGET = "gfx942"
 
@@ -125,9 +125,7 @@ class Gfx942Engine(Engine):
     def limits(self, request: Request) -> list[str]:
         """Return the sizes and numbers that its kernels do not take; see :meth:`Engine.limits`."""
         if isinstance(request, WriteRequest):
-            if request.dtype.itemsize == 2:
-                return []
-            return [f"it writes rows of 16-bit numbers, got {request.dtype}"]
+            return []
         if isinstance(request, RaggedRequest):
             return _core.ragged_reasons(_ragged_shape(request)) + _number_reasons(request)
         if isinstance(request, LiteRequest):
@@ -180,10 +178,10 @@ class Gfx942Engine(Engine):
         plan = _core.plan_dense(_shape(request), device.compute_units, self._kv_splits)
         launch = _launch(request, like)
         run, size, workspaces = device.attention, plan.workspace_bytes, self._workspaces
-        where, index = request.device, device.ordinal
+        where, index, current = request.device, device.ordinal, stream_of(request.device)
 
         def dense(t: DenseTensors) -> None:
-            stream = 0 if where.type == "cpu" else raw_stream(index)
+            stream = current(index)
             workspace = workspaces.take(where, index, stream, size)
             run(
                 plan, launch,
@@ -202,10 +200,10 @@ class Gfx942Engine(Engine):
         step.descending = request.walks_down
         step.soft_skip = request.soft_skip
         run, size, workspaces = device.lite, plan.workspace_bytes, self._workspaces
-        where, index = request.device, device.ordinal
+        where, index, current = request.device, device.ordinal, stream_of(request.device)
 
         def lite(t: LiteTensors) -> None:
-            stream = 0 if where.type == "cpu" else raw_stream(index)
+            stream = current(index)
             workspace = workspaces.take(where, index, stream, size)
             run(
                 plan, launch, step,
@@ -247,25 +245,32 @@ class Gfx942Engine(Engine):
         launch.causal = True
         launch.scale = request.scale
         launch.number = _NUMBERS[request.dtype, request.rounding]
-        where, index, batch = request.device, device.ordinal, request.batch
-        # Copied from the host, so that they are there for whatever stream calls first.
-        starts = [
-            torch.tensor(
-                [entry * length for entry in range(entries + 1)], dtype=torch.int32, device=where
-            )
-            for length in (request.q_len, request.kv_len)
-        ]
+        where, index, current = request.device, device.ordinal, stream_of(request.device)
+        # Bytes to each entry of q, k, v, out and the log-sum-exp.
+        number = request.dtype.itemsize
+        apart = (*[number * step[0] for step in steps], 4 * request.q_heads * request.q_len)
+        jumps = [tuple([i * far for far in apart]) for i in range(0, request.batch, entries)]
+        # q_start and kv_start by stream, in whose order they are filled, read and freed.
+        known: dict[int, list[torch.Tensor]] = {}
         run, size, workspaces = device.ragged, plan.workspace_bytes, self._workspaces
 
         def triangular(t: DenseTensors) -> None:
-            stream = 0 if where.type == "cpu" else raw_stream(index)
+            stream = current(index)
             workspace = workspaces.take(where, index, stream, size)
+            starts = known.get(stream)
+            if starts is None or capturing(where):
+                starts = [
+                    torch.arange(entries + 1, dtype=torch.int32, device=where) * length
+                    for length in (request.q_len, request.kv_len)
+                ]
+                if not capturing(where):  # memory of a graph is the graph's
+                    known[stream] = starts
             q_start, kv_start = starts
-            for entry in range(0, batch, entries):
+            for q, k, v, out, lse in jumps:
                 run(
                     plan, launch,
-                    t.q[entry].data_ptr(), t.k[entry].data_ptr(), t.v[entry].data_ptr(),
-                    t.out[entry].data_ptr(), 0 if t.lse is None else t.lse[entry].data_ptr(), 0,
+                    t.q.data_ptr() + q, t.k.data_ptr() + k, t.v.data_ptr() + v,
+                    t.out.data_ptr() + out, 0 if t.lse is None else t.lse.data_ptr() + lse, 0,
                     q_start.data_ptr(), 0, kv_start.data_ptr(), 0, workspace.data_ptr(), stream,
                 )  # fmt: skip
 
@@ -288,10 +293,10 @@ class Gfx942Engine(Engine):
         launch.soft_cap = request.soft_cap
         launch.number = _NUMBERS[request.dtype, request.rounding]
         run, size, workspaces = device.ragged, plan.workspace_bytes, self._workspaces
-        where, index = request.device, device.ordinal
+        where, index, current = request.device, device.ordinal, stream_of(request.device)
 
         def ragged(t: RaggedTensors) -> None:
-            stream = 0 if where.type == "cpu" else raw_stream(index)
+            stream = current(index)
             workspace = workspaces.take(where, index, stream, size)
             keys = t.keys.data_ptr()
             run(
@@ -318,7 +323,7 @@ class Gfx942Engine(Engine):
         launch.set_shape(
             request.rows, request.kv_heads, request.head_dim, request.pages, request.page_size
         )
-        run, index = device.write_kv, device.ordinal
+        run, index, current = device.write_kv, device.ordinal, stream_of(request.device)
         on_cpu = request.device.type == "cpu"
 
         def write(t: WriteTensors) -> None:
@@ -328,7 +333,7 @@ class Gfx942Engine(Engine):
             run(
                 launch,
                 t.k.data_ptr(), t.v.data_ptr(), t.k_cache.data_ptr(), t.v_cache.data_ptr(),
-                t.slots.data_ptr(), 0 if on_cpu else raw_stream(index),
+                t.slots.data_ptr(), current(index),
             )  # fmt: skip
 
         return write
@@ -362,7 +367,7 @@ class Gfx942Engine(Engine):
             batch * heads,
             q_blocks,
             words,
-            0 if skip.device.type == "cpu" else raw_stream(device.ordinal),
+            stream_of(skip.device)(device.ordinal),
         )
         return order
 
