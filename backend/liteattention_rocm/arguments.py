@@ -16,7 +16,6 @@ import torch
 from torch.autograd import forward_ad
 
 from . import engines
-from .contract import ROUNDINGS
 from .memory import has_address, overlap_reasons, self_overlap_reasons
 
 #: Lengths are int32 on the device: no window, and no bound of a length, has to be larger.
@@ -25,6 +24,8 @@ LARGEST_LENGTH = 2**31 - 1
 FLOATS = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
 
 _LARGEST_SHOWN = 2**64
+
+_wrapped = torch._C._functorch.is_functorch_wrapped_tensor
 
 
 def is_integer(value: Any) -> bool:
@@ -89,7 +90,7 @@ class Reasons:
 
     def raise_for(self, what: str) -> None:
         """Raise one error with every reason, if there is one."""
-        if self:
+        if self.types or self.values:
             error = TypeError if self.types else ValueError
             raise error(f"invalid {what}: " + "; ".join([*self.types, *self.values]))
 
@@ -106,20 +107,14 @@ class Reasons:
 
     def flags(self, **flags: Any) -> None:
         """True or False, and nothing that is merely like it."""
-        self.types += [
-            f"{name} must be a bool, got {type(flag).__name__}"
-            for name, flag in flags.items()
-            if not isinstance(flag, bool)
-        ]
+        for name, flag in flags.items():
+            if not isinstance(flag, bool):
+                self.types.append(f"{name} must be a bool, got {type(flag).__name__}")
 
     def choice(self, name: str, value: Any, choices: tuple[str, ...]) -> None:
         """One of a few names."""
         if not (isinstance(value, str) and value in choices):
             self.values.append(f"{name} must be one of {', '.join(choices)}, got {value!r}")
-
-    def rounding(self, rounding: Any) -> None:
-        """How results become bf16."""
-        self.choice("rounding", rounding, ROUNDINGS)
 
     def engine(self, engine: Any) -> None:
         """The name of an engine of this build; None and "" choose by device."""
@@ -156,6 +151,15 @@ class Reasons:
         """
         found = {}
         for name, tensor in given.items():
+            if (
+                type(tensor) is torch.Tensor
+                and tensor.layout is torch.strided
+                and not tensor.is_nested
+                and not tensor._is_zerotensor()
+                and not _wrapped(tensor)
+            ):
+                found[name] = tensor
+                continue
             of_type, of_value = _unusable(name, tensor)
             self.types += of_type
             self.values += of_value
@@ -163,46 +167,53 @@ class Reasons:
                 found[name] = tensor
         return found
 
-    def shaped(self, name: str, tensor: torch.Tensor, dims: int, axes: str) -> bool:
-        """``dims`` dimensions called ``axes``, the last of them contiguous."""
-        if tensor.dim() != dims:
-            self.values.append(
-                f"{name} must have {dims} dimensions ({axes}), got {list(tensor.shape)}"
-            )
-            return False
-        if tensor.shape[-1] > 1 and tensor.stride(-1) != 1:
-            self.values.append(
-                f"{name} must be contiguous in its last dimension, got strides "
-                f"{list(tensor.stride())}: call .contiguous() on it"
-            )
-        return True
+    def shaped(self, tensors: Mapping[str, torch.Tensor], dims: int, axes: str) -> bool:
+        """``dims`` dimensions called ``axes``, the last of them contiguous.
 
-    def floating(self, name: str, tensor: torch.Tensor) -> None:
-        """A dtype of queries."""
-        if tensor.dtype not in FLOATS:
-            self.types.append(f"{name} must be bf16, fp16 or fp32, got {tensor.dtype}")
+        Returns whether all tensors have as many.
+        """
+        right = True
+        for name, tensor in tensors.items():
+            if tensor.dim() != dims:
+                right = False
+                self.values.append(
+                    f"{name} must have {dims} dimensions ({axes}), got {list(tensor.shape)}"
+                )
+            elif tensor.shape[-1] > 1 and tensor.stride(-1) != 1:
+                self.values.append(
+                    f"{name} must be contiguous in its last dimension, got strides "
+                    f"{list(tensor.stride())}: call .contiguous() on it"
+                )
+        return right
+
+    def floating(self, tensors: Mapping[str, torch.Tensor]) -> None:
+        """Dtypes that queries may have."""
+        for name, tensor in tensors.items():
+            if tensor.dtype not in FLOATS:
+                self.types.append(f"{name} must be bf16, fp16 or fp32, got {tensor.dtype}")
 
     def no_derivative(self, tensors: Mapping[str, torch.Tensor]) -> None:
         """No derivative is wanted with respect to a tensor: there is none.
 
         Reverse mode counts while gradients are recorded; a forward-mode tangent counts always.
         """
+        forward = in_forward_mode()
         for name, tensor in tensors.items():
             if tensor.requires_grad and torch.is_grad_enabled():
                 self.values.append(
                     f"{name} requires grad, and there is no backward pass: detach it or use "
                     "torch.no_grad()"
                 )
-            if in_forward_mode() and _tangent(tensor) is not None:
+            if forward and _tangent(tensor) is not None:
                 self.values.append(
                     f"{name} carries a forward-mode tangent, and there is no derivative: detach it"
                 )
 
     def one(self, what: str, tensors: Mapping[str, torch.Tensor]) -> None:
         """One "dtype" or "device" for all tensors."""
-        seen = {name: getattr(tensor, what) for name, tensor in tensors.items()}
-        if len(set(seen.values())) > 1:
-            listed = ", ".join(f"{name} {value}" for name, value in seen.items())
+        first, *rest = [getattr(tensor, what) for tensor in tensors.values()] or [None]
+        if rest.count(first) < len(rest):
+            listed = ", ".join(f"{n} {getattr(t, what)}" for n, t in tensors.items())
             found = self.types if what == "dtype" else self.values
             found.append(f"all tensors must have one {what}, got {listed}")
 

@@ -58,25 +58,26 @@ class PagedBatch:
         self._bounds = (max_q_len, max_kv_len)
         #: Bound calls of this batch's values.
         self.calls = Calls(_MOST_CALLS)
-        self._read()
+        self.read()
 
-    def _read(self) -> None:
+    def read(self) -> None:
         """Check the tensors, find the bounds, and forget what rested on earlier values."""
         max_q_len, max_kv_len = self._bounds
-        tensors = self.q_start, self.kv_len, self.page_table
-        if not _plainly_right(*tensors, max_q_len, max_kv_len):
+        tensors = q_start, kv_len, table = self.q_start, self.kv_len, self.page_table
+        plain = _plainly_right(*tensors, max_q_len, max_kv_len)
+        if not plain:
             validation.paged_batch(*tensors, max_q_len, max_kv_len).raise_for("batch")
-        self._places = tuple([t.data_ptr() for t in tensors if has_address(t)])
+        at: tuple[int, ...] = ()
+        if plain or all([has_address(t) for t in tensors]):
+            at = (q_start.data_ptr(), kv_len.data_ptr(), table.data_ptr())
+        # (): changes cannot be seen (inference mode), or need not be (a GPU plans from bounds).
+        versions: tuple[int, ...] = ()
+        if q_start.device.type == "cpu" and at and not any([t.is_inference() for t in tensors]):
+            versions = (q_start._version, kv_len._version, table._version)
+        #: Addresses and versions of the tensors whose values were checked.
+        self.seen = at, versions
         #: Bytes from the first to past the last element of each tensor.
-        self.spans = tuple([extent_bytes(t) for t in tensors])
-        # None: changes cannot be seen (inference mode), or need not be (a GPU plans from bounds).
-        self._versions: tuple[int, int, int] | None = None
-        if all([readable(t) and not t.is_inference() for t in tensors]):
-            self._versions = (
-                self.q_start._version,
-                self.kv_len._version,
-                self.page_table._version,
-            )
+        self.spans = (extent_bytes(q_start), extent_bytes(kv_len), extent_bytes(table))
         if max_q_len is None:
             max_q_len = validation.longest(self.q_start)
         if max_kv_len is None:
@@ -84,17 +85,6 @@ class PagedBatch:
         self.max_q_len: int = plain_length(max_q_len)
         self.max_kv_len: int = plain_length(max_kv_len)
         self.calls.clear()
-
-    def current(self) -> Calls:
-        """Return what is bound; if a tensor was written to or replaced, check it again first."""
-        tensors = self.q_start, self.kv_len, self.page_table
-        if (self._places and self._places != tuple([t.data_ptr() for t in tensors])) or (
-            self._versions is not None
-            and self._versions
-            != (self.q_start._version, self.kv_len._version, self.page_table._version)
-        ):
-            self._read()
-        return self.calls
 
     def __repr__(self) -> str:
         """Name the sizes; the values may be on a GPU."""

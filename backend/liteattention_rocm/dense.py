@@ -23,14 +23,14 @@ from .arguments import Reasons
 from .contract import (
     DenseRequest,
     DenseTensors,
+    Engine,
     Layout,
     LiteRequest,
     LiteTensors,
     Rounding,
     TileGeometry,
 )
-from .memory import mark_written
-from .remembered import Call, bound_call, calls, recall
+from .remembered import bound_call, calls, recall
 from .validation import sizes
 
 __all__ = ["attention", "default_geometry", "lite_attention", "merge_states"]
@@ -132,12 +132,11 @@ def attention(
     if call is None:
         assert scale is not None
         request = dense_request(found, layout, scale, causal, rounding)
-        engines.check(engines.choose(q.device, engine or None), request)
-        call = _bind(request, found, () if given is None else (3,), engine)
+        run = engines.admit(request, engine).bind(request, found)
+        call = bound_call(run, found, () if given is None else (3,))
         calls.keep(key, call)
     if given is not None:
-        _check_memory(call, found)
-        mark_written(given)
+        call.claim(found, _WHAT)
     call.run(found)
     return out if lse is None else (out, lse)
 
@@ -279,11 +278,10 @@ def lite_attention(
         request = lite_request(
             found, layout, scale, rounding, geometry, threshold, descending, soft_skip
         )
-        engines.check(engines.choose(q.device, engine or None), request)
-        call = _bind(request, found, (6,) if given is None else (3, 6), engine)
+        run = engines.admit(request, engine).bind(request, found)
+        call = bound_call(run, found, (6,) if given is None else (3, 6))
         calls.keep(key, call)
-    _check_memory(call, found)
-    mark_written(write, given)
+    call.claim(found, _WHAT)
     call.run(found)
     return out if lse is None else (out, lse)
 
@@ -364,11 +362,13 @@ def run_attention(
     options = (layout, scale, causal, rounding, engine)
     key, call = recall(calls, tensors, ("dense operator", *options))
     if call is None:
-        request = check_attention(tensors, *options)
-        call = _bind(request, tensors, (3,) if tensors.lse is None else (3, 4), engine)
+        chosen, request = check_attention(tensors, *options)
+        run = chosen.bind(request, tensors)
+        call = bound_call(run, tensors, (3,) if tensors.lse is None else (3, 4))
         if key is not None:
             calls.keep(key, call)
-    _run_written(call, tensors)
+    call.claim(tensors, _WHAT)
+    call.run(tensors)
 
 
 def check_attention(
@@ -378,13 +378,12 @@ def check_attention(
     causal: bool,
     rounding: Rounding,
     engine: str,
-) -> DenseRequest:
+) -> tuple[Engine, DenseRequest]:
     """Raise if anything is wrong with a dense call whose outputs are there; else describe it."""
     wanted = tensors.lse is not None
     validation.dense(*tensors, layout, scale, causal, rounding, wanted, engine).raise_for(_WHAT)
     request = dense_request(tensors, layout, scale, causal, rounding)
-    engines.check(engines.choose(request.device, engine or None), request)
-    return request
+    return engines.admit(request, engine), request
 
 
 def run_lite_attention(tensors: LiteTensors, *options: Any) -> None:
@@ -394,12 +393,13 @@ def run_lite_attention(tensors: LiteTensors, *options: Any) -> None:
     """
     key, call = recall(calls, tensors, ("lite operator", *options))
     if call is None:
-        request = check_lite_attention(tensors, *options)
-        written = (3, 6) if tensors.lse is None else (3, 4, 6)
-        call = _bind(request, tensors, written, options[-1])
+        chosen, request = check_lite_attention(tensors, *options)
+        run = chosen.bind(request, tensors)
+        call = bound_call(run, tensors, (3, 6) if tensors.lse is None else (3, 4, 6))
         if key is not None:
             calls.keep(key, call)
-    _run_written(call, tensors)
+    call.claim(tensors, _WHAT)
+    call.run(tensors)
 
 
 def check_lite_attention(
@@ -412,7 +412,7 @@ def check_lite_attention(
     descending: bool,
     soft_skip: bool,
     engine: str,
-) -> LiteRequest:
+) -> tuple[Engine, LiteRequest]:
     """Raise if anything is wrong with a step whose outputs are there; else describe it."""
     q, k, v, out, lse, read, write, must_do, must_skip = tensors
     wrong = validation.dense(
@@ -426,8 +426,7 @@ def check_lite_attention(
     request = lite_request(
         tensors, layout, scale, rounding, geometry, threshold, descending, soft_skip
     )
-    engines.check(engines.choose(request.device, engine or None), request)
-    return request
+    return engines.admit(request, engine), request
 
 
 def dense_request(
@@ -461,36 +460,6 @@ def lite_request(
         batch, q_heads, kv_heads, q_len, kv_len, head_dim, q.dtype, q.device, layout, scale,
         False, rounding, tensors.lse is not None, geometry, threshold, descending, soft_skip,
     )  # fmt: skip
-
-
-def _bind(
-    request: DenseRequest,
-    tensors: DenseTensors | LiteTensors,
-    written: tuple[int, ...],
-    engine: str | None,
-) -> Call:
-    """Choose the engine and bind the request; ``written``: places of tensors that were given."""
-    chosen = engines.choose(request.device, engine or None)
-    return bound_call(chosen.bind(request, tensors), tensors, written)
-
-
-def _run_written(call: Call, tensors: DenseTensors | LiteTensors) -> None:
-    """Run a call all of whose outputs were given."""
-    _check_memory(call, tensors)
-    mark_written(*[tensors[place] for place in call.written])
-    call.run(tensors)
-
-
-def _check_memory(call: Call, tensors: Any) -> None:
-    """Raise if a tensor that is written to shares memory with another."""
-    overlaps = call.overlaps(tensors)
-    if overlaps:
-        found = Reasons()
-        found.values += [
-            f"{call.names[i]} must not overlap {call.names[j]}: give it memory of its own"
-            for i, j in overlaps
-        ]
-        found.raise_for(_WHAT)
 
 
 def _scale(q: torch.Tensor, scale: float | None) -> float:

@@ -30,8 +30,10 @@ def extent_bytes(tensor: torch.Tensor) -> int:
     """Bytes from a tensor's first element to the end of its last."""
     if not tensor.numel():
         return 0
-    last = sum((size - 1) * step for size, step in zip(tensor.shape, tensor.stride(), strict=True))
-    return int(last + 1) * tensor.element_size()
+    last = 0
+    for size, step in zip(tensor.shape, tensor.stride(), strict=True):
+        last += (size - 1) * step
+    return (last + 1) * tensor.element_size()
 
 
 def mark_written(*tensors: torch.Tensor | None) -> None:

@@ -7,6 +7,7 @@ straight to what the engine bound.
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from typing import Any, NamedTuple
 
 import torch
@@ -17,8 +18,8 @@ from .memory import extent_bytes, shares_memory
 
 #: A parameter is a tensor in everything but its type.
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
-#: Distances between overlapping ranges that a call remembers as harmless.
-_MOST_PASSED = 64
+#: Sets of addresses that a call remembers as harmless.
+_MOST_PASSED = 256
 
 # Each of these takes 60 ns; together they say whether anything but the engine must see a call.
 _dispatch_modes = torch._C._len_torch_dispatch_stack
@@ -27,45 +28,69 @@ _transforms = torch._C._functorch.peek_interpreter_stack
 _tracing = torch._C._get_tracing_state
 _profiling = torch._C._autograd._profiler_enabled
 _grad_enabled = torch.is_grad_enabled
+#: torch.autograd.graph.increment_version without 0.5 us of Python.
+_increment_version = torch._C._increment_version
 
 
 class Call(NamedTuple):
-    """A call that was checked and bound. It holds no tensor of the call and no address.
+    """A call that was checked and bound. It holds no tensor of the call.
 
     ``run`` takes a tuple of tensors. ``names`` and ``spans`` (bytes from the first to past the last
     element, 0 for None) are theirs, in its order; ``written`` are the places of those that the
-    caller gave to be written to. ``passed``: pairs of tensors whose ranges meet at a distance at
-    which no element is shared, such as keys and values that are views of one cache.
+    caller gave to be written to. ``passed``: addresses at which no tensor that is written to shared
+    memory with another. Sizes and strides are those of the call, so that holds for all time.
     """
 
     run: Bound
     names: tuple[str, ...]
     spans: tuple[int, ...]
     written: tuple[int, ...]
-    passed: set[tuple[int, int, int]]
+    passed: set[tuple[int, ...]]
 
-    def overlaps(self, tensors: tuple[torch.Tensor | None, ...]) -> list[tuple[int, int]]:
-        """Pairs of places, written and other, that share memory."""
-        begins = [0 if tensor is None else tensor.data_ptr() for tensor in tensors]
-        spans = self.spans
-        found = []
+    def claim(self, tensors: tuple[torch.Tensor | None, ...], what: str, remedy: str = "") -> None:
+        """Tell autograd what is going to be written, unless it shares memory: that is an error.
+
+        Raises:
+            ValueError: a tensor that is written to shares memory with another; names all pairs.
+        """
+        begins = []
+        for tensor in tensors:
+            begins.append(0 if tensor is None else tensor.data_ptr())
+        found = tuple(begins)
+        if found not in self.passed:
+            pairs = self._overlaps(tensors, found)
+            if pairs:
+                remedy = remedy or "give it memory of its own"
+                listed = [f"{a} must not overlap {b}: {remedy}" for a, b in pairs]
+                raise ValueError(f"invalid {what}: " + "; ".join(listed))
+            if len(self.passed) >= _MOST_PASSED:
+                self.passed.clear()
+            self.passed.add(found)
+        written = []
         for i in self.written:
-            begin = begins[i]
-            end = begin + spans[i]
-            for j, other in enumerate(begins):
-                if other < end and begin < other + spans[j] and i != j:
-                    pair = (i, j, other - begin)
-                    if pair in self.passed:
-                        continue
-                    if shares_memory(tensors[i], tensors[j]):  # type: ignore[arg-type]
-                        found.append((i, j))
-                    elif len(self.passed) < _MOST_PASSED:
-                        self.passed.add(pair)
-        return found
+            tensor = tensors[i]
+            if tensor is not None and not tensor.is_inference():  # those have no version
+                written.append(tensor)
+        _increment_version(written)
+
+    def _overlaps(
+        self, tensors: tuple[torch.Tensor | None, ...], begins: tuple[int, ...]
+    ) -> list[tuple[str, str]]:
+        """Names of tensors that share memory: written, other."""
+        spans = self.spans
+        return [
+            (self.names[i], self.names[j])
+            for i in self.written
+            for j, other in enumerate(begins)
+            if i != j
+            and other < begins[i] + spans[i]
+            and begins[i] < other + spans[j]
+            and shares_memory(tensors[i], tensors[j])  # type: ignore[arg-type]
+        ]
 
 
-class Calls(dict[Any, Any]):
-    """Calls by what they depend on; past ``most`` the one that was made first goes.
+class Calls(OrderedDict[Any, Any]):
+    """Calls by what they depend on; past ``most`` the one that was used longest ago goes.
 
     Owner: this module, one per process, or a batch. Lifetime: its owner's.
     """
@@ -76,9 +101,9 @@ class Calls(dict[Any, Any]):
 
     def keep(self, key: Any, call: Any) -> None:
         """Remember a call."""
-        if len(self) >= self._most:
-            self.pop(next(iter(self)), None)
         self[key] = call
+        if len(self) > self._most:
+            self.popitem(last=False)
 
 
 #: Calls of the process.
@@ -95,7 +120,9 @@ def forget() -> None:
 
 def bound_call(run: Bound, tensors: Any, written: tuple[int, ...]) -> Call:
     """Return what is to be remembered of a bound call with tensors (a named tuple) of its kind."""
-    spans = tuple([0 if t is None else extent_bytes(t) for t in tensors])
+    spans: tuple[int, ...] = ()
+    if written:
+        spans = tuple([0 if t is None else extent_bytes(t) for t in tensors])
     return Call(run, tensors._fields, spans, written, set())
 
 
@@ -134,9 +161,15 @@ def recall(
                 or (grad and tensor.requires_grad)
             ):
                 return None, None
-            kind += (tensor.shape, tensor.stride(), tensor.dtype, tensor.device, place & 15)
+            kind.append(
+                (tensor.shape, tensor.stride(), tensor.dtype, tensor.device, place & 15)
+            )
         key = tuple(kind)
-        return key, found.get(key)
-    except (AttributeError, RuntimeError, TypeError):
-        # Not tensors, tensors without strides or addresses, options that cannot be a key.
+        call = found.get(key)
+        if call is not None:
+            found.move_to_end(key)
+        return key, call
+    except (AttributeError, KeyError, RuntimeError, TypeError):
+        # Not tensors, tensors without strides or addresses, options that cannot be a key; or
+        # another thread has just made the call go.
         return None, None

@@ -130,16 +130,21 @@ def attention_paged(
     Raises:
         TypeError, ValueError: lists every reason and says what to do instead.
     """
-    options = RaggedOptions(
-        causal, window, soft_cap, scale, k_scale, v_scale, rounding, return_lse, engine
-    )
+    options = (causal, window, soft_cap, scale, k_scale, v_scale, rounding, return_lse, engine)
     key = call = None
     if not torch.compiler.is_compiling() and isinstance(batch, PagedBatch):
-        key, call = recall(batch.current(), (q, k_cache, v_cache, out, sinks), options)
+        at, versions = batch.seen
+        starts, lengths, table = batch.q_start, batch.kv_len, batch.page_table
+        if (at and at != (starts.data_ptr(), lengths.data_ptr(), table.data_ptr())) or (
+            versions and versions != (starts._version, lengths._version, table._version)
+        ):
+            batch.read()
+        key, call = recall(batch.calls, (q, k_cache, v_cache, out, sinks), options)
     if call is None:
+        asked = RaggedOptions(*options)
         if key is None:
-            return _through_operator(q, k_cache, v_cache, batch, sinks, out, options)
-        call = _bind_paged(q, k_cache, v_cache, batch, sinks, out, options, key)
+            return _through_operator(q, k_cache, v_cache, batch, sinks, out, asked)
+        call = _bind_paged(q, k_cache, v_cache, batch, sinks, out, asked, key)
     given = out
     if out is None:
         out = torch.empty_like(q)
@@ -150,8 +155,7 @@ def attention_paged(
         q, k_cache, v_cache, out, lse, sinks, batch.q_start, batch.kv_len, batch.page_table
     )
     if given is not None:
-        _check_memory(call, tensors)
-        mark_written(given)
+        call.claim(tensors, _WHAT)
     call.run(tensors)
     return out if lse is None else (out, lse)
 
@@ -306,8 +310,7 @@ def write_kv(
             return
         call = _bind_write(tensors, k_scale, v_scale, engine)
         calls.keep(key, call)
-    _check_memory(call, tensors, _WRITE, validation.WRITE_REMEDY)
-    mark_written(k_cache, v_cache)
+    call.claim(tensors, _WRITE, validation.WRITE_REMEDY)
     call.run(tensors)
 
 
@@ -318,14 +321,17 @@ _WRITE = "cache write"
 
 
 class _Kind(NamedTuple):
-    """What calls of earlier batches have shown to hold: the spans of q, k, v, out and sinks.
+    """What calls of earlier batches have shown to hold.
+
+    ``spans``: bytes of q, k, v, out, lse and sinks. ``passed``: as in :class:`Call`, by the spans
+    of the batch's tensors.
 
     Key: everything that the checks of tensors and options look at, see :func:`recall`. Owner:
     ``kinds``, one per process. It holds no tensor and no address.
     """
 
-    engine: Engine
     spans: tuple[int, ...]
+    passed: dict[tuple[int, ...], set[tuple[int, ...]]]
 
 
 def _bind_paged(
@@ -351,7 +357,7 @@ def _bind_paged(
         )
         found.raise_for(_WHAT)
         spans = [0 if t is None else extent_bytes(t) for t in (q, k, v, out, None, sinks)]
-        kind = _Kind(engines.choose(q.device, options.engine or None), tuple(spans))
+        kind = _Kind(tuple(spans), {})
         kinds.keep(key, kind)
     if q.device != batch.q_start.device:
         raise ValueError(f"invalid {_WHAT}: batch is on {batch.q_start.device}, q on {q.device}")
@@ -363,21 +369,20 @@ def _bind_paged(
         q, k, v, like, lse, sinks, batch.q_start, batch.kv_len, batch.page_table
     )
     request = paged_request(tensors, batch, options)
-    engines.check(kind.engine, request)
     call = Call(
-        kind.engine.bind(request, tensors),
-        RaggedTensors._fields[:1] + _PAGED_NAMES,
+        engines.admit(request, options.engine).bind(request, tensors),
+        _PAGED_NAMES,
         kind.spans + batch.spans,
         () if out is None else (3,),
-        set(),
+        kind.passed.setdefault(batch.spans, set()),
     )
     batch.calls.keep(key, call)
     return call
 
 
-#: How callers of :func:`attention_paged` know what follows ``q``.
+#: How callers of :func:`attention_paged` know its tensors.
 _PAGED_NAMES = (
-    "k_cache", "v_cache", "out", "lse", "sinks", "q_start", "kv_len", "page_table"
+    "q", "k_cache", "v_cache", "out", "lse", "sinks", "q_start", "kv_len", "page_table"
 )  # fmt: skip
 
 
@@ -435,7 +440,7 @@ def check_paged(
     batch = PagedBatch(q_start, kv_len, table, max_q_len=bounds[0], max_kv_len=bounds[1])
     batch.check_cache(q.shape[0], k.shape[0], k.shape[1])
     request = paged_request(tensors, batch, options)
-    engines.check(engines.choose(request.device, options.engine or None), request)
+    engines.admit(request, options.engine)
     return request
 
 
@@ -456,7 +461,7 @@ def check_packed(
     rows = (tensors.q.shape[0], tensors.k.shape[0])
     longest = [most if bound is None else bound for bound, most in zip(bounds, rows, strict=True)]
     request = packed_request(tensors, longest[0], longest[1], options)
-    engines.check(engines.choose(request.device, options.engine or None), request)
+    engines.admit(request, options.engine)
 
 
 def _check_packed(
@@ -477,7 +482,7 @@ def _run_packed(
         for bound, starts in zip(bounds, (tensors.q_start, tensors.keys), strict=True)
     )
     request = packed_request(tensors, max_q, max_k, options)
-    engines.check(engines.choose(request.device, options.engine or None), request)
+    engines.admit(request, options.engine)
     _run_once(request, tensors, options.engine)
 
 
@@ -494,14 +499,13 @@ def run_write(tensors: WriteTensors, k_scale: float, v_scale: float, engine: str
         call = _bind_write(tensors, k_scale, v_scale, engine)
         if key is not None:
             calls.keep(key, call)
-    _check_memory(call, tensors, _WRITE, validation.WRITE_REMEDY)
-    mark_written(tensors.k_cache, tensors.v_cache)
+    call.claim(tensors, _WRITE, validation.WRITE_REMEDY)
     call.run(tensors)
 
 
 def check_write(
     tensors: WriteTensors, k_scale: float, v_scale: float, engine: str | None
-) -> WriteRequest:
+) -> tuple[Engine, WriteRequest]:
     """Raise if anything is wrong with a cache write; else describe it."""
     validation.write(*tensors, k_scale, v_scale, engine).raise_for(_WRITE)
     rows, kv_heads, head_dim = tensors.k.shape
@@ -510,13 +514,11 @@ def check_write(
         rows, kv_heads, head_dim, tensors.k.dtype, tensors.k_cache.dtype, tensors.k.device, pages,
         page_size, float(k_scale), float(v_scale),
     )  # fmt: skip
-    engines.check(engines.choose(request.device, engine or None), request)
-    return request
+    return engines.admit(request, engine), request
 
 
 def _bind_write(tensors: WriteTensors, k_scale: float, v_scale: float, engine: str | None) -> Call:
-    request = check_write(tensors, k_scale, v_scale, engine)
-    chosen = engines.choose(request.device, engine or None)
+    chosen, request = check_write(tensors, k_scale, v_scale, engine)
     return bound_call(chosen.bind(request, tensors), tensors, (2, 3))
 
 
@@ -564,19 +566,6 @@ def _raise_for_options(options: RaggedOptions) -> None:
     found = Reasons()
     validation.ragged_options(found, options)
     found.raise_for(_WHAT)
-
-
-def _check_memory(
-    call: Call, tensors: Any, what: str = _WHAT, remedy: str = "give it memory of its own"
-) -> None:
-    """Raise if a tensor that is written to shares memory with another."""
-    overlaps = call.overlaps(tensors)
-    if overlaps:
-        found = Reasons()
-        found.values += [
-            f"{call.names[i]} must not overlap {call.names[j]}: {remedy}" for i, j in overlaps
-        ]
-        found.raise_for(what)
 
 
 def _scale(q: torch.Tensor, options: RaggedOptions) -> float:

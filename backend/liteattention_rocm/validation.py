@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import torch
 
 from .arguments import Reasons, is_integer, readable, shown, shown_list
-from .contract import FP8, LAYOUTS, Layout, Rounding, TileGeometry
+from .contract import FP8, LAYOUTS, ROUNDINGS, Layout, Rounding, TileGeometry
 
 
 class RaggedOptions(NamedTuple):
@@ -61,21 +61,21 @@ def dense(
     tensors = found.usable(given)
     found.flags(causal=causal, return_lse=return_lse)
     found.choice("layout", layout, LAYOUTS)
-    found.rounding(rounding)
+    found.choice("rounding", rounding, ROUNDINGS)
     if scale is not None:
         found.real("scale", scale)
-    found.engine(engine)
+    if engine is not None:
+        found.engine(engine)
     axes = "B,H,S,D" if str(layout) == "bhsd" else "B,S,H,D"
-    shaped = []
-    for name, tensor in tensors.items():
-        found.floating(name, tensor)
-        shaped.append(found.shaped(name, tensor, 4, axes))
+    found.floating(tensors)
+    shaped = found.shaped(tensors, 4, axes)
     found.no_derivative(tensors)
     found.one("dtype", tensors)
     found.one("device", tensors)
-    if len(tensors) == len(given) and all(shaped):
+    if len(tensors) == len(given) and shaped:
         _dense_shapes(found, tensors, "bhsd" if str(layout) == "bhsd" else "bshd")
-        found.memory({"out": out, "lse": lse}, {"q": q, "k": k, "v": v})
+        if out is not None:
+            found.memory({"out": out, "lse": lse}, {"q": q, "k": k, "v": v})
     return found
 
 
@@ -179,7 +179,7 @@ def merge(outs: Any, lses: Any, layout: Any) -> Reasons:
     if first.dim() != 4:
         found.values.append(f"outs must have 4 dimensions, got {list(first.shape)}")
         return found
-    found.floating("outs[0]", first)
+    found.floating({"outs[0]": first})
     batch, rows, heads, _ = sizes(first, layout)
     for i, (part, lse) in enumerate(zip(parts["outs"], parts["lses"], strict=True)):
         if part.shape != first.shape or part.dtype != first.dtype:
@@ -225,14 +225,13 @@ def ragged(
     if out is not None:
         given["out"] = out
     tensors = found.usable(given)
-    shaped = [
-        found.shaped(name, tensor, *((kv_dims, kv_axes) if name in names else (3, "T,H,D")))
-        for name, tensor in tensors.items()
-    ]
+    keys = {name: tensor for name, tensor in tensors.items() if name in names}
+    rows = {name: tensor for name, tensor in tensors.items() if name not in names}
+    shaped = found.shaped(rows, 3, "T,H,D") & found.shaped(keys, kv_dims, kv_axes)
     found.no_derivative(tensors)
     if found.types or len(tensors) < len(given):
         return found
-    found.floating("q", q)
+    found.floating({"q": q})
     _cache_dtypes(found, q.dtype, k, v, names, options.k_scale, options.v_scale)
     if out is not None and out.dtype != q.dtype:
         found.types.append(f"out must have q's dtype {q.dtype}, got {out.dtype}")
@@ -241,7 +240,7 @@ def ragged(
         if isinstance(sinks, torch.Tensor):
             tensors["sinks"] = sinks
     found.one("device", tensors)
-    if all(shaped):
+    if shaped:
         found.same_shape(*names, tensors)
         if q.shape[-1] != k.shape[-1] or not q.shape[-1]:
             found.values.append(
@@ -275,7 +274,7 @@ def ragged_options(found: Reasons, options: RaggedOptions) -> None:
         found.real("soft_cap", options.soft_cap, positive=True, remedy=": None is no cap")
     found.real("k_scale", options.k_scale, positive=True)
     found.real("v_scale", options.v_scale, positive=True)
-    found.rounding(options.rounding)
+    found.choice("rounding", options.rounding, ROUNDINGS)
     found.engine(options.engine)
 
 
@@ -408,7 +407,7 @@ def _indices(found: Reasons, given: dict[str, tuple[Any, int]]) -> None:
         if tensor.dtype != torch.int32:
             found.types.append(f"{name} must be torch.int32, got {tensor.dtype}: call .int() on it")
         dims = given[name][1]
-        found.shaped(name, tensor, dims, "R" if dims == 1 else "R,pages")
+        found.shaped({name: tensor}, dims, "R" if dims == 1 else "R,pages")
 
 
 def _starts(found: Reasons, name: str, starts: torch.Tensor) -> None:
@@ -437,11 +436,10 @@ def write(
     """Everything wrong with a cache write."""
     found = Reasons()
     tensors = found.usable({"k": k, "v": v, "k_cache": k_cache, "v_cache": v_cache})
-    for name, tensor in tensors.items():
-        if name.endswith("cache"):
-            found.shaped(name, tensor, 4, "pages,page_size,H,D")
-        else:
-            found.shaped(name, tensor, 3, "T,H,D")
+    caches = {name: tensor for name, tensor in tensors.items() if name.endswith("cache")}
+    rows = {name: tensor for name, tensor in tensors.items() if name not in caches}
+    found.shaped(rows, 3, "T,H,D")
+    found.shaped(caches, 4, "pages,page_size,H,D")
     found.no_derivative(tensors)
     if "slots" in found.usable({"slots": slots}):
         if slots.dtype not in (torch.int64, torch.int32):
@@ -456,7 +454,7 @@ def write(
     found.engine(engine)
     if found:
         return found
-    found.floating("k", k)
+    found.floating({"k": k})
     if v.dtype != k.dtype:
         found.types.append(f"k and v must have one dtype, got {k.dtype} and {v.dtype}")
     _cache_dtypes(found, k.dtype, k_cache, v_cache, ("k_cache", "v_cache"), k_scale, v_scale)

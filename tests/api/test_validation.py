@@ -205,16 +205,18 @@ def test_merge_reasons() -> None:
 def test_engine_choice(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(engines.ENGINE_VARIABLE, raising=False)
     assert engines.choose("cpu").name == "cpu"
+    engines.settings.cache_clear()
     monkeypatch.setenv(engines.ENGINE_VARIABLE, "reference")
     assert engines.choose("cpu").name == "reference"
     assert engines.choose("cpu", "cpu").name == "cpu"
+    engines.settings.cache_clear()
     monkeypatch.setenv(engines.ENGINE_VARIABLE, "fast")
     with pytest.raises(ValueError, match="unknown engine 'fast'"):
         call()
 
 
 def test_engine_choice_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
-    engines._announced.clear()
+    engines.registry._announced.clear()
     with caplog.at_level("INFO", logger="liteattention_rocm.engines"):
         for _ in range(3):
             call(engine="cpu")

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 
+from liteattention_rocm import engines
 from liteattention_rocm.engines import cpu
 
 
@@ -16,7 +17,7 @@ def isa(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     name: str = request.param
     if name not in cpu.available_isas():
         pytest.skip(f"this processor has no {name}")
-    monkeypatch.setenv(cpu.ISA_VARIABLE, name)
+    monkeypatch.setenv(engines.ISA_VARIABLE, name)
     return name
 
 

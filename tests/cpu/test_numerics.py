@@ -8,6 +8,7 @@ import pytest
 import torch
 
 import liteattention_rocm
+from liteattention_rocm import engines
 from liteattention_rocm.engines import cpu
 from liteattention_rocm.engines.rounding import round_to_bf16
 
@@ -214,10 +215,11 @@ def test_passes_over_heads_equal_one_pass() -> None:
 
 
 def test_best_path_is_the_default(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv(cpu.ISA_VARIABLE, raising=False)
+    monkeypatch.delenv(engines.ISA_VARIABLE, raising=False)
     assert cpu.chosen_isa() == cpu.available_isas()[0]
     assert cpu.available_isas()[-1] == "portable"
-    monkeypatch.setenv(cpu.ISA_VARIABLE, "mmx")
+    engines.settings.cache_clear()
+    monkeypatch.setenv(engines.ISA_VARIABLE, "mmx")
     q, k, v = make(1, 1, 1, 4, 4, 8, torch.bfloat16)
     with pytest.raises(ValueError, match="LITEATTENTION_CPU_ISA='mmx' is not available here"):
         liteattention_rocm.attention(q, k, v, layout="bhsd", engine="cpu")

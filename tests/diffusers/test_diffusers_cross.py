@@ -11,7 +11,7 @@ import torch
 from liteattention_diffusers import enable
 from liteattention_e2e import tiny
 from liteattention_rocm import SkipPolicy
-from liteattention_rocm.engines import AttentionSpec
+from liteattention_rocm.contract import Bound, DenseRequest
 from liteattention_rocm.engines.reference import ReferenceEngine
 
 from .diffusers_cases import TILE, footprint
@@ -23,13 +23,19 @@ DENSE = SkipPolicy(enabled=False)
 def lengths(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
     """(Sq, Skv) of every dense call of the reference engine."""
     seen: list[tuple[int, int]] = []
-    run = ReferenceEngine.attention
+    bind = ReferenceEngine.bind
 
-    def recorded(self: ReferenceEngine, spec: AttentionSpec, *tensors: Any) -> None:
-        seen.append((spec.q_len, spec.kv_len))
-        run(self, spec, *tensors)
+    def recorded(self: ReferenceEngine, request: Any, like: Any) -> Bound:
+        bound = bind(self, request, like)
 
-    monkeypatch.setattr(ReferenceEngine, "attention", recorded)
+        def run(tensors: Any) -> None:
+            if type(request) is DenseRequest:
+                seen.append((request.q_len, request.kv_len))
+            bound(tensors)
+
+        return run
+
+    monkeypatch.setattr(ReferenceEngine, "bind", recorded)
     return seen
 
 

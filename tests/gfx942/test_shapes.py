@@ -21,8 +21,8 @@ import torch
 import liteattention_rocm
 from liteattention_emulator import library
 from liteattention_rocm import _core
-from liteattention_rocm.engines import gfx942
-from liteattention_rocm.contract import AttentionSpec, Rounding
+from liteattention_rocm.contract import DenseRequest, DenseTensors, Rounding
+from liteattention_rocm.engines import LIBRARY_VARIABLE, gfx942
 from tests.cpu.oracle import bound, exact
 
 from .rounding_model import Model, rounded, ulps
@@ -35,7 +35,7 @@ MODEL_ROWS = 6  # of so many rows one is held against the rounding model
 
 @pytest.fixture(autouse=True)
 def _emulated(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setenv(gfx942.LIBRARY_VARIABLE, str(library()))
+    monkeypatch.setenv(LIBRARY_VARIABLE, str(library()))
     monkeypatch.setenv("LITEATTENTION_EMULATOR_CHECK", "on")
     threads = torch.get_num_threads()
     torch.set_num_threads(min(threads, 2))  # of small tensors; more threads only wait
@@ -119,11 +119,12 @@ def run(
         )
     batch, heads, rows, dim = q.shape
     out, lse = torch.empty_like(q), torch.empty(batch, heads, rows)
-    spec = AttentionSpec(
+    request = DenseRequest(
         batch, heads, k.shape[1], rows, k.shape[2], dim, q.dtype, q.device, "bhsd", dim**-0.5,
         False, rounding, True,
     )  # fmt: skip
-    gfx942.Gfx942Engine(kv_splits=parts).attention(spec, q, k, v, out, lse)
+    tensors = DenseTensors(q, k, v, out, lse)
+    gfx942.Gfx942Engine(kv_splits=parts).bind(request, tensors)(tensors)
     return out, lse
 
 

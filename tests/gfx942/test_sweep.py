@@ -14,7 +14,7 @@ import torch
 
 import liteattention_rocm
 from liteattention_emulator import library
-from liteattention_rocm.engines import gfx942
+from liteattention_rocm.engines import LIBRARY_VARIABLE
 from liteattention_rocm.engines.rounding import round_to_bf16
 from tests.cpu.oracle import bound, exact
 
@@ -34,7 +34,7 @@ ORDERS = [
 
 @pytest.fixture(autouse=True)
 def _emulated(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(gfx942.LIBRARY_VARIABLE, str(library()))
+    monkeypatch.setenv(LIBRARY_VARIABLE, str(library()))
     monkeypatch.setenv("LITEATTENTION_EMULATOR_CHECK", "on")
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import ctypes
 import math
 import threading
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -16,20 +15,12 @@ from hypothesis import strategies as st
 
 import liteattention_rocm
 from liteattention_rocm import _core, engines
-from liteattention_rocm.engines import gfx942
+from liteattention_rocm.engines import gfx942, workspace
 from tests.cpu.oracle import bound, exact
 
-from .test_launch import NUMBERS, spec_of
+from .calls import NUMBERS, run_dense
 
-pytestmark = pytest.mark.usefixtures("emulator")
-
-
-@pytest.fixture(autouse=True)
-def _workspace_of_nan() -> Iterator[None]:
-    """PyTorch fills what it allocates with NaN: a byte read before it is written shows."""
-    torch.use_deterministic_algorithms(True)
-    yield
-    torch.use_deterministic_algorithms(False)
+pytestmark = pytest.mark.usefixtures("emulator", "memory_of_nan")
 
 
 def make(
@@ -140,12 +131,12 @@ def test_any_shape_strides_and_parts(data: st.DataObject) -> None:
     k, v = (within_a_larger_one(kv_heads, kv_len) for _ in range(2))
     out = within_a_larger_one(kv_heads * group, q_len)
     lse = torch.empty(batch, kv_heads * group, q_len)
-    spec = spec_of(q, k, "bhsd", scale=1 / math.sqrt(dim), rounding=rounding)
+    options: Any = {"layout": "bhsd", "scale": 1 / math.sqrt(dim), "rounding": rounding}
     engine = gfx942.Gfx942Engine(kv_splits=splits)
-    engine.attention(spec, q, k, v, out, lse)
+    run_dense(engine, q, k, v, out, lse, **options)
     expect_close(out, lse, q, k, v, rounding=rounding)
     again, lse_again = torch.empty_like(out), torch.empty_like(lse)
-    engine.attention(spec, q, k, v, again, lse_again)
+    run_dense(engine, q, k, v, again, lse_again, **options)
     assert torch.equal(again, out) and torch.equal(lse_again, lse)
 
 
@@ -155,13 +146,12 @@ def test_what_the_model_splits_is_right_on_a_gpu_of_three_units() -> None:
     plan = _core.plan_dense(_core.DenseShape(1, 5, 1, 30, 1280, 64), 3, 0)
     assert plan.split == _core.Split.pays and (plan.whole_tiles, plan.tail_tiles) == (3, 2)
     device = gfx942.Gfx942Engine().device(q.device)
-    request = _core.DenseRequest()
+    launch = _core.DenseLaunch()
     out, lse = torch.empty_like(q), torch.empty(1, 5, 30)
-    request.set_pointers(*(x.data_ptr() for x in (q, k, v, out, lse)))
-    request.set_strides(*((x.stride(0), x.stride(2), x.stride(1)) for x in (q, k, v, out)))
-    request.scale = 0.125
-    workspace = torch.empty(plan.workspace_bytes, dtype=torch.uint8)
-    device.attention(plan, request, workspace.data_ptr(), 0)
+    launch.set_strides(*((x.stride(0), x.stride(2), x.stride(1)) for x in (q, k, v, out)))
+    launch.scale = 0.125
+    memory = torch.empty(plan.workspace_bytes, dtype=torch.uint8)
+    device.attention(plan, launch, *(x.data_ptr() for x in (q, k, v, out, lse, memory)), 0)
     expect_close(out, lse, q, k, v)
 
 
@@ -190,12 +180,12 @@ def test_strided_slices_of_one_buffer(layout: Any) -> None:
 def test_parts_along_the_keys_merge_to_the_whole(splits: int, dim: int) -> None:
     q, k, v = make(1, 2, 1, 50, 200, dim)
     out, lse = torch.empty_like(q), torch.empty(1, 2, 50)
-    spec = spec_of(q, k, "bhsd", scale=1 / math.sqrt(dim))
-    gfx942.Gfx942Engine(kv_splits=splits).attention(spec, q, k, v, out, lse)
+    engine, scale = gfx942.Gfx942Engine(kv_splits=splits), 1 / math.sqrt(dim)
+    run_dense(engine, q, k, v, out, lse, "bhsd", scale=scale)
     expect_close(out, lse, q, k, v)
     # without the log-sum-exp the output is the same
     again = torch.empty_like(q)
-    gfx942.Gfx942Engine(kv_splits=splits).attention(spec, q, k, v, again, None)
+    run_dense(engine, q, k, v, again, None, "bhsd", scale=scale)
     assert torch.equal(again, out)
 
 
@@ -207,12 +197,13 @@ def test_calls_from_two_threads_on_two_streams_do_not_mix(
     def call(i: int) -> torch.Tensor:
         return liteattention_rocm.attention(*inputs[i], layout="bhsd", engine="gfx942")
 
+    mine = threading.local()
+    mine.stream = 0
+    monkeypatch.setattr(workspace, "_no_stream", lambda index: mine.stream)
     alone = [call(i) for i in range(4)]
     native = ctypes.CDLL(emulator)
     streams = [ctypes.c_void_p() for _ in range(2)]
     assert not any(native.hipStreamCreate(ctypes.byref(stream)) for stream in streams)
-    mine = threading.local()
-    monkeypatch.setattr(gfx942, "_stream", lambda device: mine.stream)
 
     def on_stream(index: int) -> list[torch.Tensor]:
         mine.stream = streams[index].value
@@ -264,16 +255,15 @@ def test_what_the_checkers_find_is_in_the_error(monkeypatch: pytest.MonkeyPatch)
         for file, image, names in gfx942.code_objects()
     ]
     q, k, v = make(1, 1, 1, 10, 64, 64)
-    spec = spec_of(q, k, "bhsd", scale=0.125)
     out = torch.empty_like(q)
     with monkeypatch.context() as patch:
-        patch.setattr(gfx942, "code_objects", lambda: racing)
+        patch.setattr(gfx942.engine, "code_objects", lambda: racing)
         with pytest.raises(_core.HipError) as caught:
-            gfx942.Gfx942Engine().attention(spec, q, k, v, out, None)
+            run_dense(gfx942.Gfx942Engine(), q, k, v, out, None, "bhsd")
     text = str(caught.value)
     assert text.startswith("launch of transpose_v_bf16_d64 failed: hipErrorLaunchFailure (719)")
     assert "race" in text and "ds_write" in text
     # and the next call, on whole code, is none the worse for it
     lse = torch.empty(1, 1, 10)
-    gfx942.Gfx942Engine().attention(spec, q, k, v, out, lse)
+    run_dense(gfx942.Gfx942Engine(), q, k, v, out, lse, "bhsd")
     expect_close(out, lse, q, k, v)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,7 +14,8 @@ from typer.testing import CliRunner
 
 from liteattention_e2e import cli
 from liteattention_rocm import MI300X_GEOMETRY, skiplist
-from liteattention_rocm.engines import AttentionSpec, LiteSpec, gfx942, reference
+from liteattention_rocm.contract import Bound, LiteRequest, LiteTensors, Request
+from liteattention_rocm.engines import gfx942, reference
 
 PROMPT = "a red circle moves right on a blue background"
 
@@ -30,29 +32,23 @@ def app() -> typer.Typer:
 def voted(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
     """Tiles walked and tiles kept by each LiteAttention step; its lists equal the oracle's."""
     seen: list[tuple[int, int]] = []
-    run = gfx942.Gfx942Engine.lite_attention
+    bind = gfx942.Gfx942Engine.bind
 
-    def checked(
-        self: gfx942.Gfx942Engine,
-        spec: AttentionSpec,
-        lite: LiteSpec,
-        q: torch.Tensor,
-        k: torch.Tensor,
-        v: torch.Tensor,
-        out: torch.Tensor,
-        lse: torch.Tensor | None,
-        read: torch.Tensor,
-        write: torch.Tensor,
-        must_do: torch.Tensor | None,
-        must_skip: torch.Tensor | None,
-    ) -> None:
-        run(self, spec, lite, q, k, v, out, lse, read, write, must_do, must_skip)
-        assert lite.geometry == MI300X_GEOMETRY
-        expected, _ = reference.vote(spec, lite, q, k, read, must_do, must_skip)
-        assert torch.equal(write, skiplist.pack(expected))
-        seen.append((int(skiplist.count(read)), int(skiplist.count(write))))
+    def checked(self: gfx942.Gfx942Engine, request: Request, like: Any) -> Bound:
+        run = bind(self, request, like)
+        if not isinstance(request, LiteRequest):
+            return run
+        assert request.geometry == MI300X_GEOMETRY
 
-    monkeypatch.setattr(gfx942.Gfx942Engine, "lite_attention", checked)
+        def step(t: LiteTensors) -> None:
+            run(t)
+            expected, _ = reference.vote(request, t.q, t.k, t.read, t.must_do, t.must_skip)
+            assert torch.equal(t.write, skiplist.pack(expected))
+            seen.append((int(skiplist.count(t.read)), int(skiplist.count(t.write))))
+
+        return step
+
+    monkeypatch.setattr(gfx942.Gfx942Engine, "bind", checked)
     return seen
 
 

@@ -30,6 +30,7 @@ from .calls import (
 )
 from .conftest import KERNELS, OBJECTS, FakeHip
 
+
 @dataclass
 class Call:
     """Tensors as models make them: slices of one buffer with heads interleaved, v of its own."""

@@ -9,22 +9,17 @@ from typing import Any
 import pytest
 import torch
 
-from liteattention_rocm import _core, engines
+from liteattention_rocm import _core
+from liteattention_rocm.contract import RaggedRequest, RaggedTensors, WriteRequest, WriteTensors
 from liteattention_rocm.engines import gfx942
 
+from .calls import LAUNCHING, NUMBERS, expect_launches, run
 from .conftest import FakeHip
-from .test_launch import LAUNCHING, expect_launches
 
 LOG2E = math.log2(math.e)
-NUMBERS = {
-    (torch.bfloat16, "rtne"): "bf16{}_rtne",
-    (torch.bfloat16, "rtna"): "bf16{}_rtna",
-    (torch.bfloat16, "rtz"): "bf16{}_rtz",
-    (torch.float16, "rtne"): "fp16{}",
-}
 
 
-def spec_of(q: torch.Tensor, k: torch.Tensor, **changes: Any) -> engines.RaggedSpec:
+def request_of(q: torch.Tensor, k: torch.Tensor, **changes: Any) -> RaggedRequest:
     fields = {
         "requests": 3,
         "rows": q.shape[0],
@@ -47,7 +42,12 @@ def spec_of(q: torch.Tensor, k: torch.Tensor, **changes: Any) -> engines.RaggedS
         "rounding": "rtne",
         "return_lse": False,
     }
-    return engines.RaggedSpec(**(fields | changes))
+    return RaggedRequest(**(fields | changes))
+
+
+def write_request_of(k: torch.Tensor, k_cache: torch.Tensor) -> WriteRequest:
+    sizes = (*k.shape, k.dtype, k_cache.dtype, k.device, *k_cache.shape[:2])
+    return WriteRequest(*sizes, k_scale=1.0, v_scale=1.0)
 
 
 @pytest.mark.parametrize("number", NUMBERS, ids=lambda number: "-".join(map(str, number)))
@@ -78,20 +78,21 @@ def test_paged_kernels_get_exactly_these_bytes(
     lse, sinks = torch.empty(6, 30), torch.empty(6)
     index = [torch.empty(n, dtype=torch.int32) for n in (4, 3)]
     table = torch.empty(3, 40, dtype=torch.int32)[:, :25]
-    batch = engines.RaggedBatch(index[0], index[1], table)
-    spec = spec_of(
+    tensors = RaggedTensors(q, k, v, out, lse, sinks, *index, table)
+    request = request_of(
         q, k, rounding=rounding, window=window, soft_cap=soft_cap, sinks=True, return_lse=True,
         max_q_len=max_q_len,
     )  # fmt: skip
     engine._kv_splits = splits
-    assert engine.ragged_reasons(spec) == []
-    plan = engine.plan_ragged(spec, batch)
+    assert engine.reasons(request) == []
+    bound = engine.bind(request, tensors)
     assert not cpu_hip.of("hipModuleLaunchKernel")
     before = len(cpu_hip.calls)
-    engine.attention_ragged(spec, batch, plan, q, k, v, out, lse, sinks)
+    bound(tensors)
     assert {call.split()[0] for call in cpu_hip.calls[before:]} <= LAUNCHING | {"hipGetDevice"}
 
-    base = plan.workspace.data_ptr() if splits > 1 else 0
+    (memory,) = engine._workspaces._buffers.values()
+    base = memory.data_ptr() if splits > 1 else 0
     out_bytes = 3 * 2 * splits * 16 * dim * 4
     pointers = [x.data_ptr() for x in (q, k, v, out, lse, sinks, *index)]
     params = struct.pack(
@@ -122,10 +123,8 @@ def test_exactly_the_tensors_bytes_are_shown_to_the_emulator(
     q, k, v = (torch.empty(n, 2, 64).bfloat16() for n in (30, 90, 91))
     out = torch.empty_like(q)
     starts = [torch.empty(4, dtype=torch.int32) for _ in range(2)]
-    batch = engines.RaggedBatch(starts[0], kv_start=starts[1])
-    spec = spec_of(q, k)
-    plan = engine.plan_ragged(spec, batch)
-    engine.attention_ragged(spec, batch, plan, q, k, v[:90], out, None, None)
+    tensors = RaggedTensors(q, k, v[:90], out, None, None, *starts, None)
+    run(engine, request_of(q, k), tensors)
     seen = {tuple(int(x, 0) for x in call.split()[:2]) for call in cpu_hip.of("hipHostRegister")}
     expected = {(x.data_ptr(), x.numel() * 2) for x in (q, out, k)}
     expected |= {(v.data_ptr(), 90 * 2 * 64 * 2)} | {(x.data_ptr(), 16) for x in starts}
@@ -134,12 +133,12 @@ def test_exactly_the_tensors_bytes_are_shown_to_the_emulator(
 
 def test_batches_without_work_launch_nothing(engine: gfx942.Gfx942Engine, cpu_hip: FakeHip) -> None:
     x = torch.empty(0, 2, 64).bfloat16()
-    batch = engines.RaggedBatch(torch.zeros(4).int(), kv_start=torch.zeros(4).int())
-    for spec in (spec_of(x, x), spec_of(x, x, requests=0), spec_of(x, x, max_q_len=0)):
-        engine.attention_ragged(
-            spec, batch, engine.plan_ragged(spec, batch), x, x, x, x, None, None
-        )
-    engine.write_kv(x, x, x[None], x[None], torch.empty(0, dtype=torch.int64))
+    starts = [torch.zeros(4).int() for _ in range(2)]
+    tensors = RaggedTensors(x, x, x, x, None, None, *starts, None)
+    for request in (request_of(x, x), request_of(x, x, requests=0), request_of(x, x, max_q_len=0)):
+        run(engine, request, tensors)
+    cache, none = torch.empty(1, 5, 2, 64).bfloat16(), torch.empty(0, dtype=torch.int64)
+    run(engine, write_request_of(x, cache), WriteTensors(x, x, cache, cache, none))
     assert not cpu_hip.of("hipModuleLaunchKernel")
 
 
@@ -151,7 +150,7 @@ def test_cache_writes_get_exactly_these_bytes(
     cache = torch.empty(11, 3, 5, 144).bfloat16()
     k_cache, v_cache = cache[..., :72].transpose(1, 2), cache[..., 72:].transpose(1, 2)
     slots = torch.zeros(21, dtype=torch.int64 if wide else torch.int32)
-    engine.write_kv(k, v, k_cache, v_cache, slots)
+    run(engine, write_request_of(k, k_cache), WriteTensors(k, v, k_cache, v_cache, slots))
     params = struct.pack(
         "<5Q10q4i2I2i",
         *(x.data_ptr() for x in (k, v, k_cache, v_cache, slots)),
@@ -167,51 +166,49 @@ def test_every_bad_tensor_is_named(engine: gfx942.Gfx942Engine, cpu_hip: FakeHip
     far = torch.empty(2**31 + 256, dtype=torch.bfloat16).as_strided(
         (2, 1, 2, 64), (2**31, 64, 64, 1)
     )
-    batch = engines.RaggedBatch(*(torch.zeros(n).int() for n in (4, 3)), torch.zeros(3, 9).int())
-    spec = spec_of(odd, far)
-    plan = engine.plan_ragged(spec, batch)
+    paged = (*(torch.zeros(n).int() for n in (4, 3)), torch.zeros(3, 9).int())
+    tensors = RaggedTensors(odd, far, far, odd, None, None, *paged)
     with pytest.raises(ValueError) as caught:
-        engine.attention_ragged(spec, batch, plan, odd, far, far, odd, None, None)
+        run(engine, request_of(odd, far), tensors)
     text = str(caught.value)
     for name in ("q", "out"):
         assert f"every row of {name} must start on a multiple of 4 bytes" in text
     for name in ("k", "v"):
         assert f"pages and rows of {name} must be at most 2147483520 elements apart" in text
     with pytest.raises(ValueError, match="every row of k must start"):
-        engine.write_kv(odd, odd, far, far, torch.zeros(30).int())
+        slots = torch.zeros(30).int()
+        run(engine, write_request_of(odd, far), WriteTensors(odd, odd, far, far, slots))
     # Rows of a page, and packed rows, must not lie as far apart either.
     even = torch.zeros(30, 2, 64).bfloat16()
-    packed = engines.RaggedBatch(torch.zeros(4).int(), kv_start=torch.zeros(4).int())
-    for rows, requests in ((far.transpose(0, 1), batch), (far[:, 0], packed)):
-        spec = spec_of(even, rows)
-        plan = engine.plan_ragged(spec, requests)
+    packed = (torch.zeros(4).int(), torch.zeros(4).int(), None)
+    for rows, batch in ((far.transpose(0, 1), paged), (far[:, 0], packed)):
+        tensors = RaggedTensors(even, rows, rows, even, None, None, *batch)
         with pytest.raises(ValueError, match="pages and rows of k must be at most 2147483520"):
-            engine.attention_ragged(spec, requests, plan, even, rows, rows, even, None, None)
+            run(engine, request_of(even, rows), tensors)
     assert not cpu_hip.of("hipModuleLaunchKernel")
 
 
 def test_refusals_list_every_reason(engine: gfx942.Gfx942Engine) -> None:
     x = torch.empty(1, 3, 96)
-    spec = spec_of(x, x[:, :2], soft_cap=-1.0, scale=3e38, kv_dtype=torch.float8_e5m2)
-    assert engine.ragged_reasons(spec) == [
+    request = request_of(
+        x, x, soft_cap=-1.0, scale=3e38, kv_dtype=torch.float8_e5m2, rounding="rtz"
+    )
+    assert engine.reasons(request) == [
         "dtype must be bf16 or fp16, got torch.float32",
-        "it reads caches of the queries' dtype, got torch.float8_e5m2 for torch.float32",
+        "the cache must be torch.float32, got torch.float8_e5m2",
+        "rounding 'rtz' is for bf16 outputs: use 'rtne'",
         "head dim must be 64, 128 or 256, got 96",
         "scale * log2(e) must fit in fp32, got scale 3e+38",
         "soft_cap * log2(e) must be >= 0 and fit in fp32, got soft_cap -1.0",
     ]
     half = torch.empty(1, 3, 64).half()
-    spec = spec_of(half, half, rounding="rtz", k_scale=2.0, soft_cap=1e-30, scale=1e9)
-    assert engine.ragged_reasons(spec) == [
-        "rounding 'rtz' is for bf16 outputs, got torch.float16",
-        "k_scale and v_scale are for fp8 caches, got 2.0 and 1.0",
+    request = request_of(half, half, soft_cap=1e-30, scale=1e9)
+    assert engine.reasons(request) == [
         "scale / soft_cap must fit in fp32, got 1000000000.0 and 1e-30",
     ]
-    assert engine.write_reasons(torch.float32, torch.float32, x.device) == [
-        "it writes rows of 16-bit numbers, got torch.float32"
+    assert engine.reasons(write_request_of(x, x[None].to(torch.float8_e4m3fn))) == [
+        "dtype must be bf16 or fp16, got torch.float32",
+        "the cache must be torch.float32, got torch.float8_e4m3fn",
     ]
-    assert engine.write_reasons(half.dtype, torch.float8_e4m3fn, x.device) == [
-        "it writes no torch.float8_e4m3fn cache from torch.float16 rows"
-    ]
-    assert engine.write_reasons(half.dtype, half.dtype, x.device) == []
+    assert engine.reasons(write_request_of(half, half[None])) == []
     assert _core.DECODE_ROWS == 16

@@ -10,7 +10,6 @@ from __future__ import annotations
 import ctypes
 import math
 import threading
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
@@ -27,22 +26,14 @@ from liteattention_rocm import (
     lite_attention,
     skiplist,
 )
-from liteattention_rocm.engines import gfx942
+from liteattention_rocm.engines import gfx942, workspace
 
-from .test_launch import spec_of
+from .calls import run_dense
 
-pytestmark = pytest.mark.usefixtures("emulator")
+pytestmark = pytest.mark.usefixtures("emulator", "memory_of_nan")
 
 STEPS = 8
 HALF_ULP = {torch.bfloat16: 2.0**-8, torch.float16: 2.0**-11}
-
-
-@pytest.fixture(autouse=True)
-def _workspace_of_nan() -> Iterator[None]:
-    """PyTorch fills what it allocates with NaN: a byte read before it is written shows."""
-    torch.use_deterministic_algorithms(True)
-    yield
-    torch.use_deterministic_algorithms(False)
 
 
 @dataclass(frozen=True)
@@ -196,8 +187,8 @@ def test_minus_infinity_equals_the_dense_kernel_bit_for_bit(
     )  # fmt: skip
     assert torch.equal(write, read)
     dense, dense_lse = torch.empty_like(q), torch.empty(1, 2, 390)
-    spec = spec_of(q, k, "bhsd", scale=1 / math.sqrt(dim))
-    gfx942.Gfx942Engine(kv_splits=1).attention(spec, q, k, v, dense, dense_lse)
+    engine, scale = gfx942.Gfx942Engine(kv_splits=1), 1 / math.sqrt(dim)
+    run_dense(engine, q, k, v, dense, dense_lse, "bhsd", scale=scale)
     assert torch.equal(out, dense) and torch.equal(lse, dense_lse)
 
 
@@ -254,6 +245,9 @@ def test_states_of_two_shapes_on_two_streams_do_not_meet(
     def alone(index: int, lite: LiteAttention) -> list[torch.Tensor]:
         return [x for step in range(3) for x in step_of(lite, index, step)]
 
+    mine = threading.local()
+    mine.stream = 0
+    monkeypatch.setattr(workspace, "_no_stream", lambda index: mine.stream)
     expected = [alone(i, LiteAttention(policy, engine="gfx942")) for i in range(2)]
     assert all(int(skiplist.count(found[-1])) < int(skiplist.count(found[1])) for found in expected)
 
@@ -268,8 +262,6 @@ def test_states_of_two_shapes_on_two_streams_do_not_meet(
     native = ctypes.CDLL(emulator)
     streams = [ctypes.c_void_p() for _ in range(2)]
     assert not any(native.hipStreamCreate(ctypes.byref(stream)) for stream in streams)
-    mine = threading.local()
-    monkeypatch.setattr(gfx942, "_stream", lambda device: mine.stream)
 
     def on_stream(index: int, lite: LiteAttention) -> list[torch.Tensor]:
         mine.stream = streams[index].value
@@ -295,7 +287,7 @@ def test_threads_on_views_of_one_tensor() -> None:
         for _ in range(25):
             short = [x[:, :, :rows] for x in (k, v)]
             out = torch.empty_like(q)
-            engine.attention(spec_of(q, short[0], "bhsd"), q, *short, out, None)
+            run_dense(engine, q, *short, out, None, "bhsd")
             results.append(out)
         return results
 

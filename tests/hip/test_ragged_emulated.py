@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,24 +13,15 @@ from hypothesis import strategies as st
 import liteattention_emulator
 import liteattention_rocm
 from liteattention_rocm import _core, engines, serving
-from liteattention_rocm.engines import gfx942
 from tests.cpu import oracle
 
 from .ragged_cases import Case, check, expect_close, make, paged, run, starts
 
-pytestmark = pytest.mark.usefixtures("emulator")
+pytestmark = pytest.mark.usefixtures("emulator", "memory_of_nan")
 
 #: Lengths around every edge of blocks of 64 keys (16 at D = 256) and rounds of 4 waves.
 DECODE = [(1, 1), (1, 63), (1, 64), (0, 9), (1, 65), (2, 257), (1, 300)]
 PAGE_SIZES = (1, 3, 16, 64, 128)
-
-
-@pytest.fixture(autouse=True)
-def _workspace_of_nan() -> Iterator[None]:
-    """PyTorch fills what it allocates with NaN: a byte read before it is written shows."""
-    torch.use_deterministic_algorithms(True)
-    yield
-    torch.use_deterministic_algorithms(False)
 
 
 @pytest.fixture
@@ -233,8 +222,9 @@ def test_cache_writes_that_cannot_be() -> None:
     k = torch.zeros(2, 1, 64).bfloat16()
     cache = torch.zeros(3, 4, 1, 64).bfloat16()
     with pytest.raises(ValueError, match="slot 12 "):
-        engines.get("gfx942").write_kv(k, k, cache, cache, torch.tensor([0, 12]))
-    with pytest.raises(ValueError, match="it writes rows of 16-bit numbers"):
+        slots = torch.tensor([0, 12])
+        serving.write_kv(k, k, cache, cache.clone(), slots, engine="gfx942")
+    with pytest.raises(ValueError, match="dtype must be bf16 or fp16"):
         x = cache.float()
         serving.write_kv(k.float(), k.float(), x, x.clone(), torch.tensor([0, 1]), engine="gfx942")
     odd = torch.zeros(3, 4, 1, 68).bfloat16()
@@ -257,9 +247,11 @@ def test_causal_attention(
     expected = oracle.exact(*(x.transpose(1, 2) for x in (q, k, v)), causal=True)
     given = (q, k, v) if layout == "bshd" else tuple(x.transpose(1, 2) for x in (q, k, v))
     for want_lse in (False, True):  # one launch for both entries, and one for each
-        found = liteattention_rocm.attention(
-            *given, layout=layout, causal=True, return_lse=want_lse, engine="gfx942"
-        )
+        for _ in range(2):  # again with other tensors of the same kind
+            given = tuple(x.clone() for x in given)
+            found = liteattention_rocm.attention(
+                *given, layout=layout, causal=True, return_lse=want_lse, engine="gfx942"
+            )
         out = found[0] if isinstance(found, tuple) else found
         out = out.transpose(1, 2) if layout == "bshd" else out
         error = (out.double() - expected.out).abs()
@@ -286,9 +278,9 @@ def test_a_plan_serves_every_layer_without_allocating(
         monkeypatch.setattr(torch, name, refuse)
     serving.attention_paged(case.q, k, v, batch, out=out, engine="gfx942")
     assert torch.equal(first, out)
-    (plan,) = batch._plans.values()
-    assert isinstance(plan, gfx942.RaggedPlan) and plan.sizes.splits == 3
-    assert plan.workspace.numel() == plan.sizes.workspace_bytes > 0
+    report = liteattention_emulator.last_launch()
+    assert report is not None and report.kernel == "merge_decode_bf16_rtne"
+    assert len(batch.calls) == 1
 
 
 @pytest.mark.parametrize(
@@ -296,7 +288,7 @@ def test_a_plan_serves_every_layer_without_allocating(
     [
         ({"dtype": torch.float32}, "dtype must be bf16 or fp16, got torch.float32"),
         ({"dim": 96}, "head dim must be 64, 128 or 256, got 96"),
-        ({"fp8": True}, "it reads caches of the queries' dtype, got torch.float8_e4m3fn"),
+        ({"fp8": True}, "the cache must be torch.bfloat16, got torch.float8_e4m3fn"),
     ],
 )
 def test_refusals_name_the_reason(changes: dict[str, Any], reason: str) -> None:
@@ -308,16 +300,3 @@ def test_refusals_name_the_reason(changes: dict[str, Any], reason: str) -> None:
     with pytest.raises(ValueError, match="cannot run this") as caught:
         serving.attention_paged(q, k, k, batch, engine="gfx942")
     assert reason in str(caught.value)
-
-
-def test_a_run_time_of_another_device_is_refused_after_planning_too(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    case = make([(1, 20)], 2, 1, 64)
-    k, v, table = paged(case, 16)
-    batch = serving.PagedBatch(case.q_start, case.kv_len, table.clamp(max=k.shape[0] - 1))
-    serving.attention_paged(case.q, k, v, batch, engine="gfx942")
-    real = SimpleNamespace(emulated=False, path="libamdhip64.so")
-    monkeypatch.setattr(gfx942.Gfx942Engine, "library", lambda self: real)
-    with pytest.raises(ValueError, match="CPU tensors need LITEATTENTION_HIP_LIBRARY"):
-        serving.attention_paged(case.q, k, v, batch, engine="gfx942")

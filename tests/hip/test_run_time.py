@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 import subprocess
 import sys
 from collections.abc import Callable
@@ -15,11 +14,19 @@ import torch
 import liteattention_diffusers
 import liteattention_rocm
 from liteattention_e2e import tiny
-from liteattention_rocm import SkipPolicy, _core, collect_env, engines, kernels
-from liteattention_rocm.engines import gfx942
+from liteattention_rocm import (
+    MI300X_GEOMETRY,
+    SkipPolicy,
+    TileGeometry,
+    _core,
+    collect_env,
+    engines,
+    kernels,
+)
+from liteattention_rocm.engines import LIBRARY_VARIABLE, gfx942
 
+from .calls import bf16, request_of
 from .conftest import FakeHip
-from .test_launch import bf16, spec_of
 
 
 def has_run_time() -> bool:
@@ -91,7 +98,7 @@ def test_the_run_time_that_the_process_loaded_is_taken(
 def test_asking_for_the_engine_without_a_gpu_is_one_clear_error(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.delenv(gfx942.LIBRARY_VARIABLE, raising=False)
+    monkeypatch.delenv(LIBRARY_VARIABLE, raising=False)
     x = bf16(1, 4, 1, 64)
     with pytest.raises(ValueError) as caught:
         liteattention_rocm.attention(x, x, x, engine="gfx942")
@@ -115,52 +122,56 @@ def test_refusals_list_every_reason(
     engine: gfx942.Gfx942Engine, gpu_hip: FakeHip, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     x = torch.zeros(1, 4, 1, 72)
-    lite = engines.LiteSpec(engines.TileGeometry(128, 64, 32), math.nan, False, False)
-    assert engine.supports(spec_of(x, x, causal=True), lite) == [
+    assert engine.reasons(request_of(x, x, causal=True, geometry=TileGeometry(128, 64, 32))) == [
         "dtype must be bf16 or fp16, got torch.float32",
+        "LiteAttention is for non-causal self-attention",
         "head dim must be 64 or 128, got 72",
         "its tile is q_block 384, k_block 64, vote_rows 48, got 128, 64, 32",
-        "threshold is in log2 units and must be <= 0 or -inf, got nan",
-        "LiteAttention is for non-causal self-attention",
     ]
-    half = spec_of(bf16(1, 4, 1, 64).half(), x, rounding="rtz", kv_len=2**22 + 1)
-    lite = engines.LiteSpec(engines.MI300X_GEOMETRY, -1.0, False, False)
-    assert engine.supports(half, lite) == [
-        "rounding 'rtz' is for bf16 outputs, got torch.float16",
+    long = {"kv_len": 2**22 + 1}
+    half = bf16(1, 4, 1, 64).half()
+    assert engine.reasons(
+        request_of(half, half, rounding="rtz", geometry=MI300X_GEOMETRY, **long)
+    ) == [
+        "rounding 'rtz' is for bf16 outputs: use 'rtne'",
         "LiteAttention takes at most 4194304 keys, got 4194305",
     ]
-    assert engine.supports(dataclasses.replace(half, rounding="rtne")) == []
-    huge = engine.supports(spec_of(x.bfloat16(), x, head_dim=64, scale=-3e38))
+    assert engine.reasons(request_of(half, half, **long)) == []
+    huge = engine.reasons(request_of(x.bfloat16(), x, head_dim=64, scale=-3e38))
     assert huge == ["scale * log2(e) must fit in fp32, got scale -3e+38"]
     good = bf16(1, 1, 1, 64)
-    assert engine.supports(spec_of(good, good, causal=True)) == []  # one query sees every key
-    causal = spec_of(bf16(1, 2, 1, 256), good, causal=True)
-    assert engine.supports(causal) == []  # of the ragged kernels, which have D = 256
-    assert engine.supports(dataclasses.replace(causal, head_dim=96)) == [
+    assert engine.reasons(request_of(good, good, causal=True)) == []  # one query sees every key
+    causal = request_of(bf16(1, 2, 1, 256), good, causal=True)
+    assert engine.reasons(causal) == []  # of the ragged kernels, which have D = 256
+    assert engine.reasons(dataclasses.replace(causal, head_dim=96)) == [
         "head dim must be 64, 128 or 256, got 96"
     ]
-    on_gpu = spec_of(good, good, device=torch.device("cuda:0"))
-    assert "software MI300X, which takes cpu tensors" in engine.supports(on_gpu)[0]
+    on_gpu = request_of(good, good, device=torch.device("cuda:0"))
+    assert "software MI300X, which takes cpu tensors" in engine.reasons(on_gpu)[0]
 
-    monkeypatch.setenv(gfx942.LIBRARY_VARIABLE, gpu_hip.path)
-    (reason,) = engine.supports(spec_of(good, good))
+    monkeypatch.setenv(LIBRARY_VARIABLE, gpu_hip.path)
+    engines.settings.cache_clear()
+    (reason,) = engine.reasons(request_of(good, good))
     assert "it runs on an MI300X (gfx942), got tensors on cpu" in reason
-    monkeypatch.setattr(engines, "architecture", lambda device: "gfx1100")
-    assert "cuda:0 of architecture gfx1100" in engine.supports(on_gpu)[0]
-    monkeypatch.setattr(engines, "architecture", lambda device: "gfx942")
-    assert engine.supports(on_gpu) == []
+    with pytest.raises(ValueError, match="CPU tensors need LITEATTENTION_HIP_LIBRARY"):
+        engine.device(good.device)
+    monkeypatch.setattr(gfx942.engine, "architecture", lambda device: "gfx1100")
+    assert "cuda:0 of architecture gfx1100" in engine.reasons(on_gpu)[0]
+    monkeypatch.setattr(gfx942.engine, "architecture", lambda device: "gfx942")
+    assert engine.reasons(on_gpu) == []
 
 
 def test_geometry_is_the_kernels(engine: gfx942.Gfx942Engine) -> None:
-    assert engine.geometry(128) == engines.MI300X_GEOMETRY
+    assert engine.geometry(128) == MI300X_GEOMETRY
 
 
 def test_the_environment_report_names_the_run_time(
     cpu_hip: FakeHip, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv(gfx942.LIBRARY_VARIABLE, cpu_hip.path)
+    monkeypatch.setenv(LIBRARY_VARIABLE, cpu_hip.path)
     assert collect_env.collect()["hip run-time"] == f"software MI300X 7.2.53211, {cpu_hip.path}"
-    monkeypatch.setenv(gfx942.LIBRARY_VARIABLE, "/nowhere/libhip.so")
+    monkeypatch.setenv(LIBRARY_VARIABLE, "/nowhere/libhip.so")
+    engines.settings.cache_clear()
     assert collect_env.collect()["hip run-time"].startswith("none (cannot open the HIP run-time")
     built = kernels.manifest().compiler
     assert collect_env.collect()["gfx942 kernels"].endswith(
@@ -173,7 +184,7 @@ def test_enable_takes_the_kernels_tile_and_no_other(engine: gfx942.Gfx942Engine)
     with liteattention_diffusers.enable(model, SkipPolicy(), engine="gfx942"):
         pass
     with pytest.raises(ValueError, match=r"blocks.0.attn1: engine 'gfx942': its tile is q_block 3"):
-        geometry = engines.TileGeometry(128, 64, 32)
+        geometry = TileGeometry(128, 64, 32)
         liteattention_diffusers.enable(model, SkipPolicy(), geometry=geometry, engine="gfx942")
     dense = SkipPolicy(enabled=False)
     with liteattention_diffusers.enable(model, dense, engine="gfx942", cross_attention=True):

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from liteattention_rocm import skiplist
-from liteattention_rocm.contract import MI300X_GEOMETRY, AttentionSpec, LiteSpec
+from liteattention_rocm.contract import MI300X_GEOMETRY, LiteRequest
 from liteattention_rocm.engines.reference import vote
 from tests.cpu.oracle import HALF_ULP, TINY
 
@@ -53,12 +53,13 @@ def peaked(
     return [q, k, integers(batch, kv_len, kv_heads, dim, seed=seed + 2)]
 
 
-def spec_of(q: torch.Tensor, k: torch.Tensor, scale: float) -> AttentionSpec:
+def request_of(q: torch.Tensor, k: torch.Tensor, scale: float, *step: Any) -> LiteRequest:
+    """``step``: threshold, descending, soft_skip."""
     batch, q_len, q_heads, dim = q.shape
     kv_len, kv_heads = k.shape[1:3]
-    return AttentionSpec(
+    return LiteRequest(
         batch, q_heads, kv_heads, q_len, kv_len, dim, q.dtype, q.device, "bshd", scale, False,
-        "rtne", True,
+        "rtne", True, TILE, *step,
     )  # fmt: skip
 
 
@@ -117,10 +118,8 @@ def step(
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, Any]:
     """One step on the machine code, compared with the oracle: write, out, lse, report."""
     scale = 1 / math.sqrt(q.shape[-1]) if scale is None else scale
-    lite = LiteSpec(
-        TILE, threshold, options.get("descending", False), options.get("soft_skip", False)
-    )
-    expected, rows = vote(spec_of(q, k, scale), lite, q, k, read, must_do, must_skip)
+    kind = (threshold, options.get("descending", False), options.get("soft_skip", False))
+    expected, rows = vote(request_of(q, k, scale, *kind), q, k, read, must_do, must_skip)
     guarded = torch.full((read.numel() + 64,), 0x5A5A5A5A, dtype=torch.int32)
     write = guarded[32:-32].view_as(read)
     out = torch.full_like(q, 7.0)
@@ -231,8 +230,8 @@ def test_what_is_skipped_costs_nothing(dim: int) -> None:
 
 def test_a_dropped_contribution_saves_the_second_product() -> None:
     q, k, v = peaked(1, 1, 1, 384, 704, 128, seed=9, reach=0.3)
-    lite = LiteSpec(TILE, -3.0, False, True)
-    _, rows = vote(spec_of(q, k, 0.25), lite, q, k, full(q, k), None, None)
+    request = request_of(q, k, 0.25, -3.0, False, True)
+    _, rows = vote(request, q, k, full(q, k), None, None)
     waves = rows[0, 0, ::48]  # [8, K blocks]: groups that contribute
     assert int((~waves).sum()) > 0
     *_, report = step(q, k, v, full(q, k), threshold=-3.0, scale=0.25, soft_skip=True)

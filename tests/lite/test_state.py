@@ -18,8 +18,8 @@ from liteattention_rocm import (
     SkipPolicy,
     TileGeometry,
     attention,
+    dense,
     lite_attention,
-    ops,
     skiplist,
 )
 
@@ -284,7 +284,7 @@ def break_engine(monkeypatch: pytest.MonkeyPatch) -> None:
         write.fill_(0)
         raise Broken
 
-    monkeypatch.setattr(ops, "lite_attention", scribble)
+    monkeypatch.setattr(dense, "lite_attention", scribble)
 
 
 @pytest.mark.parametrize("failing", range(4))
@@ -556,13 +556,13 @@ def test_reset_forgets_and_end_frees() -> None:
 def test_end_frees_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     lite = make()
     seen: list[weakref.ref[torch.Tensor]] = []
-    real = ops.lite_attention
+    real = dense.lite_attention
 
     def spy(q: Any, k: Any, v: Any, read: Any, write: Any, **options: Any) -> Any:
         seen.extend((weakref.ref(read), weakref.ref(write)))
         return real(q, k, v, read, write, **options)
 
-    monkeypatch.setattr(ops, "lite_attention", spy)
+    monkeypatch.setattr(dense, "lite_attention", spy)
     for step in range(3):
         call(lite, inputs(step), step)
     del spy
@@ -585,13 +585,13 @@ def test_buffers_swap_and_nothing_else_is_made(monkeypatch: pytest.MonkeyPatch) 
     lite = make(SHARED)
     pointers: list[tuple[int, int]] = []
     made: list[Any] = []
-    real = ops.lite_attention
+    real = dense.lite_attention
 
     def spy(q: Any, k: Any, v: Any, read: Any, write: Any, **options: Any) -> Any:
         pointers.append((read.data_ptr(), write.data_ptr()))
         return real(q, k, v, read, write, **options)
 
-    monkeypatch.setattr(ops, "lite_attention", spy)
+    monkeypatch.setattr(dense, "lite_attention", spy)
     for step in range(STEPS):
         for name in ("cond", "uncond"):
             call(lite, inputs(step, branch=name), step, branch=name)
@@ -604,7 +604,7 @@ def test_buffers_swap_and_nothing_else_is_made(monkeypatch: pytest.MonkeyPatch) 
                     return _real(*args, **options)
 
                 monkeypatch.setattr(skiplist.torch, name, watched)
-            monkeypatch.setattr(ops, "lite_attention", quiet_spy(spy, monkeypatch, made))
+            monkeypatch.setattr(dense, "lite_attention", quiet_spy(spy, monkeypatch, made))
     assert not made
     lists = {p for pair in pointers for p in pair} - {pointers[0][0]}
     assert len(lists) == 3  # one to read, one for each branch to write

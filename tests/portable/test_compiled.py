@@ -25,8 +25,7 @@ from triton.experimental.gluon._runtime import GluonASTSource
 
 import liteattention_emulator as emulator
 from liteattention_rocm import TileGeometry, skiplist
-from liteattention_rocm.engines import AttentionSpec, LiteSpec
-from liteattention_rocm.engines.reference import ReferenceEngine
+from liteattention_rocm.contract import LOG2E
 from liteattention_rocm.engines.triton import hopper, kernels, launch, ragged, tiles
 from tests.cpu.oracle import bound, exact
 from tests.emulator.triton_kernels import compile_for_gfx942
@@ -194,7 +193,7 @@ def test_dense_attention_on_the_emulator(causal: bool) -> None:
     none = torch.zeros(4, dtype=torch.int32)
     args = [q, k, v, out, lse, none.short(), none, none, none, none]
     args += [*steps(q), *steps(k), *steps(v), *steps(out)]
-    args += [2, 2, 70, 150, 2, 5, 1, 64**-0.5 * launch._LOG2E, math.nan]
+    args += [2, 2, 70, 150, 2, 5, 1, 64**-0.5 * LOG2E, math.nan]
     run_on_emulator(kernels.attention, constants, [4], args, 4)
     expected = exact(q, k, v, causal=causal)
     assert ((out.double() - expected.out).abs() <= bound(expected, torch.bfloat16)).all()
@@ -242,7 +241,7 @@ def test_lists_on_the_emulator_equal_the_oracle_bit_for_bit() -> None:
         assert torch.equal(ranked, counts.sort(descending=True, stable=True).values)
         args = [q, k, v, out, lse, items, ranked, order, votes, must_do]
         args += [*steps(q), *steps(k), *steps(v), *steps(out)]
-        args += [1, 1, q_len, kv_len, q_blocks, k_blocks, words, 0.25 * launch._LOG2E, -4.0]
+        args += [1, 1, q_len, kv_len, q_blocks, k_blocks, words, 0.25 * LOG2E, -4.0]
         constants = dense(BLOCK_M=32, BLOCK_N=16, HEAD_DIM=64, LITE=True, HAS_DO=True)
         run_on_emulator(kernels.attention, constants, [q_blocks], args, 4)
         spec = AttentionSpec(

@@ -131,9 +131,8 @@ def test_a_layer_like_the_last_is_not_validated_again(monkeypatch: pytest.Monkey
     with pytest.raises(ValueError, match="the same heads and head dim"):
         write_kv(rows[..., :16], rows[..., :16], k_cache, v_cache, slots)
     write_kv(rows, rows, k_cache, v_cache, slots, k_scale=np.float32(1))
-    monkeypatch.setenv("LITEATTENTION_ENGINE", "reference")
-    monkeypatch.setattr(CpuEngine, "write_kv", None)  # it must not be called
-    write_kv(rows, 3 * rows, k_cache, v_cache, slots)
+    monkeypatch.setattr(CpuEngine, "bind", None)  # it must not be called
+    write_kv(rows, 3 * rows, k_cache, v_cache, slots, engine="reference")
     assert (v_cache[1, 1] == 3).all()
 
 

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from .registry import available, check, check_device, choose, get
+from .registry import admit, available, check_device, choose, get
 from .settings import ENGINE_VARIABLE, ISA_VARIABLE, LIBRARY_VARIABLE, architecture, settings
 
 __all__ = [
     "ENGINE_VARIABLE",
     "ISA_VARIABLE",
     "LIBRARY_VARIABLE",
+    "admit",
     "architecture",
     "available",
-    "check",
     "check_device",
     "choose",
     "get",

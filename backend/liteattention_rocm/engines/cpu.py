@@ -58,8 +58,7 @@ def chosen_isa() -> str:
     Raises:
         ValueError: ``LITEATTENTION_CPU_ISA`` names a path this processor or build does not have.
     """
-    wanted = settings().cpu_isa
-    isas = available_isas()
+    wanted, isas = settings().cpu_isa, _core.cpu_available_isas()
     if not wanted:
         return isas[0]
     if wanted not in isas:

@@ -70,7 +70,7 @@ def choose(device: torch.device | str, requested: str | None = None) -> Engine:
     if not name:
         name, source = _default(torch.device(device)), f"device {device}"
     engine = get(name)
-    if not torch.compiler.is_compiling():
+    if (engine.name, source) not in _announced and not torch.compiler.is_compiling():
         _announce(engine.name, source)
     return engine
 
@@ -86,15 +86,22 @@ def _default(device: torch.device) -> str:
     )
 
 
-def check(engine: Engine, request: Request) -> None:
-    """Raise a ``ValueError`` with every reason if ``engine`` cannot run, naming one that can."""
+def admit(request: Request, requested: str | None) -> Engine:
+    """Return the engine for a request.
+
+    Raises:
+        ValueError: as :func:`choose`, or the engine cannot run the request; lists every reason and
+            names an engine that can.
+    """
+    engine = choose(request.device, requested)
     reasons = engine.reasons(request)
     if reasons:
         raise ValueError(_refusal(engine, "this", reasons, lambda e: e.reasons(request)))
+    return engine
 
 
 def check_device(engine: Engine, device: torch.device) -> None:
-    """Raise a ``ValueError`` if ``engine`` cannot run on ``device`` at all; as :func:`check`."""
+    """Raise a ``ValueError`` if ``engine`` cannot run on ``device`` at all; as :func:`admit`."""
     reasons = engine.unavailable(device)
     if reasons:
         raise ValueError(_refusal(engine, "here", reasons, lambda e: e.unavailable(device)))
@@ -114,8 +121,6 @@ def _refusal(
 
 def _announce(name: str, source: str) -> None:
     key = (name, source)
-    if key in _announced:
-        return
     with _announce_lock:
         if key not in _announced:
             _announced.add(key)
