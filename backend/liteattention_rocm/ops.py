@@ -20,10 +20,24 @@ from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, overload
 
-import numpy as np
 import torch
+from torch.autograd import forward_ad
 
 from . import engines
+from .arguments import (
+    Reasons,
+    as_float,
+    choice_reasons,
+    derivative_reasons,
+    engine_reasons,
+    flag_reasons,
+    is_real,
+    raise_if,
+    real_reasons,
+    shown,
+    stride_reasons,
+    tensor_reasons,
+)
 from .engines import (
     LAYOUTS,
     ROUNDINGS,
@@ -34,6 +48,7 @@ from .engines import (
     Rounding,
     TileGeometry,
 )
+from .memory import extent_bytes, mark_written, overlap_reasons, self_overlap_reasons
 
 __all__ = ["attention", "default_geometry", "lite_attention", "merge_states"]
 
@@ -48,6 +63,8 @@ _LIBRARY.define(  # type: ignore[no-untyped-call]
     "float threshold, bool descending, bool soft_skip, int q_block, int k_block, int vote_rows, "
     "str rounding, str engine) -> ()"
 )
+
+_raise_if = functools.partial(raise_if, "attention call")
 
 _FLOATS = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
 
@@ -77,8 +94,8 @@ class _Bound:
     """A call that was checked, ready to be repeated with other tensors of the same kind.
 
     ``run`` takes the tensors as :meth:`Engine.attention` or :meth:`Engine.lite_attention` do.
-    ``spans``: bytes from the first to past the last element of q, k, v and out; ``list_bytes``:
-    those of a skip list.
+    ``spans``: bytes from the first to past the last element of q, k, v and out; ``list_bytes`` and
+    ``mask_bytes``: those of a skip list and of a mask over K blocks.
 
     Key: everything that :func:`_argument_reasons`, :func:`_lite_reasons` and the engine look at
     but addresses, see :func:`_kind_of_call`; of those, alignment and overlap are looked at in
@@ -88,6 +105,7 @@ class _Bound:
     run: Callable[..., None]
     spans: tuple[int, int, int, int]
     list_bytes: int = 0
+    mask_bytes: int = 0
 
     def apart(self, out: torch.Tensor, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> bool:
         """Whether ``out`` is aligned and surely shares no memory with an input."""
@@ -99,6 +117,46 @@ class _Bound:
             if begin < other + size and other < end:
                 return False
         return begin % _ALIGNMENT == 0
+
+    def lists_apart(
+        self,
+        out: torch.Tensor | None,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        read: torch.Tensor,
+        write: torch.Tensor,
+        must_do: torch.Tensor | None,
+        must_skip: torch.Tensor | None,
+    ) -> bool:
+        """Whether ``write`` and ``out`` surely share no memory with each other or an input."""
+        q_span, k_span, v_span, span = self.spans
+        size = self.list_bytes
+        written = [(write.data_ptr(), size)]
+        if out is not None:
+            if not self.apart(out, q, k, v):
+                return False
+            written.append((out.data_ptr(), span))
+            if not _ranges_apart(written[0], written[1:]):
+                return False
+        inputs = [(read.data_ptr(), size)]
+        if must_do is not None:
+            inputs.append((must_do.data_ptr(), self.mask_bytes))
+        if must_skip is not None:
+            inputs.append((must_skip.data_ptr(), self.mask_bytes))
+        if out is not None and not _ranges_apart(written[1], inputs):
+            return False
+        inputs += ((q.data_ptr(), q_span), (k.data_ptr(), k_span), (v.data_ptr(), v_span))
+        return _ranges_apart(written[0], inputs)
+
+
+def _ranges_apart(target: tuple[int, int], others: list[tuple[int, int]]) -> bool:
+    begin, size = target
+    end = begin + size
+    for other, other_size in others:  # noqa: SIM110 - all() takes twice as long
+        if begin < other + other_size and other < end:
+            return False
+    return True
 
 
 _calls: dict[Hashable, _Bound] = {}
@@ -120,38 +178,42 @@ def _kind_of_call(
 
     Types are looked at here, because True equals 1 and 1.0 as a key.
     """
-    if (
-        type(q) is not torch.Tensor
-        or type(k) is not torch.Tensor
-        or type(v) is not torch.Tensor
-        or type(causal) is not bool
-        or type(return_lse) is not bool
-        or type(layout) is not str
-        or type(rounding) is not str
-        or (scale is not None and type(scale) is not float)
-        or (engine is not None and type(engine) is not str)
-        or _dispatch_modes()
-        or _function_modes()
-        or _transforms() is not None
-        or _tracing() is not None
-        or _profiling()
-        or (q.data_ptr() | k.data_ptr() | v.data_ptr()) % _ALIGNMENT
-        # Numbers that are not in memory as they are: the dispatcher writes them out first.
-        or not (q.data_ptr() and k.data_ptr() and v.data_ptr())
-        or (q.is_neg() or k.is_neg() or v.is_neg())
-        or (_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad))
-    ):
+    try:
+        if (
+            type(q) is not torch.Tensor
+            or type(k) is not torch.Tensor
+            or type(v) is not torch.Tensor
+            or type(causal) is not bool
+            or type(return_lse) is not bool
+            or type(layout) is not str
+            or type(rounding) is not str
+            or (scale is not None and type(scale) is not float)
+            or (engine is not None and type(engine) is not str)
+            or _dispatch_modes()
+            or _function_modes()
+            or _transforms() is not None
+            or forward_ad._current_level >= 0
+            or _tracing() is not None
+            or _profiling()
+            or (q.data_ptr() | k.data_ptr() | v.data_ptr()) % _ALIGNMENT
+            # Numbers that are not in memory as they are: the dispatcher writes them out first.
+            or not (q.data_ptr() and k.data_ptr() and v.data_ptr())
+            or (q.is_neg() or k.is_neg() or v.is_neg())
+            or (_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad))
+        ):
+            return None
+        kind = (
+            q.shape, q.stride(), k.shape, k.stride(), v.shape, v.stride(), q.dtype, k.dtype,
+            v.dtype, q.device, k.device, v.device, layout, scale, causal, rounding, return_lse,
+            engine, _environment.get(_ENGINE),
+        )  # fmt: skip
+        if out is None:
+            return kind
+        if type(out) is not torch.Tensor or out.is_neg() or (_grad_enabled() and out.requires_grad):
+            return None
+        return (*kind, out.shape, out.stride(), out.dtype, out.device)
+    except RuntimeError:  # sparse, nested and the like have no address or no strides
         return None
-    kind = (
-        q.shape, q.stride(), k.shape, k.stride(), v.shape, v.stride(), q.dtype, k.dtype, v.dtype,
-        q.device, k.device, v.device, layout, scale, causal, rounding, return_lse, engine,
-        _environment.get(_ENGINE),
-    )  # fmt: skip
-    if out is None:
-        return kind
-    if type(out) is not torch.Tensor or out.is_neg() or (_grad_enabled() and out.requires_grad):
-        return None
-    return (*kind, out.shape, out.stride(), out.dtype, out.device)
 
 
 def _kind_of_lists(
@@ -276,10 +338,14 @@ def attention(
         if bound is not None and (out is None or bound.apart(out, q, k, v)):
             if out is None:
                 out = torch.empty_like(q)
+            else:
+                mark_written(out)
             lse = _empty_lse(q, layout) if return_lse else None
             bound.run(q, k, v, out, lse)
             return out if lse is None else (out, lse)
-        _raise_if(*_argument_reasons(q, k, v, layout, scale, causal, rounding, out, return_lse))
+        _raise_if(
+            *_argument_reasons(q, k, v, layout, scale, causal, rounding, out, return_lse, engine)
+        )
     scale = _default_scale(q) if scale is None else float(scale)
     if out is None:
         out = torch.empty_like(q)
@@ -293,6 +359,7 @@ def attention(
         run = chosen.bind_attention(spec, q, k, v, out, lse)
         if run is None:
             run = functools.partial(_run_checked, chosen, spec)
+        mark_written(out)
         run(q, k, v, out, lse)
         _remember(kind, out, _Bound(run, _spans(q, k, v, out)))
     return out if lse is None else (out, lse)
@@ -403,24 +470,29 @@ def lite_attention(
             kind, read, write, must_do, must_skip, threshold, descending, soft_skip, geometry
         )
         bound = _calls.get(kind)
-        if (
-            bound is not None
-            and abs(read.data_ptr() - write.data_ptr()) >= bound.list_bytes
-            and (out is None or bound.apart(out, q, k, v))
-        ):
+        if bound is not None and bound.lists_apart(out, q, k, v, read, write, must_do, must_skip):
+            mark_written(write)
             if out is None:
                 out = torch.empty_like(q)
+            else:
+                mark_written(out)
             lse = _empty_lse(q, layout) if return_lse else None
             bound.run(q, k, v, out, lse, read, write, must_do, must_skip)
             return out if lse is None else (out, lse)
-    if geometry is None:
-        geometry = default_geometry(q, engine)
-    if not torch.compiler.is_compiling():
-        kinds, values = _argument_reasons(q, k, v, layout, scale, False, rounding, out, return_lse)
-        more_kinds, more_values = _lite_reasons(
-            q, k, layout, read, write, threshold, must_do, must_skip, geometry
+    if torch.compiler.is_compiling():
+        geometry = default_geometry(q, engine) if geometry is None else geometry
+    else:
+        kinds, values = _argument_reasons(
+            q, k, v, layout, scale, False, rounding, out, return_lse, engine
         )
-        _raise_if(kinds + more_kinds, values + more_values)
+        if geometry is None and not kinds and not values:
+            geometry = default_geometry(q, engine)
+        lists = {"read": read, "write": write, "must_do": must_do, "must_skip": must_skip}
+        more = _lite_reasons(
+            q, k, v, out, layout, lists, threshold, descending, soft_skip, geometry
+        )
+        _raise_if(kinds + more[0], values + more[1])
+        assert geometry is not None
     scale = _default_scale(q) if scale is None else float(scale)
     if out is None:
         out = torch.empty_like(q)
@@ -437,9 +509,10 @@ def lite_attention(
         step = chosen.bind_lite(spec, lite, q, k, v, out, lse, read, write, must_do, must_skip)
         if step is None:
             step = functools.partial(_run_lite_checked, chosen, spec, lite)
+        mark_written(out, write)
         step(q, k, v, out, lse, read, write, must_do, must_skip)
-        list_bytes = read.numel() * read.element_size()
-        _remember(kind, out, _Bound(step, _spans(q, k, v, out), list_bytes))
+        list_bytes, mask_bytes = extent_bytes(read), 4 * read.shape[-1]
+        _remember(kind, out, _Bound(step, _spans(q, k, v, out), list_bytes, mask_bytes))
     return out if lse is None else (out, lse)
 
 
@@ -452,15 +525,16 @@ def merge_states(
     """Merge attention over disjoint sets of keys into attention over their union, exactly.
 
     Args:
-        outs: partial results, each [B, Sq, Hq, D] ("bshd") or [B, Hq, Sq, D] ("bhsd"), any
-            floating dtype, the same shape and dtype throughout.
+        outs: partial results, each [B, Sq, Hq, D] ("bshd") or [B, Hq, Sq, D] ("bhsd"); bf16, fp16,
+            fp32 or fp64, the same shape, dtype and device throughout.
         lses: their log-sum-exps, natural log, fp32, each [B, Hq, Sq]; -inf marks a part that saw
             no key and then contributes nothing.
         layout: where the sequence axis of ``outs`` is.
 
     Returns:
         ``(out, lse)``: merged in fp32 (fp64 for fp64 parts) and rounded once to the parts' dtype;
-        a row whose parts are all empty gives zeros and -inf.
+        a row whose parts are all empty gives zeros and -inf. Unlike attention itself, merging has
+        derivatives, in both modes.
 
     Raises:
         TypeError, ValueError: lists every reason.
@@ -468,57 +542,82 @@ def merge_states(
     Source of the method: the log-sum-exp merge of split softmax (Milakov and Gimelshein, arXiv
     1805.02867).
     """
-    kinds: list[str] = []
-    values: list[str] = []
-    if layout not in LAYOUTS:
-        values.append(f"layout must be one of {', '.join(LAYOUTS)}, got {layout!r}")
-    if not len(outs) or len(outs) != len(lses):
-        values.append(
-            f"outs and lses must be equally many and at least one, got {len(outs)} and {len(lses)}"
-        )
-    for name, parts in (("outs", outs), ("lses", lses)):
-        kinds += [
-            f"{name}[{i}] must be a tensor, got {type(part).__name__}"
-            for i, part in enumerate(parts)
-            if not isinstance(part, torch.Tensor)
-        ]
-    if not kinds and not values:
-        first = outs[0]
-        if first.dim() != 4:
-            values.append(f"outs must have 4 dimensions, got {first.dim()}")
-        else:
-            batch, rows, heads = _sizes(first, layout)[:3]
-            for i, (part, lse) in enumerate(zip(outs, lses, strict=True)):
-                if part.shape != first.shape or part.dtype != first.dtype:
-                    values.append(f"outs[{i}] is {_describe(part)}, outs[0] is {_describe(first)}")
-                if tuple(lse.shape) != (batch, heads, rows):
-                    values.append(
-                        f"lses[{i}] must be {[batch, heads, rows]} (B, H, S), got {list(lse.shape)}"
-                    )
-                if lse.dtype != torch.float32:
-                    kinds.append(f"lses[{i}] must be torch.float32, got {lse.dtype}")
-    _raise_if(kinds, values)
-
+    _raise_if(*_merge_reasons(outs, lses, layout))
     accumulate = torch.float64 if outs[0].dtype == torch.float64 else torch.float32
     stacked = torch.stack([lse.to(accumulate) for lse in lses])
-    merged_lse = torch.logsumexp(stacked, dim=0)
-    # A row that no part saw has -inf - -inf; its weights are zero by definition.
-    weights = torch.exp(stacked - merged_lse).masked_fill_(torch.isneginf(stacked), 0.0)
+    # A row that no part saw has an LSE of -inf. Its weights are exp(-inf - something finite), and
+    # zero; -inf - -inf would make them, or their derivatives, NaN.
+    unseen = torch.isneginf(stacked).all(0)
+    normalizer = torch.logsumexp(stacked.masked_fill(unseen, 0.0), dim=0)
+    weights = torch.exp(stacked - normalizer)
+    merged_lse = normalizer.masked_fill(unseen, -math.inf)
     if layout == "bshd":
         weights = weights.transpose(-1, -2)
-    total = torch.zeros(outs[0].shape, dtype=accumulate, device=outs[0].device)
-    for part, weight in zip(outs, weights, strict=True):
-        # An empty part may hold anything; 0 * NaN must not leak into the sum.
-        total += torch.where(weight.unsqueeze(-1) > 0, part.to(accumulate), 0.0) * weight.unsqueeze(
-            -1
-        )
+    # An empty part may hold anything; 0 * NaN must not leak into the sum.
+    terms = (
+        torch.where(weight.unsqueeze(-1) > 0, part.to(accumulate), 0.0) * weight.unsqueeze(-1)
+        for part, weight in zip(outs, weights, strict=True)
+    )
+    total = functools.reduce(torch.Tensor.add_, terms)
     return total.to(outs[0].dtype), merged_lse.to(torch.float32)
+
+
+def _merge_reasons(outs: Any, lses: Any, layout: Any) -> Reasons:
+    """Everything wrong with parts to merge: (of type, of value)."""
+    kinds: list[str] = []
+    values = choice_reasons("layout", layout, LAYOUTS)
+    parts: dict[str, list[Any]] = {}
+    for name, given in (("outs", outs), ("lses", lses)):
+        if not isinstance(given, Sequence | torch.Tensor) or isinstance(given, str):
+            kinds.append(f"{name} must be a sequence of tensors, got {type(given).__name__}")
+        elif isinstance(given, torch.Tensor) and (
+            any(tensor_reasons(name, given)) or not given.dim()
+        ):
+            kinds.append(f"{name} must be a sequence of tensors")
+        else:
+            parts[name] = list(given)
+    if len(parts) < 2:
+        return kinds, values
+    counts = [len(listed) for listed in parts.values()]
+    if not counts[0] or counts[0] != counts[1]:
+        values.append(
+            f"outs and lses must be equally many and at least one, got {counts[0]} and {counts[1]}"
+        )
+    named = {
+        f"{name}[{i}]": part for name, listed in parts.items() for i, part in enumerate(listed)
+    }
+    more = _usable(named)
+    kinds, values = kinds + more[0], values + more[1]
+    if kinds or values:
+        return kinds, values
+    first = parts["outs"][0]
+    if first.dim() != 4:
+        return kinds, [*values, f"outs must have 4 dimensions, got {list(first.shape)}"]
+    if first.dtype not in _FLOATS:
+        kinds.append(f"outs must be bf16, fp16, fp32 or fp64, got {first.dtype}")
+    batch, rows, heads = _sizes(first, layout)[:3]
+    for i, (part, lse) in enumerate(zip(parts["outs"], parts["lses"], strict=True)):
+        if part.shape != first.shape or part.dtype != first.dtype:
+            values.append(f"outs[{i}] is {_describe(part)}, outs[0] is {_describe(first)}")
+        if tuple(lse.shape) != (batch, heads, rows):
+            values.append(
+                f"lses[{i}] must be {[batch, heads, rows]} (B, H, S), got {list(lse.shape)}"
+            )
+        if lse.dtype != torch.float32:
+            kinds.append(f"lses[{i}] must be torch.float32, got {lse.dtype}")
+        for name, tensor in ((f"outs[{i}]", part), (f"lses[{i}]", lse)):
+            if tensor.device != first.device:
+                values.append(f"{name} is on {tensor.device}, outs[0] on {first.device}")
+    return kinds, values
 
 
 def default_geometry(q: torch.Tensor, engine: str | None = None) -> TileGeometry:
     """Tile geometry that the engine for ``q``'s device prefers for its head dimension."""
-    if not isinstance(q, torch.Tensor) or q.dim() != 4:
-        raise TypeError("q must be a tensor of 4 dimensions")
+    kinds, values, usable = _usable({"q": q})
+    if usable and q.dim() != 4:
+        kinds.append(f"q must be a tensor of 4 dimensions, got {list(q.shape)}")
+    more = engine_reasons(engine)
+    _raise_if(kinds + more[0], values + more[1])
     geometry: TileGeometry = _preferred_geometry(q.device, int(q.shape[-1]), engine)
     return geometry
 
@@ -542,6 +641,9 @@ def _run_attention(
     engine: str,
 ) -> None:
     chosen, spec = _prepare(q, k, v, layout, scale, causal, rounding, lse, engine, None)
+    # A compiler's graph brings its own addresses: what it was traced with had none.
+    _raise_if([], _written_reasons({"out": out, "lse": lse}, {"q": q, "k": k, "v": v}))
+    mark_written(*(t for t in (out, lse) if t is not None))
     chosen.attention(spec, q, k, v, out, lse)
 
 
@@ -568,6 +670,9 @@ def _run_lite_attention(
 ) -> None:
     lite = LiteSpec(TileGeometry(q_block, k_block, vote_rows), threshold, descending, soft_skip)
     chosen, spec = _prepare(q, k, v, layout, scale, False, rounding, lse, engine, lite)
+    inputs = {"q": q, "k": k, "v": v, "read": read, "must_do": must_do, "must_skip": must_skip}
+    _raise_if([], _written_reasons({"out": out, "lse": lse, "write": write}, inputs))
+    mark_written(*(t for t in (out, lse, write) if t is not None))
     chosen.lite_attention(spec, lite, q, k, v, out, lse, read, write, must_do, must_skip)
 
 
@@ -598,7 +703,9 @@ def _fake_attention(
     rounding: Rounding,
     engine: str,
 ) -> None:
-    _raise_if(*_argument_reasons(q, k, v, layout, scale, causal, rounding, out, lse is not None))
+    _raise_if(
+        *_argument_reasons(q, k, v, layout, scale, causal, rounding, out, lse is not None, engine)
+    )
     _prepare(q, k, v, layout, scale, causal, rounding, lse, engine, None)
 
 
@@ -624,8 +731,11 @@ def _fake_lite_attention(
     engine: str,
 ) -> None:
     geometry = TileGeometry(q_block, k_block, vote_rows)
-    kinds, values = _argument_reasons(q, k, v, layout, scale, False, rounding, out, lse is not None)
-    more = _lite_reasons(q, k, layout, read, write, threshold, must_do, must_skip, geometry)
+    kinds, values = _argument_reasons(
+        q, k, v, layout, scale, False, rounding, out, lse is not None, engine
+    )
+    lists = {"read": read, "write": write, "must_do": must_do, "must_skip": must_skip}
+    more = _lite_reasons(q, k, v, out, layout, lists, threshold, descending, soft_skip, geometry)
     _raise_if(kinds + more[0], values + more[1])
     lite = LiteSpec(geometry, threshold, descending, soft_skip)
     _prepare(q, k, v, layout, scale, False, rounding, lse, engine, lite)
@@ -703,50 +813,32 @@ def _argument_reasons(
     rounding: Any,
     out: Any,
     return_lse: Any,
-) -> tuple[list[str], list[str]]:
+    engine: Any,
+) -> Reasons:
     """Everything wrong with a dense call: (reasons of type, reasons of value)."""
-    kinds: list[str] = []
-    values: list[str] = []
-    tensors = {"q": q, "k": k, "v": v}
-    if out is not None:
-        tensors["out"] = out
-    for name, tensor in tensors.items():
-        if not isinstance(tensor, torch.Tensor):
-            kinds.append(f"{name} must be a tensor, got {type(tensor).__name__}")
-    tensors = {n: t for n, t in tensors.items() if isinstance(t, torch.Tensor)}
-    for name, flag in (("causal", causal), ("return_lse", return_lse)):
-        if not isinstance(flag, bool):
-            kinds.append(f"{name} must be a bool, got {type(flag).__name__}")
-    if layout not in LAYOUTS:
-        values.append(f"layout must be one of {', '.join(LAYOUTS)}, got {layout!r}")
-    if rounding not in ROUNDINGS:
-        values.append(f"rounding must be one of {', '.join(ROUNDINGS)}, got {rounding!r}")
-    if scale is not None:
-        if isinstance(scale, bool) or not isinstance(scale, int | float):
-            kinds.append(f"scale must be a number, got {type(scale).__name__}")
-        elif not math.isfinite(scale):
-            values.append(f"scale must be finite, got {scale}")
+    given = {"q": q, "k": k, "v": v} | ({} if out is None else {"out": out})
+    kinds, values, tensors = _usable(given)
+    kinds += flag_reasons(causal=causal, return_lse=return_lse)
+    values += choice_reasons("layout", layout, LAYOUTS)
+    values += choice_reasons("rounding", rounding, ROUNDINGS)
+    for more in (
+        ([], []) if scale is None else real_reasons("scale", scale),
+        engine_reasons(engine),
+    ):
+        kinds += more[0]
+        values += more[1]
 
     for name, tensor in tensors.items():
-        if tensor._is_zerotensor():
-            values.append(f"{name} has no memory (a zero of forward-mode derivatives)")
         if tensor.dtype not in _FLOATS:
             kinds.append(f"{name} must be bf16, fp16 or fp32, got {tensor.dtype}")
         if tensor.dim() != 4:
             values.append(
                 f"{name} must have 4 dimensions "
-                f"({'B,S,H,D' if layout != 'bhsd' else 'B,H,S,D'}), got {list(tensor.shape)}"
+                f"({'B,H,S,D' if str(layout) == 'bhsd' else 'B,S,H,D'}), got {list(tensor.shape)}"
             )
-        elif tensor.shape[-1] > 1 and tensor.stride(-1) != 1:
-            values.append(
-                f"{name} must be contiguous in its last dimension, got strides "
-                f"{list(tensor.stride())}: call .contiguous() on it"
-            )
-        if tensor.requires_grad and torch.is_grad_enabled():
-            values.append(
-                f"{name} requires grad, and there is no backward pass: detach it or use "
-                "torch.no_grad()"
-            )
+        else:
+            values += stride_reasons(name, tensor)
+        values += derivative_reasons(name, tensor)
     for what in ("dtype", "device"):
         seen = {name: getattr(tensor, what) for name, tensor in tensors.items()}
         if len(set(seen.values())) > 1:
@@ -757,10 +849,25 @@ def _argument_reasons(
     if len({"q", "k", "v"} & tensors.keys()) == 3 and all(
         tensors[name].dim() == 4 for name in "qkv"
     ):
-        values += _shape_reasons(tensors, layout if layout in LAYOUTS else "bshd")
+        values += _shape_reasons(tensors, "bhsd" if str(layout) == "bhsd" else "bshd")
         if "out" in tensors and tensors["out"].shape == q.shape:
-            values += _overlap_reasons("out", tensors["out"], {"q": q, "k": k, "v": v})
+            values += _written_reasons({"out": out}, {"q": q, "k": k, "v": v})
     return kinds, values
+
+
+def _usable(given: dict[str, Any]) -> tuple[list[str], list[str], dict[str, torch.Tensor]]:
+    """Sort arguments: reasons of type and of value, and the tensors that can be looked at."""
+    kinds: list[str] = []
+    values: list[str] = []
+    tensors: dict[str, torch.Tensor] = {}
+    for name, tensor in given.items():
+        more = tensor_reasons(name, tensor)
+        if more[0] or more[1]:
+            kinds += more[0]
+            values += more[1]
+        else:
+            tensors[name] = tensor
+    return kinds, values, tensors
 
 
 def _shape_reasons(tensors: dict[str, torch.Tensor], layout: Layout) -> list[str]:
@@ -791,123 +898,75 @@ def _shape_reasons(tensors: dict[str, torch.Tensor], layout: Layout) -> list[str
 def _lite_reasons(
     q: Any,
     k: Any,
+    v: Any,
+    out: Any,
     layout: Any,
-    read: Any,
-    write: Any,
+    lists: dict[str, Any],
     threshold: Any,
-    must_do: Any,
-    must_skip: Any,
+    descending: Any,
+    soft_skip: Any,
     geometry: Any,
-) -> tuple[list[str], list[str]]:
-    """Everything wrong with what LiteAttention adds to a call: (of type, of value)."""
-    kinds: list[str] = []
-    values: list[str] = []
-    if isinstance(threshold, bool) or not isinstance(threshold, int | float):
+) -> Reasons:
+    """Everything wrong with what LiteAttention adds to a call: (of type, of value).
+
+    ``lists``: read, write, must_do and must_skip, by name. ``geometry`` is None if the rest of the
+    call is too wrong for an engine to be asked for it.
+    """
+    kinds, values, bitmaps = _usable(
+        {name: bits for name, bits in lists.items() if bits is not None or "must" not in name}
+    )
+    if not is_real(threshold):
         kinds.append(f"threshold must be a number, got {type(threshold).__name__}")
-    elif not threshold <= 0:
-        values.append(f"threshold is in log2 units and must be <= 0, got {threshold}")
-    if not isinstance(geometry, TileGeometry):
+    elif not as_float(threshold) <= 0:
+        values.append(f"threshold is in log2 units and must be <= 0, got {shown(threshold)}")
+    kinds += flag_reasons(descending=descending, soft_skip=soft_skip)
+    if geometry is not None and not isinstance(geometry, TileGeometry):
         kinds.append(f"geometry must be a TileGeometry, got {type(geometry).__name__}")
-    bitmaps = {"read": read, "write": write, "must_do": must_do, "must_skip": must_skip}
     for name, bitmap in bitmaps.items():
-        if bitmap is None and name.startswith("must"):
-            continue
-        if not isinstance(bitmap, torch.Tensor):
-            kinds.append(f"{name} must be a tensor, got {type(bitmap).__name__}")
-        elif bitmap.dtype != torch.int32:
+        if bitmap.dtype != torch.int32:
             kinds.append(f"{name} must be torch.int32 (uint32 bit patterns), got {bitmap.dtype}")
         elif not bitmap.is_contiguous():
             values.append(f"{name} must be contiguous, got strides {list(bitmap.stride())}")
-    ready = isinstance(q, torch.Tensor) and isinstance(k, torch.Tensor)
-    if kinds or not ready or q.dim() != 4 or k.dim() != 4 or layout not in LAYOUTS:
+    tensors = _usable({"q": q, "k": k, "v": v, "out": out})[2]
+    read_only = {name: bits for name, bits in bitmaps.items() if name != "write"}
+    if "write" in bitmaps:
+        values += self_overlap_reasons("write", bitmaps["write"])
+        values += overlap_reasons("write", bitmaps["write"], tensors | read_only)
+    if "out" in tensors:
+        values += overlap_reasons("out", out, read_only)
+    if kinds or geometry is None or not {"q", "k"} <= tensors.keys():
+        return kinds, values
+    if q.dim() != 4 or k.dim() != 4 or layout not in LAYOUTS:
         return kinds, values
     batch, q_len, heads, _ = _sizes(q, layout)
     words = geometry.words(_sizes(k, layout)[1])
     expected = (batch, heads, geometry.q_blocks(q_len), words)
     for name, bitmap in bitmaps.items():
         shape = expected if name in ("read", "write") else (words,)
-        if bitmap is None:
-            continue
         if tuple(bitmap.shape) != shape:
             values.append(f"{name} must be {list(shape)}, got {list(bitmap.shape)}")
         if bitmap.device != q.device:
             values.append(f"{name} must be on {q.device}, got {bitmap.device}")
-    if read.shape == write.shape:
-        values += _overlap_reasons("write", write, {"read": read})
     return kinds, values
 
 
-def _overlap_reasons(
-    name: str, target: torch.Tensor, sources: dict[str, torch.Tensor]
+def _written_reasons(
+    written: dict[str, torch.Tensor | None], inputs: dict[str, torch.Tensor | None]
 ) -> list[str]:
-    """Say which sources share memory with ``target``, and whether it overlaps itself."""
-    reasons = []
-    if any(
-        step == 0 and size > 1 for step, size in zip(target.stride(), target.shape, strict=True)
-    ):
-        reasons.append(
-            f"{name} must not be an expanded tensor, got strides {list(target.stride())}"
-        )
-    if _is_fake(target):
-        return reasons
-    begin, end = _extent(target)
-    for other, tensor in sources.items():
-        if _is_fake(tensor) or tensor.device != target.device:
-            continue
-        other_begin, other_end = _extent(tensor)
-        if begin < other_end and other_begin < end and _shares_memory(target, tensor):
-            reasons.append(f"{name} must not overlap {other}: give it memory of its own")
+    """Say where tensors that a call writes overlap themselves, each other or an input."""
+    reasons: list[str] = []
+    others = dict(inputs)
+    for name, target in written.items():
+        if target is not None:
+            reasons += self_overlap_reasons(name, target)
+            reasons += overlap_reasons(name, target, others)
+            others[name] = target
     return reasons
 
 
 def _spans(*tensors: torch.Tensor) -> Any:
-    return tuple(end - begin for begin, end in map(_extent, tensors))
-
-
-def _is_fake(tensor: torch.Tensor) -> bool:
-    return tensor.is_meta or isinstance(tensor, torch._subclasses.FakeTensor)
-
-
-def _extent(tensor: torch.Tensor) -> tuple[int, int]:
-    """Return the half-open byte range that a tensor's elements lie in."""
-    last = sum((size - 1) * step for size, step in zip(tensor.shape, tensor.stride(), strict=True))
-    begin = tensor.data_ptr()
-    return begin, begin + (last + 1) * tensor.element_size()
-
-
-class _Address:
-    """A tensor's memory as numpy sees addresses; nothing is read through it."""
-
-    def __init__(self, tensor: torch.Tensor) -> None:
-        size = tensor.element_size()
-        self.__array_interface__ = {
-            "version": 3,
-            "typestr": "|u1",
-            "data": (tensor.data_ptr(), False),
-            "shape": (*tensor.shape, size),
-            "strides": (*(step * size for step in tensor.stride()), 1),
-        }
-
-
-def _shares_memory(a: torch.Tensor, b: torch.Tensor) -> bool:
-    """Exact overlap of two strided tensors, e.g. false for two heads of one buffer."""
-    effort = 100_000  # past it the answer is the safe one; the stubs know only the named efforts
-    try:
-        return np.shares_memory(
-            np.asarray(_Address(a)),
-            np.asarray(_Address(b)),
-            effort,  # type: ignore[arg-type]
-        )
-    except np.exceptions.TooHardError:
-        return True
+    return tuple(map(extent_bytes, tensors))
 
 
 def _describe(tensor: torch.Tensor) -> str:
     return f"{tensor.dtype} {list(tensor.shape)}"
-
-
-def _raise_if(kinds: list[str], values: list[str]) -> None:
-    """Raise one error with every reason: TypeError if any is about types, else ValueError."""
-    if kinds or values:
-        error = TypeError if kinds else ValueError
-        raise error("invalid attention call: " + "; ".join([*kinds, *values]))

@@ -25,8 +25,6 @@ from __future__ import annotations
 import functools
 import itertools
 import math
-import numbers
-import operator
 import os
 from collections import OrderedDict
 from dataclasses import dataclass
@@ -34,18 +32,40 @@ from typing import Any, Generic, Literal, TypeVar, overload
 
 import numpy as np
 import torch
+from torch.autograd import forward_ad
 
 from . import engines
+from .arguments import (
+    Reasons,
+    choice_reasons,
+    derivative_reasons,
+    engine_reasons,
+    flag_reasons,
+    is_integer,
+    plain_length,
+    raise_if,
+    readable,
+    real_reasons,
+    shown,
+    stride_reasons,
+    tensor_reasons,
+)
 from .engines import ROUNDINGS, Engine, RaggedBatch, RaggedSpec, Rounding
 from .engines.base import BoundRagged, BoundWrite
-from .ops import _LIBRARY, _is_fake, _overlap_reasons
+from .memory import (
+    extent_bytes,
+    has_address,
+    mark_written,
+    overlap_reasons,
+    self_overlap_reasons,
+)
+from .ops import _FLOATS, _LIBRARY, _dispatch_modes, _transforms, _usable
 
 __all__ = ["PagedBatch", "attention_paged", "attention_varlen", "write_kv"]
 
 #: A parameter is a tensor in everything but its type.
 _PLAIN_TENSORS = (torch.Tensor, torch.nn.Parameter)
 
-_FLOATS = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
 _FP8 = (
     torch.float8_e4m3fn,
     torch.float8_e5m2,
@@ -105,19 +125,25 @@ class _Call:
     k_bytes: int
     v_bytes: int
     out_bytes: int
+    indices: dict[str, torch.Tensor]  # lengths and pages by the caller's names for them
+    ranges: list[tuple[int, int]]  # the bytes that those lie in
 
 
 @dataclass(frozen=True, slots=True)
 class _Write:
     """A validated write: what the next layer with the same shapes reuses.
 
-    Caches of ``k_bytes`` and ``v_bytes`` from first to last element may meet only if one begins
-    within the other; ``interleaved`` are such distances (v_cache - k_cache) at which they do not.
+    ``*_bytes``: from first to past the last element of each tensor; k and v, and the caches, have
+    one shape each, but not one stride. Caches whose ranges meet may still share nothing;
+    ``interleaved`` are such distances (v_cache - k_cache).
     """
 
     run: BoundWrite
+    k_cache_bytes: int
+    v_cache_bytes: int
     k_bytes: int
     v_bytes: int
+    slots_bytes: int
     interleaved: set[int]
 
 
@@ -204,15 +230,16 @@ class PagedBatch:
         kinds, values = _batch_reasons(
             self.q_start, self.kv_len, self.page_table, max_q_len, max_kv_len
         )
-        _raise_if("batch", kinds, values)
+        raise_if("batch", kinds, values)
         tensors = (self.q_start, self.kv_len, self.page_table)
+        self._ranges: list[tuple[int, int]] | None = None
         self._ragged = RaggedBatch(
             q_start=self.q_start, kv_len=self.kv_len, page_table=self.page_table
         )
-        self._places = tuple(t.data_ptr() for t in tensors if not _is_fake(t))
+        self._places = tuple(t.data_ptr() for t in tensors if has_address(t))
         # None: changes cannot be seen (inference mode), or need not be (a GPU plans from bounds).
         self._versions: tuple[int, int, int] | None = None
-        if all(_readable(t) and not t.is_inference() for t in tensors):
+        if all(readable(t) and not t.is_inference() for t in tensors):
             self._versions = (
                 self.q_start._version,
                 self.kv_len._version,
@@ -222,8 +249,8 @@ class PagedBatch:
             max_q_len = _longest(self.q_start)
         if max_kv_len is None:
             max_kv_len = int(self.kv_len.max()) if self.kv_len.numel() else 0
-        self.max_q_len: int = _plain(max_q_len)
-        self.max_kv_len: int = _plain(max_kv_len)
+        self.max_q_len: int = plain_length(max_q_len)
+        self.max_kv_len: int = plain_length(max_kv_len)
         self._calls.clear()
         self._plans.clear()
 
@@ -237,6 +264,12 @@ class PagedBatch:
             self.kv_len._version,
             self.page_table._version,
         )
+
+    def _index_ranges(self) -> list[tuple[int, int]]:
+        """Where the tensors lie; found once per reading."""
+        if self._ranges is None:
+            self._ranges = _ranges(self.q_start, self.kv_len, self.page_table)
+        return self._ranges
 
     def __repr__(self) -> str:
         """Name the sizes; the values may be on a GPU."""
@@ -257,7 +290,7 @@ class PagedBatch:
     def _cache_reasons(self, rows: int, pages: int, page_size: int) -> list[str]:
         """Say what is missing: query rows, table entries or pages (CPU values only)."""
         table = self.page_table
-        if not _readable(table):
+        if not readable(table):
             return []
         if _native().pages_hold(
             self.q_start.data_ptr(),
@@ -381,7 +414,7 @@ def attention_paged(
         TypeError, ValueError: lists every reason and says what to do instead.
     """
     options = (causal, window, soft_cap, scale, k_scale, v_scale, rounding, return_lse, engine)
-    if _traced(q, k_cache, v_cache, out):
+    if _traced(q, k_cache, v_cache, sinks, out):
         return _paged_operator(q, k_cache, v_cache, batch, sinks, out, _Options(*options))
     try:
         # The types as well: 1 and True are one key, and only one of them is a flag.
@@ -398,8 +431,8 @@ def attention_paged(
         )
         hash(key)
         call = None if batch._changed() else batch._calls.get(key)
-    except (AttributeError, TypeError):  # not tensors, not a batch, an option of a strange type
-        call = key = None
+    except (AttributeError, TypeError, RuntimeError):
+        call = key = None  # not tensors or sparse ones, not a batch, an option of a strange type
     if call is None:
         call = _plan_paged(q, k_cache, v_cache, batch, sinks, out, _Options(*options), key)
         if key is not None:
@@ -491,7 +524,7 @@ def attention_varlen(
     """
     options = _Options(causal, window, soft_cap, scale, 1.0, 1.0, rounding, return_lse, engine)
     bounds = (max_seqlen_q, max_seqlen_k)
-    if _traced(q, k, v, out):
+    if _traced(q, k, v, sinks, out):
         return _varlen_operator(q, k, v, cu_seqlens_q, cu_seqlens_k, bounds, sinks, out, options)
     call = _plan_varlen(q, k, v, cu_seqlens_q, cu_seqlens_k, bounds, sinks, out, options)
     return _run(call, q, k, v, sinks, out)
@@ -511,7 +544,8 @@ def write_kv(
     """Write keys and values of new tokens into a paged cache.
 
     Args:
-        k, v: rows [T, Hkv, D], any strides with a contiguous last dimension.
+        k, v: rows [T, Hkv, D], any strides with a contiguous last dimension; they must not overlap
+            the caches (rows that move within a cache need a ``.clone()``).
         k_cache, v_cache: [pages, page_size, Hkv, D], any strides with a contiguous last dimension
             (views of one buffer are fine); k's dtype, or fp8 where the engine writes it.
         slots: int64 or int32 [T], contiguous; row t goes to token slots[t] % page_size of page
@@ -525,7 +559,10 @@ def write_kv(
         TypeError, ValueError: lists every reason. A slot beyond the cache is found on the CPU
             only, before anything is written.
     """
-    if _traced(k, v, k_cache, v_cache):
+    if _traced(k, v, k_cache, v_cache, slots):
+        if not torch.compiler.is_compiling():
+            reasons = _write_reasons(k, v, k_cache, v_cache, slots, k_scale, v_scale, engine)
+            raise_if("cache write", *reasons)
         torch.ops.liteattention_rocm.write_kv(
             k, v, k_cache, v_cache, slots, float(k_scale), float(v_scale), engine or ""
         )
@@ -539,9 +576,12 @@ def write_kv(
 def _traced(*tensors: Any) -> bool:
     """Whether a call is for PyTorch's dispatcher, which then gets one opaque operator.
 
-    So it is when a compiler or tracer watches, and for negated views, which it writes out first.
+    So it is when a compiler, a tracer or a transform watches, where there may be tangents, and for
+    negated views, which it writes out first.
     """
-    if torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack() > 0:
+    if torch.compiler.is_compiling() or _dispatch_modes() > 0:
+        return True
+    if _transforms() is not None or forward_ad._current_level >= 0:
         return True
     for tensor in tensors:
         if type(tensor) in _PLAIN_TENSORS:
@@ -573,6 +613,7 @@ def _signature(
             or k.requires_grad
             or v.requires_grad
             or (out is not None and out.requires_grad)
+            or (sinks is not None and sinks.requires_grad)
         ),
     )
 
@@ -589,7 +630,8 @@ def _run(
     if out is None:
         out = torch.empty_like(q)
     else:
-        _check_overlap(call, q, k, v, out)
+        _check_overlap(call, q, k, v, sinks, out)
+        mark_written(out)
     lse = None
     if spec.return_lse:
         lse = torch.empty((spec.q_heads, spec.rows), dtype=torch.float32, device=q.device)
@@ -601,32 +643,45 @@ def _run(
 
 
 def _check_overlap(
-    call: _Call, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, out: torch.Tensor
+    call: _Call,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    sinks: torch.Tensor | None,
+    out: torch.Tensor,
 ) -> None:
     """Refuse an ``out`` over an input; only ranges that meet are looked at closely."""
     begin = out.data_ptr()
     end = begin + call.out_bytes
+    near = False
     for tensor, size in ((q, call.q_bytes), (k, call.k_bytes), (v, call.v_bytes)):
         other = tensor.data_ptr()
-        if begin < other + size and other < end:
-            reasons = _overlap_reasons("out", out, {"q": q, "k": k, "v": v})
-            _raise_if("attention call", [], reasons)
-            return
+        near = near or (begin < other + size and other < end)
+    for other, other_end in call.ranges:
+        near = near or (begin < other_end and other < end)
+    if sinks is not None:
+        other = sinks.data_ptr()
+        near = near or (begin < other + 4 * call.spec.q_heads and other < end)
+    if near:
+        names = ("k_cache", "v_cache") if call.spec.page_size else ("k", "v")
+        inputs = {"q": q, names[0]: k, names[1]: v, "sinks": sinks, **call.indices}
+        raise_if("attention call", [], overlap_reasons("out", out, inputs))
 
 
-def _extent_bytes(tensor: torch.Tensor) -> int:
-    """Bytes from a tensor's first element to the end of its last."""
-    if not tensor.numel():
-        return 0
-    last = sum((size - 1) * step for size, step in zip(tensor.shape, tensor.stride(), strict=True))
-    return int(last + 1) * tensor.element_size()
+def _ranges(*tensors: torch.Tensor) -> list[tuple[int, int]]:
+    """Where tensors begin and end, in bytes, for those that have a place."""
+    return [
+        (tensor.data_ptr(), tensor.data_ptr() + extent_bytes(tensor))
+        for tensor in tensors
+        if has_address(tensor)
+    ]
 
 
 def _extents(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, out: torch.Tensor | None
 ) -> tuple[int, int, int, int]:
-    last = 0 if out is None else _extent_bytes(out)
-    return _extent_bytes(q), _extent_bytes(k), _extent_bytes(v), last
+    last = 0 if out is None else extent_bytes(out)
+    return extent_bytes(q), extent_bytes(k), extent_bytes(v), last
 
 
 def _plan_paged(
@@ -653,7 +708,7 @@ def _plan_paged(
             values.append(f"batch is on {batch.q_start.device}, q on {q.device}")
     if not kinds and not values:
         values += batch._cache_reasons(q.shape[0], k.shape[0], k.shape[1])
-    _raise_if("attention call", kinds, values)
+    raise_if("attention call", kinds, values)
     if extents is None:
         extents = _extents(q, k, v, out)
         if key is not None:
@@ -661,14 +716,16 @@ def _plan_paged(
     page_size = k.shape[1]
     longest = batch._longest_named(page_size)
     chosen, spec = _prepare(
-        q, k, options, sinks, batch.requests, page_size, batch.max_q_len, longest
+        q, k, options, sinks, batch.requests, page_size, min(batch.max_q_len, q.shape[0]), longest
     )
     plan = batch._plans.get((chosen.name, spec))
     if plan is None:
         plan = chosen.plan_ragged(spec, batch._ragged)
         batch._plans.put((chosen.name, spec), plan)
     run = None if out is None else chosen.bind_ragged(spec, batch._ragged, plan, q, k, v, out)
-    return _Call(chosen, spec, batch._ragged, plan, run, *extents)
+    indices = {"q_start": batch.q_start, "kv_len": batch.kv_len, "page_table": batch.page_table}
+    ranges = [] if out is None else batch._index_ranges()
+    return _Call(chosen, spec, batch._ragged, plan, run, *extents, indices, ranges)
 
 
 #: What calls of batches before this one have shown to hold: bytes of q, k, v and out by everything
@@ -699,14 +756,18 @@ def _plan_varlen(
             values += _row_reasons(name, starts, of, tensor.shape[0])
             if starts.device != q.device:
                 values.append(f"{name} is on {starts.device}, q on {q.device}")
-    _raise_if("attention call", kinds, values)
+    raise_if("attention call", kinds, values)
     max_q, max_k = bounds
-    max_q = _longest(q_start) if max_q is None else _plain(max_q)
-    max_k = _longest(kv_start) if max_k is None else _plain(max_k)
+    # No sequence has more rows than there are, whatever its bound.
+    max_q = _longest(q_start) if max_q is None else min(plain_length(max_q), q.shape[0])
+    max_k = _longest(kv_start) if max_k is None else min(plain_length(max_k), k.shape[0])
     chosen, spec = _prepare(q, k, options, sinks, q_start.shape[0] - 1, 0, max_q, max_k)
     ragged = RaggedBatch(q_start=q_start, kv_start=kv_start)
     plan = chosen.plan_ragged(spec, ragged)
-    return _Call(chosen, spec, ragged, plan, None, *_extents(q, k, v, out))
+    indices = {"cu_seqlens_q": q_start, "cu_seqlens_k": kv_start}
+    extents = _extents(q, k, v, out)
+    ranges = [] if out is None else _ranges(q_start, kv_start)
+    return _Call(chosen, spec, ragged, plan, None, *extents, indices, ranges)
 
 
 def _prepare(
@@ -735,7 +796,7 @@ def _prepare(
         max_kv_len=max_kv_len,
         scale=_scale(q, options),
         causal=options.causal,
-        window=_plain(options.window or 0),
+        window=plain_length(options.window or 0),
         soft_cap=float(options.soft_cap or 0.0),
         sinks=sinks is not None,
         k_scale=float(options.k_scale),
@@ -775,22 +836,63 @@ def _run_write(
             engine or os.environ.get(engines.ENGINE_VARIABLE),
         )
         write = _writes.get(key)
-    except (AttributeError, TypeError):  # not tensors, or a scale of a strange type
-        write = key = None
+        if (
+            k.requires_grad or v.requires_grad or k_cache.requires_grad or v_cache.requires_grad
+        ) and torch.is_grad_enabled():
+            write = None
+    except (AttributeError, TypeError, RuntimeError):
+        write = key = None  # not tensors or sparse ones, or a scale of a strange type
     if write is None:
-        kinds, values = _write_reasons(k, v, k_cache, v_cache, slots, k_scale, v_scale)
-        _raise_if("cache write", kinds, values)
+        kinds, values = _write_reasons(k, v, k_cache, v_cache, slots, k_scale, v_scale, engine)
+        raise_if("cache write", kinds, values)
         writer = _writer(k, k_cache, engine)
         run = writer.bind_write(k, v, k_cache, v_cache, slots, float(k_scale), float(v_scale))
-        write = _Write(run, _extent_bytes(k_cache), _extent_bytes(v_cache), set())
+        write = _Write(
+            run,
+            k_cache_bytes=extent_bytes(k_cache),
+            v_cache_bytes=extent_bytes(v_cache),
+            k_bytes=extent_bytes(k),
+            v_bytes=extent_bytes(v),
+            slots_bytes=extent_bytes(slots),
+            interleaved=set(),
+        )
         if key is not None:
             _writes.put(key, write)
-    distance = v_cache.data_ptr() - k_cache.data_ptr()
-    if -write.v_bytes < distance < write.k_bytes and distance not in write.interleaved:
-        _raise_if("cache write", [], _overlap_reasons("v_cache", v_cache, {"k_cache": k_cache}))
-        if len(write.interleaved) < _REMEMBERED_WRITES:
-            write.interleaved.add(distance)
+    _check_write_overlap(write, k, v, k_cache, v_cache, slots)
+    mark_written(k_cache, v_cache)
     write.run(k, v, k_cache, v_cache, slots)
+
+
+def _check_write_overlap(
+    write: _Write,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    slots: torch.Tensor,
+) -> None:
+    """Refuse caches over each other or over what is read; only ranges that meet are compared."""
+    first, second = k_cache.data_ptr(), v_cache.data_ptr()
+    first_end, second_end = first + write.k_cache_bytes, second + write.v_cache_bytes
+    reasons: list[str] = []
+    distance = second - first
+    if first < second_end and second < first_end and distance not in write.interleaved:
+        reasons += overlap_reasons("v_cache", v_cache, {"k_cache": k_cache})
+        if not reasons and len(write.interleaved) < _REMEMBERED_WRITES:
+            write.interleaved.add(distance)
+    # Nearly always the sources lie beside everything that the two caches span.
+    low = first if first < second else second
+    high = first_end if first_end > second_end else second_end
+    begin, other, last = k.data_ptr(), v.data_ptr(), slots.data_ptr()
+    if (
+        (begin < high and low < begin + write.k_bytes)
+        or (other < high and low < other + write.v_bytes)
+        or (last < high and low < last + write.slots_bytes)
+    ):
+        for name, cache in (("k_cache", k_cache), ("v_cache", v_cache)):
+            sources = {"k": k, "v": v, "slots": slots}
+            reasons += overlap_reasons(name, cache, sources, "call .clone() on that first")
+    raise_if("cache write", [], reasons)
 
 
 #: Key: everything that validation and the choice of the engine look at. Owner: this module, one per
@@ -817,38 +919,20 @@ def _native() -> Any:
     return _core
 
 
-def _readable(tensor: torch.Tensor) -> bool:
-    """Whether looking at values costs nothing: CPU memory that is really there."""
-    return tensor.device.type == "cpu" and not _is_fake(tensor)
-
-
-def _plain(number: Any) -> Any:
-    """Return an integer of any type, NumPy's too, as Python's; a compiler's stays as it is."""
-    return number if isinstance(number, int | torch.SymInt) else operator.index(number)
-
-
-def _is_integer(value: Any) -> bool:
-    return isinstance(value, int | torch.SymInt | numbers.Integral) and not isinstance(value, bool)
-
-
-def _is_real(value: Any) -> bool:
-    return isinstance(value, int | float | numbers.Real) and not isinstance(value, bool)
-
-
 def _longest(starts: torch.Tensor) -> int:
     if starts.numel() < 2:
         return 0
-    if _readable(starts):
+    if readable(starts):
         numbers = starts.tolist()
         return int(max(b - a for a, b in itertools.pairwise(numbers)))
     return int(torch.diff(starts).max())
 
 
-def _index_reasons(name: str, tensor: Any, dims: int) -> tuple[list[str], list[str]]:
+def _index_reasons(name: str, tensor: Any, dims: int) -> Reasons:
     """Type, dtype and shape of one of a batch's index tensors."""
-    if not isinstance(tensor, torch.Tensor):
-        return [f"{name} must be a tensor, got {type(tensor).__name__}"], []
-    kinds, values = [], []
+    kinds, values = tensor_reasons(name, tensor)
+    if kinds or values:
+        return kinds, values
     if tensor.dtype != torch.int32:
         kinds.append(f"{name} must be torch.int32, got {tensor.dtype}: call .int() on it")
     if tensor.dim() != dims:
@@ -865,7 +949,7 @@ def _starts_reasons(name: str, starts: torch.Tensor) -> list[str]:
     """Say whether starts go backwards (CPU values only)."""
     if not starts.numel():
         return [f"{name} must have one entry more than there are requests, got none"]
-    if not _readable(starts):
+    if not readable(starts):
         return []
     numbers = starts.tolist()
     if numbers[0] < 0 or any(b < a for a, b in itertools.pairwise(numbers)):
@@ -877,12 +961,12 @@ def _shown(numbers: list[int]) -> str:
     return str(numbers) if len(numbers) <= 12 else f"{str(numbers[:12])[:-1]}, ...]"
 
 
-def _bound_reasons(name: str, bound: Any) -> tuple[list[str], list[str]]:
+def _bound_reasons(name: str, bound: Any) -> Reasons:
     if bound is None:
         return [], []
-    if not _is_integer(bound):
+    if not is_integer(bound):
         return [f"{name} must be an int or None, got {type(bound).__name__}"], []
-    return [], [f"{name} must not be negative, got {bound}"] if bound < 0 else []
+    return [], [f"{name} must not be negative, got {shown(bound)}"] if bound < 0 else []
 
 
 def _plainly_right(
@@ -906,7 +990,7 @@ def _plainly_right(
             and (max_q_len is None or (type(max_q_len) is int and max_q_len >= 0))
             and (max_kv_len is None or (type(max_kv_len) is int and max_kv_len >= 0))
             and page_table.device == kv_len.device == q_start.device
-            and _readable(q_start)
+            and readable(q_start)
             and _native().lengths_hold(
                 q_start.data_ptr(),
                 kv_len.data_ptr(),
@@ -915,13 +999,13 @@ def _plainly_right(
                 -1 if max_kv_len is None else max_kv_len,
             )
         )
-    except (AttributeError, TypeError):
+    except (AttributeError, TypeError, RuntimeError):
         return False
 
 
 def _batch_reasons(
     q_start: Any, kv_len: Any, page_table: Any, max_q_len: Any, max_kv_len: Any
-) -> tuple[list[str], list[str]]:
+) -> Reasons:
     if _plainly_right(q_start, kv_len, page_table, max_q_len, max_kv_len):
         return [], []
     kinds: list[str] = []
@@ -948,7 +1032,7 @@ def _batch_reasons(
             f"{kv_len.device} and {page_table.device}"
         )
     values += _starts_reasons("q_start", q_start)
-    if not values and _readable(q_start) and requests:
+    if not values and readable(q_start) and requests:
         lengths = kv_len.tolist()
         if min(lengths) < 0:
             values.append(f"kv_len must not be negative, got {_shown(lengths)}")
@@ -959,9 +1043,7 @@ def _batch_reasons(
     return kinds, values
 
 
-def _packed_reasons(
-    q_start: Any, kv_start: Any, bounds: tuple[Any, Any]
-) -> tuple[list[str], list[str]]:
+def _packed_reasons(q_start: Any, kv_start: Any, bounds: tuple[Any, Any]) -> Reasons:
     kinds: list[str] = []
     values: list[str] = []
     for more in (
@@ -982,14 +1064,14 @@ def _packed_reasons(
     for name, starts, bound in (("q", q_start, bounds[0]), ("k", kv_start, bounds[1])):
         wrong = _starts_reasons(f"cu_seqlens_{name}", starts)
         values += wrong
-        if not wrong and bound is not None and _readable(starts) and _longest(starts) > bound:
+        if not wrong and bound is not None and readable(starts) and _longest(starts) > bound:
             values.append(f"max_seqlen_{name} {bound} is less than a length, {_longest(starts)}")
     return kinds, values
 
 
 def _row_reasons(name: str, starts: torch.Tensor, of: str, rows: int) -> list[str]:
     """Say whether a batch ends past its tensor (CPU values only)."""
-    if not _readable(starts) or int(starts[-1]) <= rows:
+    if not readable(starts) or int(starts[-1]) <= rows:
         return []
     return [f"{name} ends at row {int(starts[-1])}, {of} has {rows} rows"]
 
@@ -1002,92 +1084,65 @@ def _call_reasons(
     sinks: Any,
     out: Any,
     options: _Options,
-) -> tuple[list[str], list[str]]:
+) -> Reasons:
     """Everything wrong with a call's tensors and options: (of type, of value)."""
     kinds, values = _option_reasons(options)
     kv_dims = 4 if names[0] == "k_cache" else 3
-    layout = {3: "T,H,D", 4: "pages,page_size,H,D"}
-    given = {"q": (q, 3), names[0]: (k, kv_dims), names[1]: (v, kv_dims)}
-    if out is not None:
-        given["out"] = (out, 3)
-    for name, (tensor, dims) in given.items():
-        if not isinstance(tensor, torch.Tensor):
-            kinds.append(f"{name} must be a tensor, got {type(tensor).__name__}")
-            continue
-        if tensor.dim() != dims:
+    layout = {1: "Hq", 3: "T,H,D", 4: "pages,page_size,H,D"}
+    dims = {"q": 3, names[0]: kv_dims, names[1]: kv_dims, "out": 3, "sinks": 1}
+    given = {"q": q, names[0]: k, names[1]: v}
+    given |= {n: t for n, t in (("out", out), ("sinks", sinks)) if t is not None}
+    more_kinds, more_values, tensors = _usable(given)
+    kinds, values = kinds + more_kinds, values + more_values
+    for name, tensor in tensors.items():
+        if tensor.dim() != dims[name]:
             values.append(
-                f"{name} must have {dims} dimensions ({layout[dims]}), got {list(tensor.shape)}"
+                f"{name} must have {dims[name]} dimensions ({layout[dims[name]]}), "
+                f"got {list(tensor.shape)}"
             )
-        if tensor._is_zerotensor():
-            values.append(f"{name} has no memory (a zero of forward-mode derivatives)")
-        values += _stride_reasons(name, tensor)
-        if tensor.requires_grad and torch.is_grad_enabled():
-            values.append(
-                f"{name} requires grad, and there is no backward pass: detach it or use "
-                "torch.no_grad()"
-            )
-    if kinds:
+        values += stride_reasons(name, tensor)
+        values += derivative_reasons(name, tensor)
+    if kinds or len(tensors) < len(given):
         return kinds, values
     if q.dtype not in _FLOATS:
         kinds.append(f"q must be bf16, fp16 or fp32, got {q.dtype}")
     kinds += _cache_dtype_reasons(q.dtype, k, v, names, options)
     if out is not None and out.dtype != q.dtype:
         kinds.append(f"out must have q's dtype {q.dtype}, got {out.dtype}")
-    tensors = {name: tensor for name, (tensor, _) in given.items()}
     if sinks is not None:
         more = _sink_reasons(sinks, q)
         kinds, values = kinds + more[0], values + more[1]
-        if isinstance(sinks, torch.Tensor):
-            tensors["sinks"] = sinks
     if len({tensor.device for tensor in tensors.values()}) > 1:
         listed = ", ".join(f"{name} {tensor.device}" for name, tensor in tensors.items())
         values.append(f"all tensors must have one device, got {listed}")
-    if all(tensor.dim() == dims for tensor, dims in given.values()):
+    if all(tensors[name].dim() == dims[name] for name in tensors if name != "sinks"):
         values += _shape_reasons(q, k, v, names, out)
     return kinds, values
 
 
-def _stride_reasons(name: str, tensor: torch.Tensor) -> list[str]:
-    if tensor.dim() == 0 or tensor.shape[-1] <= 1 or tensor.stride(-1) == 1:
-        return []
-    return [
-        f"{name} must be contiguous in its last dimension, got strides "
-        f"{list(tensor.stride())}: call .contiguous() on it"
-    ]
-
-
-def _expanded_reasons(name: str, tensor: torch.Tensor) -> list[str]:
-    if all(step or size < 2 for step, size in zip(tensor.stride(), tensor.shape, strict=True)):
-        return []
-    return [f"{name} must not be an expanded tensor, got strides {list(tensor.stride())}"]
-
-
-def _option_reasons(options: _Options) -> tuple[list[str], list[str]]:
+def _option_reasons(options: _Options) -> Reasons:
     kinds: list[str] = []
     values: list[str] = []
-    for name in ("causal", "return_lse"):
-        flag = getattr(options, name)
-        if not isinstance(flag, bool):
-            kinds.append(f"{name} must be a bool, got {type(flag).__name__}")
+    kinds += flag_reasons(causal=options.causal, return_lse=options.return_lse)
     if options.window is not None:
-        if not _is_integer(options.window):
+        if not is_integer(options.window):
             kinds.append(f"window must be an int or None, got {type(options.window).__name__}")
         elif options.window < 1:
-            values.append(f"window must be at least 1, got {options.window}: None is no window")
+            values.append(
+                f"window must be at least 1, got {shown(options.window)}: None is no window"
+            )
     for name in ("scale", "soft_cap", "k_scale", "v_scale"):
         number = getattr(options, name)
         if number is None and name in ("scale", "soft_cap"):
             continue
-        if not _is_real(number):
-            kinds.append(f"{name} must be a number, got {type(number).__name__}")
-        elif not math.isfinite(number):
-            values.append(f"{name} must be finite, got {number}")
-        elif name != "scale" and number <= 0:
+        wrong = real_reasons(name, number)
+        kinds, values = kinds + wrong[0], values + wrong[1]
+        if not any(wrong) and name != "scale" and number <= 0:
             remedy = ": None is no cap" if name == "soft_cap" else ""
             values.append(f"{name} must be positive, got {number}{remedy}")
-    if options.rounding not in ROUNDINGS:
-        values.append(f"rounding must be one of {', '.join(ROUNDINGS)}, got {options.rounding!r}")
-    return kinds, values
+    values += choice_reasons("rounding", options.rounding, ROUNDINGS)
+    named = engine_reasons(options.engine)
+    return kinds + named[0], values + named[1]
 
 
 def _cache_dtype_reasons(
@@ -1122,16 +1177,12 @@ def _cache_dtype_reasons(
     return reasons
 
 
-def _sink_reasons(sinks: Any, q: torch.Tensor) -> tuple[list[str], list[str]]:
-    if not isinstance(sinks, torch.Tensor):
-        return [f"sinks must be a tensor or None, got {type(sinks).__name__}"], []
+def _sink_reasons(sinks: torch.Tensor, q: torch.Tensor) -> Reasons:
     kinds, values = [], []
     if sinks.dtype != torch.float32:
         kinds.append(f"sinks must be torch.float32, got {sinks.dtype}: call .float() on it")
-    if q.dim() == 3 and tuple(sinks.shape) != (q.shape[1],):
+    if q.dim() == 3 and sinks.dim() == 1 and sinks.shape[0] != q.shape[1]:
         values.append(f"sinks must be [{q.shape[1]}] (Hq), got {list(sinks.shape)}")
-    if not sinks.is_contiguous():
-        values.append(f"sinks must be contiguous, got strides {list(sinks.stride())}")
     return kinds, values
 
 
@@ -1161,28 +1212,34 @@ def _shape_reasons(
         if out.shape != q.shape:
             reasons.append(f"out must have q's shape {list(q.shape)}, got {list(out.shape)}")
         else:
-            reasons += _expanded_reasons("out", out)
+            reasons += self_overlap_reasons("out", out)
     return reasons
 
 
 def _write_reasons(
-    k: Any, v: Any, k_cache: Any, v_cache: Any, slots: Any, k_scale: Any, v_scale: Any
-) -> tuple[list[str], list[str]]:
-    given = {"k": (k, 3), "v": (v, 3), "k_cache": (k_cache, 4), "v_cache": (v_cache, 4)}
-    kinds: list[str] = []
-    values: list[str] = []
-    for name, (tensor, dims) in given.items():
-        if not isinstance(tensor, torch.Tensor):
-            kinds.append(f"{name} must be a tensor, got {type(tensor).__name__}")
+    k: Any,
+    v: Any,
+    k_cache: Any,
+    v_cache: Any,
+    slots: Any,
+    k_scale: Any,
+    v_scale: Any,
+    engine: Any,
+) -> Reasons:
+    """Everything wrong with a cache write but overlaps: (of type, of value)."""
+    dims = {"k": 3, "v": 3, "k_cache": 4, "v_cache": 4}
+    given = {"k": k, "v": v, "k_cache": k_cache, "v_cache": v_cache, "slots": slots}
+    kinds, values, tensors = _usable(given)
+    for name, tensor in tensors.items():
+        if name == "slots":
             continue
-        if tensor.dim() != dims:
-            values.append(f"{name} must have {dims} dimensions, got {list(tensor.shape)}")
-        values += _stride_reasons(name, tensor)
-        if dims == 4:
-            values += _expanded_reasons(name, tensor)
-    if not isinstance(slots, torch.Tensor):
-        kinds.append(f"slots must be a tensor, got {type(slots).__name__}")
-    else:
+        if tensor.dim() != dims[name]:
+            values.append(f"{name} must have {dims[name]} dimensions, got {list(tensor.shape)}")
+        values += stride_reasons(name, tensor)
+        values += derivative_reasons(name, tensor)
+        if "cache" in name:
+            values += self_overlap_reasons(name, tensor)
+    if "slots" in tensors:
         if slots.dtype not in (torch.int64, torch.int32):
             kinds.append(f"slots must be int64 or int32, got {slots.dtype}")
         if slots.dim() != 1 or not slots.is_contiguous():
@@ -1191,10 +1248,12 @@ def _write_reasons(
                 f"strides {list(slots.stride())}"
             )
     for name, number in (("k_scale", k_scale), ("v_scale", v_scale)):
-        if not _is_real(number):
-            kinds.append(f"{name} must be a number, got {type(number).__name__}")
-        elif not (math.isfinite(number) and number > 0):
-            values.append(f"{name} must be finite and positive, got {number}")
+        wrong = real_reasons(name, number)
+        kinds, values = kinds + wrong[0], values + wrong[1]
+        if not any(wrong) and number <= 0:
+            values.append(f"{name} must be positive, got {number}")
+    named = engine_reasons(engine)
+    kinds, values = kinds + named[0], values + named[1]
     if kinds or values:
         return kinds, values
     if k.dtype not in _FLOATS:
@@ -1228,13 +1287,6 @@ def _write_reasons(
     return kinds, values
 
 
-def _raise_if(what: str, kinds: list[str], values: list[str]) -> None:
-    """Raise one error with every reason: TypeError if any is about types, else ValueError."""
-    if kinds or values:
-        error = TypeError if kinds else ValueError
-        raise error(f"invalid {what}: " + "; ".join([*kinds, *values]))
-
-
 # ------------------------------------------------------------------------- operators
 
 
@@ -1249,10 +1301,11 @@ def _paged_operator(
 ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
     """Call the operator, which plans anew: a graph carries tensors, not plans."""
     # Its schema knows no None and takes True for 1: what eager calls refuse, these do, too.
-    kinds, values = _option_reasons(options)
+    names = ("k_cache", "v_cache")
+    kinds, values = _traced_reasons(q, k, v, names, sinks, out, options)
     if not isinstance(batch, PagedBatch):
         kinds.append(f"batch must be a PagedBatch, got {type(batch).__name__}")
-    _raise_if("attention call", kinds, values)
+    raise_if("attention call", kinds, values)
     out = torch.empty_like(q) if out is None else out
     lse = _empty_lse(q) if options.return_lse else None
     torch.ops.liteattention_rocm.attention_paged(
@@ -1269,7 +1322,7 @@ def _paged_operator(
         batch.max_kv_len,
         _scale(q, options),
         options.causal,
-        _plain(options.window or 0),
+        plain_length(options.window or 0),
         float(options.soft_cap or 0.0),
         float(options.k_scale),
         float(options.v_scale),
@@ -1290,7 +1343,10 @@ def _varlen_operator(
     out: torch.Tensor | None,
     options: _Options,
 ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
-    _raise_if("attention call", *_option_reasons(options))
+    kinds, values = _traced_reasons(q, k, v, ("k", "v"), sinks, out, options)
+    more = _packed_reasons(cu_seqlens_q, cu_seqlens_k, bounds)
+    raise_if("attention call", kinds + more[0], values + more[1])
+    longest_q, longest_k = (None if b is None else plain_length(b) for b in bounds)
     out = torch.empty_like(q) if out is None else out
     lse = _empty_lse(q) if options.return_lse else None
     torch.ops.liteattention_rocm.attention_varlen(
@@ -1302,15 +1358,34 @@ def _varlen_operator(
         out,
         lse,
         sinks,
-        *bounds,
+        longest_q,
+        longest_k,
         _scale(q, options),
         options.causal,
-        _plain(options.window or 0),
+        plain_length(options.window or 0),
         float(options.soft_cap or 0.0),
         options.rounding,
         options.engine or "",
     )
     return out if lse is None else (out, lse)
+
+
+def _traced_reasons(
+    q: Any,
+    k: Any,
+    v: Any,
+    names: tuple[str, str],
+    sinks: Any,
+    out: Any,
+    options: _Options,
+) -> Reasons:
+    """Everything that the dispatcher would refuse with errors of its own.
+
+    A compiler asks the operator's fake about the tensors.
+    """
+    if torch.compiler.is_compiling():
+        return _option_reasons(options)
+    return _call_reasons(q, k, v, names, sinks, out, options)
 
 
 def _empty_lse(q: torch.Tensor) -> torch.Tensor:
@@ -1367,7 +1442,9 @@ def _attention_paged(
     )
     batch = PagedBatch(q_start, kv_len, page_table, max_q_len=max_q_len, max_kv_len=max_kv_len)
     call = _plan_paged(q, k_cache, v_cache, batch, sinks, out, options)
-    _check_overlap(call, q, k_cache, v_cache, out)
+    raise_if("attention call", [], self_overlap_reasons("out", out))
+    _check_overlap(call, q, k_cache, v_cache, sinks, out)
+    mark_written(*(t for t in (out, lse) if t is not None))
     call.engine.attention_ragged(
         call.spec, call.ragged, call.plan, q, k_cache, v_cache, out, lse, sinks
     )
@@ -1399,7 +1476,7 @@ def _fake_attention_paged(
     )
     kinds, values = _batch_reasons(q_start, kv_len, page_table, max_q_len, max_kv_len)
     more = _call_reasons(q, k_cache, v_cache, ("k_cache", "v_cache"), sinks, out, options)
-    _raise_if("attention call", kinds + more[0], values + more[1])
+    raise_if("attention call", kinds + more[0], values + more[1])
     requests, page_size = kv_len.shape[0], k_cache.shape[1]
     _prepare(q, k_cache, options, sinks, requests, page_size, max_q_len, max_kv_len)
 
@@ -1425,7 +1502,9 @@ def _attention_varlen(
     options = _operator_options(scale, causal, window, soft_cap, 1.0, 1.0, rounding, engine, lse)
     bounds = (max_seqlen_q, max_seqlen_k)
     call = _plan_varlen(q, k, v, cu_seqlens_q, cu_seqlens_k, bounds, sinks, out, options)
-    _check_overlap(call, q, k, v, out)
+    raise_if("attention call", [], self_overlap_reasons("out", out))
+    _check_overlap(call, q, k, v, sinks, out)
+    mark_written(*(t for t in (out, lse) if t is not None))
     call.engine.attention_ragged(call.spec, call.ragged, call.plan, q, k, v, out, lse, sinks)
 
 
@@ -1450,7 +1529,7 @@ def _fake_attention_varlen(
     options = _operator_options(scale, causal, window, soft_cap, 1.0, 1.0, rounding, engine, lse)
     kinds, values = _packed_reasons(cu_seqlens_q, cu_seqlens_k, (max_seqlen_q, max_seqlen_k))
     more = _call_reasons(q, k, v, ("k", "v"), sinks, out, options)
-    _raise_if("attention call", kinds + more[0], values + more[1])
+    raise_if("attention call", kinds + more[0], values + more[1])
     # Bounds that only the values know are at most the rows there are.
     max_q = q.shape[0] if max_seqlen_q is None else max_seqlen_q
     max_k = k.shape[0] if max_seqlen_k is None else max_seqlen_k
@@ -1467,7 +1546,8 @@ def _fake_write_kv(
     v_scale: float,
     engine: str,
 ) -> None:
-    _raise_if("cache write", *_write_reasons(k, v, k_cache, v_cache, slots, k_scale, v_scale))
+    reasons = _write_reasons(k, v, k_cache, v_cache, slots, k_scale, v_scale, engine)
+    raise_if("cache write", *reasons)
     _writer(k, k_cache, engine)
 
 

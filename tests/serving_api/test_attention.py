@@ -277,7 +277,7 @@ def test_compiles_without_a_graph_break() -> None:
 
     def layer(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
         slots = torch.arange(3)
-        liteattention_rocm.write_kv(k[0, :3] * 2, v[0, :3], k, v, slots, engine="cpu")
+        liteattention_rocm.write_kv(k[0, :3] * 2, v[0, :3].clone(), k, v, slots, engine="cpu")
         out = liteattention_rocm.attention_paged(q * 2, k, v, batch, engine="cpu")
         return out[2:8] + 1
 

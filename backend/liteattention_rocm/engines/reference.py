@@ -84,7 +84,7 @@ class ReferenceEngine(Engine):
         """Return the CPU engine's tile, 128 x 64 with vote groups of 32 rows."""
         return TileGeometry(q_block=128, k_block=64, vote_rows=32)
 
-    @torch.no_grad()
+    @torch.inference_mode()  # outputs may be inference tensors
     def attention(
         self,
         spec: AttentionSpec,
@@ -97,7 +97,7 @@ class ReferenceEngine(Engine):
         """Write dense attention into ``out`` and, if given, ``lse`` (natural log)."""
         _attend(spec, q, k, v, out, lse, kept=None, k_block=1)
 
-    @torch.no_grad()
+    @torch.inference_mode()  # outputs may be inference tensors
     def lite_attention(
         self,
         spec: AttentionSpec,
@@ -133,7 +133,7 @@ class ReferenceEngine(Engine):
     def plan_ragged(self, spec: RaggedSpec, batch: RaggedBatch) -> None:
         """Plan nothing: requests are computed one after the other."""
 
-    @torch.no_grad()
+    @torch.inference_mode()  # outputs may be inference tensors
     def attention_ragged(
         self,
         spec: RaggedSpec,
@@ -171,7 +171,7 @@ class ReferenceEngine(Engine):
             reasons.append(f"the cache must be {dtype} or fp8, got {cache_dtype}")
         return reasons
 
-    @torch.no_grad()
+    @torch.inference_mode()  # outputs may be inference tensors
     def write_kv(
         self,
         k: torch.Tensor,
