@@ -48,6 +48,7 @@ from .engines import (
     Rounding,
     TileGeometry,
 )
+from .engines.base import scale_reasons
 from .memory import extent_bytes, mark_written, overlap_reasons, self_overlap_reasons
 
 __all__ = ["attention", "default_geometry", "lite_attention", "merge_states"]
@@ -313,7 +314,7 @@ def attention(
         v: values, shaped like ``k``.
         layout: where the sequence axis is. Strides are free except that the last dimension must
             be contiguous; nothing is copied to fit.
-        scale: factor on q.k, natural units; 1/sqrt(D) by default.
+        scale: factor on q.k, natural units, 0 or from 2^-60 to 2^60 in size; 1/sqrt(D) by default.
         causal: query i sees the keys j <= i + Skv - Sq (bottom-right aligned). A query that sees
             no key gives zeros and an LSE of -inf.
         rounding: how fp32 results become bf16: "rtne" (nearest, ties to even), "rtna" (nearest,
@@ -444,8 +445,10 @@ def lite_attention(
     Args:
         q, k, v, layout, scale, rounding, return_lse, out, engine: as in :func:`attention`.
         read: skip bitmap, int32 holding uint32 bit patterns, contiguous [B, Hq, q_blocks, words];
-            K block j is bit j % 32 of word j // 32, set = compute.
-        write: bitmap of the same shape, overwritten; must not overlap ``read``.
+            K block j is bit j % 32 of word j // 32, set = compute. Bits at and past the last K
+            block are ignored, here and in the masks, so ``torch.full(shape, -1)`` is a full list.
+        write: bitmap of the same shape, overwritten, with no bit at or past the last K block; must
+            not overlap ``read``.
         threshold: log2 units, <= 0; ``-inf`` keeps every tile and equals dense attention bit for
             bit (on gfx942, whose dense calls may be computed in parts, with ``kv_splits=1``;
             :class:`liteattention_rocm.LiteAttention` does without the exception).
@@ -821,10 +824,7 @@ def _argument_reasons(
     kinds += flag_reasons(causal=causal, return_lse=return_lse)
     values += choice_reasons("layout", layout, LAYOUTS)
     values += choice_reasons("rounding", rounding, ROUNDINGS)
-    for more in (
-        ([], []) if scale is None else real_reasons("scale", scale),
-        engine_reasons(engine),
-    ):
+    for more in ([], []) if scale is None else _scale_reasons(scale), engine_reasons(engine):
         kinds += more[0]
         values += more[1]
 
@@ -868,6 +868,11 @@ def _usable(given: dict[str, Any]) -> tuple[list[str], list[str], dict[str, torc
         else:
             tensors[name] = tensor
     return kinds, values, tensors
+
+
+def _scale_reasons(scale: Any) -> Reasons:
+    wrong = real_reasons("scale", scale)
+    return wrong if any(wrong) else ([], scale_reasons(as_float(scale)))
 
 
 def _shape_reasons(tensors: dict[str, torch.Tensor], layout: Layout) -> list[str]:

@@ -37,6 +37,7 @@ from torch.autograd import forward_ad
 from . import engines
 from .arguments import (
     Reasons,
+    as_float,
     choice_reasons,
     derivative_reasons,
     engine_reasons,
@@ -51,7 +52,7 @@ from .arguments import (
     tensor_reasons,
 )
 from .engines import ROUNDINGS, Engine, RaggedBatch, RaggedSpec, Rounding
-from .engines.base import BoundRagged, BoundWrite
+from .engines.base import BoundRagged, BoundWrite, factor_reasons, scale_reasons, soft_cap_reasons
 from .memory import (
     extent_bytes,
     has_address,
@@ -395,11 +396,13 @@ def attention_paged(
         causal: a row sees the keys up to its own position.
         window: a row sees only keys j > position - window: ``window`` keys with its own. A window
             without ``causal`` bounds the past alone. None is no window.
-        soft_cap: c > 0 makes a score c * tanh(score / c), after the scale; natural units.
+        soft_cap: c > 0 makes a score c * tanh(score / c), after the scale; natural units, from
+            2^-60 to 2^60.
         sinks: fp32 [Hq], natural units; one more logit per head in the denominator that brings no
             value.
         scale: factor on q.k, natural units; 1/sqrt(D) by default.
         k_scale, v_scale: what an fp8 cache's numbers are multiplied by; 1 for other caches.
+            ``scale * k_scale`` (if not 0) and ``v_scale`` lie between 2^-60 and 2^60 in size.
         rounding: how fp32 results become bf16: "rtne", "rtna" or "rtz". Other dtypes take "rtne".
         return_lse: also return the log-sum-exp of the scores (soft-capped, sink included).
         out: tensor of q's shape and dtype to write to; it must not overlap an input.
@@ -552,7 +555,7 @@ def write_kv(
             slots[t] // page_size. A negative slot is padding: its row is not written. Slots must
             differ; which row of a doubled slot stays is not defined.
         k_scale, v_scale: an fp8 cache holds k / k_scale and v / v_scale, rounded to nearest even
-            and clamped to its finite range; 1 for other caches.
+            and clamped to its finite range; from 2^-60 to 2^60, 1 for other caches.
         engine: name of the engine; by default chosen by the device.
 
     Raises:
@@ -1131,6 +1134,7 @@ def _option_reasons(options: _Options) -> Reasons:
             values.append(
                 f"window must be at least 1, got {shown(options.window)}: None is no window"
             )
+    usable = {"scale": 1.0} if options.scale is None else {}
     for name in ("scale", "soft_cap", "k_scale", "v_scale"):
         number = getattr(options, name)
         if number is None and name in ("scale", "soft_cap"):
@@ -1140,9 +1144,22 @@ def _option_reasons(options: _Options) -> Reasons:
         if not any(wrong) and name != "scale" and number <= 0:
             remedy = ": None is no cap" if name == "soft_cap" else ""
             values.append(f"{name} must be positive, got {number}{remedy}")
+        elif not any(wrong):
+            usable[name] = as_float(number)
+    values += _factor_reasons(usable)
     values += choice_reasons("rounding", options.rounding, ROUNDINGS)
     named = engine_reasons(options.engine)
     return kinds + named[0], values + named[1]
+
+
+def _factor_reasons(numbers: dict[str, float]) -> list[str]:
+    """Say which factors, finite numbers of the right sign each, leave the range of fp32."""
+    reasons = []
+    if "scale" in numbers and "k_scale" in numbers:
+        reasons += scale_reasons(numbers["scale"], numbers["k_scale"])
+    if "v_scale" in numbers:
+        reasons += factor_reasons("v_scale", numbers["v_scale"])
+    return reasons + soft_cap_reasons(numbers.get("soft_cap", 0.0))
 
 
 def _cache_dtype_reasons(
@@ -1252,6 +1269,8 @@ def _write_reasons(
         kinds, values = kinds + wrong[0], values + wrong[1]
         if not any(wrong) and number <= 0:
             values.append(f"{name} must be positive, got {number}")
+        elif not any(wrong):
+            values += factor_reasons(name, as_float(number))
     named = engine_reasons(engine)
     kinds, values = kinds + named[0], values + named[1]
     if kinds or values:

@@ -2,8 +2,9 @@
 
 A *skip bitmap* is an int32 tensor [B, H, q_blocks, words] that holds uint32 bit patterns,
 words = ceil(K_blocks / 32). K block j of a row is bit ``j % 32`` of word ``j // 32``; a set bit
-means "compute this tile next time". Bits at and beyond K_blocks are always 0. The bitmap has no
-direction, so must-do is OR, must-skip is AND-NOT and work is a population count.
+means "compute this tile next time". Bits at and beyond K_blocks are 0 in every bitmap that this
+library writes, and ignored where it reads one. The bitmap has no direction, so must-do is OR,
+must-skip is AND-NOT and work is a population count.
 """
 
 from __future__ import annotations
@@ -120,12 +121,15 @@ def _popcount_into(
     torch.sum(pairs.view(-1), dim=0, dtype=torch.int64, out=out)
 
 
-def count(bitmap: torch.Tensor) -> torch.Tensor:
+def count(bitmap: torch.Tensor, k_blocks: int | None = None) -> torch.Tensor:
     """Return the number of kept tiles as a 0-dim int64 tensor on the bitmap's device (no sync).
 
-    Raises ``TypeError`` if the bitmap is not int32.
+    With ``k_blocks`` given, bits at and beyond it do not count. Raises ``TypeError`` if the bitmap
+    is not int32, ``ValueError`` if it has not the words of ``k_blocks``.
     """
-    _check_bitmap(bitmap)
+    _check_bitmap(bitmap, k_blocks)
+    if k_blocks is not None:
+        bitmap = bitmap & full(1, 1, 1, k_blocks, bitmap.device).view(-1)
     dense = bitmap.contiguous()
     out = torch.empty((), dtype=torch.int64, device=bitmap.device)
     _popcount_into(dense, torch.empty_like(dense), torch.empty_like(dense), out)
@@ -142,7 +146,7 @@ def sparsity(bitmap: torch.Tensor, k_blocks: int) -> float:
     for size in bitmap.shape[:-1]:
         rows *= size
     total = rows * k_blocks
-    return 1.0 - int(count(bitmap)) / total if total else 0.0
+    return 1.0 - int(count(bitmap, k_blocks)) / total if total else 0.0
 
 
 def token_ranges_to_blocks(

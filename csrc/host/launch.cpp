@@ -412,6 +412,7 @@ void Device::Lite(const LitePlan& plan, const DenseRequest& request, const LiteS
         lpt.rows = Int(rows);
         lpt.q_blocks = Int(q_blocks);
         lpt.words = Int(plan.words);
+        lpt.k_blocks = Int(KBlocks(s.kv_len));
         Launch(kLpt, plan.lpt_grid, lpt, stream);
     }
 
@@ -438,6 +439,10 @@ void Device::PlanLpt(const LptRequest& request, hip::Stream stream) const {
     positive("rows", request.rows);
     positive("q_blocks", request.q_blocks);
     positive("words", request.words);
+    if (request.k_blocks &&
+        (request.k_blocks < 0 || SkipWords(kKBlock * request.k_blocks) != request.words))
+        reasons.push_back(std::to_string(request.k_blocks) + " K blocks do not fill " +
+                          std::to_string(request.words) + " words");
     if (!request.skip) reasons.emplace_back("skip has no memory");
     if (!request.order) reasons.emplace_back("order has no memory");
     const int64_t grid = reasons.empty() ? PlanGrid(request.rows, request.q_blocks) : 0;
@@ -460,6 +465,7 @@ void Device::PlanLpt(const LptRequest& request, hip::Stream stream) const {
     params.rows = static_cast<int32_t>(request.rows);
     params.q_blocks = static_cast<int32_t>(request.q_blocks);
     params.words = static_cast<int32_t>(request.words);
+    params.k_blocks = static_cast<int32_t>(request.k_blocks);
     Launch(kLpt, grid, params, stream);
 }
 

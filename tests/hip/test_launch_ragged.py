@@ -197,15 +197,16 @@ def test_refusals_list_every_reason(engine: gfx942.Gfx942Engine) -> None:
         "dtype must be bf16 or fp16, got torch.float32",
         "it reads caches of the queries' dtype, got torch.float8_e5m2 for torch.float32",
         "head dim must be 64, 128 or 256, got 96",
-        "scale * log2(e) must fit in fp32, got scale 3e+38",
-        "soft_cap * log2(e) must be >= 0 and fit in fp32, got soft_cap -1.0",
+        "scale must be from 2^-60 to 2^60 (8.7e-19 to 1.2e18) in size, got 3e+38",
+        "soft_cap must be positive, got -1.0: None is no cap",
     ]
     half = torch.empty(1, 3, 64).half()
     spec = spec_of(half, half, rounding="rtz", k_scale=2.0, soft_cap=1e-30, scale=1e9)
     assert engine.ragged_reasons(spec) == [
         "rounding 'rtz' is for bf16 outputs, got torch.float16",
         "k_scale and v_scale are for fp8 caches, got 2.0 and 1.0",
-        "scale / soft_cap must fit in fp32, got 1000000000.0 and 1e-30",
+        "soft_cap must be from 2^-60 to 2^60 (8.7e-19 to 1.2e18) in size, got 1e-30: "
+        "None is no cap",
     ]
     assert engine.write_reasons(torch.float32, torch.float32, x.device) == [
         "it writes rows of 16-bit numbers, got torch.float32"

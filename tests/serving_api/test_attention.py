@@ -96,6 +96,43 @@ def test_float64_engine_is_the_dense_formula(case: Case) -> None:
     check(case, *paged(case, "reference"), UNTOUCHED)
 
 
+#: From one end of what is taken to the other.
+CAPS = [2.0**-60, 1e-9, 0.1, 3.0, 50.0, 1e3, 1e5, 1e6, 1e8, 1e13, 2.0**60]
+
+
+@pytest.mark.parametrize("cap", CAPS)
+def test_any_soft_cap(isa: str, cap: float) -> None:
+    for dtype in DTYPES:
+        options: dict[str, Any] = {"soft_cap": cap, "sinks": torch.linspace(-3, 3, 4)}
+        check_case = Case([1, 70, 4], [600, 90, 30], 4, 2, 64, 16, dtype, options=options)
+        for scale in (None, -0.3, 0.0):
+            check_case.options["scale"] = scale
+            check(check_case, *paged(check_case, "cpu"), UNTOUCHED)
+    check(check_case, *paged(check_case, "reference"), UNTOUCHED)
+
+
+@pytest.mark.parametrize("cap", [1.0, 50.0, 1e5, 1e8, 2.0**60])
+@pytest.mark.parametrize("scale", [2.0**-60, -(2.0**-30), 2.0**30, -(2.0**60)])
+def test_any_scale_with_any_soft_cap(isa: str, cap: float, scale: float) -> None:
+    """Scores are exact here, so without a cap even a choice between logits of 1e20 is. A capped
+    logit is rounded to fp32, which may decide between keys once logits pass 1e6.
+    """
+    torch.manual_seed(0)
+    q = torch.randint(-4, 5, (3, 2, 64)).float()
+    k, v = torch.randint(-4, 5, (40, 2, 64)).float(), torch.randn(40, 2, 64)
+    starts = [torch.tensor([0, n], dtype=torch.int32) for n in (3, 40)]
+    for soft_cap in (None, cap):
+        out, lse = liteattention_rocm.attention_varlen(
+            q, k, v, *starts, scale=scale, soft_cap=soft_cap, return_lse=True, engine="cpu"
+        )
+        right = dense(q, k, v, causal=False, scale=scale, soft_cap=soft_cap)
+        logits = 0.0 if soft_cap is None else min(soft_cap, abs(scale) * 1024)
+        if logits < 1e6:
+            assert torch.allclose(out.double(), right.out, atol=1e-5 + 2e-6 * logits)
+        assert (out.abs() <= v.abs().max()).all()
+        assert torch.allclose(lse.double(), right.lse, rtol=1e-6, atol=1e-5)
+
+
 @pytest.mark.parametrize("engine", ["cpu", "reference"])
 @pytest.mark.parametrize("window", [None, 50])
 def test_packed_equals_each_sequence_alone(engine: str, window: int | None) -> None:

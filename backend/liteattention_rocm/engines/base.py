@@ -8,6 +8,7 @@ never fall back to another engine; :mod:`liteattention_rocm.engines` picks one a
 from __future__ import annotations
 
 import functools
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -73,8 +74,8 @@ class AttentionSpec:
 
     Sizes: ``batch`` B, ``q_heads`` Hq, ``kv_heads`` Hkv (Hq % Hkv == 0), ``q_len`` Sq,
     ``kv_len`` Skv, ``head_dim`` D. ``causal`` is bottom-right aligned: query i sees the keys
-    j <= i + Skv - Sq. ``scale`` multiplies q.k (natural units). ``rounding`` says how fp32
-    results become bf16 outputs.
+    j <= i + Skv - Sq. ``scale`` multiplies q.k (natural units; :func:`scale_reasons`).
+    ``rounding`` says how fp32 results become bf16 outputs.
     """
 
     batch: int
@@ -122,7 +123,8 @@ class RaggedSpec:
     ``scale`` and ``soft_cap`` c are in natural units: score = scale * q.k, then
     c * tanh(score / c) if c > 0. With ``sinks``, head h has one more logit sinks[h] (natural units)
     in the denominator, which brings no value. ``k_scale`` and ``v_scale`` multiply what is read
-    from an fp8 cache (``kv_dtype``); otherwise they are 1. ``rounding`` is for bf16 outputs.
+    from an fp8 cache (``kv_dtype``); otherwise they are 1. :func:`number_reasons` bounds all of
+    them. ``rounding`` is for bf16 outputs.
     """
 
     requests: int
@@ -199,6 +201,46 @@ BoundLite = Callable[
 ]
 
 
+#: Factors in use lie within these powers of two. Products and quotients of two of them, and log2(e)
+#: on top, are normal fp32 numbers then, and scores of up to 2^67 do not overflow when scaled.
+_LEAST_FACTOR, _MOST_FACTOR = 2.0**-60, 2.0**60
+
+
+def factor_reasons(name: str, value: float) -> list[str]:
+    """Say whether a factor (a scale or soft cap) is too small or too large for fp32 arithmetic."""
+    if _LEAST_FACTOR <= abs(value) <= _MOST_FACTOR:
+        return []
+    return [f"{name} must be from 2^-60 to 2^60 (8.7e-19 to 1.2e18) in size, got {value}"]
+
+
+def scale_reasons(scale: float, k_scale: float = 1.0) -> list[str]:
+    """Say what is wrong with the factor of q.k, ``scale * k_scale``, which may also be 0."""
+    if scale == 0 and math.isfinite(k_scale):
+        return []
+    name = "scale" if k_scale == 1 else "scale * k_scale"
+    return factor_reasons(name, scale * k_scale)
+
+
+def soft_cap_reasons(soft_cap: float) -> list[str]:
+    """Say what is wrong with a soft cap; 0 is none."""
+    if soft_cap == 0:
+        return []
+    if soft_cap < 0:
+        return [f"soft_cap must be positive, got {soft_cap}: None is no cap"]
+    return [reason + ": None is no cap" for reason in factor_reasons("soft_cap", soft_cap)]
+
+
+def number_reasons(spec: AttentionSpec | RaggedSpec) -> list[str]:
+    """Say which numbers of a request no engine can compute with."""
+    if isinstance(spec, AttentionSpec):
+        return scale_reasons(spec.scale)
+    return [
+        *scale_reasons(spec.scale, spec.k_scale),
+        *factor_reasons("v_scale", spec.v_scale),
+        *soft_cap_reasons(spec.soft_cap),
+    ]
+
+
 class Engine(ABC):
     """One way to compute attention. Stateless: everything a call needs is in its arguments."""
 
@@ -257,7 +299,8 @@ class Engine(ABC):
         """Compute the tiles set in ``read`` and write the next step's bitmap into ``write``.
 
         Bitmaps are int32 tensors holding uint32 bit patterns, [B, Hq, q_blocks, words]; the masks
-        are int32 [words] over K blocks or None. ``(read | must_do) & ~must_skip`` is computed.
+        are int32 [words] over K blocks or None. ``(read | must_do) & ~must_skip`` is computed. Bits
+        at and past the last K block are ignored in all of them and 0 in ``write``.
         """
 
     def bind_attention(

@@ -22,6 +22,7 @@ from .base import (
     RaggedSpec,
     TileGeometry,
     address,
+    number_reasons,
     strides,
 )
 
@@ -284,7 +285,7 @@ def _row_strides(tensor: torch.Tensor) -> tuple[int, int, int]:
 
 
 def _number_reasons(spec: AttentionSpec | RaggedSpec) -> list[str]:
-    reasons = []
+    reasons = number_reasons(spec)
     if spec.dtype not in _DTYPES:
         reasons.append(f"dtype must be bf16, fp16 or fp32, got {spec.dtype}")
     if spec.dtype != torch.bfloat16 and spec.rounding != "rtne":

@@ -32,6 +32,7 @@ from .base import (
     RaggedSpec,
     TileGeometry,
     address,
+    number_reasons,
     strides,
 )
 
@@ -44,7 +45,6 @@ _NUMBERS = {
     (torch.bfloat16, "rtz"): _core.Number.bf16_rtz,
     (torch.float16, "rtne"): _core.Number.fp16,
 }
-_LOG2E = 1.4426950408889634
 _CodeObject = tuple[str, bytes, list[tuple[str, int]]]
 
 
@@ -139,7 +139,7 @@ class Gfx942Engine(Engine):
             reasons += _core.ragged_reasons(_triangular_shape(spec, _known(spec.batch)))
         else:
             reasons += _core.dense_reasons(shape)
-        reasons += _scale_reasons(spec.scale)
+        reasons += number_reasons(spec)
         if lite is not None:
             own, asked = self.geometry(spec.head_dim), lite.geometry
             if asked != own:
@@ -290,19 +290,7 @@ class Gfx942Engine(Engine):
             reasons.append(
                 f"k_scale and v_scale are for fp8 caches, got {spec.k_scale} and {spec.v_scale}"
             )
-        reasons += _core.ragged_reasons(_ragged_shape(spec))
-        reasons += _scale_reasons(spec.scale)
-        if not 0 <= spec.soft_cap * _LOG2E <= torch.finfo(torch.float32).max:
-            reasons.append(
-                f"soft_cap * log2(e) must be >= 0 and fit in fp32, got soft_cap {spec.soft_cap}"
-            )
-        elif spec.soft_cap and not (
-            2 * abs(spec.scale) * _LOG2E / spec.soft_cap <= torch.finfo(torch.float32).max
-        ):
-            reasons.append(
-                f"scale / soft_cap must fit in fp32, got {spec.scale} and {spec.soft_cap}"
-            )
-        return reasons
+        return reasons + _core.ragged_reasons(_ragged_shape(spec)) + number_reasons(spec)
 
     def plan_ragged(self, spec: RaggedSpec, batch: RaggedBatch) -> RaggedPlan:
         """Choose parts and make the workspace from bounds alone; see :meth:`Engine.plan_ragged`.
@@ -414,6 +402,7 @@ class Gfx942Engine(Engine):
         skip: torch.Tensor,
         must_do: torch.Tensor | None = None,
         must_skip: torch.Tensor | None = None,
+        k_blocks: int | None = None,
     ) -> torch.Tensor:
         """Order the q blocks of every head by the K blocks they keep, most first (LPT).
 
@@ -421,6 +410,7 @@ class Gfx942Engine(Engine):
             skip: skip bitmap, int32 [B, Hq, q_blocks, words], contiguous.
             must_do, must_skip: packed K-block masks, int32 [words], or None;
                 ``(skip | must_do) & ~must_skip`` counts.
+            k_blocks: bits at and past it do not count; by default all bits do.
 
         Returns:
             int32 [B, Hq, q_blocks]: q block numbers, ties by ascending number.
@@ -438,6 +428,7 @@ class Gfx942Engine(Engine):
             q_blocks,
             words,
             _stream(skip.device),
+            k_blocks or 0,
         )
         return order
 
@@ -534,12 +525,6 @@ def _ragged_shape(spec: RaggedSpec) -> _core.RaggedShape:
 def _known(size: int) -> int:
     """A size, or 1: torch.compile traces with unknown ones, checked when the operator runs."""
     return 1 if isinstance(size, torch.SymInt) else size
-
-
-def _scale_reasons(scale: float) -> list[str]:
-    if abs(scale) * _LOG2E <= torch.finfo(torch.float32).max:
-        return []
-    return [f"scale * log2(e) must fit in fp32, got scale {scale}"]
 
 
 def _two(tensor: torch.Tensor) -> tuple[int, int]:

@@ -33,10 +33,10 @@ from .base import (
     RaggedBatch,
     RaggedSpec,
     TileGeometry,
+    number_reasons,
 )
 
 HEAD_DIMS = (64, 128)
-_LOG2E = 1.4426950408889634
 #: Oldest NVIDIA compute capability with bf16 matrix products.
 _OLDEST = 80
 #: K blocks that an int16 entry of a walk can name.
@@ -237,9 +237,7 @@ def _number_reasons(spec: AttentionSpec | RaggedSpec) -> list[str]:
         reasons.append(
             f"query heads must be a multiple of key heads, got {spec.q_heads} and {spec.kv_heads}"
         )
-    if abs(spec.scale) * _LOG2E > torch.finfo(torch.float32).max:
-        reasons.append(f"scale * log2(e) must fit in fp32, got scale {spec.scale}")
-    return reasons
+    return reasons + number_reasons(spec)
 
 
 def _lite_reasons(spec: AttentionSpec, lite: LiteSpec) -> list[str]:

@@ -32,6 +32,7 @@ from .base import (
     RaggedBatch,
     RaggedSpec,
     TileGeometry,
+    number_reasons,
 )
 
 _DTYPES = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
@@ -69,8 +70,7 @@ class ReferenceEngine(Engine):
                 f"query heads must be a multiple of key heads, got {spec.q_heads} and "
                 f"{spec.kv_heads}"
             )
-        if not math.isfinite(spec.scale):
-            reasons.append(f"scale must be finite, got {spec.scale}")
+        reasons += number_reasons(spec)
         if lite is not None:
             if spec.causal:
                 reasons.append("LiteAttention is not causal: call attention() for causal requests")
@@ -128,7 +128,7 @@ class ReferenceEngine(Engine):
             )
         if spec.kv_dtype not in (spec.dtype, *_FP8):
             reasons.append(f"the cache must be {spec.dtype} or fp8, got {spec.kv_dtype}")
-        return reasons
+        return reasons + number_reasons(spec)
 
     def plan_ragged(self, spec: RaggedSpec, batch: RaggedBatch) -> None:
         """Plan nothing: requests are computed one after the other."""
