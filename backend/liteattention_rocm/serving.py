@@ -204,6 +204,8 @@ class PagedBatch:
     workspace: one call at a time. Whoever captures calls in a graph keeps the batch for as long as
     the graph is replayed, and makes no more than 32 kinds of calls with it.
 
+    Copies and pickles hold the tensors and bounds, and plan anew. A shallow copy shares the tensors.
+
     Raises:
         TypeError, ValueError: lists every reason.
     """
@@ -224,6 +226,19 @@ class PagedBatch:
         self._calls: _Recent[_Call] = _Recent(_REMEMBERED_CALLS)
         self._plans: _Recent[Any] = _Recent(_REMEMBERED_CALLS)
         self._read()
+
+    def __getstate__(self) -> dict[str, Any]:
+        max_q_len, max_kv_len = self._bounds
+        return {
+            "q_start": self.q_start,
+            "kv_len": self.kv_len,
+            "page_table": self.page_table,
+            "max_q_len": max_q_len,
+            "max_kv_len": max_kv_len,
+        }
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        PagedBatch.__init__(self, **state)
 
     def _read(self) -> None:
         """Check the tensors, find the bounds, and forget what rested on earlier values."""

@@ -12,7 +12,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -338,6 +338,25 @@ class Counter:
         return self.chunk.values[self.index]
 
 
+class CountReader:
+    """Reads counters back: one wait and one copy per chunk of 512 counters."""
+
+    def __init__(self) -> None:
+        self._chunks: dict[int, tuple[_CounterChunk, list[int]]] = {}
+
+    def __call__(self, value: int | Counter) -> int:
+        """Return a count as a number; one that came after the first of its chunk may read 0."""
+        if isinstance(value, int):
+            return value
+        key = id(value.chunk)
+        if key not in self._chunks:
+            if value.chunk.values.is_cuda:
+                # counts may have been made on any stream
+                torch.cuda.synchronize(value.chunk.values.device)
+            self._chunks[key] = value.chunk, value.chunk.values.tolist()
+        return self._chunks[key][1][value.index]
+
+
 @dataclass(slots=True)
 class _Record:
     total: int
@@ -362,7 +381,8 @@ class SkipStatistics:
     so), so that a server that never asks does not grow for ever.
 
     Counts live on the device that made them and are read back only when asked for, so recording
-    never synchronises a GPU. All methods may be called from several threads.
+    never synchronises a GPU. All methods may be called from several threads. Copies and pickles
+    hold the numbers read so far, and share nothing with the original.
     """
 
     def __init__(self, max_generations: int = 64) -> None:
@@ -375,6 +395,27 @@ class SkipStatistics:
         self._scratch = _Scratch()
         self._lock = threading.RLock()
         self._warned = False
+
+    def __getstate__(self) -> dict[str, Any]:
+        with self._lock:
+            self._fetch()
+            records = {
+                generation: {
+                    key: {step: replace(entry) for step, entry in steps.items()}
+                    for key, steps in by_layer.items()
+                }
+                for generation, by_layer in self._records.items()
+            }
+            return {
+                "max_generations": self._max_generations,
+                "records": records,
+                "warned": self._warned,
+            }
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        SkipStatistics.__init__(self, state["max_generations"])
+        self._records = state["records"]
+        self._warned = state["warned"]
 
     # recording ------------------------------------------------------------------------------
 
@@ -477,20 +518,8 @@ class SkipStatistics:
             yield from sorted(rows, key=lambda row: row[1])
 
     def _fetch(self) -> None:
-        """Replace every device counter by its number: one copy per chunk of 512 counters."""
-        values: dict[int, list[int]] = {}
-
-        def number(value: int | Counter) -> int:
-            if isinstance(value, int):
-                return value
-            key = id(value.chunk)
-            if key not in values:
-                if value.chunk.values.is_cuda:
-                    # counts may have been made on any stream
-                    torch.cuda.synchronize(value.chunk.values.device)
-                values[key] = value.chunk.values.tolist()
-            return values[key][value.index]
-
+        """Replace every device counter by its number."""
+        number = CountReader()
         for *_, entry in self._entries():
             entry.computed = number(entry.computed)
             entry.kept = number(entry.kept)
@@ -762,6 +791,7 @@ def _picture_mask(mask: torch.Tensor, k_blocks: int | None) -> torch.Tensor:
 
 __all__ = [
     "MAX_RUN_LENGTH_BLOCKS",
+    "CountReader",
     "Counter",
     "SkipStatistics",
     "count",

@@ -97,7 +97,7 @@ def _merge(policy: SkipPolicy, fields: dict[str, Any], where: str) -> SkipPolicy
         return SkipPolicy(**{**policy.model_dump(), **fields})
     except ValidationError as error:
         reasons = "; ".join(
-            f"{'.'.join(str(part) for part in item['loc'])}: {item['msg']}"
+            f"{'.'.join(str(part) for part in item['loc']) or 'policy'}: {item['msg']}"
             for item in error.errors(include_url=False)
         )
         raise ValueError(f"{where}: {reasons}") from error
