@@ -617,7 +617,7 @@ class _Where(NamedTuple):
             values.append("generation must not be None: reset(None) means all generations")
         elif not _equals_itself(self.generation):
             values.append(
-                f"generation {self.generation!r} does not equal itself, so its lists would never be "
+                f"generation {self.generation!r} does not equal itself, so its lists would not be "
                 "found again: use a number, a string or a tuple of them, without NaN"
             )
         if num_steps is not None:

@@ -98,7 +98,7 @@ class SeqParallel:
     def __getstate__(self) -> Any:
         raise TypeError(
             "SeqParallel cannot be pickled: it belongs to a group of running processes; pickle its "
-            "policy or statistics, and make it again on each rank with SeqParallel(policy, group=...)"
+            "policy or statistics, and make it again on each rank: SeqParallel(policy, group=...)"
         )
 
     def __call__(

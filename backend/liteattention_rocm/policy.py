@@ -135,8 +135,8 @@ class SkipPolicy(BaseModel):
         enabled: False runs plain dense attention and keeps no state.
 
     Raises:
-        pydantic.ValidationError: (a ``ValueError``) listing every field that is wrong, or else every
-            contradiction between fields, each with what to do instead.
+        pydantic.ValidationError: (a ``ValueError``) listing every field that is wrong, or else
+            every contradiction between fields, each with what to do instead.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", ser_json_inf_nan="strings")

@@ -204,7 +204,7 @@ class PagedBatch:
     workspace: one call at a time. Whoever captures calls in a graph keeps the batch for as long as
     the graph is replayed, and makes no more than 32 kinds of calls with it.
 
-    Copies and pickles hold the tensors and bounds, and plan anew. A shallow copy shares the tensors.
+    Copies and pickles hold the tensors and bounds and plan again. A shallow copy shares tensors.
 
     Raises:
         TypeError, ValueError: lists every reason.

@@ -1,20 +1,22 @@
-"""Copies and pickles of LiteAttention, its statistics and its tiles' lists."""
+"""Copies and pickles of LiteAttention, its statistics and SeqParallel."""
 
 from __future__ import annotations
 
 import copy
 import io
 import pickle
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import nn
 
 from liteattention_rocm import LiteAttention, SkipPolicy
+from liteattention_rocm.parallel import SeqParallel
 
-from .test_state import POLICY, THRESHOLD, By, call, expect, inputs, make
+from .test_state import POLICY, THRESHOLD, TILE, By, call, expect, inputs, make
 
 
 def saved(value: Any) -> Any:
@@ -139,3 +141,36 @@ def test_a_model_that_holds_one_is_copied_and_saved() -> None:
         average = copy.deepcopy(model)
         assert torch.equal(average(1), model(1))
     assert average.attend is not model.attend
+
+
+@pytest.fixture
+def alone() -> Iterator[None]:
+    """A process group of this process only."""
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+@pytest.mark.parametrize("group", [False, True], ids=["default group", "group of its own"])
+@pytest.mark.parametrize("mode", ["ulysses", "ring"])
+@pytest.mark.usefixtures("alone")
+def test_copies_of_a_parallel_object_stay_in_the_group(mode: Any, group: bool) -> None:
+    own = dist.new_group([0]) if group else None
+    parallel = SeqParallel(POLICY, mode=mode, group=own, geometry=TILE, engine="reference")
+    by = By()
+    split = 0 if mode == "ring" else None
+
+    def go(one: SeqParallel, want: By, step: int, clip: int = 0) -> None:
+        tensors = inputs(step, clip=clip)
+        out, written = want.step(tensors)
+        assert torch.equal(one(*tensors, step=step, layer="a"), out)
+        assert torch.equal(one.lists("a", split=split), written)
+
+    go(parallel, by, 0)
+    for way in (copy.copy, copy.deepcopy):
+        twin = way(parallel)
+        assert twin.group is parallel.group
+        go(twin, By(by.read, by.ordinal), 1, clip=3)
+    go(parallel, by, 1)
+    with pytest.raises(TypeError, match="cannot be pickled: it belongs to a group of running"):
+        pickle.dumps(parallel)

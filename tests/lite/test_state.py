@@ -763,7 +763,10 @@ def test_refused_names(where: dict[str, Any], error: type[Exception], message: s
 
 
 def test_integers_of_every_kind_are_taken() -> None:
-    lite, by = make(SkipPolicy(threshold=THRESHOLD, last_step=-1), max_generations=np.int64(2)), By()
+    lite, by = (
+        make(SkipPolicy(threshold=THRESHOLD, last_step=-1), max_generations=np.int64(2)),
+        By(),
+    )
     for step in (np.int64(0), np.uint8(1), 2):
         expect(lite, by, step, inputs(int(step)), num_steps=np.int32(3))
     assert json.dumps(lite.statistics.to_records()) and lite.max_generations == 2

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
 from typing import Any
 
 import pytest
@@ -323,3 +325,23 @@ def test_compiles_without_a_graph_break() -> None:
     compiled = torch.compile(layer, fullgraph=True)(case.q, *caches[1])
     assert torch.equal(eager, compiled)
     assert torch.equal(caches[0][0], caches[1][0])
+
+
+def test_a_used_batch_is_copied_and_pickled() -> None:
+    case = Case([1, 5], [40, 9], 4, 2, 64, 16, torch.bfloat16, seed=5)
+    batch = PagedBatch(case.q_start, case.kv_len, case.table, max_kv_len=60)
+
+    def run(one: PagedBatch) -> torch.Tensor:
+        out = torch.zeros_like(case.q)
+        return liteattention_rocm.attention_paged(case.q, case.k_cache, case.v_cache, one, out=out)
+
+    want = run(batch)
+    shallow, deep = copy.copy(batch), copy.deepcopy(batch)
+    loaded = pickle.loads(pickle.dumps(batch))
+    for twin in (shallow, deep, loaded):
+        assert (twin.max_q_len, twin.max_kv_len) == (5, 60)
+        assert torch.equal(run(twin), want)
+    assert shallow.kv_len is batch.kv_len and deep.kv_len is not batch.kv_len
+    batch.kv_len[0] = 30  # what is shared is seen, what is not is not
+    assert torch.equal(run(shallow), run(batch)) and not torch.equal(run(batch), want)
+    assert torch.equal(run(deep), want) and torch.equal(run(loaded), want)
