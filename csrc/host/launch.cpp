@@ -382,14 +382,19 @@ void Device::Lite(const LitePlan& plan, const DenseRequest& request, const LiteS
     if (!step.write) reasons.emplace_back("write has no memory");
     if (!(step.threshold <= 0.0))
         reasons.push_back("threshold must be <= 0, got " + std::to_string(step.threshold));
+    const int64_t rows = s.batch * s.q_heads, q_blocks = QBlocks(s.q_len);
+    const int64_t mask_bytes = plan.words * 4, list_bytes = rows * q_blocks * mask_bytes;
+    // Workgroups write rows of it while others have yet to read theirs.
+    const int64_t apart =
+        reinterpret_cast<intptr_t>(step.write) - reinterpret_cast<intptr_t>(step.read);
+    if (step.read && step.write && -list_bytes < apart && apart < list_bytes)
+        reasons.emplace_back("write must not overlap read");
     if (!reasons.empty()) Refuse("the gfx942 kernels cannot take these tensors", reasons);
 
     char* const base = static_cast<char*>(workspace);
     auto* const v_t = reinterpret_cast<uint16_t*>(base + plan.v_t_offset);
     auto* const order =
         plan.lpt_grid ? reinterpret_cast<int32_t*>(base + plan.order_offset) : nullptr;
-    const int64_t rows = s.batch * s.q_heads, q_blocks = QBlocks(s.q_len);
-    const int64_t mask_bytes = plan.words * 4, list_bytes = rows * q_blocks * mask_bytes;
 
     const CurrentDevice current(*library_, ordinal_);
     TouchedMemory touched(*library_);

@@ -521,6 +521,16 @@ def test_a_lite_step_lists_every_reason_against_it(gpu_hip: FakeHip) -> None:
     for name in ("q", "k", "v", "out", "read", "write"):
         assert f"{name} has no memory" in text
     assert "workspace must be 16-byte aligned" in text and "threshold must be <= 0" in text
+    step.threshold = -1.0
+    row = 4  # bytes of a q block's row; there are two
+    for read, write in ((4096, 4096), (4096, 4096 + row), (4096 + row, 4096)):
+        step.set_bitmaps(read, write, 0, 0)
+        with pytest.raises(ValueError, match="write must not overlap read"):
+            device.lite(plan, _core.DenseRequest(), step, 16, 0)
+    step.set_bitmaps(4096, 4096 + 2 * row, 0, 0)
+    with pytest.raises(ValueError) as caught:
+        device.lite(plan, _core.DenseRequest(), step, 16, 0)
+    assert "overlap" not in str(caught.value)
     assert not launches(gpu_hip)
 
 
