@@ -348,4 +348,5 @@ class Gfx942Device:
         q_blocks: int,
         words: int,
         stream: int,
+        k_blocks: int = 0,
     ) -> None: ...

@@ -10,6 +10,7 @@ import dataclasses
 import torch
 
 from . import engines
+from .arguments import Reasons
 from .contract import DenseRequest, LiteRequest, RaggedRequest, TileGeometry, WriteRequest
 
 
@@ -34,7 +35,11 @@ def serving_reasons(
         engine = engines.choose(device)
     except ValueError as error:
         return [str(error)]
-    found = engine.reasons(
+    wrong = Reasons()
+    wrong.scale(scale, k_scale)
+    wrong.scales(v_scale=v_scale, **({"soft_cap": soft_cap} if soft_cap else {}))
+    found = wrong.types + wrong.values
+    found += engine.reasons(
         RaggedRequest(
             requests=1,
             rows=1,

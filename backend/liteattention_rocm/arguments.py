@@ -25,6 +25,10 @@ FLOATS = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
 
 _LARGEST_SHOWN = 2**64
 
+#: Factors in use lie within these powers of two. Products and quotients of two of them, and log2(e)
+#: on top, are normal fp32 numbers then, and scores of up to 2^67 do not overflow when scaled.
+_LEAST_FACTOR, _MOST_FACTOR = 2.0**-60, 2.0**60
+
 _wrapped = torch._C._functorch.is_functorch_wrapped_tensor
 
 
@@ -132,6 +136,35 @@ class Reasons:
             self.types.append(f"{name} must be an int or None, got {type(bound).__name__}")
         elif bound < 0:
             self.values.append(f"{name} must not be negative, got {shown(bound)}")
+
+    def factor(self, name: str, value: float, remedy: str = "") -> None:
+        """A factor in use: its products, quotients and log2 forms stay normal in fp32."""
+        if not _LEAST_FACTOR <= abs(value) <= _MOST_FACTOR:
+            self.values.append(
+                f"{name} must be from 2^-60 to 2^60 (8.7e-19 to 1.2e18) in size, got {value}{remedy}"
+            )
+
+    def scale(self, scale: Any, k_scale: Any = 1.0) -> None:
+        """Factors of q.k; the first may be 0. None is the default scale."""
+        if scale is None and type(k_scale) is float and k_scale == 1.0:
+            return
+        right = len(self.types) + len(self.values)
+        if scale is not None:
+            self.real("scale", scale)
+        self.real("k_scale", k_scale, positive=True)
+        if len(self.types) + len(self.values) > right or scale == 0:
+            return
+        product = as_float(k_scale) * (1.0 if scale is None else as_float(scale))
+        self.factor("scale" if k_scale == 1 else "scale * k_scale", product)
+
+    def scales(self, **scales: Any) -> None:
+        """Positive factors, each by itself."""
+        for name, number in scales.items():
+            right = len(self.types) + len(self.values)
+            remedy = ": None is no cap" if name == "soft_cap" else ""
+            self.real(name, number, positive=True, remedy=remedy)
+            if len(self.types) + len(self.values) == right:
+                self.factor(name, as_float(number), remedy)
 
     def threshold(self, threshold: Any) -> None:
         """A threshold of LiteAttention."""

@@ -39,6 +39,8 @@ class PagedBatch:
     workspace: one call at a time. Whoever captures calls in a graph keeps the batch for as long as
     the graph is replayed, and makes no more than 32 kinds of calls with it.
 
+    Copies and pickles hold the tensors and bounds and plan again. A shallow copy shares tensors.
+
     Raises:
         TypeError, ValueError: lists every reason.
     """
@@ -59,6 +61,19 @@ class PagedBatch:
         #: Bound calls of this batch's values.
         self.calls = Calls(_MOST_CALLS)
         self.read()
+
+    def __getstate__(self) -> dict[str, Any]:
+        max_q_len, max_kv_len = self._bounds
+        return {
+            "q_start": self.q_start,
+            "kv_len": self.kv_len,
+            "page_table": self.page_table,
+            "max_q_len": max_q_len,
+            "max_kv_len": max_kv_len,
+        }
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        PagedBatch.__init__(self, **state)
 
     def read(self) -> None:
         """Check the tensors, find the bounds, and forget what rested on earlier values."""
@@ -174,5 +189,5 @@ def _plainly_right(
                 -1 if max_kv_len is None else max_kv_len,
             )
         )
-    except (AttributeError, TypeError):
+    except (AttributeError, TypeError, RuntimeError):
         return False

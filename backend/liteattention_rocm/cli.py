@@ -16,7 +16,7 @@ from typing import Any
 import typer
 from rich.logging import RichHandler
 
-from . import collect_env
+from . import __version__, collect_env
 
 COMMANDS_GROUP = "liteattention_rocm.commands"
 
@@ -32,6 +32,9 @@ def build() -> typer.Typer:
     @root.callback()
     def options(
         verbose: bool = typer.Option(False, "--verbose", "-v", help="Show log lines."),
+        version: bool = typer.Option(
+            False, "--version", is_eager=True, callback=_version, help="Print the version."
+        ),
     ) -> None:
         logging.basicConfig(
             level=logging.INFO if verbose else logging.WARNING,
@@ -48,6 +51,12 @@ def build() -> typer.Typer:
     for entry in sorted(entry_points(group=COMMANDS_GROUP), key=lambda e: e.name):
         _add(root, entry.name, entry.load)
     return root
+
+
+def _version(asked: bool) -> None:
+    if asked:
+        typer.echo(__version__)
+        raise typer.Exit()
 
 
 def _add(root: typer.Typer, name: str, load: Callable[[], Any]) -> None:

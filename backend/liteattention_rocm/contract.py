@@ -87,8 +87,8 @@ class DenseRequest:
 
     Sizes: ``batch`` B, ``q_heads`` Hq, ``kv_heads`` Hkv (Hq % Hkv == 0), ``q_len`` Sq,
     ``kv_len`` Skv, ``head_dim`` D. ``causal`` is bottom-right aligned: query i sees the keys
-    j <= i + Skv - Sq. ``scale`` multiplies q.k (natural units). ``rounding`` says how fp32
-    results become bf16 outputs.
+    j <= i + Skv - Sq. ``scale`` multiplies q.k (natural units); it is 0 or from 2^-60 to 2^60 in
+    size. ``rounding`` says how fp32 results become bf16 outputs.
     """
 
     batch: int
@@ -141,7 +141,8 @@ class RaggedRequest:
     ``scale`` and ``soft_cap`` c are in natural units: score = scale * q.k, then
     c * tanh(score / c) if c > 0. With ``sinks``, head h has one more logit sinks[h] (natural units)
     in the denominator, which brings no value. ``k_scale`` and ``v_scale`` multiply what is read
-    from an fp8 cache (``kv_dtype``); otherwise they are 1. ``rounding`` is for bf16 outputs.
+    from an fp8 cache (``kv_dtype``); otherwise they are 1. scale * k_scale, v_scale and soft_cap
+    are 0 or from 2^-60 to 2^60 in size. ``rounding`` is for bf16 outputs.
     """
 
     requests: int

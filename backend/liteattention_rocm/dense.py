@@ -92,7 +92,7 @@ def attention(
         v: values, shaped like ``k``.
         layout: where the sequence axis is. Strides are free except that the last dimension must
             be contiguous; nothing is copied to fit.
-        scale: factor on q.k, natural units; 1/sqrt(D) by default.
+        scale: factor on q.k, natural units, 0 or from 2^-60 to 2^60 in size; 1/sqrt(D) by default.
         causal: query i sees the keys j <= i + Skv - Sq (bottom-right aligned). A query that sees
             no key gives zeros and an LSE of -inf.
         rounding: how fp32 results become bf16: "rtne" (nearest, ties to even), "rtna" (nearest,
@@ -220,8 +220,10 @@ def lite_attention(
     Args:
         q, k, v, layout, scale, rounding, return_lse, out, engine: as in :func:`attention`.
         read: skip bitmap, int32 holding uint32 bit patterns, contiguous [B, Hq, q_blocks, words];
-            K block j is bit j % 32 of word j // 32, set = compute.
-        write: bitmap of the same shape, overwritten; must not overlap ``read``.
+            K block j is bit j % 32 of word j // 32, set = compute. Bits at and past the last K
+            block are ignored, here and in the masks, so ``torch.full(shape, -1)`` is a full list.
+        write: bitmap of the same shape, overwritten, with no bit at or past the last K block; must
+            not overlap ``read``.
         threshold: log2 units, <= 0; ``-inf`` keeps every tile and equals dense attention bit for
             bit (on gfx942, whose dense calls may be computed in parts, with ``kv_splits=1``;
             :class:`liteattention_rocm.LiteAttention` does without the exception).

@@ -7,20 +7,21 @@ Method: LiteAttention, arXiv 2511.11062.
 
 from __future__ import annotations
 
+import copy
 import logging
 import math
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
-from dataclasses import dataclass, field
-from typing import Any, NamedTuple, cast
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple, Self, cast
 from weakref import WeakValueDictionary
 
 import torch
 
 from . import dense, skiplist
 from .contract import LAYOUTS, Layout, Rounding, TileGeometry
-from .policy import SkipPolicy
+from .policy import SkipPolicy, plain_int
 
 logger = logging.getLogger(__name__)
 
@@ -103,7 +104,7 @@ class _State:
     writes: dict[str, torch.Tensor] = field(default_factory=dict)
     spare: list[torch.Tensor] = field(default_factory=list)
     started: set[str] = field(default_factory=set)
-    counts: dict[str, skiplist.Counter] = field(default_factory=dict)
+    counts: dict[str, int | skiplist.Counter] = field(default_factory=dict)
     full: set[str] = field(default_factory=set)
 
     def restart(self, step: int) -> None:
@@ -165,6 +166,35 @@ class _State:
             self.spare.append(tiles.buffer())
         return self.writes[branch]
 
+    def snapshot(self, number: skiplist.CountReader) -> _State:
+        """Copy what the next call reads; votes of calls under way are left out, as if they failed.
+
+        Work space is left out, too: it is made again.
+        """
+        with torch.inference_mode(False):
+            return replace(
+                self,
+                read=None if self.read is None else self.read.clone(),
+                read_count=number(self.read_count),
+                writes={branch: self.writes[branch].clone() for branch in self.counts},
+                spare=[],
+                started=set(self.started),
+                counts={branch: number(count) for branch, count in self.counts.items()},
+                full=set(self.full),
+            )
+
+    def adopt(self) -> None:
+        """Fit a state that was copied or loaded to the device and the mode that it finds."""
+        if self.tiles is not None:  # torch.load may have put the lists on another device
+            self.shape = self.shape._replace(device=self.tiles.full.device)
+        with torch.inference_mode(False):
+            # What was made in inference mode could not be written outside it.
+            if self.read is not None and self.read.is_inference():
+                self.read = self.read.clone()
+            for branch, written in self.writes.items():
+                if written.is_inference():
+                    self.writes[branch] = written.clone()
+
     def next_list(self) -> torch.Tensor | None:
         """Copy the list that a later step would read; None is the full list."""
         if not self.complete():
@@ -203,6 +233,10 @@ class LiteAttention:
     at a time. Nothing synchronises a GPU; nothing but the output is allocated after the first
     call of a layer and branch with a given shape. Under ``torch.compile`` a call is a graph break.
 
+    A copy (shallow or deep) has lists and statistics of its own from then on, and so has what is
+    loaded from a pickle or with ``torch.load``. Calls that another thread has under way are not in
+    it. Making one waits for the device.
+
     Args:
         policy: see :class:`SkipPolicy`; the defaults if None.
         geometry: tile sizes; by default what the engine prefers for the head dimension.
@@ -228,7 +262,8 @@ class LiteAttention:
             reasons.append(f"geometry must be a TileGeometry, got {type(geometry).__name__}")
         if engine is not None and not isinstance(engine, str):
             reasons.append(f"engine must be the name of an engine, got {type(engine).__name__}")
-        if isinstance(max_generations, bool) or not isinstance(max_generations, int):
+        max_generations = plain_int(max_generations)
+        if type(max_generations) is not int:
             reasons.append(f"max_generations must be an integer, got {max_generations!r}")
         if reasons:
             raise TypeError("invalid LiteAttention: " + "; ".join(reasons))
@@ -242,12 +277,42 @@ class LiteAttention:
         self.max_generations = max_generations
         #: Tiles computed and kept by generation, step, layer and branch.
         self.statistics = skiplist.SkipStatistics()
-        self._lock = threading.Lock()
         self._generations: OrderedDict[Hashable, dict[tuple[str, str], _State]] = OrderedDict()
+        self._prepare()
+
+    def _prepare(self) -> None:
+        """Make what no copy takes along."""
+        self._lock = threading.Lock()
         self._tiles: WeakValueDictionary[_Shape, _Tiles] = WeakValueDictionary()
         # Dynamo may trace a function more often than it runs; the state must see the runs only.
         disable = cast(Callable[..., Callable[..., _Result]], torch.compiler.disable)
         self._traced_call = disable(self._call)
+
+    def __getstate__(self) -> dict[str, Any]:
+        number = skiplist.CountReader()
+        with self._lock:
+            generations = OrderedDict(
+                (generation, {key: state.snapshot(number) for key, state in states.items()})
+                for generation, states in self._generations.items()
+            )
+            rest = {
+                name: value
+                for name, value in vars(self).items()
+                if name not in ("_lock", "_tiles", "_traced_call")
+            }
+        return {**rest, "_generations": generations}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+        self._prepare()
+        for states in self._generations.values():
+            for one in states.values():
+                one.adopt()
+                if one.tiles is not None:
+                    self._tiles[one.shape] = one.tiles
+
+    def __copy__(self) -> Self:
+        return copy.deepcopy(self)
 
     def __call__(
         self,
@@ -287,14 +352,12 @@ class LiteAttention:
             TypeError, ValueError: as :func:`liteattention_rocm.attention`, and for a wrong step,
                 layer, branch, generation or num_steps, or token ranges that do not fit the keys.
         """
-        _check_names(step, layer, branch, generation, num_steps)
         call = self._traced_call if torch.compiler.is_compiling() else self._call
         return call(
             q,
             k,
             v,
-            (generation, step, layer, branch),
-            num_steps,
+            _Where(generation, step, layer, branch, num_steps),
             {
                 "layout": layout,
                 "scale": scale,
@@ -310,11 +373,10 @@ class LiteAttention:
         q: torch.Tensor,
         k: torch.Tensor,
         v: torch.Tensor,
-        where: tuple[Hashable, int, str, str],
-        num_steps: int | None,
+        where: _Where,
         arguments: dict[str, Any],
     ) -> _Result:
-        generation, step, layer, branch = where
+        generation, step, layer, branch, num_steps = where.checked()
         shape = self._shape(q, k, arguments["layout"]) if self.policy.enabled else None
         if shape is None:
             # switched off, or tensors so wrong that the dense call is to say what is wrong
@@ -526,27 +588,61 @@ class LiteAttention:
             self._generations.pop(generation, None)
 
 
-def _check_names(step: Any, layer: Any, branch: Any, generation: Any, num_steps: Any) -> None:
-    kinds, values = [], []
-    if isinstance(step, bool) or not isinstance(step, int):
-        kinds.append(f"step must be an integer, got {type(step).__name__}: use int(step)")
-    elif step < 0:
-        values.append(f"step must be >= 0, got {step}")
-    if not isinstance(layer, str):
-        kinds.append(f"layer must be a string, got {type(layer).__name__}")
-    elif not layer:
-        values.append("layer must not be empty: it tells the lists of the layers apart")
-    if not isinstance(branch, str):
-        kinds.append(f"branch must be a string, got {type(branch).__name__}")
-    if not isinstance(generation, Hashable):
-        kinds.append(f"generation must be hashable, got {type(generation).__name__}")
-    elif generation is None:
-        values.append("generation must not be None: reset(None) means all generations")
-    if num_steps is not None:
-        if isinstance(num_steps, bool) or not isinstance(num_steps, int):
-            kinds.append(f"num_steps must be an integer or None, got {type(num_steps).__name__}")
-        elif num_steps < 1:
-            values.append(f"num_steps must be >= 1, got {num_steps}")
-    if kinds or values:
-        error = TypeError if kinds else ValueError
-        raise error("invalid LiteAttention call: " + "; ".join([*kinds, *values]))
+class _Where(NamedTuple):
+    """What a call says about itself."""
+
+    generation: Hashable
+    step: int
+    layer: str
+    branch: str
+    num_steps: int | None
+
+    def checked(self) -> _Where:
+        """Return it with plain integers; raise one error with every reason against it."""
+        kinds, values = [], []
+        step, num_steps = plain_int(self.step), plain_int(self.num_steps)
+        if type(step) is not int:
+            kinds.append(f"step must be an integer, got {type(step).__name__}: use int(step)")
+        elif step < 0:
+            values.append(f"step must be >= 0, got {step}")
+        if not isinstance(self.layer, str):
+            kinds.append(f"layer must be a string, got {type(self.layer).__name__}")
+        elif not self.layer:
+            values.append("layer must not be empty: it tells the lists of the layers apart")
+        if not isinstance(self.branch, str):
+            kinds.append(f"branch must be a string, got {type(self.branch).__name__}")
+        if not _hashable(self.generation):
+            kinds.append(f"generation must be hashable, got {self.generation!r}")
+        elif self.generation is None:
+            values.append("generation must not be None: reset(None) means all generations")
+        elif not _equals_itself(self.generation):
+            values.append(
+                f"generation {self.generation!r} does not equal itself, so its lists would not be "
+                "found again: use a number, a string or a tuple of them, without NaN"
+            )
+        if num_steps is not None:
+            if type(num_steps) is not int:
+                kinds.append(
+                    f"num_steps must be an integer or None, got {type(num_steps).__name__}"
+                )
+            elif num_steps < 1:
+                values.append(f"num_steps must be >= 1, got {num_steps}")
+        if kinds or values:
+            error = TypeError if kinds else ValueError
+            raise error("invalid LiteAttention call: " + "; ".join([*kinds, *values]))
+        return _Where(self.generation, step, self.layer, self.branch, num_steps)
+
+
+def _hashable(value: Any) -> bool:
+    try:
+        hash(value)
+    except TypeError:  # a tuple is Hashable, but not one that holds a list
+        return False
+    return True
+
+
+def _equals_itself(value: Any) -> bool:
+    """Say whether a copy of ``value`` would be found under it: not if there is a NaN in it."""
+    if isinstance(value, tuple | frozenset):  # which compare identity first
+        return all(_equals_itself(item) for item in value)
+    return bool(value == value)

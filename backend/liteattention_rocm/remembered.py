@@ -14,7 +14,7 @@ import torch
 from torch.autograd import forward_ad
 
 from .contract import Bound
-from .memory import extent_bytes, shares_memory
+from .memory import extent_bytes, mark_written, shares_memory
 
 #: A parameter is a tensor in everything but its type.
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
@@ -28,8 +28,6 @@ _transforms = torch._C._functorch.peek_interpreter_stack
 _tracing = torch._C._get_tracing_state
 _profiling = torch._C._autograd._profiler_enabled
 _grad_enabled = torch.is_grad_enabled
-#: torch.autograd.graph.increment_version without 0.5 us of Python.
-_increment_version = torch._C._increment_version
 
 
 class Call(NamedTuple):
@@ -66,12 +64,7 @@ class Call(NamedTuple):
             if len(self.passed) >= _MOST_PASSED:
                 self.passed.clear()
             self.passed.add(found)
-        written = []
-        for i in self.written:
-            tensor = tensors[i]
-            if tensor is not None and not tensor.is_inference():  # those have no version
-                written.append(tensor)
-        _increment_version(written)
+        mark_written(*[tensors[i] for i in self.written])  # type: ignore[misc]
 
     def _overlaps(
         self, tensors: tuple[torch.Tensor | None, ...], begins: tuple[int, ...]
@@ -83,6 +76,7 @@ class Call(NamedTuple):
             for i in self.written
             for j, other in enumerate(begins)
             if i != j
+            and not (j in self.written and i < j)
             and other < begins[i] + spans[i]
             and begins[i] < other + spans[j]
             and shares_memory(tensors[i], tensors[j])  # type: ignore[arg-type]
@@ -161,9 +155,7 @@ def recall(
                 or (grad and tensor.requires_grad)
             ):
                 return None, None
-            kind.append(
-                (tensor.shape, tensor.stride(), tensor.dtype, tensor.device, place & 15)
-            )
+            kind.append((tensor.shape, tensor.stride(), tensor.dtype, tensor.device, place & 15))
         key = tuple(kind)
         call = found.get(key)
         if call is not None:

@@ -112,11 +112,13 @@ def attention_paged(
         causal: a row sees the keys up to its own position.
         window: a row sees only keys j > position - window: ``window`` keys with its own. A window
             without ``causal`` bounds the past alone. None is no window.
-        soft_cap: c > 0 makes a score c * tanh(score / c), after the scale; natural units.
+        soft_cap: c > 0 makes a score c * tanh(score / c), after the scale; natural units, from
+            2^-60 to 2^60.
         sinks: fp32 [Hq], natural units; one more logit per head in the denominator that brings no
             value.
         scale: factor on q.k, natural units; 1/sqrt(D) by default.
         k_scale, v_scale: what an fp8 cache's numbers are multiplied by; 1 for other caches.
+            ``scale * k_scale`` (if not 0) and ``v_scale`` lie between 2^-60 and 2^60 in size.
         rounding: how fp32 results become bf16: "rtne", "rtna" or "rtz". Other dtypes take "rtne".
         return_lse: also return the log-sum-exp of the scores (soft-capped, sink included).
         out: tensor of q's shape and dtype to write to; it must not overlap an input.
@@ -258,7 +260,8 @@ def attention_varlen(
         lse = torch.empty((q.shape[1], q.shape[0]), dtype=torch.float32, device=q.device)
     if compiling or recall(calls, (q, k, v, out), ())[0] is None:
         torch.ops.liteattention_rocm.attention_varlen(
-            q, k, v, cu_seqlens_q, cu_seqlens_k, out, lse, sinks, max_seqlen_q, max_seqlen_k,
+            q, k, v, cu_seqlens_q, cu_seqlens_k, out, lse, sinks,
+            *(None if b is None else plain_length(b) for b in (max_seqlen_q, max_seqlen_k)),
             _scale(q, options), causal, plain_length(window or 0), float(soft_cap or 0.0),
             rounding, engine or "",
         )  # fmt: skip
@@ -282,14 +285,15 @@ def write_kv(
     """Write keys and values of new tokens into a paged cache.
 
     Args:
-        k, v: rows [T, Hkv, D], any strides with a contiguous last dimension.
+        k, v: rows [T, Hkv, D], any strides with a contiguous last dimension; they must not overlap
+            the caches (rows that move within a cache need a ``.clone()``).
         k_cache, v_cache: [pages, page_size, Hkv, D], any strides with a contiguous last dimension
             (views of one buffer are fine); k's dtype, or fp8 where the engine writes it.
         slots: int64 or int32 [T], contiguous; row t goes to token slots[t] % page_size of page
             slots[t] // page_size. A negative slot is padding: its row is not written. Slots must
             differ; which row of a doubled slot stays is not defined.
         k_scale, v_scale: an fp8 cache holds k / k_scale and v / v_scale, rounded to nearest even
-            and clamped to its finite range; 1 for other caches.
+            and clamped to its finite range; from 2^-60 to 2^60, 1 for other caches.
         engine: name of the engine; by default chosen by the device.
 
     Raises:
@@ -393,7 +397,8 @@ def paged_request(
     page_size, width = tensors.k.shape[1], batch.page_table.shape[1]
     # The table, too, bounds what can be named.
     longest = min(batch.max_kv_len, width * page_size)
-    return _request(tensors, batch.requests, page_size, batch.max_q_len, longest, options)
+    rows = min(batch.max_q_len, tensors.q.shape[0])  # a bound may be larger than what there is
+    return _request(tensors, batch.requests, page_size, rows, longest, options)
 
 
 def packed_request(
@@ -478,8 +483,11 @@ def _run_packed(
     tensors: RaggedTensors, bounds: tuple[int | None, int | None], options: RaggedOptions
 ) -> None:
     max_q, max_k = (
-        validation.longest(starts) if bound is None else plain_length(bound)
-        for bound, starts in zip(bounds, (tensors.q_start, tensors.keys), strict=True)
+        validation.longest(starts) if bound is None else min(plain_length(bound), rows.shape[0])
+        for bound, starts, rows in (
+            (bounds[0], tensors.q_start, tensors.q),
+            (bounds[1], tensors.keys, tensors.k),
+        )
     )
     request = packed_request(tensors, max_q, max_k, options)
     engines.admit(request, options.engine)
@@ -488,7 +496,7 @@ def _run_packed(
 
 def _run_once(request: RaggedRequest, tensors: RaggedTensors, engine: str | None) -> None:
     chosen = engines.choose(request.device, engine or None)
-    mark_written(tensors.out, tensors.lse)
+    mark_written(*[t for t in (tensors.out, tensors.lse) if t is not None])
     chosen.bind(request, tensors)(tensors)
 
 

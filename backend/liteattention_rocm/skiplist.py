@@ -2,8 +2,9 @@
 
 A *skip bitmap* is an int32 tensor [B, H, q_blocks, words] that holds uint32 bit patterns,
 words = ceil(K_blocks / 32). K block j of a row is bit ``j % 32`` of word ``j // 32``; a set bit
-means "compute this tile next time". Bits at and beyond K_blocks are always 0. The bitmap has no
-direction, so must-do is OR, must-skip is AND-NOT and work is a population count.
+means "compute this tile next time". Bits at and beyond K_blocks are 0 in every bitmap that this
+library writes, and ignored where it reads one. The bitmap has no direction, so must-do is OR,
+must-skip is AND-NOT and work is a population count.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -120,12 +121,15 @@ def _popcount_into(
     torch.sum(pairs.view(-1), dim=0, dtype=torch.int64, out=out)
 
 
-def count(bitmap: torch.Tensor) -> torch.Tensor:
+def count(bitmap: torch.Tensor, k_blocks: int | None = None) -> torch.Tensor:
     """Return the number of kept tiles as a 0-dim int64 tensor on the bitmap's device (no sync).
 
-    Raises ``TypeError`` if the bitmap is not int32.
+    With ``k_blocks`` given, bits at and beyond it do not count. Raises ``TypeError`` if the bitmap
+    is not int32, ``ValueError`` if it has not the words of ``k_blocks``.
     """
-    _check_bitmap(bitmap)
+    _check_bitmap(bitmap, k_blocks)
+    if k_blocks is not None:
+        bitmap = bitmap & full(1, 1, 1, k_blocks, bitmap.device).view(-1)
     dense = bitmap.contiguous()
     out = torch.empty((), dtype=torch.int64, device=bitmap.device)
     _popcount_into(dense, torch.empty_like(dense), torch.empty_like(dense), out)
@@ -142,7 +146,7 @@ def sparsity(bitmap: torch.Tensor, k_blocks: int) -> float:
     for size in bitmap.shape[:-1]:
         rows *= size
     total = rows * k_blocks
-    return 1.0 - int(count(bitmap)) / total if total else 0.0
+    return 1.0 - int(count(bitmap, k_blocks)) / total if total else 0.0
 
 
 def token_ranges_to_blocks(
@@ -334,6 +338,25 @@ class Counter:
         return self.chunk.values[self.index]
 
 
+class CountReader:
+    """Reads counters back: one wait and one copy per chunk of 512 counters."""
+
+    def __init__(self) -> None:
+        self._chunks: dict[int, tuple[_CounterChunk, list[int]]] = {}
+
+    def __call__(self, value: int | Counter) -> int:
+        """Return a count as a number; one that came after the first of its chunk may read 0."""
+        if isinstance(value, int):
+            return value
+        key = id(value.chunk)
+        if key not in self._chunks:
+            if value.chunk.values.is_cuda:
+                # counts may have been made on any stream
+                torch.cuda.synchronize(value.chunk.values.device)
+            self._chunks[key] = value.chunk, value.chunk.values.tolist()
+        return self._chunks[key][1][value.index]
+
+
 @dataclass(slots=True)
 class _Record:
     total: int
@@ -358,7 +381,8 @@ class SkipStatistics:
     so), so that a server that never asks does not grow for ever.
 
     Counts live on the device that made them and are read back only when asked for, so recording
-    never synchronises a GPU. All methods may be called from several threads.
+    never synchronises a GPU. All methods may be called from several threads. Copies and pickles
+    hold the numbers read so far, and share nothing with the original.
     """
 
     def __init__(self, max_generations: int = 64) -> None:
@@ -371,6 +395,27 @@ class SkipStatistics:
         self._scratch = _Scratch()
         self._lock = threading.RLock()
         self._warned = False
+
+    def __getstate__(self) -> dict[str, Any]:
+        with self._lock:
+            self._fetch()
+            records = {
+                generation: {
+                    key: {step: replace(entry) for step, entry in steps.items()}
+                    for key, steps in by_layer.items()
+                }
+                for generation, by_layer in self._records.items()
+            }
+            return {
+                "max_generations": self._max_generations,
+                "records": records,
+                "warned": self._warned,
+            }
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        SkipStatistics.__init__(self, state["max_generations"])
+        self._records = state["records"]
+        self._warned = state["warned"]
 
     # recording ------------------------------------------------------------------------------
 
@@ -473,20 +518,8 @@ class SkipStatistics:
             yield from sorted(rows, key=lambda row: row[1])
 
     def _fetch(self) -> None:
-        """Replace every device counter by its number: one copy per chunk of 512 counters."""
-        values: dict[int, list[int]] = {}
-
-        def number(value: int | Counter) -> int:
-            if isinstance(value, int):
-                return value
-            key = id(value.chunk)
-            if key not in values:
-                if value.chunk.values.is_cuda:
-                    # counts may have been made on any stream
-                    torch.cuda.synchronize(value.chunk.values.device)
-                values[key] = value.chunk.values.tolist()
-            return values[key][value.index]
-
+        """Replace every device counter by its number."""
+        number = CountReader()
         for *_, entry in self._entries():
             entry.computed = number(entry.computed)
             entry.kept = number(entry.kept)
@@ -758,6 +791,7 @@ def _picture_mask(mask: torch.Tensor, k_blocks: int | None) -> torch.Tensor:
 
 __all__ = [
     "MAX_RUN_LENGTH_BLOCKS",
+    "CountReader",
     "Counter",
     "SkipStatistics",
     "count",

@@ -62,8 +62,7 @@ def dense(
     found.flags(causal=causal, return_lse=return_lse)
     found.choice("layout", layout, LAYOUTS)
     found.choice("rounding", rounding, ROUNDINGS)
-    if scale is not None:
-        found.real("scale", scale)
+    found.scale(scale)
     if engine is not None:
         found.engine(engine)
     axes = "B,H,S,D" if str(layout) == "bhsd" else "B,S,H,D"
@@ -222,12 +221,13 @@ def ragged(
     ragged_options(found, options)
     kv_dims, kv_axes = (4, "pages,page_size,H,D") if names[0] == "k_cache" else (3, "T,H,D")
     given = {"q": q, names[0]: k, names[1]: v}
-    if out is not None:
-        given["out"] = out
+    given |= {name: t for name, t in (("out", out), ("sinks", sinks)) if t is not None}
     tensors = found.usable(given)
     keys = {name: tensor for name, tensor in tensors.items() if name in names}
-    rows = {name: tensor for name, tensor in tensors.items() if name not in names}
+    rows = {name: tensors[name] for name in ("q", "out") if name in tensors}
     shaped = found.shaped(rows, 3, "T,H,D") & found.shaped(keys, kv_dims, kv_axes)
+    if "sinks" in tensors:
+        found.shaped({"sinks": sinks}, 1, "Hq")
     found.no_derivative(tensors)
     if found.types or len(tensors) < len(given):
         return found
@@ -236,9 +236,12 @@ def ragged(
     if out is not None and out.dtype != q.dtype:
         found.types.append(f"out must have q's dtype {q.dtype}, got {out.dtype}")
     if sinks is not None:
-        _sinks(found, sinks, q)
-        if isinstance(sinks, torch.Tensor):
-            tensors["sinks"] = sinks
+        if sinks.dtype != torch.float32:
+            found.types.append(
+                f"sinks must be torch.float32, got {sinks.dtype}: call .float() on it"
+            )
+        if q.dim() == 3 and sinks.dim() == 1 and sinks.shape[0] != q.shape[1]:
+            found.values.append(f"sinks must be [{q.shape[1]}] (Hq), got {list(sinks.shape)}")
     found.one("device", tensors)
     if shaped:
         found.same_shape(*names, tensors)
@@ -268,12 +271,10 @@ def ragged_options(found: Reasons, options: RaggedOptions) -> None:
             found.values.append(
                 f"window must be at least 1, got {shown(window)}: None is no window"
             )
-    if options.scale is not None:
-        found.real("scale", options.scale)
+    found.scale(options.scale, options.k_scale)
+    found.scales(v_scale=options.v_scale)
     if options.soft_cap is not None:
-        found.real("soft_cap", options.soft_cap, positive=True, remedy=": None is no cap")
-    found.real("k_scale", options.k_scale, positive=True)
-    found.real("v_scale", options.v_scale, positive=True)
+        found.scales(soft_cap=options.soft_cap)
     found.choice("rounding", options.rounding, ROUNDINGS)
     found.engine(options.engine)
 
@@ -307,18 +308,6 @@ def _cache_dtypes(
         found.types.append(
             f"k_scale and v_scale are for fp8 caches, got {k_scale} and {v_scale} with {k.dtype}"
         )
-
-
-def _sinks(found: Reasons, sinks: Any, q: torch.Tensor) -> None:
-    if "sinks" not in found.usable({"sinks": sinks}):
-        return
-    if sinks.dtype != torch.float32:
-        found.types.append(f"sinks must be torch.float32, got {sinks.dtype}: call .float() on it")
-    if q.dim() == 3 and tuple(sinks.shape) != (q.shape[1],):
-        found.values.append(f"sinks must be [{q.shape[1]}] (Hq), got {list(sinks.shape)}")
-    if not sinks.is_contiguous():
-        found.values.append(f"sinks must be contiguous, got strides {list(sinks.stride())}")
-    found.no_derivative({"sinks": sinks})
 
 
 # ------------------------------------------------------------------------------ batches
@@ -449,8 +438,7 @@ def write(
                 f"slots must be contiguous with one dimension, got {list(slots.shape)} with "
                 f"strides {list(slots.stride())}"
             )
-    found.real("k_scale", k_scale, positive=True)
-    found.real("v_scale", v_scale, positive=True)
+    found.scales(k_scale=k_scale, v_scale=v_scale)
     found.engine(engine)
     if found:
         return found
@@ -477,4 +465,4 @@ def write(
 
 
 #: What to do about a cache write over its own sources.
-WRITE_REMEDY = "write a copy of the rows (.clone())"
+WRITE_REMEDY = "call .clone() on that first"

@@ -42,14 +42,10 @@ void OrderLongestFirst(std::vector<QBlock>& blocks, int64_t max_work) {
     blocks.swap(ordered);
 }
 
-int64_t KeptBlocks(const LiteParams& lite, const uint32_t* row, int64_t words) {
+int64_t KeptBlocks(const LiteParams& lite, const uint32_t* row, int64_t k_blocks) {
     int64_t count = 0;
-    for (int64_t w = 0; w < words; ++w) {
-        uint32_t bits = row[w];
-        if (lite.must_do) bits |= lite.must_do[w];
-        if (lite.must_skip) bits &= ~lite.must_skip[w];
-        count += __builtin_popcount(bits);
-    }
+    for (int64_t w = 0; w * 32 < k_blocks; ++w)
+        count += __builtin_popcount(KeptWord(lite, row, w, k_blocks));
     return count;
 }
 
@@ -100,7 +96,8 @@ void Attention(const AttentionParams& p, const LiteParams* lite, Isa isa) {
                     const int64_t index = batch * p.q_heads + head;
                     const int64_t row_end = std::min(p.q_len, (b + 1) * q_block);
                     const int64_t work =
-                        lite ? KeptBlocks(*lite, lite->read + (index * q_blocks + b) * words, words)
+                        lite ? KeptBlocks(*lite, lite->read + (index * q_blocks + b) * words,
+                                          k_blocks)
                              : VisibleBlocks(p, row_end);
                     blocks.push_back({index, b, work});
                 }

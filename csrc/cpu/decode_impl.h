@@ -267,7 +267,7 @@ struct DecodeImpl {
         for (int t = 0; t < blocks; ++t)
             Scores(walk, s, key + t * kKBlock, t, rows.keys + t * kKBlock, fetch);
         if constexpr (kTiles) Turn(walk, s, count);
-        if (p.soft_cap > 0) SoftCap(walk, s, count);
+        if (p.soft_cap > 0) Cap(walk, s, count);
         Mask(walk, s, key, count);
         Maxima(walk, s, count);
         K::Shift(walk);
@@ -324,14 +324,12 @@ struct DecodeImpl {
     }
 
     // Turns raw scores into capped, scaled ones.
-    static void SoftCap(const Walk& walk, const Scratch& s, int64_t count) {
-        const double scale = walk.p.scale < 0 ? -walk.p.scale : walk.p.scale;
-        const Vec cap = Vec::Set(static_cast<float>(walk.p.soft_cap));
-        const Vec inner = Vec::Set(static_cast<float>(scale / walk.p.soft_cap));
+    static void Cap(const Walk& walk, const Scratch& s, int64_t count) {
+        const SoftCap cap(walk.p);
         for (int64_t r = 0; r < walk.rows; ++r)
             for (float* at = s.across + r * kRow; at < s.across + r * kRow + count;
                  at += Vec::kLanes)
-                (cap * Tanh(Vec::Load(at) * inner)).Store(at);
+                cap(Vec::Load(at)).Store(at);
     }
 
     // Hides keys that do not exist or that a lane may not see.

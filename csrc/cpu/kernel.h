@@ -7,6 +7,7 @@
 
 #include "isa.h"
 #include "params.h"
+#include "skip_words.h"
 
 namespace liteattention::cpu {
 

@@ -81,15 +81,34 @@ inline void LoadFloats(const char* from, int64_t n, float* to) {
     }
 }
 
-// tanh(x), absolute error below 2e-7.
-inline Vec Tanh(Vec x) {
-    const Vec one = Vec::Set(1.0f), zero = Vec::Set(0.0f);
-    const uint32_t negative = Vec::LessEqual(x, zero);
-    const Vec magnitude = Vec::Select(negative, zero - x, x);
-    const Vec e = Exp2(magnitude * Vec::Set(-2.8853900817779268f));  // e^(-2 |x|)
-    const Vec t = (one - e) / (one + e);
-    return Vec::Select(negative, zero - t, t);
-}
+// Soft cap: cap * tanh(scale * x / cap), relative error below 5e-7 however large the cap is.
+class SoftCap {
+   public:
+    explicit SoftCap(const AttentionParams& p)
+        : scale_(Vec::Set(static_cast<float>(p.scale < 0 ? -p.scale : p.scale))),
+          inner_(scale_ * Vec::Set(static_cast<float>(1 / p.soft_cap))),
+          cap_(Vec::Set(static_cast<float>(p.soft_cap))) {}
+
+    Vec operator()(Vec x) const {
+        const Vec one = Vec::Set(1.0f), zero = Vec::Set(0.0f);
+        const Vec t = x * inner_, square = t * t;
+        // Up to 1/2: tanh(t) / t, minimax in t^2, relative error 1.5e-8. 1 - e below would cancel.
+        Vec ratio = Vec::Set(0.017241491f);
+        ratio = Vec::MulAdd(ratio, square, Vec::Set(-0.053045494f));
+        ratio = Vec::MulAdd(ratio, square, Vec::Set(0.13325879f));
+        ratio = Vec::MulAdd(ratio, square, Vec::Set(-0.33333144f));
+        ratio = Vec::MulAdd(ratio, square, one);
+        const uint32_t negative = Vec::LessEqual(t, zero);
+        const Vec magnitude = Vec::Select(negative, zero - t, t);
+        const Vec e = Exp2(magnitude * Vec::Set(-2.8853900817779268f));  // e^(-2 |t|)
+        const Vec tanh = (one - e) / (one + e);
+        return Vec::Select(Vec::LessEqual(square, Vec::Set(0.25f)), x * scale_ * ratio,
+                           cap_ * Vec::Select(negative, zero - tanh, tanh));
+    }
+
+   private:
+    Vec scale_, inner_, cap_;
+};
 
 // An fp8 number as a float; exact, and exact in bf16 and fp16 too (e5m2 is the upper half of fp16).
 inline float FromFp8(uint8_t x, KvType type) {
@@ -146,6 +165,8 @@ struct KernelImpl {
         return kElement == kInput && KeyDim(p) == p.head_dim && p.kv_type == KvType::kSame &&
                (!p.pages || p.page_size % kKBlock == 0);
     }
+
+    static int64_t BlocksOf(const AttentionParams& p) { return (p.kv_len + kKBlock - 1) / kKBlock; }
 
     static const char* Row(const void* base, const Strides& s, int64_t batch, int64_t row,
                            int64_t head) {
@@ -240,7 +261,7 @@ struct KernelImpl {
         // Places the parts at `base` (may be null: nothing is placed) and returns their size.
         int64_t Carve(const AttentionParams& p, char* base) {
             const int64_t rows = kMaxQTile;
-            const int64_t k_blocks = RoundUp(p.kv_len, kKBlock) / kKBlock;
+            const int64_t k_blocks = BlocksOf(p);
             int64_t used = 0;
             auto take = [&](auto** to, int64_t count) {
                 using T = std::remove_reference_t<decltype(**to)>;
@@ -286,7 +307,7 @@ struct KernelImpl {
         const AttentionParams& p = *task.params;
         Scratch s{};
         s.Carve(p, memory);
-        const int64_t words = RoundUp(RoundUp(p.kv_len, kKBlock) / kKBlock, 32) / 32;
+        const int64_t words = RoundUp(BlocksOf(p), 32) / 32;
         const int64_t count = ListKept(task, words, s.kept);
         const LiteParams* lite = task.lite;
         const bool vote = lite && lite->threshold > kLowest;
@@ -310,7 +331,7 @@ struct KernelImpl {
         if (!lite) return;
         for (int64_t w = 0; w < words; ++w) {
             const uint32_t must = lite->must_do ? lite->must_do[w] : 0;
-            const uint32_t seen = KeptWord(task, w);
+            const uint32_t seen = KeptWord(*lite, task.read, w, BlocksOf(p));
             task.write[w] = vote ? (s.votes[w] | must) & seen : seen;
         }
     }
@@ -333,13 +354,6 @@ struct KernelImpl {
         return Gemm::kQTile % vote_rows == 0 ? Gemm::kQTile : kMaxQTile / vote_rows * vote_rows;
     }
 
-    static uint32_t KeptWord(const QBlockTask& task, int64_t w) {
-        uint32_t bits = task.read[w];
-        if (task.lite->must_do) bits |= task.lite->must_do[w];
-        if (task.lite->must_skip) bits &= ~task.lite->must_skip[w];
-        return bits;
-    }
-
     // Lists the K blocks to walk, in walking order. Dense: those the causal mask leaves.
     static int64_t ListKept(const QBlockTask& task, int64_t words, int32_t* kept) {
         const AttentionParams& p = *task.params;
@@ -353,7 +367,8 @@ struct KernelImpl {
             return count;
         }
         for (int64_t w = 0; w < words; ++w)
-            for (uint32_t bits = KeptWord(task, w); bits; bits &= bits - 1)
+            for (uint32_t bits = KeptWord(*task.lite, task.read, w, BlocksOf(p)); bits;
+                 bits &= bits - 1)
                 kept[count++] = static_cast<int32_t>(w * 32 + __builtin_ctz(bits));
         if (task.lite->descending) {
             for (int64_t i = 0, j = count - 1; i < j; ++i, --j) {
@@ -429,7 +444,7 @@ struct KernelImpl {
             for (int t = 0; t < blocks; ++t) {
                 float* scores = s.scores + t * kKBlock * walk.stride;
                 Scores(walk, kept[t], scores);
-                if (p.soft_cap > 0) SoftCap(walk, scores);
+                if (p.soft_cap > 0) Cap(walk, scores);
                 MaskBlock(walk, kept[t], scores);
                 dropped[t] = Maxima(walk, kept[t], scores);
             }
@@ -528,12 +543,10 @@ struct KernelImpl {
     }
 
     // Turns raw scores into capped, scaled ones.
-    static void SoftCap(const Walk& walk, float* scores) {
-        const double scale = walk.p.scale < 0 ? -walk.p.scale : walk.p.scale;
-        const Vec cap = Vec::Set(static_cast<float>(walk.p.soft_cap));
-        const Vec inner = Vec::Set(static_cast<float>(scale / walk.p.soft_cap));
+    static void Cap(const Walk& walk, float* scores) {
+        const SoftCap cap(walk.p);
         for (int64_t i = 0; i < kKBlock * walk.stride; i += Vec::kLanes)
-            (cap * Tanh(Vec::Load(scores + i) * inner)).Store(scores + i);
+            cap(Vec::Load(scores + i)).Store(scores + i);
     }
 
     // Sets the scores of keys that do not exist or may not be seen to -inf.

@@ -65,7 +65,8 @@ struct AttentionParams {
 };
 
 // The skip side of a LiteAttention step. Bitmaps: uint32 [batch][q_heads][q_blocks][words], bit
-// j % 32 of word j / 32 is K block j, set = compute. Masks: uint32 [words] or null.
+// j % 32 of word j / 32 is K block j, set = compute. Masks: uint32 [words] or null. Bits past the
+// last K block mean nothing where they are read and are written as 0.
 struct LiteParams {
     const uint32_t* read = nullptr;
     uint32_t* write = nullptr;

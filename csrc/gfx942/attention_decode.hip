@@ -31,7 +31,7 @@
 // or the part for merge_decode.
 //
 // Registers at D = 128: K 64, V 64, outputs 32, queries 16, scores 16. LDS: 1 KiB of offsets a
-// wave, later 128 head dims of two waves' outputs. Budget: VGPR 232, LDS 16896 (8704 at D = 64).
+// wave, later 128 head dims of two waves' outputs. Budget: VGPR 234, LDS 16896 (8704 at D = 64).
 
 #include "merge_state.h"
 #include "mfma_layout.h"
@@ -171,16 +171,14 @@ struct DecodeWave {
         SchedulingFence();
     }
 
-    // To log2 units; tanh(y) = 1 - 2 / (1 + 2^(2 y log2 e)), good at both ends.
+    // To log2 units.
     LITE_DEVICE void ScaleScores() {
         if (p.cap_log2 != 0.0f) {
 #pragma unroll
             for (int t = 0; t < kTiles; ++t)
 #pragma unroll
-                for (int i = 0; i < 4; ++i) {
-                    const float power = Exp2(p.cap_factor * score[t][i]);
-                    score[t][i] = p.cap_log2 * (1.0f - 2.0f * Rcp(1.0f + power));
-                }
+                for (int i = 0; i < 4; ++i)
+                    score[t][i] = CapScore(score[t][i], p.scale_log2, p.cap_log2, p.cap_factor);
         } else {
 #pragma unroll
             for (int t = 0; t < kTiles; ++t) score[t] *= p.scale_log2;

@@ -36,7 +36,7 @@
 // clocks of the LDS: 56 % of its rate with the stores. At D = 256 it feeds two: there the LDS sets
 // the pace.
 //
-// Budget: VGPR 208, LDS 65536 (32768 at D = 64).
+// Budget: VGPR 216, LDS 65536 (32768 at D = 64).
 
 #include "attention.h"
 #include "paged.h"
@@ -108,19 +108,19 @@ LITE_DEVICE void LoadPackedQueries(const RaggedParams& p, const Request& request
     }
 }
 
-// Raw scores become cap_log2 tanh(...), log2 units (params.h). 3 vector and 2 transcendental
-// instructions each.
+// The sign of the scale is in the queries.
 template <int kTiles, int kKeys>
-LITE_DEVICE void CapScores(float cap_log2, float cap_factor, ScoresOf<kTiles, kKeys>& scores) {
+LITE_DEVICE void CapScores(const RaggedParams& p, ScoresOf<kTiles, kKeys>& scores) {
+    const float scale_log2 = __builtin_fabsf(p.scale_log2);
+    const float cap_factor = __builtin_fabsf(p.cap_factor);
 #pragma unroll
     for (int t = 0; t < kKeys / kTile; ++t)
 #pragma unroll
         for (int x = 0; x < kTiles; ++x)
 #pragma unroll
-            for (int i = 0; i < 4; ++i) {
-                const float power = Exp2(cap_factor * scores.tile[t][x][i]);
-                scores.tile[t][x][i] = cap_log2 - 2.0f * cap_log2 * Rcp(1.0f + power);
-            }
+            for (int i = 0; i < 4; ++i)
+                scores.tile[t][x][i] =
+                    CapScore(scores.tile[t][x][i], scale_log2, p.cap_log2, cap_factor);
 }
 
 // Hides the keys of block `block` that a wave's rows do not see.
@@ -296,7 +296,7 @@ LITE_DEVICE void AttentionPrefill(const RaggedParams& p) {
 #pragma unroll
             for (int f = 0; f < kVAhead; ++f) v_ring[f] = fragment(f);
             SchedulingFence();
-            if (ScalarHere(cap)) CapScores(p.cap_log2, __builtin_fabsf(p.cap_factor), scores);
+            if (ScalarHere(cap)) CapScores(p, scores);
             if (!mine.Full(block)) MaskUnseen(p, request, rows, first_row, block, scores);
             Softmax<Number>(scores, c, me.across, no_vote, stats, out, probs);
         };

@@ -79,8 +79,9 @@ struct DenseParams {
 
 // One LiteAttention step. Bitmaps: bit j % 32 of word j / 32 of a q block is K block j. The kernel
 // computes the K blocks (read | must_do) & ~must_skip of each q block and writes those that the
-// next step shall compute, every word of them; `read` and `write` must not overlap. A q block that
-// computes nothing gets out 0 and lse -inf. Precondition: SkipWords(kv_len) <= kMaxLiteWords.
+// next step shall compute, every word of them; `read` and `write` must not overlap. Bits past the
+// last K block mean nothing where they are read and are written as 0. A q block that computes
+// nothing gets out 0 and lse -inf. Precondition: SkipWords(kv_len) <= kMaxLiteWords.
 struct LiteParams {
     const uint16_t* q;
     const uint16_t* k;
@@ -134,7 +135,7 @@ struct PlanParams {
     int32_t rows;               // batch * q_heads
     int32_t q_blocks;
     int32_t words;
-    int32_t reserved;  // 0
+    int32_t k_blocks;  // bits past them do not count; 0: 32 * words
 };
 
 // Attention of a ragged batch, paged or packed keys: attention_prefill and attention_decode, which
@@ -145,7 +146,8 @@ struct PlanParams {
 //
 // Raw scores x = q.k become, in log2 units, x * scale_log2, or with a soft cap c > 0
 // cap_log2 * tanh(scale * x / c): cap_log2 = c log2(e) and cap_factor = 2 scale log2(e) / c, so
-// that tanh = 1 - 2 / (1 + 2^(cap_factor x)); cap_log2 = 0 is no soft cap.
+// that tanh = 1 - 2 / (1 + 2^(cap_factor x)); cap_log2 = 0 is no soft cap. All three are 0 or
+// normal numbers.
 //
 // Keys, paged: key j of request r lies in page page_table[r * page_table_stride + j / page_size],
 // row j % page_size. Packed (page_size 0, page_table null): row kv_start[r] + j. Only what a tile

@@ -15,11 +15,13 @@ inline constexpr int kPlanChunk = 1024;
 
 LITE_DEVICE int32_t KeptBlocks(const PlanParams& p, int64_t q_index) {
     const uint32_t* words = p.skip + q_index * p.words;
+    const uint32_t tail = ~0u >> (-static_cast<uint32_t>(p.k_blocks) % 32u);
     int32_t kept = 0;
     for (int32_t w = 0; w < p.words; ++w) {
         uint32_t bits = words[w];
         if (p.must_do) bits |= p.must_do[w];
         if (p.must_skip) bits &= ~p.must_skip[w];
+        if (w == p.words - 1) bits &= tail;
         kept += __builtin_popcount(bits);
     }
     return kept;

@@ -285,14 +285,15 @@ void BindGfx942(py::module_& m) {
         .def(
             "plan_lpt",
             [](const D& device, uintptr_t skip, uintptr_t must_do, uintptr_t must_skip,
-               uintptr_t order, int64_t rows, int64_t q_blocks, int64_t words, uintptr_t stream) {
+               uintptr_t order, int64_t rows, int64_t q_blocks, int64_t words, uintptr_t stream,
+               int64_t k_blocks) {
                 device.PlanLpt({At<uint32_t>(skip), At<uint32_t>(must_do), At<uint32_t>(must_skip),
-                                At<int32_t>(order), rows, q_blocks, words},
+                                At<int32_t>(order), rows, q_blocks, words, k_blocks},
                                At<void>(stream));
             },
             py::arg("skip"), py::arg("must_do"), py::arg("must_skip"), py::arg("order"),
             py::arg("rows"), py::arg("q_blocks"), py::arg("words"), py::arg("stream"),
-            py::call_guard<py::gil_scoped_release>());
+            py::arg("k_blocks") = 0, py::call_guard<py::gil_scoped_release>());
 }
 
 }  // namespace liteattention::binding

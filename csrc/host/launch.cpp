@@ -382,14 +382,19 @@ void Device::Lite(const LitePlan& plan, const DenseRequest& request, const LiteS
     if (!step.write) reasons.emplace_back("write has no memory");
     if (!(step.threshold <= 0.0))
         reasons.push_back("threshold must be <= 0, got " + std::to_string(step.threshold));
+    const int64_t rows = s.batch * s.q_heads, q_blocks = QBlocks(s.q_len);
+    const int64_t mask_bytes = plan.words * 4, list_bytes = rows * q_blocks * mask_bytes;
+    // Workgroups write rows of it while others have yet to read theirs.
+    const int64_t apart =
+        reinterpret_cast<intptr_t>(step.write) - reinterpret_cast<intptr_t>(step.read);
+    if (step.read && step.write && -list_bytes < apart && apart < list_bytes)
+        reasons.emplace_back("write must not overlap read");
     if (!reasons.empty()) Refuse("the gfx942 kernels cannot take these tensors", reasons);
 
     char* const base = static_cast<char*>(workspace);
     auto* const v_t = reinterpret_cast<uint16_t*>(base + plan.v_t_offset);
     auto* const order =
         plan.lpt_grid ? reinterpret_cast<int32_t*>(base + plan.order_offset) : nullptr;
-    const int64_t rows = s.batch * s.q_heads, q_blocks = QBlocks(s.q_len);
-    const int64_t mask_bytes = plan.words * 4, list_bytes = rows * q_blocks * mask_bytes;
 
     const CurrentDevice current(*library_, ordinal_);
     TouchedMemory touched(*library_);
@@ -412,6 +417,7 @@ void Device::Lite(const LitePlan& plan, const DenseRequest& request, const LiteS
         lpt.rows = Int(rows);
         lpt.q_blocks = Int(q_blocks);
         lpt.words = Int(plan.words);
+        lpt.k_blocks = Int(KBlocks(s.kv_len));
         Launch(kLpt, plan.lpt_grid, lpt, stream);
     }
 
@@ -438,6 +444,10 @@ void Device::PlanLpt(const LptRequest& request, hip::Stream stream) const {
     positive("rows", request.rows);
     positive("q_blocks", request.q_blocks);
     positive("words", request.words);
+    if (request.k_blocks &&
+        (request.k_blocks < 0 || SkipWords(kKBlock * request.k_blocks) != request.words))
+        reasons.push_back(std::to_string(request.k_blocks) + " K blocks do not fill " +
+                          std::to_string(request.words) + " words");
     if (!request.skip) reasons.emplace_back("skip has no memory");
     if (!request.order) reasons.emplace_back("order has no memory");
     const int64_t grid = reasons.empty() ? PlanGrid(request.rows, request.q_blocks) : 0;
@@ -460,6 +470,7 @@ void Device::PlanLpt(const LptRequest& request, hip::Stream stream) const {
     params.rows = static_cast<int32_t>(request.rows);
     params.q_blocks = static_cast<int32_t>(request.q_blocks);
     params.words = static_cast<int32_t>(request.words);
+    params.k_blocks = static_cast<int32_t>(request.k_blocks);
     Launch(kLpt, grid, params, stream);
 }
 

@@ -64,6 +64,7 @@ struct LptRequest {
     int64_t rows = 0;
     int64_t q_blocks = 0;
     int64_t words = 0;
+    int64_t k_blocks = 0;  // 0: 32 * words
 };
 
 // Tensors and options of one ragged call; see RaggedParams. q and out are [rows][q_heads][D], k and

@@ -221,7 +221,7 @@ def generate(
     guidance: Annotated[str | None, _option("Classifier-free guidance scale.", "X")] = None,
     seed: Annotated[str | None, _option("Seed; 0 by default.", "N")] = None,
     engine: Annotated[
-        str | None, _option("cpu, reference or gfx942; by default by device.", "NAME")
+        str | None, _option("cpu, portable, gfx942 or reference; by default by device.", "NAME")
     ] = None,
     emulate: Annotated[
         bool,

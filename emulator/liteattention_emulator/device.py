@@ -237,6 +237,30 @@ def _span(array: npt.NDArray[Any] | Tensor) -> tuple[int, int, int]:
     return pointer, pointer + before, after - before + size
 
 
+def _missing(array: npt.NDArray[Any] | Tensor, number: int) -> str:
+    """Say which elements the calling thread's latest launch did not store to; "" when none."""
+    pointer, first, length = _span(array)
+    if not length:
+        return ""
+    stored = np.zeros(length, np.uint8)
+    if native.functions().lae_stored(first, length, stored.ctypes.data):
+        raise native.EmulatorError("fills needs the checks: they note what was stored to")
+    if isinstance(array, np.ndarray):
+        size, steps = array.itemsize, array.strides
+    else:
+        size = array.element_size()
+        steps = tuple(step * size for step in array.stride())
+    per_byte = np.lib.stride_tricks.as_strided(
+        stored[pointer - first :], (*array.shape, size), (*steps, 1)
+    )
+    left = np.argwhere(~per_byte.all(-1))
+    if not len(left):
+        return ""
+    index = tuple(int(i) for i in left[0])
+    shape = tuple(array.shape)
+    return f"{len(left)} elements of array {number} of shape {shape}, the first at {index}"
+
+
 def _pack(value: Any, argument: Argument, where: str) -> bytes:
     if isinstance(value, bool | int):
         if argument.size not in (1, 2, 4, 8):
@@ -306,14 +330,18 @@ class Module:
         args: Sequence[Any],
         *,
         dynamic_lds: int = 0,
+        fills: Sequence[npt.NDArray[Any] | Tensor] = (),
     ) -> Report:
         """Run a kernel and return what it did.
 
         grid: workgroups, block: work-items, one to three numbers each. args: one per explicit
         argument: numpy arrays and CPU tensors (any strides; their byte spans are what the kernel
         may access), None for a null pointer, integers, floats, numpy scalars, or bytes and ctypes
-        structures for arguments by value. Raises LaunchFailed when the checkers found something
-        or the launch cannot run, TypeError for arguments that do not fit.
+        structures for arguments by value. fills: arrays that the launch must store to in full,
+        whatever they held before; what a grid too small leaves out has the old values else, and
+        nobody notices. Raises LaunchFailed when the checkers found something, an array of
+        ``fills`` has elements that were not stored to, or the launch cannot run, TypeError for
+        arguments that do not fit.
         """
         kernel = self.kernel(name)
         explicit = [argument for argument in kernel.arguments if not argument.hidden]
@@ -335,7 +363,12 @@ class Module:
                 value, argument, where
             )
         with _registered(spans):
-            return self._run(name, _dimensions(grid), _dimensions(block), buffer, dynamic_lds)
+            report = self._run(name, _dimensions(grid), _dimensions(block), buffer, dynamic_lds)
+        missing = [text for number, array in enumerate(fills) if (text := _missing(array, number))]
+        if missing:
+            lines = (f"{name}: not filled by a grid of {tuple(grid)}: {text}" for text in missing)
+            raise native.LaunchFailed("\n".join(lines), [])
+        return report
 
     def _run(
         self,

@@ -60,6 +60,7 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "lae_disassemble": (c_void_p, [c_char_p, c_size_t]),
     "lae_decode": (c_void_p, [c_char_p, c_size_t]),
     "lae_last_launch": (c_void_p, []),
+    "lae_stored": (c_int, [c_void_p, c_size_t, c_void_p]),
     "lae_run_snippet": (
         c_void_p,
         [c_char_p, c_size_t, c_uint32, *[c_void_p] * 5, c_size_t, c_uint32],

@@ -14,7 +14,9 @@
 //    themselves, but LDS-DMA is not with them: its data needs vmcnt before a ds_read, and what it
 //    overwrites must have been read. Stores of the same bytes by several waves are none: compilers
 //    let all waves that hold a copy of a value store it.
-// 3. Global, scratch and LDS accesses outside of their allocation; misaligned ones that fault.
+// 3. Global, scratch and LDS accesses outside of their allocation; misaligned ones that fault;
+//    stores to code and to other memory that kernels may only read. Races between workgroups:
+//    global_races.h.
 // 4. Undefined values, followed per register and lane (per bit in scalar registers, per byte in LDS
 //    and memory) and reported where they matter: addresses, data stored to global memory, scalar
 //    control, EXEC. Copying, spilling or computing with them is allowed.
@@ -429,6 +431,7 @@ struct Checker::Impl {
     Workgroup& group;
     Memory& memory;
     Findings& findings;
+    GlobalAccesses* accesses;
     const Code* code = nullptr;
     std::vector<std::unique_ptr<Info>> infos;
     std::vector<std::unique_ptr<State>> states;
@@ -448,7 +451,8 @@ struct Checker::Impl {
     uint32_t released_lds = 0, released_dma = 0;  // operations there were at the last barrier
     uint32_t safe_lds = 32, safe_dma = 32;  // table entries below are ordered before every access
 
-    Impl(Workgroup& g, Memory& m, Findings& f) : group(g), memory(m), findings(f) {}
+    Impl(Workgroup& g, Memory& m, Findings& f, GlobalAccesses* a)
+        : group(g), memory(m), findings(f), accesses(a) {}
 
     State& state(const Wave& wave) {
         if (wave.id >= states.size()) states.resize(wave.id + 1u);
@@ -1485,8 +1489,8 @@ struct Checker::Impl {
     }
 };
 
-Checker::Checker(Workgroup& group, Memory& memory, Findings& findings)
-    : impl_(std::make_unique<Impl>(group, memory, findings)) {}
+Checker::Checker(Workgroup& group, Memory& memory, Findings& findings, GlobalAccesses* accesses)
+    : impl_(std::make_unique<Impl>(group, memory, findings, accesses)) {}
 Checker::~Checker() = default;
 
 void Checker::define_scalar(Wave& wave, int first, int count) {
@@ -1755,6 +1759,18 @@ uint64_t Checker::global_access(Wave& wave, const Inst& inst, const uint64_t* ad
         });
         lanes = inside;
     }
+    if (access != Access::load) {
+        const uint64_t writable = c.memory.writable(address, lanes, bytes);
+        if (writable != lanes) {
+            const uint64_t bad = lanes & ~writable;
+            c.report(wave, inst, "store to constant memory", [&] {
+                return to_string(inst) + " stores " + std::to_string(bytes) + " bytes at " +
+                       hex(address[std::countr_zero(bad)]) + " in " + lanes_text(bad) +
+                       ": code, constants, kernel arguments and packets are read only";
+            });
+            lanes = writable;
+        }
+    }
     if (access == Access::atomic) {
         uint64_t bad = 0;
         for (uint64_t left = lanes; left; left &= left - 1) {
@@ -1770,6 +1786,7 @@ uint64_t Checker::global_access(Wave& wave, const Inst& inst, const uint64_t* ad
         }
     }
     if (!lanes) return 0;
+    if (c.accesses) c.accesses->note(wave, inst, address, lanes, bytes, access, dword);
     const uint32_t count = (bytes + 3) / 4;
     if (access != Access::store) {
         const uint64_t written = c.memory.written(address, lanes, bytes);
@@ -1856,6 +1873,7 @@ bool Checker::scalar_access(Wave& wave, const Inst& inst, uint64_t address, uint
         });
         return false;
     }
+    if (c.accesses) c.accesses->note_scalar(wave, inst, address, 4ull * dwords);
     if (!c.memory.written(address, 4ull * dwords))
         for (uint32_t k = 0; k < dwords && dword + k < 16; ++k)
             if (!c.memory.written(address + 4 * k, 4)) st.loaded[dword + k] = 0;

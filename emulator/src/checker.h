@@ -5,18 +5,18 @@
 #include <memory>
 
 #include "findings.h"
+#include "global_races.h"
 #include "state.h"
 
 namespace emulator {
 
 class Memory;
 
-enum class Access : uint8_t { load, store, atomic };
-
 // One per running workgroup. Owner: the thread that runs it; not shared.
 class Checker {
    public:
-    Checker(Workgroup& group, Memory& memory, Findings& findings);
+    // `accesses`: where accesses to global memory are noted; may be null.
+    Checker(Workgroup& group, Memory& memory, Findings& findings, GlobalAccesses* accesses);
     ~Checker();
 
     // Registers a wave starts with: everything else is undefined until written.
@@ -41,7 +41,8 @@ class Checker {
                     uint32_t bytes, Access access, uint32_t dword = 0);
     // LDS-DMA: lane l writes one dword at lds_address + 4 l when its data arrives (vmcnt).
     void lds_dma(Wave& wave, const Inst& inst, uint32_t lds_address, uint64_t lanes);
-    // Lanes whose access lies inside an allocation; the others are reported and must be dropped.
+    // Lanes whose access lies inside an allocation, one that may be written if it stores; the
+    // others are reported and must be dropped.
     uint64_t global_access(Wave& wave, const Inst& inst, const uint64_t* address, uint64_t lanes,
                            uint32_t bytes, Access access, uint32_t dword = 0);
     // Private memory: byte offsets within a lane's segment; the lanes that lie inside.

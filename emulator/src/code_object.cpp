@@ -322,6 +322,10 @@ void CodeObject::load(const uint8_t* elf, size_t size) {
         if (segment.p_type == PT_LOAD)
             std::memcpy(memory_ + (segment.p_vaddr - lowest_), elf + segment.p_offset,
                         segment.p_filesz);
+    for (const Elf64_Phdr& segment : segments)
+        if (segment.p_type == PT_LOAD && segment.p_memsz)
+            segments_.push_back({memory_ + (segment.p_vaddr - lowest_), segment.p_memsz,
+                                 (segment.p_flags & PF_W) != 0});
 
     // Sections: code, symbols, metadata and line tables.
     std::vector<Elf64_Shdr> sections;
@@ -497,6 +501,9 @@ void CodeObject::read_metadata(const uint8_t* note, size_t size) {
             const std::string symbol = entry.text_or(".symbol", "");
             for (Kernel& kernel : kernels_) {
                 if (kernel.name + ".kd" != symbol) continue;
+                // 0 in the descriptor: the size is not given there.
+                if (kernel.kernarg_bytes == 0)
+                    kernel.kernarg_bytes = entry.number_or(".kernarg_segment_size", 0);
                 kernel.max_workgroup = entry.number_or(".max_flat_workgroup_size", 1024);
                 kernel.kernarg_align = std::max(16u, entry.number_or(".kernarg_segment_align", 16));
                 kernel.sgprs = entry.number_or(".sgpr_count", 0);
@@ -726,7 +733,24 @@ void CodeObject::bind(const Handler* handlers, Handler trap) {
             for (const Operand& operand : inst.src) names(operand);
         }
         kernel.unimplemented.assign(missing.begin(), missing.end());
+        if (kernel.named_agprs && kernel.named_vgprs > kernel.accum_offset())
+            kernel.unified = unify(kernel);
     }
+}
+
+// A copy of the code in which AGPR n is VGPR accum_offset + n, as the hardware's one file has them.
+// Only kernels that name a register by both names need it.
+std::shared_ptr<const Code> CodeObject::unify(const Kernel& kernel) const {
+    auto code = std::make_shared<Code>(code_);
+    const auto move = [&](Operand& operand) {
+        if (operand.kind == Kind::vector && operand.index >= 256)
+            operand.index = static_cast<uint16_t>(operand.index - 256 + kernel.accum_offset());
+    };
+    for (const uint32_t index : reachable(kernel)) {
+        for (Operand& operand : code->insts[index].dst) move(operand);
+        for (Operand& operand : code->insts[index].src) move(operand);
+    }
+    return code;
 }
 
 std::vector<uint32_t> CodeObject::reachable(const Kernel& kernel) const {

@@ -47,12 +47,21 @@ struct Kernel {
     std::vector<std::string> unimplemented;     // mnemonics without handler; sorted, no repeats
     uint32_t named_vgprs = 0, named_agprs = 0;  // one more than the highest register named
     std::vector<Argument> arguments;
+    // Its code where it names registers of the unified file both as VGPRs and as AGPRs, else null.
+    std::shared_ptr<const Code> unified;
 
     // Registers of the unified file that a wave gets, and where its AGPRs begin there.
     uint32_t allocated_vgprs() const { return ((rsrc1 & 63) + 1) * 8; }
     uint32_t accum_offset() const { return ((rsrc3 & 63) + 1) * 4; }
     // Bytes of the arguments that a caller passes, up to the first hidden one.
     uint32_t explicit_bytes() const;
+};
+
+// Bytes that one loadable segment of the image takes.
+struct Segment {
+    const uint8_t* begin;
+    uint64_t bytes;
+    bool writable;
 };
 
 struct LineRow {
@@ -73,10 +82,13 @@ class CodeObject {
     CodeObject& operator=(const CodeObject&) = delete;
 
     const Code& code() const { return code_; }
+    // What a launch of this kernel executes: the same instructions at the same indices.
+    const Code& code(const Kernel& kernel) const {
+        return kernel.unified ? *kernel.unified : code_;
+    }
     const std::vector<Kernel>& kernels() const { return kernels_; }
     const Kernel* kernel(const std::string& name) const;
-    const uint8_t* memory() const { return memory_; }
-    size_t memory_bytes() const { return memory_bytes_; }
+    const std::vector<Segment>& segments() const { return segments_; }
     uint32_t version() const { return version_; }  // 4, 5 or 6
     const std::string& target() const { return target_; }
 
@@ -93,6 +105,7 @@ class CodeObject {
     std::vector<uint32_t> reachable(const Kernel& kernel) const;
 
    private:
+    std::shared_ptr<const Code> unify(const Kernel& kernel) const;
     void load(const uint8_t* elf, size_t size);
     void relocate(const uint8_t* elf, size_t size);
     void read_metadata(const uint8_t* note, size_t size);
@@ -108,6 +121,7 @@ class CodeObject {
     std::string target_;
     Code code_;
     std::vector<Kernel> kernels_;
+    std::vector<Segment> segments_;
     std::vector<LineRow> lines_;  // ascending addresses
     std::vector<std::string> files_;
 };

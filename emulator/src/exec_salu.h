@@ -584,6 +584,8 @@ inline void register_salu(Handler* table) {
 
     // ---- SOPP
     NOTHING(s_nop);
+    NOTHING(v_nop);
+    NOTHING(v_clrexcp);
     NOTHING(s_sleep);
     NOTHING(s_setprio);
     NOTHING(s_wakeup);

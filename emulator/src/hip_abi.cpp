@@ -286,8 +286,9 @@ hipError_t fill_checked(void* to, int value, size_t bytes) {
     return hipSuccess;
 }
 
-// The explicit arguments, laid out; false when the call passes them wrongly.
-bool gather(const Kernel& kernel, void** params, void** extra, std::vector<uint8_t>& arguments) {
+// Lays out the explicit arguments. Returns what is wrong with them, "" when nothing is.
+std::string gather(const Kernel& kernel, void** params, void** extra,
+                   std::vector<uint8_t>& arguments) {
     if (extra) {
         const void* buffer = nullptr;
         const size_t* bytes = nullptr;
@@ -297,22 +298,34 @@ bool gather(const Kernel& kernel, void** params, void** extra, std::vector<uint8
             else if (item[0] == reinterpret_cast<void*>(2))
                 bytes = static_cast<size_t*>(item[1]);
             else
-                return false;
+                return "the list of launch parameters has a key that is neither buffer nor size";
         }
-        if (!bytes || (!buffer && *bytes)) return false;
+        if (!bytes || (!buffer && *bytes))
+            return "the list of launch parameters lacks the buffer or its size";
+        // A run-time copies what the metadata declares: of a shorter buffer, what lies behind it.
+        // What a longer one has more never reaches the kernel.
+        for (const Argument& argument : kernel.arguments)
+            if (!argument.hidden() && uint64_t{argument.offset} + argument.size > *bytes)
+                return "the argument buffer has " + std::to_string(*bytes) +
+                       " bytes, the kernel's metadata declares " +
+                       std::to_string(kernel.explicit_bytes()) + ": argument '" + argument.name +
+                       "' takes bytes " + std::to_string(argument.offset) + " to " +
+                       std::to_string(argument.offset + argument.size);
         const auto* data = static_cast<const uint8_t*>(buffer);
-        arguments.assign(data, data + *bytes);
-        return true;
+        arguments.assign(data, data + std::min<size_t>(*bytes, kernel.kernarg_bytes));
+        return "";
     }
-    if (!params) return kernel.explicit_bytes() == 0;
-    if (kernel.arguments.empty() && kernel.kernarg_bytes) return false;
+    if (!params)
+        return kernel.explicit_bytes() ? "no arguments were passed, the kernel takes some" : "";
+    if (kernel.arguments.empty() && kernel.kernarg_bytes)
+        return "the metadata does not say which arguments there are: pass them as a buffer";
     arguments.assign(kernel.explicit_bytes(), 0);
     for (const Argument& argument : kernel.arguments) {
         if (argument.hidden()) continue;
-        if (!*params) return false;
+        if (!*params) return "argument '" + argument.name + "' is missing";
         std::memcpy(arguments.data() + argument.offset, *params++, argument.size);
     }
-    return true;
+    return "";
 }
 
 }  // namespace
@@ -530,8 +543,9 @@ EXPORT hipError_t hipModuleLaunchKernel(void* function, unsigned grid_x, unsigne
         if (params && extra) return hipErrorInvalidValue;
         Launch launch{&latest.module->object,      latest.kernel, {grid_x, grid_y, grid_z},
                       {block_x, block_y, block_z}, lds_bytes,     {}};
-        if (!gather(*latest.kernel, params, extra, launch.arguments)) {
-            latest.text = latest.kernel->name + ": arguments do not fit the kernel's metadata\n";
+        const std::string wrong = gather(*latest.kernel, params, extra, launch.arguments);
+        if (!wrong.empty()) {
+            latest.text = latest.kernel->name + ": " + wrong + "\n";
             return hipErrorInvalidValue;
         }
         latest.text = objections(launch);
@@ -539,9 +553,7 @@ EXPORT hipError_t hipModuleLaunchKernel(void* function, unsigned grid_x, unsigne
             if (!latest.kernel->unimplemented.empty()) return hipErrorNotSupported;
             if (latest.kernel->lds_bytes + uint64_t{lds_bytes} > kLds)
                 return hipErrorLaunchOutOfResources;
-            return launch.arguments.size() > latest.kernel->kernarg_bytes
-                       ? hipErrorInvalidValue
-                       : hipErrorInvalidConfiguration;
+            return hipErrorInvalidConfiguration;
         }
         latest.report = std::make_unique<Report>();
         run(launch, Device::get().memory, Device::get().options(), *latest.report);
@@ -606,7 +618,7 @@ EXPORT hipError_t hipMalloc(void** pointer, size_t bytes) {
         Handles& handles = Handles::get();
         const std::lock_guard lock(handles.mutex);
         handles.allocations[address(begin)] = {block, bytes};
-        Device::get().memory.add(address(begin), bytes, true);
+        Device::get().memory.add(address(begin), bytes, {.tracked = true});
         *pointer = begin;
         return hipSuccess;
     });
@@ -743,7 +755,7 @@ EXPORT hipError_t hipHostRegister(void* memory, size_t bytes, unsigned) {
             const auto& [begin, allocation] = *std::prev(after);
             if (address(memory) < begin + allocation.second) return hipErrorInvalidValue;
         }
-        Device::get().memory.add(address(memory), bytes, false);
+        Device::get().memory.add(address(memory), bytes, {});
         handles.registered.emplace(address(memory), bytes);
         return hipSuccess;
     });

@@ -259,6 +259,21 @@ EXPORT char* lae_last_launch() {
     });
 }
 
+// Sets out[i] to 1 where the calling thread's latest launch stored to byte begin + i, else to 0.
+// -1 when it did not run, or ran without checks, which note the stores.
+EXPORT int lae_stored(const void* begin, size_t bytes, uint8_t* out) {
+    const Latest& latest = Device::latest();
+    if (!latest.report || !latest.report->checked) return -1;
+    const StoredBytes& stored = latest.report->stored;
+    const auto first = reinterpret_cast<uint64_t>(begin);
+    for (uint64_t at = first; at < first + bytes; ++at) {
+        const auto page = stored.find(at / kPageBytes);
+        const uint64_t byte = at % kPageBytes;
+        out[at - first] = page != stored.end() && page->second[byte / 64] >> byte % 64 & 1;
+    }
+    return 0;
+}
+
 // Runs bare machine code as one workgroup of `waves` waves from its first instruction on, until all
 // have executed s_endpgm. Registers go in and come out:
 //   vector   uint32 [waves][512][64], AGPRs from 256   scalar   uint32 [waves][128], EXEC at 126

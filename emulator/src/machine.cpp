@@ -250,9 +250,9 @@ void count_flops(Counters& counters, const Code& code) {
 // Memory that only one launch sees: its arguments and packets.
 class Range {
    public:
-    Range(Memory& memory, const void* data, size_t bytes)
+    Range(Memory& memory, const void* data, size_t bytes, Contents contents)
         : memory_(memory), begin_(reinterpret_cast<uint64_t>(data)) {
-        memory_.add(begin_, bytes, false);
+        memory_.add(begin_, bytes, contents);
     }
     ~Range() { memory_.remove(begin_); }
     Range(const Range&) = delete;
@@ -278,9 +278,10 @@ void put(std::vector<uint8_t>& bytes, const Argument& argument, T value) {
         std::memcpy(bytes.data() + argument.offset, &value, size);
 }
 
-// The whole kernarg segment: explicit arguments and those that the run-time adds (code object V5).
+// The kernarg segment: explicit arguments and those that the run-time adds (code object V5). A
+// scalar load of three dwords may be widened to four, so that the segment ends on 16 bytes.
 std::vector<uint8_t> kernarg_segment(const Launch& launch, uint64_t queue) {
-    std::vector<uint8_t> bytes(launch.kernel->kernarg_bytes, 0);
+    std::vector<uint8_t> bytes((std::max(launch.kernel->kernarg_bytes, 1u) + 15ull) / 16 * 16, 0);
     std::copy_n(launch.arguments.begin(), std::min(bytes.size(), launch.arguments.size()),
                 bytes.begin());
     const uint32_t dimensions = launch.grid[2] * launch.block[2] > 1   ? 3
@@ -310,6 +311,17 @@ std::vector<uint8_t> kernarg_segment(const Launch& launch, uint64_t queue) {
     return bytes;
 }
 
+// Padding, and what nobody passed to a kernel without metadata of its arguments, stays undefined.
+void mark_arguments(Memory& memory, const Launch& launch, uint64_t segment) {
+    if (launch.kernel->arguments.empty()) memory.mark_written(segment, launch.arguments.size());
+    for (const Argument& argument : launch.kernel->arguments) {
+        // Whole dwords: compilers load a dword for an argument of a byte.
+        const uint64_t begin = argument.offset / 4 * 4,
+                       end = (uint64_t{argument.offset} + argument.size + 3) / 4 * 4;
+        memory.mark_written(segment + begin, end - begin);
+    }
+}
+
 struct Dispatch {
     const Launch& launch;
     const Options& options;
@@ -327,8 +339,8 @@ void start(Wave& wave, const Dispatch& dispatch, const Workgroup& group) {
     std::fill_n(&wave.v[0][0], size_t{std::min(arch, 256u)} * kLanes, kPoison);
     std::fill_n(&wave.v[256][0], size_t{std::min(total - arch, 256u)} * kLanes, kPoison);
     std::fill_n(wave.s, kScalarRegisters, kPoison);
-    wave.pc = static_cast<uint32_t>(
-        dispatch.launch.object->code().at(kernel.entry + (kernel.preload_dwords ? 256 : 0)));
+    wave.pc = static_cast<uint32_t>(dispatch.launch.object->code(*dispatch.launch.kernel)
+                                        .at(kernel.entry + (kernel.preload_dwords ? 256 : 0)));
     wave.scc = false;
     wave.status = Status::running;
     wave.mode = (kernel.rsrc1 >> 12 & 0xff) | (kernel.rsrc1 >> 21 & 1) << 8 |
@@ -354,11 +366,11 @@ void start(Wave& wave, const Dispatch& dispatch, const Workgroup& group) {
     if (properties & kFlatScratchInit) pair(reinterpret_cast<uint64_t>(wave.scratch));
     if (properties & kPrivateSegmentSize) scalar(kernel.scratch_bytes);
     for (uint32_t i = 0; i < kernel.preload_dwords && next < 16; ++i) {
-        uint32_t value = 0;
-        const uint64_t at = 4ull * (kernel.preload_offset + i);
-        if (at + 4 <= kernel.kernarg_bytes)
-            std::memcpy(&value, reinterpret_cast<const uint8_t*>(dispatch.kernarg) + at, 4);
-        scalar(value);
+        const uint64_t at = dispatch.kernarg + 4ull * (kernel.preload_offset + i);
+        if (dispatch.memory.written(at, 4))
+            scalar(*reinterpret_cast<const uint32_t*>(at));
+        else
+            ++next;
     }
     next = static_cast<int>(kernel.rsrc2 >> 1 & 31);
     for (int axis = 0; axis < 3; ++axis)
@@ -386,19 +398,20 @@ void start(Wave& wave, const Dispatch& dispatch, const Workgroup& group) {
 // What one host thread needs to run workgroups one after another.
 class Worker {
    public:
-    explicit Worker(const Dispatch& dispatch)
-        : dispatch_(dispatch), waves_(new Wave[dispatch.wave_count]) {
+    Worker(const Dispatch& dispatch, GlobalRaces& races)
+        : dispatch_(dispatch), races_(races), waves_(new Wave[dispatch.wave_count]) {
         const Kernel& kernel = *dispatch.launch.kernel;
         // A function that the compiler does not see through gets the stack that hardware queues
         // give.
         scratch_bytes_ = kernel.scratch_bytes;
         if (kernel.dynamic_stack) scratch_bytes_ = std::max(scratch_bytes_, 16384u);
         scratch_.resize(size_t{scratch_bytes_} * kLanes * dispatch.wave_count);
-        if (dispatch.options.count) counters_ = empty_counters(dispatch.launch.object->code());
+        if (dispatch.options.count)
+            counters_ = empty_counters(dispatch.launch.object->code(*dispatch.launch.kernel));
         for (uint32_t i = 0; i < dispatch.wave_count; ++i) {
             Wave& wave = waves_[i];
             wave.id = static_cast<uint16_t>(i);
-            wave.code = &dispatch.launch.object->code();
+            wave.code = &dispatch.launch.object->code(*dispatch.launch.kernel);
             wave.group = &group_;
             wave.memory = &dispatch.memory;
             wave.counters = dispatch.options.count ? &counters_ : nullptr;
@@ -421,13 +434,18 @@ class Worker {
         poison(scratch_);
         std::unique_ptr<Checker> check;
         if (dispatch_.options.check)
-            check = std::make_unique<Checker>(group_, dispatch_.memory, dispatch_.report.findings);
+            check = std::make_unique<Checker>(group_, dispatch_.memory, dispatch_.report.findings,
+                                              &accesses_);
+        accesses_.begin(static_cast<uint32_t>(linear));
         for (Wave* wave : group_.waves) {
             wave->check = check.get();
             start(*wave, dispatch_, group_);
         }
-        return run_waves(group_, check.get(), dispatch_.launch.object, dispatch_.options,
-                         dispatch_.report, instructions_);
+        if (!run_waves(group_, check.get(), dispatch_.launch.object, dispatch_.options,
+                       dispatch_.report, instructions_))
+            return false;
+        if (check) races_.join(accesses_);
+        return true;
     }
 
     const Counters& counters() const { return counters_; }
@@ -441,6 +459,8 @@ class Worker {
     }
 
     const Dispatch& dispatch_;
+    GlobalRaces& races_;
+    GlobalAccesses accesses_;
     std::unique_ptr<Wave[]> waves_;
     std::vector<uint8_t> scratch_;
     uint32_t scratch_bytes_ = 0;
@@ -556,18 +576,16 @@ std::string objections(const Launch& launch) {
     if (launch.dynamic_lds > kMaxLds || kernel.lds_bytes + launch.dynamic_lds > kMaxLds)
         object("needs " + std::to_string(uint64_t{kernel.lds_bytes} + launch.dynamic_lds) +
                " bytes of LDS, there are 65536");
-    if (launch.arguments.size() > kernel.kernarg_bytes)
-        object("got " + std::to_string(launch.arguments.size()) + " bytes of arguments, takes " +
-               std::to_string(kernel.kernarg_bytes));
     if (!kernel.unimplemented.empty()) {
         std::string names;
         for (const std::string& name : kernel.unimplemented)
             names += (names.empty() ? "" : ", ") + name;
         object("uses instructions that are not emulated: " + names);
     }
-    // A wave that names a register it does not have faults, or changes another wave's.
+    // A wave that names a register it does not have faults, or changes another wave's. VGPRs may
+    // go on past accum_offset: there they are the AGPRs by another name.
     const uint32_t total = kernel.allocated_vgprs(), arch = std::min(kernel.accum_offset(), total);
-    if (kernel.named_vgprs > arch || kernel.named_agprs > total - arch)
+    if (kernel.named_vgprs > total || kernel.named_agprs > total - arch)
         object("names " + std::to_string(kernel.named_vgprs) + " VGPRs and " +
                std::to_string(kernel.named_agprs) + " AGPRs, its descriptor allocates " +
                std::to_string(arch) + " and " + std::to_string(total - arch));
@@ -582,11 +600,12 @@ void run(const Launch& launch, Memory& memory, const Options& options, Report& r
     const std::vector<uint8_t> arguments =
         kernarg_segment(launch, reinterpret_cast<uint64_t>(queue.data()));
     const size_t align = std::max<size_t>(64, kernel.kernarg_align);
-    const size_t segment_bytes =
-        (std::max<size_t>(arguments.size(), 1) + align - 1) / align * align;
     std::unique_ptr<uint8_t, void (*)(void*)> segment(
-        static_cast<uint8_t*>(std::aligned_alloc(align, segment_bytes)), std::free);
+        static_cast<uint8_t*>(
+            std::aligned_alloc(align, (arguments.size() + align - 1) / align * align)),
+        std::free);
     std::copy(arguments.begin(), arguments.end(), segment.get());
+    const auto kernarg = reinterpret_cast<uint64_t>(segment.get());
 
     alignas(64) DispatchPacket packet{};
     packet.setup = 3;
@@ -596,20 +615,25 @@ void run(const Launch& launch, Memory& memory, const Options& options, Report& r
     }
     packet.private_bytes = kernel.scratch_bytes;
     packet.lds_bytes = kernel.lds_bytes + launch.dynamic_lds;
-    packet.kernarg = reinterpret_cast<uint64_t>(segment.get());
+    packet.kernarg = kernarg;
 
-    const Range code_range(memory, launch.object->memory(), launch.object->memory_bytes());
-    const Range queue_range(memory, queue.data(), queue.size());
-    const Range packet_range(memory, &packet, sizeof packet);
-    // Scalar loads may fetch the padding of the segment too.
-    const Range kernarg_range(memory, segment.get(), segment_bytes);
+    std::vector<std::unique_ptr<Range>> ranges;
+    const auto reachable = [&](const void* begin, size_t bytes, Contents contents) {
+        ranges.push_back(std::make_unique<Range>(memory, begin, bytes, contents));
+    };
+    for (const Segment& part : launch.object->segments())
+        reachable(part.begin, part.bytes, {.constant = !part.writable});
+    reachable(queue.data(), queue.size(), {});
+    reachable(&packet, sizeof packet, {.constant = true});
+    reachable(segment.get(), arguments.size(), {.tracked = true, .constant = true});
+    mark_arguments(memory, launch, kernarg);
 
     const uint32_t items = launch.block[0] * launch.block[1] * launch.block[2];
     const Dispatch dispatch{launch,
                             options,
                             memory,
                             report,
-                            reinterpret_cast<uint64_t>(segment.get()),
+                            kernarg,
                             reinterpret_cast<uint64_t>(&packet),
                             reinterpret_cast<uint64_t>(queue.data()),
                             items,
@@ -620,13 +644,14 @@ void run(const Launch& launch, Memory& memory, const Options& options, Report& r
     threads = static_cast<unsigned>(std::clamp<uint64_t>(threads, 1, total));
 
     if (options.count) report.counters = empty_counters(launch.object->code());
+    GlobalRaces races(launch.object->code(kernel), report.findings);
     std::atomic<uint64_t> next{0};
     std::atomic<bool> stop{false};
     std::mutex mutex;
     std::exception_ptr error;
     auto work = [&] {
         try {
-            Worker worker(dispatch);
+            Worker worker(dispatch, races);
             while (!stop.load(std::memory_order_relaxed)) {
                 const uint64_t linear = next.fetch_add(1, std::memory_order_relaxed);
                 if (linear >= total) break;
@@ -646,6 +671,8 @@ void run(const Launch& launch, Memory& memory, const Options& options, Report& r
     work();
     for (std::thread& thread : pool) thread.join();
     if (error) std::rethrow_exception(error);
+    report.checked = options.check;
+    if (options.check) report.stored = races.stored();
     count_flops(report.counters, launch.object->code());
     report.workgroups = total;
     report.waves = total * dispatch.wave_count;
@@ -662,7 +689,7 @@ void run_bare(const CodeObject* object, const Code& code, std::vector<Wave*> wav
     group.lds.swap(lds);
     group.waves = std::move(waves);
     std::unique_ptr<Checker> check;
-    if (options.check) check = std::make_unique<Checker>(group, memory, report.findings);
+    if (options.check) check = std::make_unique<Checker>(group, memory, report.findings, nullptr);
     if (check) check->define_lds();
     for (size_t i = 0; i < group.waves.size(); ++i) {
         Wave& wave = *group.waves[i];

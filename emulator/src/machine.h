@@ -8,6 +8,7 @@
 #include "code_object.h"
 #include "counters.h"
 #include "findings.h"
+#include "global_races.h"
 #include "memory.h"
 #include "state.h"
 
@@ -54,6 +55,8 @@ struct Launch {
 struct Report {
     Findings findings;
     Counters counters;
+    bool checked = false;
+    StoredBytes stored;  // to global memory; empty without checks
     uint64_t workgroups = 0, waves = 0, instructions = 0;
     double seconds = 0;  // host wall time
     unsigned threads = 0;

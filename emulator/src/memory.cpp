@@ -52,6 +52,7 @@ class Written {
 struct Range {
     uint64_t begin = 0, end = 0;
     std::shared_ptr<Written> tracked;  // null: everything counts as written
+    bool constant = false;
 };
 
 // The ranges that lie in no other one, sorted: their begins and their ends both ascend, so the last
@@ -152,10 +153,11 @@ struct Memory::Impl {
 Memory::Memory() : impl_(std::make_unique<Impl>()) { impl_->publish(); }
 Memory::~Memory() = default;
 
-void Memory::add(uint64_t begin, uint64_t bytes, bool tracked) {
+void Memory::add(uint64_t begin, uint64_t bytes, Contents contents) {
     std::lock_guard lock(impl_->mutex);
-    impl_->all.emplace(
-        begin, Range{begin, begin + bytes, tracked ? std::make_shared<Written>(bytes) : nullptr});
+    impl_->all.emplace(begin, Range{begin, begin + bytes,
+                                    contents.tracked ? std::make_shared<Written>(bytes) : nullptr,
+                                    contents.constant});
     impl_->publish();
 }
 
@@ -221,6 +223,20 @@ uint64_t Memory::written(const uint64_t* address, uint64_t lanes, uint32_t bytes
     for (uint64_t left = lanes; left; left &= left - 1) {
         const int lane = std::countr_zero(left);
         if (written(address[lane], bytes)) good |= 1ull << lane;
+    }
+    return good;
+}
+
+uint64_t Memory::writable(const uint64_t* address, uint64_t lanes, uint32_t bytes) const {
+    if (!lanes) return 0;
+    const Extent extent = extent_of(address, lanes);
+    const Range* range = impl_->find(extent.low, extent.high + bytes);
+    if (range) return range->constant ? 0 : lanes;
+    uint64_t good = 0;
+    for (uint64_t left = lanes; left; left &= left - 1) {
+        const int lane = std::countr_zero(left);
+        range = impl_->find(address[lane], address[lane] + bytes);
+        if (range && !range->constant) good |= 1ull << lane;
     }
     return good;
 }

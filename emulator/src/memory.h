@@ -8,6 +8,12 @@
 
 namespace emulator {
 
+// What is known of a range: whether it remembers which bytes were written (a fresh allocation; else
+// all count as written), and whether kernels may only read it (code, constants, arguments).
+struct Contents {
+    bool tracked = false, constant = false;
+};
+
 // Key: the device; owner: the process-wide device object; thread-safe. Ranges may nest and overlap
 // (registered views of one tensor); they are counted and removed one by one.
 class Memory {
@@ -17,8 +23,7 @@ class Memory {
     Memory(const Memory&) = delete;
     Memory& operator=(const Memory&) = delete;
 
-    // `tracked`: remember which bytes were written (fresh allocations); else all count as written.
-    void add(uint64_t begin, uint64_t bytes, bool tracked);
+    void add(uint64_t begin, uint64_t bytes, Contents contents);
     // False when no such range begins there.
     bool remove(uint64_t begin);
     // True when [begin, begin + bytes) lies inside one range.
@@ -35,6 +40,8 @@ class Memory {
     // written.
     uint64_t inside(const uint64_t* address, uint64_t lanes, uint32_t bytes) const;
     uint64_t written(const uint64_t* address, uint64_t lanes, uint32_t bytes) const;
+    // Of lanes that lie inside: those whose bytes kernels may write.
+    uint64_t writable(const uint64_t* address, uint64_t lanes, uint32_t bytes) const;
     void mark_written(const uint64_t* address, uint64_t lanes, uint32_t bytes);
 
    private:

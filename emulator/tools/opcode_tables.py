@@ -42,7 +42,8 @@ def words() -> list[tuple[str, int, list[list[int]]]]:
         smem = 0b110000 << 26 | op << 18 | 1 << 17
         plain = 0b110000 << 26 | op << 18  # cache control and clocks, without address
         out.append(("smem", op, [[smem | S << 6 | S // 2, 0], [plain | S << 6, 0], [plain, 0]]))
-        out.append(("vop1", op, [[0b0111111 << 25 | V << 17 | op << 9 | s] for s in (src_v, S)]))
+        vop1 = 0b0111111 << 25 | op << 9
+        out.append(("vop1", op, [[vop1 | V << 17 | src_v], [vop1 | V << 17 | S], [vop1]]))
         out.append(("vopc", op, [[0b0111110 << 25 | op << 17 | V << 9 | src_v]]))
         ds = 0b110110 << 26 | op << 17
         out.append(
@@ -56,7 +57,7 @@ def words() -> list[tuple[str, int, list[list[int]]]]:
         sources = [(a, b, c) for a in (src_v, S) for b in (src_v, S, 0) for c in (src_v, S, 0)]
         out.append(
             ("vop3", op, [[base | sd << 8, a | b << 9 | c << 18]
-                          for a, b, c in sources for sd in (0, S)])
+                          for a, b, c in sources for sd in (0, S)] + [[base - V, 0]])
         )  # fmt: skip
     for op in range(128):
         base = 0b110100111 << 23 | op << 16 | V

@@ -7,13 +7,19 @@ pipeline's scheduler, and, for a transformer on its own, the changes of its ``ti
 
 from __future__ import annotations
 
+import functools
 import inspect
+import logging
 import weakref
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from diffusers.hooks.hooks import BaseState, CacheContext, HookRegistry, ModelHook, StateManager
+
+from . import copies
+
+logger = logging.getLogger(__name__)
 
 HOOK_NAME = "liteattention_rocm"
 
@@ -212,11 +218,31 @@ def attach(model: torch.nn.Module, clock: Clock) -> DenoiserHook:
     registry = HookRegistry.check_if_exists_or_initialize(model)
     registry.register_hook(hook, HOOK_NAME)
     registry.invalidate_child_registries_cache()
+    copies.stay_plain(model, functools.partial(_undo, model))
     return hook
+
+
+def _undo(model: torch.nn.Module, state: dict[str, Any]) -> None:
+    """Take the hooks of diffusers, ours among them, out of the attributes of a copy of the model.
+
+    Theirs go too: what a registry puts in place of ``forward`` runs the model it was made for.
+    """
+    fn_ref = state.pop("_diffusers_hook")._fn_refs[0]
+    forward = fn_ref.original_forward or fn_ref.forward
+    if getattr(forward, "__func__", None) is type(model).forward:
+        state.pop("forward", None)
+    else:
+        state["forward"] = forward
+    logger.warning(
+        "this copy of an enabled %s runs without LiteAttention: enable() it as well if it is to "
+        "run with it",
+        type(model).__name__,
+    )
 
 
 def detach(model: torch.nn.Module, hook: DenoiserHook) -> None:
     """Undo :func:`attach`, leaving no attribute behind."""
+    copies.release(model)
     registry = getattr(model, "_diffusers_hook", None)
     if registry is None or registry.get_hook(HOOK_NAME) is not hook:
         return

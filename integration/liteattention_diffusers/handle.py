@@ -130,6 +130,12 @@ class Handle:
             _enabled.pop(model, None)
         self._denoisers = []
 
+    def __getstate__(self) -> Any:
+        raise TypeError(
+            "a handle cannot be copied or pickled: it belongs to one enabled pipeline; copy its "
+            "statistics or its LiteAttention (handle.lite), or enable() the other pipeline"
+        )
+
     def __enter__(self) -> Handle:
         return self
 
@@ -229,6 +235,9 @@ def enable(
     Everything else stays as it is, cross-attention too unless ``cross_attention`` is set. Use the
     handle as a context manager, or call :func:`disable`. The tensors the layers pass are [B,S,H,D]
     in the model's dtype.
+
+    Copies and pickles of an enabled pipeline or model (``copy.deepcopy``, ``torch.save``) are plain
+    ones without LiteAttention, which a warning says; enable them on their own.
 
     Args:
         target: a diffusers pipeline (its ``transformer*`` and ``unet*`` models are taken), or a

@@ -17,7 +17,7 @@ import torch
 from diffusers.models.attention_dispatch import AttentionBackendName
 from torch.utils.hooks import RemovableHandle
 
-from . import backend
+from . import backend, copies
 
 Kind = Literal["self", "by-call", "cross"]
 
@@ -25,6 +25,13 @@ Kind = Literal["self", "by-call", "cross"]
 _CONTEXT = "encoder_hidden_states"
 #: PyTorch counts its hooks upwards from 0, so a negative number is ours alone.
 _HOOK_KEY = -942
+#: Where a module keeps its hooks, by key.
+_HOOK_TABLES = (
+    "_forward_pre_hooks",
+    "_forward_pre_hooks_with_kwargs",
+    "_forward_hooks",
+    "_forward_hooks_always_called",
+)
 
 
 @dataclass(frozen=True)
@@ -175,6 +182,7 @@ class Layer:
                 module._forward_hooks_always_called,
             ),
         )
+        copies.stay_plain(module, self._undo)
 
     def attend(
         self,
@@ -199,6 +207,7 @@ class Layer:
         """Put the module back as it was."""
         for hook in self._hooks:
             hook.remove()
+        copies.release(self._module)
         module: Any = self._module
         if module.processor is not self._ours:
             return  # replaced by the user meanwhile: the new processor is theirs
@@ -208,10 +217,30 @@ class Layer:
                 self._processor._parallel_config = parallel
             module.processor = self._processor
         elif self._ours._attention_backend is self._member:
-            if self._was_set:
-                self._ours._attention_backend = self._previous
+            self._give_back(self._ours)
+
+    def _give_back(self, processor: Any) -> None:
+        """Set the attention backend that the processor had before."""
+        if self._was_set:
+            processor._attention_backend = self._previous
+        else:
+            del processor._attention_backend
+
+    def _undo(self, state: dict[str, Any]) -> None:
+        """Take what is ours out of the attributes of a copy of the module."""
+        for table in _HOOK_TABLES:
+            state[table] = copy.copy(state[table])
+            state[table].pop(_HOOK_KEY, None)
+        home = "_modules" if "processor" in state["_modules"] else None
+        holder = state if home is None else dict(state[home])
+        if holder["processor"] is self._ours:
+            if self._ours is self._processor:
+                holder["processor"] = copy.copy(self._ours)
+                self._give_back(holder["processor"])
             else:
-                del self._ours._attention_backend
+                holder["processor"] = self._processor
+        if home is not None:
+            state[home] = holder
 
     def _enter(self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if module.processor._attention_backend != backend.BACKEND_NAME:

@@ -24,6 +24,8 @@ from liteattention_rocm.skiplist import SkipStatistics
 
 #: Where a request puts its options: ``diffusers_kwargs={"liteattention": {...}}``.
 REQUEST_KEY = "liteattention"
+#: The same place, as messages name it.
+WHERE = f"diffusers_kwargs[{REQUEST_KEY!r}]"
 #: Environment: the server's defaults, a JSON object with fields of :class:`SkipPolicy`.
 POLICY_VARIABLE = "LITEATTENTION_POLICY"
 #: Environment: folder for one report per request; none are written if it is not set.
@@ -63,17 +65,16 @@ def request_policy(extra: Mapping[str, Any] | None, defaults: SkipPolicy) -> Ski
     ``ValueError`` listing every reason.
     """
     options = (extra or {}).get(REQUEST_KEY)
-    where = f"diffusers_kwargs[{REQUEST_KEY!r}]"
     if options is None:
         return defaults
     if options is False:
         return defaults.model_copy(update={"enabled": False})
     if not isinstance(options, Mapping):
         raise ValueError(
-            f"{where} must be an object with fields of SkipPolicy, for example "
+            f"{WHERE} must be an object with fields of SkipPolicy, for example "
             f'{{"threshold": -6, "warmup_steps": 4}}, or false for dense attention, got {options!r}'
         )
-    return _merge(defaults, dict(options), where)
+    return _merge(defaults, dict(options), WHERE)
 
 
 def asks(extra: Mapping[str, Any] | None) -> bool:
@@ -96,7 +97,7 @@ def _merge(policy: SkipPolicy, fields: dict[str, Any], where: str) -> SkipPolicy
         return SkipPolicy(**{**policy.model_dump(), **fields})
     except ValidationError as error:
         reasons = "; ".join(
-            f"{'.'.join(str(part) for part in item['loc'])}: {item['msg']}"
+            f"{'.'.join(str(part) for part in item['loc']) or 'policy'}: {item['msg']}"
             for item in error.errors(include_url=False)
         )
         raise ValueError(f"{where}: {reasons}") from error

@@ -18,6 +18,7 @@ from sglang.srt.arg_groups.choices import (
 from sglang.srt.arg_groups.overrides import (
     attention_backends_of,
     declare_resolution,
+    model_config_of,
     resolved_view,
     resolving_view,
     use_mla_backend,
@@ -33,6 +34,27 @@ from . import BACKEND_NAME
 
 logger = logging.getLogger(__name__)
 
+#: Models that SGLang's ``handle_model_specific_adjustments`` serves with the attention backends of
+#: a list in its code only. The lists are of what was tried there; this backend was tried here.
+_LISTED = (
+    "Exaone4ForCausalLM",
+    "ExaoneMoEForCausalLM",
+    "ExaoneMoeForCausalLM",
+    "Gemma4ForCausalLM",
+    "Gemma4ForConditionalGeneration",
+    "Gemma4UnifiedForConditionalGeneration",
+    "GptOssForCausalLM",
+    "Llama4ForCausalLM",
+    "Llama4ForConditionalGeneration",
+)
+#: A backend of every one of those lists.
+_ON_EVERY_LIST = "triton"
+_BACKEND_FIELDS = (
+    "attention_backend",
+    "prefill_attention_backend",
+    "decode_attention_backend",
+)
+
 
 def register() -> None:
     """Add the backend to SGLang's choices; repeated calls change nothing."""
@@ -40,6 +62,7 @@ def register() -> None:
         add_attention_backend_choices([BACKEND_NAME])
     if BACKEND_NAME not in ATTENTION_BACKENDS:
         register_attention_backend(BACKEND_NAME)(_create)
+        register_resolution_hook("handle_model_specific_adjustments")(_adjust)
         register_resolution_hook("handle_attention_backend_compatibility")(_resolve)
 
 
@@ -47,6 +70,22 @@ def _create(runner: Any) -> Any:
     from .srt_attention import LiteAttentionBackend
 
     return LiteAttentionBackend(runner)
+
+
+def _adjust(server_args: Any, previous: Callable[[Any], None]) -> None:
+    """Let SGLang adjust its arguments to a model whose list of backends lacks this one.
+
+    The lists cannot be added to, so a backend that is on them stands in while they are compared.
+    Nothing else in that step looks at the backend of these models.
+    """
+    view = resolving_view(server_args)
+    ours = [field for field in _BACKEND_FIELDS if getattr(view, field) == BACKEND_NAME]
+    architectures = model_config_of(server_args).hf_config.architectures if ours else ()
+    if not any(name in _LISTED for name in architectures):
+        return previous(server_args)
+    declare_resolution(server_args, BACKEND_NAME, **dict.fromkeys(ours, _ON_EVERY_LIST))
+    previous(server_args)
+    declare_resolution(server_args, BACKEND_NAME, **dict.fromkeys(ours, BACKEND_NAME))
 
 
 def _resolve(server_args: Any, previous: Callable[[Any], None]) -> None:
@@ -60,7 +99,7 @@ def _resolve(server_args: Any, previous: Callable[[Any], None]) -> None:
     if BACKEND_NAME not in (prefill, decode):
         return
     view = resolving_view(server_args)
-    reasons = _unsupported(view, use_mla_backend(server_args))
+    reasons = _unsupported(view, model_config_of(server_args), use_mla_backend(server_args))
     if reasons:
         raise ValueError(f"attention backend {BACKEND_NAME!r}: " + "; ".join(reasons))
     phases = [
@@ -81,11 +120,17 @@ def _resolve(server_args: Any, previous: Callable[[Any], None]) -> None:
         declare_resolution(server_args, BACKEND_NAME, cuda_graph_config=config)
 
 
-def _unsupported(view: Any, mla: bool) -> list[str]:
-    """Return every reason in the server's arguments why the backend cannot serve."""
+def _unsupported(view: Any, model: Any, mla: bool) -> list[str]:
+    """Return every reason in the server's arguments and ``config.json`` against this backend."""
     reasons = []
     if mla:
         reasons.append("it has no kernels for multi-head latent attention (MLA)")
+    if model.is_encoder_decoder:
+        reasons.append("it has no cross-attention: the model is an encoder-decoder")
+    if model.attention_chunk_size is not None:
+        reasons.append(
+            f"it has no chunked local attention (attention_chunk_size {model.attention_chunk_size})"
+        )
     if view.speculative_algorithm is not None:
         reasons.append(
             f"it has no tree masks for speculative decoding "

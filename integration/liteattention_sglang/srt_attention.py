@@ -228,13 +228,6 @@ def _fp8_scale(cache: torch.Tensor, scale: float | None) -> float:
 
 def _runner_reasons(runner: Any, pool: Any) -> list[str]:
     reasons = []
-    if runner.model_config.is_encoder_decoder:
-        reasons.append("it has no cross-attention: the model is an encoder-decoder")
-    if runner.model_config.attention_chunk_size is not None:
-        reasons.append(
-            "it has no chunked local attention (attention_chunk_size "
-            f"{runner.model_config.attention_chunk_size})"
-        )
     if getattr(runner, "prefill_aware_swa", False):
         reasons.append("its sliding windows hide the prompt too, which this model keeps in sight")
     if runner.is_draft_worker:

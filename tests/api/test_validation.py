@@ -49,6 +49,8 @@ BAD = [
     ({"scale": math.inf}, ValueError, ["scale must be finite, got inf"]),
     ({"scale": math.nan}, ValueError, ["scale must be finite, got nan"]),
     ({"scale": "1"}, TypeError, ["scale must be a number, got str"]),
+    ({"scale": 3e38}, ValueError, ["scale must be from 2^-60 to 2^60", "got 3e+38"]),
+    ({"scale": -1e-45}, ValueError, ["scale must be from 2^-60 to 2^60", "got -1e-45"]),
     ({"causal": 1}, TypeError, ["causal must be a bool, got int"]),
     ({"return_lse": None}, TypeError, ["return_lse must be a bool, got NoneType"]),
     ({"out": ZERO[:, :4]}, ValueError, ["out must have q's shape [1, 16, 2, 8]"]),

@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from importlib.metadata import EntryPoint, entry_points, version
 from pathlib import Path
 
 import pytest
@@ -95,3 +96,34 @@ def test_bench_cpu_lists_every_bad_option() -> None:
     assert "--dtype must be one of bf16, fp16, fp32" in text
     assert "--shape must be four positive numbers B,H,S,D, got '1,2'" in text
     assert "got '1,2,-8,64,64'" in text
+
+
+def script() -> EntryPoint:
+    """What the installed command runs."""
+    (found,) = entry_points(group="console_scripts", name="liteattention-rocm")
+    return found
+
+
+def test_version() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", f"import {script().module} as m; m.{script().attr}()", "--version"],
+        capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    assert done.stdout == f"{version('liteattention-rocm')}\n"
+
+
+@pytest.mark.parametrize("module", ["torch", "typer"])
+def test_an_interrupt_while_importing_ends_quietly(module: str, tmp_path: Path) -> None:
+    """Ctrl-C arrives while a module is being imported."""
+    (tmp_path / f"{module}.py").write_text(
+        "import os, signal\nos.kill(os.getpid(), signal.SIGINT)\n"
+    )
+    paths = os.pathsep.join([str(tmp_path), *(path for path in sys.path if path)])
+    done = subprocess.run(
+        [
+            sys.executable, "-c",
+            f"import {script().module} as m; m.{script().attr}()", "generate", "--help",
+        ],
+        capture_output=True, text=True, check=False, env={**os.environ, "PYTHONPATH": paths},
+    )  # fmt: skip
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "")

@@ -353,7 +353,7 @@ def test_every_wrong_option_is_reported_at_once(app: typer.Typer, tmp_path: Path
     ("options", "message"),
     [
         ({"policy": {"retest_every": "0"}}, "retest_every"),
-        ({"policies": {"x": {"threshold": 1, "speed": 2}}}, "did you mean -1.*speed: unknown"),
+        ({"policies": {"x": {"threshold": 1, "speed": 2}}}, "did you mean -1.*speed: Extra inputs"),
         ({"policies": {"dense": {}}}, "two configurations would be called dense"),
         ({"prompts": []}, "at least one prompt"),
         ({"attention": "lite", "thresholds": ""}, "give at least one"),

@@ -188,6 +188,23 @@ def test_both_ways_to_pass_arguments(hip: Any, image: bytes) -> None:
     assert results[0] == results[1] != start.tolist()
 
 
+def test_an_argument_buffer_that_ends_too_early(hip: Any, image: bytes) -> None:
+    """A run-time copies what the metadata declares, whatever lies behind a shorter buffer."""
+    kernel, data = function(hip, image, "reverse"), allocate(hip, 512)
+    assert hip.hipMemset(data, 0, 512) == SUCCESS
+    buffer = (c_char * 64).from_buffer_copy(
+        int(data.value or 0).to_bytes(8, "little") + (3).to_bytes(56, "little")
+    )
+    for passed, error in ((8, INVALID_VALUE), (11, INVALID_VALUE), (12, SUCCESS), (64, SUCCESS)):
+        size = c_size_t(passed)
+        extra = (c_void_p * 5)(1, ctypes.addressof(buffer), 2, ctypes.addressof(size), 3)
+        sizes = (2, 1, 1, 64, 1, 1)
+        assert hip.hipModuleLaunchKernel(kernel, *sizes, 256, None, None, extra) == error
+        report = hip.lae_last_report().decode()
+        assert bool(report) == bool(error)
+        assert not error or (f"has {passed} bytes" in report and "bytes 8 to 12" in report)
+
+
 def test_refused_launches(hip: Any, image: bytes) -> None:
     kernel, data = function(hip, image, "reverse"), allocate(hip, 4096)
     assert launch(hip, kernel, 64, data, c_uint(1), lds=70000) == OUT_OF_RESOURCES

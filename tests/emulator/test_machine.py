@@ -308,14 +308,14 @@ def test_missing_instructions_are_named_before_running(module: emulator.Module) 
     module.launch("all_emulated", [1], [64], [out])
 
 
-def linked(body: str, out: Path, **directives: int) -> bytes:
+def linked(body: str, out: Path, metadata: str = "", **directives: int) -> bytes:
     """A code object of one kernel, `k`, in assembly with its own descriptor."""
     settings = {"next_free_vgpr": 8, "next_free_sgpr": 8, "accum_offset": 8} | directives
     rows = "".join(f".amdhsa_{name} {value}\n" for name, value in settings.items())
     out.with_suffix(".o").write_bytes(
         assemble(
             f".text\n.globl k\n.p2align 8\n.type k,@function\nk:\n{body}\ns_endpgm\n"
-            f".rodata\n.p2align 6\n.amdhsa_kernel k\n{rows}.end_amdhsa_kernel\n"
+            f".rodata\n.p2align 6\n.amdhsa_kernel k\n{rows}.end_amdhsa_kernel\n{metadata}"
         )
     )
     run("ld.lld-19", "-shared", "-o", str(out), str(out.with_suffix(".o")))
@@ -329,6 +329,7 @@ def test_registers_that_a_wave_does_not_have(tmp_path: Path) -> None:
         "global_load_dwordx4 v[6:9], v[0:1], off": False,
         "v_accvgpr_write_b32 a0, 1": False,  # all 8 registers are VGPRs
         "s_endpgm\nv_mov_b32 v200, 0": True,  # not reached
+        "v_nop\nv_nop_e64\nv_clrexcp": True,
     }
     for body, runs in cases.items():
         with emulator.Module(linked(body, tmp_path / "k.co")) as loaded:
@@ -337,9 +338,108 @@ def test_registers_that_a_wave_does_not_have(tmp_path: Path) -> None:
                 continue
             with pytest.raises(emulator.LaunchFailed, match="descriptor allocates 8 and 0"):
                 loaded.launch("k", [1], [64], [])
-    code = linked("v_accvgpr_write_b32 a7, 1", tmp_path / "k.co", next_free_vgpr=16)
-    with emulator.Module(code) as loaded:
+    cases = {
+        "v_accvgpr_write_b32 a7, 1": True,
+        "v_mov_b32 v15, 0": True,  # past accum_offset, in the one file of 16
+        "v_mov_b32 v16, 0": False,
+        "v_accvgpr_write_b32 a8, 1": False,
+    }
+    for body, runs in cases.items():
+        with emulator.Module(linked(body, tmp_path / "k.co", next_free_vgpr=16)) as loaded:
+            if runs:
+                loaded.launch("k", [1], [64], [])
+                continue
+            with pytest.raises(emulator.LaunchFailed, match="descriptor allocates 8 and 8"):
+                loaded.launch("k", [1], [64], [])
+
+
+def test_one_register_by_two_names(tmp_path: Path) -> None:
+    """AGPR n is VGPR accum_offset + n; s_trap ends the launch with a finding."""
+    expect = "s_nop 1\nv_readfirstlane_b32 s4, {}\ns_cmp_lg_u32 s4, {}\ns_cbranch_scc1 wrong\n"
+    body = (
+        "v_mov_b32 v9, 41\nv_accvgpr_read_b32 v1, a1\n" + expect.format("v1", 41)
+        # A pair that lies on both sides of accum_offset.
+        + "v_mov_b32 v6, 40\nv_mov_b32 v7, 1\nv_lshl_add_u64 v[6:7], v[6:7], 0, v[6:7]\n"
+        + "v_accvgpr_write_b32 a0, 3\nv_accvgpr_write_b32 a1, 4\n"
+        + "v_mov_b64 v[6:7], v[8:9]\n" + expect.format("v6", 3) + expect.format("v7", 4)
+        + "s_branch right\nwrong: s_trap 2\nright:"
+    )  # fmt: skip
+    with emulator.Module(linked(body, tmp_path / "k.co", next_free_vgpr=16)) as loaded:
         loaded.launch("k", [1], [64], [])
+    swapped = body.replace("a1, 4", "a1, 5")
+    code = linked(swapped, tmp_path / "k.co", next_free_vgpr=16)
+    with emulator.Module(code) as loaded, pytest.raises(emulator.LaunchFailed):
+        loaded.launch("k", [1], [64], [])
+
+
+KERNARG = {"kernarg_size": 16, "user_sgpr_kernarg_segment_ptr": 1}
+
+
+def test_loads_past_the_arguments(tmp_path: Path) -> None:
+    """The segment ends on 16 bytes; within it, what nobody passed is undefined."""
+    load = "s_load_dword s4, s[0:1], {}\ns_waitcnt lgkmcnt(0)\ns_cmp_lg_u32 s4, 0\n"
+    load += "s_cbranch_scc1 end\nend:"
+    cases = {(0, 16): "undefined", (12, 16): "undefined", (16, 16): "out of bounds"}
+    cases |= {(48, 16): "out of bounds", (-4, 16): "out of bounds", (12, 12): "undefined"}
+    cases |= {(0, 0): "undefined", (16, 0): "out of bounds"}
+    for (offset, size), what in cases.items():
+        settings = KERNARG | {"kernarg_size": size}
+        code = linked(load.format(offset), tmp_path / "k.co", **settings)
+        with emulator.Module(code) as loaded, pytest.raises(emulator.LaunchFailed, match=what):
+            loaded.launch("k", [1], [64], [])
+
+
+METADATA = """.amdgpu_metadata
+---
+amdhsa.version: [1, 1]
+amdhsa.kernels:
+  - {{.name: k, .symbol: k.kd, .kernarg_segment_size: {size}, .kernarg_segment_align: 8,
+     .group_segment_fixed_size: 0, .private_segment_fixed_size: 0, .wavefront_size: 64,
+     .sgpr_count: 8, .vgpr_count: 8, .max_flat_workgroup_size: 64, .args: [
+       {{.name: out, .offset: 0, .size: 8, .value_kind: global_buffer, .address_space: global}},
+       {{.name: byte, .offset: 8, .size: 1, .value_kind: by_value}},
+       {{.name: word, .offset: 20, .size: 4, .value_kind: by_value}}]}}
+...
+.end_amdgpu_metadata
+"""
+STORE_ARGUMENT = """
+s_load_dwordx2 s[2:3], s[0:1], 0
+s_load_dword s4, s[0:1], {offset}
+s_waitcnt lgkmcnt(0)
+v_lshlrev_b32 v0, 2, v0
+v_mov_b32 v1, s4
+global_store_dword v0, v1, s[2:3]
+"""
+
+
+@pytest.mark.parametrize("declared", [0, 24])
+def test_the_size_of_the_arguments_may_stand_in_the_metadata(tmp_path: Path, declared: int) -> None:
+    def code(offset: int) -> bytes:
+        settings = KERNARG | {"kernarg_size": declared}
+        body, metadata = STORE_ARGUMENT.format(offset=offset), METADATA.format(size=24)
+        return linked(body, tmp_path / "k.co", metadata, **settings)
+
+    out = words(64)
+    assert emulator.kernels(code(8))["k"].kernarg_bytes == 24
+    for offset, value in ((8, 200), (20, 77)):
+        with emulator.Module(code(offset)) as loaded:
+            loaded.launch("k", [1], [64], [out, 200, 77])
+        assert (out == value).all()  # of the byte at 8 its whole dword may be loaded
+    # Padding between arguments, and behind the last.
+    cases = {12: "v1 is undefined", 24: "v1 is undefined", 32: "out of bounds"}
+    for offset, what in cases.items():
+        module = emulator.Module(code(offset))
+        with module, pytest.raises(emulator.LaunchFailed, match=what):
+            module.launch("k", [1], [64], [out, 200, 77])
+    with pytest.raises(emulator.EmulatorError, match="lies outside its kernarg segment"):
+        emulator.kernels(
+            linked(
+                "s_nop 0",
+                tmp_path / "k.co",
+                METADATA.format(size=20),
+                **KERNARG | {"kernarg_size": 0},
+            )
+        )
 
 
 def test_every_reason_against_a_launch(module: emulator.Module) -> None:

@@ -246,6 +246,14 @@ def test_the_longest_first_order_is_a_stable_sort() -> None:
         kept = sum((words >> bit) & 1 for bit in range(32)).sum(-1)  # type: ignore[union-attr]
         expected = torch.sort(-kept, dim=-1, stable=True).indices
         assert torch.equal(engine.order_longest_first(skip, do, drop).long(), expected)
+    # Of 39 K blocks, bits past the last one would reorder the ends of these lists.
+    clean = skip.clone()
+    clean[..., 1] &= 0x7F
+    orders = [engine.order_longest_first(x, masks[0], masks[1], 39) for x in (clean, skip)]
+    assert torch.equal(*orders)
+    assert not torch.equal(engine.order_longest_first(skip), engine.order_longest_first(clean))
+    with pytest.raises(ValueError, match="70 K blocks do not fill 2 words"):
+        engine.order_longest_first(skip, k_blocks=70)
 
 
 def test_what_the_checkers_find_is_in_the_error(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -196,7 +196,8 @@ def test_lite_kernels_get_exactly_these_bytes(
     do, skip = (0 if mask is None else mask.data_ptr() for mask in (must_do, must_skip))
     expected = [c.transposition(base)]
     if order:
-        ranks = struct.pack("<4Q4i", read.data_ptr(), do, skip, order, rows, q_blocks, 1, 0)
+        sizes = (rows, q_blocks, 1, -(-spec.kv_len // 64))
+        ranks = struct.pack("<4Q4i", read.data_ptr(), do, skip, order, *sizes)
         expected.append(("plan_lpt", rows, 256, ranks))
     expected.append(
         (
@@ -509,6 +510,16 @@ def test_a_lite_step_lists_every_reason_against_it(gpu_hip: FakeHip) -> None:
     for name in ("q", "k", "v", "out", "read", "write"):
         assert f"{name} has no memory" in text
     assert "workspace must be 16-byte aligned" in text and "threshold must be <= 0" in text
+    step.threshold = -1.0
+    row = 4  # bytes of a q block's row; there are two
+    for read, write in ((4096, 4096), (4096, 4096 + row), (4096 + row, 4096)):
+        step.set_bitmaps(read, write, 0, 0)
+        with pytest.raises(ValueError, match="write must not overlap read"):
+            device.lite(plan, _core.DenseRequest(), step, 16, 0)
+    step.set_bitmaps(4096, 4096 + 2 * row, 0, 0)
+    with pytest.raises(ValueError) as caught:
+        device.lite(plan, _core.DenseRequest(), step, 16, 0)
+    assert "overlap" not in str(caught.value)
     assert not launches(gpu_hip)
 
 

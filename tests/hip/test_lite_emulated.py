@@ -27,6 +27,7 @@ from liteattention_rocm import (
     skiplist,
 )
 from liteattention_rocm.engines import gfx942, workspace
+from tests.lite import stray_bits
 
 from .calls import run_dense
 
@@ -308,3 +309,7 @@ def test_one_engine_again_and_again(times: int) -> None:
     for _ in range(times):
         assert torch.equal(lite(q, k, v, step=1, layer="a", layout="bhsd"), first)
     assert torch.equal(lite.lists("a"), lists)
+
+
+def test_bits_past_the_last_k_block_are_ignored() -> None:
+    stray_bits.check("gfx942", 200)

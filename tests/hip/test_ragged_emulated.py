@@ -71,6 +71,15 @@ def test_every_option(options: dict[str, Any], dim: int, splits: Any) -> None:
     check(case, 0, **options)
 
 
+@pytest.mark.parametrize("cap", [2.0**-60, 3.0, 50.0, 1e5, 1e6, 1e8, 2.0**60])
+@pytest.mark.parametrize(("dim", "dtype"), [(64, torch.bfloat16), (128, torch.float16)])
+def test_any_soft_cap(cap: float, dim: int, dtype: torch.dtype) -> None:
+    """Decoded and prefilled requests; logits from far below the cap to far above it."""
+    case = make([(1, 100), (20, 70)], 2, 1, dim, dtype)
+    for scale in (None, -0.3, 2.0**-40, 0.0):
+        check(case, 16, soft_cap=cap, scale=scale, sinks=True)
+
+
 @pytest.mark.parametrize(
     ("dtype", "rounding"),
     [

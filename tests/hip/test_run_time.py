@@ -137,8 +137,6 @@ def test_refusals_list_every_reason(
         "LiteAttention takes at most 4194304 keys, got 4194305",
     ]
     assert engine.reasons(request_of(half, half, **long)) == []
-    huge = engine.reasons(request_of(x.bfloat16(), x, head_dim=64, scale=-3e38))
-    assert huge == ["scale * log2(e) must fit in fp32, got scale -3e+38"]
     good = bf16(1, 1, 1, 64)
     assert engine.reasons(request_of(good, good, causal=True)) == []  # one query sees every key
     causal = request_of(bf16(1, 2, 1, 256), good, causal=True)

@@ -26,6 +26,8 @@ from liteattention_rocm.engines import ISA_VARIABLE
 from liteattention_rocm.engines.cpu import available_isas
 from tests.conftest import forget
 
+from . import stray_bits
+
 CASES = 200
 STEPS = 3
 
@@ -307,3 +309,16 @@ def test_a_nan_score_keeps_its_tile_and_the_row_s_later_ones(
         assert kept.sum() < 10
         if nan_key is not None:
             assert kept[nan_key // 64]
+
+
+@pytest.mark.parametrize("isa", [*available_isas(), "reference"])
+@pytest.mark.parametrize("kv_len", [200, 2100])
+def test_bits_past_the_last_k_block_are_ignored(
+    isa: str, kv_len: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if isa == "reference":
+        return stray_bits.check("reference", kv_len)
+    monkeypatch.setenv(ISA_VARIABLE, isa)
+    for dtype in (torch.bfloat16, torch.float32):
+        stray_bits.check("cpu", kv_len, dtype)
+    return None

@@ -367,3 +367,12 @@ def test_picture_raises(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     with pytest.raises(ImportError, match=r'pip install "liteattention-rocm\[bench\]"'):
         skiplist.picture(bitmap, path, k_blocks=40)
+
+
+def test_bits_past_the_last_k_block_do_not_count() -> None:
+    bitmap = torch.full((1, 2, 3, 2), -1, dtype=torch.int32)
+    assert int(skiplist.count(bitmap, 39)) == 6 * 39
+    assert skiplist.sparsity(bitmap, 39) == 0.0
+    assert int(skiplist.count(bitmap)) == 6 * 64
+    with pytest.raises(ValueError, match="need 1 words"):
+        skiplist.count(bitmap, 32)

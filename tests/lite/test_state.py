@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import json
 import logging
 import threading
 import weakref
@@ -10,6 +11,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -743,7 +745,12 @@ def test_under_torch_compile_the_state_sees_runs_not_traces() -> None:
         ({"layer": ""}, ValueError, "layer must not be empty"),
         ({"layer": 3}, TypeError, "layer must be a string, got int"),
         ({"branch": 0}, TypeError, "branch must be a string, got int"),
-        ({"generation": []}, TypeError, "generation must be hashable, got list"),
+        ({"generation": []}, TypeError, r"generation must be hashable, got \[\]"),
+        ({"generation": (1, [2])}, TypeError, r"generation must be hashable, got \(1, \[2\]\)"),
+        ({"generation": float("nan")}, ValueError, "generation nan does not equal itself"),
+        ({"generation": ("a", (float("nan"),))}, ValueError, "does not equal itself"),
+        ({"step": np.bool_(True)}, TypeError, "step must be an integer, got bool"),
+        ({"num_steps": True}, TypeError, "num_steps must be an integer or None, got bool"),
         ({"generation": None}, ValueError, "generation must not be None"),
         ({"num_steps": 0}, ValueError, "num_steps must be >= 1, got 0"),
         ({"num_steps": 2.0}, TypeError, "num_steps must be an integer or None, got float"),
@@ -753,6 +760,18 @@ def test_under_torch_compile_the_state_sees_runs_not_traces() -> None:
 def test_refused_names(where: dict[str, Any], error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=message):
         make()(*inputs(0), **{"step": 0, "layer": "a", **where})
+
+
+def test_integers_of_every_kind_are_taken() -> None:
+    lite, by = (
+        make(SkipPolicy(threshold=THRESHOLD, last_step=-1), max_generations=np.int64(2)),
+        By(),
+    )
+    for step in (np.int64(0), np.uint8(1), 2):
+        expect(lite, by, step, inputs(int(step)), num_steps=np.int32(3))
+    assert json.dumps(lite.statistics.to_records()) and lite.max_generations == 2
+    with pytest.raises(ValueError, match=r"step 1000+ is not one of num_steps 3"):
+        call(lite, inputs(0), 10**400, num_steps=3)
 
 
 def test_refused_names_are_listed_together() -> None:

@@ -26,7 +26,7 @@ from triton.experimental.gluon._runtime import GluonASTSource
 import liteattention_emulator as emulator
 from liteattention_rocm import TileGeometry, skiplist
 from liteattention_rocm.contract import LOG2E
-from liteattention_rocm.engines.triton import hopper, kernels, launch, ragged, tiles
+from liteattention_rocm.engines.triton import hopper, kernels, ragged, tiles
 from tests.cpu.oracle import bound, exact
 from tests.emulator.triton_kernels import compile_for_gfx942
 

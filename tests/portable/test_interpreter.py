@@ -13,6 +13,7 @@ import torch
 
 from liteattention_rocm import TileGeometry, attention, lite_attention, skiplist
 from tests.cpu.oracle import HALF_ULP, bound, exact
+from tests.lite import stray_bits
 
 pytest.importorskip("triton", reason="triton is not installed (extra: triton)")
 pytestmark = [
@@ -194,3 +195,7 @@ def test_requests_it_cannot_run_list_every_reason() -> None:
             x, x, x, read, read.clone(), threshold=-4.0, geometry=tile, layout="bhsd",
             engine="portable",
         )  # fmt: skip
+
+
+def test_bits_past_the_last_k_block_are_ignored() -> None:
+    stray_bits.check("portable", 200)

@@ -160,3 +160,9 @@ def test_another_cache_dtype_is_refused() -> None:
     cache = torch.zeros(4, 16, 1, 64, dtype=torch.float8_e4m3fn)
     with pytest.raises(ValueError, match="like the rows"):
         PortableEngine().write_kv(k, k, cache, cache, torch.tensor([0, 1]))
+
+
+@pytest.mark.parametrize("cap", [2.0**-60, 3.0, 50.0, 1e5, 1e6, 1e8, 2.0**60])
+def test_any_soft_cap(cap: float) -> None:
+    check([(1, 90), (20, 40)], (2, 1), 16, soft_cap=cap, causal=True)
+    check([(1, 90), (20, 40)], (2, 1), soft_cap=cap, scale=-0.3)

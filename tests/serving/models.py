@@ -58,6 +58,12 @@ MODELS = {
         "gemma2", heads=8, kv_heads=4, head_dim=64, layers=4, window=64, soft_cap=4.0, seed=6
     ),
     "overfit": Model("llama", heads=4, kv_heads=2, head_dim=64, layers=2, seed=7),
+    # Windowed and full layers, and sinks; its experts are mixed by a router.
+    "gpt-oss": Model("gpt_oss", heads=8, kv_heads=2, head_dim=64, layers=4, window=48, seed=8),
+    # Full layers have another head dim (twice this) than windowed ones; the last two share caches.
+    "gemma4": Model("gemma4", heads=4, kv_heads=2, head_dim=64, layers=6, window=64, seed=9),
+    # Three windowed layers for each full one, which has no rotary embedding.
+    "exaone4": Model("exaone4", heads=4, kv_heads=2, head_dim=64, layers=4, window=48, seed=10),
 }
 
 
@@ -156,6 +162,44 @@ def _model(shape: Model) -> Any:
             query_pre_attn_scalar=shape.head_dim,
             **sizes | {"tie_word_embeddings": True, "attn_implementation": "eager"},
         )
+    elif shape.family == "gpt_oss":
+        config = transformers.GptOssConfig(
+            sliding_window=shape.window,
+            num_local_experts=4,
+            num_experts_per_tok=2,
+            rope_parameters={"rope_type": "default", "rope_theta": 10000.0},
+            **sizes | {"attn_implementation": "eager"},
+        )
+    elif shape.family == "gemma4":
+        text = dict(
+            sliding_window=shape.window,
+            global_head_dim=2 * shape.head_dim,
+            layer_types=["sliding_attention", "full_attention"] * (shape.layers // 2),
+            num_kv_shared_layers=2,
+            hidden_size_per_layer_input=32,
+            vocab_size_per_layer_input=VOCAB,
+            **sizes | {"tie_word_embeddings": True, "pad_token_id": UNKNOWN},
+        )
+        vision = dict(
+            hidden_size=64,
+            intermediate_size=64,
+            num_hidden_layers=1,
+            num_attention_heads=1,
+            num_key_value_heads=1,
+            position_embedding_size=64,
+        )
+        config = transformers.Gemma4Config(
+            text_config=text, vision_config=vision, tie_word_embeddings=True, dtype=torch.float32
+        )
+    elif shape.family == "exaone4":
+        config = transformers.Exaone4Config(
+            sliding_window=shape.window,
+            sliding_window_pattern="LLLG",
+            layer_types=[*["sliding_attention"] * 3, "full_attention"],
+            # what SGLang takes, which looks for it where transformers 4 wrote it
+            rope_parameters={"rope_type": "default", "rope_theta": 1e6},
+            **sizes,
+        )
     elif shape.family == "qwen3":
         config = transformers.Qwen3Config(use_sliding_window=False, **sizes)
     else:
@@ -174,10 +218,17 @@ def _spread(model: Any, shape: Model) -> None:
     for name, weight in model.named_parameters():
         if weight.dim() < 2 or "embed" in name:
             if "norm" in name and weight.dim() == 1 and ("q_norm" in name or "k_norm" in name):
-                weight.data.fill_(2**0.5)
+                # gemma4 does not divide its scores by sqrt(head_dim)
+                gain = weight.numel() ** -0.25 if shape.family == "gemma4" else 1.0
+                weight.data.fill_(2**0.5 * gain)
+            elif name.endswith("sinks"):
+                # as large as the scores, and exact in bf16, which is how SGLang keeps them
+                weight.data.copy_(torch.randn(weight.shape).mul(3).bfloat16())
             elif "embed" in name:
-                # gemma2 multiplies its embedding by sqrt(hidden), and its head shares it
-                gain = shape.hidden**-0.5 if shape.family == "gemma2" else 1.0
+                # gemma multiplies its embedding by sqrt(hidden), and its head shares it
+                gain = shape.hidden**-0.5 if shape.family.startswith("gemma") else 1.0
+                if shape.family == "gemma4":
+                    gain /= 4  # its layers' outputs are normalised; it would repeat its input
                 torch.nn.init.normal_(weight, std=gain)
             continue
         gain = 2**0.5 if "q_proj" in name or "k_proj" in name else 1.0

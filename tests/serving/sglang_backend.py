@@ -6,6 +6,7 @@ What no small model asks for: sinks, fp8 caches, refusals, and batches made by h
 from __future__ import annotations
 
 import math
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -50,7 +51,6 @@ def runner(layers: list[RadixAttention], cache: Any, page_size: int = 1, **more:
                 req_to_token=torch.zeros(8, 64, dtype=torch.int32)
             ),
             "page_size": page_size,
-            "model_config": SimpleNamespace(is_encoder_decoder=False, attention_chunk_size=None),
             "is_draft_worker": False,
             "kv_index_translator": SimpleNamespace(is_translating=False),
             "dtype": torch.float32,
@@ -244,7 +244,6 @@ def test_every_reason_against_a_model_at_once() -> None:
     made = runner(
         layers,
         cache,
-        model_config=SimpleNamespace(is_encoder_decoder=True, attention_chunk_size=8192),
         is_draft_worker=True,
         prefill_aware_swa=True,
         kv_cache_dtype=torch.float16,  # the engine's to refuse: the model is fp32
@@ -254,8 +253,6 @@ def test_every_reason_against_a_model_at_once() -> None:
         ATTENTION_BACKENDS[srt.BACKEND_NAME](made)
     text = str(refused.value)
     for part in (
-        "encoder-decoder",
-        "attention_chunk_size 8192",
         "draft models",
         "windows hide the prompt",
         "unified memory",
@@ -337,13 +334,22 @@ def test_speculative_steps_are_refused() -> None:
         backend.init_forward_metadata(step.batch)
 
 
+LISTED = ("gpt-oss", "gemma4", "exaone4")
+
+
 @pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return str(models.make(tmp_path_factory.mktemp("models"), ["llama-d64"])["llama-d64"])
+def made(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    folders = models.make(tmp_path_factory.mktemp("models"), ["llama-d64", *LISTED])
+    return {name: str(folder) for name, folder in folders.items()}
+
+
+@pytest.fixture(scope="module")
+def model(made: dict[str, str]) -> str:
+    return made["llama-d64"]
 
 
 def resolved(model: str, **options: Any) -> Any:
-    arguments = ServerArgs(model_path=model, device="cpu", **options)
+    arguments = ServerArgs(model_path=model, **{"device": "cpu", **options})
     arguments.resolve_once()
     return resolved_view(arguments)
 
@@ -376,6 +382,32 @@ def test_every_reason_against_the_arguments_at_once(model: str) -> None:
     for part in ("NGRAM", "--disaggregation-mode", "--enable-two-batch-overlap"):
         assert part in str(refused.value)
     resolved(model, attention_backend="triton", disaggregation_mode="prefill")  # not ours to refuse
+
+
+@pytest.mark.parametrize("name", LISTED)
+def test_models_whose_backends_sglang_lists(made: dict[str, str], name: str) -> None:
+    ours, other = srt.BACKEND_NAME, "triton"
+    for chosen in (
+        {"attention_backend": ours},
+        {"attention_backend": other, "prefill_attention_backend": ours},
+        {"attention_backend": other, "decode_attention_backend": ours},
+    ):
+        view = resolved(made[name], **chosen)
+        assert {field: getattr(view, field) for field in chosen} == chosen
+    with pytest.raises(AssertionError):  # the lists hold for everybody else
+        resolved(made[name], attention_backend="flex_attention")
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_what_the_models_config_asks_for(tmp_path: Path, device: str) -> None:
+    """Llama 4 is refused with the reason, not because SGLang's list lacks our name."""
+    import transformers
+
+    config = transformers.Llama4TextConfig(num_hidden_layers=4, attention_chunk_size=8192)
+    config.architectures = ["Llama4ForCausalLM"]
+    config.save_pretrained(tmp_path)
+    with pytest.raises(ValueError, match=r"attention_chunk_size 8192"):
+        resolved(str(tmp_path), attention_backend=srt.BACKEND_NAME, device=device)
 
 
 def test_registering_again_changes_nothing() -> None:

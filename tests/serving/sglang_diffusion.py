@@ -249,8 +249,8 @@ def test_forced_tiles_reach_the_lists(worker: Worker) -> None:
     ("options", "reasons"),
     [
         ({"threshold": 6}, ["did you mean -6"]),
-        ({"threshold": -6, "start": 3}, ["start: unknown field"]),
-        ({"threshold": "low", "warmup_steps": -1}, ["threshold: it must be", "warmup_steps"]),
+        ({"threshold": -6, "start": 3}, ["start: Extra inputs are not permitted"]),
+        ({"threshold": "low", "warmup_steps": -1}, ["threshold.number: ", "warmup_steps: "]),
         ({"must_do": [[64, 0]]}, ["descending"]),
         (-6, ["must be an object"]),
         (True, ["must be an object"]),
@@ -272,9 +272,55 @@ def test_ranges_past_the_video_fail_the_request_alone(worker: Worker, clean: Res
     assert worker.run(BOLD) == clean
 
 
-def test_options_that_reach_no_layer_are_refused(worker: Worker) -> None:
+@pytest.mark.parametrize("options", [BOLD, False], ids=str)
+def test_options_that_reach_no_layer_are_refused(worker: Worker, options: Any) -> None:
+    with pytest.raises(ValueError, match="attention_backend_override 'torch_sdpa' runs another"):
+        worker.request(options, attention_backend_override="torch_sdpa")
+    request = worker.request(attention_backend_override="torch_sdpa")
+    request.extra["diffusers_kwargs"] = {"liteattention": options}
     with pytest.raises(RuntimeError, match="--attention-backend liteattention_rocm"):
-        worker.run(BOLD, attention_backend_override="torch_sdpa")
+        worker.execute(request)
+
+
+@pytest.mark.parametrize(
+    ("chosen", "said"),
+    [
+        ({"attention_backend": "torch_sdpa"}, "runs attention backend 'torch_sdpa'"),
+        ({}, "runs attention backend of its own choice"),
+        ({"component_attention_backends": {"transformer.cross": "torch_sdpa"}}, "'torch_sdpa'"),
+    ],
+    ids=str,
+)
+def test_options_for_a_server_of_another_backend_are_refused(
+    worker: Worker, chosen: dict[str, Any], said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from sglang.multimodal_gen.runtime.server_args import ServerArgs
+
+    other = ServerArgs.from_kwargs(model_path=worker.arguments.model_path, **chosen)
+    monkeypatch.setattr(worker, "arguments", other)
+    with pytest.raises(ValueError, match="--attention-backend liteattention_rocm") as error:
+        worker.request({"threshold": 6})
+    assert said in str(error.value)
+    assert "did you mean -6" in str(error.value), "every reason at once"
+    worker.request()
+
+
+@pytest.mark.parametrize("key", ["transformer", "transformer.self"])
+def test_a_component_may_run_the_backend_alone(
+    worker: Worker, key: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from sglang.multimodal_gen.runtime.server_args import ServerArgs
+
+    from liteattention_sglang import diffusion
+
+    other = ServerArgs.from_kwargs(
+        model_path=worker.arguments.model_path,
+        component_attention_backends={key: "liteattention_rocm"},
+        attention_backend_config={"threshold": -3.0},
+    )
+    monkeypatch.setattr(worker, "arguments", other)
+    worker.request(BOLD)
+    assert diffusion._config(other) == {"threshold": -3.0}
 
 
 def test_server_defaults(worker: Worker, monkeypatch: pytest.MonkeyPatch, clean: Result) -> None:

@@ -5,6 +5,7 @@ VENV/bin/python -m pytest tests/serving/sglang_diffusion_http.py
 
 from __future__ import annotations
 
+import subprocess
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -23,9 +24,13 @@ from .sglang_worker import (
     BOLD,
     PROMPT,
     SIZES,
+    environment,
+    model_directory,
     read_report,
     server,
 )
+
+FP32 = ("--dit-precision", "fp32")
 
 
 @dataclass
@@ -72,7 +77,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
         # The warm-up has fewer tokens than this range.
         "LITEATTENTION_POLICY": '{"threshold": -4.0, "must_do": [[500, 576]]}',
     }
-    options = ("--attention-backend", "liteattention_rocm", "--dit-precision", "fp32")
+    options = ("--attention-backend", "liteattention_rocm", *FP32)
     warm = ("--warmup-mode", "server", "--warmup-resolutions", "32x32")
     batch = ("--batching-max-size", "2", "--batching-delay-ms", "400")
     with server(folder, log, *options, *warm, *batch, **variables) as address:
@@ -133,7 +138,11 @@ def test_the_servers_defaults(served: Server) -> None:
 
 @pytest.mark.parametrize(
     ("options", "reason"),
-    [({"threshold": 2.5}, "did you mean -2.5"), ({"thresh": -2}, "unknown field"), (-2, "object")],
+    [
+        ({"threshold": 2.5}, "did you mean -2.5"),
+        ({"thresh": -2}, "thresh: Extra inputs"),
+        (-2, "object"),
+    ],
 )
 def test_bad_options_fail_the_request_and_not_the_server(
     served: Server, options: Any, reason: str
@@ -158,3 +167,33 @@ def test_the_server_was_warm_at_another_resolution(served: Server) -> None:
     finished = [line for line in log.splitlines() if "LiteAttention: request" in line]
     named = sum(line.split(" skipped")[0].count(",") + 1 for line in finished)
     assert len(list(served.reports.glob("*.json"))) == named
+
+
+def test_options_for_a_server_of_another_backend(tmp_path: Path) -> None:
+    """They would be ignored: nothing of ours runs in its worker."""
+    log = tmp_path / "server.log"
+    with server(tmp_path, log, "--attention-backend", "torch_sdpa", *FP32) as address:
+        other = Server(address, tmp_path / "reports", log)
+        refused = other.post(BOLD)
+        assert refused.status_code == 400, refused.text
+        assert "runs attention backend 'torch_sdpa'" in refused.text
+        assert other.finish(other.post())["status"] == "completed"
+
+
+def test_options_for_sglang_generate_with_another_backend(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [
+            *("sglang", "generate", "--model-path", str(model_directory(tmp_path))),
+            *("--prompt", PROMPT, "--height", "48", "--width", "48", "--num-frames", "4"),
+            *("--num-inference-steps", "1", "--output-path", str(tmp_path / "videos")),
+            *("--attention-backend", "torch_sdpa", *FP32),
+            *("--diffusers-kwargs", '{"liteattention": {"threshold": -2}}'),
+        ],
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode != 0
+    assert "runs attention backend 'torch_sdpa'" in done.stderr.splitlines()[-1], done.stderr
+    assert not list((tmp_path / "videos").glob("*.mp4"))

@@ -124,14 +124,14 @@ def check(case: Case, out: torch.Tensor, lse: torch.Tensor, untouched: float) ->
     assert (out[padding] == untouched).all()
     expected = case.exact()
     limit = bound(expected, case.dtype, case.options.get("rounding", "rtne"))
-    # fp32 tanh is off by 2e-7 of the cap, and so is the logit that it makes.
-    cap = case.options.get("soft_cap") or 0.0
-    limit = limit + 2 * 4e-7 * cap * expected.weight
+    # fp32 tanh is off by 5e-7, and so is the logit that it makes; logits lie within +-10.
+    cap = min(10.0, case.options.get("soft_cap") or 0.0)
+    limit = limit + 2 * 5e-7 * cap * expected.weight
     error = (out.double() - expected.out).abs()
     assert (error <= limit)[rows].all(), f"{(error / limit)[rows].max():.2f} x the bound"
     empty = torch.isneginf(expected.lse[:, rows])
     assert torch.equal(torch.isneginf(lse[:, rows]), empty)
     off = (lse.double() - expected.lse)[:, rows][~empty].abs()
-    assert off.numel() == 0 or off.max() <= 1e-5 + 4e-7 * cap
+    assert off.numel() == 0 or off.max() <= 1e-5 + 5e-7 * cap
     silent = torch.where(torch.isneginf(expected.lse).T[..., None], out.double(), 0.0)
     assert (silent[rows] == 0).all()

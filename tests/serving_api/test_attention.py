@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
 from typing import Any
 
 import pytest
@@ -94,6 +96,43 @@ def test_paged_within_the_derived_bound(isa: str, case: Case) -> None:
 @given(case=cases())
 def test_float64_engine_is_the_dense_formula(case: Case) -> None:
     check(case, *paged(case, "reference"), UNTOUCHED)
+
+
+#: From one end of what is taken to the other.
+CAPS = [2.0**-60, 1e-9, 0.1, 3.0, 50.0, 1e3, 1e5, 1e6, 1e8, 1e13, 2.0**60]
+
+
+@pytest.mark.parametrize("cap", CAPS)
+def test_any_soft_cap(isa: str, cap: float) -> None:
+    for dtype in DTYPES:
+        options: dict[str, Any] = {"soft_cap": cap, "sinks": torch.linspace(-3, 3, 4)}
+        check_case = Case([1, 70, 4], [600, 90, 30], 4, 2, 64, 16, dtype, options=options)
+        for scale in (None, -0.3, 0.0):
+            check_case.options["scale"] = scale
+            check(check_case, *paged(check_case, "cpu"), UNTOUCHED)
+    check(check_case, *paged(check_case, "reference"), UNTOUCHED)
+
+
+@pytest.mark.parametrize("cap", [1.0, 50.0, 1e5, 1e8, 2.0**60])
+@pytest.mark.parametrize("scale", [2.0**-60, -(2.0**-30), 2.0**30, -(2.0**60)])
+def test_any_scale_with_any_soft_cap(isa: str, cap: float, scale: float) -> None:
+    """Scores are exact here, so without a cap even a choice between logits of 1e20 is. A capped
+    logit is rounded to fp32, which may decide between keys once logits pass 1e6.
+    """
+    torch.manual_seed(0)
+    q = torch.randint(-4, 5, (3, 2, 64)).float()
+    k, v = torch.randint(-4, 5, (40, 2, 64)).float(), torch.randn(40, 2, 64)
+    starts = [torch.tensor([0, n], dtype=torch.int32) for n in (3, 40)]
+    for soft_cap in (None, cap):
+        out, lse = liteattention_rocm.attention_varlen(
+            q, k, v, *starts, scale=scale, soft_cap=soft_cap, return_lse=True, engine="cpu"
+        )
+        right = dense(q, k, v, causal=False, scale=scale, soft_cap=soft_cap)
+        logits = 0.0 if soft_cap is None else min(soft_cap, abs(scale) * 1024)
+        if logits < 1e6:
+            assert torch.allclose(out.double(), right.out, atol=1e-5 + 2e-6 * logits)
+        assert (out.abs() <= v.abs().max()).all()
+        assert torch.allclose(lse.double(), right.lse, rtol=1e-6, atol=1e-5)
 
 
 @pytest.mark.parametrize("engine", ["cpu", "reference"])
@@ -286,3 +325,23 @@ def test_compiles_without_a_graph_break() -> None:
     compiled = torch.compile(layer, fullgraph=True)(case.q, *caches[1])
     assert torch.equal(eager, compiled)
     assert torch.equal(caches[0][0], caches[1][0])
+
+
+def test_a_used_batch_is_copied_and_pickled() -> None:
+    case = Case([1, 5], [40, 9], 4, 2, 64, 16, torch.bfloat16, seed=5)
+    batch = PagedBatch(case.q_start, case.kv_len, case.table, max_kv_len=60)
+
+    def run(one: PagedBatch) -> torch.Tensor:
+        out = torch.zeros_like(case.q)
+        return liteattention_rocm.attention_paged(case.q, case.k_cache, case.v_cache, one, out=out)
+
+    want = run(batch)
+    shallow, deep = copy.copy(batch), copy.deepcopy(batch)
+    loaded = pickle.loads(pickle.dumps(batch))
+    for twin in (shallow, deep, loaded):
+        assert (twin.max_q_len, twin.max_kv_len) == (5, 60)
+        assert torch.equal(run(twin), want)
+    assert shallow.kv_len is batch.kv_len and deep.kv_len is not batch.kv_len
+    batch.kv_len[0] = 30  # what is shared is seen, what is not is not
+    assert torch.equal(run(shallow), run(batch)) and not torch.equal(run(batch), want)
+    assert torch.equal(run(deep), want) and torch.equal(run(loaded), want)

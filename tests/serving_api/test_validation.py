@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from liteattention_rocm import PagedBatch, attention_paged, attention_varlen
+from liteattention_rocm import PagedBatch, attention_paged, attention_varlen, engines
+from liteattention_rocm.engines import RaggedSpec
 
 
 def ints(*numbers: int) -> torch.Tensor:
@@ -84,6 +85,14 @@ BAD_CALLS = pytest.mark.parametrize(
         ({"soft_cap": -1.0}, "soft_cap must be positive"),
         ({"scale": float("nan")}, "scale must be finite"),
         ({"k_scale": 2.0}, "are for fp8 caches"),
+        ({"scale": 3e38}, r"scale must be from 2\^-60 to 2\^60 .* in size, got 3e\+38"),
+        ({"scale": -1e-45}, r"scale must be from 2\^-60 to 2\^60 .* in size, got -1e-45"),
+        ({"soft_cap": 3.5e38}, r"soft_cap must be from 2\^-60 .* got 3.5e\+38: None is no cap"),
+        ({"soft_cap": 1e-30}, r"soft_cap must be from 2\^-60 to 2\^60 .* got 1e-30"),
+        ({"k_scale": 1e-45}, r"scale \* k_scale must be from 2\^-60 to 2\^60"),
+        ({"k_scale": 1e-300, "scale": 0.1}, r"scale \* k_scale must be from .* got 1e-301"),
+        ({"k_scale": 1e300}, r"scale \* k_scale must be from 2\^-60 to 2\^60 .* got 1e\+300"),
+        ({"v_scale": 1e-45}, r"v_scale must be from 2\^-60 to 2\^60"),
         ({"k_scale": None}, "k_scale must be a number, got NoneType"),
         ({"soft_cap": "a"}, "soft_cap must be a number, got str"),
         ({"out": torch.zeros(4, 4, 8, requires_grad=True)}, "out requires grad"),
@@ -299,3 +308,37 @@ def test_a_refusal_names_an_engine_that_can() -> None:
             v_cache=torch.zeros(3, 8, 2, 12),
             engine="cpu",
         )
+
+
+def spec(**changes: Any) -> RaggedSpec:
+    x = torch.zeros(1, 1, 64, dtype=torch.bfloat16)
+    given: dict[str, Any] = {
+        "requests": 1, "rows": 1, "q_heads": 1, "kv_heads": 1, "head_dim": 64, "dtype": x.dtype,
+        "kv_dtype": x.dtype, "device": x.device, "page_size": 16, "max_q_len": 1, "max_kv_len": 16,
+        "scale": 1.0, "causal": True, "window": 0, "soft_cap": 0.0, "sinks": False, "k_scale": 1.0,
+        "v_scale": 1.0, "rounding": "rtne", "return_lse": False,
+    }  # fmt: skip
+    return RaggedSpec(**given | changes)
+
+
+@pytest.mark.parametrize("engine", ["cpu", "reference", "gfx942", "portable"])
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"scale": 3e38}, "scale must be"),
+        ({"scale": 1.0, "k_scale": 1e-45}, "scale * k_scale must be"),
+        ({"scale": 1e-200, "k_scale": 1e-200}, "scale * k_scale must be"),
+        ({"v_scale": 1e300}, "v_scale must be"),
+        ({"soft_cap": 3.5e38}, "soft_cap must be"),
+        ({"soft_cap": -1.0}, "soft_cap must be positive"),
+    ],
+)
+def test_every_engine_refuses_numbers_that_leave_fp32(
+    engine: str, changes: dict[str, Any], reason: str
+) -> None:
+    chosen = engines.get(engine)
+    usual = chosen.ragged_reasons(spec())
+    (more,) = [found for found in chosen.ragged_reasons(spec(**changes)) if found not in usual
+               and "fp8" not in found]  # fmt: skip
+    assert more.startswith(reason)
+    assert chosen.ragged_reasons(spec(scale=0.0)) == usual

@@ -145,3 +145,24 @@ def test_a_longer_cache_that_begins_first_is_looked_at() -> None:
         with pytest.raises(ValueError, match="v_cache must not overlap k_cache"):
             write_kv(k, k, k_cache, v_cache, torch.tensor([0]))
     assert not memory.any()
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("scale", [1e-300, 1e-45, 3e38, 1e300])
+def test_scales_that_leave_fp32_are_refused(engine: str, scale: float) -> None:
+    rows, cache = torch.zeros(1, 1, 8), torch.ones(2, 4, 1, 8).to(torch.float8_e4m3fn)
+    slots = torch.zeros(1, dtype=torch.int64)
+    for name in ("k_scale", "v_scale"):
+        with pytest.raises(ValueError, match=rf"{name} must be from 2\^-60 to 2\^60"):
+            write_kv(rows, rows, cache, cache.clone(), slots, engine=engine, **{name: scale})
+    assert (cache.float() == 1).all()
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("scale", [2.0**-60, 2.0**60])
+def test_the_smallest_and_largest_scale(engine: str, scale: float) -> None:
+    rows = torch.tensor([0.0, 1.0, -2.0, 3e-18]).repeat(2).view(1, 1, 8)
+    cache = torch.ones(2, 4, 1, 8).to(torch.float8_e4m3fn)
+    write_kv(rows, rows, cache, cache.clone(), torch.tensor([0]), k_scale=scale, engine=engine)
+    expected = (rows.double() / scale).clamp(-448, 448).float().to(cache.dtype)
+    assert torch.equal(cache[0, 0].float(), expected[0].float())

@@ -73,7 +73,8 @@ class ReferenceEngine(Engine):
             run = _ragged
         elif isinstance(request, WriteRequest):
             run = _write
-        return functools.partial(torch.no_grad()(run), request)
+        # Outputs may be inference tensors.
+        return functools.partial(torch.inference_mode()(run), request)
 
 
 def _dense(request: DenseRequest, t: DenseTensors) -> None:

@@ -23,7 +23,6 @@ import torch
 
 from ... import _core, kernels
 from ...contract import (
-    LOG2E,
     Bound,
     DenseRequest,
     DenseTensors,
@@ -127,7 +126,7 @@ class Gfx942Engine(Engine):
         if isinstance(request, WriteRequest):
             return []
         if isinstance(request, RaggedRequest):
-            return _core.ragged_reasons(_ragged_shape(request)) + _number_reasons(request)
+            return _core.ragged_reasons(_ragged_shape(request))
         if isinstance(request, LiteRequest):
             reasons = _core.lite_reasons(_shape(request))
             own, asked = self.geometry(request.head_dim), request.geometry
@@ -140,7 +139,7 @@ class Gfx942Engine(Engine):
             reasons = _core.ragged_reasons(_triangular_shape(request, _known(request.batch)))
         else:
             reasons = _core.dense_reasons(_shape(request))
-        return reasons + _scale_reasons(request.scale)
+        return reasons
 
     def geometry(self, head_dim: int) -> TileGeometry:
         """Return the kernel's tile: 8 waves of 48 query rows, K blocks of 64 keys."""
@@ -343,6 +342,7 @@ class Gfx942Engine(Engine):
         skip: torch.Tensor,
         must_do: torch.Tensor | None = None,
         must_skip: torch.Tensor | None = None,
+        k_blocks: int | None = None,
     ) -> torch.Tensor:
         """Order the q blocks of every head by the K blocks they keep, most first (LPT).
 
@@ -350,6 +350,7 @@ class Gfx942Engine(Engine):
             skip: skip bitmap, int32 [B, Hq, q_blocks, words], contiguous.
             must_do, must_skip: packed K-block masks, int32 [words], or None;
                 ``(skip | must_do) & ~must_skip`` counts.
+            k_blocks: bits at and past it do not count; by default all bits do.
 
         Returns:
             int32 [B, Hq, q_blocks]: q block numbers, ties by ascending number.
@@ -368,6 +369,7 @@ class Gfx942Engine(Engine):
             q_blocks,
             words,
             stream_of(skip.device)(device.ordinal),
+            k_blocks or 0,
         )
         return order
 
@@ -465,27 +467,6 @@ def _ragged_shape(request: RaggedRequest) -> _core.RaggedShape:
 def _known(size: int) -> int:
     """A size, or 1: torch.compile traces with unknown ones, checked when the operator runs."""
     return 1 if isinstance(size, torch.SymInt) else size
-
-
-def _scale_reasons(scale: float) -> list[str]:
-    if abs(scale) * LOG2E <= torch.finfo(torch.float32).max:
-        return []
-    return [f"scale * log2(e) must fit in fp32, got scale {scale}"]
-
-
-def _number_reasons(request: RaggedRequest) -> list[str]:
-    reasons = _scale_reasons(request.scale)
-    if not 0 <= request.soft_cap * LOG2E <= torch.finfo(torch.float32).max:
-        reasons.append(
-            f"soft_cap * log2(e) must be >= 0 and fit in fp32, got soft_cap {request.soft_cap}"
-        )
-    elif request.soft_cap and not (
-        2 * abs(request.scale) * LOG2E / request.soft_cap <= torch.finfo(torch.float32).max
-    ):
-        reasons.append(
-            f"scale / soft_cap must fit in fp32, got {request.scale} and {request.soft_cap}"
-        )
-    return reasons
 
 
 def _launch(request: DenseRequest, like: DenseTensors | LiteTensors) -> _core.DenseLaunch:

@@ -24,7 +24,6 @@ from typing import Any
 import torch
 
 from ...contract import (
-    LOG2E,
     Bound,
     Engine,
     LiteRequest,
@@ -72,8 +71,6 @@ class PortableEngine(Engine):
         reasons = []
         if request.head_dim not in HEAD_DIMS:
             reasons.append(f"head dim must be 64 or 128, got {request.head_dim}")
-        if abs(request.scale) * LOG2E > torch.finfo(torch.float32).max:
-            reasons.append(f"scale * log2(e) must fit in fp32, got scale {request.scale}")
         if isinstance(request, LiteRequest):
             reasons += _tile_reasons(request)
         return reasons

@@ -37,6 +37,23 @@ def _request(block, q_start, requests, TILE_ROWS: tl.constexpr):
 
 
 @triton.jit
+def _capped(scores, scale_log2, soft_cap):
+    """c tanh(scale x / c) of raw scores x in log2 units, relative error below 1e-6 at every c.
+
+    Where |scale x / c| <= 1/2 the uncapped score times tanh(t) / t, minimax in t^2 with an error of
+    1.5e-8: 1 - 2 / (1 + 2^w) would cancel. Above, exp2 overflows to inf, which gives c.
+    """
+    w = scores * (scale_log2 * 2.0 / soft_cap)
+    square = w * w
+    ratio = square * 3.5887112e-6 - 9.1922371e-5
+    ratio = square * ratio + 1.9225504e-3
+    ratio = square * ratio - 4.0037524e-2
+    ratio = square * ratio + 1.0
+    far = (soft_cap * 1.4426950408889634) * (1.0 - 2.0 / (tl.exp2(w) + 1.0))
+    return tl.where(square <= 2.081369, scores * scale_log2 * ratio, far)
+
+
+@triton.jit
 def _fold(
     state, first, end, query, k, v, table, stride_kp, stride_kt, stride_vp, stride_vt,
     page_size, position, kv_len, window, scale_log2, soft_cap,
@@ -67,9 +84,7 @@ def _fold(
             values = tl.load(v + at_v[:, None] + dim[None, :])
         scores = product(query, keys, tl.zeros((BLOCK_M, BLOCK_N), tl.float32), WIDEN)
         if CAP:
-            # c tanh(x) in log2 units; exp2 overflows to inf and gives c there, as it should.
-            scores = scores * (scale_log2 * 2.0 / soft_cap)
-            scores = (soft_cap * 1.4426950408889634) * (1.0 - 2.0 / (tl.exp2(scores) + 1.0))
+            scores = _capped(scores, scale_log2, soft_cap)
         else:
             scores = scores * scale_log2
         if MASKED:

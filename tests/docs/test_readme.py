@@ -1,0 +1,55 @@
+"""The Python in README.md runs as it stands and shows what the text says."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+ROOT = Path(__file__).parents[2]
+SNIPPETS = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+
+
+def run(code: str, more: str = "") -> list[str]:
+    """Run a snippet, and checks on its variables after it; return the lines it printed."""
+    done = subprocess.run(
+        [sys.executable, "-c", f"{code}\n{more}"],
+        cwd=ROOT, capture_output=True, text=True, check=False, timeout=600,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    return done.stdout.splitlines()
+
+
+def test_every_snippet_is_here() -> None:
+    assert [next(w for w in words if w in code) for code, words in zip(
+        SNIPPETS, [["LiteAttention("], ["PagedBatch("], ["enable("]], strict=True
+    )] == ["LiteAttention(", "PagedBatch(", "enable("]  # fmt: skip
+
+
+def test_attention_and_liteattention() -> None:
+    more = """
+whole, whole_lse = attention(q, k, v, return_lse=True)
+out, lse = merge_states(*zip(*halves))
+print((out - whole).abs().max().item(), (lse - whole_lse).abs().max().item())
+"""
+    sparsity, merged = run(SNIPPETS[0], more)
+    assert 0.85 < float(sparsity) < 0.95
+    out, lse = map(float, merged.split())
+    assert out < 0.04 and lse < 1e-5
+
+
+def test_paged_attention() -> None:
+    assert run(SNIPPETS[1], "print(out.shape, bool(out.isfinite().all()))") == [
+        f"{torch.Size([20, 8, 128])} True"
+    ]
+
+
+def test_diffusers() -> None:
+    pytest.importorskip("diffusers")
+    sparsity, shape = run(SNIPPETS[2], "print(video.shape)")
+    assert 0.02 < float(sparsity) < 0.9
+    assert shape.endswith("32, 32, 3)")
