@@ -141,7 +141,8 @@ class Reasons:
         """A factor in use: its products, quotients and log2 forms stay normal in fp32."""
         if not _LEAST_FACTOR <= abs(value) <= _MOST_FACTOR:
             self.values.append(
-                f"{name} must be from 2^-60 to 2^60 (8.7e-19 to 1.2e18) in size, got {value}{remedy}"
+                f"{name} must be from 2^-60 to 2^60 (8.7e-19 to 1.2e18) in size, got {value}"
+                f"{remedy}"
             )
 
     def scale(self, scale: Any, k_scale: Any = 1.0) -> None:

@@ -318,9 +318,12 @@ def merge_states(
     validation.merge(outs, lses, layout).raise_for(_WHAT)
     accumulate = torch.float64 if outs[0].dtype == torch.float64 else torch.float32
     stacked = torch.stack([lse.to(accumulate) for lse in lses])
-    merged_lse = torch.logsumexp(stacked, dim=0)
-    # A row that no part saw has an LSE of -inf: its weights are exp(-inf - 0), zero.
-    weights = torch.exp(stacked - merged_lse.masked_fill(torch.isneginf(merged_lse), 0.0))
+    # A row that no part saw has an LSE of -inf. Its weights are exp(-inf - something finite), and
+    # zero; -inf - -inf would make them, or their derivatives, NaN.
+    unseen = torch.isneginf(stacked).all(0)
+    normalizer = torch.logsumexp(stacked.masked_fill(unseen, 0.0), dim=0)
+    weights = torch.exp(stacked - normalizer)
+    merged_lse = normalizer.masked_fill(unseen, -math.inf)
     if layout == "bshd":
         weights = weights.transpose(-1, -2)
     # An empty part may hold anything; 0 * NaN must not leak into the sum.

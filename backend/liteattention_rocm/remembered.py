@@ -64,7 +64,7 @@ class Call(NamedTuple):
             if len(self.passed) >= _MOST_PASSED:
                 self.passed.clear()
             self.passed.add(found)
-        mark_written(*[tensors[i] for i in self.written])  # type: ignore[misc]
+        mark_written(*[tensors[i] for i in self.written])  # type: ignore[arg-type]
 
     def _overlaps(
         self, tensors: tuple[torch.Tensor | None, ...], begins: tuple[int, ...]

@@ -224,7 +224,7 @@ def ragged(
     given |= {name: t for name, t in (("out", out), ("sinks", sinks)) if t is not None}
     tensors = found.usable(given)
     keys = {name: tensor for name, tensor in tensors.items() if name in names}
-    rows = {name: tensors[name] for name in ("q", "out") if name in tensors}
+    rows = {name: x for name, x in tensors.items() if name in ("q", "out")}
     shaped = found.shaped(rows, 3, "T,H,D") & found.shaped(keys, kv_dims, kv_axes)
     if "sinks" in tensors:
         found.shaped({"sinks": sinks}, 1, "Hq")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -15,21 +14,14 @@ from liteattention_rocm import (
     attention_paged,
     attention_varlen,
     lite_attention,
-    ops,
     skiplist,
     write_kv,
 )
 from liteattention_rocm.memory import self_overlap_reasons, shares_memory
+from liteattention_rocm.remembered import calls
 
 ENGINES = pytest.mark.parametrize("engine", ["cpu", "reference"])
 GEOMETRY = TileGeometry(16, 64, 16)
-
-
-@pytest.fixture(autouse=True)
-def fresh() -> Iterator[None]:
-    ops._calls.clear()
-    yield
-    ops._calls.clear()
 
 
 def ints(*numbers: int) -> torch.Tensor:
@@ -116,7 +108,7 @@ def test_lists_over_something_else(engine: str, other: str) -> None:
     options: dict[str, Any] = {"threshold": -1.0, "geometry": GEOMETRY, "engine": engine}
     for _ in range(2):
         lite_attention(**tensors, **options)
-    assert len(ops._calls) == 1
+    assert len(calls) == 1
     buffer = torch.zeros(4096, dtype=torch.uint8)
     size = tensors[other].numel() * 4
     for at in (0, max(0, size - 16) // 16 * 16):

@@ -6,9 +6,9 @@ import math
 from typing import Any
 
 import torch
-from liteattention_rocm.ops import default_geometry
 
 from liteattention_rocm import lite_attention, skiplist
+from liteattention_rocm.dense import default_geometry
 
 
 def check(engine: str, kv_len: int, dtype: torch.dtype = torch.bfloat16) -> None:
