@@ -145,7 +145,11 @@ void BindCpu(py::module_& m) {
         .value("rtna", cpu::Rounding::kRtna)
         .value("rtz", cpu::Rounding::kRtz);
 
-    using P = cpu::AttentionParams;
+    // A batch of equal requests and the threads that compute it.
+    struct P : cpu::AttentionParams {
+        int64_t batch = 0;
+        int threads = 1;
+    };
     py::class_<P>(m, "AttentionParams")
         .def(py::init<>())
         .def("set_pointers",
@@ -208,7 +212,7 @@ void BindCpu(py::module_& m) {
         [](const P& params, const L* lite, const std::string& isa) {
             const cpu::Isa path = ParseIsa(isa);
             py::gil_scoped_release release;
-            cpu::Attention(params, lite, path);
+            cpu::Attention(params, params.batch, lite, params.threads, path);
         },
         py::arg("params"), py::arg("lite").none(true), py::arg("isa"));
     BindRagged(m);
