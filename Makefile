@@ -100,22 +100,33 @@ tools:
 		|| { echo "missing: the C headers of $(PYTHON) (Debian: apt-get install $(PYTHON)-dev)"; exit 1; }
 	@test -n "$(CXX_FOUND)" || { echo "missing: a C++ compiler (Debian: apt-get install g++)"; exit 1; }
 
-.venv/torch.stamp: | tools
+# What builds the package: pyproject.toml's build requirements, and what they would fetch for each build.
+.venv/build.stamp: | tools
 	$(PYTHON) -m venv .venv
+	$(BIN)/python -c 'import tomllib; build = tomllib.load(open("pyproject.toml", "rb"))["build-system"]; \
+		print(*build["requires"], "cmake>=3.24", "ninja>=1.10", sep="\n")' > .venv/build.txt
+	$(BIN)/python -m pip install -q $(PIP_ARGS) -c constraints.txt -r .venv/build.txt
+	@touch $@
+
+.venv/torch.stamp: | .venv/build.stamp
 	$(BIN)/python -m pip install -q $(PIP_ARGS) -c constraints.txt "$(TORCH)"
 	@touch $@
 
+# Every build runs in .venv, not in an environment of its own, so that all share the object files in
+# build/: what one has compiled, the next does not compile again.
+BUILD = --no-build-isolation $(PIP_ARGS)
+
 .venv/run.stamp: .venv/torch.stamp $(NATIVE)
-	$(BIN)/python -m pip install -q $(PIP_ARGS) -c constraints.txt -e '.[diffusers,bench]'
+	$(BIN)/python -m pip install -q $(BUILD) -c constraints.txt -e '.[diffusers,bench]'
 	@touch $@
 
 .venv/dev.stamp: .venv/torch.stamp $(NATIVE)
-	$(BIN)/python -m pip install -q $(PIP_ARGS) -c constraints.txt -e '.[diffusers,bench,dev]'
+	$(BIN)/python -m pip install -q $(BUILD) -c constraints.txt -e '.[diffusers,bench,dev]'
 	@touch .venv/run.stamp $@
 
-build/wheel/stamp: .venv/torch.stamp $(PACKAGED)
+build/wheel/stamp: $(PACKAGED) | .venv/build.stamp
 	rm -rf build/wheel
-	$(BIN)/python -m pip wheel -q $(PIP_ARGS) --no-deps -w build/wheel .
+	$(BIN)/python -m pip wheel -q $(BUILD) --no-deps -w build/wheel .
 	@touch $@
 
 # An environment of a framework: by the recipe that is there to read, with the wheel of this tree.
