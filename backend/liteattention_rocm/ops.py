@@ -49,7 +49,7 @@ from .engines import (
     TileGeometry,
 )
 from .engines.base import scale_reasons
-from .memory import extent_bytes, mark_written, overlap_reasons, self_overlap_reasons
+from .memory import extent_bytes, mark_written, overlap_reasons, target_reasons
 
 __all__ = ["attention", "default_geometry", "lite_attention", "merge_states"]
 
@@ -117,7 +117,7 @@ class _Bound:
             other = tensor.data_ptr()
             if begin < other + size and other < end:
                 return False
-        return begin % _ALIGNMENT == 0
+        return begin != 0 and begin % _ALIGNMENT == 0
 
     def lists_apart(
         self,
@@ -242,13 +242,21 @@ def _kind_of_lists(
             return None
         size = geometry.q_block, geometry.k_block, geometry.vote_rows
     found = [threshold, descending, soft_skip, size]
-    for bitmap in (read, write, must_do, must_skip):
-        if bitmap is None:
-            found.append(None)
-        elif type(bitmap) is not torch.Tensor or bitmap.data_ptr() % _ALIGNMENT:
-            return None
-        else:
-            found += (bitmap.shape, bitmap.stride(), bitmap.dtype, bitmap.device)
+    try:
+        for bitmap in (read, write, must_do, must_skip):
+            if bitmap is None:
+                found.append(None)
+            elif (
+                type(bitmap) is not torch.Tensor
+                or bitmap.data_ptr() == 0
+                or bitmap.data_ptr() % _ALIGNMENT
+                or bitmap.is_neg()
+            ):
+                return None
+            else:
+                found += (bitmap.shape, bitmap.stride(), bitmap.dtype, bitmap.device)
+    except RuntimeError:  # as above
+        return None
     return (*kind, *found)
 
 
@@ -935,7 +943,7 @@ def _lite_reasons(
     tensors = _usable({"q": q, "k": k, "v": v, "out": out})[2]
     read_only = {name: bits for name, bits in bitmaps.items() if name != "write"}
     if "write" in bitmaps:
-        values += self_overlap_reasons("write", bitmaps["write"])
+        values += target_reasons("write", bitmaps["write"])
         values += overlap_reasons("write", bitmaps["write"], tensors | read_only)
     if "out" in tensors:
         values += overlap_reasons("out", out, read_only)
@@ -963,7 +971,7 @@ def _written_reasons(
     others = dict(inputs)
     for name, target in written.items():
         if target is not None:
-            reasons += self_overlap_reasons(name, target)
+            reasons += target_reasons(name, target)
             reasons += overlap_reasons(name, target, others)
             others[name] = target
     return reasons

@@ -58,7 +58,7 @@ from .memory import (
     has_address,
     mark_written,
     overlap_reasons,
-    self_overlap_reasons,
+    target_reasons,
 )
 from .ops import _FLOATS, _LIBRARY, _dispatch_modes, _transforms, _usable
 
@@ -624,7 +624,12 @@ def _signature(
         *(v.shape, v.stride(), v.dtype, v.device),
         None if sinks is None else (sinks.shape, sinks.stride(), sinks.dtype, sinks.device),
         None if out is None else (out.shape, out.stride(), out.dtype, out.device),
-        q._is_zerotensor() or k._is_zerotensor() or v._is_zerotensor(),
+        # Zeros without memory have no address; tensors that are not strided raise.
+        q.data_ptr() == 0
+        or k.data_ptr() == 0
+        or v.data_ptr() == 0
+        or (out is not None and out.data_ptr() == 0)
+        or (sinks is not None and sinks.data_ptr() == 0),
         torch.is_grad_enabled()
         and (
             q.requires_grad
@@ -902,6 +907,9 @@ def _check_write_overlap(
     low = first if first < second else second
     high = first_end if first_end > second_end else second_end
     begin, other, last = k.data_ptr(), v.data_ptr(), slots.data_ptr()
+    if not (first and second and begin and other and last):  # empty, or zeros without memory
+        tensors = {"k": k, "v": v, "k_cache": k_cache, "v_cache": v_cache, "slots": slots}
+        raise_if("cache write", *_usable(tensors)[:2])
     if (
         (begin < high and low < begin + write.k_bytes)
         or (other < high and low < other + write.v_bytes)
@@ -953,6 +961,8 @@ def _index_reasons(name: str, tensor: Any, dims: int) -> Reasons:
         return kinds, values
     if tensor.dtype != torch.int32:
         kinds.append(f"{name} must be torch.int32, got {tensor.dtype}: call .int() on it")
+    if tensor.is_neg():
+        values.append(f"{name} must not be a negated view: call .resolve_neg() on it")
     if tensor.dim() != dims:
         values.append(f"{name} must have {dims} dimensions, got {list(tensor.shape)}")
     elif tensor.shape[-1] > 1 and tensor.stride(-1) != 1:
@@ -1003,6 +1013,7 @@ def _plainly_right(
             and kv_len.is_contiguous()
             and q_start.dim() == kv_len.dim() == 1
             and page_table.dim() == 2
+            and not any([t._is_zerotensor() or t.is_neg() for t in (q_start, kv_len, page_table)])
             and (page_table.stride(1) == 1 or page_table.shape[1] < 2)
             and q_start.shape[0] - 1 == kv_len.shape[0] == page_table.shape[0]
             and (max_q_len is None or (type(max_q_len) is int and max_q_len >= 0))
@@ -1203,8 +1214,8 @@ def _cache_dtype_reasons(
             )
     if k.dtype not in _FP8 and (options.k_scale, options.v_scale) != (1, 1):
         reasons.append(
-            f"k_scale and v_scale are for fp8 caches, got {options.k_scale} and "
-            f"{options.v_scale} with {k.dtype}"
+            f"k_scale and v_scale are for fp8 caches, got {shown(options.k_scale)} and "
+            f"{shown(options.v_scale)} with {k.dtype}"
         )
     return reasons
 
@@ -1244,7 +1255,7 @@ def _shape_reasons(
         if out.shape != q.shape:
             reasons.append(f"out must have q's shape {list(q.shape)}, got {list(out.shape)}")
         else:
-            reasons += self_overlap_reasons("out", out)
+            reasons += target_reasons("out", out)
     return reasons
 
 
@@ -1270,7 +1281,7 @@ def _write_reasons(
         values += stride_reasons(name, tensor)
         values += derivative_reasons(name, tensor)
         if "cache" in name:
-            values += self_overlap_reasons(name, tensor)
+            values += target_reasons(name, tensor)
     if "slots" in tensors:
         if slots.dtype not in (torch.int64, torch.int32):
             kinds.append(f"slots must be int64 or int32, got {slots.dtype}")
@@ -1476,7 +1487,7 @@ def _attention_paged(
     )
     batch = PagedBatch(q_start, kv_len, page_table, max_q_len=max_q_len, max_kv_len=max_kv_len)
     call = _plan_paged(q, k_cache, v_cache, batch, sinks, out, options)
-    raise_if("attention call", [], self_overlap_reasons("out", out))
+    raise_if("attention call", [], target_reasons("out", out))
     _check_overlap(call, q, k_cache, v_cache, sinks, out)
     mark_written(*(t for t in (out, lse) if t is not None))
     call.engine.attention_ragged(
@@ -1536,7 +1547,7 @@ def _attention_varlen(
     options = _operator_options(scale, causal, window, soft_cap, 1.0, 1.0, rounding, engine, lse)
     bounds = (max_seqlen_q, max_seqlen_k)
     call = _plan_varlen(q, k, v, cu_seqlens_q, cu_seqlens_k, bounds, sinks, out, options)
-    raise_if("attention call", [], self_overlap_reasons("out", out))
+    raise_if("attention call", [], target_reasons("out", out))
     _check_overlap(call, q, k, v, sinks, out)
     mark_written(*(t for t in (out, lse) if t is not None))
     call.engine.attention_ragged(call.spec, call.ragged, call.plan, q, k, v, out, lse, sinks)
