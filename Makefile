@@ -22,7 +22,7 @@ FRAMEWORKS ?= vllm sglang
 SETUP_sglang := diffusion
 PACKAGED = $(NATIVE) $(shell git ls-files backend integration benchmark emulator e2e/liteattention_e2e)
 
-.PHONY: generate e2e bench kernels test test-machine-code test-serving-vllm test-serving-sglang test-serving lint format clean tools
+.PHONY: generate e2e bench kernels test machine-code test-machine-code test-serving-vllm test-serving-sglang test-serving lint format clean tools
 
 ## generate: a video from a text prompt, dense and with LiteAttention, and the table of both
 generate: .venv/run.stamp
@@ -46,16 +46,23 @@ kernels: .venv/run.stamp
 test: .venv/dev.stamp
 	$(BIN)/python -m pytest
 
-## test-machine-code: rebuild the code objects and compare, then the long proofs on the emulator:
-## every shape, order and rounding, every deleted wait, Triton's kernels, which nobody here tuned,
-## and the portable engine's: interpreted, and compiled for gfx942, gfx950 and sm_90
-## (Debian: clang-19 lld-19 llvm-19)
+## test-machine-code: rebuild the code objects and the emulator's test programs and compare; then the
+## comparisons with LLVM itself and the long proofs on the emulator: every shape, order and rounding,
+## every deleted wait, Triton's kernels, which nobody here tuned, and the portable engine's:
+## interpreted, and compiled for gfx942, gfx950 and sm_90 (Debian: clang-19 lld-19 llvm-19)
 test-machine-code: .venv/dev.stamp .venv/triton.stamp
 	$(BIN)/liteattention-rocm kernels check
-	$(BIN)/python -m pytest -m slow
+	$(BIN)/python -m pytest --machine-code=compare tests/emulator
+	$(BIN)/python -m pytest -m "slow or llvm"
 	$(BIN)/python -m pytest -s tests/emulator/test_triton.py
 	$(BIN)/python -m pytest tests/portable
 	TRITON_INTERPRET=1 $(BIN)/python -m pytest tests/portable
+
+## machine-code: assemble and compile the emulator's test programs again
+## (Debian: clang-19 lld-19 llvm-19)
+machine-code: .venv/dev.stamp
+	rm -f tests/emulator/machine_code/*.json
+	$(BIN)/python -m pytest --machine-code=update tests/emulator
 
 ## test-serving: vLLM and SGLang, the real ones, serve small models through our attention, offline and
 ## over HTTP, with the tokens of their own attention (two virtual environments, 6 GB)
@@ -93,22 +100,33 @@ tools:
 		|| { echo "missing: the C headers of $(PYTHON) (Debian: apt-get install $(PYTHON)-dev)"; exit 1; }
 	@test -n "$(CXX_FOUND)" || { echo "missing: a C++ compiler (Debian: apt-get install g++)"; exit 1; }
 
-.venv/torch.stamp: | tools
+# What builds the package: pyproject.toml's build requirements, and what they would fetch for each build.
+.venv/build.stamp: | tools
 	$(PYTHON) -m venv .venv
+	$(BIN)/python -c 'import tomllib; build = tomllib.load(open("pyproject.toml", "rb"))["build-system"]; \
+		print(*build["requires"], "cmake>=3.24", "ninja>=1.10", sep="\n")' > .venv/build.txt
+	$(BIN)/python -m pip install -q $(PIP_ARGS) -c constraints.txt -r .venv/build.txt
+	@touch $@
+
+.venv/torch.stamp: | .venv/build.stamp
 	$(BIN)/python -m pip install -q $(PIP_ARGS) -c constraints.txt "$(TORCH)"
 	@touch $@
 
+# Every build runs in .venv, not in an environment of its own, so that all share the object files in
+# build/: what one has compiled, the next does not compile again.
+BUILD = --no-build-isolation $(PIP_ARGS)
+
 .venv/run.stamp: .venv/torch.stamp $(NATIVE)
-	$(BIN)/python -m pip install -q $(PIP_ARGS) -c constraints.txt -e '.[diffusers,bench]'
+	$(BIN)/python -m pip install -q $(BUILD) -c constraints.txt -e '.[diffusers,bench]'
 	@touch $@
 
 .venv/dev.stamp: .venv/torch.stamp $(NATIVE)
-	$(BIN)/python -m pip install -q $(PIP_ARGS) -c constraints.txt -e '.[diffusers,bench,dev]'
+	$(BIN)/python -m pip install -q $(BUILD) -c constraints.txt -e '.[diffusers,bench,dev]'
 	@touch .venv/run.stamp $@
 
-build/wheel/stamp: .venv/torch.stamp $(PACKAGED)
+build/wheel/stamp: $(PACKAGED) | .venv/build.stamp
 	rm -rf build/wheel
-	$(BIN)/python -m pip wheel -q $(PIP_ARGS) --no-deps -w build/wheel .
+	$(BIN)/python -m pip wheel -q $(BUILD) --no-deps -w build/wheel .
 	@touch $@
 
 # An environment of a framework: by the recipe that is there to read, with the wheel of this tree.

@@ -16,7 +16,7 @@ import torch
 from torch.autograd import forward_ad
 
 from . import engines
-from .memory import has_address, overlap_reasons, self_overlap_reasons
+from .memory import has_address, overlap_reasons, target_reasons
 
 #: Lengths are int32 on the device: no window, and no bound of a length, has to be larger.
 LARGEST_LENGTH = 2**31 - 1
@@ -282,7 +282,7 @@ class Reasons:
         others = dict(inputs)
         for name, target in written.items():
             if target is not None:
-                self.values += self_overlap_reasons(name, target)
+                self.values += target_reasons(name, target)
                 self.overlaps(name, target, others, remedy)
                 others[name] = target
 

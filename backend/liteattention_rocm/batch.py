@@ -175,6 +175,7 @@ def _plainly_right(
             and kv_len.is_contiguous()
             and q_start.dim() == kv_len.dim() == 1
             and page_table.dim() == 2
+            and not any([t._is_zerotensor() or t.is_neg() for t in (q_start, kv_len, page_table)])
             and (page_table.stride(1) == 1 or page_table.shape[1] < 2)
             and q_start.shape[0] - 1 == kv_len.shape[0] == page_table.shape[0]
             and (max_q_len is None or (type(max_q_len) is int and max_q_len >= 0))

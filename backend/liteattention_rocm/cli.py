@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import importlib
 import logging
+import sys
 from collections.abc import Callable
 from importlib.metadata import entry_points
 from typing import Any
@@ -17,6 +18,7 @@ import typer
 from rich.logging import RichHandler
 
 from . import __version__, collect_env
+from .needs import explain
 
 COMMANDS_GROUP = "liteattention_rocm.commands"
 
@@ -63,7 +65,7 @@ def _add(root: typer.Typer, name: str, load: Callable[[], Any]) -> None:
     try:
         command = load()
     except (ImportError, OSError) as error:
-        _add_unusable(root, name, f"{error} (`liteattention-rocm env` shows the installation)")
+        _add_unusable(root, name, explain(error))
         return
     if isinstance(command, typer.Typer):
         root.add_typer(command, name=name)
@@ -87,4 +89,9 @@ def _add_unusable(root: typer.Typer, name: str, why: str) -> None:
 
 def main() -> None:
     """Run the command line."""
-    build()()
+    try:
+        build()()
+    except ImportError as error:
+        logging.getLogger(__name__).info("an import failed", exc_info=True)
+        typer.echo(f"liteattention-rocm: {explain(error)}", err=True)
+        sys.exit(1)

@@ -51,8 +51,10 @@ def mark_written(*tensors: torch.Tensor) -> None:
         increment_version([tensor for tensor in tensors if not tensor.is_inference()])
 
 
-def self_overlap_reasons(name: str, target: torch.Tensor) -> list[str]:
-    """Say whether two elements of a tensor that is written to lie in one place."""
+def target_reasons(name: str, target: torch.Tensor) -> list[str]:
+    """Say why a tensor cannot be written to: negated, or two of its elements lie in one place."""
+    if target.is_neg():
+        return [f"{name} must not be a negated view: call .resolve_neg() on it"]
     steps = list(target.stride())
     if any(step == 0 and size > 1 for step, size in zip(steps, target.shape, strict=True)):
         return [f"{name} must not be an expanded tensor, got strides {steps}"]

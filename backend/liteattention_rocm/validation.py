@@ -306,7 +306,8 @@ def _cache_dtypes(
             )
     if k.dtype not in FP8 and (k_scale, v_scale) != (1, 1):
         found.types.append(
-            f"k_scale and v_scale are for fp8 caches, got {k_scale} and {v_scale} with {k.dtype}"
+            f"k_scale and v_scale are for fp8 caches, got {shown(k_scale)} and {shown(v_scale)} "
+            f"with {k.dtype}"
         )
 
 
@@ -395,6 +396,8 @@ def _indices(found: Reasons, given: dict[str, tuple[Any, int]]) -> None:
     for name, tensor in usable.items():
         if tensor.dtype != torch.int32:
             found.types.append(f"{name} must be torch.int32, got {tensor.dtype}: call .int() on it")
+        if tensor.is_neg():
+            found.values.append(f"{name} must not be a negated view: call .resolve_neg() on it")
         dims = given[name][1]
         found.shaped({name: tensor}, dims, "R" if dims == 1 else "R,pages")
 

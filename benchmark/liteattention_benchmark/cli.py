@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
-import torch
 import typer
 from rich.console import Console
 from rich.table import Table
 
-from liteattention_rocm import collect_env
+from liteattention_rocm import collect_env, files
+from liteattention_rocm.needs import need
+from liteattention_rocm.progress import activity
 
-from . import cpu as cpu_benchmark
-from . import serving as serving_benchmark
-from . import serving_sglang, serving_vllm
+# torch and benchmarks are imported when a command runs: --help answers without them.
 
 app = typer.Typer(help="Measure kernels against their peers.", no_args_is_help=True)
 
@@ -39,33 +40,49 @@ def cpu(
     out: Annotated[Path | None, typer.Option(help="Also write the JSON here.")] = None,
 ) -> None:
     """Compare the CPU engine, dense and with tiles skipped, with torch's SDPA."""
+    need("bench cpu", "torch")
+    import torch
+
+    from . import cpu as benchmark
+
     dtypes = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
     reasons = []
     if dtype not in dtypes:
         reasons.append(f"--dtype must be one of {', '.join(dtypes)}, got {dtype!r}")
-    shapes = _shapes(shape, reasons) if shape else cpu_benchmark.DEFAULT_SHAPES
+    shapes = _shapes(shape, reasons) if shape else benchmark.DEFAULT_SHAPES
+    unwritable = None if out is None else files.file_problem(out)
+    if unwritable is not None:
+        reasons.append(f"--out: {unwritable}")
     if reasons:
         raise typer.BadParameter("; ".join(reasons))
     if threads:
         torch.set_num_threads(threads)
 
     console = Console(stderr=as_json)
-    with console.status("measuring") as status:
-        rows = cpu_benchmark.run(
-            shapes, rounds, warmup, dtypes[dtype], lambda text: status.update(f"measuring {text}")
-        )
-    result = {
+    result: dict[str, Any] = {
         "environment": collect_env.collect(),
         "threads": torch.get_num_threads(),
         "dtype": dtype,
         "rounds": rounds,
-        "rows": [row.as_dict() for row in rows],
     }
-    text = json.dumps(result, indent=2)
-    if out:
-        out.write_text(text + "\n", encoding="utf-8")
+
+    def save(rows: Sequence[benchmark.Row], complete: bool) -> None:
+        result.update(complete=complete, rows=[row.as_dict() for row in rows])
+        if out is not None:
+            files.write_text(out, json.dumps(result, indent=2) + "\n")
+
+    with _kept(out, (out.name,) if out else (), console), activity(console, "measuring") as say:
+        rows = benchmark.run(
+            shapes,
+            rounds,
+            warmup,
+            dtypes[dtype],
+            lambda text: say(f"measuring {text}"),
+            keep=lambda rows: save(rows, False),
+        )
+        save(rows, True)
     if as_json:
-        typer.echo(text)
+        typer.echo(json.dumps(result, indent=2))
         return
     table = Table(
         title=f"CPU engine, {dtype}, {torch.get_num_threads()} threads",
@@ -111,6 +128,8 @@ def kernels(
     ] = False,
 ) -> None:
     """Compare our attention with its peers on this machine's GPU, or on the CPU if it has none."""
+    need("bench kernels", "torch", "yaml", "matplotlib")
+    import torch
     import yaml
     from pydantic import ValidationError
 
@@ -129,31 +148,39 @@ def kernels(
         raise typer.BadParameter(f"--config {path}: {error}") from error
     except ValueError as error:
         raise typer.BadParameter(f"--peer: {error}") from error
+    _check_folder(out)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     console = Console(stderr=True)
     stamp = benchmark.environment(device)
     roofs = benchmark.ceilings(device)
     stamp["matrix product TFLOP/s"] = f"{roofs.tflops:.3g}"
     stamp["device copy TB/s"] = f"{roofs.tbps:.3g}"
-    rows = benchmark.run(
-        asked, device, fa3_library, lambda text: console.print(text, style="dim"), more
-    )
-    uncounted = ""
-    if counters:
-        console.print("counters", style="dim")
-        found, uncounted = counting.collect(path, fa3_library, peer or ())
-        rows = counting.add(rows, found)
-    out.mkdir(parents=True, exist_ok=True)
-    (out / "kernels.csv").write_text(report.to_csv(rows, stamp), encoding="utf-8")
     command = "liteattention-rocm " + " ".join(["bench", "kernels", "--config", str(config)])
     command += "".join(f" --peer {text!r}" for text in peer or ())
     command += " --counters" if counters else ""
-    text = report.to_markdown(asked, rows, stamp, command)
-    if uncounted:
-        text += f"\n- counters: {uncounted}\n"
-    (out / "kernels.md").write_text(text, encoding="utf-8")
-    report.plot(asked, rows, out)
-    report.roofline(asked, rows, roofs, out)
+
+    def save(rows: Sequence[benchmark.Row], more: str = "", **unfinished: str) -> str:
+        text = report.to_markdown(asked, rows, stamp | unfinished, command) + more
+        files.write_text(out / "kernels.csv", report.to_csv(rows, stamp | unfinished))
+        files.write_text(out / "kernels.md", text)
+        return text
+
+    def keep(rows: Sequence[benchmark.Row]) -> None:
+        done = len({(row.kind, row.cell) for row in rows})
+        save(rows, incomplete=f"{done} of {len(asked.cells)} cells")
+
+    with _kept(out, _KERNEL_FILES, console):
+        rows = benchmark.run(
+            asked, device, fa3_library, lambda text: console.print(text, style="dim"), more, keep
+        )
+        text = save(rows)
+        if counters:
+            console.print("counters", style="dim")
+            found, uncounted = counting.collect(path, fa3_library, peer or ())
+            rows = counting.add(rows, found)
+            text = save(rows, f"\n- counters: {uncounted}\n" if uncounted else "")
+        report.plot(asked, rows, out)
+        report.roofline(asked, rows, roofs, out)
     typer.echo(text)
 
 
@@ -171,14 +198,13 @@ def video(
     ),
 ) -> None:
     """Denoise a video with a Wan transformer of random weights: seconds by self-attention."""
+    need("bench video", "torch", "diffusers", "transformers", "yaml")
+    import torch
     import yaml
     from pydantic import ValidationError
 
-    try:
-        from . import video as benchmark  # needs diffusers
-        from .kernels import environment
-    except ImportError as error:
-        raise typer.BadParameter(f"it needs diffusers (extra: diffusers): {error}") from error
+    from . import video as benchmark
+    from .kernels import environment
 
     path = _config(config)
     try:
@@ -188,19 +214,62 @@ def video(
     except (yaml.YAMLError, ValidationError) as error:
         raise typer.BadParameter(f"--config {path}: {error}") from error
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    _check_folder(out)
     console = Console(stderr=True)
-    rows = benchmark.run(asked, device, lambda text: console.print(text, style="dim"))
     stamp = environment(device)
     command = f"liteattention-rocm bench video --config {config}"
     command += "" if steps is None else f" --steps {steps}"
-    text = benchmark.to_markdown(asked, rows, stamp, command)
-    out.mkdir(parents=True, exist_ok=True)
-    result = {"environment": stamp, "config": asked.model_dump(), "rows": rows}
-    (out / "video.json").write_text(
-        json.dumps(result, default=lambda row: row.as_dict(), indent=2) + "\n", encoding="utf-8"
-    )
-    (out / "video.md").write_text(text, encoding="utf-8")
-    typer.echo(text)
+
+    def save(rows: Sequence[benchmark.Row], complete: bool = False) -> None:
+        text = benchmark.to_markdown(asked, rows, stamp, command)
+        text += "" if complete else f"\n**Incomplete: {len(rows)} contenders were timed.**\n"
+        result = {"complete": complete, "environment": stamp, "config": asked.model_dump()}
+        result["rows"] = [row.as_dict() for row in rows]
+        files.write_text(out / "video.json", json.dumps(result, indent=2) + "\n")
+        files.write_text(out / "video.md", text)
+
+    with _kept(out, ("video.json", "video.md"), console):
+        rows = benchmark.run(
+            asked,
+            device,
+            lambda text: console.print(text, style="dim"),
+            keep=save,
+        )
+        save(rows, complete=True)
+    typer.echo((out / "video.md").read_text(encoding="utf-8"))
+
+
+_KERNEL_FILES = (
+    "kernels.csv",
+    "kernels.md",
+    "kernels-dense.png",
+    "kernels-lite.png",
+    "kernels-roofline.png",
+)
+
+
+def _check_folder(out: Path) -> None:
+    """Refuse a folder that cannot be written to, before anything is measured."""
+    unwritable = files.problem(out)
+    if unwritable is not None:
+        raise typer.BadParameter(f"--out: {unwritable}")
+
+
+@contextlib.contextmanager
+def _kept(out: Path | None, names: Sequence[str], console: Console) -> Iterator[None]:
+    """Move earlier results aside; if the command is stopped, say what it leaves."""
+    folder = None if out is None else out.parent if names == (out.name,) else out
+    earlier = None if folder is None else files.set_aside(folder, names)
+    if earlier is not None:
+        console.print(f"earlier results: {earlier}", highlight=False, soft_wrap=True)
+    try:
+        with files.stoppable():
+            yield
+    except KeyboardInterrupt as error:
+        left = [str(folder / name) for name in names if folder and (folder / name).exists()]
+        kept = f"incomplete results: {', '.join(left)}" if left else "nothing was written"
+        console.print(f"stopped; {kept}", highlight=False, soft_wrap=True)
+        raise typer.Exit(files.exit_code(error)) from error
 
 
 def _config(name: Path) -> Path:
@@ -220,6 +289,11 @@ def tune(
     They are kept by shape class (dtype, head dim, causal, power of two of the length), device and
     versions in LITEATTENTION_CACHE_DIR, by default ~/.cache/liteattention_rocm.
     """
+    need("bench tune", "torch", "triton")
+    import torch
+
+    from . import tune as benchmark
+
     dtypes = {"bf16": torch.bfloat16, "fp16": torch.float16}
     reasons = [] if dtype in dtypes else [f"--dtype must be bf16 or fp16, got {dtype!r}"]
     shapes = _shapes(shape, reasons)
@@ -228,19 +302,10 @@ def tune(
     ]
     if reasons:
         raise typer.BadParameter("; ".join(reasons))
-    try:
-        from . import tune as tuning_benchmark
-    except ImportError as error:
-        raise typer.BadParameter(
-            f"it needs Triton, which comes with PyTorch for GPUs: {error}"
-        ) from error
-
     console = Console()
     for sizes in shapes:
-        with console.status("measuring") as status:
-            shipped, ranked = tuning_benchmark.run(
-                sizes, causal, dtypes[dtype], rounds, lambda text: status.update(text)
-            )
+        with activity(console, "measuring") as say:
+            shipped, ranked = benchmark.run(sizes, causal, dtypes[dtype], rounds, say)
         table = Table(title=",".join(map(str, sizes)) + (" causal" if causal else ""))
         table.add_column("tile")
         table.add_column("median ms", justify="right")
@@ -257,13 +322,14 @@ def emulator(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Time the software MI300X on one core: the dense kernel with checks off and on."""
-    from . import emulator as emulator_benchmark  # needs the compiled core, which a GPU does not
+    need("bench emulator", "torch")
+    from . import emulator as benchmark  # needs the compiled core, which a GPU does not
 
     reasons: list[str] = []
     shapes = _shapes([shape], reasons)
     if reasons:
         raise typer.BadParameter("; ".join(reasons))
-    rows, memory = emulator_benchmark.run(shapes[0], rounds)
+    rows, memory = benchmark.run(shapes[0], rounds)
     if as_json:
         result = {"environment": collect_env.collect(), "peak_memory_gb": memory}
         typer.echo(json.dumps(result | {"rows": [row.as_dict() for row in rows]}, indent=2))
@@ -300,9 +366,13 @@ def serving(
 
     Run it in the environment of the framework; see docs/serving.md.
     """
+    from . import serving as benchmark
+    from . import serving_sglang, serving_vllm
+
+    frameworks = {"vllm": serving_vllm, "sglang": serving_sglang}
     reasons = []
-    if framework not in _FRAMEWORKS:
-        reasons.append(f"--framework must be one of {', '.join(_FRAMEWORKS)}, got {framework!r}")
+    if framework not in frameworks:
+        reasons.append(f"--framework must be one of {', '.join(frameworks)}, got {framework!r}")
     if dtype not in ("bfloat16", "float16", "float32"):
         reasons.append(f"--dtype must be bfloat16, float16 or float32, got {dtype!r}")
     if head_dim not in (64, 128):
@@ -313,19 +383,20 @@ def serving(
         if kind not in ("decode", "prefill") or not re.fullmatch(r"[1-9]\d*,[1-9]\d*", sizes):
             reasons.append(f"--case must be decode|prefill,BATCH,CONTEXT, got {text!r}")
         else:
-            cases.append(serving_benchmark.Case(kind, *map(int, sizes.split(","))))  # type: ignore[arg-type]
+            cases.append(benchmark.Case(kind, *map(int, sizes.split(","))))  # type: ignore[arg-type]
     if reasons:
         raise typer.BadParameter("; ".join(reasons))
+    need("bench serving", "torch", framework)
     console = Console(stderr=as_json)
-    with console.status("starting") as status:
-        rows = serving_benchmark.run(
-            _FRAMEWORKS[framework],
-            cases or serving_benchmark.DEFAULT_CASES,
+    with activity(console, "starting") as say:
+        rows = benchmark.run(
+            frameworks[framework],
+            cases or benchmark.DEFAULT_CASES,
             rounds,
             dtype,
             head_dim,
             threads,
-            status.update,
+            say,
         )
     if as_json:
         environment = {
@@ -351,9 +422,6 @@ def serving(
             f"{min(row.ratios):.2f}",
         )
     console.print(table)
-
-
-_FRAMEWORKS = {"vllm": serving_vllm, "sglang": serving_sglang}
 
 
 def _shapes(texts: list[str], reasons: list[str]) -> tuple[tuple[int, int, int, int], ...]:

@@ -69,6 +69,7 @@ def run(
     dtype: torch.dtype = torch.bfloat16,
     progress: Callable[[str], None] = lambda _: None,
     serving: tuple[Serving, ...] | None = None,
+    keep: Callable[[list[Row]], None] = lambda _: None,
 ) -> list[Row]:
     """Measure every shape (B, H, S, D), "bhsd", and return a row per contender.
 
@@ -78,17 +79,20 @@ def run(
 
     Contenders: torch's SDPA, our dense kernel, and LiteAttention with 0, 50 and 75 % of the tiles
     skipped evenly. ``ratio`` is the median over rounds of time / time of ``against`` (SDPA for the
-    dense kernel, the dense kernel for LiteAttention).
+    dense kernel, the dense kernel for LiteAttention). ``keep`` is called with the rows so far
+    whenever there are more.
     """
     rows: list[Row] = []
     for shape in shapes:
         progress(f"{shape} {str(dtype).removeprefix('torch.')}")
         rows += _shape(shape, rounds, warmup, dtype)
+        keep(rows)
     if serving is None:
         serving = DEFAULT_SERVING if shapes == DEFAULT_SHAPES else ()
     for request in serving:
         progress(f"paged {request} {str(dtype).removeprefix('torch.')}")
         rows += _serving(request, rounds, warmup, dtype)
+        keep(rows)
     return rows
 
 

@@ -247,11 +247,13 @@ def run(
     fa3_library: Path | None = None,
     progress: Callable[[str], None] = lambda _: None,
     more: Mapping[str, Maker] | None = None,
+    keep: Callable[[list[Row]], None] = lambda _: None,
 ) -> list[Row]:
     """Measure every cell and return a row per contender.
 
     ``fa3_library``: the FlashAttention-3 library of a vLLM wheel, where the package
     ``flash_attn_interface`` is not installed. ``more``: further peers, see :func:`peers.given`.
+    ``keep`` is called with the rows so far after each cell.
     """
     rows: list[Row] = []
     import torch._dynamo  # FlexAttention compiles anew for every shape, and there may be many
@@ -261,6 +263,7 @@ def run(
             progress(str(cell))
             job = make(cell, device, fa3_library, more or {})
             rows += _measure(cell, job, config, device)
+            keep(rows)
             del job
             if device.type == "cuda":
                 torch.cuda.empty_cache()

@@ -13,7 +13,7 @@ import itertools
 import random
 import statistics
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -120,9 +120,14 @@ class Row:
 
 
 def run(
-    config: Config, device: torch.device, progress: Callable[[str], None] = lambda _: None
+    config: Config,
+    device: torch.device,
+    progress: Callable[[str], None] = lambda _: None,
+    keep: Callable[[list[Row]], None] = lambda _: None,
 ) -> list[Row]:
     """Warm every contender up, then denoise a video with each, in random order.
+
+    ``keep`` is called with the rows so far, in the order of the configuration, after each video.
 
     Raises:
         RuntimeError: LiteAttention left out other tiles than it was told to.
@@ -134,7 +139,8 @@ def run(
         contenders += [(asked, share) for share in shares]
     rows: dict[tuple[str, float | None], Row] = {}
     lists = _Lists(config, device)
-    for steps in (config.warmup_steps, config.steps):
+    made: set[tuple[str, float | None]] = set()
+    for steps, timed in ((config.warmup_steps, False), (config.steps, True)):
         order = [one for one in contenders if one not in rows or not rows[one].absent]
         random.Random(steps).shuffle(order)
         for name, sparsity in order:
@@ -148,6 +154,9 @@ def run(
                     raise
                 why = " ".join(str(error).split())[:200]
                 rows[name, sparsity] = Row(title, None, (), sparsity, None, False, 0, why)
+            if timed:
+                made.add((name, sparsity))
+                keep([rows[one] for one in contenders if one in made])
     return [rows[one] for one in contenders]
 
 
@@ -351,7 +360,9 @@ class _Forced(LiteAttention):
         return result
 
 
-def to_markdown(config: Config, rows: list[Row], environment: dict[str, str], command: str) -> str:
+def to_markdown(
+    config: Config, rows: Sequence[Row], environment: dict[str, str], command: str
+) -> str:
     """A line per contender, with its speed against the first."""
     sizes = config.transformer
     base = rows[0]

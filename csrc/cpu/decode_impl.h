@@ -211,7 +211,7 @@ struct DecodeImpl {
         const int64_t head = task.head / (p.q_heads / p.kv_heads);
         const int64_t step = strides.seq * K::KvBytes(p);
         for (int64_t i = 0; i < n;) {
-            const char* row = K::KvRow(p, base, strides, 0, key + i, head);
+            const char* row = K::KvRow(p, base, strides, key + i, head);
             int64_t run = n - i;
             if (p.pages) run = Min(run, p.page_size - (key + i) % p.page_size);
             for (; run > 0; --run, ++i, row += step) rows[i] = row;
@@ -485,7 +485,7 @@ struct DecodeImpl {
     static void StoreLane(const Walk& walk, int64_t r, float shift, float sum, const float* row) {
         const AttentionParams& p = walk.p;
         const int64_t head = walk.task.head + r / walk.per_head;
-        const float factor = K::Finish(p, 0, head, walk.first + r % walk.per_head, shift, sum);
+        const float factor = K::Finish(p, head, walk.first + r % walk.per_head, shift, sum);
         alignas(64) float result[kMaxHeadDim];
         alignas(64) uint16_t half[kMaxHeadDim];
         const Vec by = Vec::Set(factor);

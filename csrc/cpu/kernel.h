@@ -1,5 +1,5 @@
 // What one instruction-set path offers to the host code: packing of keys and values, and the
-// attention of one q block. The host (attention.cpp) owns threads, memory and the order of work.
+// attention of one q block. The host (schedule.h) owns threads, memory and the order of work.
 #pragma once
 
 #include <cstddef>
@@ -15,16 +15,15 @@ namespace liteattention::cpu {
 struct QBlockTask {
     const AttentionParams* params;
     const LiteParams* lite;  // null: dense
-    int64_t batch;
     int64_t head;
     int64_t heads = 1;  // consecutive heads of one kv head; if more, all rows fit in one q tile
     int64_t row_begin;  // rows [row_begin, row_end) of the sequence
     int64_t row_end;
-    int64_t packed_first = 0;  // K block that the packed blocks begin with
-    const char* k_packed;      // this kv head's packed K blocks; see Kernel::k_direct
-    const char* v_packed;      // this kv head's packed V^T blocks
-    const uint32_t* read;      // row of the read bitmap, or null
-    uint32_t* write;           // row of the write bitmap, or null
+    int64_t first_block = 0;  // K block that the packed blocks begin with
+    const char* k_packed;     // this kv head's packed K blocks; see Kernel::k_direct
+    const char* v_packed;     // this kv head's packed V^T blocks
+    const uint32_t* read;     // row of the read bitmap, or null
+    uint32_t* write;          // row of the write bitmap, or null
 };
 
 struct Kernel {
@@ -34,11 +33,9 @@ struct Kernel {
     size_t (*v_block_bytes)(const AttentionParams&);
     // Full K blocks are read where the caller has them, and only a ragged last one is packed.
     bool (*k_direct)(const AttentionParams&);
-    // Packs K block `block` of (batch, kv_head) into dst, zero-padded.
-    void (*pack_k)(const AttentionParams&, int64_t batch, int64_t kv_head, int64_t block,
-                   char* dst);
-    void (*pack_v)(const AttentionParams&, int64_t batch, int64_t kv_head, int64_t block,
-                   char* dst);
+    // Packs K block `block` of a kv head into dst, zero-padded.
+    void (*pack_k)(const AttentionParams&, int64_t kv_head, int64_t block, char* dst);
+    void (*pack_v)(const AttentionParams&, int64_t kv_head, int64_t block, char* dst);
     size_t (*scratch_bytes)(const AttentionParams&);
     // Runs one q block. `scratch` is this thread's own, 64-byte aligned.
     void (*run)(const QBlockTask&, char* scratch);

@@ -25,24 +25,24 @@ enum class DType { kBf16, kFp16, kFp32 };
 enum class KvType { kSame, kFp8E4m3, kFp8E5m2 };  // kSame: that of the queries
 enum class Rounding { kRtne, kRtna, kRtz };
 
-struct Strides {  // in elements; the head dimension is contiguous
-    int64_t batch;
+struct Strides {    // in elements; the head dimension is contiguous
+    int64_t batch;  // from one entry of a batch, or page of a cache, to the next
     int64_t seq;
     int64_t head;
 };
 
+// One request, or one entry of a batch of equal ones.
 struct AttentionParams {
     const void* q = nullptr;
     const void* k = nullptr;
     const void* v = nullptr;
     void* out = nullptr;
-    float* lse = nullptr;  // natural log, [batch][q_heads][q_len]; null: not wanted
+    float* lse = nullptr;  // natural log, [q_heads][lse_head]; null: not wanted
     int64_t lse_head = 0;  // elements from head to head
     Strides q_strides{};
     Strides k_strides{};
     Strides v_strides{};
     Strides out_strides{};
-    int64_t batch = 0;
     int64_t q_heads = 0;
     int64_t kv_heads = 0;
     int64_t q_len = 0;
@@ -57,11 +57,10 @@ struct AttentionParams {
     const float* sinks = nullptr;  // [q_heads], natural units, or null
     KvType kv_type = KvType::kSame;
     double v_scale = 1.0;  // of fp8 values; that of keys is part of `scale`
-    // Paged keys and values (batch is 1 then): key j is token j % page_size of page
+    // Paged keys and values: key j is token j % page_size of page
     // pages[j / page_size]; strides.batch goes from page to page. Null: not paged.
     const int32_t* pages = nullptr;
     int64_t page_size = 0;
-    int threads = 1;
 };
 
 // The skip side of a LiteAttention step. Bitmaps: uint32 [batch][q_heads][q_blocks][words], bit

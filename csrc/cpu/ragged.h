@@ -2,12 +2,11 @@
 #pragma once
 
 #include <cstdint>
-#include <string>
 #include <vector>
 
 #include "isa.h"
-#include "kernel.h"
 #include "params.h"
+#include "schedule.h"
 
 namespace liteattention::cpu {
 
@@ -72,8 +71,8 @@ class RaggedPlan {
     void Run(const RaggedTensors& tensors, int threads) const;
 
     // Pieces of work: q tiles, and parts of decoded requests.
-    size_t tiles() const { return tiles_; }
-    size_t parts() const { return items_.size() - tiles_; }
+    size_t tiles() const { return schedule_.tiles(); }
+    size_t parts() const { return schedule_.parts(); }
 
    private:
     struct Request {
@@ -81,51 +80,10 @@ class RaggedPlan {
         int64_t q_start;
         int64_t kv_start;
     };
-    // Keys and values of one kv head of a request, packed for its q tiles.
-    struct Unit {
-        int32_t request;
-        int32_t kv_head;
-        int64_t first_block;
-        int64_t blocks;
-    };
-    struct Item {
-        int32_t request;
-        int32_t unit;  // -1: decoded
-        int64_t head, heads;
-        int64_t row_begin, row_end;
-        int64_t key_begin, key_end;  // of a decoded part
-        int64_t group;               // of parts to be merged, -1: nothing to merge
-        int64_t part;                // its place in the group
-        int64_t cost;                // in keys times lanes of a tile
-    };
-    // Parts of one set of lanes.
-    struct Group {
-        int64_t parts;
-        int64_t part_words;
-        int64_t offset;  // words in the buffer of parts
-    };
-    struct Pass {
-        size_t unit_begin, unit_end;
-        size_t item_begin, item_end;
-        int64_t packed_blocks;
-    };
-
-    void AddDecode(int32_t request, int64_t kv_head);
-    void AddTiles(int32_t request, int64_t kv_head);
-    void Visible(const Request& r, int64_t row_begin, int64_t row_end, int64_t* begin,
-                 int64_t* end) const;
 
     RaggedShape shape_;
-    const Kernel* kernel_;
-    const DecodeKernel* decode_;
     std::vector<Request> requests_;
-    std::vector<Unit> units_;
-    std::vector<Item> items_;
-    std::vector<Group> groups_;
-    std::vector<Pass> passes_;
-    int64_t part_words_ = 0;  // of all groups
-    int64_t longest_ = 0;     // keys of the longest request
-    size_t tiles_ = 0;
+    Schedule schedule_;
 };
 
 // Rows [rows][kv_heads][head_dim] to be written to slots of a paged cache.

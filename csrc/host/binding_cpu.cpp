@@ -148,6 +148,7 @@ void BindCpu(py::module_& m) {
     // A call with everything but its addresses and the number of threads.
     struct Call {
         cpu::AttentionParams params;
+        int64_t batch;
         cpu::LiteParams lite;
         bool skips = false;
         cpu::Isa isa;
@@ -157,9 +158,8 @@ void BindCpu(py::module_& m) {
                          const Triple& k_strides, const Triple& v_strides,
                          const Triple& out_strides, cpu::DType dtype, cpu::Rounding rounding,
                          double scale, bool causal, const std::string& isa) {
-            Call call{{}, {}, false, ParseIsa(isa)};
+            Call call{{}, heads[0], {}, false, ParseIsa(isa)};
             cpu::AttentionParams& p = call.params;
-            p.batch = heads[0];
             p.q_heads = heads[1];
             p.kv_heads = heads[2];
             p.q_len = p.lse_head = sizes[0];
@@ -196,14 +196,13 @@ void BindCpu(py::module_& m) {
                 p.v = At<void>(v);
                 p.out = At<void>(out);
                 p.lse = At<float>(lse);
-                p.threads = threads;
                 cpu::LiteParams lite = call.lite;
                 lite.read = At<uint32_t>(read);
                 lite.write = At<uint32_t>(write);
                 lite.must_do = At<uint32_t>(must_do);
                 lite.must_skip = At<uint32_t>(must_skip);
                 py::gil_scoped_release release;
-                cpu::Attention(p, call.skips ? &lite : nullptr, call.isa);
+                cpu::Attention(p, call.batch, call.skips ? &lite : nullptr, threads, call.isa);
             },
             py::arg("q"), py::arg("k"), py::arg("v"), py::arg("out"), py::arg("lse"),
             py::arg("threads"), py::arg("read") = 0, py::arg("write") = 0, py::arg("must_do") = 0,

@@ -5,15 +5,27 @@ from __future__ import annotations
 import importlib
 import json
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 from rich.console import Console
 
+from liteattention_rocm import files
+from liteattention_rocm.needs import need
+from liteattention_rocm.progress import activity
+
+# Model libraries are imported when a command runs: --help answers without them.
 if TYPE_CHECKING:
+    from .report import Writer
     from .runner import Runner
-    from .runs import AnyRunner
+    from .runs import AnyRunner, Run, Settings
+    from .suite import Result
+
+#: What the runners need: diffusers', then SGLang's, whose diffusion runtime is an extra of its own.
+_FRAMEWORK = (("torch",), ("torch", "sglang"))
+_EXTRAS = (("diffusers", "bench"), ("sglang-diffusion", "bench"))
 
 DEFAULT_PROMPT = "a red circle moves right and a green square moves up on a white background"
 #: `generate` takes the largest of these that its time budget allows: 8,192 and 4,608 tokens of
@@ -31,38 +43,36 @@ def _option(text: str, metavar: str = "TEXT", *names: str) -> Any:
     return typer.Option(*names, help=text, metavar=metavar, show_default=False)
 
 
-def _load(options: dict[str, Any], console: Console) -> Runner:
-    """Load a model in diffusers, see :func:`_load_any`."""
-    return cast("Runner", _load_any({**options, "runner": "diffusers"}, console))
-
-
-def _load_any(options: dict[str, Any], console: Console) -> AnyRunner:
+def _load(options: dict[str, Any], console: Console) -> AnyRunner:
     """Check the options and load the model; says everything that is wrong and exits with 2."""
-    # Imported here: the command line has to answer --help without loading a model library.
+    from .config import load_config
+    from .report import earlier_files
+
+    problems = []
+    out = Path(options["out"] or "out")
+    unwritable = files.problem(out)
+    if unwritable is not None:
+        problems.append(f"out: {unwritable}")
+    else:
+        try:
+            earlier_files(out)
+        except ValueError as error:
+            problems.append(f"out: {error}")
     try:
-        from .config import load_config
-
         config = load_config(options)
-        with console.status(f"loading {config.model}"):
-            if config.runner == "sglang":
-                from .sglang_runner import SglangRunner
+        if not problems:
+            with activity(console, f"loading {config.model}"):
+                if config.runner == "sglang":
+                    from .sglang_runner import SglangRunner
 
-                return SglangRunner(config)
-            from .runner import Runner
+                    return SglangRunner(config)
+                from .runner import Runner
 
-            return Runner(config)
+                return Runner(config)
     except ValueError as error:
-        _say(str(error).splitlines(), console)
-        raise typer.Exit(2) from error
-    except ModuleNotFoundError as error:
-        console.print(
-            f"{error}: this command needs torch and the extras of "
-            "pip install 'liteattention-rocm[diffusers,bench]'",
-            markup=False,
-            highlight=False,
-            soft_wrap=True,
-        )
-        raise typer.Exit(1) from error
+        problems = [*str(error).splitlines(), *problems]
+    _say(problems, console)
+    raise typer.Exit(2)
 
 
 def _say(problems: list[str], console: Console) -> None:
@@ -157,6 +167,7 @@ def e2e(
     ] = False,
 ) -> None:
     """Compare attention configurations end to end: time, memory, sparsity, quality, videos."""
+    need("e2e", *_FRAMEWORK[runner == "sglang"], extras=_EXTRAS[runner == "sglang"])
     console = Console(stderr=True)
     policy = {
         "threshold_scale": threshold_scale,
@@ -196,7 +207,7 @@ def e2e(
         "fps": fps,
         "out": out,
     }
-    report = _suite(options, console)
+    report = _suite(_load(options, console), console)
     if print_json:
         typer.echo(json.dumps(report, allow_nan=False))
 
@@ -247,6 +258,7 @@ def generate(
     the machine code for the MI300X, run in software on this processor: a small
     video by default.
     """
+    need("generate", *_FRAMEWORK[False], extras=_EXTRAS[False])
     console = Console(stderr=True)
     if emulate:
         engine = _emulate(engine, console)
@@ -272,9 +284,10 @@ def generate(
     if model is None:
         defaults = _EMULATED if emulated else {"steps": "20"}
         options |= {name: value for name, value in defaults.items() if options[name] is None}
-        if all(options[name] is None for name in ("height", "width", "frames")):
-            options |= _size_within(options, budget, console)
-    report = _suite(options, console)
+    loaded = _load(options, console)
+    if model is None and all(options[name] is None for name in ("height", "width", "frames")):
+        loaded.settings = _size_within(cast("Runner", loaded), budget, console)
+    report = _suite(loaded, console)
     folder = Path(out or "out")
     for name in report["artefacts"]["videos"]:
         console.print(f"video          {folder / name}", highlight=False, soft_wrap=True)
@@ -319,43 +332,79 @@ def _engine_options(options: dict[str, Any]) -> tuple[dict[str, Any], bool]:
     return changes, engine.emulated
 
 
-def _size_within(options: dict[str, Any], budget: float, console: Console) -> dict[str, Any]:
-    """The largest size of the default model whose three runs fit into ``budget`` seconds."""
-    found: dict[str, Any] = {}
+def _size_within(loaded: Runner, budget: float, console: Console) -> Settings:
+    """The largest size of the default model whose runs fit into ``budget`` seconds."""
+    from .estimate import Estimate
+
+    with activity(console, "how fast is this machine?"):
+        estimate = Estimate(loaded)
     for height, width, frames in _SIZES:
-        found = {"height": height, "width": width, "frames": frames}
-        if (height, width, frames) == _SIZES[-1]:
+        chosen = replace(loaded.settings, height=height, width=width, frames=frames)
+        needed = estimate.seconds(chosen)
+        line = f"{width} x {height} x {frames} frames, {loaded.tokens(chosen):,} tokens: "
+        line += f"about {needed:.0f} s"
+        if needed <= budget or (height, width, frames) == _SIZES[-1]:
             break
-        probe = _load({**options, **found}, console)
-        with console.status(f"how fast is this machine? {width} x {height} x {frames} frames"):
-            runs = len(probe.config.configurations())
-            needed = probe.step_seconds() * probe.settings.steps * runs
-        if needed <= budget:
-            break
-        console.print(
-            f"{width} x {height} would take about {needed:.0f} s on this machine: taking the next "
-            "smaller size (--budget sets the limit)"
-        )
-    return found
+        line += f", over the budget of {budget:.0f} s (--budget): taking the next smaller size"
+        console.print(line, highlight=False, soft_wrap=True)
+    console.print(f"{line} ({estimate.assumed})", highlight=False, soft_wrap=True)
+    return chosen
 
 
-def _suite(options: dict[str, Any], console: Console) -> dict[str, Any]:
+def _suite(loaded: AnyRunner, console: Console) -> dict[str, Any]:
+    """Run everything and write it; a run that is stopped keeps and shows what it has."""
     from . import report, suite
 
-    loaded = _load_any(options, console)
-    result = suite.run(loaded, console)
+    result = suite.Result.before(loaded)
     out = loaded.config.out
-    written = report.write(result, out)
+    writer = report.Writer(result, out)
+
+    def keep(made: Run) -> None:
+        try:
+            writer.add(made)
+        except OSError as error:  # it is tried again at the end
+            console.print(f"not written yet: {error}", markup=False, highlight=False)
+
+    with files.stoppable():
+        try:
+            suite.run(result, console, keep)
+        except BaseException as error:
+            what = "stopped" if isinstance(error, KeyboardInterrupt) else "failed"
+            done = f"{len(result.runs)} of {result.planned} runs were made"
+            console.print(f"{what}: {done}", highlight=False)
+            if result.runs:
+                _finish(writer, result, console)
+            if isinstance(error, KeyboardInterrupt):
+                raise typer.Exit(files.exit_code(error)) from error
+            raise
+        return _finish(writer, result, console)
+
+
+def _finish(writer: Writer, result: Result, console: Console) -> dict[str, Any]:
+    from . import report, suite
+
+    out = result.config.out
+    failure = None
+    try:
+        written = writer.finish()
+    except OSError as error:
+        written, failure = suite.summarise(result), error
     settings = written["settings"]
     console.print(
         report.table(
             written,
             f"{settings['width']} x {settings['height']} x {settings['frames']} frames, "
             f"{settings['tokens']:,} tokens, {settings['steps']} steps"
-            + (", emulated" if settings["emulated"] else ""),
+            + (", emulated" if settings["emulated"] else "")
+            + ("" if written["complete"] else ", incomplete"),
         )
     )
     for note in written["notes"]:
         console.print(note, highlight=False, markup=False)
+    if writer.earlier is not None:
+        console.print(f"earlier results: {writer.earlier}", highlight=False, soft_wrap=True)
+    if failure is not None:
+        console.print(f"could not write all of {out}: {failure}", markup=False, soft_wrap=True)
+        raise typer.Exit(1)
     console.print(f"report: {out / 'report.md'}", highlight=False, soft_wrap=True)
     return written

@@ -6,7 +6,10 @@ Everything is derived from the data of :func:`liteattention_e2e.suite.summarise`
 from __future__ import annotations
 
 import csv
+import io
 import json
+import shutil
+import zipfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -17,10 +20,13 @@ from rich import box
 from rich.table import Table
 
 from liteattention_rocm import skiplist
+from liteattention_rocm.files import replacing, set_aside, write_text
 
 from .metrics import Frames, psnr
+from .runs import Run
 from .suite import Result, summarise
 
+_PICTURES = ("contact_sheets", "skipped_tiles", "plots")
 _SHOWN_FRAMES = 8
 _LABEL_WIDTH = 190
 _SHEET_SIDE = 128  # pixels a frame takes on the contact sheet, at least
@@ -28,24 +34,109 @@ _GOOD_PSNR = 30.0  # dB; drawn as a line to judge by
 _VIDEO_SIDE = 384  # small videos are enlarged by a whole factor to about this height
 
 
-def write(result: Result, out: Path) -> dict[str, Any]:
-    """Write every file under ``out`` and return the report with their names in ``artefacts``."""
-    out.mkdir(parents=True, exist_ok=True)
-    report = summarise(result)
-    report["artefacts"] = {
-        "videos": _videos(result, out),
-        "frames": _frames(result, out),
-        "contact_sheets": _contact_sheets(result, report, out),
-        "skipped_tiles": _skipped_tiles(result, out),
-        "plots": _plots(result, report, out),
-        "csv": _csv(report, out / "report.csv"),
-    }
-    report["artefacts"]["markdown"] = "report.md"
-    (out / "report.md").write_text(markdown(report), encoding="utf-8")
-    (out / "report.json").write_text(
-        json.dumps(report, indent=1, allow_nan=False) + "\n", encoding="utf-8"
-    )
-    return report
+class Writer:
+    """Writes the files of a suite while it runs, so that one that is stopped keeps what it made.
+
+    Earlier results in the folder are moved aside before the first file is written. Every file is
+    whole or not there.
+
+    Owner: a suite. Lifetime: the suite's.
+    """
+
+    def __init__(self, result: Result, out: Path) -> None:
+        self._result = result
+        self._out = out
+        self._videos: set[str] = set()
+        self._stored: set[tuple[str, int, int]] = set()
+        self._started = False
+        #: Where earlier results went, None if there were none.
+        self.earlier: Path | None = None
+
+    def add(self, made: Run) -> None:
+        """Write video and frames of a run, and the report of what is there so far."""
+        self._begin()
+        self._keep(made)
+        self._tables(summarise(self._result), {})
+
+    def finish(self) -> dict[str, Any]:
+        """Write what is still to be written, pictures included, and return the report."""
+        self._begin()
+        for made in self._result.runs:
+            self._keep(made)
+        result, out = self._result, self._out
+        report = summarise(result)
+        pictures = {
+            "contact_sheets": _contact_sheets(result, report, out),
+            "skipped_tiles": _skipped_tiles(result, out),
+            "plots": _plots(result, report, out),
+        }
+        return self._tables(report, pictures)
+
+    def _begin(self) -> None:
+        if not self._started:
+            self.earlier = set_aside(self._out, earlier_files(self._out))
+            self._started = True
+
+    def _keep(self, made: Run) -> None:
+        item = next(x for x in self._result.configurations if x.name == made.configuration)
+        key = (item.slug, made.prompt, made.seed)
+        if made.repeat or key in self._stored:
+            return
+        name = f"{item.slug}_p{made.prompt}_s{made.seed}.mp4"
+        if name not in self._videos:
+            write_mp4(made.frames, self._out / name, self._result.config.fps)
+            self._videos.add(name)
+        _add_frames(self._out / _frames_name(made.prompt, made.seed), item.slug, made.frames)
+        self._stored.add(key)
+
+    def _tables(self, report: dict[str, Any], pictures: dict[str, list[str]]) -> dict[str, Any]:
+        result = self._result
+        names = (
+            f"{item.slug}_p{prompt}_s{seed}.mp4"
+            for item in result.configurations
+            for prompt, seed in result.cases
+        )
+        stored = {(prompt, seed) for _, prompt, seed in self._stored}
+        report["artefacts"] = {
+            "videos": [name for name in names if name in self._videos],
+            "frames": [_frames_name(*case) for case in result.cases if case in stored],
+            "contact_sheets": [],
+            "skipped_tiles": [],
+            "plots": [],
+            **pictures,
+            "csv": "report.csv",
+            "markdown": "report.md",
+        }
+        write_text(self._out / "report.csv", _csv(report))
+        write_text(self._out / "report.md", markdown(report))
+        text = json.dumps(report, indent=1, allow_nan=False)
+        write_text(self._out / "report.json", text + "\n")
+        return report
+
+
+def earlier_files(out: Path) -> list[str]:
+    """Names of the files that an earlier run left in ``out``.
+
+    Raises:
+        ValueError: there is a ``report.json`` of something else.
+    """
+    names = ["report.json", "report.md", "report.csv"]
+    file = out / "report.json"
+    if not file.exists():
+        return names
+    try:
+        artefacts = json.loads(file.read_text(encoding="utf-8"))["artefacts"]
+        listed = [artefacts[key] for key in ("videos", "frames", *_PICTURES)]
+        found = [str(name) for group in listed for name in group]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ValueError(
+            f"{str(file)!r} is not a report of this suite: name another folder"
+        ) from error
+    return names + [name for name in found if Path(name).name == name]
+
+
+def _frames_name(prompt: int, seed: int) -> str:
+    return f"frames_p{prompt}_s{seed}.npz"
 
 
 def rows(report: dict[str, Any]) -> list[dict[str, Any]]:
@@ -169,6 +260,7 @@ def markdown(report: dict[str, Any]) -> str:
         f"seeds {', '.join(map(str, settings['seeds']))}, {settings['repeats']} repeats "
         f"(medians; configurations interleaved). Tiles of {tile_text}.",
         "",
+        *unfinished(report),
         f"- Processor: {processor}",
         *([f"- GPU: {machine['gpu']}"] if machine["gpu"] else []),
         f"- Versions: Python {machine['python']}, {packages}",
@@ -215,26 +307,21 @@ def markdown(report: dict[str, Any]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _csv(report: dict[str, Any], path: Path) -> str:
+def unfinished(report: dict[str, Any]) -> list[str]:
+    """Lines of the report that say that it is incomplete; none if it is not."""
+    if report["complete"]:
+        return []
+    done, planned = report["runs_done"], report["runs_planned"]
+    return [f"**Incomplete: {done} of {planned} runs were made.**", ""]
+
+
+def _csv(report: dict[str, Any]) -> str:
     listed = rows(report)
-    with path.open("w", newline="", encoding="utf-8") as file:
-        writer = csv.DictWriter(file, fieldnames=list(listed[0]))
-        writer.writeheader()
-        writer.writerows(listed)
-    return path.name
-
-
-def _videos(result: Result, out: Path) -> list[str]:
-    names = []
-    for configuration in result.configurations:
-        for prompt, seed in result.cases:
-            run = result.first(configuration.name, prompt, seed)
-            if run is None:
-                continue
-            name = f"{configuration.slug}_p{prompt}_s{seed}.mp4"
-            write_mp4(run.frames, out / name, result.config.fps)
-            names.append(name)
-    return names
+    text = io.StringIO(newline="")
+    writer = csv.DictWriter(text, fieldnames=list(listed[0]))
+    writer.writeheader()
+    writer.writerows(listed)
+    return text.getvalue()
 
 
 def write_mp4(frames: Frames, path: Path, fps: int) -> None:
@@ -244,35 +331,33 @@ def write_mp4(frames: Frames, path: Path, fps: int) -> None:
     factor = max(1, _VIDEO_SIDE // frames.shape[1])
     large = frames.repeat(factor, axis=1).repeat(factor, axis=2)
     height, width = large.shape[1:3]
-    writer = imageio_ffmpeg.write_frames(
-        str(path),
-        (width, height),
-        fps=fps,
-        codec="libx264",
-        quality=None,
-        macro_block_size=2,
-        output_params=["-crf", "16", "-preset", "medium"],
-        ffmpeg_log_level="error",
-    )
-    writer.send(None)
-    for frame in large:
-        writer.send(np.ascontiguousarray(frame))
-    writer.close()
+    with replacing(path) as part:
+        writer = imageio_ffmpeg.write_frames(
+            str(part),
+            (width, height),
+            fps=fps,
+            codec="libx264",
+            quality=None,
+            macro_block_size=2,
+            output_params=["-crf", "16", "-preset", "medium"],
+            ffmpeg_log_level="error",
+        )
+        writer.send(None)
+        for frame in large:
+            writer.send(np.ascontiguousarray(frame))
+        writer.close()
 
 
-def _frames(result: Result, out: Path) -> list[str]:
-    """Lossless frames, from which PSNR and SSIM can be derived again."""
-    names = []
-    for prompt, seed in result.cases:
-        stored = {}
-        for configuration in result.configurations:
-            run = result.first(configuration.name, prompt, seed)
-            if run is not None:
-                stored[configuration.slug] = run.frames
-        name = f"frames_p{prompt}_s{seed}.npz"
-        np.savez_compressed(out / name, **stored)  # type: ignore[arg-type]
-        names.append(name)
-    return names
+def _add_frames(path: Path, name: str, frames: Frames) -> None:
+    """Add lossless frames, from which PSNR and SSIM can be derived again, to an ``.npz``."""
+    with replacing(path) as part:
+        if path.exists():
+            shutil.copyfile(path, part)
+        with (
+            zipfile.ZipFile(part, "a", zipfile.ZIP_DEFLATED) as archive,
+            archive.open(f"{name}.npy", "w", force_zip64=True) as file,
+        ):
+            np.lib.format.write_array(file, frames, allow_pickle=False)
 
 
 def _contact_sheets(result: Result, report: dict[str, Any], out: Path) -> list[str]:
@@ -298,6 +383,8 @@ def _contact_sheets(result: Result, report: dict[str, Any], out: Path) -> list[s
                 ratio = psnr(run.frames, base.frames)
                 label.append("equals dense" if np.isinf(ratio) else f"PSNR {ratio:.1f} dB")
             strips.append((label, run.frames))
+        if not strips:
+            continue
         name = f"contact_sheet_p{prompt}_s{seed}.png"
         contact_sheet(
             strips, out / name, f"{result.config.prompts[prompt]} (seed {seed}; PSNR against dense)"
@@ -339,7 +426,8 @@ def contact_sheet(strips: Sequence[tuple[Sequence[str], Frames]], path: Path, ti
                 cell, Image.Resampling.NEAREST if scale >= 1 else Image.Resampling.LANCZOS
             )
             sheet.paste(frame, (_LABEL_WIDTH + column * (cell[0] + gap), y))
-    sheet.save(path)
+    with replacing(path) as part:
+        sheet.save(part)
 
 
 def _skipped_tiles(result: Result, out: Path) -> list[str]:
@@ -349,11 +437,9 @@ def _skipped_tiles(result: Result, out: Path) -> list[str]:
         if tiles is None:
             continue
         name = f"skipped_tiles_{configuration.slug}.png"
-        skiplist.picture(
-            tiles.kept,
-            out / name,
-            title=f"{configuration.name}: {tiles.layer}, {tiles.branch}, after the last step",
-        )
+        title = f"{configuration.name}: {tiles.layer}, {tiles.branch}, after the last step"
+        with replacing(out / name) as part:
+            skiplist.picture(tiles.kept, part, title=title)
         names.append(name)
     return names
 
@@ -373,7 +459,8 @@ def _plots(result: Result, report: dict[str, Any], out: Path) -> list[str]:
     names = []
 
     def save(figure: Any, name: str) -> None:
-        figure.savefig(out / name, dpi=130)
+        with replacing(out / name) as part:
+            figure.savefig(part, dpi=130)
         names.append(name)
 
     items = report["configurations"]
@@ -410,9 +497,9 @@ def _plots(result: Result, report: dict[str, Any], out: Path) -> list[str]:
         if runs:
             name = f"sparsity_by_layer_{slugs[item['name']]}.png"
             statistics = skiplist.SkipStatistics.from_records(runs)
-            skiplist.picture_by_step(
-                statistics, out / name, title=f"{item['name']}: skipped tiles by layer and step"
-            )
+            title = f"{item['name']}: skipped tiles by layer and step"
+            with replacing(out / name) as part:
+                skiplist.picture_by_step(statistics, part, title=title)
             names.append(name)
 
     points = [

@@ -17,6 +17,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +34,7 @@ from . import pixel_vae  # diffusers finds its class by the module being importe
 from .config import Configuration, SuiteConfig
 from .metrics import to_8_bit
 from .runs import DEFAULTS_FILE, Run, Settings, SkippedTiles
+from .sizes import Grid, without_weights
 
 
 class Runner:
@@ -49,10 +51,15 @@ class Runner:
         if config.threads is not None:
             torch.set_num_threads(config.threads)
         self.config = config
+        _check_place(config)
+        empty = _without_weights(config)
+        if empty is not None:  # say what is wrong with the sizes before minutes of loading
+            settings(empty, config)
         start = time.perf_counter()
         self.pipeline = load(config)
         self.load_seconds = time.perf_counter() - start
         self.settings = settings(self.pipeline, config)
+        self._grid = Grid.of(self.pipeline)
         for configuration in config.configurations():
             if configuration.policy is not None:  # say now what would fail after the first runs
                 self._enable(configuration.policy).disable()
@@ -71,15 +78,14 @@ class Runner:
         """Make one video and measure it; ``steps`` overrides their number (warm-up runs)."""
         pipe = self.pipeline
         with contextlib.ExitStack() as stack:
-            handle = None
-            if configuration.policy is not None:
-                handle = stack.enter_context(self._enable(configuration.policy))
+            handle = self._attention(configuration, stack)
             clock = stack.enter_context(_Stopwatch(pipe, on_step))
             gc.collect()
             memory = stack.enter_context(_PeakMemory(torch.device(self.config.device)))
             stack.enter_context(_without("num_frames"))  # see pipeline_num_frames
             start = time.perf_counter()
-            result = pipe(**self._arguments(prompt, seed, steps, clock.step_end))
+            chosen = self.settings if steps is None else replace(self.settings, steps=steps)
+            result = pipe(**self._arguments(chosen, prompt, seed, clock.step_end))
             clock.wait()
             total = time.perf_counter() - start
         video = np.asarray(result.frames[0])
@@ -111,6 +117,14 @@ class Runner:
             skips=skips,
         )
 
+    def _attention(
+        self, configuration: Configuration, stack: contextlib.ExitStack
+    ) -> liteattention_diffusers.Handle | None:
+        """Give self-attention to the configuration until ``stack`` is closed."""
+        if configuration.policy is None:
+            return None
+        return stack.enter_context(self._enable(configuration.policy))
+
     def _enable(self, policy: SkipPolicy) -> liteattention_diffusers.Handle:
         return liteattention_diffusers.enable(
             self.pipeline,
@@ -120,23 +134,36 @@ class Runner:
             cross_attention=self.config.dense_cross_attention,
         )
 
-    def tokens(self) -> int:
-        """Number of video tokens in self-attention."""
-        return tokens(self.pipeline, self.settings)
+    def tokens(self, chosen: Settings | None = None) -> int:
+        """Number of video tokens in self-attention, of the suite's sizes or of ``chosen``."""
+        return self._grid.tokens(chosen or self.settings)
 
     def geometry(self) -> TileGeometry | None:
         """The tile geometry of lite configurations; None if the layers do not show their size."""
         return geometry(self)
 
-    def step_seconds(self) -> float:
-        """Seconds of one call of the denoiser at these settings, with diffusers' attention."""
-        probe = Configuration("probe", "diffusers", None)
-        return min(self.run(probe, 0, 0, 0, steps=2).steps)
+    def step_seconds(self, configuration: Configuration, chosen: Settings, steps: int = 3) -> float:
+        """Least seconds of a denoising step at these settings, of ``steps`` of them.
+
+        On a CPU seconds of processor time on one thread, which other programs hardly change; on a
+        GPU of the wall clock.
+        """
+        cpu = torch.device(self.config.device).type == "cpu"
+        with contextlib.ExitStack() as stack:
+            if cpu:
+                stack.callback(torch.set_num_threads, torch.get_num_threads())
+                torch.set_num_threads(1)
+            self._attention(configuration, stack)
+            now = time.process_time if cpu else time.perf_counter
+            clock = stack.enter_context(_Stopwatch(self.pipeline, None, now))
+            stack.enter_context(_without("num_frames"))
+            seed = self.config.seeds[0]
+            self.pipeline(**self._arguments(replace(chosen, steps=steps), 0, seed, clock.step_end))
+        return min(clock.steps)
 
     def _arguments(
-        self, prompt: int, seed: int, steps: int | None, step_end: Callable[..., Any]
+        self, chosen: Settings, prompt: int, seed: int, step_end: Callable[..., Any]
     ) -> dict[str, Any]:
-        chosen = self.settings
         temporal = getattr(self.pipeline, "vae_scale_factor_temporal", 4)
         arguments: dict[str, Any] = {
             "prompt": self.config.prompts[prompt],
@@ -144,7 +171,7 @@ class Runner:
             "height": chosen.height,
             "width": chosen.width,
             "num_frames": pixel_vae.pipeline_num_frames(chosen.frames, temporal),
-            "num_inference_steps": steps or chosen.steps,
+            "num_inference_steps": chosen.steps,
             "guidance_scale": chosen.guidance,
             # On the CPU, so that every device starts from the same noise.
             "generator": torch.Generator("cpu").manual_seed(seed),
@@ -156,24 +183,39 @@ class Runner:
         return arguments
 
 
-def load(config: SuiteConfig) -> Any:
-    """Load the pipeline of a directory or hub id.
-
-    Raises:
-        ValueError: there is no such model, or its pipeline makes no videos from text.
-    """
+def _check_place(config: SuiteConfig) -> None:
     where = Path(config.model)
     if where.exists() and not (where / "model_index.json").exists():
         raise ValueError(f"{where} is no diffusers pipeline: it has no model_index.json")
     if not where.exists() and (where.is_absolute() or config.model.count("/") != 1):
         raise ValueError(f"model {config.model!r} is neither a directory nor OWNER/NAME of the hub")
+
+
+def _without_weights(config: SuiteConfig) -> Any | None:
+    try:
+        with _no_bars(), _without("Expected types for"):
+            return without_weights(config.model, diffusers)
+    except OSError as error:
+        raise _cannot_load(config, error) from error
+
+
+def _cannot_load(config: SuiteConfig, error: OSError) -> ValueError:
+    return ValueError(f"cannot load {config.model!r}: {error}")
+
+
+def load(config: SuiteConfig) -> Any:
+    """Load the pipeline of a directory or hub id.
+
+    Raises:
+        ValueError: it cannot be loaded, or its pipeline makes no videos from text.
+    """
     try:
         with _no_bars(), _without("Expected types for vae"):
             pipe = diffusers.DiffusionPipeline.from_pretrained(
                 config.model, dtype=config.torch_dtype
             )
     except OSError as error:
-        raise ValueError(f"cannot load {config.model!r}: {error}") from error
+        raise _cannot_load(config, error) from error
     needed = {"prompt", "height", "width", "num_frames", "callback_on_step_end"}
     missing = needed - set(inspect.signature(type(pipe).__call__).parameters)
     if missing:
@@ -250,41 +292,10 @@ def settings(pipe: Any, config: SuiteConfig) -> Settings:
         max_sequence_length=length,
         negative_prompt=pick(config.negative_prompt, "negative_prompt", "negative_prompt"),
     )
-    reasons = [
-        f"{name} must be a multiple of {multiple} for this model, got {value}"
-        for name, value, multiple in (
-            ("height", chosen.height, _multiple(pipe, 1)),
-            ("width", chosen.width, _multiple(pipe, 2)),
-        )
-        if value % multiple
-    ]
-    temporal = getattr(pipe, "vae_scale_factor_temporal", 1)
-    if (chosen.frames - 1) % temporal:
-        reasons.append(
-            f"frames must be a multiple of {temporal} plus one for this model, got {chosen.frames}"
-        )
+    reasons = Grid.of(pipe).problems(chosen)
     if reasons:
-        raise ValueError("; ".join(reasons))
+        raise ValueError("\n".join(reasons))
     return chosen
-
-
-def _multiple(pipe: Any, axis: int) -> int:
-    patch = getattr(getattr(pipe.transformer, "config", None), "patch_size", 1)
-    patch = patch[axis] if isinstance(patch, list | tuple) else 1
-    return int(getattr(pipe, "vae_scale_factor_spatial", 1) * patch)
-
-
-def tokens(pipe: Any, chosen: Settings) -> int:
-    """Number of video tokens in self-attention."""
-    spatial = getattr(pipe, "vae_scale_factor_spatial", 1)
-    temporal = getattr(pipe, "vae_scale_factor_temporal", 1)
-    patch = getattr(getattr(pipe.transformer, "config", None), "patch_size", 1)
-    if isinstance(patch, int):
-        patch = (1, patch, patch)
-    frames = ((chosen.frames - 1) // temporal + 1) // patch[0]
-    return int(
-        frames * (chosen.height // spatial // patch[1]) * (chosen.width // spatial // patch[2])
-    )
 
 
 def geometry(runner: Runner) -> TileGeometry | None:
@@ -326,8 +337,14 @@ def _without(*phrases: str) -> Iterator[None]:
 class _Stopwatch(contextlib.AbstractContextManager["_Stopwatch"]):
     """Times the parts of one pipeline call from outside; takes its wrappers off again."""
 
-    def __init__(self, pipe: Any, on_step: Callable[[], None] | None) -> None:
+    def __init__(
+        self,
+        pipe: Any,
+        on_step: Callable[[], None] | None,
+        now: Callable[[], float] = time.perf_counter,
+    ) -> None:
         self._pipe = pipe
+        self._now = now
         self._on_step = on_step
         self._cuda = torch.device(pipe.device).type == "cuda"
         self._stack = contextlib.ExitStack()
@@ -367,7 +384,7 @@ class _Stopwatch(contextlib.AbstractContextManager["_Stopwatch"]):
     def step_end(self, pipe: Any, step: int, timestep: Any, tensors: dict[str, Any]) -> Any:
         """``callback_on_step_end`` of the pipeline."""
         self.wait()
-        self._marks.append(time.perf_counter())
+        self._marks.append(self._now())
         if self._on_step is not None:
             self._on_step()
         return tensors
@@ -383,14 +400,14 @@ class _Stopwatch(contextlib.AbstractContextManager["_Stopwatch"]):
     def _first_call(self, module: Any, args: Any) -> None:
         if not self._marks:
             self.wait()
-            self._marks.append(time.perf_counter())
+            self._marks.append(self._now())
 
     def _enter_attention(self, module: Any, args: Any) -> None:
-        self._entered = time.perf_counter()
+        self._entered = self._now()
 
     def _leave_attention(self, module: Any, args: Any, output: Any) -> None:
         assert self.attention is not None
-        self.attention += time.perf_counter() - self._entered
+        self.attention += self._now() - self._entered
 
     @contextlib.contextmanager
     def _timed(self, owner: Any, method: str, total: str) -> Iterator[None]:
@@ -398,10 +415,10 @@ class _Stopwatch(contextlib.AbstractContextManager["_Stopwatch"]):
 
         def timed(*args: Any, **kwargs: Any) -> Any:
             self.wait()
-            start = time.perf_counter()
+            start = self._now()
             result = original(*args, **kwargs)
             self.wait()
-            setattr(self, total, getattr(self, total) + time.perf_counter() - start)
+            setattr(self, total, getattr(self, total) + self._now() - start)
             return result
 
         vars(owner)[method] = timed

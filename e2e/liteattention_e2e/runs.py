@@ -15,6 +15,8 @@ from .metrics import Frames
 
 #: Optional file in a model directory with the sizes and settings the model was made for.
 DEFAULTS_FILE = "generation.json"
+#: Denoising steps of a warm-up run, at most.
+WARMUP_STEPS = 2
 
 
 @dataclass(frozen=True)
@@ -88,8 +90,8 @@ class AnyRunner(Protocol):
     ) -> Run:
         """Make one video and measure it; ``steps`` overrides their number."""
 
-    def tokens(self) -> int:
-        """Number of video tokens in self-attention."""
+    def tokens(self, chosen: Settings | None = None) -> int:
+        """Number of video tokens in self-attention, of the suite's sizes or of ``chosen``."""
 
     def geometry(self) -> TileGeometry | None:
         """The tile geometry of lite configurations, None if it is not known."""

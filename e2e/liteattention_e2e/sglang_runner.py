@@ -29,6 +29,7 @@ from liteattention_sglang.generation import REPORT_VARIABLE, REQUEST_KEY
 from . import sglang_model
 from .config import Configuration, SuiteConfig, read_json_object
 from .runs import DEFAULTS_FILE, Run, Settings, SkippedTiles
+from .sizes import Grid
 
 _DTYPES = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
 _SIZES = ("height", "width", "frames", "steps", "guidance")
@@ -161,12 +162,9 @@ class SglangRunner:
                 )
         return records
 
-    def tokens(self) -> int:
-        """Number of video tokens in self-attention: of the small model, or of Wan 2.1."""
-        chosen = self.settings
-        spatial, temporal = (4, 1) if self._shapes else (16, 4)
-        frames = (chosen.frames - 1) // temporal + 1
-        return frames * (chosen.height // spatial) * (chosen.width // spatial)
+    def tokens(self, chosen: Settings | None = None) -> int:
+        """Number of video tokens in self-attention, of the suite's sizes or of ``chosen``."""
+        return _grid(self.config).tokens(chosen or self.settings)
 
     def geometry(self) -> TileGeometry | None:
         """The tile geometry of the engine; head dimension 128, as in every Wan."""
@@ -199,10 +197,20 @@ def _settings(config: SuiteConfig) -> Settings:
             reasons.append(f"{name}: say it, the model directory has no {DEFAULTS_FILE}")
     if reasons:
         raise ValueError("\n".join(reasons))
-    return Settings(
+    negative = config.negative_prompt
+    chosen = Settings(
         **found,
         max_sequence_length=None,
-        negative_prompt=config.negative_prompt
-        if config.negative_prompt is not None
-        else stored.get("negative_prompt"),
+        negative_prompt=stored.get("negative_prompt") if negative is None else negative,
     )
+    reasons = _grid(config).problems(chosen)
+    if reasons:
+        raise ValueError("\n".join(reasons))
+    return chosen
+
+
+def _grid(config: SuiteConfig) -> Grid:
+    """The small model's, or that of Wan 2.1."""
+    if _is_small_model(Path(config.model)):
+        return Grid(spatial=2, temporal=1, patch=(1, 2, 2))
+    return Grid(spatial=8, temporal=4, patch=(1, 2, 2))

@@ -19,25 +19,17 @@ from typing import Any
 
 import torch
 from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    Progress,
-    TextColumn,
-    TimeElapsedColumn,
-    TimeRemainingColumn,
-)
 
 from liteattention_rocm import collect_env
+from liteattention_rocm.progress import Steps
 from liteattention_rocm.skiplist import SkipStatistics
 
 from . import metrics
 from .config import Configuration, SuiteConfig
 from .metrics import Spread
-from .runs import AnyRunner, Run
+from .runs import WARMUP_STEPS, AnyRunner, Run
 
 SCHEMA = 1
-_WARMUP_STEPS = 2
 _PACKAGES = (
     "liteattention-rocm",
     "torch",
@@ -51,7 +43,7 @@ _PACKAGES = (
 
 @dataclass
 class Result:
-    """Every run of a suite, in the order they were made, and what the machine is.
+    """Every run of a suite so far, in the order they were made, and what the machine is.
 
     Owner: whoever called :func:`run`. It holds the frames of the first repeat only.
     """
@@ -61,6 +53,19 @@ class Result:
     runner: AnyRunner
     environment: dict[str, Any]
     runs: list[Run] = field(default_factory=list)
+    _distances: dict[tuple[str, str, int, int], dict[str, Any]] = field(default_factory=dict)
+
+    @staticmethod
+    def before(loaded: AnyRunner) -> Result:
+        """The result of a suite that is about to start."""
+        result = Result(loaded.config, loaded.config.configurations(), loaded, environment(loaded))
+        result.environment["started"] = time.strftime("%Y-%m-%dT%H:%M:%S%z")
+        return result
+
+    @property
+    def planned(self) -> int:
+        """Number of runs that make it complete."""
+        return len(self.cases) * self.config.repeats * len(self.configurations)
 
     def of(self, name: str) -> list[Run]:
         """Runs of one configuration."""
@@ -80,53 +85,47 @@ class Result:
                 return item.name
         return None
 
+    def distance(self, name: str, reference: str, prompt: int, seed: int) -> dict[str, Any] | None:
+        """How far the first videos of two configurations are apart; None until both are there."""
+        key = (name, reference, prompt, seed)
+        if key not in self._distances:
+            mine, other = self.first(name, prompt, seed), self.first(reference, prompt, seed)
+            if mine is None or other is None:
+                return None
+            self._distances[key] = metrics.compare(mine.frames, other.frames)
+        return self._distances[key]
+
     @property
     def cases(self) -> list[tuple[int, int]]:
         """All (prompt index, seed)."""
         return [(i, seed) for i in range(len(self.config.prompts)) for seed in self.config.seeds]
 
 
-def run(loaded: AnyRunner, console: Console) -> Result:
-    """Run everything that ``loaded.config`` asks for, showing progress on ``console``."""
-    config = loaded.config
-    result = Result(config, config.configurations(), loaded, environment(loaded))
-    result.environment["started"] = time.strftime("%Y-%m-%dT%H:%M:%S%z")
-    schedules = [item.steps or loaded.settings.steps for item in result.configurations]
-    steps = len(result.cases) * config.repeats * sum(schedules)
-    warm = config.warmup * len(result.configurations)
-    progress = Progress(
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        TimeRemainingColumn(),
-        console=console,
-    )
-    with progress:
-        warming = progress.add_task("warm-up", total=warm, visible=bool(warm))
+def run(result: Result, console: Console, keep: Callable[[Run], None]) -> None:
+    """Run everything that the configuration asks for, showing progress on ``console``.
+
+    Each run is added to ``result``; ``keep`` is then called with it. What is there stays in
+    ``result`` when this ends early, in whatever way.
+    """
+    loaded, config = result.runner, result.config
+    schedules = {item.name: item.steps or loaded.settings.steps for item in result.configurations}
+    warm = {name: min(WARMUP_STEPS, steps) for name, steps in schedules.items()}
+    each = len(result.cases) * config.repeats
+    total = sum(config.warmup * warm[name] + each * schedules[name] for name in schedules)
+    with Steps(console, total) as progress:
         for _ in range(config.warmup):
-            for configuration in result.configurations:
-                loaded.run(
-                    configuration, 0, config.seeds[0], 0,
-                    steps=min(_WARMUP_STEPS, configuration.steps or loaded.settings.steps),
-                )  # fmt: skip
-                progress.advance(warming)
-        task = progress.add_task("steps", total=steps)
-
-        def step_done() -> None:
-            progress.advance(task)
-
+            for item in result.configurations:
+                progress.part(f"{item.name}, warm-up", warm[item.name])
+                loaded.run(item, 0, config.seeds[0], 0, progress.done, steps=warm[item.name])
         for repeat in range(config.repeats):
             for index, (prompt, seed) in enumerate(result.cases):
-                for configuration in _rotated(result.configurations, repeat + index):
-                    progress.update(
-                        task, description=f"{configuration.name}, prompt {prompt}, seed {seed}"
+                for item in _rotated(result.configurations, repeat + index):
+                    progress.part(
+                        f"{item.name}, prompt {prompt}, seed {seed}", schedules[item.name]
                     )
-                    made = loaded.run(
-                        configuration, prompt, seed, repeat, step_done, steps=configuration.steps
-                    )
+                    made = loaded.run(item, prompt, seed, repeat, progress.done, steps=item.steps)
                     _keep(result, made)
-    return result
+                    keep(made)
 
 
 def _keep(result: Result, made: Run) -> None:
@@ -182,6 +181,9 @@ def summarise(result: Result) -> dict[str, Any]:
     tile = loaded.geometry()
     return {
         "schema": SCHEMA,
+        "complete": len(result.runs) == result.planned,
+        "runs_done": len(result.runs),
+        "runs_planned": result.planned,
         "environment": result.environment,
         "settings": {
             "runner": config.runner,
@@ -201,7 +203,9 @@ def summarise(result: Result) -> dict[str, Any]:
         },
         "notes": notes(config),
         "load_seconds": loaded.load_seconds,
-        "configurations": [_summary(result, item) for item in result.configurations],
+        "configurations": [
+            _summary(result, item) for item in result.configurations if result.of(item.name)
+        ],
         "runs": [_run_record(item) for item in result.runs],
     }
 
@@ -286,7 +290,7 @@ def _summary(result: Result, configuration: Configuration) -> dict[str, Any]:
             for reference in ("dense", "diffusers")
         },
         "repeats_bit_equal": all(
-            len({item.digest for item in runs if (item.prompt, item.seed) == case}) == 1
+            len({item.digest for item in runs if (item.prompt, item.seed) == case}) <= 1
             for case in result.cases
         ),
     }
@@ -326,12 +330,8 @@ def _quality(result: Result, configuration: Configuration, kind: str) -> dict[st
     if reference in (None, configuration.name):
         return None
     assert reference is not None
-    pairs = []
-    for case in result.cases:
-        mine, other = result.first(configuration.name, *case), result.first(reference, *case)
-        if mine is not None and other is not None:
-            pairs.append(metrics.compare(mine.frames, other.frames))
-    return metrics.summarise_quality(pairs)
+    pairs = (result.distance(configuration.name, reference, *case) for case in result.cases)
+    return metrics.summarise_quality([pair for pair in pairs if pair is not None])
 
 
 def _run_record(item: Run) -> dict[str, Any]:

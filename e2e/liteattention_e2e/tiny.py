@@ -74,7 +74,7 @@ def wan_pipeline(
     seed: int = 0,
     dtype: torch.dtype = torch.float32,
 ) -> WanPipeline:
-    """A whole pipeline; height and width are multiples of 4, any number of frames."""
+    """A whole pipeline; height and width are multiples of 16, any number of frames."""
     words = tokenizer()
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed + 1)

@@ -1,6 +1,5 @@
 """A bench for single instructions: assemble a snippet, run it on waves with given registers."""
 
-import shutil
 import struct
 import subprocess
 from dataclasses import dataclass, field
@@ -9,7 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from liteattention_emulator import native
+from liteattention_emulator import llvm, native
 
 LANES = 64
 EXEC, VCC, M0 = 126, 106, 124
@@ -17,16 +16,15 @@ DEFAULT_MODE = 0xF0 | 1 << 8 | 1 << 9
 """MODE of a compute wave: round to nearest even, denormals kept, DX10_CLAMP and IEEE on."""
 
 
-def assembler() -> str | None:
-    """LLVM's assembler, from Debian's llvm-19 or a plain LLVM; None when there is none."""
-    return shutil.which("llvm-mc-19") or shutil.which("llvm-mc")
-
-
 def assemble(source: str) -> bytes:
-    """Machine code of gfx942 assembly. Raises EmulatorError with the assembler's message."""
-    tool = assembler()
-    if tool is None:
-        raise native.EmulatorError("llvm-mc-19 is missing (Debian package llvm-19)")
+    """Machine code of gfx942 assembly, by LLVM's llvm-mc, release 19 or newer.
+
+    Raises EmulatorError with the assembler's message, or when there is no such assembler.
+    """
+    try:
+        tool = llvm.find("llvm-mc", newer=True)
+    except llvm.ToolMissing as error:
+        raise native.EmulatorError(str(error)) from None
     command = [tool, "-triple=amdgcn-amd-amdhsa", "-mcpu=gfx942", "-filetype=obj", "-o", "-"]
     done = subprocess.run(command, input=source.encode(), capture_output=True, check=False)
     if done.returncode:

@@ -9,9 +9,10 @@ plain instruction word and given to LLVM's disassembler (llvm-mc-19); what it pr
 from __future__ import annotations
 
 import re
-import shutil
 import subprocess
 import sys
+
+from liteattention_emulator import llvm
 
 V, S = 4, 4  # every register operand is v4 / s4: aligned for each operand width
 
@@ -85,9 +86,10 @@ def words() -> list[tuple[str, int, list[list[int]]]]:
 
 def disassemble(encodings: list[list[int]]) -> dict[str, str]:
     """Return hex bytes -> text for those encodings that are instructions."""
-    tool = shutil.which("llvm-mc-19") or shutil.which("llvm-mc")
-    if tool is None:
-        sys.exit("missing: llvm-mc (Debian: apt-get install llvm-19)")
+    try:
+        tool = llvm.find("llvm-mc")
+    except llvm.ToolMissing as error:
+        sys.exit(str(error))
     lines = []
     for words_ in encodings:
         data = b"".join(w.to_bytes(4, "little") for w in words_)

@@ -17,7 +17,7 @@ from liteattention_rocm import (
     skiplist,
     write_kv,
 )
-from liteattention_rocm.memory import self_overlap_reasons, shares_memory
+from liteattention_rocm.memory import shares_memory, target_reasons
 from liteattention_rocm.remembered import calls
 
 ENGINES = pytest.mark.parametrize("engine", ["cpu", "reference"])
@@ -60,7 +60,7 @@ def test_overlap_is_found_exactly() -> None:
         first, second = map(places, views)
         assert shares_memory(*views) == bool(set(first) & set(second))
         itself = len(set(first)) < len(first)
-        assert bool(self_overlap_reasons("x", views[0])) == itself
+        assert bool(target_reasons("x", views[0])) == itself
         found[itself] += 1
     assert min(found.values()) > 500
 

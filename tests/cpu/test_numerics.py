@@ -17,6 +17,16 @@ from .oracle import bound, exact
 DTYPES = [torch.bfloat16, torch.float16, torch.float32]
 
 
+ISAS = ["amx_bf16", "avx512_bf16", "avx512", "avx2", "portable"]
+
+
+@pytest.mark.parametrize("name", ISAS)
+def test_the_engine_is_tried_on(name: str) -> None:
+    assert set(cpu.available_isas()) <= set(ISAS)
+    if name not in cpu.available_isas():
+        pytest.skip(f"this processor has no {name}: no test of that path is collected")
+
+
 def make(
     b: int, hq: int, hkv: int, sq: int, skv: int, d: int, dtype: torch.dtype, seed: int = 0
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:

@@ -178,10 +178,15 @@ def test_ulysses_is_one_process(results: Any) -> None:
             assert sum(rank["ulysses"][2][index][field] for rank in results) == row[field]
 
 
-@pytest.mark.parametrize("name", ["ring", "both"])
+RINGS = [(2, "ring"), (4, "ring"), (4, "both")]  # processes and how they are arranged
+
+
+@pytest.mark.parametrize(
+    ("results", "name"),
+    [pytest.param(*ring, marks=[pytest.mark.slow] * (ring[0] == 4)) for ring in RINGS],
+    indirect=["results"],
+)
 def test_a_ring_keeps_lists_by_the_ranks_of_the_keys(results: Any, name: str) -> None:
-    if name not in results[0]:
-        pytest.skip("two processes are one ring")
     ring, ulysses, policy = MODES[len(results)][name]
     pipe = pipeline()
     with enable(pipe, policy, geometry=TILE) as handle:
@@ -210,9 +215,8 @@ def test_a_ring_keeps_lists_by_the_ranks_of_the_keys(results: Any, name: str) ->
     assert 0.05 < skipped(rows) < 0.9
 
 
+@pytest.mark.parametrize("results", [2], indirect=True)
 def test_a_ring_that_skips_nothing_is_one_process(results: Any) -> None:
-    if "exact ring" not in results[0]:
-        pytest.skip("tried with two processes")
     pipe = pipeline()
     with enable(pipe, EXACT, geometry=TILE):
         frames = video(pipe)

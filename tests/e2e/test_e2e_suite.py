@@ -375,8 +375,8 @@ def test_models_and_sizes_that_do_not_fit_are_refused(model: Path, tmp_path: Pat
         Runner(load_config({**base, "model": str(tmp_path)}))
     with pytest.raises(ValueError) as error:
         Runner(load_config({**base, "model": str(model), "height": 33, "width": 18}))
-    assert "height must be a multiple of 4" in str(error.value)
-    assert "width must be a multiple of 4" in str(error.value)
+    assert "height must be a multiple of 16" in str(error.value)
+    assert "width must be a multiple of 16" in str(error.value)
 
 
 def test_prompts_of_a_file_and_geometries(tmp_path: Path) -> None:

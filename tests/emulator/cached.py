@@ -1,14 +1,13 @@
-"""Snippets assembled once, however many instruction-set variants of the emulator run them."""
+"""Runs assembly on the emulator without an assembler: see toolchain."""
 
-from functools import lru_cache
 from typing import Any
 
 from liteattention_emulator import snippet
 
-assemble = lru_cache(maxsize=None)(snippet.assemble)
+from . import toolchain
 
 
 def run(code: str | bytes, state: snippet.State) -> dict[str, Any]:
     """As snippet.run."""
-    text = assemble(code + "\ns_endpgm\n") if isinstance(code, str) else code
+    text = toolchain.machine_code(code + "\ns_endpgm\n") if isinstance(code, str) else code
     return snippet.run(text, state)

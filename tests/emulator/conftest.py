@@ -1,24 +1,54 @@
-"""Fixtures of the emulator's tests."""
+"""Fixtures of the emulator's tests, and where their machine code comes from."""
 
 from collections.abc import Iterator
+from importlib.util import find_spec
 
 import pytest
 
 from liteattention_emulator import native, snippet
 
-from . import cached
+from . import toolchain
+
+# `make test-machine-code` installs Triton and runs it.
+collect_ignore = [] if find_spec("triton") else ["test_triton.py"]
+S_ENDPGM = bytes.fromhex("000081bf")
+VARIANTS = ("avx512", "avx2", "portable")
 
 
-@pytest.fixture(params=["avx512", "avx2", "portable"])
-def variant(request: pytest.FixtureRequest) -> Iterator[str]:
-    """Each host instruction set that this machine has."""
+def pytest_configure(config: pytest.Config) -> None:
+    for store in toolchain.STORES:
+        store.mode = config.getoption("--machine-code")
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    for store in toolchain.STORES:
+        if left := store.finish():
+            first = left[0].replace("\n", "; ")[:200]
+            print(f"\n{store.path.name}: {len(left)} programs of no test that ran: {first}")
+            print("if all tests of tests/emulator ran: run `make machine-code`")
+            session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+
+def missing(variant: str) -> str:
+    """Why this machine cannot run a variant of the emulator; "" if it can."""
     library = native.functions()
-    if library.lae_set_option(b"variant", request.param.encode()) != 0:
-        pytest.skip(f"no {request.param} here")
     try:
-        cached.run("s_nop 0", snippet.State())
+        if library.lae_set_option(b"variant", variant.encode()) != 0:
+            return f"this processor has no {variant}"
+        snippet.run(S_ENDPGM, snippet.State())
     except native.EmulatorError as problem:
+        return str(problem)
+    finally:
         library.lae_set_option(b"variant", b"")
-        pytest.skip(str(problem))
+    return ""
+
+
+AVAILABLE = [name for name in VARIANTS if not missing(name)]
+
+
+@pytest.fixture(params=AVAILABLE)
+def variant(request: pytest.FixtureRequest) -> Iterator[str]:
+    """Each variant that this machine can run: test_toolchain.py skips once for each other one."""
+    native.set_option("variant", request.param)
     yield request.param
-    library.lae_set_option(b"variant", b"")
+    native.set_option("variant", "")

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import cache
 from typing import Any
 
 import numpy as np
@@ -10,16 +9,12 @@ import pytest
 
 from liteattention_emulator import native, snippet
 
+from . import toolchain
+
 U32 = np.uint32
 EVERY = (1 << 64) - 1
 SOME = 0x8001_F00F_1234_FFF1
 """A mask with active and inactive lanes in every quad, row and half."""
-
-
-def bench() -> pytest.MarkDecorator:
-    """Skip where there is no assembler."""
-    reason = "" if snippet.assembler() else "llvm-mc-19 not found (Debian package llvm-19)"
-    return pytest.mark.skipif(bool(reason), reason=reason)
 
 
 @pytest.fixture(autouse=True)
@@ -54,10 +49,9 @@ def state(mask: int = EVERY, waves: int = 1, **sizes: int) -> snippet.State:
     return out
 
 
-@cache
 def machine_code(code: str) -> bytes:
-    """Assembled with s_endpgm; starting the assembler costs more than most snippets take."""
-    return snippet.assemble(code + "\ns_endpgm\n")
+    """Of a snippet, with s_endpgm."""
+    return toolchain.machine_code(code + "\ns_endpgm\n")
 
 
 def run(code: str, at: snippet.State) -> dict[str, Any]:

@@ -18,9 +18,9 @@ import pytest
 
 from liteattention_emulator import native, snippet
 
-from . import cached, toolchain
+from . import cached
 
-pytestmark = [toolchain.needs("llvm-mc-19"), pytest.mark.usefixtures("variant")]
+pytestmark = pytest.mark.usefixtures("variant")
 
 WAVES, LANES = 8, 64
 M32, M64 = 0xFFFFFFFF, 0xFFFFFFFFFFFFFFFF

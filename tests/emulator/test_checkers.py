@@ -12,7 +12,6 @@ from liteattention_emulator import native, snippet
 from .memory_bench import (
     SOME,
     active,
-    bench,
     checked,
     kinds,
     machine_code,
@@ -21,7 +20,6 @@ from .memory_bench import (
     set_buffer,
 )
 
-pytestmark = bench()
 __all__ = ["checked"]
 
 ORDERS = ["round-robin:1", "round-robin:3", "random:1", "random:2", "first-ahead", "last-ahead"]

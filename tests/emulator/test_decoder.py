@@ -9,9 +9,9 @@ from random import Random
 import pytest
 
 import liteattention_emulator
-from liteattention_emulator import native, snippet
+from liteattention_emulator import native
 
-from .toolchain import assemble, needs, run
+from .toolchain import assembled, machine_code, run
 
 ROOT = Path(__file__).resolve().parents[2]
 CODE_OBJECTS = sorted((ROOT / "backend" / "liteattention_rocm" / "kernels").glob("*.co"))
@@ -79,7 +79,7 @@ def llvm_listing(object_file: bytes, tmp_path: Path) -> dict[int, tuple[str, str
     """Byte offset in .text -> (mnemonic, operands)."""
     path = tmp_path / "object.o"
     path.write_bytes(object_file)
-    text = run("llvm-objdump-19", "-d", "--mcpu=gfx942", "--no-show-raw-insn", str(path)).decode()
+    text = run("llvm-objdump", "-d", "--mcpu=gfx942", "--no-show-raw-insn", str(path)).decode()
     out = {}
     line = re.compile(r"^\t([a-z_0-9.]+)(?: (.*?))?\s*// ([0-9A-F]+):")
     rows = [match for match in map(line.match, text.splitlines()) if match]
@@ -107,7 +107,7 @@ def differences(ours: dict, theirs: tuple[str, str]) -> str:
     return ""
 
 
-@needs("llvm-objdump-19")
+@pytest.mark.llvm
 @pytest.mark.parametrize("path", CODE_OBJECTS, ids=lambda path: path.stem)
 def test_shipped_code_objects(path: Path, tmp_path: Path) -> None:
     image = path.read_bytes()
@@ -170,7 +170,7 @@ def is_valid(ours: dict, operands: str) -> bool:
     return aligned and not no_destination and not re.search("null|Invalid", operands)
 
 
-@needs("llvm-objdump-19", "llvm-mc-19")
+@pytest.mark.llvm
 def test_random_encodings(tmp_path: Path) -> None:
     """Every opcode with random fields, wherever LLVM takes the result for an instruction."""
     random = Random(1)
@@ -180,7 +180,7 @@ def test_random_encodings(tmp_path: Path) -> None:
     # A slot is 16 bytes, so that whatever an encoding swallows, the next begins where it should.
     nop = 0xBF800000
     words = [word for _, pair in slots for word in (*pair, nop, nop)]
-    theirs = llvm_listing(assemble(".long " + ",".join(map(hex, words)) + "\n"), tmp_path)
+    theirs = llvm_listing(assembled(".long " + ",".join(map(hex, words)) + "\n"), tmp_path)
     text = b"".join(word.to_bytes(4, "little") for word in words)
     decoded = native.json_of(native.functions().lae_decode(text, len(text)))
     ours = {inst["offset"]: inst for inst in decoded}
@@ -204,9 +204,8 @@ def test_random_encodings(tmp_path: Path) -> None:
     assert not wrong[:20], f"{len(wrong)} of {compared.total()} differ"
 
 
-@needs("llvm-mc-19")
 def test_invalid_words_stay_one_instruction() -> None:
-    text = snippet.assemble("v_mov_b32 v1, v2") + b"\xff\xff\xff\xff" * 2
+    text = machine_code("v_mov_b32 v1, v2") + b"\xff\xff\xff\xff" * 2
     decoded = native.json_of(native.functions().lae_decode(text, len(text)))
     assert [inst["name"] for inst in decoded] == ["v_mov_b32", "(invalid)", "(invalid)"]
     assert not decoded[1]["known"]

@@ -9,17 +9,14 @@ import pytest
 
 import liteattention_emulator as emulator
 
-from .toolchain import compile_hip, needs
-
-pytestmark = needs("clang++-19", "ld.lld-19")
+from .toolchain import compile_hip
 
 SOURCE = Path(__file__).with_name("dispatch_kernels.hip")
 
 
 @pytest.fixture(scope="module")
-def module(tmp_path_factory: pytest.TempPathFactory) -> Iterator[emulator.Module]:
-    image = compile_hip(SOURCE, tmp_path_factory.mktemp("dispatch") / "kernels.co", "-g")
-    with emulator.Module(image) as loaded:
+def module() -> Iterator[emulator.Module]:
+    with emulator.Module(compile_hip(SOURCE, "-g")) as loaded:
         yield loaded
 
 

@@ -12,9 +12,8 @@ from liteattention_emulator.cli import app
 from liteattention_rocm import kernels
 
 from . import llvm_programs
-from .toolchain import assemble, compile_hip, function, insert_wait_states, needs
-
-pytestmark = needs("llvm-mc-19")
+from .toolchain import SHIPPED, assemble, assembled, compile_hip, function, insert_wait_states
+from .toolchain import compiled as compiled_now
 
 MFMA = "v_mfma_f32_16x16x16_bf16 v[120:123], {a}, {b}, {c}"
 READ_A = MFMA.format(a="v[0:1]", b="v[102:103]", c="v[120:123]")
@@ -326,11 +325,10 @@ extern "C" __attribute__((global)) void scale(float* p) {
 """
 
 
-@needs("clang++-19", "ld.lld-19")
 def test_inline_assembly_is_found_with_its_line(tmp_path: Path) -> None:
     source = tmp_path / "scale.hip"
     source.write_text(IN_ASSEMBLY)
-    image = compile_hip(source, tmp_path / "scale.co", "-gline-tables-only")
+    image = compile_hip(source, "-gline-tables-only")
     (hazard,) = hazards.check(image)
     assert (hazard.rule, hazard.kernel) == ("trans -> VALU", "scale")
     assert hazard.line.endswith("scale.hip:4") and "scale.hip:4" in str(hazard)
@@ -355,14 +353,14 @@ def without_one(text: str, which: int) -> tuple[str, set[str]]:
     return "\n".join(out) + "\n", changed
 
 
-@needs("llc-19")
-@pytest.mark.parametrize("seed", [1, pytest.param(2, marks=pytest.mark.slow)])
+@pytest.mark.llvm
+@pytest.mark.parametrize("seed", [1, 2])
 def test_agrees_with_llvm_on_random_programs(seed: int) -> None:
     rng = random.Random(seed)
     count = 250 if seed == 1 else 4000
     mir = "".join(llvm_programs.machine_function(f"f{i}", rng) for i in range(count))
     text = insert_wait_states(mir)
-    listed = listing.load(assemble(text))
+    listed = listing.load(assembled(text))
     strict = hazards.check_listing(listed)
     # LLVM asks the last of several overlapping matrix results only; we ask for each.
     for hazard in strict:
@@ -373,7 +371,7 @@ def test_agrees_with_llvm_on_random_programs(seed: int) -> None:
     checked = 0
     for which in range(12):
         shorter, changed = without_one(text, which)
-        flagged = {hazard.kernel for hazard in hazards.check(assemble(shorter))}
+        flagged = {hazard.kernel for hazard in hazards.check(assembled(shorter))}
         assert changed <= flagged, f"{sorted(changed - flagged)} lack a wait state unnoticed"
         checked += len(changed)
     assert checked > count
@@ -464,12 +462,12 @@ def compiled(tmp_path_factory: pytest.TempPathFactory) -> str:
     folder = tmp_path_factory.mktemp("compiled")
     source = folder / "code.hip"
     source.write_text(COMPILED)
-    return compile_hip(source, folder / "code.s", "-S").decode()
+    return compiled_now(source, *SHIPPED, "-S").decode()
 
 
-@needs("clang++-19")
+@pytest.mark.llvm
 def test_compiled_code_is_clean(compiled: str) -> None:
-    listed = listing.load(assemble(compiled))
+    listed = listing.load(assembled(compiled))
     names = {inst.name for inst in listed.instructions}
     units = {inst.unit for inst in listed.instructions}
     assert units >= {"mfma", "trans", "vmem", "ds", "smem", "barrier"}
@@ -479,7 +477,7 @@ def test_compiled_code_is_clean(compiled: str) -> None:
     assert [str(hazard) for hazard in hazards.check_listing(listed)] == []
 
 
-@needs("clang++-19")
+@pytest.mark.llvm
 def test_compiled_code_without_its_wait_states(compiled: str) -> None:
     # Each run of s_nop that the compiler inserted is taken out in turn.
     lines = compiled.splitlines()
@@ -490,7 +488,7 @@ def test_compiled_code_without_its_wait_states(compiled: str) -> None:
         end = first
         while end in at:
             end += 1
-        assert hazards.check(assemble("\n".join(lines[:first] + lines[end:]) + "\n")), lines[end]
+        assert hazards.check(assembled("\n".join(lines[:first] + lines[end:]) + "\n")), lines[end]
 
 
 @pytest.mark.parametrize(

@@ -12,9 +12,9 @@ import pytest
 import liteattention_emulator as emulator
 from liteattention_emulator import snippet
 
-from .toolchain import assemble, compile_hip, needs, run
-
-pytestmark = needs("clang++-19", "ld.lld-19", "llvm-mc-19")
+from . import cached
+from .conftest import AVAILABLE
+from .toolchain import assemble, build_hip, compile_hip, link
 
 SOURCE = Path(__file__).with_name("machine_kernels.hip")
 ORDERS = ["round-robin", "round-robin:1", "round-robin:1000", "random:1", "random:2"]
@@ -23,8 +23,8 @@ Words = npt.NDArray[np.uint32]
 
 
 @pytest.fixture(scope="module")
-def image(tmp_path_factory: pytest.TempPathFactory) -> bytes:
-    return compile_hip(SOURCE, tmp_path_factory.mktemp("machine") / "kernels.co", "-g")
+def image() -> bytes:
+    return compile_hip(SOURCE, "-g")
 
 
 @pytest.fixture(scope="module")
@@ -70,19 +70,19 @@ def test_identities(module: emulator.Module, grid: tuple[int, ...], block: tuple
 
 
 @pytest.mark.parametrize("version", [4, 5, 6])
-def test_code_object_versions(version: int, tmp_path: Path) -> None:
+def test_code_object_versions(version: int) -> None:
     flag = f"-mcode-object-version={version}"
-    code = compile_hip(SOURCE, tmp_path / "k.co", flag, "-Wno-everything")
+    code = compile_hip(SOURCE, flag, "-Wno-everything")
     with emulator.Module(code) as loaded:
         out = words(8 * 2 * 70)
         loaded.launch("identify", [2], [70], [out])
     assert out.reshape(-1, 8)[:, 2].tolist() == [70] * 140
 
 
-def test_kernel_arguments_in_registers(tmp_path: Path) -> None:
+def test_kernel_arguments_in_registers() -> None:
     """Kernarg preload: the wave starts 256 bytes behind the entry with the arguments in SGPRs."""
     flags = ["-mllvm", "-amdgpu-kernarg-preload-count=6"]
-    code = compile_hip(SOURCE, tmp_path / "k.co", *flags)
+    code = compile_hip(SOURCE, *flags)
     index = np.arange(64, dtype=np.uint32)
     with emulator.Module(code) as loaded, emulator.Module(code) as plain:
         first, second = words(64), words(64)
@@ -93,11 +93,11 @@ def test_kernel_arguments_in_registers(tmp_path: Path) -> None:
     assert "s_load_dwordx4" not in report.by_name()
 
 
-def test_float_mode_comes_from_the_descriptor(tmp_path: Path) -> None:
+def test_float_mode_comes_from_the_descriptor() -> None:
     tiny = np.full(64, 3e-39, np.float32)  # a denormal
     results = []
     for flag in ("-fno-gpu-flush-denormals-to-zero", "-fgpu-flush-denormals-to-zero"):
-        with emulator.Module(compile_hip(SOURCE, tmp_path / "k.co", flag)) as loaded:
+        with emulator.Module(compile_hip(SOURCE, flag)) as loaded:
             data = tiny.copy()
             loaded.launch("halve", [1], [64], [data])
             results.append(data[5])
@@ -164,32 +164,26 @@ def test_damaged_images(image: bytes) -> None:
             assert str(error)
 
 
-def build(arch: str, out: Path, *flags: str) -> bytes:
-    command = f"clang++-19 -x hip --offload-device-only -nogpuinc -nogpulib -O1 {arch} -o {out}"
-    run(*command.split(), *flags, str(SOURCE))
-    return out.read_bytes()
-
-
-def test_targets(tmp_path: Path) -> None:
+def test_targets() -> None:
     plain = "--no-gpu-bundle-output"
     for arch in ("gfx90a", "gfx1100", "gfx942:xnack+", "gfx942:sramecc-"):
-        code = build(f"--offload-arch={arch}", tmp_path / "other.co", plain)
+        code = build_hip(SOURCE, f"--offload-arch={arch}", plain, "-O1")
         with pytest.raises(emulator.EmulatorError, match=r"not for gfx942|needs|waves of 32"):
             emulator.kernels(code)
     for arch in ("gfx942:xnack-", "gfx942:sramecc+", "gfx942:sramecc+:xnack-"):
-        code = build(f"--offload-arch={arch}", tmp_path / "fits.co", plain)
+        code = build_hip(SOURCE, f"--offload-arch={arch}", plain, "-O1")
         assert "halve" in emulator.kernels(code)
 
 
-def test_offload_bundles(tmp_path: Path) -> None:
-    both = "--offload-arch=gfx90a --offload-arch=gfx942"
-    code = build(both, tmp_path / "bundle.co", "--gpu-bundle-output")
+def test_offload_bundles() -> None:
+    bundle = "--gpu-bundle-output"
+    code = build_hip(SOURCE, "--offload-arch=gfx90a", "--offload-arch=gfx942", bundle, "-O1")
     assert code.startswith(b"__CLANG_OFFLOAD_BUNDLE__")
     data = np.full(64, 3.0, np.float32)
     with emulator.Module(code) as loaded:
         loaded.launch("halve", [1], [64], [data])
     assert (data == 1.5).all()
-    code = build("--offload-arch=gfx90a", tmp_path / "bundle.co", "--gpu-bundle-output")
+    code = build_hip(SOURCE, "--offload-arch=gfx90a", bundle, "-O1")
     with pytest.raises(emulator.EmulatorError, match="nothing for gfx942"):
         emulator.kernels(code)
     with pytest.raises(emulator.EmulatorError, match="compressed"):
@@ -308,21 +302,17 @@ def test_missing_instructions_are_named_before_running(module: emulator.Module) 
     module.launch("all_emulated", [1], [64], [out])
 
 
-def linked(body: str, out: Path, metadata: str = "", **directives: int) -> bytes:
+def linked(body: str, metadata: str = "", **directives: int) -> bytes:
     """A code object of one kernel, `k`, in assembly with its own descriptor."""
     settings = {"next_free_vgpr": 8, "next_free_sgpr": 8, "accum_offset": 8} | directives
     rows = "".join(f".amdhsa_{name} {value}\n" for name, value in settings.items())
-    out.with_suffix(".o").write_bytes(
-        assemble(
-            f".text\n.globl k\n.p2align 8\n.type k,@function\nk:\n{body}\ns_endpgm\n"
-            f".rodata\n.p2align 6\n.amdhsa_kernel k\n{rows}.end_amdhsa_kernel\n{metadata}"
-        )
+    return link(
+        f".text\n.globl k\n.p2align 8\n.type k,@function\nk:\n{body}\ns_endpgm\n"
+        f".rodata\n.p2align 6\n.amdhsa_kernel k\n{rows}.end_amdhsa_kernel\n{metadata}"
     )
-    run("ld.lld-19", "-shared", "-o", str(out), str(out.with_suffix(".o")))
-    return out.read_bytes()
 
 
-def test_registers_that_a_wave_does_not_have(tmp_path: Path) -> None:
+def test_registers_that_a_wave_does_not_have() -> None:
     cases = {
         "v_mov_b32 v7, 0": True,
         "v_mov_b32 v8, 0": False,
@@ -332,7 +322,7 @@ def test_registers_that_a_wave_does_not_have(tmp_path: Path) -> None:
         "v_nop\nv_nop_e64\nv_clrexcp": True,
     }
     for body, runs in cases.items():
-        with emulator.Module(linked(body, tmp_path / "k.co")) as loaded:
+        with emulator.Module(linked(body)) as loaded:
             if runs:
                 loaded.launch("k", [1], [64], [])
                 continue
@@ -345,7 +335,7 @@ def test_registers_that_a_wave_does_not_have(tmp_path: Path) -> None:
         "v_accvgpr_write_b32 a8, 1": False,
     }
     for body, runs in cases.items():
-        with emulator.Module(linked(body, tmp_path / "k.co", next_free_vgpr=16)) as loaded:
+        with emulator.Module(linked(body, next_free_vgpr=16)) as loaded:
             if runs:
                 loaded.launch("k", [1], [64], [])
                 continue
@@ -353,7 +343,7 @@ def test_registers_that_a_wave_does_not_have(tmp_path: Path) -> None:
                 loaded.launch("k", [1], [64], [])
 
 
-def test_one_register_by_two_names(tmp_path: Path) -> None:
+def test_one_register_by_two_names() -> None:
     """AGPR n is VGPR accum_offset + n; s_trap ends the launch with a finding."""
     expect = "s_nop 1\nv_readfirstlane_b32 s4, {}\ns_cmp_lg_u32 s4, {}\ns_cbranch_scc1 wrong\n"
     body = (
@@ -364,10 +354,10 @@ def test_one_register_by_two_names(tmp_path: Path) -> None:
         + "v_mov_b64 v[6:7], v[8:9]\n" + expect.format("v6", 3) + expect.format("v7", 4)
         + "s_branch right\nwrong: s_trap 2\nright:"
     )  # fmt: skip
-    with emulator.Module(linked(body, tmp_path / "k.co", next_free_vgpr=16)) as loaded:
+    with emulator.Module(linked(body, next_free_vgpr=16)) as loaded:
         loaded.launch("k", [1], [64], [])
     swapped = body.replace("a1, 4", "a1, 5")
-    code = linked(swapped, tmp_path / "k.co", next_free_vgpr=16)
+    code = linked(swapped, next_free_vgpr=16)
     with emulator.Module(code) as loaded, pytest.raises(emulator.LaunchFailed):
         loaded.launch("k", [1], [64], [])
 
@@ -375,7 +365,7 @@ def test_one_register_by_two_names(tmp_path: Path) -> None:
 KERNARG = {"kernarg_size": 16, "user_sgpr_kernarg_segment_ptr": 1}
 
 
-def test_loads_past_the_arguments(tmp_path: Path) -> None:
+def test_loads_past_the_arguments() -> None:
     """The segment ends on 16 bytes; within it, what nobody passed is undefined."""
     load = "s_load_dword s4, s[0:1], {}\ns_waitcnt lgkmcnt(0)\ns_cmp_lg_u32 s4, 0\n"
     load += "s_cbranch_scc1 end\nend:"
@@ -384,7 +374,7 @@ def test_loads_past_the_arguments(tmp_path: Path) -> None:
     cases |= {(0, 0): "undefined", (16, 0): "out of bounds"}
     for (offset, size), what in cases.items():
         settings = KERNARG | {"kernarg_size": size}
-        code = linked(load.format(offset), tmp_path / "k.co", **settings)
+        code = linked(load.format(offset), **settings)
         with emulator.Module(code) as loaded, pytest.raises(emulator.LaunchFailed, match=what):
             loaded.launch("k", [1], [64], [])
 
@@ -417,7 +407,7 @@ def test_the_size_of_the_arguments_may_stand_in_the_metadata(tmp_path: Path, dec
     def code(offset: int) -> bytes:
         settings = KERNARG | {"kernarg_size": declared}
         body, metadata = STORE_ARGUMENT.format(offset=offset), METADATA.format(size=24)
-        return linked(body, tmp_path / "k.co", metadata, **settings)
+        return linked(body, metadata, **settings)
 
     out = words(64)
     assert emulator.kernels(code(8))["k"].kernarg_bytes == 24
@@ -435,7 +425,6 @@ def test_the_size_of_the_arguments_may_stand_in_the_metadata(tmp_path: Path, dec
         emulator.kernels(
             linked(
                 "s_nop 0",
-                tmp_path / "k.co",
                 METADATA.format(size=20),
                 **KERNARG | {"kernarg_size": 0},
             )
@@ -484,11 +473,8 @@ def test_bad_options(
 
 def test_variants_agree(module: emulator.Module, image: bytes) -> None:
     order, results = np.arange(8, dtype=np.uint32), set()
-    for variant in ("portable", "avx2", "avx512"):
-        try:
-            emulator.set_option("variant", variant)
-        except emulator.EmulatorError:
-            continue  # not this processor
+    for variant in AVAILABLE:
+        emulator.set_option("variant", variant)
         with emulator.Module(image) as loaded:
             out = words(256)
             loaded.launch("calls", [1], [256], [out, order])
@@ -496,22 +482,18 @@ def test_variants_agree(module: emulator.Module, image: bytes) -> None:
     assert len(results) == 1
 
 
-@pytest.mark.parametrize("variant", ["portable", "avx2", "avx512"])
+@pytest.mark.usefixtures("variant")
 @pytest.mark.parametrize(
     "name", ["v_mfma_f32_16x16x16_bf16", "v_mfma_f32_4x4x4_16b_f16", "v_mfma_f32_16x16x4_f32"]
 )
-def test_results_that_overlap_their_addend(name: str, variant: str) -> None:
-    try:
-        emulator.set_option("variant", variant)
-    except emulator.EmulatorError as error:
-        pytest.skip(str(error))
+def test_results_that_overlap_their_addend(name: str) -> None:
     sources = "v40, v41" if name.endswith("_f32") else "v[40:41], v[42:43]"
     results = []
     for where in (80, 2, 6):  # apart from v[4:7], and over half of it from below and above
         state = snippet.State()
         small = np.random.default_rng(0).integers(1, 9, (48, 64)).astype(np.float32)
         state.vector[0, :48] = small.view(np.uint32)
-        snippet.run(f"{name} v[{where}:{where + 3}], {sources}, v[4:7]", state)
+        cached.run(f"{name} v[{where}:{where + 3}], {sources}, v[4:7]", state)
         results.append(state.vector[0, where : where + 4].copy())
     assert results[0].any()
     assert all(np.array_equal(result, results[0]) for result in results)
@@ -532,7 +514,7 @@ def test_counters() -> None:
       v_mfma_f32_4x4x4_16b_f16 v[4:7], v[8:9], v[10:11], v[4:7]
       v_mfma_f32_32x32x8_f16 v[16:31], v[8:9], v[10:11], v[16:31]
     """
-    report = snippet.run(source, state)
+    report = cached.run(source, state)
     assert report["findings"] == []
     assert report["counters"]["barriers"] == 3
     assert report["counters"]["flops"] == 3 * 2 * (16 * 16 * 16 + 4 * 4 * 4 * 16 + 32 * 32 * 8)
@@ -542,7 +524,7 @@ def test_counters() -> None:
     phases, extra = report["executed"][0][4:]
     assert extra > 20 * phases > 0
     state.vector[:, 1] = np.arange(64) * 4
-    assert snippet.run(source, state)["executed"][0][5] == 0
+    assert cached.run(source, state)["executed"][0][5] == 0
 
 
 def test_snippets_have_registers_of_their_own() -> None:
@@ -551,7 +533,7 @@ def test_snippets_have_registers_of_their_own() -> None:
         state.v(1, wave)[:] = 10 * wave + np.arange(64)
         state.scalar[wave, 5] = 100 * (wave + 1)
         state.set_s64(snippet.EXEC, 0x0F0F, wave)
-    assert snippet.run("v_add_u32 v2, s5, v1\ns_mov_b64 s[6:7], exec", state)["findings"] == []
+    assert cached.run("v_add_u32 v2, s5, v1\ns_mov_b64 s[6:7], exec", state)["findings"] == []
     lanes = np.arange(64)
     active = (0x0F0F >> np.minimum(lanes, 31) & 1).astype(bool) & (lanes < 16)
     for wave in range(2):

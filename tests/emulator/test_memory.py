@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from liteattention_emulator import native, snippet
+from liteattention_emulator import snippet
 
 from .memory_bench import (
     EVERY,
@@ -15,7 +15,6 @@ from .memory_bench import (
     STORES,
     U32,
     active,
-    bench,
     checked,
     gather,
     kinds,
@@ -30,7 +29,6 @@ from .memory_bench import (
     vmem,
 )
 
-pytestmark = bench()
 __all__ = ["checked"]
 
 MASKS = pytest.mark.parametrize("mask", [EVERY, SOME], ids=["every", "some"])
@@ -516,13 +514,16 @@ def test_vmem_atomics(name: str, bits: int, family: str) -> None:
         expect_rows(at, first, rows if returned else before[0, first : first + 1], before, mask)
 
 
-@pytest.mark.parametrize("family", ["global", "flat", "buffer"])
-@pytest.mark.parametrize(
-    "name", ["add_f32", "add_f64", "min_f64", "max_f64", "pk_add_f16", "pk_add_bf16"]
-)
+FLOAT_ATOMICS = [
+    (name, family)
+    for name in ("add_f32", "add_f64", "min_f64", "max_f64", "pk_add_f16", "pk_add_bf16")
+    for family in ("global", "flat", "buffer")
+    if (name, family) != ("pk_add_bf16", "buffer")  # there is no such instruction
+]
+
+
+@pytest.mark.parametrize(("name", "family"), FLOAT_ATOMICS)
 def test_vmem_float_atomics(name: str, family: str) -> None:
-    if family == "buffer" and name == "pk_add_bf16":
-        pytest.skip("no such instruction")
     bits = 64 if name.endswith("64") else 32
     size = bits // 8
     memory = np.zeros(1024, np.uint8)
@@ -834,30 +835,23 @@ def test_clocks_run() -> None:
 # ---- all variants, counters
 
 
-@pytest.mark.parametrize("variant", ["avx512", "avx2", "portable"])
-def test_variants_agree(variant: str) -> None:
-    try:
-        native.set_option("variant", variant)
-    except native.EmulatorError:
-        pytest.skip(f"this processor has no {variant}")
+@pytest.mark.usefixtures("variant")
+def test_variants_agree() -> None:
     memory = random_bytes(4096)
     at = state(lds_bytes=4096)
     at.lds[:] = random_bytes(4096, 9)
     at.v(0)[:] = distinct(200, 16)
     set_buffer(at, 8, memory.ctypes.data, 4096)
     before, lds = at.vector.copy(), at.lds.copy()
-    try:
-        with registered(memory):
-            run(
-                "buffer_load_dwordx4 v[4:7], v0, s[8:11], 0 offen\n"
-                "buffer_load_dwordx3 v[8:10], v0, s[8:11], 0 offen\n"
-                "ds_read2_b64 v[12:15], v0 offset1:1\nds_read_b96 v[16:18], v0\n"
-                "buffer_store_dwordx4 v[20:23], v0, s[8:11], 0 offen\n"
-                "ds_write_b64 v0, v[24:25]",
-                at,
-            )
-    except native.EmulatorError:
-        pytest.skip(f"this processor has no {variant}")
+    with registered(memory):
+        run(
+            "buffer_load_dwordx4 v[4:7], v0, s[8:11], 0 offen\n"
+            "buffer_load_dwordx3 v[8:10], v0, s[8:11], 0 offen\n"
+            "ds_read2_b64 v[12:15], v0 offset1:1\nds_read_b96 v[16:18], v0\n"
+            "buffer_store_dwordx4 v[20:23], v0, s[8:11], 0 offen\n"
+            "ds_write_b64 v0, v[24:25]",
+            at,
+        )
     clean = random_bytes(4096)
     offsets = before[0, 0].astype(np.int64)
     expect_rows(at, 4, loaded(gather(clean, offsets, 16), "b128"), before, EVERY)

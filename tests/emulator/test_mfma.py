@@ -8,9 +8,9 @@ import pytest
 
 from liteattention_emulator import snippet
 
-from . import cached, toolchain
+from . import cached
 
-pytestmark = [toolchain.needs("llvm-mc-19"), pytest.mark.usefixtures("variant")]
+pytestmark = pytest.mark.usefixtures("variant")
 
 A, B, C, D = 0, 16, 64, 128  # registers of the operands in the snippets
 Array = Any

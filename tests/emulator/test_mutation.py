@@ -11,8 +11,8 @@ import pytest
 
 from liteattention_emulator import cfg, device, hazards, listing, mutate, snippet, waits
 
-from . import attention_cases
-from .toolchain import assemble, function, needs
+from . import attention_cases, cached
+from .toolchain import assemble, function
 
 # Of the mutants that are not redundant, at least this share must be noticed.
 BAR = 0.95
@@ -190,7 +190,6 @@ def _fields(listed: listing.Listing) -> tuple[bytes, int, int, list[listing.Inst
     return listed.image, listed.text_at, listed.text_bytes, listed.instructions
 
 
-@needs("llvm-mc-19")
 def test_makers_make_what_they_say() -> None:
     kernel = Small()
     got = {}
@@ -223,7 +222,6 @@ def test_makers_make_what_they_say() -> None:
     assert names("buffer extent unlimited", "s_movk_i32") == ["s_mov_b32"]
 
 
-@needs("llvm-mc-19")
 def test_redundancy_is_proved_not_assumed() -> None:
     kernel = Small()
     verdicts = [
@@ -246,7 +244,6 @@ def test_redundancy_is_proved_not_assumed() -> None:
 
 # Three bugs of published kernels. They give right numbers on a CPU, and wrong ones on the chip at
 # times: only a checker can see them.
-@needs("llvm-mc-19")
 @pytest.mark.parametrize("waited", [True, False])
 def test_vote_not_waited_for_before_the_barrier(waited: bool) -> None:
     state = snippet.State(waves=2)
@@ -254,7 +251,7 @@ def test_vote_not_waited_for_before_the_barrier(waited: bool) -> None:
         state.v(0, wave)[:] = 4 * wave
         state.v(1, wave)[:] = wave + 1
         state.v(3, wave)[:] = 4 - 4 * wave
-    report = snippet.run(
+    report = cached.run(
         "ds_write_b32 v0, v1\n"
         + ("s_waitcnt lgkmcnt(0)\n" if waited else "")
         + "s_barrier\nds_read_b32 v2, v3\ns_waitcnt lgkmcnt(0)",
@@ -264,7 +261,6 @@ def test_vote_not_waited_for_before_the_barrier(waited: bool) -> None:
     assert kinds == (set() if waited else {"LDS race"})
 
 
-@needs("llvm-mc-19")
 def test_discard_register_reused_in_flight() -> None:
     data = np.zeros(64, np.float32)
     for wait, expected in (("s_waitcnt vmcnt(0)\n", set()), ("", {"in-flight register"})):
@@ -273,7 +269,7 @@ def test_discard_register_reused_in_flight() -> None:
         state.v(0)[:] = 4 * np.arange(64)
         state.set_s64(4, data.ctypes.data)
         with device.registered(data):
-            report = snippet.run(body, state)
+            report = cached.run(body, state)
         assert {finding["kind"] for finding in report["findings"]} == expected
         listed = listing.load(assemble(function("k", body + "\ns_endpgm")))
         found = waits.analyse(cfg.Graph(listed.instructions, 0))

@@ -14,8 +14,6 @@ import torch
 
 import liteattention_emulator as emulator
 
-pytest.importorskip("triton", reason="triton is not installed (extra: triton)")
-
 from . import triton_kernels as kernels
 
 TYPES = {torch.float32: "*fp32", torch.float16: "*fp16", torch.bfloat16: "*bf16"}

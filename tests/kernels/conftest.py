@@ -1,4 +1,4 @@
-"""What the kernel tests share: the host replay program and the compiler for the chip."""
+"""What the kernel tests share: the host replay programs and the emulator."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from liteattention_emulator import set_option
-from liteattention_rocm.kernels import build, disassembly
+from liteattention_rocm.kernels import build
 
 HERE = Path(__file__).parent
 
@@ -31,14 +31,6 @@ def host_program(name: str, folder: Path) -> Path:
 @pytest.fixture(scope="session")
 def replay(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return host_program("layout_replay", tmp_path_factory.mktemp("replay"))
-
-
-@pytest.fixture(scope="session")
-def clang() -> str:
-    missing = [t for t in (build.COMPILER, "ld.lld-19", disassembly.OBJDUMP) if not shutil.which(t)]
-    if missing:
-        pytest.skip(f"no {', '.join(missing)} (Debian: {build.DEBIAN_PACKAGES})")
-    return build.COMPILER
 
 
 @pytest.fixture

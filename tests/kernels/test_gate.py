@@ -50,18 +50,21 @@ def compiled(source: str, folder: Path) -> Path:
     return folder / "sample.co"
 
 
-def test_a_clean_kernel_passes(clang: str, tmp_path: Path) -> None:
+@pytest.mark.llvm
+def test_a_clean_kernel_passes(tmp_path: Path) -> None:
     assert build.gate(compiled(CLEAN, tmp_path)) == []
 
 
-def test_spills_are_refused_with_every_reason(clang: str, tmp_path: Path) -> None:
+@pytest.mark.llvm
+def test_spills_are_refused_with_every_reason(tmp_path: Path) -> None:
     reasons = build.gate(compiled(SPILLS, tmp_path))
     assert any(r.startswith("spills: ") and r.endswith("vector registers spilled") for r in reasons)
     assert any("scratch instructions in the loop at 0x" in r for r in reasons)
 
 
+@pytest.mark.llvm
 def test_lds_past_a_compute_unit_is_refused(
-    clang: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # The compiler refuses as well where it can see it; the gate must not depend on that.
     with pytest.raises(build.BuildError, match="local memory"):
@@ -72,7 +75,8 @@ def test_lds_past_a_compute_unit_is_refused(
     assert build.gate(path) == ["hoards: 65536 bytes of LDS, a compute unit has 65535"]
 
 
-def test_nothing_is_written_when_a_kernel_is_refused(clang: str, tmp_path: Path) -> None:
+@pytest.mark.llvm
+def test_nothing_is_written_when_a_kernel_is_refused(tmp_path: Path) -> None:
     sources = tmp_path / "src"
     sources.mkdir()
     (sources / "hip_shim.h").write_bytes((build.SOURCES / "hip_shim.h").read_bytes())
@@ -87,8 +91,9 @@ def test_nothing_is_written_when_a_kernel_is_refused(clang: str, tmp_path: Path)
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.llvm
 def test_hazards_come_from_the_checker_when_it_is_there(
-    clang: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = compiled(CLEAN, tmp_path)
     found = types.ModuleType("liteattention_emulator.hazards")

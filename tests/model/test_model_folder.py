@@ -113,6 +113,7 @@ def test_first_latents_follow_the_prompt(pipe) -> None:  # type: ignore[no-untyp
     assert mean("black") + 0.3 < mean("white")
 
 
+@pytest.mark.slow
 def test_training_script_writes_a_folder_that_loads(tmp_path: Path) -> None:
     out = tmp_path / "tiny"
     subprocess.run(

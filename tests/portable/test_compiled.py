@@ -4,19 +4,13 @@ Compilation needs the ``triton`` package (extra ``triton``), which brings LLVM a
 """
 
 import math
-import os
 import subprocess
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-
-# ruff: noqa: E402 - what follows imports triton
-triton = pytest.importorskip("triton", reason="triton is not installed (extra: triton)")
-if os.environ.get("TRITON_INTERPRET") == "1":
-    pytest.skip("kernels are defined for the interpreter", allow_module_level=True)
-
+import triton
 from triton.backends.compiler import GPUTarget
 from triton.backends.nvidia.compiler import get_ptxas
 from triton.compiler import ASTSource

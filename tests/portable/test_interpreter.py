@@ -5,7 +5,6 @@
 """
 
 import math
-import os
 from typing import Any
 
 import pytest
@@ -15,14 +14,8 @@ from liteattention_rocm import TileGeometry, attention, lite_attention, skiplist
 from tests.cpu.oracle import HALF_ULP, bound, exact
 from tests.lite import stray_bits
 
-pytest.importorskip("triton", reason="triton is not installed (extra: triton)")
-pytestmark = [
-    pytest.mark.skipif(
-        os.environ.get("TRITON_INTERPRET") != "1", reason="needs TRITON_INTERPRET=1 from the start"
-    ),
-    # log2(0) of a row that saw no key, which NumPy warns of
-    pytest.mark.filterwarnings("ignore::RuntimeWarning"),
-]
+# log2(0) of a row that saw no key, which NumPy warns of
+pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
 
 
 def normal(*shape: int, dtype: torch.dtype = torch.bfloat16, seed: int = 0) -> torch.Tensor:

@@ -4,18 +4,12 @@ The kernels and Triton's driver are stand-ins that note what they are given; wha
 with it is compiled, interpreted and emulated in the other files of this folder.
 """
 
-import os
 import sys
 import types
 from typing import Any
 
 import pytest
 import torch
-
-pytest.importorskip("triton", reason="triton is not installed (extra: triton)")
-if os.environ.get("TRITON_INTERPRET") == "1":
-    pytest.skip("kernels are defined for the interpreter", allow_module_level=True)
-
 from triton import knobs
 
 from liteattention_rocm import TileGeometry, skiplist

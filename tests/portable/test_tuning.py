@@ -8,9 +8,6 @@ import pytest
 import torch
 
 from liteattention_rocm.engines import AttentionSpec
-
-pytest.importorskip("triton", reason="triton is not installed (extra: triton)")
-
 from liteattention_rocm.engines.triton import tiles, tuning
 from liteattention_rocm.engines.triton.launch import HopperTile, PlainTile
 

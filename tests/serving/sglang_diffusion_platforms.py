@@ -28,9 +28,13 @@ SCRIPT = """
     from sglang.multimodal_gen.runtime import server_args
     from liteattention_sglang import diffusion
 
-    server_args.set_global_server_args(
-        type("Arguments", (), {"attention_backend": None, "attention_backend_config": None})()
+    unset = (
+        "attention_backend",
+        "attention_backend_config",
+        "component_attention_backends",
+        "component_attention_backend_roles",
     )
+    server_args.set_global_server_args(type("Arguments", (), dict.fromkeys(unset))())
     answers = {"platform": type(current_platform).__name__}
     answers["device"] = current_platform.device_type
 

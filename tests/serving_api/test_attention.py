@@ -12,22 +12,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import liteattention_rocm
-from liteattention_rocm import PagedBatch, engines
-from liteattention_rocm.engines import cpu
+from liteattention_rocm import PagedBatch
 
 from .ragged_oracle import Case, check, dense
 
-ISAS = ["amx_bf16", "avx512_bf16", "avx512", "avx2", "portable"]
 DTYPES = [torch.bfloat16, torch.float16, torch.float32]
 UNTOUCHED = 7.0
-
-
-@pytest.fixture(params=ISAS)
-def isa(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    if request.param not in cpu.available_isas():
-        pytest.skip(f"this processor has no {request.param}")
-    monkeypatch.setenv(engines.ISA_VARIABLE, request.param)
-    return str(request.param)
 
 
 def paged(case: Case, engine: str, **more: Any) -> tuple[torch.Tensor, torch.Tensor]:

@@ -1,0 +1,13 @@
+"""What needs Triton: `make test-machine-code` installs it and runs these in both modes."""
+
+import os
+from importlib.util import find_spec
+
+COMPILED = ["test_compiled.py", "test_launch.py"]
+# TRITON_INTERPRET decides when kernels are defined: these want a process of their own.
+INTERPRETED = ["test_interpreter.py", "test_ragged_interpreter.py"]
+
+if find_spec("triton") is None:
+    collect_ignore = [*COMPILED, *INTERPRETED, "test_tuning.py"]
+else:
+    collect_ignore = COMPILED if os.environ.get("TRITON_INTERPRET") == "1" else INTERPRETED
