@@ -17,7 +17,6 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from liteattention_rocm.ops import default_geometry
 
 from liteattention_rocm import (
     PagedBatch,
@@ -30,6 +29,7 @@ from liteattention_rocm import (
     skiplist,
     write_kv,
 )
+from liteattention_rocm.dense import default_geometry
 
 from ..cpu.oracle import Exact, bound, exact
 from ..serving_api import ragged_oracle

@@ -196,7 +196,7 @@ def test_lite_kernels_get_exactly_these_bytes(
     do, skip = (0 if mask is None else mask.data_ptr() for mask in (must_do, must_skip))
     expected = [c.transposition(base)]
     if order:
-        sizes = (rows, q_blocks, 1, -(-spec.kv_len // 64))
+        sizes = (rows, q_blocks, 1, -(-request.kv_len // 64))
         ranks = struct.pack("<4Q4i", read.data_ptr(), do, skip, order, *sizes)
         expected.append(("plan_lpt", rows, 256, ranks))
     expected.append(

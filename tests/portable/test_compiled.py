@@ -18,7 +18,7 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon._runtime import GluonASTSource
 
 import liteattention_emulator as emulator
-from liteattention_rocm import TileGeometry, skiplist
+from liteattention_rocm import TileGeometry, lite_attention, skiplist
 from liteattention_rocm.contract import LOG2E
 from liteattention_rocm.engines.triton import hopper, kernels, ragged, tiles
 from tests.cpu.oracle import bound, exact
@@ -238,14 +238,11 @@ def test_lists_on_the_emulator_equal_the_oracle_bit_for_bit() -> None:
         args += [1, 1, q_len, kv_len, q_blocks, k_blocks, words, 0.25 * LOG2E, -4.0]
         constants = dense(BLOCK_M=32, BLOCK_N=16, HEAD_DIM=64, LITE=True, HAS_DO=True)
         run_on_emulator(kernels.attention, constants, [q_blocks], args, 4)
-        spec = AttentionSpec(
-            1, 1, 1, q_len, kv_len, 64, torch.bfloat16, q.device, "bhsd", 0.25, False, "rtne", True
-        )
         expected = torch.empty_like(read)
-        other, other_lse = torch.empty_like(out), torch.empty_like(lse)
-        ReferenceEngine().lite_attention(
-            spec, LiteSpec(tile, -4.0, descending, False), q, k, v, other, other_lse, read,
-            expected, must_do, must_skip,
+        other, other_lse = lite_attention(
+            q, k, v, read, expected, threshold=-4.0, descending=descending, must_do=must_do,
+            must_skip=must_skip, geometry=tile, layout="bhsd", scale=0.25, return_lse=True,
+            engine="reference",
         )  # fmt: skip
         assert torch.equal(votes, expected)
         assert torch.allclose(out.double(), other.double(), atol=0.02, rtol=0.01)

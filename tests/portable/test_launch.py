@@ -13,8 +13,17 @@ import torch
 from triton import knobs
 
 from liteattention_rocm import TileGeometry, skiplist
-from liteattention_rocm.engines import AttentionSpec, LiteSpec
-from liteattention_rocm.engines.triton import launch, tiles
+from liteattention_rocm.contract import (
+    DenseRequest,
+    DenseTensors,
+    LiteRequest,
+    LiteTensors,
+    RaggedRequest,
+    RaggedTensors,
+    WriteRequest,
+    WriteTensors,
+)
+from liteattention_rocm.engines.triton import launch, ragged_launch, tiles
 
 STREAM = 77
 CPU = torch.device("cpu")
@@ -91,7 +100,8 @@ def driver(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> D
     made = Driver(request.param)
     monkeypatch.setitem(sys.modules, made.__name__, made)
     monkeypatch.setattr(Launcher, "__module__", made.__name__)
-    monkeypatch.setattr(launch, "_stream", lambda index: STREAM)
+    for module in (launch, ragged_launch):
+        monkeypatch.setattr(module, "raw_stream", lambda index: STREAM)
     monkeypatch.setattr(launch, "_device", lambda: -1)
     monkeypatch.setattr(launch, "multiprocessors", lambda index: 5)
     return made
@@ -106,18 +116,22 @@ def kernels(driver: Driver, monkeypatch: pytest.MonkeyPatch) -> dict[str, Functi
     return found
 
 
-def request(**changes: Any) -> AttentionSpec:
+def request(**changes: Any) -> Any:
+    """A dense request; a LiteAttention step if ``changes`` say how it walks."""
     values = dict(
         batch=1, q_heads=4, kv_heads=2, q_len=300, kv_len=300, head_dim=128, dtype=torch.bfloat16,
         device=CPU, layout="bshd", scale=0.1, causal=False, rounding="rtne", return_lse=False,
     )  # fmt: skip
-    return AttentionSpec(**(values | changes))  # type: ignore[arg-type]
+    if "descending" in changes:
+        tile = TileGeometry(128, 128, 64)
+        return LiteRequest(**values, geometry=tile, threshold=-4.0, soft_skip=False, **changes)
+    return DenseRequest(**(values | changes))
 
 
-def tensors() -> tuple[torch.Tensor, ...]:
+def tensors(lse: torch.Tensor | None = None) -> DenseTensors:
     q, out = (torch.empty(1, 300, 4, 128, dtype=torch.bfloat16) for _ in range(2))
     k, v = (torch.empty(1, 300, 2, 128, dtype=torch.bfloat16) for _ in range(2))
-    return q, k, v, out
+    return DenseTensors(q, k, v, out, lse)
 
 
 def described(x: torch.Tensor) -> list[Any]:
@@ -157,24 +171,21 @@ def test_a_bound_hopper_launch_gets_the_addresses_of_each_call(
     driver: Driver, kernels: dict[str, Function], with_lse: bool
 ) -> None:
     function = kernels["_HOPPER"]
-    q, k, v, out = tensors()
-    lse = torch.empty(1, 4, 300) if with_lse else None
-    tile = tiles._HOPPER[128, False]
-    bound = launch.Attention(request(), tile, q, k, v, out, lse)
-    bound(q, k, v, out, lse)  # compiles
+    t = tensors(torch.empty(1, 4, 300) if with_lse else None)
+    bound = launch.Attention(request(), tiles._HOPPER[128, False], t)
+    bound(t)  # compiles
     ((grid, started, _),) = function.started
-    assert grid == (5,) and [d.base is x for d, x in zip(started, (q, k, v, out), strict=False)]
+    assert grid == (5,) and all(d.base is x for d, x in zip(started, t[:4], strict=False))
     assert not function.result.run.calls and not function.result.run.generic
 
     for _ in range(2):
-        q, k, v, out = tensors()
-        lse = torch.empty(1, 4, 300) if with_lse else None
-        bound(q, k, v, out, lse)
+        t = tensors(torch.empty(1, 4, 300) if with_lse else None)
+        bound(t)
         where, found = arguments(function.result, driver)
         assert where == (5, 1, 1, STREAM)
-        expected = [number for x in (q, k, v, out) for number in described(x)]
-        sums = out if lse is None else lse
-        expected += [sums.data_ptr()] + 6 * [out.data_ptr()]
+        expected = [number for x in t[:4] for number in described(x)]
+        sums = t.out if t.lse is None else t.lse
+        expected += [sums.data_ptr()] + 6 * [t.out.data_ptr()]
         # the numbers and constants are those that it was compiled with
         assert flat(found, driver) == expected + list(started[11:])
     assert len(function.started) == 1
@@ -186,51 +197,46 @@ def test_maps_are_made_once_per_address_and_not_kept_for_ever(
     if getattr(driver, "_BASE_ARGS_FORMAT", None) != launch._ENTRY_FORMAT:
         pytest.skip("Triton makes the maps")
     sets = [tensors() for _ in range(launch._MOST_MAPS + 3)]
-    bound = launch.Attention(request(), tiles._HOPPER[128, False], *sets[0], None)
-    bound(*sets[0], None)
+    bound = launch.Attention(request(), tiles._HOPPER[128, False], sets[0])
+    bound(sets[0])
     for _ in range(3):
-        bound(*sets[0], None)
-        bound(*sets[1], None)
+        bound(sets[0])
+        bound(sets[1])
     assert len(driver.made) == 8
     for some in sets:
-        bound(*some, None)
+        bound(some)
         assert len(bound._launch._begins) <= launch._MOST_MAPS
         flattened = flat(arguments(kernels["_HOPPER"].result, driver)[1], driver)
-        assert [x[1] for x in flattened if isinstance(x, tuple)] == [x.data_ptr() for x in some]
+        assert [x[1] for x in flattened if isinstance(x, tuple)] == [x.data_ptr() for x in some[:4]]
 
 
 def test_code_is_shared_by_requests_of_other_sizes_and_not_by_other_kinds(
     driver: Driver, kernels: dict[str, Function]
 ) -> None:
     function = kernels["_HOPPER"]
-    q, k, v, out = tensors()
-    launch.Attention(request(), tiles._HOPPER[128, False], q, k, v, out, None)(q, k, v, out, None)
-    half = [x[:, :150] for x in (q, k, v, out)]
-    smaller = request(q_len=150, kv_len=150)
-    bound = launch.Attention(smaller, tiles._HOPPER[128, False], *half, None)
-    bound(*half, None)
+    t = tensors()
+    launch.Attention(request(), tiles._HOPPER[128, False], t)(t)
+    half = DenseTensors(*(x[:, :150] for x in t[:4]), None)
+    launch.Attention(request(q_len=150, kv_len=150), tiles._HOPPER[128, False], half)(half)
     assert len(function.started) == 1
-    causal = request(causal=True)
-    launch.Attention(causal, tiles._HOPPER[128, True], q, k, v, out, None)(q, k, v, out, None)
-    fp16 = [x.half() for x in (q, k, v, out)]
-    half_precision = request(dtype=torch.float16)
-    launch.Attention(half_precision, tiles._HOPPER[128, False], *fp16, None)(*fp16, None)
+    launch.Attention(request(causal=True), tiles._HOPPER[128, True], t)(t)
+    fp16 = DenseTensors(*(x.half() for x in t[:4]), None)
+    launch.Attention(request(dtype=torch.float16), tiles._HOPPER[128, False], fp16)(fp16)
     assert len(function.started) == 3
 
 
 def test_plain_code_depends_on_alignment(driver: Driver, kernels: dict[str, Function]) -> None:
     function = kernels["_PLAIN"]
-    q, k, v, out = tensors()
+    t = tensors()
     tile = tiles._PLAIN[128]
-    launch.Attention(request(), tile, q, k, v, out, None)(q, k, v, out, None)
-    shifted = torch.empty(k.numel() + 1, dtype=k.dtype)[1:].view(k.shape)
-    launch.Attention(request(), tile, q, shifted, v, out, None)(q, shifted, v, out, None)
+    launch.Attention(request(), tile, t)(t)
+    shifted = t._replace(k=torch.empty(t.k.numel() + 1, dtype=t.k.dtype)[1:].view(t.k.shape))
+    launch.Attention(request(), tile, shifted)(shifted)
     assert len(function.started) == 2
-    bound = launch.Attention(request(), tile, q, k, v, out, None)
-    bound(q, k, v, out, None)
+    launch.Attention(request(), tile, t)(t)
     where, found = arguments(function.result, driver)
     assert where[0] == 3 * 4 and len(function.started) == 2
-    assert found[:5] == tuple(x.data_ptr() for x in (q, k, v, out, out))
+    assert found[:5] == tuple(x.data_ptr() for x in (*t[:4], t.out))
     assert found[10:] == function.started[0][1][10:]
 
 
@@ -239,20 +245,20 @@ def test_plain_code_depends_on_alignment(driver: Driver, kernels: dict[str, Func
 def test_a_bound_step_hands_its_workspace_on(
     driver: Driver, kernels: dict[str, Function], hopper: bool, masks: bool
 ) -> None:
-    q, k, v, out = tensors()
-    lite = LiteSpec(TileGeometry(128, 128, 64), -4.0, True, False)
     read = skiplist.full(1, 4, 3, 3)
     write = torch.empty_like(read)
     do, skip = (torch.zeros(1, dtype=torch.int32) if masks else None for _ in range(2))
-    tile = tiles.hopper_lite(request(), lite) if hopper else tiles.plain_lite(request(), lite)
+    step = request(descending=True)
+    tile = tiles.hopper_lite(step) if hopper else tiles.plain_lite(step)
     assert tile is not None
-    bound = launch.LiteStep(request(), lite, tile, True, q, k, v, out, None, read, write, do, skip)
-    everything = (q, k, v, out, None, read, write, do, skip)
-    bound(*everything)
+    everything = LiteTensors(*tensors(), read, write, do, skip)
+    out = everything.out
+    bound = launch.LiteStep(step, tile, everything)
+    bound(everything)
     attend = kernels["_HOPPER" if hopper else "_PLAIN"]
     first = [kernels[name].started[0][1] for name in ("_LIST_TILES", "_ORDER")]
     first.append(attend.started[0][1])
-    bound(*everything)
+    bound(everything)
     listed, ordered, attended = (
         flat(arguments(f.result, driver)[1], driver)
         for f in (kernels["_LIST_TILES"], kernels["_ORDER"], attend)
@@ -291,17 +297,13 @@ def test_a_step_whose_kernels_are_not_all_compiled_yet_compiles_the_rest(
     driver: Driver, kernels: dict[str, Function]
 ) -> None:
     """The attention kernel does not depend on the direction, the one that lists tiles does."""
-    q, k, v, out = tensors()
     read = skiplist.full(1, 4, 3, 3)
-    write = torch.empty_like(read)
+    everything = LiteTensors(*tensors(), read, torch.empty_like(read), None, None)
     for descending in (True, False, True):
-        lite = LiteSpec(TileGeometry(128, 128, 64), -4.0, descending, False)
-        tile = tiles.hopper_lite(request(), lite)
+        step = request(descending=descending)
+        tile = tiles.hopper_lite(step)
         assert tile is not None
-        bound = launch.LiteStep(
-            request(), lite, tile, descending, q, k, v, out, None, read, write, None, None
-        )
-        bound(q, k, v, out, None, read, write, None, None)
+        launch.LiteStep(step, tile, everything)(everything)
     assert [len(kernels[name].started) for name in ("_LIST_TILES", "_ORDER", "_HOPPER")] == [
         2,
         1,
@@ -314,9 +316,9 @@ def test_a_step_whose_kernels_are_not_all_compiled_yet_compiles_the_rest(
 def test_profilers_see_launches(
     driver: Driver, kernels: dict[str, Function], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    q, k, v, out = tensors()
-    bound = launch.Attention(request(), tiles._HOPPER[128, False], q, k, v, out, None)
-    bound(q, k, v, out, None)
+    t = tensors()
+    bound = launch.Attention(request(), tiles._HOPPER[128, False], t)
+    bound(t)
     compiled = kernels["_HOPPER"].result
 
     def hook(metadata: Any) -> None:
@@ -324,7 +326,7 @@ def test_profilers_see_launches(
 
     knobs.runtime.launch_enter_hook.add(hook)
     try:
-        bound(q, k, v, out, None)
+        bound(t)
     finally:
         knobs.runtime.launch_enter_hook.remove(hook)
     ((grid, stream, *_),) = compiled.hooked
@@ -336,11 +338,83 @@ def test_tensors_of_another_device_than_the_current_are_not_launched_here(
     driver: Driver, kernels: dict[str, Function], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The short way is for the current device; the long one makes the right device current."""
-    q, k, v, out = tensors()
-    bound = launch.Attention(request(), tiles._HOPPER[128, False], q, k, v, out, None)
-    bound(q, k, v, out, None)
+    t = tensors()
+    bound = launch.Attention(request(), tiles._HOPPER[128, False], t)
+    bound(t)
     monkeypatch.setattr(launch, "_device", lambda: 3)
-    bound(q, k, v, out, None)
+    bound(t)
     compiled = kernels["_HOPPER"].result
     assert not compiled.run.calls and not compiled.run.generic
     assert len(compiled.hooked) == 1  # Triton's own way, with the device made current
+
+
+def test_a_bound_ragged_call_hands_its_workspace_on(
+    driver: Driver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    attend, merge = (Function(Compiled(0)) for _ in range(2))
+    monkeypatch.setattr(ragged_launch, "_ATTENTION", launch.Kernel(attend))
+    monkeypatch.setattr(ragged_launch, "_MERGE", launch.Kernel(merge))
+    decode = RaggedRequest(
+        requests=2, rows=2, q_heads=4, kv_heads=2, head_dim=64, dtype=torch.bfloat16,
+        kv_dtype=torch.bfloat16, device=CPU, page_size=16, max_q_len=1, max_kv_len=1024, scale=0.1,
+        causal=True, window=0, soft_cap=0.0, sinks=True, k_scale=1.0, v_scale=1.0, rounding="rtne",
+        return_lse=True,
+    )  # fmt: skip
+    splits = ragged_launch.cut(decode).splits
+    assert splits > 1
+    parts = splits * 2 * 4
+
+    def step() -> RaggedTensors:
+        q, out = (torch.empty(2, 4, 64, dtype=torch.bfloat16) for _ in range(2))
+        k, v = (torch.empty(9, 16, 2, 64, dtype=torch.bfloat16) for _ in range(2))
+        index = [torch.zeros(n, dtype=torch.int32) for n in (3, 2)]
+        table = torch.zeros(2, 64, dtype=torch.int32)
+        return RaggedTensors(q, k, v, out, torch.empty(4, 2), torch.empty(4), *index, table)
+
+    first = step()
+    bound = ragged_launch.Attention(decode, first)
+    bound(first)
+    ((_, started, _),), ((_, merged, _),) = attend.started, merge.started
+    assert all(given is x for given, x in zip(started, first[:6], strict=False))
+    assert [x.numel() for x in started[6:8]] == [parts * 64, parts]
+    assert all(given is x for given, x in zip(started[8:], first[6:], strict=False))
+    assert all(given is x for given, x in zip(merged, (*started[6:8], *first[3:7]), strict=False))
+    memory = started[6].data_ptr()
+    assert started[7].data_ptr() == memory + 4 * parts * 64
+    for _ in range(2):
+        t = step()
+        bound(t)
+        where, found = arguments(attend.result, driver)
+        pointers = [x.data_ptr() for x in t]
+        assert where == (2, 2, splits, STREAM)
+        inner = [memory, memory + 4 * parts * 64]
+        assert found == (*pointers[:6], *inner, *pointers[6:], *started[11:])
+        where, found = arguments(merge.result, driver)
+        assert where == (2, 1, 1, STREAM)
+        assert found == (*inner, *pointers[3:7], *merged[6:])
+    assert len(attend.started) == len(merge.started) == 1
+
+
+def test_a_bound_write_gets_the_addresses_of_each_call(
+    driver: Driver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    function = Function(Compiled(0))
+    monkeypatch.setattr(ragged_launch, "_WRITE", launch.Kernel(function))
+
+    def rows() -> WriteTensors:
+        k, v = (torch.empty(3, 2, 64, dtype=torch.bfloat16) for _ in range(2))
+        caches = [torch.empty(9, 16, 2, 64, dtype=torch.bfloat16) for _ in range(2)]
+        return WriteTensors(k, v, *caches, torch.zeros(3, dtype=torch.int32))
+
+    first = rows()
+    shape = (3, 2, 64, torch.bfloat16, torch.bfloat16, CPU, 9, 16, 1.0, 1.0)
+    bound = ragged_launch.Write(WriteRequest(*shape), first)
+    bound(first)
+    t = rows()
+    bound(t)
+    where, found = arguments(function.result, driver)
+    assert where == (3, 2, 1, STREAM)
+    assert found == (*(x.data_ptr() for x in t), *function.started[0][1][5:])
+    assert len(function.started) == 1
+    ragged_launch.Write(WriteRequest(0, *shape[1:]), first)(first)  # no rows, no launch
+    assert arguments(function.result, driver)[1] == found and len(function.started) == 1

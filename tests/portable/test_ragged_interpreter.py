@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from liteattention_rocm import PagedBatch, attention_paged, attention_varlen, write_kv
-from liteattention_rocm.engines.triton import PortableEngine
+from liteattention_rocm.contract import RaggedRequest
 
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
 PAD = 3  # rows before the first and past the last request
@@ -120,17 +120,15 @@ def test_decode_in_parts() -> None:
 def test_parts_are_cut_where_programs_are_few() -> None:
     from liteattention_rocm.engines.triton import ragged_launch
 
-    spec = dict(
+    fields = dict(
         requests=1, rows=1, q_heads=8, kv_heads=1, head_dim=64, dtype=torch.bfloat16,
         kv_dtype=torch.bfloat16, device=torch.device("cpu"), page_size=16, max_q_len=1,
         max_kv_len=32768, scale=1.0, causal=True, window=0, soft_cap=0.0, sinks=False,
         k_scale=1.0, v_scale=1.0, rounding="rtne", return_lse=False,
     )  # fmt: skip
-    from liteattention_rocm.engines import RaggedSpec
-
-    few, many = (ragged_launch.plan(RaggedSpec(**{**spec, "requests": n})) for n in (1, 1000))
-    assert few.splits > 1 and few.workspace is not None and few.one_tile
-    assert many.splits == 1 and many.workspace is None
+    few, many = (ragged_launch.cut(RaggedRequest(**fields | {"requests": n})) for n in (1, 1000))
+    assert few.splits > 1 and few.one_tile
+    assert many.splits == 1
 
 
 @pytest.mark.parametrize(
@@ -151,8 +149,8 @@ def test_what_models_ask_for(lengths: list[tuple[int, int]], options: dict[str, 
 def test_another_cache_dtype_is_refused() -> None:
     k = torch.zeros(2, 1, 64, dtype=torch.bfloat16)
     cache = torch.zeros(4, 16, 1, 64, dtype=torch.float8_e4m3fn)
-    with pytest.raises(ValueError, match="like the rows"):
-        PortableEngine().write_kv(k, k, cache, cache, torch.tensor([0, 1]))
+    with pytest.raises(ValueError, match="the cache must be"):
+        write_kv(k, k, cache, cache.clone(), torch.tensor([0, 1]), engine="portable")
 
 
 @pytest.mark.parametrize("cap", [2.0**-60, 3.0, 50.0, 1e5, 1e6, 1e8, 2.0**60])

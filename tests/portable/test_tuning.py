@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from liteattention_rocm.engines import AttentionSpec
+from liteattention_rocm.contract import DenseRequest
 from liteattention_rocm.engines.triton import tiles, tuning
 from liteattention_rocm.engines.triton.launch import HopperTile, PlainTile
 
@@ -19,8 +19,8 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def request(length: int = 8192, head_dim: int = 128, causal: bool = False) -> AttentionSpec:
-    return AttentionSpec(
+def request(length: int = 8192, head_dim: int = 128, causal: bool = False) -> DenseRequest:
+    return DenseRequest(
         1, 4, 4, length, length, head_dim, torch.bfloat16, torch.device("cpu"), "bhsd",
         0.1, causal, "rtne", False,
     )  # fmt: skip
