@@ -146,13 +146,12 @@ def recall(
             if tensor is None:
                 kind.append(None)
                 continue
+            if type(tensor) not in _PLAIN:
+                return None, None
             place = tensor.data_ptr()
             if (
-                type(tensor) not in _PLAIN
                 # Numbers that are not in memory as they are: the dispatcher writes them out first.
-                or not place
-                or tensor.is_neg()
-                or (grad and tensor.requires_grad)
+                not place or tensor.is_neg() or (grad and tensor.requires_grad)
             ):
                 return None, None
             kind.append((tensor.shape, tensor.stride(), tensor.dtype, tensor.device, place & 15))

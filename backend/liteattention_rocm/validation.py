@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from .arguments import Reasons, is_integer, readable, shown, shown_list
+from .arguments import FLOATS, Reasons, is_integer, readable, shown, shown_list
 from .contract import FP8, LAYOUTS, ROUNDINGS, Layout, Rounding, TileGeometry
 
 
@@ -178,7 +178,8 @@ def merge(outs: Any, lses: Any, layout: Any) -> Reasons:
     if first.dim() != 4:
         found.values.append(f"outs must have 4 dimensions, got {list(first.shape)}")
         return found
-    found.floating({"outs[0]": first})
+    if first.dtype not in FLOATS:
+        found.types.append(f"outs must be bf16, fp16, fp32 or fp64, got {first.dtype}")
     batch, rows, heads, _ = sizes(first, layout)
     for i, (part, lse) in enumerate(zip(parts["outs"], parts["lses"], strict=True)):
         if part.shape != first.shape or part.dtype != first.dtype:
@@ -256,7 +257,7 @@ def ragged(
             )
         found.output(tensors)
         inputs = {name: tensor for name, tensor in tensors.items() if name != "out"}
-        found.memory({"out": out, "lse": lse}, inputs | indices)
+        found.memory({"out": out, "lse": lse}, inputs | Reasons().usable(indices))
     return found
 
 
