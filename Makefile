@@ -14,6 +14,7 @@ PYTHON := $(shell for p in python3.11 python3.12 python3.13 python3; do \
 	&& echo $$p && break; done)
 CXX_FOUND := $(shell command -v $(CXX) 2>/dev/null)
 BIN := .venv/bin
+KERNEL_TOOLS := PYTHONPATH=tools $(BIN)/python -m liteattention_tools
 NATIVE := CMakeLists.txt pyproject.toml constraints.txt $(wildcard csrc/*/* emulator/src/*)
 CXX_FILES = $(shell git ls-files 'csrc/*.h' 'csrc/*.cpp' 'csrc/*.hip' \
 	'emulator/src/*.h' 'emulator/src/*.cpp')
@@ -37,10 +38,10 @@ e2e: .venv/run.stamp
 bench: .venv/run.stamp
 	$(BIN)/liteattention-rocm bench cpu --json
 
-## kernels: rebuild the MI300X code objects (Debian: clang-19 lld-19 llvm-19) and show them
-kernels: .venv/run.stamp
-	$(BIN)/liteattention-rocm kernels build
-	$(BIN)/liteattention-rocm kernels report
+## kernels: rebuild the MI300X code objects (Debian: clang-19 lld-19) and show them
+kernels: .venv/dev.stamp
+	$(KERNEL_TOOLS) build
+	$(KERNEL_TOOLS) report
 
 ## test: everything that needs no GPU, but for the long proofs
 test: .venv/dev.stamp
@@ -51,8 +52,8 @@ test: .venv/dev.stamp
 ## every deleted wait, Triton's kernels, which nobody here tuned, and the portable engine's:
 ## interpreted, and compiled for gfx942, gfx950 and sm_90 (Debian: clang-19 lld-19 llvm-19)
 test-machine-code: .venv/dev.stamp .venv/triton.stamp
-	$(BIN)/liteattention-rocm kernels check
-	$(BIN)/python -m pytest --machine-code=compare tests/emulator
+	$(KERNEL_TOOLS) check
+	$(BIN)/python -m pytest --machine-code=compare tests/emulator tests/tools
 	$(BIN)/python -m pytest -m "slow or llvm"
 	$(BIN)/python -m pytest -s tests/emulator/test_triton.py
 	$(BIN)/python -m pytest tests/portable
@@ -62,7 +63,7 @@ test-machine-code: .venv/dev.stamp .venv/triton.stamp
 ## (Debian: clang-19 lld-19 llvm-19)
 machine-code: .venv/dev.stamp
 	rm -f tests/emulator/machine_code/*.json
-	$(BIN)/python -m pytest --machine-code=update tests/emulator
+	$(BIN)/python -m pytest --machine-code=update tests/emulator tests/tools
 
 ## test-serving: vLLM and SGLang, the real ones, serve small models through our attention, offline and
 ## over HTTP, with the tokens of their own attention (two virtual environments, 6 GB)

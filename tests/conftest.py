@@ -11,6 +11,7 @@ import pytest
 
 from liteattention_rocm import engines, remembered
 from liteattention_rocm.engines import cpu
+from tests.emulator import toolchain
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -18,9 +19,23 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--machine-code",
         choices=("stored", "compare", "update"),
         default="stored",
-        help="the emulator's test programs: take the committed machine code (the default); make it "
+        help="test programs for gfx942: take the committed machine code (the default); make it "
         "with LLVM 19 and compare; or make it and add it to the committed one",
     )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    for store in toolchain.STORES:
+        store.mode = config.getoption("--machine-code")
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    for store in toolchain.STORES:
+        if left := store.finish():
+            first = left[0].replace("\n", "; ")[:200]
+            print(f"\n{store.path.name}: {len(left)} programs of no test that ran: {first}")
+            print("if tests/emulator and tests/tools ran: run `make machine-code`")
+            session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
 
 def forget() -> None:

@@ -25,7 +25,7 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, PositiveInt
 
 import liteattention_diffusers
-from liteattention_diffusers import layers as self_attention
+from liteattention_diffusers import discovery
 from liteattention_rocm import LiteAttention, SkipPolicy, TileGeometry, lite_attention, skiplist
 
 from .kernels import NOTHING_SKIPPED, Lite, tiles_to_keep
@@ -281,7 +281,7 @@ def _attention(
             stack.enter_context(
                 mock.patch.object(flex_attention, "flex_attention", compiled_flex())
             )
-        for found in self_attention.find(pipe.transformer) if backend is not None else ():
+        for found in discovery.find(pipe.transformer) if backend is not None else ():
             processor: Any = found.module.processor
             stack.callback(setattr, processor, "_attention_backend", processor._attention_backend)
             module: Any = found.module

@@ -27,8 +27,8 @@ import torch
 import transformers
 
 import liteattention_diffusers
-from liteattention_diffusers import layers as self_attention
-from liteattention_rocm import SkipPolicy, TileGeometry
+from liteattention_diffusers import discovery
+from liteattention_rocm import SkipPolicy, TileGeometry, engines
 
 from . import pixel_vae  # diffusers finds its class by the module being imported
 from .config import Configuration, SuiteConfig
@@ -302,7 +302,7 @@ def geometry(runner: Runner) -> TileGeometry | None:
     """The tile geometry that lite configurations use; None if the layers do not show their size."""
     if runner.config.geometry is not None:
         return runner.config.geometry
-    for layer in self_attention.find(runner.pipeline.transformer):
+    for layer in discovery.find(runner.pipeline.transformer):
         if layer.head_dim is not None:
             return runner.config.chosen_engine.geometry(layer.head_dim)
     return None
@@ -363,7 +363,7 @@ class _Stopwatch(contextlib.AbstractContextManager["_Stopwatch"]):
                 continue
             self._hook(model.register_forward_pre_hook(self._first_call))
             if self.attention is not None:
-                for layer in self_attention.find(model):
+                for layer in discovery.find(model):
                     self._hook(layer.module.register_forward_pre_hook(self._enter_attention))
                     self._hook(layer.module.register_forward_hook(self._leave_attention))
         return self

@@ -24,7 +24,8 @@ import torch
 
 from liteattention_rocm import TileGeometry, skiplist
 from liteattention_rocm.engines import ENGINE_VARIABLE
-from liteattention_sglang.generation import REPORT_VARIABLE, REQUEST_KEY
+from liteattention_sglang.generation import REPORT_VARIABLE
+from liteattention_sglang.policies import REQUEST_KEY
 
 from . import sglang_model
 from .config import Configuration, SuiteConfig, read_json_object

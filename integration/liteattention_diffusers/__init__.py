@@ -16,7 +16,8 @@ dispatcher, for ``set_attention_backend``: by that name alone it is the dense ke
 from __future__ import annotations
 
 from .backend import BACKEND_NAME, register
-from .handle import Handle, disable, enable
+from .enabling import disable, enable
+from .handle import Handle
 
 __all__ = ["BACKEND_NAME", "Handle", "disable", "enable", "register"]
 

@@ -1,33 +1,37 @@
-"""``enable`` and ``disable``: LiteAttention on the self-attention of a diffusers pipeline."""
+"""What :func:`enable` returns: LiteAttention on one pipeline."""
 
 from __future__ import annotations
 
 import collections
-import fnmatch
 import weakref
-from collections.abc import Iterator, Sequence
 from types import TracebackType
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from diffusers.utils.torch_utils import unwrap_module
 
-from liteattention_rocm import LiteAttention, SkipPolicy, TileGeometry, admission, skiplist
+from liteattention_rocm import LiteAttention, SkipPolicy, TileGeometry, skiplist
 from liteattention_rocm.parallel import SeqParallel
 
-from . import clock as clocks
-from .backend import BACKEND_NAME
-from .layers import Found, Layer, find
+from . import denoiser
+from .clock import Clock
+from .discovery import Found
+from .layers import Layer
 
 #: Who holds a denoiser now. Weak on both sides: neither keeps the other alive.
-_enabled: weakref.WeakKeyDictionary[torch.nn.Module, weakref.ref[Handle]] = (
+_holders: weakref.WeakKeyDictionary[torch.nn.Module, weakref.ref[Handle]] = (
     weakref.WeakKeyDictionary()
 )
 
 
+def holder(model: torch.nn.Module) -> Handle | None:
+    """Return the handle that a denoiser is enabled with, if it is."""
+    reference = _holders.get(model)
+    return None if reference is None else reference()
+
+
 class Handle:
-    """LiteAttention on one pipeline, from :func:`enable` until :meth:`disable`.
+    """LiteAttention on one pipeline, from ``enable`` until :meth:`disable`.
 
     Key: none; one handle per pipeline, and handles share nothing. Owner: the caller; the
     pipeline's hooks keep it alive while it is enabled. Lifetime of the skip lists: one run of
@@ -46,16 +50,16 @@ class Handle:
         # One per ring of processes that the layers say they are in: one at most, as a rule.
         self._rings: dict[dist.ProcessGroup, SeqParallel] = {}
         self._geometry = geometry
-        self._clock = clocks.Clock(pipeline)
-        self._denoisers: list[tuple[torch.nn.Module, clocks.DenoiserHook]] = []
-        self._layers: dict[Layer, clocks.Context] = {}
+        self._clock = Clock(pipeline)
+        self._denoisers: list[tuple[torch.nn.Module, denoiser.DenoiserHook]] = []
+        self._layers: dict[Layer, denoiser.Context] = {}
         self._cross_layers: list[Layer] = []
         self._cross_attention = cross_attention
         self._run = 0
 
     @property
     def policy(self) -> SkipPolicy:
-        """The policy given to :func:`enable`."""
+        """The policy given to ``enable``."""
         return self.lite.policy
 
     @property
@@ -126,8 +130,8 @@ class Handle:
         for layer in (*self._layers, *self._cross_layers):
             layer.release()
         for model, hook in self._denoisers:
-            clocks.detach(model, hook)
-            _enabled.pop(model, None)
+            denoiser.detach(model, hook)
+            _holders.pop(model, None)
         self._denoisers = []
 
     def __getstate__(self) -> Any:
@@ -148,9 +152,9 @@ class Handle:
         self.disable()
 
     def _take(self, prefix: str, model: torch.nn.Module, found: list[Found]) -> None:
-        hook = clocks.attach(model, self._clock)
+        hook = denoiser.attach(model, self._clock)
         self._denoisers.append((model, hook))
-        _enabled[model] = weakref.ref(self)
+        _holders[model] = weakref.ref(self)
         chosen = {id(layer.module) for layer in found}
         others = {
             id(module.processor)
@@ -206,7 +210,7 @@ class Handle:
 
     def _position(self, layer: Layer) -> dict[str, Any]:
         """Where a call of ``layer`` stands, as LiteAttention takes it; ends a run that is over."""
-        at = self._clock.locate(self._layers[layer])
+        at = self._clock.locate(self._layers[layer].current)
         if at.run != self._run:
             self.lite.end(self._run)
             for ring in self._rings.values():
@@ -219,146 +223,3 @@ class Handle:
             "generation": at.run,
             "num_steps": at.num_steps,
         }
-
-
-def enable(
-    target: Any,
-    policy: SkipPolicy | None = None,
-    *,
-    geometry: TileGeometry | None = None,
-    engine: str | None = None,
-    exclude: Sequence[str] = (),
-    cross_attention: bool = False,
-) -> Handle:
-    """Run the self-attention of a diffusers pipeline or transformer with LiteAttention.
-
-    Everything else stays as it is, cross-attention too unless ``cross_attention`` is set. Use the
-    handle as a context manager, or call :func:`disable`. The tensors the layers pass are [B,S,H,D]
-    in the model's dtype.
-
-    Copies and pickles of an enabled pipeline or model (``copy.deepcopy``, ``torch.save``) are plain
-    ones without LiteAttention, which a warning says; enable them on their own.
-
-    Args:
-        target: a diffusers pipeline (its ``transformer*`` and ``unet*`` models are taken), or a
-            diffusers transformer. With a transformer alone the step is taken from
-            ``cache_context`` or from changes of its ``timestep`` argument.
-        policy: what may be skipped (thresholds in log2 units); ``SkipPolicy()`` by default,
-            ``SkipPolicy(enabled=False)`` for the dense kernel.
-        geometry: tile geometry; the engine's own by default.
-        engine: engine by name; chosen by the device by default.
-        exclude: patterns (``fnmatch``) of layer names to leave alone.
-        cross_attention: run cross-attention on the same engine as well, always dense.
-
-    Raises:
-        TypeError: ``target``, ``policy`` or ``geometry`` has the wrong type; lists every reason.
-        ValueError: it is already enabled, no self-attention goes through the dispatcher, or the
-            engine does not support a layer; lists every layer and reason.
-    """
-    policy = SkipPolicy() if policy is None else policy
-    pipeline, denoisers = _denoisers(target)
-    kinds = []
-    if not isinstance(policy, SkipPolicy):
-        kinds.append(f"policy must be a SkipPolicy, got {type(policy).__name__}")
-    if geometry is not None and not isinstance(geometry, TileGeometry):
-        kinds.append(f"geometry must be a TileGeometry, got {type(geometry).__name__}")
-    if not denoisers:
-        kinds.append(
-            "target must be a diffusers pipeline with a transformer or unet, or a diffusers "
-            f"transformer, got {type(target).__name__}"
-        )
-    if kinds:
-        raise TypeError("cannot enable LiteAttention: " + "; ".join(kinds))
-
-    reasons = []
-    taken: list[tuple[str, torch.nn.Module, list[Found]]] = []
-    for name, model in denoisers.items():
-        prefix = "" if name == "transformer" else f"{name}."
-        if model in _enabled:
-            reasons.append(f"{name} is already enabled: disable() it first")
-        found = [
-            layer
-            for layer in find(model, cross_attention=cross_attention)
-            if not any(fnmatch.fnmatchcase(prefix + layer.name, pattern) for pattern in exclude)
-        ]
-        reasons += _unsupported(prefix, found, policy, geometry, engine)
-        if found:
-            taken.append((prefix, model, found))
-    if not taken:
-        reasons.append(
-            f"no self-attention of {', '.join(denoisers)} goes through diffusers' attention "
-            "dispatcher (its processors have no _attention_backend), or all of it is excluded"
-        )
-    if reasons:
-        raise ValueError("cannot enable LiteAttention: " + "; ".join(reasons))
-
-    handle = Handle(policy, geometry, engine, pipeline, cross_attention)
-    try:
-        for prefix, model, found in taken:
-            handle._take(prefix, model, found)
-    except BaseException:
-        handle.disable()
-        raise
-    return handle
-
-
-def disable(target: Any) -> None:
-    """Undo :func:`enable` on a pipeline or transformer.
-
-    Raises:
-        ValueError: it is not enabled.
-    """
-    handles = {
-        id(handle): handle
-        for model in _denoisers(target)[1].values()
-        if (reference := _enabled.get(model)) is not None and (handle := reference()) is not None
-    }
-    if not handles:
-        raise ValueError(f"LiteAttention is not enabled on this {type(target).__name__}")
-    for handle in handles.values():
-        handle.disable()
-
-
-def _denoisers(target: Any) -> tuple[Any | None, dict[str, torch.nn.Module]]:
-    """Return the pipeline, if ``target`` is one, and its denoising models by name."""
-    if isinstance(target, torch.nn.Module):
-        return None, {"transformer": unwrap_module(target)}
-    components = getattr(target, "components", None)
-    if not isinstance(components, dict):
-        return None, {}
-    return target, dict(_models(components))
-
-
-def _models(components: dict[str, Any]) -> Iterator[tuple[str, torch.nn.Module]]:
-    for name, component in components.items():
-        if name.startswith(("transformer", "unet")) and isinstance(component, torch.nn.Module):
-            yield name, unwrap_module(component)
-
-
-def _unsupported(
-    prefix: str,
-    found: list[Found],
-    policy: SkipPolicy,
-    geometry: TileGeometry | None,
-    engine: str | None,
-) -> list[str]:
-    reasons = []
-    for layer in found:
-        if layer.heads is None or layer.head_dim is None:
-            continue  # the module does not show its sizes; its first call is checked instead
-        against = admission.video_reasons(
-            layer.device,
-            heads=layer.heads,
-            kv_heads=layer.kv_heads or layer.heads,
-            head_dim=layer.head_dim,
-            dtype=layer.dtype,
-            skips=policy.enabled and layer.kind != "cross",
-            engine=engine,
-            geometry=geometry,
-        )
-        if against:
-            reasons.append(f"layer {prefix}{layer.name}: {', '.join(against)}")
-    return reasons
-
-
-__all__ = ["BACKEND_NAME", "Handle", "disable", "enable"]

@@ -1,4 +1,4 @@
-"""Find the self-attention layers of a diffusers model, and take them over one by one.
+"""Take over the attention layers of a diffusers model, one by one.
 
 A layer is taken over by its processor's ``_attention_backend`` and two forward hooks that tell
 the backend which layer is calling. Nothing else on the module changes, and :meth:`Layer.release`
@@ -10,16 +10,16 @@ from __future__ import annotations
 import copy
 import inspect
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from diffusers.models.attention_dispatch import AttentionBackendName
 from torch.utils.hooks import RemovableHandle
 
-from . import backend, copies
+from liteattention_common.slots import new_slot
 
-Kind = Literal["self", "by-call", "cross"]
+from . import backend, copies, note
+from .discovery import Found
 
 #: The keyword under which diffusers' attention modules take the other sequence.
 _CONTEXT = "encoder_hidden_states"
@@ -32,85 +32,6 @@ _HOOK_TABLES = (
     "_forward_hooks",
     "_forward_hooks_always_called",
 )
-
-
-@dataclass(frozen=True)
-class Found:
-    """An attention module, by its name in the model.
-
-    ``kind`` is "self" or "cross" if the module says so itself, "by-call" if only a call can tell
-    (it is self-attention when no ``encoder_hidden_states`` are passed). ``heads``, ``kv_heads`` and
-    ``head_dim`` are None if the module does not show them.
-    """
-
-    name: str
-    module: torch.nn.Module
-    kind: Kind
-    heads: int | None
-    kv_heads: int | None
-    head_dim: int | None
-    dtype: torch.dtype
-    device: torch.device
-
-
-def find(model: torch.nn.Module, *, cross_attention: bool = False) -> list[Found]:
-    """List the self-attention modules of ``model`` that go through the attention dispatcher.
-
-    Told by structure, not by name: a processor with ``_attention_backend``, and a module that
-    does not attend to another sequence (``is_cross_attention``, projections of another width).
-    ``cross_attention`` lists those that do, too.
-    """
-    found = []
-    for name, module in model.named_modules():
-        processor = getattr(module, "processor", None)
-        if processor is None or not hasattr(processor, "_attention_backend"):
-            continue
-        kind = _kind(module)
-        if kind == "cross" and not cross_attention:
-            continue
-        weight = next(module.parameters(), None)
-        heads, kv_heads, head_dim = _sizes(module)
-        found.append(
-            Found(
-                name,
-                module,
-                kind,
-                heads,
-                kv_heads,
-                head_dim,
-                torch.float32 if weight is None else weight.dtype,
-                torch.device("cpu") if weight is None else weight.device,
-            )
-        )
-    return found
-
-
-def _kind(module: torch.nn.Module) -> Kind:
-    flag = getattr(module, "is_cross_attention", None)
-    if flag is not None:
-        return "cross" if flag else "self"
-    if getattr(module, "add_q_proj", None) is not None:  # joint text and video attention
-        return "self"
-    to_q, to_k = getattr(module, "to_q", None), getattr(module, "to_k", None)
-    if to_q is not None and to_k is not None:
-        widths = getattr(to_q, "in_features", None), getattr(to_k, "in_features", None)
-        if None not in widths and widths[0] != widths[1]:
-            return "cross"
-    return "by-call"
-
-
-def _sizes(module: torch.nn.Module) -> tuple[int | None, int | None, int | None]:
-    heads = getattr(module, "heads", None) or getattr(module, "num_heads", None)
-    widths = [
-        getattr(getattr(module, name, None), "out_features", None) for name in ("to_q", "to_k")
-    ]
-    head_dim = getattr(module, "head_dim", None)
-    if not isinstance(heads, int):
-        return None, None, head_dim if isinstance(head_dim, int) else None
-    if not isinstance(head_dim, int):
-        head_dim = widths[0] // heads if widths[0] else None
-    kv_heads = widths[1] // head_dim if widths[1] and head_dim else None
-    return heads, kv_heads, head_dim
 
 
 def _same_key(hook: RemovableHandle, *tables: dict[int, Any]) -> RemovableHandle:
@@ -150,7 +71,7 @@ class Layer:
         if _HOOK_KEY in found.module._forward_pre_hooks:
             raise ValueError(f"layer {name} is already taken over by another enable()")
         self.name = name
-        self.slot = backend.new_slot(self)
+        self.slot = new_slot(self)
         self._attend = attend
         self._attend_ring = attend_ring
         self._module = found.module
@@ -256,9 +177,9 @@ class Layer:
                 context = args[self._context_index]
             crosses = context is not None
         if crosses:
-            backend.enter(None, self._previous, dense=self._cross_attention, engine=self._engine)
+            note.enter(None, self._previous, dense=self._cross_attention, engine=self._engine)
         else:
-            backend.enter(self.slot, self._previous)
+            note.enter(self.slot, self._previous)
 
     def _leave(self, module: Any, args: Any, output: Any) -> None:
-        backend.leave()
+        note.leave()

@@ -31,7 +31,7 @@ def register() -> None:
         custom = AttentionBackendEnum.CUSTOM
     except (ImportError, AttributeError) as error:
         raise RuntimeError(
-            f"this vLLM takes no attention backend from outside ({error}): install vllm 0.32 or "
+            f"this vLLM takes no out-of-tree attention backend ({error}): install vllm 0.32 or "
             "newer"
         ) from error
     register_backend(custom, BACKEND_CLASS)

@@ -1,7 +1,7 @@
 """Counters of this backend's calls, one set per process.
 
 vLLM spreads over processes and, where a platform ignores ``--attention-backend``, falls back to
-another backend with one line in a log. These counters say from outside which code ran:
+another backend with one line in a log. These counters tell which code ran:
 :func:`statistics` in the same process, and for the other processes a file each in the folder that
 ``LITEATTENTION_STATISTICS_DIR`` names. A file is shared memory, written by every call, so it is
 right even after a process was killed.
@@ -22,6 +22,7 @@ DIRECTORY_VARIABLE = "LITEATTENTION_STATISTICS_DIR"
 #: ``attention_calls`` and ``attention_rows`` layer calls and the query rows in them (padding
 #: included), ``cache_writes`` calls that wrote keys and values.
 NAMES = ("layers", "steps", "attention_calls", "attention_rows", "cache_writes")
+LAYERS, STEPS, CALLS, ROWS, WRITES = range(len(NAMES))
 _SUFFIX = ".vllm-calls"
 _FORMAT = f"={len(NAMES)}q"
 
@@ -39,10 +40,17 @@ class CallCounters:
         self._values = memoryview(bytearray(struct.calcsize(_FORMAT))).cast("q")
 
     def add(self, index: int, amount: int = 1) -> None:
-        """Count ``amount`` more of ``NAMES[index]``."""
+        """Count ``amount`` more of ``NAMES[index]``: ``LAYERS``, ``STEPS`` or ``WRITES``."""
         if self._pid != os.getpid():
             self._open()
         self._values[index] += amount
+
+    def attended(self, rows: int) -> None:
+        """Count a layer's call of ``rows`` query rows."""
+        if self._pid != os.getpid():
+            self._open()
+        self._values[CALLS] += 1
+        self._values[ROWS] += rows
 
     def as_dict(self) -> dict[str, int]:
         """Return the counts by name."""

@@ -51,7 +51,7 @@ def test_operator_passes_opcheck() -> None:
         slot = next(iter(handle._layers)).slot
         q, k, v = torch.randn(3, 1, 64, 2, 32)
         torch.library.opcheck(
-            torch.ops.liteattention_rocm_diffusers.self_attention.default,
+            torch.ops.liteattention_layers.self_attention.default,
             (q, k, v, slot, None),
             test_utils=("test_schema", "test_faketensor"),
         )

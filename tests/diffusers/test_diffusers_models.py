@@ -20,7 +20,7 @@ from diffusers import (
 from transformers import T5Config, T5EncoderModel
 
 from liteattention_diffusers import enable
-from liteattention_diffusers.layers import find
+from liteattention_diffusers.discovery import find
 from liteattention_e2e import tiny
 from liteattention_rocm import SkipPolicy, TileGeometry
 

@@ -1,4 +1,4 @@
-"""Fixtures of the emulator's tests, and where their machine code comes from."""
+"""Fixtures of the emulator's tests."""
 
 from collections.abc import Iterator
 from importlib.util import find_spec
@@ -7,26 +7,10 @@ import pytest
 
 from liteattention_emulator import native, snippet
 
-from . import toolchain
-
 # `make test-machine-code` installs Triton and runs it.
 collect_ignore = [] if find_spec("triton") else ["test_triton.py"]
 S_ENDPGM = bytes.fromhex("000081bf")
 VARIANTS = ("avx512", "avx2", "portable")
-
-
-def pytest_configure(config: pytest.Config) -> None:
-    for store in toolchain.STORES:
-        store.mode = config.getoption("--machine-code")
-
-
-def pytest_sessionfinish(session: pytest.Session) -> None:
-    for store in toolchain.STORES:
-        if left := store.finish():
-            first = left[0].replace("\n", "; ")[:200]
-            print(f"\n{store.path.name}: {len(left)} programs of no test that ran: {first}")
-            print("if all tests of tests/emulator ran: run `make machine-code`")
-            session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
 
 def missing(variant: str) -> str:

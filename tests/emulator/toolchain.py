@@ -56,7 +56,7 @@ class Store:
                 pytest.fail(
                     f"this program is not in {self.path.name}: it is new, or its source changed.\n"
                     "With LLVM 19 (Debian: apt-get install clang-19 lld-19 llvm-19) run\n"
-                    "    .venv/bin/pytest --machine-code=update tests/emulator\n"
+                    "    .venv/bin/pytest --machine-code=update tests/emulator tests/tools\n"
                     f"and commit {self.path.parent.name}/. The program begins:\n{lines}",
                     pytrace=False,
                 )
@@ -129,7 +129,7 @@ def compiled(source: Path, *flags: str) -> bytes:
         return out.read_bytes()
 
 
-# -ffast-math and the rest are those of the shipped kernels: liteattention_rocm.kernels.build.
+# -ffast-math and the rest are those of the shipped kernels: liteattention_tools.build.
 SHIPPED = ["--offload-arch=gfx942:xnack-", "--no-gpu-bundle-output", "-O3", "-std=c++20"]
 SHIPPED += ["-ffast-math", "-fno-math-errno", "-mllvm", "-amdgpu-early-inline-all=true"]
 SHIPPED += ["-mcode-object-version=5"]

@@ -15,9 +15,9 @@ import pytest
 import torch
 
 from liteattention_rocm import kernels, skiplist
-from liteattention_rocm.kernels import build
 
 from . import machine
+from .conftest import SOURCES
 
 WAVES, SHORT, LONG = 8, 8, 32
 
@@ -131,7 +131,7 @@ BUDGET = re.compile(r"Budget: VGPR (\d+), LDS (\d+)(?: \((\d+) at D = 64\))?\.")
 def test_budgets_in_the_sources_are_those_of_the_objects() -> None:
     for entry in kernels.manifest().objects:
         source = entry.file.removesuffix(".co") + ".hip"
-        text = " ".join((build.SOURCES / source).read_text(encoding="utf-8").split("\n// "))
+        text = " ".join((SOURCES / source).read_text(encoding="utf-8").split("\n// "))
         found = BUDGET.search(text)
         assert found, f"{source} does not state its budget"
         registers, lds = int(found[1]), int(found[2])

@@ -7,7 +7,8 @@ from pathlib import Path
 
 from liteattention_rocm import kernels
 from liteattention_rocm.contract import MI300X_GEOMETRY
-from liteattention_rocm.kernels import build
+
+from .conftest import SOURCES
 
 
 def test_products_come_out_through_the_lane_maps(replay: Path) -> None:
@@ -27,7 +28,7 @@ def test_argument_blocks_are_the_parameter_structs(replay: Path) -> None:
 
 
 def test_the_tile_is_the_one_python_speaks_of() -> None:
-    text = (build.SOURCES / "geometry.h").read_text(encoding="utf-8")
+    text = (SOURCES / "geometry.h").read_text(encoding="utf-8")
     assert f"kKBlock = {MI300X_GEOMETRY.k_block};" in text
     assert f"kWaveRows = {MI300X_GEOMETRY.vote_rows};" in text
     assert MI300X_GEOMETRY.q_block == 8 * MI300X_GEOMETRY.vote_rows

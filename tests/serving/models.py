@@ -167,7 +167,6 @@ def _model(shape: Model) -> Any:
             sliding_window=shape.window,
             num_local_experts=4,
             num_experts_per_tok=2,
-            rope_parameters={"rope_type": "default", "rope_theta": 10000.0},
             **sizes | {"attn_implementation": "eager"},
         )
     elif shape.family == "gemma4":

@@ -19,7 +19,7 @@ from .sglang_worker import BOLD, Result, Worker, on_ranks, shared_worker
 
 #: The second must find nothing of the first, and a third threshold needs no new graph.
 REQUESTS: list[Any] = [BOLD, BOLD, {"threshold": -0.5, "warmup_steps": 1}]
-OPERATOR = "liteattention_rocm_sglang.self_attention"
+OPERATOR = "liteattention_layers.self_attention"
 
 
 def serve(

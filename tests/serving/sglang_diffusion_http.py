@@ -9,7 +9,6 @@ import subprocess
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +18,7 @@ import numpy as np
 import pytest
 
 from liteattention_e2e.metrics import psnr
+from tests.serving import processes
 
 from .sglang_worker import (
     BOLD,
@@ -33,11 +33,12 @@ from .sglang_worker import (
 FP32 = ("--dit-precision", "fp32")
 
 
-@dataclass
-class Server:
-    address: str
-    reports: Path
-    log: Path
+class Server(processes.Server):
+    """``sglang serve``, which may write reports into a folder beside its log."""
+
+    @property
+    def reports(self) -> Path:
+        return self.folder / "reports"
 
     def post(self, options: Any = None, **changes: Any) -> httpx.Response:
         body = {
@@ -49,13 +50,13 @@ class Server:
             **({} if options is None else {"diffusers_kwargs": {"liteattention": options}}),
             **changes,
         }
-        return httpx.post(f"{self.address}/v1/videos", json=body, timeout=60)
+        return self.client.post("/v1/videos", json=body)
 
     def finish(self, response: httpx.Response) -> dict[str, Any]:
         assert response.status_code == 200, response.text
         deadline = time.monotonic() + 120
         while time.monotonic() < deadline:
-            job = httpx.get(f"{self.address}/v1/videos/{response.json()['id']}", timeout=60).json()
+            job = self.client.get(f"/v1/videos/{response.json()['id']}").json()
             if job["status"] in ("completed", "failed"):
                 return dict(job)
             time.sleep(0.1)
@@ -71,7 +72,6 @@ class Server:
 @pytest.fixture(scope="module")
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     folder = tmp_path_factory.mktemp("served")
-    log = folder / "server.log"
     variables = {
         "LITEATTENTION_REPORT_DIR": str(folder / "reports"),
         # The warm-up has fewer tokens than this range.
@@ -80,8 +80,8 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     options = ("--attention-backend", "liteattention_rocm", *FP32)
     warm = ("--warmup-mode", "server", "--warmup-resolutions", "32x32")
     batch = ("--batching-max-size", "2", "--batching-delay-ms", "400")
-    with server(folder, log, *options, *warm, *batch, **variables) as address:
-        yield Server(address, folder / "reports", log)
+    with server(Server, folder, *options, *warm, *batch, **variables) as running:
+        yield running
 
 
 def test_two_requests_at_once_with_different_thresholds(served: Server) -> None:
@@ -109,10 +109,10 @@ def test_two_requests_at_once_with_different_thresholds(served: Server) -> None:
 def test_requests_in_one_batch_have_the_lists_that_they_have_alone(served: Server) -> None:
     """Equal options are batched, whatever the prompt and the seed."""
     asked = [{"seed": 3}, {"seed": 5, "prompt": "a green square moves up on a white background"}]
-    before = served.log.read_text(errors="replace").count("LiteAttention: request")
+    before = served.log.count("LiteAttention: request")
     with ThreadPoolExecutor(len(asked)) as pool:
         jobs = list(pool.map(lambda item: served.finish(served.post(BOLD, **item)), asked))
-    said = served.log.read_text(errors="replace").count("LiteAttention: request") - before
+    said = served.log.count("LiteAttention: request") - before
     assert said == 1, "they were not batched"
     alone = [served.video(BOLD, **item) for item in asked]
     batched = [read_report(served.reports, job["id"]) for job in jobs]
@@ -161,7 +161,7 @@ def test_what_only_the_worker_can_know_fails_the_job(served: Server) -> None:
 
 
 def test_the_server_was_warm_at_another_resolution(served: Server) -> None:
-    log = served.log.read_text(errors="replace")
+    log = served.log
     assert "Applied 1 hook(s)" in log
     assert "arm" in log and "32x32" in log
     finished = [line for line in log.splitlines() if "LiteAttention: request" in line]
@@ -171,9 +171,7 @@ def test_the_server_was_warm_at_another_resolution(served: Server) -> None:
 
 def test_options_for_a_server_of_another_backend(tmp_path: Path) -> None:
     """They would be ignored: nothing of ours runs in its worker."""
-    log = tmp_path / "server.log"
-    with server(tmp_path, log, "--attention-backend", "torch_sdpa", *FP32) as address:
-        other = Server(address, tmp_path / "reports", log)
+    with server(Server, tmp_path, "--attention-backend", "torch_sdpa", *FP32) as other:
         refused = other.post(BOLD)
         assert refused.status_code == 400, refused.text
         assert "runs attention backend 'torch_sdpa'" in refused.text

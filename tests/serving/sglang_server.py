@@ -4,68 +4,31 @@ from __future__ import annotations
 
 import contextlib
 import os
-import signal
-import socket
-import subprocess
 import sys
-import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import httpx
-import psutil
 from sglang_cpu_platform import watch
+
+from tests.serving import processes
 
 #: The backend under test, and the one it is held against.
 OURS, BUILT_IN = "liteattention_rocm", "torch_native"
-#: A loaded machine takes minutes to import SGLang in each of a server's processes.
-START_SECONDS = 600
-THREADS = os.environ.get("OMP_NUM_THREADS") or str(min(4, os.cpu_count() or 1))
 
 
 def environment(**more: str) -> dict[str, str]:
     """Return this process's environment with what the servers of the tests need."""
-    return {**os.environ, "OMP_NUM_THREADS": THREADS, "HF_HUB_OFFLINE": "1", **more}
+    return {**os.environ, "OMP_NUM_THREADS": processes.THREADS, "HF_HUB_OFFLINE": "1", **more}
 
 
-def arguments(model: Path, backend: str, **options: Any) -> list[str]:
-    """Return the server's command line; an option of True is a flag."""
-    chosen = {
-        "model_path": model,
-        "attention_backend": backend,
-        "device": "cpu",
-        "dtype": "float32",
-        "host": "127.0.0.1",
-        "max_total_tokens": 4096,
-        "max_running_requests": 16,
-        "random_seed": 0,
-        "enable_cache_report": True,
-        "sleep_on_idle": True,  # a waiting server leaves the cores to the others
-        **options,
-    }
-    line = []
-    for name, value in chosen.items():
-        line += [f"--{name.replace('_', '-')}", *([] if value is True else [str(value)])]
-    return line
+class Server(processes.Server):
+    """A running server of SGLang."""
 
-
-class Server:
-    """A running server, at ``url``. ``folder`` holds its log and, of ours, the counted calls."""
-
-    def __init__(self, url: str, process: psutil.Process, folder: Path) -> None:
-        self.url = url
-        self.process = process
-        self.folder = folder
-        self.client = httpx.Client(
-            base_url=url, timeout=600, limits=httpx.Limits(max_connections=99)
-        )
-
-    @property
-    def log(self) -> str:
-        """What the server has printed so far."""
-        return (self.folder / "log").read_text(errors="replace")
+    def started(self) -> bool:
+        return "The server is fired up" in self.log
 
     @property
     def calls(self) -> dict[int, dict[str, int]]:
@@ -101,16 +64,11 @@ class Server:
         found: dict[str, Any] = self.client.get("/v1/loads").json()["loads"][0]
         return found
 
-    def idle(self, seconds: float = 60) -> dict[str, Any]:
-        """Wait until nothing runs or waits and no slot is in use; return the load then."""
-        until = time.monotonic() + seconds
-        while True:
-            load = self.load()
-            busy = [load[f"num_{name}"] for name in ("running_reqs", "waiting_reqs", "used_tokens")]
-            if not any(busy):
-                return load
-            assert time.monotonic() < until, f"not idle after {seconds} s: {load}"
-            time.sleep(0.2)
+    def busy(self) -> dict[str, float]:
+        load = self.load()
+        return {
+            name: load[f"num_{name}"] for name in ("running_reqs", "waiting_reqs", "used_tokens")
+        }
 
     def flush(self) -> None:
         """Forget every cached prefix."""
@@ -120,7 +78,7 @@ class Server:
 
     def memory(self) -> int:
         """Return the bytes that the server's processes hold (RSS, pages shared counted twice)."""
-        return sum(p.memory_info().rss for p in [self.process, *self.process.children(True)])
+        return sum(member.memory_info().rss for member in self.family())
 
     @contextlib.contextmanager
     def broken(self, fault: str) -> Iterator[None]:
@@ -148,45 +106,19 @@ def serve(
     **options: Any,
 ) -> Iterator[Server]:
     """Run a server until the block is left: :data:`OURS` watched, with its log in ``folder``."""
-    folder.mkdir(parents=True)
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    command = [sys.executable, *launcher, *arguments(model, backend, port=port, **options)]
-    with (folder / "log").open("wb") as log:
-        process = subprocess.Popen(
-            command,
-            stdout=log,
-            stderr=subprocess.STDOUT,
-            env=environment(**{watch.VARIABLE: str(folder)}),
-            start_new_session=True,
-        )
-    server = Server(f"http://127.0.0.1:{port}", psutil.Process(process.pid), folder)
-    try:
-        _wait(server, process)
+    chosen = {
+        "model_path": model,
+        "attention_backend": backend,
+        "device": "cpu",
+        "dtype": "float32",
+        "max_total_tokens": 4096,
+        "max_running_requests": 16,
+        "random_seed": 0,
+        "enable_cache_report": True,
+        "sleep_on_idle": True,  # a waiting server leaves the cores to the others
+        **options,
+    }
+    command = [sys.executable, *launcher, *processes.options(**chosen)]
+    watched = environment(**{watch.VARIABLE: str(folder)})
+    with processes.serve(Server, command, folder, watched) as server:
         yield server
-    finally:
-        server.client.close()
-        stop(process)
-
-
-def _wait(server: Server, process: subprocess.Popen[bytes]) -> None:
-    until = time.monotonic() + START_SECONDS
-    while "The server is fired up" not in server.log:
-        if process.poll() is not None or time.monotonic() > until:
-            raise RuntimeError(f"the server did not start:\n{server.log[-4000:]}")
-        time.sleep(0.2)
-
-
-def stop(process: subprocess.Popen[bytes]) -> None:
-    """Kill a process that leads its session and everything it started, and wait for the end."""
-    family: list[psutil.Process] = []
-    with contextlib.suppress(psutil.NoSuchProcess):
-        family = psutil.Process(process.pid).children(recursive=True)
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)
-    for child in family:  # one that left the session
-        with contextlib.suppress(psutil.NoSuchProcess):
-            child.kill()
-    process.wait()
-    psutil.wait_procs(family, timeout=30)

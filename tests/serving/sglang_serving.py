@@ -22,7 +22,8 @@ import pytest
 from sglang_cpu_platform import watch
 
 from tests.serving import memory, models
-from tests.serving.sglang_server import BUILT_IN, OURS, Server, environment, greedy, serve, stop
+from tests.serving.processes import stop
+from tests.serving.sglang_server import BUILT_IN, OURS, Server, environment, greedy, serve
 
 HERE = Path(__file__).parent
 PROMPTS = models.prompts(12, 300)

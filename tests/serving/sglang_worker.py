@@ -14,12 +14,9 @@ import json
 import multiprocessing
 import os
 import shutil
-import socket
-import subprocess
 import sys
 import tempfile
 import threading
-import time
 import traceback
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -28,6 +25,9 @@ from typing import Any
 
 import numpy as np
 import torch
+
+from tests.serving import processes
+from tests.serving.processes import free_port
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 MODEL = REPOSITORY / "e2e" / "model" / "wan-shapes"
@@ -72,12 +72,6 @@ def four_heads(folder: Path) -> Path:
     config |= {"num_attention_heads": 4, "attention_head_dim": 96}
     (made / "transformer" / "config.json").write_text(json.dumps(config))
     return model_directory(folder, made)
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 @dataclass
@@ -250,6 +244,24 @@ def as_frames(output: Any) -> np.ndarray:
     return array.numpy()
 
 
+def context(request: Any, step: int, negative: bool) -> Any:
+    from sglang.multimodal_gen.runtime.managers.forward_context import set_forward_context
+
+    request.is_cfg_negative = negative
+    return set_forward_context(current_timestep=step, attn_metadata=None, forward_batch=request)
+
+
+def state_of(request: Any) -> Any:
+    from liteattention_sglang.generation import Generation
+
+    found = [item for item in request.extra.values() if isinstance(item, Generation)]
+    return found[0] if found else None
+
+
+def self_attention(worker: Worker) -> list[Any]:
+    return [block.attn1.attn_impl for block in worker.transformer.blocks]
+
+
 def live_states() -> int:
     """How many requests' skip lists are in this process's memory."""
     from liteattention_sglang.generation import Generation
@@ -265,41 +277,16 @@ def live_states() -> int:
 
 
 @contextlib.contextmanager
-def server(folder: Path, log: Path, *arguments: str, **variables: str) -> Iterator[str]:
-    """``sglang serve`` on the small model; yields its address. Ends it, whatever happens."""
-    port = free_port()
+def server(
+    kind: type[processes.Kind], folder: Path, *arguments: str, **variables: str
+) -> Iterator[processes.Kind]:
+    """Run ``sglang serve`` on the small model until the block is left."""
     command = [
         *("sglang", "serve", "--model-path", str(model_directory(folder))),
-        *("--port", str(port), "--host", "127.0.0.1", "--output-path", str(folder / "videos")),
+        *("--output-path", str(folder / "videos")),
         *("--master-port", str(free_port()), "--scheduler-port", str(free_port())),
         "--sleep-on-idle",  # it polls without pause otherwise, on a core that others need
         *arguments,
     ]
-    import httpx
-
-    with log.open("wb") as sink:
-        process = subprocess.Popen(
-            command,
-            stdout=sink,
-            stderr=subprocess.STDOUT,
-            env=environment(**variables),
-            start_new_session=True,
-        )
-        try:
-            address = f"http://127.0.0.1:{port}"
-            deadline = time.monotonic() + 300
-            while True:
-                if process.poll() is not None or time.monotonic() > deadline:
-                    raise RuntimeError(f"the server did not start:\n{log.read_text()[-4000:]}")
-                with contextlib.suppress(httpx.HTTPError):
-                    if httpx.get(f"{address}/health", timeout=2).status_code == 200:
-                        break
-                time.sleep(0.5)
-            yield address
-        finally:
-            os.killpg(process.pid, 15)
-            try:
-                process.wait(60)
-            except subprocess.TimeoutExpired:
-                os.killpg(process.pid, 9)
-                process.wait()
+    with processes.serve(kind, command, folder, environment(**variables)) as running:
+        yield running

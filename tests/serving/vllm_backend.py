@@ -29,7 +29,8 @@ from vllm.v1.kv_cache_interface import FullAttentionSpec  # noqa: E402
 
 import liteattention_vllm  # noqa: E402
 from liteattention_rocm import attention_paged, write_kv  # noqa: E402
-from liteattention_vllm.backend import LiteAttentionBackend, LiteAttentionImpl  # noqa: E402
+from liteattention_vllm.backend import LiteAttentionBackend  # noqa: E402
+from liteattention_vllm.layer import LiteAttentionImpl  # noqa: E402
 
 
 def reasons(**more: Any) -> list[str]:
@@ -280,6 +281,6 @@ def test_counters_outlive_a_killed_process(tmp_path: Path) -> None:
 
 def test_the_api_is_what_the_layer_calls() -> None:
     """The tests of broken attention replace these names; a rename must not disarm them."""
-    from liteattention_vllm import backend
+    from liteattention_vllm import layer
 
-    assert backend.attention_paged is attention_paged and backend.write_kv is write_kv
+    assert layer.attention_paged is attention_paged and layer.write_kv is write_kv

@@ -6,25 +6,18 @@ import contextlib
 import gc
 import hashlib
 import os
-import signal
-import socket
-import subprocess
 import sys
-import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import httpx
-import psutil
 
-from tests.serving import models
+from tests.serving import models, processes
 
 #: The backend under test, and the one it is held against.
 OURS, BUILT_IN = "CUSTOM", "CPU_ATTN"
-#: A loaded machine takes minutes to import vLLM in each of a server's processes.
-START_SECONDS = 600
 #: Enough for every prompt at once, in blocks of 128 tokens, so that no request is preempted.
 CACHE_BYTES = 192 << 20
 #: Rows of a step, so that prompts of up to 500 tokens come in chunks.
@@ -33,7 +26,7 @@ TOKENS = 24
 
 ENVIRONMENT = {
     "HF_HUB_OFFLINE": "1",
-    "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS") or str(min(4, os.cpu_count() or 1)),
+    "OMP_NUM_THREADS": processes.THREADS,
     # Compiled models are run by PyTorch, not translated to C++: seconds instead of minutes.
     "VLLM_CPU_CI_ENV": "1",
     "VLLM_LOGGING_LEVEL": "INFO",
@@ -98,20 +91,8 @@ def generate(
     ]
 
 
-class Server:
-    """A running ``vllm serve`` at ``url``; ``folder`` holds its log and its counted calls."""
-
-    def __init__(self, url: str, process: psutil.Process, folder: Path) -> None:
-        self.url = url
-        self.process = process
-        self.folder = folder
-        self.client = httpx.Client(
-            base_url=url, timeout=600, limits=httpx.Limits(max_connections=99)
-        )
-
-    @property
-    def log(self) -> str:
-        return (self.folder / "log").read_text(errors="replace")
+class Server(processes.Server):
+    """A running ``vllm serve``."""
 
     @property
     def calls(self) -> dict[int, dict[str, int]]:
@@ -151,69 +132,31 @@ class Server:
         assert found, f"no metric {name}"
         return sum(found)
 
-    def idle(self, seconds: float = 60) -> None:
-        """Wait until no request runs or waits and no block of the cache is in use."""
+    def busy(self) -> dict[str, float]:
         names = ("num_requests_running", "num_requests_waiting", "kv_cache_usage_perc")
-        until = time.monotonic() + seconds
-        while any(busy := {name: self.metric(f"vllm:{name}") for name in names}.values()):
-            assert time.monotonic() < until, f"not idle after {seconds} s: {busy}"
-            time.sleep(0.2)
+        return {name: self.metric(f"vllm:{name}") for name in names}
 
     def memory(self) -> int:
         """Return the bytes that the server's processes hold for themselves."""
-        family = [self.process, *self.process.children(recursive=True)]
-        return sum(member.memory_full_info().uss for member in family)
+        return sum(member.memory_full_info().uss for member in self.family())
 
 
 @contextlib.contextmanager
 def serve(model: Path, backend: str, folder: Path, **options: Any) -> Iterator[Server]:
-    """Start ``vllm serve``, wait until it answers, and take its process tree down."""
+    """Run ``vllm serve`` until the block is left."""
     chosen: dict[str, Any] = {
         "served_model_name": "model",
         "attention_backend": backend,
         "dtype": "float32",
-        "host": "127.0.0.1",
         "max_model_len": 2048,
         "kv_cache_memory_bytes": CACHE_BYTES,
         "max_num_batched_tokens": STEP_ROWS,
         "enforce_eager": True,
         **options,
     }
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    line = [str(Path(sys.executable).parent / "vllm"), "serve", str(model), "--port", str(port)]
-    for name, value in chosen.items():
-        line += [f"--{name.replace('_', '-')}", *([] if value is True else [str(value)])]
+    command = [str(Path(sys.executable).parent / "vllm"), "serve", str(model)]
     environment = {**os.environ, **ENVIRONMENT, "LITEATTENTION_STATISTICS_DIR": str(folder)}
     environment.pop("VLLM_ENABLE_V1_MULTIPROCESSING", None)
-    with open(folder / "log", "wb") as log:
-        child = subprocess.Popen(
-            line, env=environment, stdout=log, stderr=subprocess.STDOUT, start_new_session=True
-        )
-    server = Server(f"http://127.0.0.1:{port}", psutil.Process(child.pid), folder)
-    try:
-        until = time.monotonic() + START_SECONDS
-        while True:
-            assert child.poll() is None, f"vllm serve ended:\n{server.log[-4000:]}"
-            assert time.monotonic() < until, f"vllm serve did not start:\n{server.log[-4000:]}"
-            with contextlib.suppress(httpx.TransportError):
-                if server.client.get("/health").status_code == 200:
-                    break
-            time.sleep(0.5)
+    command += processes.options(**chosen)
+    with processes.serve(Server, command, folder, environment) as server:
         yield server
-    finally:
-        server.client.close()
-        _stop(child)
-
-
-def _stop(child: subprocess.Popen[bytes]) -> None:
-    if child.poll() is not None:
-        return
-    family = [psutil.Process(child.pid), *psutil.Process(child.pid).children(recursive=True)]
-    child.send_signal(signal.SIGINT)
-    _, alive = psutil.wait_procs(family, timeout=30)
-    for member in alive:
-        with contextlib.suppress(psutil.NoSuchProcess):
-            member.kill()
-    child.wait()

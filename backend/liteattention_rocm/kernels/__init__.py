@@ -1,8 +1,8 @@
 """The gfx942 code objects that the package ships, and what the manifest says about them.
 
-``*.co`` are raw ELF code objects for MI300X, built by :mod:`.build` from ``csrc/gfx942`` and
-committed with ``manifest.json``: users need no compiler, and a rebuild with the pinned compiler
-gives the same bytes (``liteattention-rocm kernels check``). Standard library only.
+``*.co`` are raw ELF code objects for MI300X, built from ``csrc/gfx942`` and committed with
+``manifest.json`` by the checkout's tools: users need no compiler, and a rebuild with the pinned
+compiler gives the same bytes (``make test-machine-code``). Standard library only.
 """
 
 from __future__ import annotations
@@ -136,6 +136,6 @@ def load(file: str) -> bytes:
     if digest != entry.sha256:
         raise ValueError(
             f"{DIRECTORY / file} has SHA-256 {digest}, the manifest says {entry.sha256}: "
-            "reinstall the package or run 'liteattention-rocm kernels build'"
+            "reinstall the package, or run 'make kernels' in a checkout"
         )
     return data

@@ -1,15 +1,14 @@
-"""Builds the gfx942 code objects, refuses bad ones, and writes the manifest. Standard library only.
+"""Builds the gfx942 code objects, refuses bad ones, and writes the manifest.
 
-No ROCm is needed: Debian's ``clang-19`` and ``lld-19`` know the target, ``llvm-19`` brings the
-disassembler that the gate looks through. The compiler is pinned because it decides the kernels'
-speed (a newer one spills); the flags make two builds byte-identical.
+No ROCm is needed: Debian's ``clang-19`` and ``lld-19`` know the target. The compiler is pinned
+because it decides the kernels' speed (a newer one spills); the flags make two builds
+byte-identical.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import hashlib
-import importlib
 import json
 import re
 import shutil
@@ -18,12 +17,12 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from . import DIRECTORY, MANIFEST_FORMAT, CodeObject, Manifest, disassembly, metadata, parse
-from .disassembly import ToolMissing
+from liteattention_emulator import cfg, hazards, listing, llvm
+from liteattention_rocm.kernels import DIRECTORY, MANIFEST_FORMAT, CodeObject, Manifest, parse
 
-SOURCES = Path(__file__).resolve().parents[3] / "csrc" / "gfx942"
-COMPILER = "clang++-19"
-DEBIAN_PACKAGES = "clang-19 lld-19 llvm-19"
+from . import loops, metadata
+
+SOURCES = Path(__file__).resolve().parents[2] / "csrc" / "gfx942"
 TARGET = "gfx942"
 LDS_LIMIT = 64 * 1024
 
@@ -59,15 +58,19 @@ class BuildError(RuntimeError):
     """The compiler refused a source, or the gate refused what it made; lists every reason."""
 
 
-def find_compiler(name: str = COMPILER) -> str:
-    """Return the path of the compiler.
+def find_compiler(name: str | None = None) -> str:
+    """Return the path of the compiler: clang++ 19, or the one of another name.
 
     Raises:
-        ToolMissing: it is not installed; the message names the Debian packages.
+        llvm.ToolMissing: it, or the linker that clang++ starts, is not installed; the message
+            names the Debian package.
     """
+    if name is None:
+        llvm.find("ld.lld")
+        return llvm.find("clang++")
     path = shutil.which(name)
     if path is None:
-        raise ToolMissing(f"{name} is not installed (Debian: apt-get install {DEBIAN_PACKAGES})")
+        raise llvm.ToolMissing(f"{name} is not installed")
     return path
 
 
@@ -96,23 +99,6 @@ def compile_source(source: Path, output: Path, compiler: str) -> None:
         raise BuildError(f"{source.name}:\n{result.stderr.strip()}")
 
 
-def hazards(path: Path) -> list[str] | None:
-    """Return the wait-state hazards in a code object, or None where no checker is installed.
-
-    The checker is the emulator's, which needs its shared library; the package does not depend on
-    either.
-    """
-    try:
-        emulator = importlib.import_module("liteattention_emulator")
-        checker = importlib.import_module("liteattention_emulator.hazards")
-        emulator.library()
-    except ModuleNotFoundError:
-        return None
-    except emulator.EmulatorError:
-        return None
-    return [str(finding) for finding in checker.check(path)]
-
-
 def gate(path: Path) -> list[str]:
     """Return every reason why the code object at ``path`` must not be shipped.
 
@@ -132,15 +118,15 @@ def gate(path: Path) -> list[str]:
             reasons.append(
                 f"{kernel.name}: {kernel.lds_bytes} bytes of LDS, a compute unit has {LDS_LIMIT}"
             )
-    for name, code in disassembly.disassemble(path).items():
-        for loop in disassembly.loops(code):
-            count = disassembly.mix(loop)["scratch"]
-            if count:
-                reasons.append(
-                    f"{name}: {count} scratch instructions in the loop at {loop[0].address:#x}"
-                )
-    reasons += [f"{path.name}: {finding}" for finding in hazards(path) or []]
-    return reasons
+    listed = listing.load(path)
+    for entry in listed.entries:
+        again = loops.scratch_in_loops(cfg.Graph(listed.instructions, entry.first))
+        if again:
+            reasons.append(
+                f"{entry.name}: {len(again)} scratch instructions in loops, the first at "
+                f"{again[0].offset:#x}"
+            )
+    return reasons + [f"{path.name}: {finding}" for finding in hazards.check(path)]
 
 
 def describe(path: Path) -> dict[str, Any]:
@@ -170,15 +156,15 @@ def build(
     Nothing is written unless everything compiles and passes the gate.
 
     Raises:
-        ToolMissing: compiler or disassembler are not installed.
+        llvm.ToolMissing: compiler or linker are not installed.
         BuildError: with every reason of every file.
-        FileNotFoundError: the sources are not here (an installed package has none).
+        FileNotFoundError: the sources are not here.
     """
     if not sources.is_dir():
         raise FileNotFoundError(
             f"no kernel sources at {sources}: build from a checkout of the repository"
         )
-    compiler = find_compiler() if compiler is None else find_compiler(compiler)
+    compiler = find_compiler(compiler)
     reasons: list[str] = []
     with tempfile.TemporaryDirectory() as temporary:
         made = []
@@ -216,7 +202,7 @@ def check(directory: Path = DIRECTORY, sources: Path = SOURCES) -> list[str]:
     """Rebuild and return every difference from the code objects in ``directory``.
 
     Raises:
-        ToolMissing, BuildError, FileNotFoundError: as :func:`build`.
+        llvm.ToolMissing, BuildError, FileNotFoundError: as :func:`build`.
     """
     committed = parse(json.loads((directory / "manifest.json").read_text(encoding="utf-8")))
     differences = []

@@ -1,4 +1,4 @@
-"""``liteattention-rocm kernels``: the shipped gfx942 code objects, inspected and rebuilt."""
+"""``python -m liteattention_tools``: the shipped gfx942 code objects, inspected and rebuilt."""
 
 from __future__ import annotations
 
@@ -10,8 +10,11 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from . import DIRECTORY, disassembly, metadata
+from liteattention_emulator import cfg, listing, llvm
+from liteattention_rocm.kernels import DIRECTORY
+
 from . import build as builder
+from . import loops, metadata
 
 app = typer.Typer(help="The gfx942 code objects: report, build, check.", no_args_is_help=True)
 
@@ -52,18 +55,14 @@ def report(
     for name, figures in _alike(rows):
         table.add_row(name, *figures)
     console.print(table)
-    try:
-        listings = [disassembly.disassemble(path) for path in paths]
-    except disassembly.ToolMissing as error:
-        console.print(f"No instruction mix: {error}.")
-        return
     console.print("Instructions of the hot loop (of all code where there is no loop):")
     mixes = []
-    for listing in listings:
-        for name, code in listing.items():
-            counts = disassembly.mix(disassembly.hot_loop(code))
+    for path in paths:
+        listed = listing.load(path)
+        for entry in listed.entries:
+            counts = loops.mix(loops.hot(cfg.Graph(listed.instructions, entry.first)))
             parts = " + ".join(f"{n} {label}" for label, n in counts.items() if n)
-            mixes.append((name, (f"{sum(counts.values())} = {parts}",)))
+            mixes.append((entry.name, (f"{sum(counts.values())} = {parts}",)))
     for name, (text,) in _alike(mixes):
         console.print(f"[bold]{name}[/bold]: {text}")
 
@@ -83,19 +82,19 @@ def _alike(
 
 @app.command("build")
 def build(
-    compiler: Annotated[str, typer.Option(help="clang++ 19 or hipcc.")] = builder.COMPILER,
+    compiler: Annotated[
+        str | None, typer.Option(help="hipcc, say, instead of LLVM's clang++ 19.")
+    ] = None,
     out: Annotated[Path, typer.Option(help="Where to write.")] = DIRECTORY,
 ) -> None:
     """Compile csrc/gfx942, pass the gate, and write code objects and manifest."""
     try:
         manifest = builder.build(out, compiler=compiler)
-    except (builder.BuildError, disassembly.ToolMissing, FileNotFoundError) as error:
+    except (builder.BuildError, llvm.ToolMissing, FileNotFoundError) as error:
         typer.echo(str(error), err=True)
         raise typer.Exit(1) from error
     count = sum(len(o.kernels) for o in manifest.objects)
     typer.echo(f"{count} kernels in {len(manifest.objects)} code objects, {out}")
-    if builder.hazards(out / manifest.objects[0].file) is None:
-        typer.echo("wait-state hazards not checked: the emulator package is not installed")
 
 
 @app.command("check")
@@ -103,7 +102,7 @@ def check() -> None:
     """Rebuild and compare byte for byte with the code objects that are committed."""
     try:
         differences = builder.check()
-    except (builder.BuildError, disassembly.ToolMissing, FileNotFoundError) as error:
+    except (builder.BuildError, llvm.ToolMissing, FileNotFoundError) as error:
         typer.echo(str(error), err=True)
         raise typer.Exit(1) from error
     if differences:
@@ -112,3 +111,7 @@ def check() -> None:
             typer.echo(f"- {difference}", err=True)
         raise typer.Exit(1)
     typer.echo("the committed code objects are byte for byte what the sources build")
+
+
+if __name__ == "__main__":
+    app(prog_name="python -m liteattention_tools")

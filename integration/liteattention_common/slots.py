@@ -1,0 +1,73 @@
+"""Self-attention of a numbered layer as an operator that ``torch.compile`` does not look into.
+
+A layer's skip state is Python, and so is what a framework says about the request and the step. A
+compiled graph must hold neither. The layer travels into the operator as a 0-dim tensor with its
+number, its *slot*: all layers share one graph, which needs no guard on the layer and finds the
+state when it runs. Tracing it twice is not calling it twice.
+"""
+
+from __future__ import annotations
+
+import itertools
+import weakref
+from typing import Protocol
+
+import torch
+
+
+class AttendingLayer(Protocol):
+    """What the operators call: one self-attention layer that has skip state."""
+
+    def attend(
+        self,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        scale: float | None,
+        out: torch.Tensor,
+    ) -> None:
+        """Compute attention on [B,S,H,D] tensors into ``out``."""
+
+    def attend_ring(
+        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float | None
+    ) -> torch.Tensor:
+        """Return attention of this rank's rows to those of all ranks of a ring, [B,S_local,H,D]."""
+
+
+#: Layers by number. Weak: a layer belongs to its model or handle.
+_layers: weakref.WeakValueDictionary[int, AttendingLayer] = weakref.WeakValueDictionary()
+_numbers = itertools.count()
+
+
+def new_slot(layer: AttendingLayer) -> torch.Tensor:
+    """Number a layer and return that number as the operators take it: int64, 0-dim, CPU."""
+    number = next(_numbers)
+    _layers[number] = layer
+    # The device is said because models are built under a default device, "meta" mostly.
+    return torch.tensor(number, dtype=torch.int64, device="cpu")
+
+
+@torch.library.custom_op("liteattention_layers::self_attention", mutates_args=())
+def self_attention(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, slot: torch.Tensor, scale: float | None
+) -> torch.Tensor:
+    """Return :meth:`AttendingLayer.attend` of the layer in ``slot``."""
+    out = q.new_empty(q.shape)
+    _layers[int(slot)].attend(q, k, v, scale, out)
+    return out
+
+
+@torch.library.custom_op("liteattention_layers::ring_self_attention", mutates_args=())
+def ring_self_attention(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, slot: torch.Tensor, scale: float | None
+) -> torch.Tensor:
+    """Return :meth:`AttendingLayer.attend_ring` of the layer in ``slot``."""
+    return _layers[int(slot)].attend_ring(q, k, v, scale)
+
+
+@self_attention.register_fake
+@ring_self_attention.register_fake
+def _(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, slot: torch.Tensor, scale: float | None
+) -> torch.Tensor:
+    return q.new_empty(q.shape)

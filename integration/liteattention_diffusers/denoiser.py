@@ -1,0 +1,125 @@
+"""The hook on a denoising transformer: what its pipeline says reaches the clock."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import logging
+from typing import Any
+
+import torch
+from diffusers.hooks.hooks import BaseState, CacheContext, HookRegistry, ModelHook, StateManager
+
+from . import copies
+from .clock import Clock
+
+logger = logging.getLogger(__name__)
+
+HOOK_NAME = "liteattention_rocm"
+
+
+class Context(StateManager):  # type: ignore[misc]
+    """The ``cache_context`` a pipeline is in, as diffusers tells its cache hooks.
+
+    Owner: the hook on one denoiser. Lifetime: that hook's.
+    """
+
+    def __init__(self, clock: Clock) -> None:
+        super().__init__(BaseState)
+        self._clock = clock
+        #: True while the clock has to watch the transformer's calls to know step and branch.
+        self.watch = True
+
+    @property
+    def current(self) -> CacheContext | None:
+        """The context, or None outside one."""
+        return self._context
+
+    def set_context(self, context: CacheContext | None) -> None:
+        """Take the context of the next call; called by ``cache_context``."""
+        super().set_context(context)
+        # Decided here, outside of compiled code, so that a graph guards on one constant bool.
+        self.watch = context is None or (
+            context.step_index is None and self._clock.scheduler is None
+        )
+
+
+class DenoiserHook(ModelHook):  # type: ignore[misc]
+    """Lets ``cache_context`` and the end-of-run reset reach us; watches calls only if it must."""
+
+    _is_stateful = True
+
+    def __init__(self, clock: Clock, model: torch.nn.Module) -> None:
+        super().__init__()
+        self.context = Context(clock)
+        self._clock = clock
+        parameters = list(inspect.signature(model.forward).parameters)
+        self._timestep_index = parameters.index("timestep") if "timestep" in parameters else -1
+
+    def pre_forward(
+        self, module: torch.nn.Module, *args: Any, **kwargs: Any
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Watch the call if neither a context nor a scheduler says where it stands."""
+        if self.context.watch:
+            timestep = kwargs.get("timestep")
+            if timestep is None and 0 <= self._timestep_index < len(args):
+                timestep = args[self._timestep_index]
+            self._watch(timestep)
+        return args, kwargs
+
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    def _watch(self, timestep: Any) -> None:
+        self._clock.watch(id(self.context), timestep)
+
+    def reset_state(self, module: torch.nn.Module) -> torch.nn.Module:
+        """The pipeline is at the end of a run."""
+        self.context.reset()
+        self._clock.end_run()
+        return module
+
+
+def attach(model: torch.nn.Module, clock: Clock) -> DenoiserHook:
+    """Hook ``model`` so that ``cache_context`` reaches the clock."""
+    hook = DenoiserHook(clock, model)
+    created = not hasattr(model, "_diffusers_hook")
+    hook.had_forward = "forward" in vars(model)
+    hook.created_registry = created
+    registry = HookRegistry.check_if_exists_or_initialize(model)
+    registry.register_hook(hook, HOOK_NAME)
+    registry.invalidate_child_registries_cache()
+    copies.stay_plain(model, functools.partial(_undo, model))
+    return hook
+
+
+def _undo(model: torch.nn.Module, state: dict[str, Any]) -> None:
+    """Take the hooks of diffusers, ours among them, out of the attributes of a copy of the model.
+
+    Theirs go too: what a registry puts in place of ``forward`` runs the model it was made for.
+    """
+    fn_ref = state.pop("_diffusers_hook")._fn_refs[0]
+    forward = fn_ref.original_forward or fn_ref.forward
+    if getattr(forward, "__func__", None) is type(model).forward:
+        state.pop("forward", None)
+    else:
+        state["forward"] = forward
+    logger.warning(
+        "this copy of an enabled %s runs without LiteAttention: enable() it as well if it is to "
+        "run with it",
+        type(model).__name__,
+    )
+
+
+def detach(model: torch.nn.Module, hook: DenoiserHook) -> None:
+    """Undo :func:`attach`, leaving no attribute behind."""
+    copies.release(model)
+    registry = getattr(model, "_diffusers_hook", None)
+    if registry is None or registry.get_hook(HOOK_NAME) is not hook:
+        return
+    registry.remove_hook(HOOK_NAME, recurse=False)
+    registry.invalidate_child_registries_cache()
+    if not registry.hooks:
+        # remove_hook leaves the bound method as an instance attribute.
+        if not hook.had_forward:
+            vars(model).pop("forward", None)
+        if hook.created_registry:
+            del model._diffusers_hook

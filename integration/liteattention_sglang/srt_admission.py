@@ -1,0 +1,92 @@
+"""What an SGLang model or its cache asks for that the engine or this adapter has not."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sglang.srt.layers.radix_attention import AttentionType
+from sglang.srt.mem_cache.memory_pool import MHATokenToKVPool
+from sglang.srt.mem_cache.swa_memory_pool import SWAKVPool
+
+from liteattention_rocm import admission
+
+#: Pools whose layers are [slots, Hkv, D]. Subclasses may lay them out otherwise.
+_LAYOUT = "nhd"
+
+
+def reasons(runner: Any, layers: list[Any], page_size: int) -> list[str]:
+    """Return every reason why the model in ``runner`` cannot be served here; none means it can."""
+    return [*_runner_reasons(runner), *_layer_reasons(layers, runner, page_size)]
+
+
+def _runner_reasons(runner: Any) -> list[str]:
+    reasons = []
+    pool = runner.token_to_kv_pool
+    if getattr(runner, "prefill_aware_swa", False):
+        reasons.append("its sliding windows hide the prompt too, which this model keeps in sight")
+    if runner.is_draft_worker:
+        reasons.append("it does not serve draft models: leave the speculative options out")
+    if runner.kv_index_translator.is_translating:
+        reasons.append("it does not read unified memory pools: leave --enable-unified-memory out")
+    parts = [pool.full_kv_pool, pool.swa_kv_pool] if isinstance(pool, SWAKVPool) else [pool]
+    for part in parts:
+        if not isinstance(part, MHATokenToKVPool):
+            reasons.append(f"it reads MHATokenToKVPool, the cache is a {type(part).__name__}")
+        elif part.kv_cache_layout != _LAYOUT:
+            reasons.append(
+                f"it reads the cache layout {_LAYOUT!r}, got {part.kv_cache_layout!r}: unset "
+                "SGLANG_USE_HND_KVCACHE and SGLANG_AITER_KV_CACHE_LAYOUT"
+            )
+        elif part.is_quantized_kv_cache:
+            reasons.append(
+                f"it does not read caches quantised by blocks (--kv-cache-dtype {part.dtype})"
+            )
+    return reasons
+
+
+def _layer_reasons(layers: list[Any], runner: Any, page_size: int) -> list[str]:
+    """Return every reason against the model's layers, each once, with the layers it is about."""
+    found: dict[str, list[int]] = {}
+    device = runner.req_to_token_pool.req_to_token.device
+    for layer in layers:
+        reasons = []
+        if layer.is_cross_attention:
+            reasons.append("it has no cross-attention")
+        if layer.attn_type != AttentionType.DECODER:
+            reasons.append(f"attention is causal here, the model wants {layer.attn_type.value!r}")
+        if layer.v_head_dim != layer.head_dim:
+            reasons.append(
+                f"keys and values must have one head dim, got {layer.head_dim} and "
+                f"{layer.v_head_dim}"
+            )
+        if layer.logit_cap and layer.logit_capping_method != "tanh":
+            reasons.append(f"logits are capped by tanh, not {layer.logit_capping_method!r}")
+        if layer.xai_temperature_len > 0:
+            reasons.append("it has no temperature by position (attn_temperature_len)")
+        fp8 = runner.kv_cache_dtype.itemsize == 1
+        reasons += admission.serving_reasons(
+            device,
+            q_heads=layer.tp_q_head_num,
+            kv_heads=layer.tp_k_head_num,
+            head_dim=layer.head_dim,
+            dtype=runner.dtype,
+            kv_dtype=runner.kv_cache_dtype,
+            page_size=page_size,
+            scale=layer.scaling or None,
+            window=window_of(layer) or 0,
+            soft_cap=float(layer.logit_cap or 0.0),
+            k_scale=float(layer.k_scale_float or 1.0) if fp8 else 1.0,
+            v_scale=float(layer.v_scale_float or 1.0) if fp8 else 1.0,
+        )
+        for reason in reasons:
+            found.setdefault(reason, []).append(layer.layer_id)
+    return [
+        reason if len(at) == len(layers) else f"{reason} (layers {', '.join(map(str, at))})"
+        for reason, at in found.items()
+    ]
+
+
+def window_of(layer: Any) -> int | None:
+    """Return our window: SGLang counts the keys before a row, we count that row's own as well."""
+    before = layer.sliding_window_size
+    return None if before is None or before < 0 else before + 1

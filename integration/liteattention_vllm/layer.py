@@ -1,0 +1,181 @@
+"""What every attention layer of a model holds: its constants and the views of its cache.
+
+vLLM's cache of a layer is [blocks, Hkv, block, 2 D] in logical order, keys beside values; the
+order in memory is vLLM's choice. Keys and values are views of it, nothing is copied.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from vllm.logger import init_logger
+from vllm.v1.attention.backend import AttentionImpl, AttentionType
+
+from liteattention_rocm import attention_paged, engines, write_kv
+
+from .admission import USUAL_BLOCK, device, engine_reasons, fp8_dtype
+from .builder import StepMetadata
+from .counters import LAYERS, WRITES, counters
+
+#: Below vLLM's own logger: it is the one that vLLM configures.
+logger = init_logger("vllm.liteattention_rocm")
+
+
+class LiteAttentionImpl(AttentionImpl):  # type: ignore[misc]
+    """One attention layer: its constants, and the views of the cache that it was last given.
+
+    Owner of the views: the layer. Lifetime: until a call comes with another cache.
+    """
+
+    def __init__(
+        self,
+        num_heads: int,
+        head_size: int,
+        scale: float,
+        num_kv_heads: int | None = None,
+        alibi_slopes: list[float] | None = None,
+        sliding_window: int | None = None,
+        kv_cache_dtype: str = "auto",
+        logits_soft_cap: float | None = None,
+        attn_type: str = AttentionType.DECODER,
+        kv_sharing_target_layer_name: str | None = None,
+        sinks: torch.Tensor | None = None,
+        **unknown: Any,
+    ) -> None:
+        """Take the layer's constants as vLLM gives them; ``sinks`` is [num_heads].
+
+        Raises:
+            ValueError: the layer asks for what no kernel here does; lists every reason.
+        """
+        self.num_heads = num_heads
+        self.head_size = head_size
+        self.scale = float(scale)
+        self.num_kv_heads = num_kv_heads or num_heads
+        self.sliding_window = sliding_window
+        self.kv_cache_dtype = kv_cache_dtype
+        self.logits_soft_cap = logits_soft_cap or None
+        self.attn_type = attn_type
+        self.kv_sharing_target_layer_name = kv_sharing_target_layer_name
+        self.sinks = self._loaded_sinks = sinks
+        self._fp8 = fp8_dtype(kv_cache_dtype)
+        self._cache: torch.Tensor | None = None
+
+        reasons = [
+            f"it has no option {name} ({value!r})"
+            for name, value in unknown.items()
+            if value is not None and value is not False
+        ]
+        if sliding_window is not None and sliding_window < 1:
+            reasons.append(f"sliding_window must be at least 1 or None, got {sliding_window}")
+        if alibi_slopes is not None:
+            reasons.append("it has no ALiBi")
+        if attn_type != AttentionType.DECODER:
+            reasons.append(f"it has no {attn_type} attention, only decoder attention")
+        if sinks is not None and sinks.shape != (num_heads,):
+            reasons.append(f"sinks must be [{num_heads}], got {list(sinks.shape)}")
+        reasons += engine_reasons(
+            q_heads=num_heads,
+            kv_heads=self.num_kv_heads,
+            head_size=head_size,
+            dtype=torch.get_default_dtype(),
+            kv_cache_dtype=kv_cache_dtype,
+            block_size=USUAL_BLOCK,
+            sinks=sinks is not None,
+            window=max(sliding_window or 0, 0),
+            soft_cap=self.logits_soft_cap or 0.0,
+        )
+        if reasons:
+            raise ValueError(
+                f"liteattention_rocm cannot run this layer: {'; '.join(reasons)} (use another "
+                "--attention-backend)"
+            )
+        chosen = engines.choose(device())
+        logger.info_once("liteattention_rocm attends on engine %s.", chosen.name)
+        counters.add(LAYERS)
+
+    def process_weights_after_loading(self, act_dtype: torch.dtype) -> None:
+        """Keep the sinks, which are loaded by now, as the kernels want them: fp32 [num_heads].
+
+        Called again when weights are reloaded, so it starts from the model's own parameter.
+        """
+        if self._loaded_sinks is not None:
+            self.sinks = self._loaded_sinks.detach().float().contiguous()
+
+    def do_kv_cache_update(
+        self,
+        layer: Any,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        kv_cache: torch.Tensor,
+        slot_mapping: torch.Tensor,
+    ) -> None:
+        """Write this step's keys and values, [T, Hkv, D] each, into the layer's cache.
+
+        ``slot_mapping`` is int64 [T'] with T' <= T; rows past it are padding, and so are negative
+        slots.
+        """
+        rows = slot_mapping.shape[0]
+        if rows != key.shape[0]:
+            key, value = key[:rows], value[:rows]
+        if kv_cache is not self._cache:
+            self._view(kv_cache)
+        write_kv(
+            key,
+            value,
+            self._keys,
+            self._values,
+            slot_mapping,
+            k_scale=1.0 if self._fp8 is None else layer._k_scale_float,
+            v_scale=1.0 if self._fp8 is None else layer._v_scale_float,
+        )
+        counters.add(WRITES)
+
+    def forward(
+        self,
+        layer: Any,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        kv_cache: torch.Tensor,
+        attn_metadata: StepMetadata | None,
+        output: torch.Tensor,
+        output_scale: torch.Tensor | None = None,
+        output_block_scale: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """Write attention of ``query`` [T, Hq, D] over the cache into ``output`` (same shape).
+
+        Keys and values of the step are in the cache already. Without metadata (profiling) there
+        is nothing to attend to, and the output is zeros.
+        """
+        if output_scale is not None or output_block_scale is not None:
+            raise NotImplementedError(
+                "liteattention_rocm does not quantize its output: turn the fusion of attention "
+                "and quantization off (pass_config.fuse_attn_quant)"
+            )
+        if attn_metadata is None:
+            return output.zero_()
+        if kv_cache is not self._cache:
+            self._view(kv_cache)
+        attention_paged(
+            query,
+            self._keys,
+            self._values,
+            attn_metadata.batch,
+            window=self.sliding_window,
+            soft_cap=self.logits_soft_cap,
+            sinks=self.sinks,
+            scale=self.scale,
+            k_scale=1.0 if self._fp8 is None else layer._k_scale_float,
+            v_scale=1.0 if self._fp8 is None else layer._v_scale_float,
+            out=output,
+        )
+        counters.attended(query.shape[0])
+        return output
+
+    def _view(self, kv_cache: torch.Tensor) -> None:
+        """Keep keys and values, [blocks, block, Hkv, D] each, of a [blocks, Hkv, block, 2 D]."""
+        self._cache = kv_cache
+        if self._fp8 is not None:
+            kv_cache = kv_cache.view(self._fp8)
+        self._keys, self._values = kv_cache.transpose(1, 2).chunk(2, -1)
