@@ -15,8 +15,9 @@ import torch
 import liteattention_rocm
 from liteattention_rocm import _core, engines, kernels
 from liteattention_rocm.engines import AttentionSpec, gfx942
+from tests.kernels.variants import KERNELS
 
-from .conftest import KERNELS, OBJECTS, FakeHip
+from .conftest import OBJECTS, FakeHip
 
 LAUNCHING = {"hipModuleLaunchKernel", "hipHostRegister", "hipHostUnregister"}
 
@@ -474,7 +475,7 @@ def test_a_code_object_for_another_gpu_is_refused_by_name(gpu_hip: FakeHip) -> N
     )
     gpu_hip.native.fake_reset()
     gpu_hip.fail("hipModuleGetFunction", 209)
-    with pytest.raises(_core.HipError, match=r"of transpose_v_bf16_d64 in attention\.co"):
+    with pytest.raises(_core.HipError, match=r"of transpose_v_bf16_d128 in attention\.co"):
         _core.Gfx942Device(gpu_hip.library(), 0, OBJECTS)
     assert len(gpu_hip.of("hipModuleUnload")) == 1
 
