@@ -442,20 +442,6 @@ LITE_DEVICE void AttentionDecode(const RaggedParams& p) {
 
 using namespace liteattention::gfx942;
 
-#define LITE_DECODE(dim)                                                                       \
-    LITE_KERNEL(kDecodeThreads, 2) attention_decode_bf16_d##dim##_rtne(const RaggedParams p) { \
-        AttentionDecode<Bf16<Rounding::kRtne>, dim>(p);                                        \
-    }                                                                                          \
-    LITE_KERNEL(kDecodeThreads, 2) attention_decode_bf16_d##dim##_rtna(const RaggedParams p) { \
-        AttentionDecode<Bf16<Rounding::kRtna>, dim>(p);                                        \
-    }                                                                                          \
-    LITE_KERNEL(kDecodeThreads, 2) attention_decode_bf16_d##dim##_rtz(const RaggedParams p) {  \
-        AttentionDecode<Bf16<Rounding::kRtz>, dim>(p);                                         \
-    }                                                                                          \
-    LITE_KERNEL(kDecodeThreads, 2) attention_decode_fp16_d##dim(const RaggedParams p) {        \
-        AttentionDecode<Fp16, dim>(p);                                                         \
-    }
-
-LITE_DECODE(64)
-LITE_DECODE(128)
-LITE_DECODE(256)
+#define LITE_ATTENTION_DECODE(name, Number, kDim) \
+    LITE_KERNEL(kDecodeThreads, 2) name(const RaggedParams p) { AttentionDecode<Number, kDim>(p); }
+#include "variants.def"

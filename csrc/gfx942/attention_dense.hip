@@ -82,28 +82,6 @@ LITE_DEVICE void AttentionDense(const DenseParams& p) {
 
 using namespace liteattention::gfx942;
 
-// The supported variants, all of them.
-LITE_KERNEL(kDenseThreads, 2) attention_dense_bf16_d128_rtne(const DenseParams p) {
-    AttentionDense<Bf16<Rounding::kRtne>, 128>(p);
-}
-LITE_KERNEL(kDenseThreads, 2) attention_dense_bf16_d128_rtna(const DenseParams p) {
-    AttentionDense<Bf16<Rounding::kRtna>, 128>(p);
-}
-LITE_KERNEL(kDenseThreads, 2) attention_dense_bf16_d128_rtz(const DenseParams p) {
-    AttentionDense<Bf16<Rounding::kRtz>, 128>(p);
-}
-LITE_KERNEL(kDenseThreads, 2) attention_dense_fp16_d128(const DenseParams p) {
-    AttentionDense<Fp16, 128>(p);
-}
-LITE_KERNEL(kDenseThreads, 2) attention_dense_bf16_d64_rtne(const DenseParams p) {
-    AttentionDense<Bf16<Rounding::kRtne>, 64>(p);
-}
-LITE_KERNEL(kDenseThreads, 2) attention_dense_bf16_d64_rtna(const DenseParams p) {
-    AttentionDense<Bf16<Rounding::kRtna>, 64>(p);
-}
-LITE_KERNEL(kDenseThreads, 2) attention_dense_bf16_d64_rtz(const DenseParams p) {
-    AttentionDense<Bf16<Rounding::kRtz>, 64>(p);
-}
-LITE_KERNEL(kDenseThreads, 2) attention_dense_fp16_d64(const DenseParams p) {
-    AttentionDense<Fp16, 64>(p);
-}
+#define LITE_ATTENTION_DENSE(name, Number, kDim) \
+    LITE_KERNEL(kDenseThreads, 2) name(const DenseParams p) { AttentionDense<Number, kDim>(p); }
+#include "variants.def"

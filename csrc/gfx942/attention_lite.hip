@@ -63,28 +63,6 @@ LITE_DEVICE void AttentionLite(const LiteParams& p) {
 
 using namespace liteattention::gfx942;
 
-// The supported variants, all of them.
-LITE_KERNEL(kDenseThreads, 2) attention_lite_bf16_d128_rtne(const LiteParams p) {
-    AttentionLite<Bf16<Rounding::kRtne>, 128>(p);
-}
-LITE_KERNEL(kDenseThreads, 2) attention_lite_bf16_d128_rtna(const LiteParams p) {
-    AttentionLite<Bf16<Rounding::kRtna>, 128>(p);
-}
-LITE_KERNEL(kDenseThreads, 2) attention_lite_bf16_d128_rtz(const LiteParams p) {
-    AttentionLite<Bf16<Rounding::kRtz>, 128>(p);
-}
-LITE_KERNEL(kDenseThreads, 2) attention_lite_fp16_d128(const LiteParams p) {
-    AttentionLite<Fp16, 128>(p);
-}
-LITE_KERNEL(kDenseThreads, 2) attention_lite_bf16_d64_rtne(const LiteParams p) {
-    AttentionLite<Bf16<Rounding::kRtne>, 64>(p);
-}
-LITE_KERNEL(kDenseThreads, 2) attention_lite_bf16_d64_rtna(const LiteParams p) {
-    AttentionLite<Bf16<Rounding::kRtna>, 64>(p);
-}
-LITE_KERNEL(kDenseThreads, 2) attention_lite_bf16_d64_rtz(const LiteParams p) {
-    AttentionLite<Bf16<Rounding::kRtz>, 64>(p);
-}
-LITE_KERNEL(kDenseThreads, 2) attention_lite_fp16_d64(const LiteParams p) {
-    AttentionLite<Fp16, 64>(p);
-}
+#define LITE_ATTENTION_LITE(name, Number, kDim) \
+    LITE_KERNEL(kDenseThreads, 2) name(const LiteParams p) { AttentionLite<Number, kDim>(p); }
+#include "variants.def"

@@ -349,40 +349,6 @@ LITE_DEVICE void AttentionPrefill(const RaggedParams& p) {
 
 using namespace liteattention::gfx942;
 
-// The supported variants, all of them.
-LITE_KERNEL(kDenseThreads, 2) attention_prefill_bf16_d128_rtne(const RaggedParams p) {
-    AttentionPrefill<Bf16<Rounding::kRtne>, 128>(p);
-}
-LITE_KERNEL(kDenseThreads, 2) attention_prefill_bf16_d128_rtna(const RaggedParams p) {
-    AttentionPrefill<Bf16<Rounding::kRtna>, 128>(p);
-}
-LITE_KERNEL(kDenseThreads, 2) attention_prefill_bf16_d128_rtz(const RaggedParams p) {
-    AttentionPrefill<Bf16<Rounding::kRtz>, 128>(p);
-}
-LITE_KERNEL(kDenseThreads, 2) attention_prefill_fp16_d128(const RaggedParams p) {
-    AttentionPrefill<Fp16, 128>(p);
-}
-LITE_KERNEL(kDenseThreads, 2) attention_prefill_bf16_d64_rtne(const RaggedParams p) {
-    AttentionPrefill<Bf16<Rounding::kRtne>, 64>(p);
-}
-LITE_KERNEL(kDenseThreads, 2) attention_prefill_bf16_d64_rtna(const RaggedParams p) {
-    AttentionPrefill<Bf16<Rounding::kRtna>, 64>(p);
-}
-LITE_KERNEL(kDenseThreads, 2) attention_prefill_bf16_d64_rtz(const RaggedParams p) {
-    AttentionPrefill<Bf16<Rounding::kRtz>, 64>(p);
-}
-LITE_KERNEL(kDenseThreads, 2) attention_prefill_fp16_d64(const RaggedParams p) {
-    AttentionPrefill<Fp16, 64>(p);
-}
-LITE_KERNEL(kDenseThreads, 2) attention_prefill_bf16_d256_rtne(const RaggedParams p) {
-    AttentionPrefill<Bf16<Rounding::kRtne>, 256>(p);
-}
-LITE_KERNEL(kDenseThreads, 2) attention_prefill_bf16_d256_rtna(const RaggedParams p) {
-    AttentionPrefill<Bf16<Rounding::kRtna>, 256>(p);
-}
-LITE_KERNEL(kDenseThreads, 2) attention_prefill_bf16_d256_rtz(const RaggedParams p) {
-    AttentionPrefill<Bf16<Rounding::kRtz>, 256>(p);
-}
-LITE_KERNEL(kDenseThreads, 2) attention_prefill_fp16_d256(const RaggedParams p) {
-    AttentionPrefill<Fp16, 256>(p);
-}
+#define LITE_ATTENTION_PREFILL(name, Number, kDim) \
+    LITE_KERNEL(kDenseThreads, 2) name(const RaggedParams p) { AttentionPrefill<Number, kDim>(p); }
+#include "variants.def"

@@ -73,15 +73,6 @@ LITE_DEVICE void MergeDecode(const RaggedParams& p) {
 
 using namespace liteattention::gfx942;
 
-LITE_KERNEL(kMergeDecodeThreads, 4) merge_decode_bf16_rtne(const RaggedParams p) {
-    MergeDecode<Bf16<Rounding::kRtne>>(p);
-}
-LITE_KERNEL(kMergeDecodeThreads, 4) merge_decode_bf16_rtna(const RaggedParams p) {
-    MergeDecode<Bf16<Rounding::kRtna>>(p);
-}
-LITE_KERNEL(kMergeDecodeThreads, 4) merge_decode_bf16_rtz(const RaggedParams p) {
-    MergeDecode<Bf16<Rounding::kRtz>>(p);
-}
-LITE_KERNEL(kMergeDecodeThreads, 4) merge_decode_fp16(const RaggedParams p) {
-    MergeDecode<Fp16>(p);
-}
+#define LITE_MERGE_DECODE(name, Number) \
+    LITE_KERNEL(kMergeDecodeThreads, 4) name(const RaggedParams p) { MergeDecode<Number>(p); }
+#include "variants.def"

@@ -68,13 +68,6 @@ LITE_DEVICE void MergeParts(const MergeParams& p) {
 
 using namespace liteattention::gfx942;
 
-LITE_KERNEL(kMergeThreads, 4) merge_parts_bf16_rtne(const MergeParams p) {
-    MergeParts<Bf16<Rounding::kRtne>>(p);
-}
-LITE_KERNEL(kMergeThreads, 4) merge_parts_bf16_rtna(const MergeParams p) {
-    MergeParts<Bf16<Rounding::kRtna>>(p);
-}
-LITE_KERNEL(kMergeThreads, 4) merge_parts_bf16_rtz(const MergeParams p) {
-    MergeParts<Bf16<Rounding::kRtz>>(p);
-}
-LITE_KERNEL(kMergeThreads, 4) merge_parts_fp16(const MergeParams p) { MergeParts<Fp16>(p); }
+#define LITE_MERGE_PARTS(name, Number) \
+    LITE_KERNEL(kMergeThreads, 4) name(const MergeParams p) { MergeParts<Number>(p); }
+#include "variants.def"

@@ -52,4 +52,9 @@ struct Fp16 {
     }
 };
 
+// As variants.def names them.
+using Bf16Rtne = Bf16<Rounding::kRtne>;
+using Bf16Rtna = Bf16<Rounding::kRtna>;
+using Bf16Rtz = Bf16<Rounding::kRtz>;
+
 }  // namespace liteattention::gfx942

@@ -3,23 +3,17 @@
 //
 // Strides are in elements, {batch, seq, head}; the head dimension is contiguous. Pointers to bf16
 // or fp16 are `const uint16_t*`. Every row must start on a 4-byte boundary (geometry.h:
-// kRowAlignBytes). Kernels (name: argument, grid of 1-D workgroups):
+// kRowAlignBytes). Kernels (variants.def), argument, grid of 1-D workgroups:
 //
-//   transpose_v_bf16_d{64,128}                       TransposeVParams  TransposeGrid
-//   attention_dense_bf16_d{64,128}_{rtne,rtna,rtz}   DenseParams       DenseGrid
-//   attention_dense_fp16_d{64,128}                   likewise
-//   attention_lite_bf16_d{64,128}_{rtne,rtna,rtz}    LiteParams        LiteGrid
-//   attention_lite_fp16_d{64,128}                    likewise
-//   merge_parts_bf16_{rtne,rtna,rtz}                 MergeParams       MergeGrid
-//   merge_parts_fp16                                 likewise
-//   plan_lpt                                         PlanParams        PlanGrid
-//   attention_prefill_bf16_d{64,128,256}_{rtne,...}  RaggedParams      PrefillGrid
-//   attention_prefill_fp16_d{64,128,256}             likewise
-//   attention_decode_bf16_d{64,128,256}_{rtne,...}   RaggedParams      DecodeGrid
-//   attention_decode_fp16_d{64,128,256}              likewise
-//   merge_decode_bf16_{rtne,rtna,rtz}                RaggedParams      MergeDecodeGrid
-//   merge_decode_fp16                                likewise
-//   write_kv                                         WriteKvParams     WriteKvGrid
+//   transpose_v         TransposeVParams  TransposeGrid
+//   attention_dense     DenseParams       DenseGrid
+//   attention_lite      LiteParams        LiteGrid
+//   merge_parts         MergeParams       MergeGrid
+//   plan_lpt            PlanParams        PlanGrid
+//   attention_prefill   RaggedParams      PrefillGrid
+//   attention_decode    RaggedParams      DecodeGrid
+//   merge_decode        RaggedParams      MergeDecodeGrid
+//   write_kv            WriteKvParams     WriteKvGrid
 //
 // The fp16 kernels take IEEE binary16 where the others take bf16, probabilities included, and round
 // to nearest even. transpose_v moves 16-bit words and serves both.

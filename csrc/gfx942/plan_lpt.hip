@@ -57,4 +57,6 @@ LITE_DEVICE void PlanLpt(const PlanParams& p) {
 
 using namespace liteattention::gfx942;
 
-LITE_KERNEL(kPlanThreads, 4) plan_lpt(const PlanParams p) { PlanLpt(p); }
+#define LITE_PLAN_LPT(name) \
+    LITE_KERNEL(kPlanThreads, 4) name(const PlanParams p) { PlanLpt(p); }
+#include "variants.def"

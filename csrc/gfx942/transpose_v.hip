@@ -71,9 +71,6 @@ LITE_DEVICE void TransposeV(const TransposeVParams& p) {
 
 using namespace liteattention::gfx942;
 
-LITE_KERNEL(kTransposeThreads, 2) transpose_v_bf16_d128(const TransposeVParams p) {
-    TransposeV<128>(p);
-}
-LITE_KERNEL(kTransposeThreads, 2) transpose_v_bf16_d64(const TransposeVParams p) {
-    TransposeV<64>(p);
-}
+#define LITE_TRANSPOSE_V(name, kDim) \
+    LITE_KERNEL(kTransposeThreads, 2) name(const TransposeVParams p) { TransposeV<kDim>(p); }
+#include "variants.def"

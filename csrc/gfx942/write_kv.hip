@@ -41,4 +41,6 @@ LITE_DEVICE void WriteKv(const WriteKvParams& p) {
 
 using namespace liteattention::gfx942;
 
-LITE_KERNEL(kWriteKvThreads, 4) write_kv(const WriteKvParams p) { WriteKv(p); }
+#define LITE_WRITE_KV(name) \
+    LITE_KERNEL(kWriteKvThreads, 4) name(const WriteKvParams p) { WriteKv(p); }
+#include "variants.def"

@@ -124,4 +124,27 @@ class Library {
     const char* (*last_report_)() = nullptr;
 };
 
+// Modules belong to a device and a null stream is the current device's: makes `device` current for
+// this thread, and puts the thread's own back.
+class CurrentDevice {
+   public:
+    CurrentDevice(const Library& library, int device) : library_(library) {
+        library_.Check(library_.api().hipGetDevice(&previous_), "hipGetDevice");
+        if (previous_ == device) return;
+        library_.Check(library_.api().hipSetDevice(device),
+                       "hipSetDevice(" + std::to_string(device) + ")");
+        changed_ = true;
+    }
+    ~CurrentDevice() {
+        if (changed_) library_.api().hipSetDevice(previous_);
+    }
+    CurrentDevice(const CurrentDevice&) = delete;
+    CurrentDevice& operator=(const CurrentDevice&) = delete;
+
+   private:
+    const Library& library_;
+    int previous_ = 0;
+    bool changed_ = false;
+};
+
 }  // namespace liteattention::hip

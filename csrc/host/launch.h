@@ -1,7 +1,6 @@
 // Launches of the gfx942 kernels on a caller's stream: nothing allocates and nothing waits.
 #pragma once
 
-#include <array>
 #include <cstdint>
 #include <memory>
 #include <string>
@@ -15,7 +14,20 @@
 namespace liteattention::gfx942 {
 
 // Dtype of q, k, v and out, and how fp32 results become it.
-enum class Number { kBf16Rtne, kBf16Rtna, kBf16Rtz, kFp16 };
+enum class Number { kBf16Rtne, kBf16Rtna, kBf16Rtz, kFp16, kAny };
+
+// The kernels of ../gfx942/variants.def, whatever their number format and head dimension.
+enum class Family {
+    kTransposeV,
+    kDense,
+    kMergeParts,
+    kPlanLpt,
+    kLite,
+    kPrefill,
+    kDecode,
+    kMergeDecode,
+    kWriteKv
+};
 
 // A code object and what its manifest says of its kernels.
 struct CodeObject {
@@ -147,20 +159,8 @@ class Device {
         hip::Function function;
         unsigned threads;
     };
-    // Per head dim {64, 128} and Number; prefill and decode per head dim {64, 128, 256} and Number.
-    enum {
-        kTranspose = 0,
-        kDense = 2,
-        kLite = 10,
-        kMerge = 18,
-        kLpt = 22,
-        kPrefill = 23,
-        kDecode = 35,
-        kMergeDecode = 47,
-        kWriteKv = 51,
-        kKernels = 52
-    };
-
+    // That of a family which has a variant for each of them, or for any (kAny, 0).
+    const Kernel& Find(Family family, int64_t head_dim = 0, Number number = Number::kAny) const;
     void Load();
     void Unload();
     void TransposeV(const DenseShape& shape, int64_t grid, const DenseRequest& request,
@@ -168,8 +168,9 @@ class Device {
     void Launch(const Kernel& kernel, int64_t grid, const void* params, size_t bytes,
                 hip::Stream stream) const;
     template <class Params>
-    void Launch(int index, int64_t grid, const Params& params, hip::Stream stream) const {
-        Launch(kernels_[index], grid, &params, sizeof(params), stream);
+    void Launch(const Kernel& kernel, int64_t grid, const Params& params,
+                hip::Stream stream) const {
+        Launch(kernel, grid, &params, sizeof(params), stream);
     }
 
     std::shared_ptr<const hip::Library> library_;
@@ -177,7 +178,7 @@ class Device {
     int compute_units_ = 0;
     std::vector<CodeObject> objects_;  // HIP does not promise to copy what it loads
     std::vector<hip::Module> modules_;
-    std::array<Kernel, kKernels> kernels_{};
+    std::vector<Kernel> kernels_;
 };
 
 }  // namespace liteattention::gfx942

@@ -28,7 +28,7 @@ import transformers
 
 import liteattention_diffusers
 from liteattention_diffusers import discovery
-from liteattention_rocm import SkipPolicy, TileGeometry, engines
+from liteattention_rocm import SkipPolicy, TileGeometry
 
 from . import pixel_vae  # diffusers finds its class by the module being imported
 from .config import Configuration, SuiteConfig

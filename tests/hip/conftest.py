@@ -15,32 +15,12 @@ from liteattention_emulator import library
 from liteattention_rocm import _core
 from liteattention_rocm.engines import LIBRARY_VARIABLE, gfx942
 from liteattention_rocm.engines.workspace import Workspaces
+from tests.kernels.variants import KERNELS
 
 SOURCE = Path(__file__).with_name("fake_hip.c")
 
 FLAGS = ("-shared", "-fPIC", "-Wall", "-Wextra", "-Werror", "-pthread")
 
-#: What the kernels of this build take, in bytes: csrc/gfx942/params.h.
-ROUNDINGS = ("rtne", "rtna", "rtz")
-KERNELS = (
-    [(f"transpose_v_bf16_d{dim}", 56) for dim in (64, 128)]
-    + [
-        (f"attention_{kind}_{name}", size)
-        for kind, size in (("dense", 168), ("lite", 192))
-        for dim in (64, 128)
-        for name in (*(f"bf16_d{dim}_{rounding}" for rounding in ROUNDINGS), f"fp16_d{dim}")
-    ]
-    + [(f"merge_parts_{name}", 88) for name in (*(f"bf16_{r}" for r in ROUNDINGS), "fp16")]
-    + [("plan_lpt", 48)]
-    + [
-        (f"attention_{kind}_{name}", 256)
-        for kind in ("prefill", "decode")
-        for dim in (64, 128, 256)
-        for name in (*(f"bf16_d{dim}_{rounding}" for rounding in ROUNDINGS), f"fp16_d{dim}")
-    ]
-    + [(f"merge_decode_{name}", 256) for name in (*(f"bf16_{r}" for r in ROUNDINGS), "fp16")]
-    + [("write_kv", 152)]
-)
 #: Two files, as a run-time that runs nothing sees them.
 OBJECTS = [
     ("attention.co", b"\x7fELF attention", KERNELS[:10]),

@@ -17,6 +17,7 @@ from liteattention_rocm import MI300X_GEOMETRY, TileGeometry, _core, engines, ke
 from liteattention_rocm.contract import DenseTensors, LiteTensors, WriteRequest, WriteTensors
 from liteattention_rocm.engines import LIBRARY_VARIABLE, gfx942, workspace
 from liteattention_rocm.engines.settings import _architecture
+from tests.kernels.variants import KERNELS
 
 from .calls import (
     LAUNCHING,
@@ -28,7 +29,7 @@ from .calls import (
     run,
     run_dense,
 )
-from .conftest import KERNELS, OBJECTS, FakeHip
+from .conftest import OBJECTS, FakeHip
 
 
 @dataclass
@@ -463,7 +464,7 @@ def test_a_code_object_for_another_gpu_is_refused_by_name(gpu_hip: FakeHip) -> N
     )
     gpu_hip.native.fake_reset()
     gpu_hip.fail("hipModuleGetFunction", 209)
-    with pytest.raises(_core.HipError, match=r"of transpose_v_bf16_d64 in attention\.co"):
+    with pytest.raises(_core.HipError, match=r"of transpose_v_bf16_d128 in attention\.co"):
         _core.Gfx942Device(gpu_hip.library(), 0, OBJECTS)
     assert len(gpu_hip.of("hipModuleUnload")) == 1
 

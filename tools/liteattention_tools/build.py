@@ -144,7 +144,7 @@ def describe(path: Path) -> dict[str, Any]:
 
 def source_hashes(sources: Path = SOURCES) -> dict[str, str]:
     """Return the SHA-256 of every file that takes part in a build."""
-    files = sorted(p for p in sources.iterdir() if p.suffix in (".h", ".hip"))
+    files = sorted(p for p in sources.iterdir() if p.suffix in (".h", ".hip", ".def"))
     return {p.name: hashlib.sha256(p.read_bytes()).hexdigest() for p in files}
 
 

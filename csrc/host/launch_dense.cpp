@@ -1,0 +1,217 @@
+// Launches of dense attention and LiteAttention.
+#include <limits>
+#include <numbers>
+
+#include "launch.h"
+#include "tensors.h"
+
+namespace liteattention::gfx942 {
+namespace {
+
+void CheckTensors(std::vector<std::string>& reasons, const DenseShape& s,
+                  const DenseRequest& request, const void* workspace) {
+    CheckRows(reasons, "q", request.q, request.q_strides, s.batch, s.q_len, s.q_heads);
+    CheckRows(reasons, "k", request.k, request.k_strides, s.batch, s.kv_len, s.kv_heads);
+    CheckRows(reasons, "v", request.v, request.v_strides, s.batch, s.kv_len, s.kv_heads);
+    CheckRows(reasons, "out", request.out, request.out_strides, s.batch, s.q_len, s.q_heads);
+    if (s.kv_len > 1 && request.k_strides.seq > kMaxKRowStride)
+        reasons.push_back("the rows of k must be at most " + std::to_string(kMaxKRowStride) +
+                          " elements apart, got " + std::to_string(request.k_strides.seq) +
+                          ": call .contiguous() on it");
+    CheckWorkspace(reasons, workspace);
+}
+
+void TouchTensors(TouchedMemory& touched, const DenseShape& s, const DenseRequest& request) {
+    touched.Add("q", request.q, request.q_strides, s.batch, s.q_len, s.q_heads, s.head_dim);
+    touched.Add("k", request.k, request.k_strides, s.batch, s.kv_len, s.kv_heads, s.head_dim);
+    touched.Add("v", request.v, request.v_strides, s.batch, s.kv_len, s.kv_heads, s.head_dim);
+    touched.Add("out", request.out, request.out_strides, s.batch, s.q_len, s.q_heads, s.head_dim);
+    touched.Add("lse", request.lse, s.batch * s.q_heads * s.q_len * 4);
+}
+
+// What DenseParams and LiteParams have in common.
+template <class Params>
+Params AttentionParams(const DenseShape& s, const DenseRequest& request, const uint16_t* v_t) {
+    Params params{};
+    params.q = request.q;
+    params.k = request.k;
+    params.v_t = v_t;
+    params.out = request.out;
+    params.lse = request.lse;
+    params.q_strides = request.q_strides;
+    params.k_strides = request.k_strides;
+    params.out_strides = request.out_strides;
+    params.batch = Int(s.batch);
+    params.q_heads = Int(s.q_heads);
+    params.kv_heads = Int(s.kv_heads);
+    params.q_len = Int(s.q_len);
+    params.kv_len = Int(s.kv_len);
+    params.scale_log2 = static_cast<float>(request.scale * std::numbers::log2e);
+    return params;
+}
+
+}  // namespace
+
+void Device::TransposeV(const DenseShape& shape, int64_t grid, const DenseRequest& request,
+                        uint16_t* v_t, hip::Stream stream) const {
+    TransposeVParams params{};
+    params.v = request.v;
+    params.v_t = v_t;
+    params.v_strides = request.v_strides;
+    params.batch = Int(shape.batch);
+    params.kv_heads = Int(shape.kv_heads);
+    params.kv_len = Int(shape.kv_len);
+    Launch(Find(Family::kTransposeV, shape.head_dim), grid, params, stream);
+}
+
+void Device::Attention(const DensePlan& plan, const DenseRequest& request, void* workspace,
+                       hip::Stream stream) const {
+    const DenseShape& s = plan.shape;
+    std::vector<std::string> reasons;
+    CheckTensors(reasons, s, request, workspace);
+    if (!reasons.empty()) Refuse("the gfx942 kernels cannot take these tensors", reasons);
+
+    char* const base = static_cast<char*>(workspace);
+    auto* const v_t = reinterpret_cast<uint16_t*>(base + plan.v_t_offset);
+    const bool split = plan.tail_tiles > 0;
+    auto* const part_out = split ? reinterpret_cast<float*>(base + plan.part_out_offset) : nullptr;
+    auto* const part_stats =
+        split ? reinterpret_cast<float*>(base + plan.part_stats_offset) : nullptr;
+
+    const hip::CurrentDevice current(*library_, ordinal_);
+    TouchedMemory touched(*library_);
+    TouchTensors(touched, s, request);
+    // Buffer by buffer, so that running over one into the padding behind it is found, too.
+    touched.Add("the workspace", v_t, VtBytes(s.batch, s.kv_heads, s.kv_len, s.head_dim));
+    touched.Add("the workspace", part_out, PartOutBytes(plan.tail_tiles, plan.splits, s.head_dim));
+    touched.Add("the workspace", part_stats, PartStatsBytes(plan.tail_tiles, plan.splits));
+
+    TransposeV(s, plan.transpose_grid, request, v_t, stream);
+
+    auto dense = AttentionParams<DenseParams>(s, request, v_t);
+    dense.part_out = part_out;
+    dense.part_stats = part_stats;
+    dense.whole_tiles = Int(plan.whole_tiles);
+    dense.splits = Int(plan.splits);
+    dense.mapping = Int(static_cast<int64_t>(plan.mapping));
+    Launch(Find(Family::kDense, s.head_dim, request.number), plan.dense_grid, dense, stream);
+
+    if (!split) return;
+    MergeParams merge{};
+    merge.part_out = part_out;
+    merge.part_stats = part_stats;
+    merge.out = request.out;
+    merge.lse = request.lse;
+    merge.out_strides = request.out_strides;
+    merge.batch = Int(s.batch);
+    merge.q_heads = Int(s.q_heads);
+    merge.q_len = Int(s.q_len);
+    merge.head_dim = Int(s.head_dim);
+    merge.whole_tiles = Int(plan.whole_tiles);
+    merge.splits = Int(plan.splits);
+    merge.mapping = Int(static_cast<int64_t>(plan.mapping));
+    Launch(Find(Family::kMergeParts, 0, request.number), plan.merge_grid, merge, stream);
+}
+
+void Device::Lite(const LitePlan& plan, const DenseRequest& request, const LiteStep& step,
+                  void* workspace, hip::Stream stream) const {
+    const DenseShape& s = plan.shape;
+    std::vector<std::string> reasons;
+    CheckTensors(reasons, s, request, workspace);
+    if (!step.read) reasons.emplace_back("read has no memory");
+    if (!step.write) reasons.emplace_back("write has no memory");
+    if (!(step.threshold <= 0.0))
+        reasons.push_back("threshold must be <= 0, got " + std::to_string(step.threshold));
+    const int64_t rows = s.batch * s.q_heads, q_blocks = QBlocks(s.q_len);
+    const int64_t mask_bytes = plan.words * 4, list_bytes = rows * q_blocks * mask_bytes;
+    // Workgroups write rows of it while others have yet to read theirs.
+    const int64_t apart =
+        reinterpret_cast<intptr_t>(step.write) - reinterpret_cast<intptr_t>(step.read);
+    if (step.read && step.write && -list_bytes < apart && apart < list_bytes)
+        reasons.emplace_back("write must not overlap read");
+    if (!reasons.empty()) Refuse("the gfx942 kernels cannot take these tensors", reasons);
+
+    char* const base = static_cast<char*>(workspace);
+    auto* const v_t = reinterpret_cast<uint16_t*>(base + plan.v_t_offset);
+    auto* const order =
+        plan.lpt_grid ? reinterpret_cast<int32_t*>(base + plan.order_offset) : nullptr;
+
+    const hip::CurrentDevice current(*library_, ordinal_);
+    TouchedMemory touched(*library_);
+    TouchTensors(touched, s, request);
+    touched.Add("read", step.read, list_bytes);
+    touched.Add("write", step.write, list_bytes);
+    touched.Add("must_do", step.must_do, mask_bytes);
+    touched.Add("must_skip", step.must_skip, mask_bytes);
+    touched.Add("the workspace", v_t, VtBytes(s.batch, s.kv_heads, s.kv_len, s.head_dim));
+    touched.Add("the workspace", order, rows * q_blocks * 4);
+
+    TransposeV(s, plan.transpose_grid, request, v_t, stream);
+
+    if (order) {
+        PlanParams lpt{};
+        lpt.skip = step.read;
+        lpt.must_do = step.must_do;
+        lpt.must_skip = step.must_skip;
+        lpt.order = order;
+        lpt.rows = Int(rows);
+        lpt.q_blocks = Int(q_blocks);
+        lpt.words = Int(plan.words);
+        lpt.k_blocks = Int(KBlocks(s.kv_len));
+        Launch(Find(Family::kPlanLpt), plan.lpt_grid, lpt, stream);
+    }
+
+    auto lite = AttentionParams<LiteParams>(s, request, v_t);
+    lite.read = step.read;
+    lite.write = step.write;
+    lite.must_do = step.must_do;
+    lite.must_skip = step.must_skip;
+    lite.order = order;
+    lite.threshold = static_cast<float>(step.threshold);
+    lite.descending = step.descending;
+    lite.soft_skip = step.soft_skip;
+    lite.mapping = Int(static_cast<int64_t>(Mapping::kSwizzledHeadFirst));
+    Launch(Find(Family::kLite, s.head_dim, request.number), plan.lite_grid, lite, stream);
+}
+
+void Device::PlanLpt(const LptRequest& request, hip::Stream stream) const {
+    std::vector<std::string> reasons;
+    const auto positive = [&](const char* name, int64_t value) {
+        if (value < 1 || value > std::numeric_limits<int32_t>::max())
+            reasons.push_back(std::string(name) + " must be from 1 to 2^31 - 1, got " +
+                              std::to_string(value));
+    };
+    positive("rows", request.rows);
+    positive("q_blocks", request.q_blocks);
+    positive("words", request.words);
+    if (request.k_blocks &&
+        (request.k_blocks < 0 || SkipWords(kKBlock * request.k_blocks) != request.words))
+        reasons.push_back(std::to_string(request.k_blocks) + " K blocks do not fill " +
+                          std::to_string(request.words) + " words");
+    if (!request.skip) reasons.emplace_back("skip has no memory");
+    if (!request.order) reasons.emplace_back("order has no memory");
+    const int64_t grid = reasons.empty() ? PlanGrid(request.rows, request.q_blocks) : 0;
+    if (grid > MaxGrid(kPlanThreads))
+        reasons.emplace_back("its q blocks must be fewer than 2^32 threads");
+    if (!reasons.empty()) Refuse("no LPT order for this bitmap", reasons);
+
+    const hip::CurrentDevice current(*library_, ordinal_);
+    TouchedMemory touched(*library_);
+    const int64_t mask_bytes = request.words * 4;
+    touched.Add("skip", request.skip, request.rows * request.q_blocks * mask_bytes);
+    touched.Add("must_do", request.must_do, mask_bytes);
+    touched.Add("must_skip", request.must_skip, mask_bytes);
+    touched.Add("order", request.order, request.rows * request.q_blocks * 4);
+    PlanParams params{};
+    params.skip = request.skip;
+    params.must_do = request.must_do;
+    params.must_skip = request.must_skip;
+    params.order = request.order;
+    params.rows = static_cast<int32_t>(request.rows);
+    params.q_blocks = static_cast<int32_t>(request.q_blocks);
+    params.words = static_cast<int32_t>(request.words);
+    params.k_blocks = static_cast<int32_t>(request.k_blocks);
+    Launch(Find(Family::kPlanLpt), grid, params, stream);
+}
+
+}  // namespace liteattention::gfx942

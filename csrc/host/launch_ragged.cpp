@@ -1,0 +1,165 @@
+// Launches of ragged attention and of cache writes.
+#include <numbers>
+
+#include "launch.h"
+#include "tensors.h"
+
+namespace liteattention::gfx942 {
+
+void Device::Ragged(const RaggedPlan& plan, const RaggedRequest& request, void* workspace,
+                    hip::Stream stream) const {
+    const RaggedShape& s = plan.shape;
+    if (plan.decode_grid == 0 && plan.prefill_grid == 0) return;
+    const bool paged = s.page_size > 0, split = plan.merge_grid > 0;
+    std::vector<std::string> reasons;
+    const auto needed = [&](const char* name, const void* pointer) {
+        if (!pointer) reasons.push_back(std::string(name) + " has no memory");
+    };
+    CheckRows(reasons, "q", request.q, request.q_strides, s.rows, s.q_heads);
+    CheckRows(reasons, "out", request.out, request.out_strides, s.rows, s.q_heads);
+    if (request.pages > 0 && request.page_rows > 0) {
+        CheckPages(reasons, "k", request.k, request.k_strides, request.pages, request.page_rows,
+                   s.kv_heads);
+        CheckPages(reasons, "v", request.v, request.v_strides, request.pages, request.page_rows,
+                   s.kv_heads);
+    }
+    needed("q_start", request.q_start);
+    if (paged) {
+        needed("kv_len", request.kv_len);
+        needed("page_table", request.page_table);
+    } else {
+        needed("kv_start", request.kv_start);
+    }
+    if (split) CheckWorkspace(reasons, workspace);
+    if (!reasons.empty()) Refuse("the gfx942 kernels cannot take these tensors", reasons);
+
+    char* const base = static_cast<char*>(workspace);
+    const double log2_scale = request.scale * std::numbers::log2e;
+    const Divider pages = DividerOf(Int(s.page_size));
+    const Divider group = DividerOf(Int(s.q_heads / s.kv_heads));
+    RaggedParams params{};
+    params.q = request.q;
+    params.k = request.k;
+    params.v = request.v;
+    params.out = request.out;
+    params.lse = request.lse;
+    params.sinks = request.sinks;
+    params.q_start = request.q_start;
+    params.kv_len = request.kv_len;
+    params.kv_start = request.kv_start;
+    params.page_table = request.page_table;
+    if (split) {
+        params.part_out = reinterpret_cast<float*>(base + plan.part_out_offset);
+        params.part_stats = reinterpret_cast<float*>(base + plan.part_stats_offset);
+    }
+    params.q_strides = request.q_strides;
+    params.out_strides = request.out_strides;
+    params.k_strides = request.k_strides;
+    params.v_strides = request.v_strides;
+    params.page_table_stride = request.page_table_stride;
+    params.lse_stride = s.rows;
+    params.requests = Int(s.requests);
+    params.rows = Int(s.rows);
+    params.q_heads = Int(s.q_heads);
+    params.kv_heads = Int(s.kv_heads);
+    params.page_size = Int(s.page_size);
+    params.page_multiplier = pages.multiplier;
+    params.page_shift = pages.shift;
+    params.causal = request.causal;
+    params.window = Int(s.window);
+    params.splits = Int(plan.splits);
+    params.scale_log2 = static_cast<float>(log2_scale);
+    if (request.soft_cap > 0.0) {
+        params.cap_log2 = static_cast<float>(request.soft_cap * std::numbers::log2e);
+        params.cap_factor = static_cast<float>(2.0 * log2_scale / request.soft_cap);
+    }
+    params.head_dim = Int(s.head_dim);
+    params.group_multiplier = group.multiplier;
+    params.group_shift = group.shift;
+
+    const hip::CurrentDevice current(*library_, ordinal_);
+    TouchedMemory touched(*library_);
+    touched.Add("q", request.q, request.q_strides, s.rows, s.q_heads, s.head_dim);
+    touched.Add("out", request.out, request.out_strides, s.rows, s.q_heads, s.head_dim);
+    if (request.pages > 0 && request.page_rows > 0) {
+        touched.Add("k", request.k, request.k_strides, request.pages, request.page_rows, s.kv_heads,
+                    s.head_dim);
+        touched.Add("v", request.v, request.v_strides, request.pages, request.page_rows, s.kv_heads,
+                    s.head_dim);
+    }
+    touched.Add("lse", request.lse, s.q_heads * s.rows * 4);
+    touched.Add("sinks", request.sinks, s.q_heads * 4);
+    touched.Add("q_start", request.q_start, (s.requests + 1) * 4);
+    touched.Add("kv_len", request.kv_len, s.requests * 4);
+    touched.Add("kv_start", request.kv_start, (s.requests + 1) * 4);
+    if (request.table_width > 0)
+        touched.Add("page_table", request.page_table,
+                    ((s.requests - 1) * request.page_table_stride + request.table_width) * 4);
+    const int64_t parts = DecodeParts(s.requests, s.kv_heads, plan.splits);
+    touched.Add("the workspace", params.part_out, DecodeOutBytes(parts, s.head_dim));
+    touched.Add("the workspace", params.part_stats, DecodeStatsBytes(parts));
+
+    // Each kernel leaves the other's requests alone, so their order is free.
+    const auto launch = [&](Family family, int64_t dim, int64_t grid) {
+        if (grid > 0) Launch(Find(family, dim, request.number), grid, params, stream);
+    };
+    launch(Family::kPrefill, s.head_dim, plan.prefill_grid);
+    launch(Family::kDecode, s.head_dim, plan.decode_grid);
+    launch(Family::kMergeDecode, 0, plan.merge_grid);
+}
+
+void Device::WriteKv(const WriteKvRequest& request, hip::Stream stream) const {
+    if (request.rows == 0) return;
+    std::vector<std::string> reasons;
+    CheckRows(reasons, "k", request.k, request.k_strides, request.rows, request.kv_heads);
+    CheckRows(reasons, "v", request.v, request.v_strides, request.rows, request.kv_heads);
+    CheckPages(reasons, "k_cache", request.k_cache, request.k_cache_strides, request.pages,
+               request.page_size, request.kv_heads);
+    CheckPages(reasons, "v_cache", request.v_cache, request.v_cache_strides, request.pages,
+               request.page_size, request.kv_heads);
+    if (!request.slots) reasons.emplace_back("slots has no memory");
+    if (request.head_dim < kMergeVector || request.head_dim % kMergeVector)
+        reasons.push_back("head dim must be a multiple of " + std::to_string(kMergeVector) +
+                          ", got " + std::to_string(request.head_dim));
+    if (static_cast<__int128>(request.pages) * request.page_size > int64_t{1} << 31)
+        reasons.emplace_back("the cache must hold at most 2^31 tokens");
+    if (static_cast<__int128>(request.rows) * request.kv_heads * request.head_dim / kMergeVector >
+        MaxGrid(1))
+        reasons.emplace_back("its elements must be fewer than 8 times 2^32");
+    if (!reasons.empty()) Refuse("the gfx942 kernels cannot write this cache", reasons);
+
+    const Divider pages = DividerOf(Int(request.page_size));
+    WriteKvParams params{};
+    params.k = request.k;
+    params.v = request.v;
+    params.k_cache = request.k_cache;
+    params.v_cache = request.v_cache;
+    params.slots = request.slots;
+    params.k_strides = request.k_strides;
+    params.v_strides = request.v_strides;
+    params.k_cache_strides = request.k_cache_strides;
+    params.v_cache_strides = request.v_cache_strides;
+    params.rows = Int(request.rows);
+    params.kv_heads = Int(request.kv_heads);
+    params.head_dim = Int(request.head_dim);
+    params.page_size = Int(request.page_size);
+    params.page_multiplier = pages.multiplier;
+    params.page_shift = pages.shift;
+    params.wide = request.wide;
+
+    const hip::CurrentDevice current(*library_, ordinal_);
+    TouchedMemory touched(*library_);
+    touched.Add("k", request.k, request.k_strides, request.rows, request.kv_heads,
+                request.head_dim);
+    touched.Add("v", request.v, request.v_strides, request.rows, request.kv_heads,
+                request.head_dim);
+    touched.Add("k_cache", request.k_cache, request.k_cache_strides, request.pages,
+                request.page_size, request.kv_heads, request.head_dim);
+    touched.Add("v_cache", request.v_cache, request.v_cache_strides, request.pages,
+                request.page_size, request.kv_heads, request.head_dim);
+    touched.Add("slots", request.slots, request.rows * (request.wide ? 8 : 4));
+    Launch(Find(Family::kWriteKv), WriteKvGrid(request.rows, request.kv_heads, request.head_dim),
+           params, stream);
+}
+
+}  // namespace liteattention::gfx942

@@ -1,0 +1,20 @@
+"""The kernels that csrc/gfx942/variants.def lists."""
+
+from __future__ import annotations
+
+import ctypes
+import re
+
+from .conftest import SOURCES
+from .machine import STRUCTS
+
+_ROW = re.compile(r"^LITE_(\w+)\((\w+)[^)]*\)$", re.MULTILINE)
+
+
+def _read() -> list[tuple[str, int]]:
+    rows = _ROW.findall((SOURCES / "variants.def").read_text(encoding="utf-8"))
+    return [(name, ctypes.sizeof(STRUCTS[family.lower()])) for family, name in rows]
+
+
+#: Name and bytes of the argument of every kernel, in the order of the list.
+KERNELS = _read()
