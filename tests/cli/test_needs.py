@@ -56,7 +56,7 @@ COMMANDS = {
     "bench serving --framework sglang": ["bench", "serving", "--framework", "sglang"],
 }
 HELP = [
-    [], ["env"], ["plan"], ["kernels"], ["emulate"], ["generate"], ["e2e"], ["bench"],
+    [], ["env"], ["plan"], ["emulate"], ["generate"], ["e2e"], ["bench"],
     *(["bench", name] for name in ("cpu", "kernels", "video", "tune", "emulator", "serving")),
 ]  # fmt: skip
 
