@@ -12,7 +12,7 @@ import sys
 def main() -> None:
     """Run the command line; an interrupt ends it with exit code 130 and no traceback."""
     try:
-        from liteattention_rocm.cli import main as run
+        from liteattention_rocm.cli.root import main as run
 
         run()
     except KeyboardInterrupt:

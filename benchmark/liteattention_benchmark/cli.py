@@ -5,19 +5,22 @@ from __future__ import annotations
 import contextlib
 import json
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 import typer
 from rich.console import Console
 from rich.table import Table
 
-from liteattention_rocm import collect_env, files
-from liteattention_rocm.needs import need
-from liteattention_rocm.progress import activity
+from liteattention_rocm import collect_env
+from liteattention_rocm.cli import files
+from liteattention_rocm.cli.needs import need
+from liteattention_rocm.cli.progress import activity
 
 # torch and benchmarks are imported when a command runs: --help answers without them.
+
+Loaded = TypeVar("Loaded")
 
 app = typer.Typer(help="Measure kernels against their peers.", no_args_is_help=True)
 
@@ -128,31 +131,24 @@ def kernels(
     ] = False,
 ) -> None:
     """Compare our attention with its peers on this machine's GPU, or on the CPU if it has none."""
-    need("bench kernels", "torch", "yaml", "matplotlib")
+    need("bench kernels", "torch", "yaml", "matplotlib", "tabulate")
     import torch
-    import yaml
-    from pydantic import ValidationError
 
+    from . import cells, peers, timing
     from . import counters as counting
     from . import kernels as benchmark
     from . import kernels_report as report
-    from . import peers
 
-    path = _config(config)
+    path, asked = _load(config, cells.load)
     try:
-        asked = benchmark.load(path)
         more = dict(map(peers.given, peer or ()))
-    except OSError as error:
-        raise typer.BadParameter(f"--config: {error}") from error
-    except (yaml.YAMLError, ValidationError) as error:
-        raise typer.BadParameter(f"--config {path}: {error}") from error
     except ValueError as error:
         raise typer.BadParameter(f"--peer: {error}") from error
     _check_folder(out)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     console = Console(stderr=True)
-    stamp = benchmark.environment(device)
-    roofs = benchmark.ceilings(device)
+    stamp = timing.environment(device)
+    roofs = timing.ceilings(device)
     stamp["matrix product TFLOP/s"] = f"{roofs.tflops:.3g}"
     stamp["device copy TB/s"] = f"{roofs.tbps:.3g}"
     command = "liteattention-rocm " + " ".join(["bench", "kernels", "--config", str(config)])
@@ -198,21 +194,13 @@ def video(
     ),
 ) -> None:
     """Denoise a video with a Wan transformer of random weights: seconds by self-attention."""
-    need("bench video", "torch", "diffusers", "transformers", "yaml")
+    need("bench video", "torch", "diffusers", "transformers", "yaml", "tabulate")
     import torch
-    import yaml
-    from pydantic import ValidationError
 
     from . import video as benchmark
-    from .kernels import environment
+    from .timing import environment
 
-    path = _config(config)
-    try:
-        asked = benchmark.load(path, steps)
-    except OSError as error:
-        raise typer.BadParameter(f"--config: {error}") from error
-    except (yaml.YAMLError, ValidationError) as error:
-        raise typer.BadParameter(f"--config {path}: {error}") from error
+    _, asked = _load(config, lambda path: benchmark.load(path, steps))
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     _check_folder(out)
     console = Console(stderr=True)
@@ -272,9 +260,17 @@ def _kept(out: Path | None, names: Sequence[str], console: Console) -> Iterator[
         raise typer.Exit(files.exit_code(error)) from error
 
 
-def _config(name: Path) -> Path:
-    """A file, or the name of one that comes with the package."""
-    return name if name.exists() else Path(__file__).parent / "configs" / f"{name}.yaml"
+def _load(config: Path, load: Callable[[Path], Loaded]) -> tuple[Path, Loaded]:
+    """Read a file, or the one of that name that comes with the package; with its path."""
+    import yaml
+
+    path = config if config.exists() else Path(__file__).parent / "configs" / f"{config}.yaml"
+    try:
+        return path, load(path)
+    except OSError as error:
+        raise typer.BadParameter(f"--config: {error}") from error
+    except (yaml.YAMLError, ValueError) as error:
+        raise typer.BadParameter(f"--config {path}: {error}") from error
 
 
 @app.command("tune")

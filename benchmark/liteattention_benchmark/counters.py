@@ -22,7 +22,7 @@ from typing import Any
 
 import torch
 
-from . import kernels, peers
+from . import cells, contenders, kernels, peers
 
 #: Name of the kernel behind ``torch.cuda._sleep``.
 _MARK = "spin_kernel"
@@ -194,16 +194,16 @@ def add(rows: Iterable[kernels.Row], found: Mapping[Key, float]) -> list[kernels
 
 def child(config: Path, keys: Path, fa3_library: Path | None, more: Sequence[str]) -> None:
     """Make every call once between two marks, and write down which they were."""
-    asked = kernels.load(config)
+    asked = cells.load(config)
     device = torch.device("cuda")
     given = dict(map(peers.given, more))
     mark: Any = torch.cuda._sleep
     runtime: Any = torch.cuda.cudart()  # type: ignore[no-untyped-call]
     made: list[Key] = []
     for cell in asked.cells:
-        if isinstance(cell, kernels.Host):
+        if isinstance(cell, cells.Host):
             continue
-        calls = kernels.make(cell, device, fa3_library, given).calls
+        calls = contenders.make(cell, device, fa3_library, given).calls
         for name, call in calls.items():
             try:
                 call()
@@ -216,7 +216,7 @@ def child(config: Path, keys: Path, fa3_library: Path | None, more: Sequence[str
             mark(1)
             torch.cuda.synchronize()
             runtime.cudaProfilerStop()
-            made.append((kernels.kind_of(cell), str(cell), name))
+            made.append((cells.kind_of(cell), str(cell), name))
         torch.cuda.empty_cache()
     keys.write_text(json.dumps(made), encoding="utf-8")
 

@@ -7,10 +7,9 @@ error of its output against float64 on sampled query rows.
 
 from __future__ import annotations
 
-import math
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 
 import torch
@@ -26,8 +25,8 @@ from liteattention_rocm import (
 )
 from liteattention_rocm.dense import default_geometry
 
-#: Low enough that no tile of the random benchmark data is voted away, while voting does run.
-NOTHING_SKIPPED = -64.0
+from .contenders import NOTHING_SKIPPED
+from .expected import attention_rows
 
 DEFAULT_SHAPES = ((1, 8, 4096, 128), (1, 8, 4096, 64), (1, 2, 8192, 128))
 
@@ -124,40 +123,25 @@ def _serving(serving: Serving, rounds: int, warmup: int, dtype: torch.dtype) -> 
         return attention_paged(q, k_cache, v_cache, batch, out=out, engine="cpu")
 
     kind = "decode" if q_len == 1 else "prefill"
-    names = (f"sdpa {kind}", f"paged {kind}")
-    times: tuple[list[float], list[float]] = ([], [])
-    for i in range(warmup + rounds):
-        for call, spent in zip((sdpa, paged), times, strict=True):
-            begin = time.perf_counter()
-            call()
-            if i >= warmup:
-                spent.append((time.perf_counter() - begin) * 1e3)
-    # 16 rows of every request suffice to see an error; float64 scores of all would not fit.
+    base = f"sdpa {kind}"
+    calls = {base: sdpa, f"paged {kind}": paged}
+    times, outputs = _interleaved(calls, rounds, warmup)
+    # 16 rows of every request suffice to see an error.
     rows = torch.linspace(0, q_len - 1, min(q_len, 16)).long()
-    group = heads // kv_heads
-    keys, values = (x.double().repeat_interleave(group, 1) for x in (k, v))
-    scores = dense_q[:, :, rows].double() @ keys.mT / math.sqrt(dim)
-    hidden = torch.arange(kv_len) > (rows + kv_len - q_len)[:, None]
-    expected = torch.softmax(scores.masked_fill(hidden, -math.inf), dim=-1) @ values
-    outputs = (sdpa(), paged().view(requests, q_len, heads, dim).transpose(1, 2))
+    expected = attention_rows(dense_q, k, v, rows, causal=True)
+    outputs[f"paged {kind}"] = out.view(requests, q_len, heads, dim).transpose(1, 2)
     seen = sum(kv_len - q_len + i + 1 for i in range(q_len))
-    result = []
-    for name, spent, output in zip(names, times, outputs, strict=True):
-        quartiles = statistics.quantiles(spent, n=4)
-        result.append(
-            Row(
-                shape=(requests, heads, kv_len, dim),
-                contender=name,
-                median_ms=quartiles[1],
-                p25_ms=quartiles[0],
-                p75_ms=quartiles[2],
-                tflops=4 * requests * heads * seen * dim / quartiles[1] / 1e9,
-                against=names[0],
-                ratio=statistics.median(a / b for a, b in zip(spent, times[0], strict=True)),
-                max_error=float((output[:, :, rows].double() - expected).abs().max()),
-            )
+    return [
+        _row(
+            (requests, heads, kv_len, dim),
+            name,
+            base,
+            times,
+            4 * requests * heads * seen * dim,
+            outputs[name][:, :, rows] - expected,
         )
-    return result
+        for name in calls
+    ]
 
 
 def _shape(
@@ -201,53 +185,54 @@ def _shape(
         "lite 50 %": (sparse(half), "dense", half),
         "lite 75 %": (sparse(quarter), "dense", quarter),
     }
+    times, outputs = _interleaved(
+        {name: call for name, (call, _, _) in calls.items()}, rounds, warmup
+    )
+    rows = torch.linspace(0, length - 1, 64).long()
+    result = []
+    for name, (_, against, read) in calls.items():
+        tiles = None if read is None else skiplist.unpack(read, k_blocks)
+        kept_share = 1.0 if read is None else 1.0 - skiplist.sparsity(read, k_blocks)
+        size = geometry.q_block, geometry.k_block
+        expected = attention_rows(q, k, v, rows, tiles=tiles, size=size)
+        flops = 4 * batch * heads * length * length * dim * kept_share
+        difference = outputs[name][:, :, rows] - expected
+        result.append(_row(shape, name, against, times, flops, difference))
+    return result
+
+
+def _interleaved(
+    calls: Mapping[str, Callable[[], torch.Tensor]], rounds: int, warmup: int
+) -> tuple[dict[str, list[float]], dict[str, torch.Tensor]]:
+    """Milliseconds of each call in each counted round, and its last output."""
     times: dict[str, list[float]] = {name: [] for name in calls}
     outputs: dict[str, torch.Tensor] = {}
     for i in range(warmup + rounds):
-        for name, (call, _, _) in calls.items():
+        for name, call in calls.items():
             begin = time.perf_counter()
             outputs[name] = call()
             if i >= warmup:
                 times[name].append((time.perf_counter() - begin) * 1e3)
-
-    rows = []
-    for name, (_, against, read) in calls.items():
-        ratios = [a / b for a, b in zip(times[name], times[against], strict=True)]
-        quartiles = statistics.quantiles(times[name], n=4)
-        kept_share = 1.0 if read is None else 1.0 - skiplist.sparsity(read, k_blocks)
-        flops = 4 * batch * heads * length * length * dim * kept_share
-        rows.append(
-            Row(
-                shape=shape,
-                contender=name,
-                median_ms=quartiles[1],
-                p25_ms=quartiles[0],
-                p75_ms=quartiles[2],
-                tflops=flops / quartiles[1] / 1e9,
-                against=against,
-                ratio=statistics.median(ratios),
-                max_error=_error(q, k, v, outputs[name], read, geometry.q_block, geometry.k_block),
-            )
-        )
-    return rows
+    return times, outputs
 
 
-def _error(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    out: torch.Tensor,
-    read: torch.Tensor | None,
-    q_block: int,
-    k_block: int,
-) -> float:
-    """Largest error against float64 over 64 query rows spread over the sequence."""
-    length = q.shape[2]
-    rows = torch.linspace(0, length - 1, 64).long()
-    scores = q[:, :, rows].double() @ k.double().mT / math.sqrt(q.shape[-1])
-    if read is not None:
-        tiles = skiplist.unpack(read, -(-length // k_block))[:, :, rows // q_block]
-        keys = tiles.repeat_interleave(k_block, dim=-1)[..., :length]
-        scores = scores.masked_fill(~keys, -math.inf)
-    expected = torch.softmax(scores, dim=-1) @ v.double()
-    return float((out[:, :, rows].double() - expected).abs().max())
+def _row(
+    shape: tuple[int, int, int, int],
+    name: str,
+    against: str,
+    times: Mapping[str, list[float]],
+    flops: float,
+    difference: torch.Tensor,
+) -> Row:
+    low, middle, high = statistics.quantiles(times[name], n=4)
+    return Row(
+        shape=shape,
+        contender=name,
+        median_ms=middle,
+        p25_ms=low,
+        p75_ms=high,
+        tflops=flops / middle / 1e9,
+        against=against,
+        ratio=statistics.median(a / b for a, b in zip(times[name], times[against], strict=True)),
+        max_error=float(difference.abs().max()),
+    )

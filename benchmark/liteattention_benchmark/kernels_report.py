@@ -6,8 +6,13 @@ import csv
 import io
 from collections.abc import Iterable, Mapping
 from pathlib import Path
+from typing import Any
 
-from .kernels import Ceilings, Cell, Config, Decode, Dense, Host, Lite, Row
+from liteattention_rocm.cli import tables
+
+from .cells import Cell, Config, Decode, Dense, Host, Lite
+from .kernels import Row
+from .timing import Ceilings
 
 _COLOURS = {
     "ours": "#c0392b",
@@ -93,28 +98,27 @@ def _wide(kind: str, cells: Iterable[Cell], rows: list[Row]) -> list[str]:
         dict.fromkeys(row.contender for row in rows if row.kind == kind and not row.absent)
     )
     names.sort(key=lambda name: (not name.startswith("ours"), name))
-    lines = ["| | " + " | ".join(names) + " | our error |", "|---|" + "---:|" * (len(names) + 1)]
+    lines = []
     for cell in cells:
         found = _found(rows, kind, cell)
         ours = found.get("ours")
         error = "" if ours is None else f"{ours.error:.1e}"
-        values = " | ".join(_text(found.get(name)) for name in names)
-        lines.append(f"| {cell} | {values} | {error} |")
-    return lines
+        lines.append([str(cell), *(_text(found.get(name)) for name in names), error])
+    return tables.markdown(["", *names, "our error"], lines)
 
 
 def _host(cells: Iterable[Host], rows: list[Row]) -> list[str]:
     """A line per cell, a column per contender, and what ours takes more than SDPA."""
     names = ["ours", "SDPA", "ours, lite"]
-    lines = ["| | " + " | ".join(names) + " | ours - SDPA |", "|---|" + "---:|" * 4]
+    lines = []
     for cell in cells:
         found = _found(rows, "host", cell)
         times = [found[name].median_ms if name in found else None for name in names]
         values = ["" if t is None else f"{1e3 * t:.1f}" for t in times]
         ours, base = times[:2]
         more = "" if ours is None or base is None else f"{1e3 * (ours - base):+.1f}"
-        lines.append(f"| {cell} | " + " | ".join(values) + f" | {more} |")
-    return lines
+        lines.append([str(cell), *values, more])
+    return tables.markdown(["", *names, "ours - SDPA"], lines)
 
 
 def _counters(rows: list[Row]) -> list[str]:
@@ -122,13 +126,11 @@ def _counters(rows: list[Row]) -> list[str]:
     names = sorted({row.contender for row in rows}, key=lambda n: (not n.startswith("ours"), n))
     cells = list(dict.fromkeys((row.kind, row.cell) for row in rows))
     found = {(row.kind, row.cell, row.contender): row.matrix_percent for row in rows}
-    lines = ["| | " + " | ".join(names) + " |", "|---|" + "---:|" * len(names)]
+    lines = []
     for cell in cells:
         values = [found.get((*cell, name)) for name in names]
-        lines.append(
-            f"| {cell[1]} | " + " | ".join("" if v is None else f"{v:.0f}" for v in values) + " |"
-        )
-    return lines
+        lines.append([cell[1], *("" if v is None else f"{v:.0f}" for v in values)])
+    return tables.markdown(["", *names], lines)
 
 
 def _lite(cells: Iterable[Lite], rows: list[Row]) -> list[str]:
@@ -140,21 +142,26 @@ def _lite(cells: Iterable[Lite], rows: list[Row]) -> list[str]:
     present = {row.contender for row in rows if row.kind == "lite" and not row.absent}
     names = [name for name in names if name in present]
     head = [name.replace("ours", "ours, dense") if name == "ours" else name for name in names]
-    lines = [
-        "| | " + " | ".join(f"{name} ms" for name in head) + " | lite / share of dense | error |",
-        "|---|" + "---:|" * (len(names) + 2),
-    ]
+    lines = []
     for cell in cells:
         found = _found(rows, "lite", cell)
         times = [found[name].median_ms if name in found else None for name in names]
-        values = " | ".join("" if t is None else f"{t:.3f}" for t in times)
+        values = ["" if t is None else f"{t:.3f}" for t in times]
         mine, base = found.get("ours, lite"), found.get("ours")
         ratio = error = ""
         if mine is not None and base is not None and mine.median_ms and base.median_ms:
             ratio = f"{mine.median_ms / ((1 - cell.sparsity) * base.median_ms):.3f}"
             error = f"{mine.error:.1e}"
-        lines.append(f"| {cell} | {values} | {ratio} | {error} |")
-    return lines
+        lines.append([str(cell), *values, ratio, error])
+    titles = [f"{name} ms" for name in head]
+    return tables.markdown(["", *titles, "lite / share of dense", "error"], lines)
+
+
+def _figure(width: float, height: float) -> Any:
+    """A figure in inches that needs no display."""
+    from matplotlib.figure import Figure
+
+    return Figure(figsize=(width, height), layout="constrained")
 
 
 def roofline(config: Config, rows: list[Row], roofs: Ceilings, folder: Path) -> Path:
@@ -165,11 +172,7 @@ def roofline(config: Config, rows: list[Row], roofs: Ceilings, folder: Path) -> 
     Raises:
         ImportError: matplotlib is not installed (extra: bench).
     """
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(7.5, 4.8), layout="constrained")
-    FigureCanvasAgg(figure)
+    figure = _figure(7.5, 4.8)
     axis = figure.subplots()
     cells = {
         (type(cell).__name__.lower(), str(cell)): cell
@@ -217,14 +220,10 @@ def plot(config: Config, rows: list[Row], folder: Path) -> list[Path]:
     Raises:
         ImportError: matplotlib is not installed (extra: bench).
     """
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
     written = []
     dense = [cell for cell in config.cells if isinstance(cell, Dense)]
     if dense:
-        figure = Figure(figsize=(9, 4.5), layout="constrained")
-        FigureCanvasAgg(figure)
+        figure = _figure(9, 4.5)
         axis = figure.subplots()
         names = sorted({row.contender for row in rows if row.kind == "dense" and not row.absent})
         width = 0.8 / max(1, len(names))
@@ -244,9 +243,7 @@ def plot(config: Config, rows: list[Row], folder: Path) -> list[Path]:
             shape = f"{cell.batch},{cell.heads},{cell.length},{cell.head_dim}"
             groups.setdefault(f"{shape} {cell.pattern}", []).append(cell)
     if groups:
-        figure = Figure(figsize=(4.2 * min(2, len(groups)), 3.4 * -(-len(groups) // 2)))
-        FigureCanvasAgg(figure)
-        figure.set_layout_engine("constrained")
+        figure = _figure(4.2 * min(2, len(groups)), 3.4 * -(-len(groups) // 2))
         axes = figure.subplots(-(-len(groups) // 2), min(2, len(groups)), squeeze=False).ravel()
         for axis, (title, cells) in zip(axes, groups.items(), strict=False):
             ordered = sorted(cells, key=lambda cell: cell.sparsity)

@@ -14,7 +14,7 @@ from liteattention_rocm.engines import architecture
 from liteattention_rocm.engines.triton import launch, tiles, tuning
 from liteattention_rocm.engines.triton.tuning import Tile
 
-from .kernels import flush_buffer, milliseconds
+from .timing import flush_buffer, milliseconds
 
 #: Largest relative difference between the results of two tiles; bf16 rounds to 4e-3.
 _TOLERANCE = 1e-2

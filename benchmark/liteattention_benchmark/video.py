@@ -27,8 +27,10 @@ from pydantic import BaseModel, ConfigDict, Field, PositiveInt
 import liteattention_diffusers
 from liteattention_diffusers import discovery
 from liteattention_rocm import LiteAttention, SkipPolicy, TileGeometry, lite_attention, skiplist
+from liteattention_rocm.cli import tables
 
-from .kernels import NOTHING_SKIPPED, Lite, tiles_to_keep
+from .cells import Lite
+from .contenders import NOTHING_SKIPPED, tiles_to_keep
 from .peers import Unavailable, compiled_flex
 
 #: diffusers' names of the attentions that ours are compared with.
@@ -376,10 +378,10 @@ def to_markdown(
         "guidance branches, bf16, random weights; one video each after "
         f"{config.warmup_steps} steps of warm-up.",
         "",
-        f"| self-attention | one step s | {config.steps} steps s | tiles skipped | "
-        f"speed-up over {base.contender} | peak memory GiB |",
-        "|---|---:|---:|---:|---:|---:|",
     ]
+    head = ["self-attention", "one step s", f"{config.steps} steps s", "tiles skipped"]
+    head += [f"speed-up over {base.contender}", "peak memory GiB"]
+    table = []
     for row in rows:
         if row.seconds is None or row.step is None:
             continue
@@ -387,9 +389,8 @@ def to_markdown(
         speed = "" if not base.seconds else f"{base.seconds / row.seconds:.2f}x"
         finite = "" if row.finite else " (not finite)"
         memory = f"{row.peak_bytes / 2**30:.1f}" if row.peak_bytes else ""
-        lines.append(
-            f"| {row.contender}{finite} | {row.step:.3f} | {row.seconds:.2f} | {skipped} | {speed} "
-            f"| {memory} |"
-        )
+        times = f"{row.step:.3f}", f"{row.seconds:.2f}"
+        table.append([row.contender + finite, *times, skipped, speed, memory])
+    lines += tables.markdown(head, table)
     absent = [f"- {row.contender}: {row.absent}" for row in rows if row.absent]
     return "\n".join([*lines, *([""] if absent else []), *absent]) + "\n"

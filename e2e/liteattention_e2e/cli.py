@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 import typer
 from rich.console import Console
 
-from liteattention_rocm import files
-from liteattention_rocm.needs import need
-from liteattention_rocm.progress import activity
+from liteattention_rocm.cli import files
+from liteattention_rocm.cli.needs import need
+from liteattention_rocm.cli.progress import activity
 
 # Model libraries are imported when a command runs: --help answers without them.
 if TYPE_CHECKING:
-    from .report import Writer
+    from .artefacts import Writer
     from .runner import Runner
     from .runs import AnyRunner, Run, Settings
     from .suite import Result
@@ -34,19 +34,37 @@ _SIZES = ((128, 128, 8), (96, 96, 8))
 #: What `generate` makes of the default model on the software MI300X: 1,024 tokens, a minute.
 _EMULATED = {"height": "64", "width": "64", "frames": "4", "steps": "8"}
 
+
 # Every option is text here and is checked, all of them together, by the configuration.
-Text = Annotated[str | None, typer.Option()]
-
-
 def _option(text: str, metavar: str = "TEXT", *names: str) -> Any:
     # typer 0.27 takes a metavar that is the option's own name for the option: --DEVICE
     return typer.Option(*names, help=text, metavar=metavar, show_default=False)
 
 
+# Options of both commands.
+Model = Annotated[
+    str | None, _option("Directory or hub id of a diffusers text-to-video pipeline.", "DIR|ID")
+]
+Height = Annotated[str | None, _option("Pixels.", "N")]
+Width = Annotated[str | None, _option("Pixels.", "N")]
+Frames = Annotated[str | None, _option("Frames of the video.", "N")]
+Guidance = Annotated[str | None, _option("Classifier-free guidance scale.", "X")]
+Geometry = Annotated[
+    str | None, _option("cpu (the engine's own), mi300x or QxKxV such as 128x64x32.", "TILE")
+]
+Engine = Annotated[
+    str | None, _option("cpu, portable, gfx942 or reference; by default by device.", "NAME")
+]
+Threads = Annotated[str | None, _option("CPU threads; by default PyTorch's.", "N")]
+Dtype = Annotated[str | None, _option("bfloat16 (default), float16 or float32.", "WORD")]
+Device = Annotated[str | None, _option("cpu (default), cuda, cuda:1 ...", "NAME")]
+Out = Annotated[str | None, _option("Folder for videos and report; out by default.", "DIR")]
+
+
 def _load(options: dict[str, Any], console: Console) -> AnyRunner:
     """Check the options and load the model; says everything that is wrong and exits with 2."""
+    from .artefacts import earlier_files
     from .config import load_config
-    from .report import earlier_files
 
     problems = []
     out = Path(options["out"] or "out")
@@ -85,9 +103,7 @@ def e2e(
     runner: Annotated[
         str | None, _option("diffusers (default), or sglang: SGLang's own pipeline.", "WORD")
     ] = None,
-    model: Annotated[
-        str | None, _option("Directory or hub id of a diffusers text-to-video pipeline.", "DIR|ID")
-    ] = None,
+    model: Model = None,
     prompts: Annotated[str | None, _option("A prompt per line, or a JSON list.", "FILE")] = None,
     negative_prompt: Annotated[str | None, _option("What guidance leads away from.")] = None,
     attention: Annotated[
@@ -131,10 +147,10 @@ def e2e(
     short_steps: Annotated[
         str | None, _option("Also run everything on a schedule of so few steps.", "N")
     ] = None,
-    height: Annotated[str | None, _option("Pixels.", "N")] = None,
-    width: Annotated[str | None, _option("Pixels.", "N")] = None,
-    frames: Annotated[str | None, _option("Frames of the video.", "N")] = None,
-    guidance: Annotated[str | None, _option("Classifier-free guidance scale.", "X")] = None,
+    height: Height = None,
+    width: Width = None,
+    frames: Frames = None,
+    guidance: Guidance = None,
     max_sequence_length: Annotated[
         str | None, _option("Text tokens to pad prompts to.", "N")
     ] = None,
@@ -145,23 +161,21 @@ def e2e(
     warmup: Annotated[
         str | None, _option("Untimed two-step runs per configuration; 1 by default.", "N")
     ] = None,
-    geometry: Annotated[
-        str | None, _option("cpu (the engine's own), mi300x or QxKxV such as 128x64x32.", "TILE")
-    ] = None,
-    engine: Annotated[str | None, _option("Engine by name; by default by device.", "NAME")] = None,
+    geometry: Geometry = None,
+    engine: Engine = None,
     cross_attention: Annotated[
         str | None,
         _option(
             "own (the pipeline's) or dense (our kernel); own by default, dense on gfx942.", "WORD"
         ),
     ] = None,
-    threads: Annotated[str | None, _option("CPU threads; by default PyTorch's.", "N")] = None,
-    dtype: Annotated[str | None, _option("bfloat16 (default), float16 or float32.", "WORD")] = None,
-    device: Annotated[str | None, _option("cpu (default), cuda, cuda:1 ...", "NAME")] = None,
+    threads: Threads = None,
+    dtype: Dtype = None,
+    device: Device = None,
     fps: Annotated[
         str | None, _option("Frames per second of the videos; 8 by default.", "N")
     ] = None,
-    out: Annotated[str | None, _option("Folder for the report; out by default.", "DIR")] = None,
+    out: Out = None,
     print_json: Annotated[
         bool, typer.Option("--json", help="Print the report as JSON on standard output.")
     ] = False,
@@ -216,24 +230,20 @@ def generate(
     prompt: Annotated[
         str, typer.Argument(help="What the video shows.", show_default=True)
     ] = DEFAULT_PROMPT,
-    model: Annotated[str | None, _option("Directory or hub id of the pipeline.", "DIR|ID")] = None,
-    out: Annotated[
-        str | None, _option("Folder for video and report; out by default.", "DIR")
-    ] = None,
+    model: Model = None,
+    out: Out = None,
     threshold: Annotated[
         str | None, _option("Threshold of LiteAttention, log2 units; -4 by default.", "X")
     ] = None,
     steps: Annotated[
         str | None, _option("Denoising steps; 20 by default, 8 emulated.", "N")
     ] = None,
-    height: Annotated[str | None, _option("Pixels; with width and frames.", "N")] = None,
-    width: Annotated[str | None, _option("Pixels.", "N")] = None,
-    frames: Annotated[str | None, _option("Frames of the video.", "N")] = None,
-    guidance: Annotated[str | None, _option("Classifier-free guidance scale.", "X")] = None,
+    height: Height = None,
+    width: Width = None,
+    frames: Frames = None,
+    guidance: Guidance = None,
     seed: Annotated[str | None, _option("Seed; 0 by default.", "N")] = None,
-    engine: Annotated[
-        str | None, _option("cpu, portable, gfx942 or reference; by default by device.", "NAME")
-    ] = None,
+    engine: Engine = None,
     emulate: Annotated[
         bool,
         typer.Option(
@@ -242,12 +252,10 @@ def generate(
             "LITEATTENTION_HIP_LIBRARY=$(liteattention-rocm emulate --library).",
         ),
     ] = False,
-    geometry: Annotated[
-        str | None, _option("cpu (the engine's own), mi300x or QxKxV.", "TILE")
-    ] = None,
-    threads: Annotated[str | None, _option("CPU threads; by default PyTorch's.", "N")] = None,
-    dtype: Annotated[str | None, _option("bfloat16 (default), float16 or float32.", "WORD")] = None,
-    device: Annotated[str | None, _option("cpu (default), cuda, cuda:1 ...", "NAME")] = None,
+    geometry: Geometry = None,
+    threads: Threads = None,
+    dtype: Dtype = None,
+    device: Device = None,
     budget: Annotated[
         float, typer.Option(help="Seconds; a smaller video is made if the large one would not fit.")
     ] = 300.0,
@@ -353,11 +361,11 @@ def _size_within(loaded: Runner, budget: float, console: Console) -> Settings:
 
 def _suite(loaded: AnyRunner, console: Console) -> dict[str, Any]:
     """Run everything and write it; a run that is stopped keeps and shows what it has."""
-    from . import report, suite
+    from . import artefacts, suite
 
     result = suite.Result.before(loaded)
     out = loaded.config.out
-    writer = report.Writer(result, out)
+    writer = artefacts.Writer(result, out)
 
     def keep(made: Run) -> None:
         try:

@@ -13,7 +13,6 @@ import gc
 import hashlib
 import inspect
 import logging
-import os
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -23,6 +22,7 @@ from typing import Any
 
 import diffusers
 import numpy as np
+import psutil
 import torch
 import transformers
 
@@ -31,7 +31,7 @@ from liteattention_diffusers import discovery
 from liteattention_rocm import SkipPolicy, TileGeometry
 
 from . import pixel_vae  # diffusers finds its class by the module being imported
-from .config import Configuration, SuiteConfig
+from .config import Configuration, SuiteConfig, read_json_object
 from .metrics import to_8_bit
 from .runs import DEFAULTS_FILE, Run, Settings, SkippedTiles
 from .sizes import Grid, without_weights
@@ -265,8 +265,6 @@ def settings(pipe: Any, config: SuiteConfig) -> Settings:
         ValueError: ``generation.json`` is not a JSON object, or sizes do not fit the pipeline;
             lists every reason.
     """
-    from .config import read_json_object
-
     stored: dict[str, Any] = {}
     file = Path(config.model) / DEFAULTS_FILE
     if file.exists():
@@ -439,6 +437,7 @@ class _PeakMemory(contextlib.AbstractContextManager["_PeakMemory"]):
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
+        self._process = psutil.Process()
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
         self.peak = 0
@@ -447,7 +446,7 @@ class _PeakMemory(contextlib.AbstractContextManager["_PeakMemory"]):
         if self._device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(self._device)
         else:
-            self.peak = _resident()
+            self.peak = self._process.memory_info().rss
             self._thread = threading.Thread(target=self._sample, daemon=True)
             self._thread.start()
         return self
@@ -461,14 +460,4 @@ class _PeakMemory(contextlib.AbstractContextManager["_PeakMemory"]):
 
     def _sample(self) -> None:
         while not self._stop.wait(self._INTERVAL):
-            self.peak = max(self.peak, _resident())
-
-
-def _resident() -> int:
-    try:
-        pages = int(Path("/proc/self/statm").read_text().split()[1])
-    except OSError:  # no procfs: the high-water mark of the process is the best there is
-        import resource
-
-        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-    return pages * os.sysconf("SC_PAGE_SIZE")
+            self.peak = max(self.peak, self._process.memory_info().rss)

@@ -21,7 +21,7 @@ import torch
 from rich.console import Console
 
 from liteattention_rocm import collect_env
-from liteattention_rocm.progress import Steps
+from liteattention_rocm.cli.progress import Steps
 from liteattention_rocm.skiplist import SkipStatistics
 
 from . import metrics

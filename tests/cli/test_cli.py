@@ -53,7 +53,8 @@ def test_a_broken_torch_is_reported_not_raised(tmp_path: Path) -> None:
         ("-m", "liteattention_rocm.collect_env"),
         (
             "-c",
-            "import sys; from liteattention_rocm.cli import main; sys.argv[1:] = ['env']; main()",
+            "import sys; from liteattention_rocm.cli.root import main; sys.argv[1:] = ['env'];"
+            "main()",
         ),
     ):
         done = without_torch(tmp_path, *command)

@@ -8,7 +8,7 @@ import subprocess
 import sys
 from collections.abc import Sequence
 
-from liteattention_rocm.needs import installed
+from liteattention_rocm.cli.needs import installed
 
 LACKING = """
 import contextlib, io, json, sys
@@ -22,7 +22,7 @@ class Blocker:
         return None
 
 sys.meta_path.insert(0, Blocker())
-from liteattention_rocm.cli import main
+from liteattention_rocm.cli.root import main
 
 found = []
 for arguments in commands:
@@ -39,7 +39,7 @@ print(json.dumps(found))
 
 #: What a bare `pip install` of the package lacks.
 EXTRAS = ("diffusers", "transformers", "accelerate", "ftfy", "safetensors", "tokenizers")
-EXTRAS += ("imageio_ffmpeg", "matplotlib", "PIL", "yaml")
+EXTRAS += ("imageio_ffmpeg", "matplotlib", "PIL", "psutil", "skimage", "tabulate", "yaml")
 FRAMEWORKS = ("sglang", "vllm", "triton")
 
 COMMANDS = {
@@ -56,7 +56,7 @@ COMMANDS = {
     "bench serving --framework sglang": ["bench", "serving", "--framework", "sglang"],
 }
 HELP = [
-    [], ["env"], ["plan"], ["kernels"], ["emulate"], ["generate"], ["e2e"], ["bench"],
+    [], ["env"], ["plan"], ["emulate"], ["generate"], ["e2e"], ["bench"],
     *(["bench", name] for name in ("cpu", "kernels", "video", "tune", "emulator", "serving")),
 ]  # fmt: skip
 

@@ -17,8 +17,8 @@ import torch
 import typer
 from typer.testing import CliRunner
 
-from liteattention_e2e import cli, report, runner, tiny
-from liteattention_rocm import files
+from liteattention_e2e import artefacts, cli, runner, tiny
+from liteattention_rocm.cli import files
 
 PROMPT = "a red circle moves left on a blue background"
 OPTIONS = (
@@ -184,7 +184,7 @@ def test_a_run_stopped_before_its_first_video_leaves_earlier_results_alone(
 def test_a_disk_that_fills_up_costs_no_measurement(
     app: typer.Typer, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    write, left = report.write_mp4, [2]
+    write, left = artefacts.write_mp4, [2]
 
     def full(*arguments: Any) -> None:
         left[0] -= 1
@@ -192,7 +192,7 @@ def test_a_disk_that_fills_up_costs_no_measurement(
             raise OSError(28, "No space left on device")
         write(*arguments)
 
-    monkeypatch.setattr(report, "write_mp4", full)
+    monkeypatch.setattr(artefacts, "write_mp4", full)
     outcome = CliRunner().invoke(
         app, ["generate", PROMPT, "--model", str(model), "--out", str(tmp_path), *OPTIONS]
     )
@@ -201,7 +201,7 @@ def test_a_disk_that_fills_up_costs_no_measurement(
     found = json.loads((tmp_path / "report.json").read_text())
     assert len(found["artefacts"]["videos"]) == 3 and found["complete"]
     left[0] = 10**9
-    monkeypatch.setattr(report, "write_text", lambda *_: full_text())
+    monkeypatch.setattr(artefacts, "write_text", lambda *_: full_text())
     outcome = CliRunner().invoke(
         app, ["generate", PROMPT, "--model", str(model), "--out", str(tmp_path), *OPTIONS]
     )

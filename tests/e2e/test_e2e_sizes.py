@@ -20,7 +20,7 @@ from liteattention_e2e.config import Configuration, load_config
 from liteattention_e2e.estimate import Cost
 from liteattention_e2e.runs import Settings
 from liteattention_e2e.sizes import Grid, own_multiple, without_weights
-from liteattention_rocm import progress
+from liteattention_rocm.cli import progress
 
 
 def sized(height: int, width: int, frames: int) -> Settings:

@@ -361,7 +361,7 @@ def test_bound_calls_go_to_pytorchs_stream_on_the_tensors_gpu(
 
     x, bits = bf16(1, 400, 1, 64), torch.zeros(1, 1, 2, 1, dtype=torch.int32)
     dense = DenseTensors(x, x, x, x, None)
-    lite = LiteTensors(*dense, bits, bits, None, None)
+    lite = LiteTensors(*dense, bits, bits.clone(), None, None)
     write = WriteTensors(x[0], x[0], x, x, torch.zeros(400, dtype=torch.int32))
     row = WriteRequest(400, 1, 64, x.dtype, x.dtype, gpu, 1, 400, 1.0, 1.0)
     calls = [

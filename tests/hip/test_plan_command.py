@@ -8,7 +8,8 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from liteattention_rocm import _core, plan
+from liteattention_rocm import _core
+from liteattention_rocm.cli import plan
 
 
 def invoke(*arguments: str) -> tuple[int, str, str]:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from liteattention_benchmark import kernels, kernels_report, peers
+from liteattention_benchmark import cells, kernels, kernels_report, peers
 from liteattention_benchmark.peers import Unavailable
 
 CPU = torch.device("cpu")
@@ -103,7 +103,7 @@ def test_a_peer_of_ones_own_from_a_file(tmp_path: Path) -> None:
     )
     more = dict([peers.given(f"mine={file}:attention"), peers.given(f"none={file}:absent")])
     more |= [peers.given("gone=no_such_module:attention")]
-    config = kernels.Config(
+    config = cells.Config(
         rounds=3,
         warmup=1,
         dense=({"batch": 1, "heads": 2, "length": 64, "head_dim": 64},),  # type: ignore[arg-type]

@@ -404,7 +404,7 @@ def test_everything_but_attention_is_less_than_a_percent_of_a_step(
     assert len(marks) == 4, "one step is a call for each branch"
     step = marks[1] - marks[0] + marks[3] - marks[2]
 
-    monkeypatch.setattr(lite.ops, "lite_attention", lambda *args, out, **_: out)
+    monkeypatch.setattr(lite.dense, "lite_attention", lambda *args, out, **_: out)
     request = worker.request(BOLD, height=128, width=128, num_frames=8, num_inference_steps=12)
     q = torch.randn(1, 8192, 3, 128)
     rounds = []

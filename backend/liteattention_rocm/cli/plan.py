@@ -42,7 +42,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from . import _core
+from .. import _core
 
 _WHY_NOT = {
     "even": "the tiles fill every round",

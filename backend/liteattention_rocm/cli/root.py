@@ -17,7 +17,8 @@ from typing import Any
 import typer
 from rich.logging import RichHandler
 
-from . import __version__, collect_env
+from .. import __version__
+from . import env
 from .needs import explain
 
 COMMANDS_GROUP = "liteattention_rocm.commands"
@@ -44,11 +45,7 @@ def build() -> typer.Typer:
             handlers=[RichHandler(show_path=False)],
         )
 
-    @root.command("env")
-    def env() -> None:
-        """Print what this machine and installation have (for bug reports)."""
-        typer.echo(collect_env.report())
-
+    root.command("env")(env.command)
     _add(root, "plan", lambda: importlib.import_module(".plan", __package__).command)
     for entry in sorted(entry_points(group=COMMANDS_GROUP), key=lambda e: e.name):
         _add(root, entry.name, entry.load)

@@ -1,0 +1,23 @@
+"""Markdown tables of reports."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+
+def markdown(head: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
+    """Lines of a table: the first column to the left, the others, which hold figures, to the right.
+
+    Raises:
+        ImportError: tabulate is not installed (extra: bench).
+    """
+    from tabulate import tabulate
+
+    text: str = tabulate(
+        list(rows),
+        head,
+        tablefmt="pipe",
+        colalign=("left", *["right"] * (len(head) - 1)),
+        disable_numparse=True,
+    )
+    return text.splitlines()

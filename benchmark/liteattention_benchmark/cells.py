@@ -1,0 +1,182 @@
+"""What :mod:`.kernels` measures: shapes in a YAML file, and the work that each has to do."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, PositiveInt
+
+DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+class _Cell(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class Dense(_Cell):
+    """Self-attention without lists."""
+
+    batch: PositiveInt
+    heads: PositiveInt
+    length: PositiveInt
+    head_dim: PositiveInt
+    kv_heads: PositiveInt | None = None
+    causal: bool = False
+    dtype: Literal["bf16", "fp16"] = "bf16"
+
+    def __str__(self) -> str:
+        """Name the cell in tables."""
+        shape = f"{self.batch},{self.heads},{self.length},{self.head_dim}"
+        kv = f" kv{self.kv_heads}" if self.kv_heads else ""
+        return shape + kv + (" causal" if self.causal else "")
+
+    @property
+    def flops(self) -> float:
+        """Multiplications and additions of both products."""
+        whole = 4.0 * self.batch * self.heads * self.length**2 * self.head_dim
+        return whole / 2 if self.causal else whole
+
+    @property
+    def work(self) -> float:
+        """Multiplications and additions that have to be done."""
+        return self.flops
+
+    @property
+    def traffic(self) -> float:
+        """Bytes of q, k, v and the output, each moved once."""
+        heads = self.heads + (self.kv_heads or self.heads)
+        return 4.0 * self.batch * heads * self.length * self.head_dim
+
+
+class Lite(_Cell):
+    """LiteAttention with part of the tiles skipped, beside dense attention."""
+
+    batch: PositiveInt
+    heads: PositiveInt
+    length: PositiveInt
+    head_dim: PositiveInt
+    sparsity: float = Field(ge=0, lt=1)
+    pattern: Literal["uniform", "clustered"] = "uniform"
+    dtype: Literal["bf16", "fp16"] = "bf16"
+
+    def __str__(self) -> str:
+        """Name the cell in tables."""
+        shape = f"{self.batch},{self.heads},{self.length},{self.head_dim}"
+        return f"{shape} {self.sparsity:.0%} {self.pattern}"
+
+    @property
+    def flops(self) -> float:
+        """Multiplications and additions of the dense call."""
+        return 4.0 * self.batch * self.heads * self.length**2 * self.head_dim
+
+    @property
+    def work(self) -> float:
+        """Multiplications and additions that have to be done: those of the tiles that stay."""
+        return (1 - self.sparsity) * self.flops
+
+    @property
+    def traffic(self) -> float:
+        """Bytes of q, k, v and the output, each moved once."""
+        return 8.0 * self.batch * self.heads * self.length * self.head_dim
+
+
+class Decode(_Cell):
+    """One new row per request against a paged cache."""
+
+    requests: PositiveInt
+    context: PositiveInt
+    q_heads: PositiveInt
+    kv_heads: PositiveInt
+    head_dim: PositiveInt
+    page_size: PositiveInt = 16
+    dtype: Literal["bf16", "fp16"] = "bf16"
+
+    def __str__(self) -> str:
+        """Name the cell in tables."""
+        return (
+            f"decode {self.requests} x {self.context}, {self.q_heads}/{self.kv_heads} x "
+            f"{self.head_dim}"
+        )
+
+    @property
+    def bytes(self) -> float:
+        """Bytes of keys and values, which a step has to read."""
+        return 4.0 * self.requests * self.context * self.kv_heads * self.head_dim
+
+    @property
+    def work(self) -> float:
+        """Multiplications and additions that have to be done."""
+        return 4.0 * self.requests * self.context * self.q_heads * self.head_dim
+
+    @property
+    def traffic(self) -> float:
+        """Bytes of the cache, the queries and the output, each moved once."""
+        return self.bytes + 4.0 * self.requests * self.q_heads * self.head_dim
+
+
+class Host(_Cell):
+    """A call so short that the host limits it: what the path through Python costs."""
+
+    batch: PositiveInt = 1
+    heads: PositiveInt = 8
+    length: PositiveInt = 128
+    head_dim: PositiveInt = 128
+    dtype: Literal["bf16", "fp16"] = "bf16"
+
+    def __str__(self) -> str:
+        """Name the cell in tables."""
+        return f"host {self.batch},{self.heads},{self.length},{self.head_dim}"
+
+
+Cell = Dense | Lite | Decode | Host
+
+
+class Config(BaseModel):
+    """What to measure: a YAML file."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    rounds: int = Field(default=15, ge=3)
+    warmup: int = Field(default=3, ge=1)
+    cold_l2: bool = True
+    dense: tuple[Dense, ...] = ()
+    lite: tuple[Lite, ...] = ()
+    decode: tuple[Decode, ...] = ()
+    host: tuple[Host, ...] = ()
+
+    @property
+    def cells(self) -> tuple[Cell, ...]:
+        """All cells, in the order in which they are measured."""
+        return (*self.host, *self.dense, *self.lite, *self.decode)
+
+
+def load(path: Path) -> Config:
+    """Read a configuration; a number of ``sparsity`` may be a list, and so may a ``pattern``.
+
+    Raises:
+        ValueError: (``pydantic.ValidationError``) lists every mistake of the file.
+        yaml.YAMLError: the file is no YAML.
+    """
+    raw = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
+    if isinstance(raw, dict) and isinstance(raw.get("lite"), list):
+        raw["lite"] = [cell for entry in raw["lite"] for cell in _spread(entry)]
+    return Config.model_validate(raw)
+
+
+def _spread(entry: Any) -> Iterator[Any]:
+    if not isinstance(entry, dict):
+        yield entry
+        return
+    lists = {key: value for key, value in entry.items() if isinstance(value, list)}
+    for values in itertools.product(*lists.values()):
+        yield entry | dict(zip(lists, values, strict=True))
+
+
+def kind_of(cell: Cell) -> str:
+    """Name the kind of a cell, as rows do."""
+    return type(cell).__name__.lower()

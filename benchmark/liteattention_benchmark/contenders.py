@@ -1,0 +1,242 @@
+"""The calls that :mod:`.kernels` times in a cell, ours and our peers', and the error of each."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from liteattention_rocm import PagedBatch, attention, attention_paged, lite_attention, skiplist
+from liteattention_rocm.dense import default_geometry
+
+from . import peers
+from .cells import DTYPES, Cell, Decode, Dense, Host, Lite
+from .expected import attention_rows
+from .peers import Call, Maker, Unavailable
+
+#: Low enough that no tile of random data is voted away, while voting does run.
+NOTHING_SKIPPED = -64.0
+_SAMPLED_ROWS = 64
+
+
+@dataclass
+class Job:
+    """Tensors of a cell, its contenders' calls and what they must give."""
+
+    calls: dict[str, Callable[[], torch.Tensor]]
+    absent: dict[str, str]
+    error: Callable[[str, torch.Tensor], float]
+
+
+def make(
+    cell: Cell, device: torch.device, fa3_library: Path | None, more: Mapping[str, Maker]
+) -> Job:
+    """Make the tensors of a cell and the calls of its contenders."""
+    if isinstance(cell, Decode):
+        return _decode(cell, device, fa3_library)
+    if isinstance(cell, Host):
+        return _host(cell, device)
+    return _self_attention(cell, device, fa3_library, more)
+
+
+def _self_attention(
+    cell: Dense | Lite, device: torch.device, fa3: Path | None, more: Mapping[str, Maker]
+) -> Job:
+    generator = torch.Generator(device=device).manual_seed(cell.length + cell.head_dim)
+    kv_heads = (cell.kv_heads if isinstance(cell, Dense) else None) or cell.heads
+
+    def normal(heads: int) -> torch.Tensor:
+        shape = (cell.batch, cell.length, heads, cell.head_dim)
+        numbers = torch.randn(shape, generator=generator, device=device)
+        # [B, H, S, D] as a model has it after its projections: rows of all heads side by side
+        return numbers.to(DTYPES[cell.dtype]).transpose(1, 2)
+
+    q, k, v = normal(cell.heads), normal(kv_heads), normal(kv_heads)
+    causal = isinstance(cell, Dense) and cell.causal
+    makers = {"ours": _ours} | peers.self_attention_peers(device, fa3, more, isinstance(cell, Lite))
+    calls: dict[str, Call] = {}
+    absent: dict[str, str] = {}
+    for name, maker in makers.items():
+        try:
+            calls[name] = maker(q, k, v, causal)
+        except Unavailable as error:
+            absent[name] = str(error)
+    tiles = None
+    if isinstance(cell, Lite):
+        geometry = default_geometry(q)
+        size = geometry.q_block, geometry.k_block
+        tiles = tiles_to_keep(cell, *size, device)
+        calls["ours, lite"] = _ours_lite(q, k, v, tiles)
+        for name, tile_maker in peers.TILE_PEERS.items() if device.type == "cuda" else ():
+            try:
+                calls[name] = tile_maker(q, k, v, tiles, size)
+            except Unavailable as error:
+                absent[name] = str(error)
+
+    def difference(name: str, out: torch.Tensor) -> float:
+        kept = tiles if name == "ours, lite" or name in peers.TILE_PEERS else None
+        blocks = (1, 1) if tiles is None else size
+        return _error(q, k, v, out, causal, kept, blocks)
+
+    return Job(calls, absent, difference)
+
+
+def tiles_to_keep(
+    cell: Lite, q_block: int, k_block: int, device: torch.device | None = None, seed: int = 1
+) -> torch.Tensor:
+    """Tiles to keep, bool [B, H, q_blocks, K_blocks], ``sparsity`` of them not.
+
+    uniform: each by itself. clustered: those nearest to the diagonal or to one of four columns of
+    the head, between 0.5 and 1.5 times as many in some q blocks as in others.
+    """
+    q_blocks, k_blocks = -(-cell.length // q_block), -(-cell.length // k_block)
+    shape = (cell.batch, cell.heads, q_blocks, k_blocks)
+    # Drawn on the CPU: every device gets the same tiles.
+    generator = torch.Generator().manual_seed(seed)
+    score = torch.rand(shape, generator=generator).to(device)
+    keep = round((1 - cell.sparsity) * k_blocks)
+    counts = torch.full(shape[:3], keep, device=device)
+    if cell.pattern == "clustered":
+        row = torch.linspace(0, 1, q_blocks, device=device)[:, None, None]
+        column = torch.linspace(0, 1, k_blocks, device=device)[None, :, None]
+        centres = (
+            torch.rand(*shape[:2], 1, 1, 4, generator=generator)
+            .to(device)
+            .expand(-1, -1, q_blocks, 1, 4)
+        )
+        diagonal = row.expand(*shape[:2], q_blocks, 1, 1)
+        distance = (column - torch.cat([centres, diagonal], -1)).abs().amin(-1)
+        score = distance + 1e-6 * score
+        swing = (
+            0.5
+            * _room(keep, k_blocks)
+            * torch.sin(torch.linspace(0, 12.0, q_blocks, device=device))
+        )
+        counts = keep * (1 + swing)
+        counts = counts.round().long().clamp(1, k_blocks).expand(shape[:3])
+    rank = score.argsort(-1).argsort(-1)
+    return rank < counts[..., None]
+
+
+def _room(keep: int, k_blocks: int) -> float:
+    """Share of a swing by half that fits below all K blocks."""
+    return min(1.0, (k_blocks - keep) / max(1.0, 0.5 * keep))
+
+
+def _ours(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool) -> Call:
+    def call() -> torch.Tensor:
+        out = attention(q, k, v, layout="bhsd", causal=causal)
+        assert isinstance(out, torch.Tensor)
+        return out
+
+    return call
+
+
+def _ours_lite(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, tiles: torch.Tensor) -> Call:
+    read = skiplist.pack(tiles)
+    write = torch.empty_like(read)
+
+    def call() -> torch.Tensor:
+        out = lite_attention(q, k, v, read, write, threshold=NOTHING_SKIPPED, layout="bhsd")
+        assert isinstance(out, torch.Tensor)
+        return out
+
+    return call
+
+
+def _error(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    out: torch.Tensor,
+    causal: bool,
+    tiles: torch.Tensor | None,
+    size: tuple[int, int],
+) -> float:
+    """Norm of the difference to float64 over the norm, on rows spread over the sequence."""
+    length = q.shape[2]
+    rows = torch.linspace(0, length - 1, min(_SAMPLED_ROWS, length), device=q.device).long()
+    expected = attention_rows(q, k, v, rows, causal=causal, tiles=tiles, size=size)
+    return float((out[:, :, rows].double() - expected).norm() / expected.norm())
+
+
+def _host(cell: Host, device: torch.device) -> Job:
+    shape = (cell.batch, cell.length, cell.heads, cell.head_dim)
+    generator = torch.Generator(device=device).manual_seed(0)
+    q, k, v = (
+        torch.randn(shape, generator=generator, device=device)
+        .to(DTYPES[cell.dtype])
+        .transpose(1, 2)
+        for _ in range(3)
+    )
+    tile = default_geometry(q)
+    blocks = tile.q_blocks(cell.length), tile.k_blocks(cell.length)
+    tiles = torch.ones(cell.batch, cell.heads, *blocks, dtype=torch.bool, device=device)
+    calls = {
+        "ours": _ours(q, k, v, False),
+        "ours, lite": _ours_lite(q, k, v, tiles),
+        "SDPA": peers.sdpa(None)(q, k, v, False),
+    }
+    return Job(calls, {}, lambda name, out: _error(q, k, v, out, False, None, (1, 1)))
+
+
+def _decode(cell: Decode, device: torch.device, library: Path | None) -> Job:
+    generator = torch.Generator(device=device).manual_seed(cell.context)
+    pages = -(-cell.context // cell.page_size)
+    dtype = DTYPES[cell.dtype]
+    shape = (cell.requests * pages, 2, cell.page_size, cell.kv_heads, cell.head_dim)
+    cache = torch.empty(shape, dtype=dtype, device=device)
+    for begin in range(0, len(cache), 4096):
+        part = cache[begin : begin + 4096]
+        part.copy_(torch.randn(part.shape, generator=generator, device=device))
+    k_cache, v_cache = cache[:, 0], cache[:, 1]
+    table = torch.randperm(len(cache), generator=generator, device=device).int()
+    table = table.view(cell.requests, pages)
+    q = torch.randn(
+        cell.requests, cell.q_heads, cell.head_dim, generator=generator, device=device
+    ).to(dtype)
+    starts = torch.arange(cell.requests + 1, device=device, dtype=torch.int32)
+    lengths = torch.full((cell.requests,), cell.context, device=device, dtype=torch.int32)
+    batch = PagedBatch(starts, lengths, table, max_q_len=1, max_kv_len=cell.context)
+
+    def ours() -> torch.Tensor:
+        out = attention_paged(q, k_cache, v_cache, batch)
+        assert isinstance(out, torch.Tensor)
+        return out
+
+    calls: dict[str, Call] = {"ours": ours}
+    absent: dict[str, str] = {}
+    if device.type == "cuda":
+        if library is None:
+            absent["FA3"] = "no library was given (--fa3-library)"
+        else:
+            try:
+                forward = peers.fa3_forward(library)
+                calls["FA3"] = lambda: forward(
+                    q, k_cache, v_cache, starts, None, 1, cell.context, lengths, table, True
+                )
+            except Unavailable as error:
+                absent["FA3"] = str(error)
+        half = cache.numel() // 2
+        source, target = cache.view(-1)[:half], torch.empty(half, dtype=dtype, device=device)
+        # reads and writes half of the cache: as many bytes as a step reads
+        calls["device copy"] = lambda: target.copy_(source)
+
+    def difference(name: str, out: torch.Tensor) -> float:
+        if name == "device copy":
+            return float((out != source).sum())
+        squares = norm = 0.0
+        for r in {0, cell.requests - 1}:
+            keys, values = (
+                x[table[r].long()].flatten(0, 1)[: cell.context].transpose(0, 1)[None]
+                for x in (k_cache, v_cache)
+            )
+            expected = attention_rows(q[r, None, :, None], keys, values, torch.tensor([0]))
+            squares += float((out[r].double() - expected[0, :, 0]).square().sum())
+            norm += float(expected.square().sum())
+        return math.sqrt(squares / norm)
+
+    return Job(calls, absent, difference)

@@ -1,0 +1,340 @@
+"""The files of a suite, written while it runs: videos, frames, pictures, and the report of them."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import zipfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from PIL import Image, ImageDraw, ImageFont
+
+from liteattention_rocm import skiplist
+from liteattention_rocm.cli.files import replacing, set_aside, write_text
+
+from .metrics import Frames, psnr
+from .report import markdown, rows, to_csv
+from .runs import Run
+from .suite import Result, summarise
+
+_PICTURES = ("contact_sheets", "skipped_tiles", "plots")
+_SHOWN_FRAMES = 8
+_LABEL_WIDTH = 190
+_SHEET_SIDE = 128  # pixels a frame takes on the contact sheet, at least
+_GOOD_PSNR = 30.0  # dB; drawn as a line to judge by
+_VIDEO_SIDE = 384  # small videos are enlarged by a whole factor to about this height
+
+
+class Writer:
+    """Writes the files of a suite while it runs, so that one that is stopped keeps what it made.
+
+    Earlier results in the folder are moved aside before the first file is written. Every file is
+    whole or not there.
+
+    Owner: a suite. Lifetime: the suite's.
+    """
+
+    def __init__(self, result: Result, out: Path) -> None:
+        self._result = result
+        self._out = out
+        self._videos: set[str] = set()
+        self._stored: set[tuple[str, int, int]] = set()
+        self._started = False
+        #: Where earlier results went, None if there were none.
+        self.earlier: Path | None = None
+
+    def add(self, made: Run) -> None:
+        """Write video and frames of a run, and the report of what is there so far."""
+        self._begin()
+        self._keep(made)
+        self._tables(summarise(self._result), {})
+
+    def finish(self) -> dict[str, Any]:
+        """Write what is still to be written, pictures included, and return the report."""
+        self._begin()
+        for made in self._result.runs:
+            self._keep(made)
+        result, out = self._result, self._out
+        report = summarise(result)
+        pictures = {
+            "contact_sheets": _contact_sheets(result, report, out),
+            "skipped_tiles": _skipped_tiles(result, out),
+            "plots": _plots(result, report, out),
+        }
+        return self._tables(report, pictures)
+
+    def _begin(self) -> None:
+        if not self._started:
+            self.earlier = set_aside(self._out, earlier_files(self._out))
+            self._started = True
+
+    def _keep(self, made: Run) -> None:
+        item = next(x for x in self._result.configurations if x.name == made.configuration)
+        key = (item.slug, made.prompt, made.seed)
+        if made.repeat or key in self._stored:
+            return
+        name = f"{item.slug}_p{made.prompt}_s{made.seed}.mp4"
+        if name not in self._videos:
+            write_mp4(made.frames, self._out / name, self._result.config.fps)
+            self._videos.add(name)
+        _add_frames(self._out / _frames_name(made.prompt, made.seed), item.slug, made.frames)
+        self._stored.add(key)
+
+    def _tables(self, report: dict[str, Any], pictures: dict[str, list[str]]) -> dict[str, Any]:
+        result = self._result
+        names = (
+            f"{item.slug}_p{prompt}_s{seed}.mp4"
+            for item in result.configurations
+            for prompt, seed in result.cases
+        )
+        stored = {(prompt, seed) for _, prompt, seed in self._stored}
+        report["artefacts"] = {
+            "videos": [name for name in names if name in self._videos],
+            "frames": [_frames_name(*case) for case in result.cases if case in stored],
+            "contact_sheets": [],
+            "skipped_tiles": [],
+            "plots": [],
+            **pictures,
+            "csv": "report.csv",
+            "markdown": "report.md",
+        }
+        write_text(self._out / "report.csv", to_csv(report))
+        write_text(self._out / "report.md", markdown(report))
+        text = json.dumps(report, indent=1, allow_nan=False)
+        write_text(self._out / "report.json", text + "\n")
+        return report
+
+
+def earlier_files(out: Path) -> list[str]:
+    """Names of the files that an earlier run left in ``out``.
+
+    Raises:
+        ValueError: there is a ``report.json`` of something else.
+    """
+    names = ["report.json", "report.md", "report.csv"]
+    file = out / "report.json"
+    if not file.exists():
+        return names
+    try:
+        artefacts = json.loads(file.read_text(encoding="utf-8"))["artefacts"]
+        listed = [artefacts[key] for key in ("videos", "frames", *_PICTURES)]
+        found = [str(name) for group in listed for name in group]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ValueError(
+            f"{str(file)!r} is not a report of this suite: name another folder"
+        ) from error
+    return names + [name for name in found if Path(name).name == name]
+
+
+def _frames_name(prompt: int, seed: int) -> str:
+    return f"frames_p{prompt}_s{seed}.npz"
+
+
+def write_mp4(frames: Frames, path: Path, fps: int) -> None:
+    """Encode uint8 frames [F, H, W, 3] as H.264, small ones enlarged by a whole factor."""
+    import imageio_ffmpeg
+
+    factor = max(1, _VIDEO_SIDE // frames.shape[1])
+    large = frames.repeat(factor, axis=1).repeat(factor, axis=2)
+    height, width = large.shape[1:3]
+    with replacing(path) as part:
+        writer = imageio_ffmpeg.write_frames(
+            str(part),
+            (width, height),
+            fps=fps,
+            codec="libx264",
+            quality=None,
+            macro_block_size=2,
+            output_params=["-crf", "16", "-preset", "medium"],
+            ffmpeg_log_level="error",
+        )
+        writer.send(None)
+        for frame in large:
+            writer.send(np.ascontiguousarray(frame))
+        writer.close()
+
+
+def _add_frames(path: Path, name: str, frames: Frames) -> None:
+    """Add lossless frames, from which PSNR and SSIM can be derived again, to an ``.npz``."""
+    with replacing(path) as part:
+        if path.exists():
+            shutil.copyfile(path, part)
+        with (
+            zipfile.ZipFile(part, "a", zipfile.ZIP_DEFLATED) as archive,
+            archive.open(f"{name}.npy", "w", force_zip64=True) as file,
+        ):
+            np.lib.format.write_array(file, frames, allow_pickle=False)
+
+
+def _contact_sheets(result: Result, report: dict[str, Any], out: Path) -> list[str]:
+    names = []
+    figures = {row["configuration"]: row for row in rows(report)}
+    for prompt, seed in result.cases:
+        strips = []
+        for configuration in result.configurations:
+            run = result.first(configuration.name, prompt, seed)
+            if run is None:
+                continue
+            row = figures[configuration.name]
+            label = [configuration.name]
+            if not result.config.emulated:
+                label.append(f"denoise {run.denoise:.1f} s")
+            if row["sparsity"] is not None:
+                total = sum(record["tiles_total"] for record in run.skips)
+                computed = sum(record["tiles_computed"] for record in run.skips)
+                label.append(f"sparsity {1 - computed / total:.1%}")
+            dense = result.reference(configuration, "dense")
+            base = None if dense is None else result.first(dense, prompt, seed)
+            if base is not None and configuration.name != dense:
+                ratio = psnr(run.frames, base.frames)
+                label.append("equals dense" if np.isinf(ratio) else f"PSNR {ratio:.1f} dB")
+            strips.append((label, run.frames))
+        if not strips:
+            continue
+        name = f"contact_sheet_p{prompt}_s{seed}.png"
+        contact_sheet(
+            strips, out / name, f"{result.config.prompts[prompt]} (seed {seed}; PSNR against dense)"
+        )
+        names.append(name)
+    return names
+
+
+def contact_sheet(strips: Sequence[tuple[Sequence[str], Frames]], path: Path, title: str) -> None:
+    """Draw one row per configuration: its label, then up to eight frames from first to last."""
+    shown = min(_SHOWN_FRAMES, strips[0][1].shape[0])
+    picks = np.linspace(0, strips[0][1].shape[0] - 1, shown).round().astype(int)
+    height, width = strips[0][1].shape[1:3]
+    scale = max(1, _SHEET_SIDE // height) if height < _SHEET_SIDE else _SHEET_SIDE / height
+    cell = (round(width * scale), round(height * scale))
+    gap, head = 4, 40
+    sheet = Image.new(
+        "RGB",
+        (_LABEL_WIDTH + shown * (cell[0] + gap), head + len(strips) * (cell[1] + gap)),
+        "white",
+    )
+    draw = ImageDraw.Draw(sheet)
+    font = ImageFont.load_default(14)
+    draw.text((8, 4), title, fill="black", font=font)
+    for column, pick in enumerate(picks):
+        x = _LABEL_WIDTH + column * (cell[0] + gap)
+        draw.text((x, 22), f"frame {pick}", fill="#555555", font=ImageFont.load_default(12))
+    for line, (label, frames) in enumerate(strips):
+        y = head + line * (cell[1] + gap)
+        for number, text in enumerate(label):
+            draw.text(
+                (8, y + 4 + 19 * number),
+                text,
+                fill="black" if number == 0 else "#444444",
+                font=font,
+            )
+        for column, pick in enumerate(picks):
+            frame = Image.fromarray(frames[pick]).resize(
+                cell, Image.Resampling.NEAREST if scale >= 1 else Image.Resampling.LANCZOS
+            )
+            sheet.paste(frame, (_LABEL_WIDTH + column * (cell[0] + gap), y))
+    with replacing(path) as part:
+        sheet.save(part)
+
+
+def _skipped_tiles(result: Result, out: Path) -> list[str]:
+    names = []
+    for configuration in result.configurations:
+        tiles = result.runner.tiles.get(configuration.name)
+        if tiles is None:
+            continue
+        name = f"skipped_tiles_{configuration.slug}.png"
+        title = f"{configuration.name}: {tiles.layer}, {tiles.branch}, after the last step"
+        with replacing(out / name) as part:
+            skiplist.picture(tiles.kept, part, title=title)
+        names.append(name)
+    return names
+
+
+def _plots(result: Result, report: dict[str, Any], out: Path) -> list[str]:
+    from matplotlib.figure import Figure
+
+    def chart(x: str, y: str, title: str) -> tuple[Any, Any]:
+        figure = Figure(figsize=(7.5, 4.2), layout="constrained")
+        axis = figure.subplots()
+        axis.set(xlabel=x, ylabel=y, title=title)
+        axis.grid(alpha=0.3)
+        return figure, axis
+
+    names = []
+
+    def save(figure: Any, name: str) -> None:
+        with replacing(out / name) as part:
+            figure.savefig(part, dpi=130)
+        names.append(name)
+
+    items = report["configurations"]
+    timed = not report["settings"]["emulated"]  # nobody compares an emulator's seconds
+    if timed:
+        figure, axis = chart("step", "seconds", "Time per denoising step (median)")
+        for item in items:
+            axis.plot(item["seconds"]["per_step"], label=item["name"], marker=".")
+        axis.set_ylim(bottom=0)
+        axis.legend(fontsize=8)
+        save(figure, "time_per_step.png")
+
+    sparse = [item for item in items if item["sparsity"] is not None]
+    if sparse:
+        figure, axis = chart("step", "skipped tiles, %", "Sparsity by step")
+        for item in sparse:
+            axis.plot(
+                [100 * value for value in item["sparsity"]["by_step"]],
+                label=item["name"],
+                marker=".",
+            )
+        axis.set_ylim(0, None)
+        axis.legend(fontsize=8)
+        save(figure, "sparsity_by_step.png")
+
+    slugs = {item.name: item.slug for item in result.configurations}
+    for item in sparse:
+        runs = [
+            {**record, "generation": index}
+            for index, run in enumerate(report["runs"])
+            if run["configuration"] == item["name"] and run["repeat"] == 0
+            for record in run["sparsity"]
+        ]
+        if runs:
+            name = f"sparsity_by_layer_{slugs[item['name']]}.png"
+            statistics = skiplist.SkipStatistics.from_records(runs)
+            title = f"{item['name']}: skipped tiles by layer and step"
+            with replacing(out / name) as part:
+                skiplist.picture_by_step(statistics, part, title=title)
+            names.append(name)
+
+    points = [
+        (item["seconds"]["denoise"]["median"], item["quality"]["vs_dense"]["psnr_db_mean"], item)
+        for item in sparse
+        if item["quality"]["vs_dense"] and item["quality"]["vs_dense"]["psnr_db_mean"] is not None
+    ]
+    if points and timed:
+        figure, axis = chart(
+            "denoise seconds (median)", "PSNR against dense, dB", "Quality against time"
+        )
+        axis.plot([x for x, _, _ in points], [y for _, y, _ in points], "o")
+        for x, y, item in points:
+            axis.annotate(item["name"], (x, y), textcoords="offset points", xytext=(5, 4))
+        for item in items:
+            if item["kind"] != "lite":
+                x = item["seconds"]["denoise"]["median"]
+                axis.axvline(x, linestyle="--", color="#999999")
+                axis.annotate(
+                    item["name"],
+                    (x, 0.97),
+                    xycoords=("data", "axes fraction"),
+                    textcoords="offset points",
+                    xytext=(-11, 0),
+                    rotation=90,
+                    va="top",
+                )
+        axis.axhline(_GOOD_PSNR, color="#cc4444", linewidth=0.8)
+        axis.margins(x=0.12, y=0.1)
+        save(figure, "quality_against_time.png")
+    return names
