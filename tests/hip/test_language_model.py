@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from liteattention_rocm import serving
-from liteattention_rocm.engines import gfx942
+from liteattention_rocm import _core, serving
 
 pytestmark = pytest.mark.usefixtures("emulator")
 
@@ -25,7 +24,6 @@ class Generated:
 
     tokens: list[list[int]]
     logits: torch.Tensor
-    plans: list[Any]
 
 
 class Model:
@@ -89,7 +87,7 @@ class Model:
         table = table.view(len(prompts), -1)
         tokens = [list(prompt) for prompt in prompts]
         done = [0] * len(prompts)
-        logits, plans = [], []
+        logits = []
         for _ in range(steps):
             new = [row[n:] for row, n in zip(tokens, done, strict=True)]
             starts = torch.tensor([0, *(len(rows) for rows in new)]).cumsum(0).int()
@@ -101,26 +99,32 @@ class Model:
             found = self.step(torch.tensor([t for rows in new for t in rows]), position, batch)
             last = found[starts[1:].long() - 1]
             logits.append(last)
-            plans += batch._plans.values()
             done = [len(row) for row in tokens]
             for row, token in zip(tokens, last.argmax(-1).tolist(), strict=True):
                 row.append(token)
         made = [row[len(prompt) :] for row, prompt in zip(tokens, prompts, strict=True)]
-        return Generated(made, torch.stack(logits), plans)
+        return Generated(made, torch.stack(logits))
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("dim", [64, 128])
-def test_tokens_equal_the_cpu_engines(dim: int, dtype: torch.dtype) -> None:
+def test_tokens_equal_the_cpu_engines(
+    dim: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plans = []
+    plan = _core.plan_ragged
+    monkeypatch.setattr(
+        _core, "plan_ragged", lambda *given: plans.append(plan(*given)) or plans[-1]
+    )
     g = torch.Generator().manual_seed(5)
     prompts = [torch.randint(VOCABULARY, (n,), generator=g).tolist() for n in (41, 5, 60)]
     steps = 20
     expected = Model(dim, dtype, "cpu").generate(prompts, steps)
     found = Model(dim, dtype, "gfx942").generate(prompts, steps)
 
-    # 41 and 60 rows are for the prefill kernel, 5 rows of two heads for decode; then all decode
-    assert all(isinstance(plan, gfx942.RaggedPlan) for plan in found.plans)
-    first, *others = (plan.sizes for plan in found.plans)
+    # 41 and 60 rows are for the prefill kernel, 5 rows of two heads for decode; then all decode.
+    # The layers of a step share a plan.
+    first, *others = plans
     assert first.prefill_grid > 0 and first.decode_grid > 0
     assert len(others) == steps - 1
     assert all(plan.prefill_grid == 0 and plan.decode_grid > 0 for plan in others)

@@ -383,7 +383,7 @@ def test_bound_calls_go_to_pytorchs_stream_on_the_tensors_gpu(
 def test_starts_of_a_causal_call_are_kept_by_stream_and_not_for_a_graph(
     engine: gfx942.Gfx942Engine, cpu_hip: FakeHip, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    stream, graph = 0, False
+    stream, graph = 0, 0
     monkeypatch.setattr(workspace, "_no_stream", lambda index: stream)
     monkeypatch.setattr(gfx942.engine, "capturing", lambda device: graph)
     made = []
@@ -392,11 +392,11 @@ def test_starts_of_a_causal_call_are_kept_by_stream_and_not_for_a_graph(
     x = bf16(2, 9, 1, 64)
     tensors = DenseTensors(x, x, x, torch.empty_like(x), None)
     bound = engine.bind(request_of(x, x, causal=True), tensors)
-    for stream, graph in ((0, False), (0, False), (7, False), (7, True), (7, True), (0, False)):  # noqa: B007
+    for stream, graph in ((0, 0), (0, 0), (7, 1), (7, 1), (7, 0), (7, 0), (0, 0)):  # noqa: B007
         bound(tensors)
     assert made == [0, 0, 7, 7, 7, 7, 7, 7]  # of queries and of keys
     seen = [struct.unpack_from("<9Q", data) for _, data in launches(cpu_hip)]
-    assert seen[0][6] == seen[1][6] == seen[-1][6] != seen[2][6]
+    assert seen[0][6] == seen[1][6] == seen[6][6] != seen[4][6] == seen[5][6]
 
 
 def test_modules_are_loaded_once_per_device(
