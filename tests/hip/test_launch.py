@@ -514,12 +514,10 @@ def test_a_lite_step_lists_every_reason_against_it(gpu_hip: FakeHip) -> None:
     step.threshold = -1.0
     row = 4  # bytes of a q block's row; there are two
     for read, write in ((4096, 4096), (4096, 4096 + row), (4096 + row, 4096)):
-        step.set_bitmaps(read, write, 0, 0)
         with pytest.raises(ValueError, match="write must not overlap read"):
-            device.lite(plan, _core.DenseRequest(), step, 16, 0)
-    step.set_bitmaps(4096, 4096 + 2 * row, 0, 0)
+            device.lite(plan, _core.DenseLaunch(), step, *[0] * 5, read, write, 0, 0, 16, 0)
     with pytest.raises(ValueError) as caught:
-        device.lite(plan, _core.DenseRequest(), step, 16, 0)
+        device.lite(plan, _core.DenseLaunch(), step, *[0] * 5, 4096, 4096 + 2 * row, 0, 0, 16, 0)
     assert "overlap" not in str(caught.value)
     assert not launches(gpu_hip)
 
