@@ -29,6 +29,20 @@ std::vector<std::string> variants() {
     return names;
 }
 
+namespace {
+std::string filled(std::string what, int64_t number) {
+    const size_t place = what.find('#');
+    return place == what.npos ? what : what.replace(place, 1, std::to_string(number));
+}
+}  // namespace
+
+void fail(const char* what, int64_t number) { throw std::runtime_error(filled(what, number)); }
+
+void fail(const Inst& inst, const char* what, int64_t number) {
+    throw std::runtime_error(std::string(inst.name) + " at byte " + std::to_string(inst.offset) +
+                             " of the code: " + filled(what, number));
+}
+
 const Handler* handlers(const std::string& variant) {
     const std::vector<std::string> names = variants();
     const std::string wanted = variant.empty() ? names.front() : variant;

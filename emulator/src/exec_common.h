@@ -25,6 +25,7 @@
 #endif
 
 #include "decode.h"
+#include "exec.h"
 #include "state.h"
 
 namespace emulator::VARIANT {
@@ -61,11 +62,6 @@ inline uint32_t pick(bool c, uint32_t x, uint32_t y) {
     return (x & mask) | (y & ~mask);
 }
 inline float pick(bool c, float x, float y) { return as_float(pick(c, as_bits(x), as_bits(y))); }
-
-[[noreturn]] inline void fail(const Inst& inst, const std::string& what) {
-    throw std::runtime_error(std::string(inst.name) + " at byte " + std::to_string(inst.offset) +
-                             " of the code: " + what);
-}
 
 // ---- half precision
 
@@ -216,8 +212,7 @@ inline uint64_t special_value(const Wave& w, const Operand& o) {
         case 253:
             return w.scc;
         default:
-            throw std::runtime_error("source operand " + std::to_string(o.index) +
-                                     " does not exist on gfx942");
+            fail("source operand # does not exist on gfx942", o.index);
     }
 }
 

@@ -102,7 +102,7 @@ template <Matrix kType, int kSide, int kDepth, int kBlocks>
 inline void unpack(const Wave& w, const Operand& o, const int* group, Element<kType>* to) {
     constexpr int bits = matrix_bits(kType), lanes = kSide < 16 ? kSide : 16;
     constexpr int values = kSide * kDepth * kBlocks / kLanes;
-    if (o.kind != Kind::vector) throw std::runtime_error("matrix operand must be vector registers");
+    if (o.kind != Kind::vector) fail("matrix operand must be vector registers");
     for (int run = 0; run < kLanes / lanes; ++run) {
         const int first = run * lanes;
         const int from = group[first / 16] * 16 + first % 16;

@@ -94,7 +94,7 @@ inline uint32_t hardware_register(const Wave& w, const Inst& i, uint32_t id) {
         case 20:
             return static_cast<uint32_t>(group % 8);  // XCC_ID
         default:
-            fail(i, "hardware register " + std::to_string(id) + " is not modelled");
+            fail(i, "hardware register # is not modelled", id);
     }
 }
 
@@ -106,7 +106,7 @@ inline void set_hardware_register(Wave& w, const Inst& i, uint32_t value) {
     } else if (id == 3 || id == 7) {
         // TRAPSTS and IB_STS: traps are not modelled
     } else {
-        fail(i, "hardware register " + std::to_string(id) + " cannot be written");
+        fail(i, "hardware register # cannot be written", id);
     }
 }
 
@@ -599,7 +599,7 @@ inline void register_salu(Handler* table) {
     HANDLER(s_endpgm_saved) { w.status = Status::ended; };
     HANDLER(s_sendmsghalt) { w.status = Status::ended; };
     HANDLER(s_barrier) { w.status = Status::barrier; };
-    HANDLER(s_trap) { fail(i, "trap " + std::to_string(i.imm & 255)); };
+    HANDLER(s_trap) { fail(i, "trap #", i.imm & 255); };
     HANDLER(s_branch) { branch(w, i); };
     BRANCH_IF(s_cbranch_scc0, !w.scc);
     BRANCH_IF(s_cbranch_scc1, w.scc);

@@ -130,11 +130,12 @@ def test_tokens_equal_the_cpu_engines(
     assert all(plan.prefill_grid == 0 and plan.decode_grid > 0 for plan in others)
 
     assert found.tokens == expected.tokens
-    # Nor is that luck: every winner leads by more than twice what the engines ever differ by.
-    top = expected.logits.topk(2).values
-    margin = (top[..., 0] - top[..., 1]).min()
-    difference = (found.logits - expected.logits).abs().max()
-    assert margin > 2 * difference, f"margin {margin:.4f}, difference {difference:.4f}"
+    # Nor is that luck: no winner's lead over the second differs by more than half between engines.
+    top = expected.logits.topk(2)
+    lead = top.values[..., 0] - top.values[..., 1]
+    found_top = found.logits.gather(-1, top.indices)
+    change = (found_top[..., 0] - found_top[..., 1] - lead).abs()
+    assert (lead > 2 * change).all(), f"lead {lead.min():.4f}, {(lead / change).min():.2f} changes"
     # And tokens depend on what attention sees: they are not one repeated, and differ by prompt.
     assert len({tuple(tokens) for tokens in found.tokens}) == len(prompts)
     assert all(len(set(tokens)) >= 4 for tokens in found.tokens)
