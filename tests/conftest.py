@@ -5,6 +5,7 @@ Every test begins as a fresh process would: no call is remembered, the environme
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Iterator
 
 import pytest
@@ -27,6 +28,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     for store in toolchain.STORES:
         store.mode = config.getoption("--machine-code")
+    # A shell starts background jobs with interrupts ignored, and their children inherit that.
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
