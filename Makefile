@@ -2,6 +2,7 @@
 # up .venv by themselves on first use.
 #
 #   FRAMEWORKS   which frameworks test-serving tries
+#   WORKERS      how many processes run tests: a number, or "logical" for the processors, 8 at most
 #   TORCH   which PyTorch to install (a requirement; add pip options such as an index to PIP_ARGS)
 
 TORCH ?= torch==2.13.0
@@ -20,6 +21,8 @@ CXX_FILES = $(shell git ls-files 'csrc/*.h' 'csrc/*.cpp' 'csrc/*.hip' \
 	'emulator/src/*.h' 'emulator/src/*.cpp')
 
 FRAMEWORKS ?= vllm sglang
+WORKERS ?= logical
+SPREAD = -n $(WORKERS) --maxprocesses 8 --dist
 SETUP_sglang := diffusion
 PACKAGED = $(NATIVE) $(shell git ls-files backend integration benchmark emulator e2e/liteattention_e2e)
 
@@ -45,7 +48,7 @@ kernels: .venv/dev.stamp
 
 ## test: everything that needs no GPU, but for the long proofs
 test: .venv/dev.stamp
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest $(SPREAD) loadfile
 
 ## test-machine-code: rebuild the code objects and the emulator's test programs and compare; then the
 ## comparisons with LLVM itself and the long proofs on the emulator: every shape, order and rounding,
@@ -54,10 +57,10 @@ test: .venv/dev.stamp
 test-machine-code: .venv/dev.stamp .venv/triton.stamp
 	$(KERNEL_TOOLS) check
 	$(BIN)/python -m pytest --machine-code=compare tests/emulator tests/tools
-	$(BIN)/python -m pytest -m "slow or llvm"
+	$(BIN)/python -m pytest -m "slow or llvm" $(SPREAD) worksteal
 	$(BIN)/python -m pytest -s tests/emulator/test_triton.py
-	$(BIN)/python -m pytest tests/portable
-	TRITON_INTERPRET=1 $(BIN)/python -m pytest tests/portable
+	$(BIN)/python -m pytest $(SPREAD) worksteal tests/portable
+	TRITON_INTERPRET=1 $(BIN)/python -m pytest $(SPREAD) worksteal tests/portable
 
 ## machine-code: assemble and compile the emulator's test programs again
 ## (Debian: clang-19 lld-19 llvm-19)

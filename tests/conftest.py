@@ -9,6 +9,7 @@ import signal
 from collections.abc import Iterator
 
 import pytest
+import torch
 
 from liteattention_rocm import engines, remembered
 from liteattention_rocm.engines import cpu
@@ -31,6 +32,8 @@ def pytest_configure(config: pytest.Config) -> None:
     # A shell starts background jobs with interrupts ignored, and their children inherit that.
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+    if hasattr(config, "workerinput"):  # one of several processes, which share the processors
+        torch.set_num_threads(1)
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
