@@ -1,6 +1,6 @@
-"""Write `src/encodings.def`: which opcode number is which instruction, for every gfx942 format.
+"""Write `src/isa/encodings.def`: which opcode number is which instruction, for every gfx942 format.
 
-    python emulator/tools/opcode_tables.py > emulator/src/encodings.def
+    python emulator/tools/opcode_tables.py > emulator/src/isa/encodings.def
 
 Nothing is typed in by hand: for each encoding format every opcode number is put into an otherwise
 plain instruction word and given to LLVM's disassembler (llvm-mc-19); what it prints is the name.

@@ -124,7 +124,7 @@ def test_shipped_code_objects(path: Path, tmp_path: Path) -> None:
 
 def encodings() -> list[tuple[str, int, str]]:
     """(format, opcode, mnemonic) of everything that gfx942 has."""
-    text = (ROOT / "emulator" / "src" / "encodings.def").read_text()
+    text = (ROOT / "emulator" / "src" / "isa" / "encodings.def").read_text()
     rows = re.findall(r'^ENCODING\((\w+), (\d+), "(\w+)"\)', text, re.M)
     return [(name, int(opcode), mnemonic) for name, opcode, mnemonic in rows if name in FORMATS]
 
