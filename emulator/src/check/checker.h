@@ -1,4 +1,6 @@
-// The checks made while a workgroup runs. See checker.cpp for the rules of each.
+// The checks made while a workgroup runs. Their rules stand in in_flight.h, lds_races.h,
+// undefined.h and global_races.h; besides, accesses outside of their allocation, misaligned ones
+// that fault, stores to what kernels may only read, and barriers that not all waves reach.
 #pragma once
 
 #include <cstdint>

@@ -7,6 +7,7 @@
 #include <string>
 
 #include "isa/decode.h"
+#include "isa/text.h"
 #include "machine/wave.h"
 
 namespace emulator {

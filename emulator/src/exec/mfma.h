@@ -18,7 +18,7 @@
 // count, and MODE has no say: AMD documents a flush of 16-bit ones for CDNA2 only.
 #pragma once
 
-#include "exec/common.h"
+#include "exec/results.h"
 
 namespace emulator::VARIANT {
 namespace {

@@ -1,7 +1,11 @@
 // Scalar instructions: arithmetic, compares, EXEC handling, branches, hardware registers.
 #pragma once
 
-#include "exec/common.h"
+#include <bit>
+#include <type_traits>
+
+#include "exec/sources.h"
+#include "isa/decode.h"
 
 namespace emulator::VARIANT {
 namespace {
@@ -110,9 +114,6 @@ inline void set_hardware_register(Wave& w, const Inst& i, uint32_t value) {
     }
 }
 
-#define HANDLER(name)                      \
-    table[static_cast<size_t>(Op::name)] = \
-        []([[maybe_unused]] Wave& w, [[maybe_unused]] const Inst& i)
 // Sources a, b of 32 or 64 bits.
 #define A32 [[maybe_unused]] const uint32_t a = scalar32(w, i.src[0])
 #define A64 [[maybe_unused]] const uint64_t a = scalar64(w, i.src[0])
@@ -121,47 +122,56 @@ inline void set_hardware_register(Wave& w, const Inst& i, uint32_t value) {
 #define SIGNED \
     [[maybe_unused]] const int32_t sa = static_cast<int32_t>(a), sb = static_cast<int32_t>(b)
 
+// d = expression, SCC untouched; A and B declare the sources
+#define UNARY(name, A, put, expression) \
+    HANDLER(name) {                     \
+        A;                              \
+        put(w, i, expression);          \
+    }
+#define BINARY(name, A, B, put, expression) \
+    HANDLER(name) {                         \
+        A;                                  \
+        B;                                  \
+        SIGNED;                             \
+        put(w, i, expression);              \
+    }
+#define PLAIN32(name, expression) BINARY(name, A32, B32, put32, expression)
+// The same; SCC = condition
+#define UNARY_SCC(name, A, put, expression, condition) \
+    HANDLER(name) {                                    \
+        A;                                             \
+        put(w, i, expression);                         \
+        w.scc = condition;                             \
+    }
+#define BINARY_SCC(name, expression, condition) \
+    HANDLER(name) {                             \
+        A32;                                    \
+        B32;                                    \
+        SIGNED;                                 \
+        put32(w, i, expression);                \
+        w.scc = condition;                      \
+    }
 // d = expression; SCC = d != 0
-#define LOGIC32(name, expression)      \
-    HANDLER(name) {                    \
-        A32;                           \
-        B32;                           \
-        const uint32_t d = expression; \
-        put32(w, i, d);                \
-        w.scc = d != 0;                \
+#define LOGIC(name, A, B, put, expression) \
+    HANDLER(name) {                        \
+        A;                                 \
+        B;                                 \
+        const decltype(a) d = expression;  \
+        put(w, i, d);                      \
+        w.scc = d != 0;                    \
     }
-#define LOGIC64(name, expression)      \
-    HANDLER(name) {                    \
-        A64;                           \
-        B64;                           \
-        const uint64_t d = expression; \
-        put64(w, i, d);                \
-        w.scc = d != 0;                \
-    }
-#define SHIFT64(name, expression)      \
-    HANDLER(name) {                    \
-        A64;                           \
-        B32;                           \
-        const uint64_t d = expression; \
-        put64(w, i, d);                \
-        w.scc = d != 0;                \
-    }
-// d = expression, SCC untouched
-#define PLAIN32(name, expression) \
-    HANDLER(name) {               \
-        A32;                      \
-        B32;                      \
-        SIGNED;                   \
-        put32(w, i, expression);  \
-    }
+#define LOGIC32(name, expression) LOGIC(name, A32, B32, put32, expression)
+#define LOGIC64(name, expression) LOGIC(name, A64, B64, put64, expression)
+#define SHIFT64(name, expression) LOGIC(name, A64, B32, put64, expression)
 // SCC = condition
-#define COMPARE(name, condition) \
-    HANDLER(name) {              \
-        A32;                     \
-        B32;                     \
-        SIGNED;                  \
-        w.scc = condition;       \
+#define COMPARE(name, A, B, condition) \
+    HANDLER(name) {                    \
+        A;                             \
+        B;                             \
+        SIGNED;                        \
+        w.scc = condition;             \
     }
+#define COMPARE32(name, condition) COMPARE(name, A32, B32, condition)
 #define COMPARE_K(name, condition)                                               \
     HANDLER(name) {                                                              \
         A32;                                                                     \
@@ -169,22 +179,17 @@ inline void set_hardware_register(Wave& w, const Inst& i, uint32_t value) {
         [[maybe_unused]] const uint32_t b = static_cast<uint16_t>(i.imm);        \
         w.scc = condition;                                                       \
     }
-#define SAVE_EXEC(name, expression)                     \
+// EXEC = expression; the destination gets the old one or the new one
+#define NEW_EXEC(name, result, expression)              \
     HANDLER(name) {                                     \
         A64;                                            \
         const uint64_t exec = w.exec(), d = expression; \
-        put64(w, i, exec);                              \
+        put64(w, i, result);                            \
         w.set_pair(kExec, d);                           \
         w.scc = d != 0;                                 \
     }
-#define WRITE_EXEC(name, expression)                    \
-    HANDLER(name) {                                     \
-        A64;                                            \
-        const uint64_t exec = w.exec(), d = expression; \
-        put64(w, i, d);                                 \
-        w.set_pair(kExec, d);                           \
-        w.scc = d != 0;                                 \
-    }
+#define SAVE_EXEC(name, expression) NEW_EXEC(name, exec, expression)
+#define WRITE_EXEC(name, expression) NEW_EXEC(name, d, expression)
 #define NOTHING(name) \
     HANDLER(name) {}
 #define BRANCH_IF(name, condition)   \
@@ -194,18 +199,8 @@ inline void set_hardware_register(Wave& w, const Inst& i, uint32_t value) {
 
 inline void register_salu(Handler* table) {
     // ---- SOP2
-    HANDLER(s_add_u32) {
-        A32;
-        B32;
-        put32(w, i, a + b);
-        w.scc = a + b < a;
-    };
-    HANDLER(s_sub_u32) {
-        A32;
-        B32;
-        put32(w, i, a - b);
-        w.scc = a < b;
-    };
+    BINARY_SCC(s_add_u32, a + b, a + b < a);
+    BINARY_SCC(s_sub_u32, a - b, a < b);
     HANDLER(s_add_i32) {
         A32;
         B32;
@@ -236,42 +231,12 @@ inline void register_salu(Handler* table) {
         put32(w, i, static_cast<uint32_t>(d));
         w.scc = d >> 32 != 0;
     };
-    HANDLER(s_min_i32) {
-        A32;
-        B32;
-        SIGNED;
-        put32(w, i, sa < sb ? a : b);
-        w.scc = sa < sb;
-    };
-    HANDLER(s_min_u32) {
-        A32;
-        B32;
-        put32(w, i, a < b ? a : b);
-        w.scc = a < b;
-    };
-    HANDLER(s_max_i32) {
-        A32;
-        B32;
-        SIGNED;
-        put32(w, i, sa > sb ? a : b);
-        w.scc = sa > sb;
-    };
-    HANDLER(s_max_u32) {
-        A32;
-        B32;
-        put32(w, i, a > b ? a : b);
-        w.scc = a > b;
-    };
-    HANDLER(s_cselect_b32) {
-        A32;
-        B32;
-        put32(w, i, w.scc ? a : b);
-    };
-    HANDLER(s_cselect_b64) {
-        A64;
-        B64;
-        put64(w, i, w.scc ? a : b);
-    };
+    BINARY_SCC(s_min_i32, sa < sb ? a : b, sa < sb);
+    BINARY_SCC(s_min_u32, a < b ? a : b, a < b);
+    BINARY_SCC(s_max_i32, sa > sb ? a : b, sa > sb);
+    BINARY_SCC(s_max_u32, a > b ? a : b, a > b);
+    BINARY(s_cselect_b32, A32, B32, put32, w.scc ? a : b);
+    BINARY(s_cselect_b64, A64, B64, put64, w.scc ? a : b);
     LOGIC32(s_and_b32, a & b);
     LOGIC64(s_and_b64, a & b);
     LOGIC32(s_or_b32, a | b);
@@ -295,11 +260,7 @@ inline void register_salu(Handler* table) {
     LOGIC32(s_ashr_i32, static_cast<uint32_t>(static_cast<int32_t>(a) >> (b & 31)));
     SHIFT64(s_ashr_i64, static_cast<uint64_t>(static_cast<int64_t>(a) >> (b & 63)));
     PLAIN32(s_bfm_b32, ((1u << (a & 31)) - 1) << (b & 31));
-    HANDLER(s_bfm_b64) {
-        A32;
-        B32;
-        put64(w, i, ((1ull << (a & 63)) - 1) << (b & 63));
-    };
+    BINARY(s_bfm_b64, A32, B32, put64, ((1ull << (a & 63)) - 1) << (b & 63));
     PLAIN32(s_mul_i32, a * b);
     LOGIC32(s_bfe_u32, bitfield<uint32_t>(a, b & 31, b >> 16 & 127));
     LOGIC32(s_bfe_i32, static_cast<uint32_t>(
@@ -363,14 +324,8 @@ inline void register_salu(Handler* table) {
     };
 
     // ---- SOP1
-    HANDLER(s_mov_b32) {
-        A32;
-        put32(w, i, a);
-    };
-    HANDLER(s_mov_b64) {
-        A64;
-        put64(w, i, a);
-    };
+    UNARY(s_mov_b32, A32, put32, a);
+    UNARY(s_mov_b64, A64, put64, a);
     HANDLER(s_cmov_b32) {
         A32;
         if (w.scc) put32(w, i, a);
@@ -379,34 +334,12 @@ inline void register_salu(Handler* table) {
         A64;
         if (w.scc) put64(w, i, a);
     };
-    HANDLER(s_not_b32) {
-        A32;
-        put32(w, i, ~a);
-        w.scc = ~a != 0;
-    };
-    HANDLER(s_not_b64) {
-        A64;
-        put64(w, i, ~a);
-        w.scc = ~a != 0;
-    };
-    HANDLER(s_wqm_b32) {
-        A32;
-        put32(w, i, whole_quads(a));
-        w.scc = a != 0;
-    };
-    HANDLER(s_wqm_b64) {
-        A64;
-        put64(w, i, whole_quads(a));
-        w.scc = a != 0;
-    };
-    HANDLER(s_brev_b32) {
-        A32;
-        put32(w, i, reverse_bits(a));
-    };
-    HANDLER(s_brev_b64) {
-        A64;
-        put64(w, i, reverse_bits(a));
-    };
+    UNARY_SCC(s_not_b32, A32, put32, ~a, ~a != 0);
+    UNARY_SCC(s_not_b64, A64, put64, ~a, ~a != 0);
+    UNARY_SCC(s_wqm_b32, A32, put32, whole_quads(a), a != 0);
+    UNARY_SCC(s_wqm_b64, A64, put64, whole_quads(a), a != 0);
+    UNARY(s_brev_b32, A32, put32, reverse_bits(a));
+    UNARY(s_brev_b64, A64, put64, reverse_bits(a));
 #define COUNT(name, A, expression)             \
     HANDLER(name) {                            \
         A;                                     \
@@ -419,46 +352,16 @@ inline void register_salu(Handler* table) {
     COUNT(s_bcnt1_i32_b32, A32, std::popcount(a));
     COUNT(s_bcnt1_i32_b64, A64, std::popcount(a));
 #undef COUNT
-    HANDLER(s_ff0_i32_b32) {
-        A32;
-        put32(w, i, ~a ? std::countr_one(a) : ~0u);
-    };
-    HANDLER(s_ff0_i32_b64) {
-        A64;
-        put32(w, i, ~a ? std::countr_one(a) : ~0u);
-    };
-    HANDLER(s_ff1_i32_b32) {
-        A32;
-        put32(w, i, a ? std::countr_zero(a) : ~0u);
-    };
-    HANDLER(s_ff1_i32_b64) {
-        A64;
-        put32(w, i, a ? std::countr_zero(a) : ~0u);
-    };
-    HANDLER(s_flbit_i32_b32) {
-        A32;
-        put32(w, i, a ? std::countl_zero(a) : ~0u);
-    };
-    HANDLER(s_flbit_i32_b64) {
-        A64;
-        put32(w, i, a ? std::countl_zero(a) : ~0u);
-    };
-    HANDLER(s_flbit_i32) {
-        A32;
-        put32(w, i, leading_sign_bits(static_cast<int32_t>(a)));
-    };
-    HANDLER(s_flbit_i32_i64) {
-        A64;
-        put32(w, i, leading_sign_bits(static_cast<int64_t>(a)));
-    };
-    HANDLER(s_sext_i32_i8) {
-        A32;
-        put32(w, i, static_cast<uint32_t>(static_cast<int8_t>(a)));
-    };
-    HANDLER(s_sext_i32_i16) {
-        A32;
-        put32(w, i, static_cast<uint32_t>(static_cast<int16_t>(a)));
-    };
+    UNARY(s_ff0_i32_b32, A32, put32, ~a ? std::countr_one(a) : ~0u);
+    UNARY(s_ff0_i32_b64, A64, put32, ~a ? std::countr_one(a) : ~0u);
+    UNARY(s_ff1_i32_b32, A32, put32, a ? std::countr_zero(a) : ~0u);
+    UNARY(s_ff1_i32_b64, A64, put32, a ? std::countr_zero(a) : ~0u);
+    UNARY(s_flbit_i32_b32, A32, put32, a ? std::countl_zero(a) : ~0u);
+    UNARY(s_flbit_i32_b64, A64, put32, a ? std::countl_zero(a) : ~0u);
+    UNARY(s_flbit_i32, A32, put32, leading_sign_bits(static_cast<int32_t>(a)));
+    UNARY(s_flbit_i32_i64, A64, put32, leading_sign_bits(static_cast<int64_t>(a)));
+    UNARY(s_sext_i32_i8, A32, put32, static_cast<uint32_t>(static_cast<int8_t>(a)));
+    UNARY(s_sext_i32_i16, A32, put32, static_cast<uint32_t>(static_cast<int16_t>(a)));
     HANDLER(s_bitset0_b32) {
         A32;
         w.s[i.dst[0].index] &= ~(1u << (a & 31));
@@ -467,14 +370,8 @@ inline void register_salu(Handler* table) {
         A32;
         w.s[i.dst[0].index] |= 1u << (a & 31);
     };
-    HANDLER(s_bitset0_b64) {
-        A32;
-        put64(w, i, w.pair(i.dst[0].index) & ~(1ull << (a & 63)));
-    };
-    HANDLER(s_bitset1_b64) {
-        A32;
-        put64(w, i, w.pair(i.dst[0].index) | 1ull << (a & 63));
-    };
+    UNARY(s_bitset0_b64, A32, put64, w.pair(i.dst[0].index) & ~(1ull << (a & 63)));
+    UNARY(s_bitset1_b64, A32, put64, w.pair(i.dst[0].index) | 1ull << (a & 63));
     HANDLER(s_getpc_b64) { put64(w, i, code_address(w, i)); };
     HANDLER(s_setpc_b64) {
         A64;
@@ -497,16 +394,8 @@ inline void register_salu(Handler* table) {
     SAVE_EXEC(s_orn1_saveexec_b64, ~a | exec);
     WRITE_EXEC(s_andn1_wrexec_b64, ~a & exec);
     WRITE_EXEC(s_andn2_wrexec_b64, a & ~exec);
-    HANDLER(s_quadmask_b32) {
-        A32;
-        put32(w, i, quad_mask(a));
-        w.scc = a != 0;
-    };
-    HANDLER(s_quadmask_b64) {
-        A64;
-        put64(w, i, quad_mask(a));
-        w.scc = a != 0;
-    };
+    UNARY_SCC(s_quadmask_b32, A32, put32, quad_mask(a), a != 0);
+    UNARY_SCC(s_quadmask_b64, A64, put64, quad_mask(a), a != 0);
     // Register number plus M0.
     HANDLER(s_movrels_b32) { put32(w, i, w.s[(i.src[0].index + w.s[kM0]) & 127]); };
     HANDLER(s_movrels_b64) { put64(w, i, w.pair((i.src[0].index + w.s[kM0]) & 126)); };
@@ -532,40 +421,24 @@ inline void register_salu(Handler* table) {
     };
 
     // ---- SOPC
-    COMPARE(s_cmp_eq_i32, a == b);
-    COMPARE(s_cmp_lg_i32, a != b);
-    COMPARE(s_cmp_gt_i32, sa > sb);
-    COMPARE(s_cmp_ge_i32, sa >= sb);
-    COMPARE(s_cmp_lt_i32, sa < sb);
-    COMPARE(s_cmp_le_i32, sa <= sb);
-    COMPARE(s_cmp_eq_u32, a == b);
-    COMPARE(s_cmp_lg_u32, a != b);
-    COMPARE(s_cmp_gt_u32, a > b);
-    COMPARE(s_cmp_ge_u32, a >= b);
-    COMPARE(s_cmp_lt_u32, a < b);
-    COMPARE(s_cmp_le_u32, a <= b);
-    COMPARE(s_bitcmp0_b32, !(a >> (b & 31) & 1));
-    COMPARE(s_bitcmp1_b32, a >> (b & 31) & 1);
-    HANDLER(s_bitcmp0_b64) {
-        A64;
-        B32;
-        w.scc = !(a >> (b & 63) & 1);
-    };
-    HANDLER(s_bitcmp1_b64) {
-        A64;
-        B32;
-        w.scc = a >> (b & 63) & 1;
-    };
-    HANDLER(s_cmp_eq_u64) {
-        A64;
-        B64;
-        w.scc = a == b;
-    };
-    HANDLER(s_cmp_lg_u64) {
-        A64;
-        B64;
-        w.scc = a != b;
-    };
+    COMPARE32(s_cmp_eq_i32, a == b);
+    COMPARE32(s_cmp_lg_i32, a != b);
+    COMPARE32(s_cmp_gt_i32, sa > sb);
+    COMPARE32(s_cmp_ge_i32, sa >= sb);
+    COMPARE32(s_cmp_lt_i32, sa < sb);
+    COMPARE32(s_cmp_le_i32, sa <= sb);
+    COMPARE32(s_cmp_eq_u32, a == b);
+    COMPARE32(s_cmp_lg_u32, a != b);
+    COMPARE32(s_cmp_gt_u32, a > b);
+    COMPARE32(s_cmp_ge_u32, a >= b);
+    COMPARE32(s_cmp_lt_u32, a < b);
+    COMPARE32(s_cmp_le_u32, a <= b);
+    COMPARE32(s_bitcmp0_b32, !(a >> (b & 31) & 1));
+    COMPARE32(s_bitcmp1_b32, a >> (b & 31) & 1);
+    COMPARE(s_bitcmp0_b64, A64, B32, !(a >> (b & 63) & 1));
+    COMPARE(s_bitcmp1_b64, A64, B32, a >> (b & 63) & 1);
+    COMPARE(s_cmp_eq_u64, A64, B64, a == b);
+    COMPARE(s_cmp_lg_u64, A64, B64, a != b);
 
     // Indexing of vector registers by M0: index in bits 7:0, which operands in bits 15:12.
     HANDLER(s_set_gpr_idx_on) {
@@ -613,23 +486,6 @@ inline void register_salu(Handler* table) {
     NOTHING(s_cbranch_cdbgsys_or_user);
     NOTHING(s_cbranch_cdbgsys_and_user);
 }
-
-#undef A32
-#undef A64
-#undef B32
-#undef B64
-#undef SIGNED
-#undef LOGIC32
-#undef LOGIC64
-#undef SHIFT64
-#undef PLAIN32
-#undef COMPARE
-#undef COMPARE_K
-#undef SAVE_EXEC
-#undef WRITE_EXEC
-#undef NOTHING
-#undef BRANCH_IF
-#undef HANDLER
 
 }  // namespace
 }  // namespace emulator::VARIANT

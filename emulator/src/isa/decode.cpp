@@ -1,145 +1,13 @@
 #include "isa/decode.h"
 
-#include <array>
-#include <cstdio>
 #include <bit>
 #include <cstring>
-#include <stdexcept>
-#include <unordered_map>
+#include <string>
+
+#include "isa/signatures.h"
 
 namespace emulator {
 namespace {
-
-struct Signature {
-    const char* name = "";
-    Unit unit = Unit::salu;
-    bool memory = false;
-    std::vector<Type> dst, src;
-    bool reads_dst = false, reads_scc = false, writes_scc = false, writes_exec = false;
-    uint8_t loaded = 0, data0 = 0, data1 = 0;
-};
-
-Type type_named(const std::string& word) {
-    static const std::unordered_map<std::string, Type> types = {
-        {"b16", Type::b16},     {"f16", Type::f16},     {"pk16", Type::pk16},
-        {"pkf16", Type::pkf16}, {"b32", Type::b32},     {"f32", Type::f32},
-        {"b64", Type::b64},     {"f64", Type::f64},     {"pkf32", Type::pkf32},
-        {"b96", Type::b96},     {"b128", Type::b128},   {"b256", Type::b256},
-        {"b512", Type::b512},   {"b1024", Type::b1024}, {"m64", Type::m64},
-        {"s32", Type::s32},     {"s64", Type::s64}};
-    auto found = types.find(word);
-    if (found == types.end()) throw std::logic_error("operand type " + word);
-    return found->second;
-}
-
-uint8_t dwords_of(Type type) {
-    switch (type) {
-        case Type::none:
-            return 0;
-        case Type::b64:
-        case Type::f64:
-        case Type::pkf32:
-        case Type::m64:
-        case Type::s64:
-            return 2;
-        case Type::b96:
-            return 3;
-        case Type::b128:
-            return 4;
-        case Type::b256:
-            return 8;
-        case Type::b512:
-            return 16;
-        case Type::b1024:
-            return 32;
-        default:
-            return 1;
-    }
-}
-
-Signature parse(const char* name, Unit unit, const char* text) {
-    Signature signature;
-    signature.name = name;
-    signature.unit = unit;
-    int part = 0;  // 0 destinations, 1 sources, 2 flags
-    std::string word;
-    auto finish = [&] {
-        if (word.empty()) return;
-        if (part == 2) {
-            if (word == "scc")
-                signature.reads_scc = true;
-            else if (word == "scc=")
-                signature.writes_scc = true;
-            else if (word == "exec=")
-                signature.writes_exec = true;
-            else
-                throw std::logic_error("flag " + word);
-        } else if (part == 1) {
-            signature.src.push_back(type_named(word));
-        } else {
-            if (word.back() == '+') signature.reads_dst = true, word.pop_back();
-            signature.dst.push_back(type_named(word));
-        }
-        word.clear();
-    };
-    for (const char* c = text; *c; ++c) {
-        if (*c == ' ')
-            finish();
-        else if (*c == ':')
-            finish(), part = 1;
-        else if (*c == '|')
-            finish(), part = 2;
-        else
-            word += *c;
-    }
-    finish();
-    return signature;
-}
-
-const std::vector<Signature>& signatures() {
-    static const std::vector<Signature> table = [] {
-        std::vector<Signature> out(1);
-#define OP(name, unit, text) out.push_back(parse(#name, Unit::unit, text));
-#define MEMORY(name, unit, loaded, data0, data1) \
-    out.push_back(                               \
-        {#name, Unit::unit, true, {}, {}, false, false, false, false, loaded, data0, data1});
-#include "isa/ops_scalar.def"
-#include "isa/ops_vector.def"
-#include "isa/ops_memory.def"
-#undef OP
-#undef MEMORY
-        return out;
-    }();
-    return table;
-}
-
-struct Encoded {
-    const char* name = nullptr;
-    Op op = Op::unknown;
-};
-
-constexpr int kFormats = static_cast<int>(Format::global) + 1;
-
-// format, opcode -> instruction
-const std::array<std::vector<Encoded>, kFormats>& encodings() {
-    static const auto table = [] {
-        std::unordered_map<std::string, Op> by_name;
-        for (size_t i = 1; i < signatures().size(); ++i)
-            by_name[signatures()[i].name] = static_cast<Op>(i);
-        std::array<std::vector<Encoded>, kFormats> out;
-        for (auto& list : out) list.resize(1024);
-        auto add = [&](Format format, int opcode, const char* name) {
-            auto found = by_name.find(name);
-            out[static_cast<int>(format)][opcode] = {
-                name, found == by_name.end() ? Op::unknown : found->second};
-        };
-#define ENCODING(format, opcode, name) add(Format::format, opcode, name);
-#include "isa/encodings.def"
-#undef ENCODING
-        return out;
-    }();
-    return table;
-}
 
 bool starts_with(const char* text, const char* prefix) {
     return std::strncmp(text, prefix, std::strlen(prefix)) == 0;
@@ -231,7 +99,7 @@ class Decoder {
 
     // Sets name, op and unit; true when operands should be decoded.
     bool known(Format format, uint32_t opcode) {
-        const Encoded& found = encodings()[static_cast<int>(format)][opcode];
+        const Encoded& found = encoded(format, opcode);
         inst_.format = format;
         inst_.name = found.name ? found.name : "";
         inst_.op = found.op;
@@ -681,55 +549,6 @@ class Decoder {
     const Signature* signature_ = nullptr;
 };
 
-std::string register_name(const Operand& operand) {
-    if (operand.kind == Kind::constant) {
-        char text[24];
-        std::snprintf(text, sizeof text, "0x%llx", static_cast<unsigned long long>(operand.value));
-        return text;
-    }
-    if (operand.kind == Kind::special) {
-        switch (operand.index) {
-            case 235:
-                return "src_shared_base";
-            case 236:
-                return "src_shared_limit";
-            case 237:
-                return "src_private_base";
-            case 238:
-                return "src_private_limit";
-            case 251:
-                return "src_vccz";
-            case 252:
-                return "src_execz";
-            case 253:
-                return "src_scc";
-            default:
-                return "src_" + std::to_string(operand.index);
-        }
-    }
-    const bool pair = operand.dwords == 2;
-    if (operand.kind == Kind::scalar) {
-        auto special = [&](const char* name, int base) {
-            return pair ? std::string(name)
-                        : name + std::string(operand.index == base ? "_lo" : "_hi");
-        };
-        if (operand.index == kM0) return "m0";
-        if (operand.index >= kExec) return special("exec", kExec);
-        if (operand.index == kVcc || operand.index == kVcc + 1) return special("vcc", kVcc);
-        if (operand.index == 102 || operand.index == 103) return special("flat_scratch", 102);
-        if (operand.index == 104 || operand.index == 105) return special("xnack_mask", 104);
-    }
-    const bool acc = operand.kind == Kind::vector && operand.index >= 256;
-    std::string file = operand.kind == Kind::scalar ? (operand.index >= 108 ? "ttmp" : "s")
-                       : acc                        ? "a"
-                                                    : "v";
-    int first = operand.index - (acc ? 256 : 0);
-    if (file == "ttmp") first -= 108;
-    if (operand.dwords <= 1) return file + std::to_string(first);
-    return file + "[" + std::to_string(first) + ":" + std::to_string(first + operand.dwords - 1) +
-           "]";
-}
-
 }  // namespace
 
 Code decode(const uint8_t* data, size_t bytes) {
@@ -747,24 +566,5 @@ Code decode(const uint8_t* data, size_t bytes) {
         if (inst.target >= 0) inst.target = code.at(static_cast<uint64_t>(inst.target));
     return code;
 }
-
-std::string to_string(const Inst& inst) {
-    std::string text = inst.name;
-    const char* separator = " ";
-    auto add = [&](const Operand& operand) {
-        if (operand.kind == Kind::none) return;
-        std::string name = register_name(operand);
-        if (operand.abs) name = "|" + name + "|";
-        if (operand.neg) name = "-" + name;
-        text += separator + name;
-        separator = ", ";
-    };
-    add(inst.dst[0]);
-    if (inst.op != Op::v_swap_b32) add(inst.dst[1]);  // else it is the source
-    for (const Operand& operand : inst.src) add(operand);
-    return text;
-}
-
-const char* op_name(Op op) { return signatures()[static_cast<int>(op)].name; }
 
 }  // namespace emulator

@@ -1,10 +1,10 @@
 // gfx942 machine code -> Inst records. Opcode numbers come from encodings.def (made from LLVM's
-// disassembler), operand types from the signatures in ops_alu.def and ops_memory.def, field
+// disassembler), operand types from the signatures in the ops_*.def files, field
 // positions from AMD's "Instinct MI300 Instruction Set Architecture" manual, chapter 13.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
-#include <string>
 #include <vector>
 
 #include "isa/inst.h"
@@ -26,11 +26,5 @@ struct Code {
 // Decode `bytes` of machine code. What is no gfx942 instruction becomes one 4-byte Inst with
 // op unknown and name "(invalid)"; known to the format but not executed keeps its mnemonic.
 Code decode(const uint8_t* data, size_t bytes);
-
-// "v_add_f32 v1, v2, s3"-like text: mnemonic without encoding suffix, then the operands.
-std::string to_string(const Inst& inst);
-
-// Name of an operation, "" for unknown.
-const char* op_name(Op op);
 
 }  // namespace emulator

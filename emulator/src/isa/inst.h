@@ -19,6 +19,7 @@ inline constexpr int kFlatScratch = 102;
 inline constexpr int kVcc = 106;
 inline constexpr int kM0 = 124;
 inline constexpr int kExec = 126;
+inline constexpr int kScc = kScalarRegisters;  // where SCC is numbered among the scalar registers
 
 enum class Format : uint8_t {
     sop1,

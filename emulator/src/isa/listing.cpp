@@ -3,11 +3,12 @@
 #include <cstdio>
 #include <cstring>
 
+#include "isa/text.h"
+
 namespace emulator {
 namespace {
 
 constexpr int kScalarBase = kVectorRegisters;
-constexpr int kScc = kScalarBase + kScalarRegisters;
 
 const char* name_of(Format format) {
     static constexpr const char* names[] = {"sop1",  "sop2",  "sopk", "sopc",    "sopp",  "smem",
@@ -36,7 +37,7 @@ class Registers {
         if (operand.kind == Kind::scalar) add(kScalarBase + operand.index, operand.dwords);
         if (operand.kind == Kind::special && operand.index == 251) add(kScalarBase + kVcc, 2);
         if (operand.kind == Kind::special && operand.index == 252) add(kScalarBase + kExec, 2);
-        if (operand.kind == Kind::special && operand.index == 253) add(kScc, 1);
+        if (operand.kind == Kind::special && operand.index == 253) add(kScalarBase + kScc, 1);
     }
     const std::string& text() const { return text_; }
 
@@ -94,8 +95,8 @@ void add(std::string& out, const Inst& inst) {
         writes.add(operand);
         if (inst.reads_dst) reads.add(operand);
     }
-    if (inst.reads_scc) reads.add(kScc, 1);
-    if (inst.writes_scc) writes.add(kScc, 1);
+    if (inst.reads_scc) reads.add(kScalarBase + kScc, 1);
+    if (inst.writes_scc) writes.add(kScalarBase + kScc, 1);
     if (inst.writes_exec) writes.add(kScalarBase + kExec, 2);
     if (vector || inst.writes_exec || starts_with(inst.name, "s_cbranch_exec"))
         reads.add(kScalarBase + kExec, 2);

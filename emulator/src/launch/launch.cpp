@@ -15,6 +15,7 @@
 
 #include "check/checker.h"
 #include "isa/decode.h"
+#include "isa/text.h"
 #include "exec/exec.h"
 
 namespace emulator {

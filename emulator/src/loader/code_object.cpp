@@ -11,6 +11,8 @@
 #include <string_view>
 #include <utility>
 
+#include "isa/text.h"
+
 namespace emulator {
 namespace {
 
