@@ -6,7 +6,9 @@
 #include <mutex>
 #include <string>
 
+#include "exec/exec.h"
 #include "launch/launch.h"
+#include "launch/waves.h"
 
 namespace emulator {
 
@@ -14,10 +16,14 @@ namespace emulator {
 // way.
 struct Module {
     Module(const void* image, size_t size, const Options& options) : object(image, size) {
-        object.bind(handlers_of(options), trap);
+        object.bind(handlers(options.variant), trap);
     }
     CodeObject object;
 };
+
+// Of the device and its limits.
+inline constexpr int kLds = 65536;
+inline constexpr size_t kGlobalMemory = size_t{192} << 30;
 
 // What a thread's latest launch did.
 struct Latest {
@@ -46,9 +52,5 @@ class Device {
     mutable std::mutex mutex_;
     std::map<std::string, std::string> set_;
 };
-
-// A report as JSON: see inspect_abi.cpp. `object` and `kernel` may be null.
-std::string report_json(const Report& report, const Code& code, const CodeObject* object,
-                        const Kernel* kernel);
 
 }  // namespace emulator

@@ -11,7 +11,6 @@
 #include "check/lds_races.h"
 #include "check/reporter.h"
 #include "check/state.h"
-#include "check/text.h"
 #include "isa/decode.h"
 #include "isa/text.h"
 #include "machine/memory.h"

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <bit>
-#include <cstdio>
 #include <cstring>
 #include <string>
 
@@ -262,14 +261,10 @@ void GlobalRaces::report(const Conflict& found) {
     finding.workgroup = found.group;
     if (reported_.insert(inst.offset).second) {
         const Inst& other = code_.insts[found.other_by >> 5];
-        char address[24], place[16];
-        std::snprintf(address, sizeof address, "0x%llx",
-                      static_cast<unsigned long long>(found.address));
-        std::snprintf(place, sizeof place, "+0x%x", other.offset);
         finding.detail = "workgroup " + std::to_string(found.group) + " " + found.does +
-                         " global byte " + address + " (" + to_string(inst) +
+                         " global byte " + hex(found.address) + " (" + to_string(inst) +
                          "), which workgroup " + std::to_string(found.other_group) + " " +
-                         found.did + " (" + to_string(other) + " at " + place +
+                         found.did + " (" + to_string(other) + " at +" + hex(other.offset) +
                          "): workgroups run in any order, and no atomic orders these two";
     }
     findings_.add(std::move(finding));

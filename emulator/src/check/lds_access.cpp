@@ -5,7 +5,6 @@
 #include <string>
 
 #include "check/checker_impl.h"
-#include "check/text.h"
 #include "check/undefined.h"
 #include "isa/text.h"
 

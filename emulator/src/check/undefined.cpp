@@ -3,7 +3,6 @@
 #include <bit>
 #include <string>
 
-#include "check/text.h"
 #include "isa/text.h"
 
 namespace emulator {

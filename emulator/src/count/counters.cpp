@@ -1,5 +1,7 @@
 #include "count/counters.h"
 
+#include <cstdio>
+#include <cstring>
 #include <algorithm>
 #include <bit>
 
@@ -159,6 +161,33 @@ void Counters::count_global(const uint64_t* address, uint64_t lanes, uint32_t by
         count = static_cast<int>(std::unique(lines, lines + count) - lines);
     }
     vmem_lines += static_cast<uint64_t>(count);
+}
+
+Counters Counters::of(const Code& code) {
+    Counters counters;
+    counters.executed.assign(code.insts.size(), 0);
+    counters.bank_conflicts.assign(code.insts.size(), 0);
+    counters.lds_phases.assign(code.insts.size(), 0);
+    return counters;
+}
+
+// Floating-point (or integer) operations of one matrix instruction: its mnemonic says the shape,
+// v_mfma_f32_16x16x16_bf16 or v_mfma_f32_4x4x4_16b_f16 (16 blocks). Half of a sparse one's are not
+// carried out.
+static uint64_t matrix_flops(const Inst& inst) {
+    int m = 0, n = 0, k = 0, blocks = 0;
+    const bool sparse = std::strncmp(inst.name, "v_smfmac", 8) == 0;
+    const char* shape = std::strchr(inst.name + (sparse ? 9 : 7), '_');
+    if (!shape || std::sscanf(shape, "_%dx%dx%d_%db", &m, &n, &k, &blocks) < 3) return 0;
+    // "_2b" is a number of blocks, "_bf16" and "_fp8" are no numbers.
+    const uint64_t products = uint64_t{1} * m * n * k * std::max(blocks, 1);
+    return sparse ? products : 2 * products;
+}
+
+void Counters::count_flops(const Code& code) {
+    for (size_t i = 0; i < executed.size(); ++i)
+        if (executed[i] && code.insts[i].unit == Unit::mfma)
+            flops += executed[i] * matrix_flops(code.insts[i]);
 }
 
 }  // namespace emulator

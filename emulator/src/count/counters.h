@@ -6,7 +6,7 @@
 #include <unordered_map>
 #include <vector>
 
-#include "isa/inst.h"
+#include "isa/decode.h"
 
 namespace emulator {
 
@@ -34,7 +34,11 @@ struct Counters {
     uint64_t barriers = 0;  // s_barrier instructions, per wave
     uint64_t flops = 0;     // of MFMA, 2 per multiply-add
 
+    // All zero, for a code's instructions.
+    static Counters of(const Code& code);
     void add(const Counters& other);
+    // Of the matrix instructions executed; once, at the end.
+    void count_flops(const Code& code);
     // A workgroup begins: what it loads is distinct from what the one before it loaded.
     void begin_workgroup();
 

@@ -8,7 +8,6 @@
 
 namespace emulator::VARIANT {
 namespace {
-
 namespace memory_ops {
 
 inline uint32_t bf16_round(float value) {
@@ -140,6 +139,5 @@ inline T exchange(uint8_t* at, T data, T data1) {
 }
 
 }  // namespace memory_ops
-
 }  // namespace
 }  // namespace emulator::VARIANT

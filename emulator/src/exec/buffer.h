@@ -5,7 +5,6 @@
 
 namespace emulator::VARIANT {
 namespace {
-
 namespace memory_ops {
 
 // One instruction's addresses from the buffer resource. Manual, "Buffer Addressing" and "Range
@@ -178,6 +177,5 @@ void buffer_atomic(Wave& w, const Inst& i) {
 }
 
 }  // namespace memory_ops
-
 }  // namespace
 }  // namespace emulator::VARIANT

@@ -6,7 +6,6 @@
 
 namespace emulator::VARIANT {
 namespace {
-
 namespace memory_ops {
 
 // Lanes by aperture; `low` gets the offsets within LDS or private memory.
@@ -98,6 +97,5 @@ void flat_atomic(Wave& w, const Inst& i) {
 }
 
 }  // namespace memory_ops
-
 }  // namespace
 }  // namespace emulator::VARIANT

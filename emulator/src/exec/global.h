@@ -8,7 +8,6 @@
 
 namespace emulator::VARIANT {
 namespace {
-
 namespace memory_ops {
 
 // Announces an access and returns the lanes that may be carried out.
@@ -130,6 +129,5 @@ void global_load_lds(Wave& w, const Inst& i) {
 }
 
 }  // namespace memory_ops
-
 }  // namespace
 }  // namespace emulator::VARIANT

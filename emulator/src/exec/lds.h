@@ -8,7 +8,6 @@
 
 namespace emulator::VARIANT {
 namespace {
-
 namespace memory_ops {
 
 // Announces an LDS access and returns the lanes that lie inside the allocation.
@@ -197,6 +196,5 @@ void ds_swizzle(Wave& w, const Inst& i) {
 }
 
 }  // namespace memory_ops
-
 }  // namespace
 }  // namespace emulator::VARIANT

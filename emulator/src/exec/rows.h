@@ -9,7 +9,6 @@
 
 namespace emulator::VARIANT {
 namespace {
-
 namespace memory_ops {
 
 using Row = uint32_t[kLanes];
@@ -169,6 +168,5 @@ inline void zero_rows(Row* rows, int count, uint64_t lanes) {
 }
 
 }  // namespace memory_ops
-
 }  // namespace
 }  // namespace emulator::VARIANT

@@ -8,7 +8,6 @@
 
 namespace emulator::VARIANT {
 namespace {
-
 namespace memory_ops {
 
 void waitcnt(Wave& w, const Inst& i) {
@@ -61,6 +60,5 @@ void s_buffer_load(Wave& w, const Inst& i) {
 }
 
 }  // namespace memory_ops
-
 }  // namespace
 }  // namespace emulator::VARIANT

@@ -5,7 +5,6 @@
 
 namespace emulator::VARIANT {
 namespace {
-
 namespace memory_ops {
 
 // Bytes of one lane's private segment are swizzled in dwords: dword d of lane l at (d * 64 + l)
@@ -94,6 +93,5 @@ void scratch_load_lds(Wave& w, const Inst& i) {
 }
 
 }  // namespace memory_ops
-
 }  // namespace
 }  // namespace emulator::VARIANT

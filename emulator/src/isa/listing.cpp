@@ -17,12 +17,6 @@ const char* name_of(Format format) {
     return names[static_cast<int>(format)];
 }
 
-const char* name_of(Unit unit) {
-    static constexpr const char* names[] = {"salu", "wait",  "barrier", "branch", "smem",
-                                            "valu", "trans", "mfma",    "ds",     "vmem"};
-    return names[static_cast<int>(unit)];
-}
-
 // Registers as [first, count] pairs, separated by commas.
 class Registers {
    public:
@@ -136,6 +130,12 @@ void add(std::string& out, const Inst& inst) {
 }
 
 }  // namespace
+
+const char* name_of(Unit unit) {
+    static constexpr const char* names[] = {"salu", "wait",  "barrier", "branch", "smem",
+                                            "valu", "trans", "mfma",    "ds",     "vmem"};
+    return names[static_cast<int>(unit)];
+}
 
 std::string instructions_json(const Code& code) {
     std::string out = "[";

@@ -22,4 +22,7 @@ namespace emulator {
 //                     register by SDWA or op_sel)
 std::string instructions_json(const Code& code);
 
+// The enumerator's name.
+const char* name_of(Unit unit);
+
 }  // namespace emulator

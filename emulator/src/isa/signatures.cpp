@@ -1,6 +1,8 @@
 #include "isa/signatures.h"
 
 #include <array>
+#include <deque>
+#include <sstream>
 #include <stdexcept>
 #include <unordered_map>
 
@@ -106,20 +108,25 @@ const std::vector<Signature>& signatures() {
 }
 
 const Encoded& encoded(Format format, uint32_t opcode) {
+    static std::deque<std::string> names;  // of the table, in places that last
     static const auto table = [] {
         std::unordered_map<std::string, Op> by_name;
         for (size_t i = 1; i < signatures().size(); ++i)
             by_name[signatures()[i].name] = static_cast<Op>(i);
         std::array<std::vector<Encoded>, kFormats> out;
         for (auto& list : out) list.resize(1024);
-        auto add = [&](Format format, int opcode, const char* name) {
-            auto found = by_name.find(name);
-            out[static_cast<int>(format)][opcode] = {
-                name, found == by_name.end() ? Op::unknown : found->second};
+        auto add = [&](Format format, int opcode, const char* mnemonics) {
+            std::istringstream words(mnemonics);
+            for (std::string word; words >> word; ++opcode) {
+                const auto found = by_name.find(word);
+                const Op op = found == by_name.end() ? Op::unknown : found->second;
+                names.push_back(word);
+                out[static_cast<int>(format)][opcode] = {names.back().c_str(), op};
+            }
         };
-#define ENCODING(format, opcode, name) add(Format::format, opcode, name);
+#define ENCODINGS(format, first, mnemonics) add(Format::format, first, mnemonics);
 #include "isa/encodings.def"
-#undef ENCODING
+#undef ENCODINGS
         return out;
     }();
     return table[static_cast<int>(format)][opcode];

@@ -1,5 +1,6 @@
 #include "isa/text.h"
 
+#include <bit>
 #include <cstdio>
 
 namespace emulator {
@@ -8,6 +9,13 @@ std::string hex(uint64_t value) {
     char text[24];
     std::snprintf(text, sizeof text, "0x%llx", static_cast<unsigned long long>(value));
     return text;
+}
+
+std::string lanes_text(uint64_t lanes) {
+    const int first = std::countr_zero(lanes), last = 63 - std::countl_zero(lanes);
+    if (first == last) return "lane " + std::to_string(first);
+    return "lanes " + std::to_string(first) + " to " + std::to_string(last) + " (" +
+           std::to_string(std::popcount(lanes)) + ")";
 }
 
 std::string register_name(const Operand& operand) {

@@ -16,6 +16,7 @@ std::string register_name(const Operand& operand);
 // Of one register: "v3", "a3", "vcc_lo"; scalar kScc is "scc".
 std::string register_name(bool vector, int index);
 
-std::string hex(uint64_t value);
+std::string hex(uint64_t value);         // "0x2a"
+std::string lanes_text(uint64_t lanes);  // "lane 3" or "lanes 0 to 15 (16)"
 
 }  // namespace emulator

@@ -9,11 +9,11 @@
 
 namespace emulator {
 
-class Checker;  // checker.h: the proofs made while running; absent with checks off
+class Checker;  // check/checker.h: the proofs made while running; absent with checks off
 class Memory;   // memory.h: table of global allocations
-struct Code;    // decode.h
+struct Code;    // isa/decode.h
 struct Workgroup;
-struct Counters;  // counters.h
+struct Counters;  // count/counters.h
 
 // Apertures of flat addresses: 4 GiB windows above every host address. The high halves are what
 // src_shared_base and src_private_base read as.
