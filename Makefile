@@ -16,7 +16,7 @@ PYTHON := $(shell for p in python3.11 python3.12 python3.13 python3; do \
 CXX_FOUND := $(shell command -v $(CXX) 2>/dev/null)
 BIN := .venv/bin
 KERNEL_TOOLS := PYTHONPATH=tools $(BIN)/python -m liteattention_tools
-NATIVE := CMakeLists.txt pyproject.toml constraints.txt $(wildcard csrc/*/* emulator/src/*)
+NATIVE := CMakeLists.txt pyproject.toml constraints.txt $(wildcard csrc/*/* emulator/src/*/*)
 CXX_FILES = $(shell git ls-files 'csrc/*.h' 'csrc/*.cpp' 'csrc/*.hip' \
 	'emulator/src/*.h' 'emulator/src/*.cpp')
 

@@ -1,7 +1,7 @@
 """A code object's machine code as Python records: operands, registers read and written, kernels.
 
-The C++ decoder names the registers of every instruction (``emulator/src/listing.h``); this module
-adds what the ELF image says: where the text section lies and which kernels begin where.
+The C++ decoder names the registers of every instruction (``emulator/src/isa/listing.h``); this
+module adds what the ELF image says: where the text section lies and which kernels begin where.
 """
 
 import struct
@@ -80,7 +80,7 @@ class Operand:
 
 @dataclass(frozen=True, slots=True)
 class Instruction:
-    """One decoded instruction; the fields' meanings stand in ``emulator/src/listing.h``."""
+    """One decoded instruction; the fields' meanings stand in ``emulator/src/isa/listing.h``."""
 
     index: int
     offset: int

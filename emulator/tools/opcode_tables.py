@@ -1,6 +1,6 @@
-"""Write `src/encodings.def`: which opcode number is which instruction, for every gfx942 format.
+"""Write `src/isa/encodings.def`: which opcode number is which instruction, for every gfx942 format.
 
-    python emulator/tools/opcode_tables.py > emulator/src/encodings.def
+    python emulator/tools/opcode_tables.py > emulator/src/isa/encodings.def
 
 Nothing is typed in by hand: for each encoding format every opcode number is put into an otherwise
 plain instruction word and given to LLVM's disassembler (llvm-mc-19); what it prints is the name.
@@ -8,9 +8,11 @@ plain instruction word and given to LLVM's disassembler (llvm-mc-19); what it pr
 
 from __future__ import annotations
 
+import itertools
 import re
 import subprocess
 import sys
+import textwrap
 
 from liteattention_emulator import llvm
 
@@ -111,8 +113,7 @@ def main() -> None:
     table = words()
     flat = [c for _, _, candidates in table for c in candidates]
     texts = disassemble(flat)
-    print("// Made by emulator/tools/opcode_tables.py from LLVM's disassembler; do not edit.")
-    print("// ENCODING(format, opcode, mnemonic without its encoding suffix)")
+    found: dict[str, dict[int, str]] = {}
     for name, op, candidates in table:
         for c in candidates:
             length = 1 if name in ("sop1", "sop2", "sopc", "sopp", "vop1", "vopc") else len(c)
@@ -124,8 +125,18 @@ def main() -> None:
             else:
                 continue
             mnemonic = re.sub(r"_(e32|e64|sdwa|dpp)$", "", text.split()[0])
-            print(f'ENCODING({name}, {op}, "{mnemonic}")')
+            found.setdefault(name, {})[op] = mnemonic
             break
+    print("// Made by emulator/tools/opcode_tables.py from LLVM's disassembler; do not edit.")
+    print("// ENCODINGS(format, opcode, mnemonics of it and of those after it, without suffixes)")
+    for name, mnemonics in found.items():
+        for first in sorted(mnemonics):
+            if first - 1 in mnemonics:
+                continue
+            run = itertools.takewhile(mnemonics.__contains__, itertools.count(first))
+            lines = textwrap.wrap(" ".join(mnemonics[op] for op in run), 92)
+            quoted = "".join(f'\n    "{line} "' for line in lines).removesuffix(' "')
+            print(f'ENCODINGS({name}, {first},{quoted}")')
 
 
 if __name__ == "__main__":

@@ -124,9 +124,14 @@ def test_shipped_code_objects(path: Path, tmp_path: Path) -> None:
 
 def encodings() -> list[tuple[str, int, str]]:
     """(format, opcode, mnemonic) of everything that gfx942 has."""
-    text = (ROOT / "emulator" / "src" / "encodings.def").read_text()
-    rows = re.findall(r'^ENCODING\((\w+), (\d+), "(\w+)"\)', text, re.M)
-    return [(name, int(opcode), mnemonic) for name, opcode, mnemonic in rows if name in FORMATS]
+    text = (ROOT / "emulator" / "src" / "isa" / "encodings.def").read_text()
+    runs = re.findall(r"^ENCODINGS\((\w+), (\d+),([^)]*)\)", text, re.M)
+    return [
+        (name, opcode, mnemonic)
+        for name, first, mnemonics in runs
+        if name in FORMATS
+        for opcode, mnemonic in enumerate(re.findall(r"\w+", mnemonics), int(first))
+    ]
 
 
 # Fields (word, first bit, bits) that an opcode may not use and that must then be zero.

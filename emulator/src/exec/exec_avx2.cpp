@@ -1,0 +1,2 @@
+#define VARIANT avx2
+#include "exec/exec_impl.h"

@@ -1,0 +1,2 @@
+#define VARIANT avx512
+#include "exec/exec_impl.h"

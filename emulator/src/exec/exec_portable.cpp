@@ -1,0 +1,2 @@
+#define VARIANT portable
+#include "exec/exec_impl.h"

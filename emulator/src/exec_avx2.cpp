@@ -1,2 +1,0 @@
-#define VARIANT avx2
-#include "exec_impl.h"

@@ -1,2 +1,0 @@
-#define VARIANT avx512
-#include "exec_impl.h"

@@ -1,2 +1,0 @@
-#define VARIANT portable
-#include "exec_impl.h"
