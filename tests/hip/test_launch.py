@@ -16,7 +16,7 @@ import liteattention_rocm
 from liteattention_rocm import MI300X_GEOMETRY, TileGeometry, _core, engines, kernels
 from liteattention_rocm.contract import DenseTensors, LiteTensors, WriteRequest, WriteTensors
 from liteattention_rocm.engines import LIBRARY_VARIABLE, gfx942, workspace
-from liteattention_rocm.engines.settings import _architecture
+from liteattention_rocm.engines.environment import _architecture
 from tests.kernels.variants import KERNELS
 
 from .calls import (

@@ -29,7 +29,7 @@ from ..contract import (
     page_strides,
     strides,
 )
-from .settings import ISA_VARIABLE, settings
+from .environment import ISA_VARIABLE, settings
 
 _DTYPES = {
     torch.bfloat16: _core.DType.bf16,
