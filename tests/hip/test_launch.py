@@ -222,9 +222,9 @@ def test_lite_kernels_get_exactly_these_bytes(
     )
     expect_launches(cpu_hip, expected)
     spans = {tuple(map(int, call.split()[:2])) for call in cpu_hip.of("hipHostRegister")}
-    for bitmap in (read, write, must_do, must_skip):
-        if bitmap is not None:
-            assert (bitmap.data_ptr(), bitmap.numel() * 4) in spans
+    for bits in (read, write, must_do, must_skip):
+        if bits is not None:
+            assert (bits.data_ptr(), bits.numel() * 4) in spans
     assert (base, c.v_t_bytes) in spans
     assert ((order, rows * q_blocks * 4) in spans) == bool(order)
     # all of it is handed back
