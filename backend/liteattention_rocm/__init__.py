@@ -13,8 +13,8 @@ try:
     from . import operators as _operators  # noqa: F401  (registers them)
     from .contract import MI300X_GEOMETRY, TileGeometry
     from .dense import attention, lite_attention, merge_states
-    from .lite import LiteAttention
-    from .policy import SkipPolicy
+    from .lite.attention import LiteAttention
+    from .lite.policy import SkipPolicy
     from .serving import PagedBatch, attention_paged, attention_varlen, write_kv
 except (ImportError, OSError) as error:
     # Raised when a name is asked for: collect_env is in this package too, and a broken

@@ -1,4 +1,7 @@
+from collections.abc import Callable
 from typing import ClassVar
+
+import torch
 
 _Pair = tuple[int, int]
 _Triple = tuple[int, int, int]
@@ -33,6 +36,7 @@ class CpuAttention:
         scale: float,
         causal: bool,
         isa: str,
+        threads: Callable[[], int],
     ) -> None: ...
     def skip(
         self,
@@ -42,20 +46,9 @@ class CpuAttention:
         descending: bool,
         soft_skip: bool,
     ) -> None: ...
-    def run(
-        self,
-        q: int,
-        k: int,
-        v: int,
-        out: int,
-        lse: int,
-        threads: int,
-        read: int = 0,
-        write: int = 0,
-        must_do: int = 0,
-        must_skip: int = 0,
-    ) -> None: ...
+    def __call__(self, tensors: tuple[torch.Tensor | None, ...]) -> None: ...
 
+def count_bits(words: int, count: int) -> int: ...
 def cpu_available_isas() -> list[str]: ...
 
 class CpuKvType:
@@ -120,8 +113,9 @@ class CpuRaggedRun:
         v_strides: _Triple,
         out_strides: _Triple,
         lse_head: int,
+        threads: Callable[[], int],
     ) -> None: ...
-    def run(self, q: int, k: int, v: int, out: int, lse: int, sinks: int, threads: int) -> None: ...
+    def __call__(self, tensors: tuple[torch.Tensor | None, ...]) -> None: ...
 
 class CpuKvWrite:
     def __init__(

@@ -245,8 +245,8 @@ class Reasons:
 
     def one(self, what: str, tensors: Mapping[str, torch.Tensor]) -> None:
         """One "dtype" or "device" for all tensors."""
-        first, *rest = [getattr(tensor, what) for tensor in tensors.values()] or [None]
-        if rest.count(first) < len(rest):
+        values = list(map(operator.attrgetter(what), tensors.values()))
+        if values and values.count(values[0]) < len(values):
             listed = ", ".join(f"{n} {getattr(t, what)}" for n, t in tensors.items())
             found = self.types if what == "dtype" else self.values
             found.append(f"all tensors must have one {what}, got {listed}")

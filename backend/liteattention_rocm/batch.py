@@ -35,9 +35,10 @@ class PagedBatch:
     On a GPU nothing is read when both bounds are given, and the tensors may be refilled within the
     bounds and the width of the table.
 
-    A batch holds the plans of the last 32 kinds of calls (shapes and options), which on a GPU own a
-    workspace: one call at a time. Whoever captures calls in a graph keeps the batch for as long as
-    the graph is replayed, and makes no more than 32 kinds of calls with it.
+    A batch holds the plans of the last 32 kinds of calls (shapes and options). They own no memory
+    of the device: workspaces belong to threads and streams, see
+    :meth:`~liteattention_rocm.contract.Engine.bind`. Whoever captures calls in a graph keeps the
+    batch, whose tensors the graph reads, for as long as the graph is replayed.
 
     Copies and pickles hold the tensors and bounds and plan again. A shallow copy shares tensors.
 

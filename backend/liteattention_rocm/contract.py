@@ -337,8 +337,11 @@ class Engine(ABC):
 
         A ragged call is bound for one batch. An engine of CPU tensors plans from the values in
         its ``q_start``, ``keys`` and ``page_table``; one of GPU tensors plans from the bounds in
-        the request alone, never waits, and reads the values at every launch. Such a call may own a
-        workspace, so it serves one stream at a time.
+        the request alone, never waits, and reads the values at every launch.
+
+        A bound call owns no workspace. Each thread has one per stream (and engine), the largest
+        that a call of it has asked for so far, and keeps it for its life: for the main thread, that
+        of the process. Calls captured in a graph have theirs in the graph's memory pool.
 
         A bound write on CPU tensors refuses a slot beyond the cache with a ``ValueError`` before
         it writes anything.

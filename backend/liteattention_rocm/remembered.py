@@ -14,7 +14,7 @@ import torch
 from torch.autograd import forward_ad
 
 from .contract import Bound
-from .memory import extent_bytes, mark_written, shares_memory
+from .memory import extent_bytes, increment_version, mark_written, shares_memory
 
 #: A parameter is a tensor in everything but its type.
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
@@ -64,7 +64,11 @@ class Call(NamedTuple):
             if len(self.passed) >= _MOST_PASSED:
                 self.passed.clear()
             self.passed.add(found)
-        mark_written(*[tensors[i] for i in self.written])  # type: ignore[arg-type]
+        written: Any = tuple(map(tensors.__getitem__, self.written))
+        try:
+            increment_version(written)
+        except RuntimeError:
+            mark_written(*written)
 
     def _overlaps(
         self, tensors: tuple[torch.Tensor | None, ...], begins: tuple[int, ...]
@@ -89,7 +93,7 @@ class Calls(OrderedDict[Any, Any]):
     Owner: this module, one per process, or a batch. Lifetime: its owner's.
     """
 
-    def __init__(self, most: int) -> None:
+    def __init__(self, most: int = 64) -> None:
         super().__init__()
         self._most = most
 
@@ -120,9 +124,7 @@ def bound_call(run: Bound, tensors: Any, written: tuple[int, ...]) -> Call:
     return Call(run, tensors._fields, spans, written, set())
 
 
-def recall(
-    found: Calls, tensors: tuple[Any, ...], options: tuple[Any, ...]
-) -> tuple[Any, Call | None]:
+def recall(found: Calls, tensors: tuple[Any, ...], options: tuple[Any, ...]) -> tuple[Any, Any]:
     """Look up a call: (key, call), with None for a call that is not remembered.
 
     The key is None for a call that must be looked at closely every time, because a compiler, a

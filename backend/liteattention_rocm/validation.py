@@ -82,11 +82,9 @@ def _dense_shapes(found: Reasons, tensors: dict[str, torch.Tensor], layout: Layo
     batch, _, q_heads, head_dim = sizes(tensors["q"], layout)
     k_batch, _, kv_heads, k_dim = sizes(tensors["k"], layout)
     found.same_shape("k", "v", tensors)
-    found.values += [
-        f"{name} must not be empty, got {list(tensor.shape)}"
-        for name, tensor in tensors.items()
-        if 0 in tensor.shape
-    ]
+    for name, tensor in tensors.items():
+        if 0 in tensor.shape:
+            found.values.append(f"{name} must not be empty, got {list(tensor.shape)}")
     if batch != k_batch:
         found.values.append(f"q and k must have one batch size, got {batch} and {k_batch}")
     if head_dim != k_dim:

@@ -9,8 +9,9 @@ from pathlib import Path
 
 import torch
 
-from liteattention_rocm import PagedBatch, attention, attention_paged, lite_attention, skiplist
+from liteattention_rocm import PagedBatch, attention, attention_paged, lite_attention
 from liteattention_rocm.dense import default_geometry
+from liteattention_rocm.lite import bitmap
 
 from . import peers
 from .cells import DTYPES, Cell, Decode, Dense, Host, Lite
@@ -136,7 +137,7 @@ def _ours(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool) -> Ca
 
 
 def _ours_lite(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, tiles: torch.Tensor) -> Call:
-    read = skiplist.pack(tiles)
+    read = bitmap.pack(tiles)
     write = torch.empty_like(read)
 
     def call() -> torch.Tensor:

@@ -21,9 +21,9 @@ from liteattention_rocm import (
     attention,
     attention_paged,
     lite_attention,
-    skiplist,
 )
 from liteattention_rocm.dense import default_geometry
+from liteattention_rocm.lite import bitmap
 
 from .contenders import NOTHING_SKIPPED
 from .expected import attention_rows
@@ -163,7 +163,7 @@ def _shape(
     def kept(every: int) -> torch.Tensor:
         """Keep one K block in ``every``, shifted from q block to q block."""
         tiles = (torch.arange(q_blocks)[:, None] + torch.arange(k_blocks)[None]) % every == 0
-        return skiplist.pack(tiles.expand(batch, heads, q_blocks, k_blocks).contiguous())
+        return bitmap.pack(tiles.expand(batch, heads, q_blocks, k_blocks).contiguous())
 
     def sparse(read: torch.Tensor) -> Callable[[], torch.Tensor]:
         write = torch.empty_like(read)
@@ -191,8 +191,8 @@ def _shape(
     rows = torch.linspace(0, length - 1, 64).long()
     result = []
     for name, (_, against, read) in calls.items():
-        tiles = None if read is None else skiplist.unpack(read, k_blocks)
-        kept_share = 1.0 if read is None else 1.0 - skiplist.sparsity(read, k_blocks)
+        tiles = None if read is None else bitmap.unpack(read, k_blocks)
+        kept_share = 1.0 if read is None else 1.0 - bitmap.sparsity(read, k_blocks)
         size = geometry.q_block, geometry.k_block
         expected = attention_rows(q, k, v, rows, tiles=tiles, size=size)
         flops = 4 * batch * heads * length * length * dim * kept_share

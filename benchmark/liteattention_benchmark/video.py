@@ -26,8 +26,10 @@ from pydantic import BaseModel, ConfigDict, Field, PositiveInt
 
 import liteattention_diffusers
 from liteattention_diffusers import discovery
-from liteattention_rocm import LiteAttention, SkipPolicy, TileGeometry, lite_attention, skiplist
+from liteattention_rocm import LiteAttention, SkipPolicy, TileGeometry, lite_attention
 from liteattention_rocm.cli import tables
+from liteattention_rocm.dense import default_geometry
+from liteattention_rocm.lite import bitmap
 
 from .cells import Lite
 from .contenders import NOTHING_SKIPPED, tiles_to_keep
@@ -317,7 +319,7 @@ class _Lists:
             )
             seed = len(self._made) + 1
             tiles = tiles_to_keep(cell, tile.q_block, tile.k_block, self._device, seed)
-            found = self._made[layer, sparsity] = skiplist.pack(tiles), int(tiles.sum())
+            found = self._made[layer, sparsity] = bitmap.pack(tiles), int(tiles.sum())
         return found
 
 
@@ -344,20 +346,17 @@ class _Forced(LiteAttention):
         **options: Any,
     ) -> Any:
         """Attend over the layer's tiles, alternating in direction as LiteAttention does."""
-        shape = self._shape(q, k, options["layout"])
-        assert shape is not None
-        read, computed = self._lists.of(layer, self.sparsity, shape.geometry)
+        tile = default_geometry(q)
+        read, computed = self._lists.of(layer, self.sparsity, tile)
         if self._write is None:
             self._write = torch.empty_like(read)
         result = lite_attention(
             q, k, v, read, self._write, threshold=NOTHING_SKIPPED,
-            descending=self.policy.descends(step), geometry=shape.geometry, **options,
+            descending=step % 2 == 1, geometry=tile, **options,
         )  # fmt: skip
-        kept = self.statistics.counter(q.device)
-        self.statistics.count_tiles(self._write, kept)
         self.statistics.record(
-            generation, step, layer, branch, tiles_total=shape.tiles, tiles_computed=computed,
-            tiles_kept=kept, threshold=NOTHING_SKIPPED,
+            generation, step, layer, branch, read[..., 0].numel() * tile.k_blocks(k.shape[1]),
+            computed, self._counters.count(self._write), threshold=NOTHING_SKIPPED,
         )  # fmt: skip
         return result
 

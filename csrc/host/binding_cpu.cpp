@@ -1,4 +1,5 @@
 // The CPU kernels as Python sees them.
+#include <bit>
 #include <memory>
 #include <string>
 #include <vector>
@@ -20,6 +21,16 @@ cpu::Isa ParseIsa(const std::string& name) {
             if (isa == known.isa) return isa;
     }
     throw py::value_error("instruction set not available here: " + name);
+}
+
+// Address of a tensor's data, 0 for None.
+uintptr_t Address(py::handle tensor) {
+    static PyObject* const name = PyUnicode_InternFromString("data_ptr");
+    if (tensor.is_none()) return 0;
+    const auto address =
+        py::reinterpret_steal<py::object>(PyObject_CallMethodNoArgs(tensor.ptr(), name));
+    if (!address) throw py::error_already_set();
+    return address.cast<uintptr_t>();
 }
 
 void BindRagged(py::module_& m) {
@@ -62,31 +73,34 @@ void BindRagged(py::module_& m) {
         .def_property_readonly("tiles", &R::tiles)
         .def_property_readonly("parts", &R::parts);
 
-    // A plan with the strides of a layer's tensors: what is left of a call is their addresses.
+    // A plan with the strides of a layer's tensors. `threads` says how many to use, at every call.
     struct Run {
         std::shared_ptr<R> plan;
         cpu::RaggedTensors tensors;
+        py::object threads;
     };
     py::class_<Run>(m, "CpuRaggedRun")
         .def(py::init([](std::shared_ptr<R> plan, const Triple& q_strides, const Triple& k_strides,
-                         const Triple& v_strides, const Triple& out_strides, int64_t lse_head) {
+                         const Triple& v_strides, const Triple& out_strides, int64_t lse_head,
+                         py::object threads) {
             cpu::RaggedTensors tensors{};
             tensors.q_strides = ToStrides(q_strides);
             tensors.k_strides = ToStrides(k_strides);
             tensors.v_strides = ToStrides(v_strides);
             tensors.out_strides = ToStrides(out_strides);
             tensors.lse_head = lse_head;
-            return Run{std::move(plan), tensors};
+            return Run{std::move(plan), tensors, std::move(threads)};
         }))
-        .def("run", [](const Run& run, uintptr_t q, uintptr_t k, uintptr_t v, uintptr_t out,
-                       uintptr_t lse, uintptr_t sinks, int threads) {
+        // Takes the tensors as the contract's tuple of them.
+        .def("__call__", [](const Run& run, const py::tuple& given) {
             cpu::RaggedTensors tensors = run.tensors;
-            tensors.q = At<void>(q);
-            tensors.k = At<void>(k);
-            tensors.v = At<void>(v);
-            tensors.out = At<void>(out);
-            tensors.lse = At<float>(lse);
-            tensors.sinks = At<float>(sinks);
+            tensors.q = At<void>(Address(given[0]));
+            tensors.k = At<void>(Address(given[1]));
+            tensors.v = At<void>(Address(given[2]));
+            tensors.out = At<void>(Address(given[3]));
+            tensors.lse = At<float>(Address(given[4]));
+            tensors.sinks = At<float>(Address(given[5]));
+            const int threads = run.threads().cast<int>();
             py::gil_scoped_release release;
             run.plan->Run(tensors, threads);
         });
@@ -145,20 +159,21 @@ void BindCpu(py::module_& m) {
         .value("rtna", cpu::Rounding::kRtna)
         .value("rtz", cpu::Rounding::kRtz);
 
-    // A call with everything but its addresses and the number of threads.
+    // A call with everything but its tensors. `threads` says how many to use, at every call.
     struct Call {
         cpu::AttentionParams params;
         int64_t batch;
         cpu::LiteParams lite;
         bool skips = false;
         cpu::Isa isa;
+        py::object threads;
     };
     py::class_<Call>(m, "CpuAttention")
         .def(py::init([](const Triple& heads, const Triple& sizes, const Triple& q_strides,
                          const Triple& k_strides, const Triple& v_strides,
                          const Triple& out_strides, cpu::DType dtype, cpu::Rounding rounding,
-                         double scale, bool causal, const std::string& isa) {
-            Call call{{}, heads[0], {}, false, ParseIsa(isa)};
+                         double scale, bool causal, const std::string& isa, py::object threads) {
+            Call call{{}, heads[0], {}, false, ParseIsa(isa), std::move(threads)};
             cpu::AttentionParams& p = call.params;
             p.q_heads = heads[1];
             p.kv_heads = heads[2];
@@ -185,29 +200,33 @@ void BindCpu(py::module_& m) {
                  call.lite.descending = descending;
                  call.lite.soft_skip = soft_skip;
              })
-        .def(
-            "run",
-            [](const Call& call, uintptr_t q, uintptr_t k, uintptr_t v, uintptr_t out,
-               uintptr_t lse, int threads, uintptr_t read, uintptr_t write, uintptr_t must_do,
-               uintptr_t must_skip) {
-                cpu::AttentionParams p = call.params;
-                p.q = At<void>(q);
-                p.k = At<void>(k);
-                p.v = At<void>(v);
-                p.out = At<void>(out);
-                p.lse = At<float>(lse);
-                cpu::LiteParams lite = call.lite;
-                lite.read = At<uint32_t>(read);
-                lite.write = At<uint32_t>(write);
-                lite.must_do = At<uint32_t>(must_do);
-                lite.must_skip = At<uint32_t>(must_skip);
-                py::gil_scoped_release release;
-                cpu::Attention(p, call.batch, call.skips ? &lite : nullptr, threads, call.isa);
-            },
-            py::arg("q"), py::arg("k"), py::arg("v"), py::arg("out"), py::arg("lse"),
-            py::arg("threads"), py::arg("read") = 0, py::arg("write") = 0, py::arg("must_do") = 0,
-            py::arg("must_skip") = 0);
+        // Takes the tensors of the call as the contract's tuple of them: q, k, v, out, lse and, of
+        // one that skips, read, write, must_do, must_skip.
+        .def("__call__", [](const Call& call, const py::tuple& tensors) {
+            cpu::AttentionParams p = call.params;
+            p.q = At<void>(Address(tensors[0]));
+            p.k = At<void>(Address(tensors[1]));
+            p.v = At<void>(Address(tensors[2]));
+            p.out = At<void>(Address(tensors[3]));
+            p.lse = At<float>(Address(tensors[4]));
+            cpu::LiteParams lite = call.lite;
+            if (call.skips) {
+                lite.read = At<uint32_t>(Address(tensors[5]));
+                lite.write = At<uint32_t>(Address(tensors[6]));
+                lite.must_do = At<uint32_t>(Address(tensors[7]));
+                lite.must_skip = At<uint32_t>(Address(tensors[8]));
+            }
+            const int threads = call.threads().cast<int>();
+            py::gil_scoped_release release;
+            cpu::Attention(p, call.batch, call.skips ? &lite : nullptr, threads, call.isa);
+        });
 
+    m.def("count_bits", [](uintptr_t words, int64_t count) {
+        const uint32_t* word = At<uint32_t>(words);
+        int64_t bits = 0;
+        for (int64_t i = 0; i < count; ++i) bits += std::popcount(word[i]);
+        return bits;
+    });
     m.def("cpu_available_isas", [] {
         std::vector<std::string> names;
         for (cpu::Isa isa : cpu::AvailableIsas())

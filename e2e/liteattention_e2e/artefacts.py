@@ -12,8 +12,9 @@ from typing import Any
 import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 
-from liteattention_rocm import skiplist
 from liteattention_rocm.cli.files import replacing, set_aside, write_text
+from liteattention_rocm.lite.picture import draw_steps, draw_tiles
+from liteattention_rocm.lite.statistics import SkipStatistics
 
 from .metrics import Frames, psnr
 from .report import markdown, rows, to_csv
@@ -248,7 +249,7 @@ def _skipped_tiles(result: Result, out: Path) -> list[str]:
         name = f"skipped_tiles_{configuration.slug}.png"
         title = f"{configuration.name}: {tiles.layer}, {tiles.branch}, after the last step"
         with replacing(out / name) as part:
-            skiplist.picture(tiles.kept, part, title=title)
+            draw_tiles(tiles.kept, part, title=title)
         names.append(name)
     return names
 
@@ -303,10 +304,10 @@ def _plots(result: Result, report: dict[str, Any], out: Path) -> list[str]:
         ]
         if runs:
             name = f"sparsity_by_layer_{slugs[item['name']]}.png"
-            statistics = skiplist.SkipStatistics.from_records(runs)
+            statistics = SkipStatistics.from_records(runs)
             title = f"{item['name']}: skipped tiles by layer and step"
             with replacing(out / name) as part:
-                skiplist.picture_by_step(statistics, part, title=title)
+                draw_steps(statistics, part, title=title)
             names.append(name)
 
     points = [

@@ -22,8 +22,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from liteattention_rocm import TileGeometry, skiplist
+from liteattention_rocm import TileGeometry
 from liteattention_rocm.engines import ENGINE_VARIABLE
+from liteattention_rocm.lite import bitmap
 from liteattention_sglang.generation import REPORT_VARIABLE
 from liteattention_sglang.policies import REQUEST_KEY
 
@@ -156,10 +157,10 @@ class SglangRunner:
         with np.load(report.with_suffix(".npz")) as stored:
             key = f"{best['layer']}/{best['branch']}"
             if key in stored.files:
-                bitmap = torch.from_numpy(stored[key])
-                columns = best["tiles_total"] // math.prod(bitmap.shape[:-1])
+                lists = torch.from_numpy(stored[key])
+                columns = best["tiles_total"] // math.prod(lists.shape[:-1])
                 self.tiles[configuration.name] = SkippedTiles(
-                    best["layer"], best["branch"], skiplist.unpack(bitmap, columns)
+                    best["layer"], best["branch"], bitmap.unpack(lists, columns)
                 )
         return records
 

@@ -22,7 +22,7 @@ from rich.console import Console
 
 from liteattention_rocm import collect_env
 from liteattention_rocm.cli.progress import Steps
-from liteattention_rocm.skiplist import SkipStatistics
+from liteattention_rocm.lite.statistics import SkipStatistics
 
 from . import metrics
 from .config import Configuration, SuiteConfig

@@ -10,8 +10,9 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from liteattention_rocm import LiteAttention, SkipPolicy, TileGeometry, skiplist
-from liteattention_rocm.parallel import SeqParallel
+from liteattention_rocm import LiteAttention, SkipPolicy, TileGeometry
+from liteattention_rocm.lite import bitmap
+from liteattention_rocm.lite.parallel import SeqParallel
 
 from . import denoiser
 from .clock import Clock
@@ -90,7 +91,7 @@ class Handle:
     def lists(self, layer: str, branch: str, *, split: int | None = None) -> torch.Tensor:
         """Return a copy of this rank's list of the latest run.
 
-        int32 [B, H, q_blocks, words], see :mod:`liteattention_rocm.skiplist`; under context
+        int32 [B, H, q_blocks, words], see :mod:`liteattention_rocm.lite.bitmap`; under context
         parallelism of the heads or rows that this rank attends with. In a ring ``split`` names the
         rank whose keys it is about. Raises ``KeyError`` naming what there is if there is none.
         """
@@ -107,16 +108,16 @@ class Handle:
     def kept_tiles(self, layer: str, branch: str) -> torch.Tensor:
         """Tiles that the next step of the latest run would compute; not for a ring.
 
-        Bool [B, H, q_blocks, K_blocks], True = compute; ``skiplist.picture`` draws it. Raises
-        ``KeyError`` naming what there is if the layer and branch hold no list.
+        Bool [B, H, q_blocks, K_blocks], True = compute; ``lite.picture.draw_tiles`` draws it.
+        Raises ``KeyError`` naming what there is if the layer and branch hold no list.
         """
-        bitmap = self.lite.lists(layer, branch, self.run)
+        lists = self.lite.lists(layer, branch, self.run)
         tiles = next(
             record["tiles_total"]
             for record in self.statistics.to_records()
             if record["generation"] == self.run and record["layer"] == layer
         )
-        return skiplist.unpack(bitmap, tiles // bitmap[..., 0].numel())
+        return bitmap.unpack(lists, tiles // lists[..., 0].numel())
 
     def reset(self) -> None:
         """Forget all skip lists and statistics; the next call begins a new run."""

@@ -20,7 +20,7 @@ from sglang.multimodal_gen.runtime.managers.forward_context import get_forward_c
 
 from liteattention_common import slots
 from liteattention_rocm import SkipPolicy, attention
-from liteattention_rocm.parallel import SeqParallel
+from liteattention_rocm.lite.parallel import SeqParallel
 
 from . import BACKEND_NAME
 from .diffusion_stages import generation_of

@@ -13,8 +13,8 @@ import torch
 import torch.distributed as dist
 
 from liteattention_rocm import LiteAttention, SkipPolicy, engines
-from liteattention_rocm.parallel import SeqParallel
-from liteattention_rocm.skiplist import SkipStatistics
+from liteattention_rocm.lite.parallel import SeqParallel
+from liteattention_rocm.lite.statistics import SkipStatistics
 
 #: Environment: folder for one report per request; none are written if it is not set.
 REPORT_VARIABLE = "LITEATTENTION_REPORT_DIR"
@@ -91,7 +91,7 @@ class Generation:
     ) -> torch.Tensor:
         """Return self-attention of rows that are split over ``group``, [B,S_local,H,D] each.
 
-        Keys and values go round; see :class:`~liteattention_rocm.parallel.SeqParallel`.
+        Keys and values go round; see :class:`~liteattention_rocm.lite.parallel.SeqParallel`.
         """
         if self._ring is None:
             policy = self.lite.policy
@@ -123,7 +123,7 @@ class Generation:
     def lists(self) -> dict[str, torch.Tensor]:
         """Copies of the lists as the last step left them, by "layer/branch".
 
-        int32 [B, H, q_blocks, words], see :mod:`liteattention_rocm.skiplist`. A layer and branch
+        int32 [B, H, q_blocks, words], see :mod:`liteattention_rocm.lite.bitmap`. A layer and branch
         that never skipped has none. In a ring they are by "layer/branch/rank of the keys".
         """
         found = {}

@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 import torch
 
-from liteattention_rocm import PagedBatch, attention, lite_attention, merge_states, skiplist
+from liteattention_rocm import PagedBatch, attention, lite_attention, merge_states
+from liteattention_rocm.lite import bitmap
 
 from .test_fuzz import INVALID
 
@@ -70,7 +71,7 @@ def test_numbers_that_no_float_holds(huge: Any) -> None:
 def test_real_numbers_of_every_type_are_taken(kind: Callable[[Any], Any]) -> None:
     q, k, v = (torch.randn(1, 20, 2, 8) for _ in range(3))
     assert torch.equal(attention(q, k, v, scale=kind(1)), attention(q, k, v, scale=1.0))
-    read = skiplist.full(1, 2, 1, 1)
+    read = bitmap.full(1, 2, 1, 1)
     lists = [torch.empty_like(read) for _ in range(2)]
     for write, threshold in zip(lists, (kind(-2), -2.0), strict=True):
         lite_attention(q, k, v, read, write, threshold=threshold)

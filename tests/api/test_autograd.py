@@ -19,9 +19,9 @@ from liteattention_rocm import (
     attention_varlen,
     lite_attention,
     merge_states,
-    skiplist,
     write_kv,
 )
+from liteattention_rocm.lite import bitmap
 
 ENGINES = pytest.mark.parametrize("engine", ["cpu", "reference"])
 GEOMETRY = TileGeometry(16, 64, 16)
@@ -43,7 +43,7 @@ class Calls:
         self.dense = {name: normal(1, 16, 2, 8, seed=i) for i, name in enumerate(("q", "k", "v"))}
         self.packed = {name: normal(5, 2, 8, seed=i) for i, name in enumerate(("q", "k", "v"))}
         self.cache = {name: normal(3, 4, 2, 8, seed=i) for i, name in enumerate(("k", "v"))}
-        self.read = skiplist.full(1, 2, 1, 1)
+        self.read = bitmap.full(1, 2, 1, 1)
         self.write = torch.empty_like(self.read)
         self.batch = PagedBatch(ints(0, 5), ints(7), ints(2, 0)[None])
         self.lite = LiteAttention(SkipPolicy(threshold=-1.0), engine=engine)

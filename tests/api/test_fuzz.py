@@ -26,10 +26,10 @@ from liteattention_rocm import (
     attention_varlen,
     lite_attention,
     merge_states,
-    skiplist,
     write_kv,
 )
 from liteattention_rocm.dense import default_geometry
+from liteattention_rocm.lite import bitmap
 
 from ..cpu.oracle import Exact, bound, exact
 from ..serving_api import ragged_oracle
@@ -161,7 +161,7 @@ def test_lite_attention(data: st.DataObject) -> None:
     q_blocks, k_blocks = geometry.q_blocks(q.shape[2]), geometry.k_blocks(k.shape[2])
     generator = torch.Generator().manual_seed(data.draw(st.integers(0, 2**31)))
     tiles = torch.rand(*q.shape[:2], q_blocks, k_blocks, generator=generator) < 0.7
-    read = skiplist.pack(tiles)
+    read = bitmap.pack(tiles)
     masks = {
         name: data.draw(st.sampled_from([None, *range(1 << k_blocks)]))
         for name in ("must_do", "must_skip")
@@ -170,7 +170,7 @@ def test_lite_attention(data: st.DataObject) -> None:
         if bits is not None:
             mask = torch.tensor([bool(bits >> j & 1) for j in range(k_blocks)])
             tiles = tiles | mask if name == "must_do" else tiles & ~mask
-            masks[name] = skiplist.pack(mask)
+            masks[name] = bitmap.pack(mask)
     threshold = data.draw(
         st.sampled_from([-math.inf, 0, 0.0, -1, np.float32(-2), Fraction(-1, 2), -20.0])
     )
@@ -191,9 +191,9 @@ def test_lite_attention(data: st.DataObject) -> None:
         out = out.transpose(1, 2) if layout == "bshd" else out
         within(out, expected, given_options.get("rounding", "rtne"))
     # Votes on a maximum that rounds to either side of the threshold may differ, -inf's may not.
-    differ = skiplist.unpack(lists[0] ^ lists[1], k_blocks)
+    differ = bitmap.unpack(lists[0] ^ lists[1], k_blocks)
     assert differ.sum() <= 0.02 * differ.numel()
-    assert not (skiplist.unpack(lists[0], k_blocks) & ~tiles).any()
+    assert not (bitmap.unpack(lists[0], k_blocks) & ~tiles).any()
 
 
 def masked(
@@ -431,7 +431,7 @@ def lite_call() -> dict[str, Any]:
     found = dense_call()
     del found["causal"]
     return found | {
-        "read": skiplist.full(1, 2, 2, 1), "write": skiplist.full(1, 2, 2, 1), "threshold": -2.0,
+        "read": bitmap.full(1, 2, 2, 1), "write": bitmap.full(1, 2, 2, 1), "threshold": -2.0,
         "descending": False, "soft_skip": False, "must_do": ints(1), "must_skip": ints(0),
         "geometry": TileGeometry(16, 64, 16),
     }  # fmt: skip

@@ -11,7 +11,8 @@ import pytest
 import torch
 
 import liteattention_rocm
-from liteattention_rocm import TileGeometry, skiplist
+from liteattention_rocm import TileGeometry
+from liteattention_rocm.lite import bitmap
 
 from ..cpu.oracle import bound, exact
 
@@ -38,7 +39,7 @@ def test_opcheck() -> None:
             (q, k, v, torch.empty_like(q), lse, "bshd", 0.25, True, "rtne", ""),
             test_utils=CHECKS,
         )
-    read = skiplist.full(1, 2, 5, 2)
+    read = bitmap.full(1, 2, 5, 2)
     torch.library.opcheck(
         torch.ops.liteattention_rocm.lite_attention.default,
         (
@@ -78,11 +79,11 @@ def test_compiled_lite_writes_the_same_lists() -> None:
         assert isinstance(out, torch.Tensor)
         return out
 
-    read = skiplist.full(1, 2, 16, 4)
+    read = bitmap.full(1, 2, 16, 4)
     eager, compiled = torch.empty_like(read), torch.empty_like(read)
     assert torch.equal(step(read, eager), torch.compile(step, fullgraph=True)(read, compiled))
     assert torch.equal(eager, compiled)
-    assert 0 < skiplist.sparsity(eager, 4) < 1
+    assert 0 < bitmap.sparsity(eager, 4) < 1
 
 
 def test_compile_reports_bad_calls_too() -> None:

@@ -14,9 +14,9 @@ from liteattention_rocm import (
     attention_paged,
     attention_varlen,
     lite_attention,
-    skiplist,
     write_kv,
 )
+from liteattention_rocm.lite import bitmap
 from liteattention_rocm.memory import shares_memory, target_reasons
 from liteattention_rocm.remembered import calls
 
@@ -103,7 +103,7 @@ def test_outputs_that_overlap_themselves(engine: str) -> None:
 @pytest.mark.parametrize("other", ["q", "k", "v", "out", "read", "must_do", "must_skip"])
 def test_lists_over_something_else(engine: str, other: str) -> None:
     tensors: dict[str, Any] = qkv() | {"out": torch.zeros(1, 16, 2, 8)}
-    tensors |= {"read": skiplist.full(1, 2, 1, 1), "write": skiplist.full(1, 2, 1, 1)}
+    tensors |= {"read": bitmap.full(1, 2, 1, 1), "write": bitmap.full(1, 2, 1, 1)}
     tensors |= {"must_do": ints(1), "must_skip": ints(0)}
     options: dict[str, Any] = {"threshold": -1.0, "geometry": GEOMETRY, "engine": engine}
     for _ in range(2):

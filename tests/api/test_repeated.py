@@ -15,9 +15,9 @@ from liteattention_rocm import (
     attention,
     engines,
     lite_attention,
-    skiplist,
     validation,
 )
+from liteattention_rocm.lite import bitmap
 from liteattention_rocm.remembered import calls
 
 GEOMETRY = TileGeometry(16, 64, 16)
@@ -237,7 +237,7 @@ def test_no_tensor_is_kept_and_the_memory_is_bounded(monkeypatch: pytest.MonkeyP
 
 
 def lists(length: int = 48) -> tuple[torch.Tensor, torch.Tensor]:
-    read = skiplist.full(1, 2, GEOMETRY.q_blocks(length), GEOMETRY.k_blocks(length))
+    read = bitmap.full(1, 2, GEOMETRY.q_blocks(length), GEOMETRY.k_blocks(length))
     return read, torch.empty_like(read)
 
 
@@ -261,7 +261,7 @@ def test_a_repeated_step_is_checked_once_and_reads_and_writes_its_own_lists(
     assert len(checks) == 2 and len(calls) == 2
     for ours, theirs in zip(results[0][0], results[1][0], strict=True):
         assert torch.equal(ours, theirs)
-    assert 0 < skiplist.sparsity(results[0][0][-1], 4) < 1
+    assert 0 < bitmap.sparsity(results[0][0][-1], 4) < 1
     assert torch.allclose(results[0][1].double(), results[1][1].double(), atol=0.03)
 
 

@@ -16,7 +16,7 @@ import torch
 
 from liteattention_e2e import runner
 from liteattention_e2e.config import SuiteConfig
-from liteattention_rocm import skiplist
+from liteattention_rocm.lite import bitmap
 from tests.kernels import machine
 from tests.kernels.test_lite import full, step
 
@@ -65,16 +65,16 @@ def captured() -> list[Tensors]:
     return found
 
 
-def kept_tiles(bitmap: torch.Tensor) -> torch.Tensor:
+def kept_tiles(lists: torch.Tensor) -> torch.Tensor:
     """Tiles that each q block computes: [B, H, q_blocks]."""
-    return skiplist.unpack(bitmap, K_BLOCKS).sum(-1)
+    return bitmap.unpack(lists, K_BLOCKS).sum(-1)
 
 
 @pytest.mark.parametrize("soft_skip", [False, True])
 @pytest.mark.parametrize("walk", ["alternating", "ascending", "descending"])
 def test_eight_denoising_steps(captured: list[Tensors], walk: str, soft_skip: bool) -> None:
     read = full(*captured[0][:2])
-    must_do = skiplist.pack(torch.tensor([j in (0, K_BLOCKS - 1) for j in range(K_BLOCKS)]))
+    must_do = bitmap.pack(torch.tensor([j in (0, K_BLOCKS - 1) for j in range(K_BLOCKS)]))
     sparsity = []
     for n, (q, k, v) in enumerate(captured):
         descending = n % 2 == 1 if walk == "alternating" else walk == "descending"
@@ -99,7 +99,7 @@ def test_eight_denoising_steps(captured: list[Tensors], walk: str, soft_skip: bo
         else:
             assert executed == tiles * MFMA
         read = write
-        sparsity.append(skiplist.sparsity(read, K_BLOCKS))
+        sparsity.append(bitmap.sparsity(read, K_BLOCKS))
     print(f"\n{walk}, soft_skip {soft_skip}: sparsity by step {[f'{s:.2f}' for s in sparsity]}")
     assert 0.05 < sparsity[-1] < 0.95
     assert sparsity == sorted(sparsity)  # what is left out stays left out

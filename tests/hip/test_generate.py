@@ -13,9 +13,10 @@ import typer
 from typer.testing import CliRunner
 
 from liteattention_e2e import cli
-from liteattention_rocm import MI300X_GEOMETRY, skiplist
+from liteattention_rocm import MI300X_GEOMETRY
 from liteattention_rocm.contract import Bound, LiteRequest, LiteTensors, Request
 from liteattention_rocm.engines import gfx942, reference
+from liteattention_rocm.lite import bitmap
 
 PROMPT = "a red circle moves right on a blue background"
 
@@ -43,8 +44,8 @@ def voted(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
         def step(t: LiteTensors) -> None:
             run(t)
             expected, _ = reference.vote(request, t.q, t.k, t.read, t.must_do, t.must_skip)
-            assert torch.equal(t.write, skiplist.pack(expected))
-            seen.append((int(skiplist.count(t.read)), int(skiplist.count(t.write))))
+            assert torch.equal(t.write, bitmap.pack(expected))
+            seen.append((int(bitmap.count(t.read)), int(bitmap.count(t.write))))
 
         return step
 

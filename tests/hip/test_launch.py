@@ -16,7 +16,7 @@ import liteattention_rocm
 from liteattention_rocm import MI300X_GEOMETRY, TileGeometry, _core, engines, kernels
 from liteattention_rocm.contract import DenseTensors, LiteTensors, WriteRequest, WriteTensors
 from liteattention_rocm.engines import LIBRARY_VARIABLE, gfx942, workspace
-from liteattention_rocm.engines.settings import _architecture
+from liteattention_rocm.engines.environment import _architecture
 from tests.kernels.variants import KERNELS
 
 from .calls import (
@@ -222,9 +222,9 @@ def test_lite_kernels_get_exactly_these_bytes(
     )
     expect_launches(cpu_hip, expected)
     spans = {tuple(map(int, call.split()[:2])) for call in cpu_hip.of("hipHostRegister")}
-    for bitmap in (read, write, must_do, must_skip):
-        if bitmap is not None:
-            assert (bitmap.data_ptr(), bitmap.numel() * 4) in spans
+    for bits in (read, write, must_do, must_skip):
+        if bits is not None:
+            assert (bits.data_ptr(), bits.numel() * 4) in spans
     assert (base, c.v_t_bytes) in spans
     assert ((order, rows * q_blocks * 4) in spans) == bool(order)
     # all of it is handed back

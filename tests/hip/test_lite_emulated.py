@@ -24,9 +24,9 @@ from liteattention_rocm import (
     _core,
     attention,
     lite_attention,
-    skiplist,
 )
 from liteattention_rocm.engines import gfx942, workspace
+from liteattention_rocm.lite import bitmap
 from tests.lite import stray_bits
 
 from .calls import run_dense
@@ -180,7 +180,7 @@ def test_minus_infinity_equals_the_dense_kernel_bit_for_bit(
 ) -> None:
     case = Case(390, 450, dim, group=2, dtype=dtype)
     q, k, v = case.tensors(0)
-    read = skiplist.full(1, 2, 2, 8)
+    read = bitmap.full(1, 2, 2, 8)
     write = torch.zeros_like(read)
     out, lse = lite_attention(
         q, k, v, read, write, threshold=-math.inf, descending=descending, soft_skip=descending,
@@ -212,21 +212,21 @@ def test_a_policy_of_minus_infinity_equals_dense_at_every_step(branches: str) ->
             else:  # what step 2 dropped stays dropped, also at -inf
                 lists = machine.lists("a", branch)
                 assert torch.equal(lists, oracle.lists("a", branch))
-                assert int(skiplist.count(lists)) < 16
+                assert int(bitmap.count(lists)) < 16
     assert machine.statistics.to_records() == oracle.statistics.to_records()
 
 
 def test_a_q_block_without_tiles_gives_zeros() -> None:
     case = Case(400, 300)
     q, k, v = case.tensors(0)
-    read = skiplist.full(1, 1, 2, 5)
+    read = bitmap.full(1, 1, 2, 5)
     read[:, :, 1] = 0
     write = torch.full_like(read, -1)
     out, lse = lite_attention(
         q, k, v, read, write, threshold=-4.0, layout="bhsd", return_lse=True, engine="gfx942"
     )
     assert (out[:, :, 384:] == 0).all() and (lse[:, :, 384:] == -math.inf).all()
-    assert (write[:, :, 1] == 0).all() and int(skiplist.count(write)) > 0
+    assert (write[:, :, 1] == 0).all() and int(bitmap.count(write)) > 0
     assert lse[:, :, :384].isfinite().all()
 
 
@@ -250,7 +250,7 @@ def test_states_of_two_shapes_on_two_streams_do_not_meet(
     mine.stream = 0
     monkeypatch.setattr(workspace, "_no_stream", lambda index: mine.stream)
     expected = [alone(i, LiteAttention(policy, engine="gfx942")) for i in range(2)]
-    assert all(int(skiplist.count(found[-1])) < int(skiplist.count(found[1])) for found in expected)
+    assert all(int(bitmap.count(found[-1])) < int(bitmap.count(found[1])) for found in expected)
 
     shared = LiteAttention(policy, engine="gfx942")
     found: list[list[torch.Tensor]] = [[], []]

@@ -14,7 +14,8 @@ from dataclasses import dataclass
 import pytest
 import torch
 
-from liteattention_rocm import kernels, skiplist
+from liteattention_rocm import kernels
+from liteattention_rocm.lite import bitmap
 
 from . import machine
 from .conftest import SOURCES
@@ -71,7 +72,7 @@ def count(name: str) -> Count:
         )
         out = torch.empty_like(q)
         if "lite" in name:
-            read = skiplist.pack(torch.ones(1, 1, 1, blocks, dtype=torch.bool))
+            read = bitmap.pack(torch.ones(1, 1, 1, blocks, dtype=torch.bool))
             write = torch.empty_like(read)
             reports[blocks] = machine.lite(q, k, v, out, None, read, write, threshold=-6.0)
             assert torch.equal(read, write)  # random scores lose no tile

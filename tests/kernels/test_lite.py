@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 import torch
 
-from liteattention_rocm import skiplist
 from liteattention_rocm.contract import MI300X_GEOMETRY, LiteRequest
 from liteattention_rocm.engines.reference import vote
+from liteattention_rocm.lite import bitmap
 from tests.cpu.oracle import HALF_ULP, TINY
 
 from . import machine
@@ -66,11 +66,11 @@ def request_of(q: torch.Tensor, k: torch.Tensor, scale: float, *step: Any) -> Li
 def full(q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
     blocks = TILE.k_blocks(k.shape[1])
     shape = (q.shape[0], q.shape[2], TILE.q_blocks(q.shape[1]), blocks)
-    return skiplist.pack(torch.ones(shape, dtype=torch.bool))
+    return bitmap.pack(torch.ones(shape, dtype=torch.bool))
 
 
 def mask(blocks: set[int], count: int) -> torch.Tensor:
-    return skiplist.pack(torch.tensor([j in blocks for j in range(count)]))
+    return bitmap.pack(torch.tensor([j in blocks for j in range(count)]))
 
 
 def check_output(
@@ -129,7 +129,7 @@ def step(
         threshold=threshold, scale=scale, must_do=must_do, must_skip=must_skip, **options,
     )  # fmt: skip
     assert (guarded[:32] == 0x5A5A5A5A).all() and (guarded[-32:] == 0x5A5A5A5A).all()
-    assert torch.equal(write, skiplist.pack(expected))
+    assert torch.equal(write, bitmap.pack(expected))
     if check:
         check_output(q, k, v, rows, scale, out, lse, options.get("rounding", "rtne"))
     return write, out, lse, report
@@ -145,7 +145,7 @@ def run_steps(
     for n in range(steps):
         descending = bool(n % 2) ^ first_descending
         read = step(q, k, v, read, descending=descending, **options)[0]
-        found.append(skiplist.sparsity(read, TILE.k_blocks(k.shape[1])))
+        found.append(bitmap.sparsity(read, TILE.k_blocks(k.shape[1])))
         assert found[-1] >= ([0.0, *found])[-2]
         k = k.roll(1, 1)  # scores move a little from step to step
     return found
@@ -166,7 +166,7 @@ def test_diffuse_scores_skip_nothing_that_the_oracle_keeps() -> None:
     q, k, v = (integers(1, n, 1, 64, seed=n) for n in (384, 640, 641))
     v = v[:, :640]
     write, *_ = step(q, k, v, full(q, k), threshold=-6.0)
-    assert skiplist.sparsity(write, 10) == 0.0
+    assert bitmap.sparsity(write, 10) == 0.0
     # nearly equal maxima: a threshold of 0 drops tiles whose maxima are no larger in every row
     step(q, k * 0 + 1, v, full(q, k), threshold=0.0, descending=True)
 
@@ -181,14 +181,14 @@ def test_must_do_and_must_skip_at_both_ends(descending: bool) -> None:
     for soft in (False, True):
         kinds: dict[str, Any] = {"scale": 0.25, "threshold": -0.5, "soft_skip": soft}
         write, *_ = step(q, k, v, full(q, k), must_do=do, descending=descending, **kinds)
-        bits = skiplist.unpack(write, 11)[0, 0, 0]
+        bits = bitmap.unpack(write, 11)[0, 0, 0]
         assert bits[0] and bits[10] and not bits.all()
         step(q, k, v, full(q, k), must_skip=skip, descending=descending, **kinds)
         # both: must-skip wins
         write, *_ = step(
             q, k, v, empty_list, must_do=do, must_skip=skip, descending=descending, **kinds
         )
-        assert skiplist.unpack(write, 11)[0, 0, 0].nonzero().flatten().tolist() == [0]
+        assert bitmap.unpack(write, 11)[0, 0, 0].nonzero().flatten().tolist() == [0]
 
 
 @pytest.mark.parametrize("dim", [64, 128])
@@ -219,7 +219,7 @@ def test_what_is_skipped_costs_nothing(dim: int) -> None:
     generator = torch.Generator().manual_seed(0)
     kept = torch.rand(1, 2, 2, 70, generator=generator) < 0.08
     kept[0, 0, 0, 40:] = False  # a word without any
-    *_, report = step(q, k, v, skiplist.pack(kept), threshold=-math.inf)
+    *_, report = step(q, k, v, bitmap.pack(kept), threshold=-math.inf)
     tiles = int(kept.sum())
     assert report.by_unit()["mfma"] == tiles * 8 * 192 * dim // 128
     assert report.counters["lds_dma_bytes"] == tiles * 64 * dim * 2
@@ -259,7 +259,7 @@ def test_without_a_threshold_it_is_dense_bit_for_bit(kv_len: int, dim: int) -> N
 def test_order_and_batch_and_groups() -> None:
     q, k, v = peaked(2, 4, 2, 800, 300, 64, seed=11)
     generator = torch.Generator().manual_seed(1)
-    read = skiplist.pack(torch.rand(2, 4, 3, 5, generator=generator) < 0.5)
+    read = bitmap.pack(torch.rand(2, 4, 3, 5, generator=generator) < 0.5)
     plain = step(q, k, v, read, threshold=-2.0)
     order = machine.plan(read)
     assert not torch.equal(order, torch.arange(3).expand(2, 4, 3).int())
@@ -296,8 +296,8 @@ def test_rows_that_met_a_special_score(special: float, soft_skip: bool) -> None:
             soft_skip=soft_skip,
         )  # fmt: skip
         if key == 3:  # other rows see 0 * special = NaN: nothing may be dropped any more
-            assert skiplist.sparsity(write, 10) == 0.0
-    assert skiplist.sparsity(base, 10) > 0.0
+            assert bitmap.sparsity(write, 10) == 0.0
+    assert bitmap.sparsity(base, 10) > 0.0
 
 
 @pytest.mark.parametrize("soft_skip", [False, True])
@@ -311,14 +311,14 @@ def test_infinite_maxima_without_and_with_nan(soft_skip: bool) -> None:
     write, *_ = step(
         q, infinite, v, full(q, k), threshold=-1.0, scale=0.25, check=False, soft_skip=soft_skip
     )
-    assert skiplist.unpack(write, 10)[0, 0, 0].nonzero().flatten().tolist() == [0, 1]
+    assert bitmap.unpack(write, 10)[0, 0, 0].nonzero().flatten().tolist() == [0, 1]
     for nan_key in (10, 101, 300):  # before, in and after the tile with the infinity
         both = infinite.clone()
         both[0, nan_key, :, 63] = math.nan
         write, *_ = step(
             q, both, v, full(q, k), threshold=-1.0, scale=0.25, check=False, soft_skip=soft_skip
         )
-        bits = skiplist.unpack(write, 10)[0, 0, 0]
+        bits = bitmap.unpack(write, 10)[0, 0, 0]
         assert bits[nan_key // 64 :].all()
 
 
@@ -335,7 +335,7 @@ def test_roundings_and_fp16(dim: int) -> None:
         step(q, k, v, full(q, k), threshold=-2.0, scale=0.2, rounding=rounding)
     q, k, v = q.half(), k.half(), v.half()
     write, *_ = step(q, k, v, full(q, k), threshold=-2.0, scale=0.2)
-    assert skiplist.sparsity(write, 7) > 0
+    assert bitmap.sparsity(write, 7) > 0
 
 
 @pytest.mark.parametrize("soft_skip", [False, True])
@@ -405,8 +405,8 @@ def test_more_than_two_words_and_long_gaps(descending: bool) -> None:
     generator = torch.Generator().manual_seed(2)
     kept = torch.rand(1, 1, 1, 313, generator=generator) < 0.3
     kept[..., :40] = kept[..., 100:200] = kept[..., 280:] = False
-    *_, report = step(q, k, v, skiplist.pack(kept), threshold=-2.0, descending=descending)
+    *_, report = step(q, k, v, bitmap.pack(kept), threshold=-2.0, descending=descending)
     assert report.by_unit()["mfma"] == int(kept.sum()) * 8 * 96
     one = torch.zeros_like(kept)
     one[..., 150] = True
-    step(q, k, v, skiplist.pack(one), threshold=-2.0, descending=descending)
+    step(q, k, v, bitmap.pack(one), threshold=-2.0, descending=descending)

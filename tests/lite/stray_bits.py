@@ -7,8 +7,9 @@ from typing import Any
 
 import torch
 
-from liteattention_rocm import lite_attention, skiplist
+from liteattention_rocm import lite_attention
 from liteattention_rocm.dense import default_geometry
+from liteattention_rocm.lite import bitmap
 
 
 def check(engine: str, kv_len: int, dtype: torch.dtype = torch.bfloat16) -> None:
@@ -18,11 +19,11 @@ def check(engine: str, kv_len: int, dtype: torch.dtype = torch.bfloat16) -> None
     k, v = (torch.randn(1, 1, kv_len, 64, generator=generator).to(dtype) for _ in "kv")
     tile = default_geometry(q, engine)
     k_blocks = tile.k_blocks(kv_len)
-    full = skiplist.full(1, 2, tile.q_blocks(200), k_blocks)
-    ends = ~skiplist.full(1, 1, 1, k_blocks).view(-1)  # the bits that mean nothing
+    full = bitmap.full(1, 2, tile.q_blocks(200), k_blocks)
+    ends = ~bitmap.full(1, 1, 1, k_blocks).view(-1)  # the bits that mean nothing
     assert ends.any()
     some = full & torch.randint(-(2**31), 2**31, full.shape, generator=generator).int()
-    mask = skiplist.pack(torch.arange(k_blocks) % 5 == 3)
+    mask = bitmap.pack(torch.arange(k_blocks) % 5 == 3)
     for read, must_do, must_skip in (
         (full, None, None),
         (some, None, None),

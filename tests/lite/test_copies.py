@@ -14,9 +14,9 @@ import torch.distributed as dist
 from torch import nn
 
 from liteattention_rocm import LiteAttention, SkipPolicy
-from liteattention_rocm.parallel import SeqParallel
+from liteattention_rocm.lite.parallel import SeqParallel
 
-from .test_state import POLICY, THRESHOLD, TILE, By, call, expect, inputs, make
+from .simulation import POLICY, THRESHOLD, TILE, By, call, expect, inputs, make, watch_engine
 
 
 def saved(value: Any) -> Any:
@@ -68,19 +68,11 @@ def test_a_copy_between_branches_of_a_step_keeps_the_votes_so_far(way: Callable[
 
 
 def test_a_copy_drops_the_votes_of_a_call_under_way(monkeypatch: pytest.MonkeyPatch) -> None:
-    from liteattention_rocm import dense
-
     lite, by = make(), By()
     for step in range(2):
         expect(lite, by, step, inputs(step))
     twins: list[LiteAttention] = []
-    run = dense.lite_attention
-
-    def copied_meanwhile(*args: Any, **kwargs: Any) -> Any:
-        twins.append(copy.deepcopy(lite))
-        return run(*args, **kwargs)
-
-    monkeypatch.setattr(dense, "lite_attention", copied_meanwhile)
+    watch_engine(monkeypatch, lambda _: twins.append(copy.deepcopy(lite)))
     call(lite, inputs(2), 2)
     monkeypatch.undo()
     expect(twins[0], by, 2, inputs(2))

@@ -20,10 +20,10 @@ from liteattention_rocm import (
     TileGeometry,
     attention,
     lite_attention,
-    skiplist,
 )
 from liteattention_rocm.engines import ISA_VARIABLE
 from liteattention_rocm.engines.cpu import available_isas
+from liteattention_rocm.lite import bitmap
 from tests.conftest import forget
 
 from . import stray_bits
@@ -92,7 +92,7 @@ def mask(blocks: list[int], k_blocks: int) -> torch.Tensor | None:
         return None
     chosen = torch.zeros(k_blocks, dtype=torch.bool)
     chosen[blocks] = True
-    return skiplist.pack(chosen)
+    return bitmap.pack(chosen)
 
 
 def tensors(case: Case, seed: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -141,7 +141,7 @@ def check(case: Case, seed: int) -> tuple[int, int, int]:
     words = case.tile.words(case.kv_len)
     k_blocks = case.tile.k_blocks(case.kv_len)
     q_blocks = case.tile.q_blocks(case.q_len)
-    read = skiplist.full(case.batch, case.heads, q_blocks, k_blocks)
+    read = bitmap.full(case.batch, case.heads, q_blocks, k_blocks)
     if seed % 3 == 0:  # a list with holes, empty rows included
         holes = torch.rand(read.shape[:3], generator=torch.Generator().manual_seed(seed)) < 0.3
         random_bits = torch.randint(
@@ -190,8 +190,8 @@ def check(case: Case, seed: int) -> tuple[int, int, int]:
         torch.testing.assert_close(lse, exact_lse, rtol=2.0**-23, atol=1e-5)
         kept = read if case.must_do is None else read | case.must_do
         kept = kept if case.must_skip is None else kept & ~case.must_skip
-        walked += int(skiplist.count(kept))
-        dropped += int(skiplist.count(kept)) - int(skiplist.count(write))
+        walked += int(bitmap.count(kept))
+        dropped += int(bitmap.count(kept)) - int(bitmap.count(write))
         read = write
     return walked, dropped, int(case.soft_skip)
 
@@ -225,7 +225,7 @@ def test_threshold_minus_infinity_equals_dense_bit_for_bit(
     monkeypatch.setenv(ISA_VARIABLE, isas[seed % len(isas)])
     case = draw(seed)
     q, k, v = tensors(case, seed)
-    read = skiplist.full(
+    read = bitmap.full(
         case.batch,
         case.heads,
         case.tile.q_blocks(case.q_len),
@@ -287,7 +287,7 @@ def test_a_nan_score_keeps_its_tile_and_the_row_s_later_ones(
         keys = k.clone()
         if nan_key is not None:
             keys[0, 0, nan_key, 5] = math.nan
-        read = skiplist.full(1, 1, 10, 10)
+        read = bitmap.full(1, 1, 10, 10)
         written = {}
         for engine in ("cpu", "reference"):
             written[engine] = torch.empty_like(read)
@@ -305,7 +305,7 @@ def test_a_nan_score_keeps_its_tile_and_the_row_s_later_ones(
                 engine=engine,
             )
         assert torch.equal(written["cpu"], written["reference"])
-        kept = skiplist.unpack(written["cpu"], 10)[0, 0, 0]
+        kept = bitmap.unpack(written["cpu"], 10)[0, 0, 0]
         assert kept.sum() < 10
         if nan_key is not None:
             assert kept[nan_key // 64]

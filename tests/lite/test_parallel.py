@@ -16,7 +16,7 @@ from liteattention_rocm import (
     attention,
     merge_states,
 )
-from liteattention_rocm.parallel import SeqParallel
+from liteattention_rocm.lite.parallel import SeqParallel
 
 TILE = TileGeometry(64, 64, 32)
 BATCH, ROWS, HEADS, KV_HEADS, WIDTH = 1, 1024, 8, 4, 32

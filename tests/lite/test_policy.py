@@ -12,7 +12,8 @@ import pytest
 import torch
 from pydantic import ValidationError
 
-from liteattention_rocm import SkipPolicy, skiplist
+from liteattention_rocm import SkipPolicy
+from liteattention_rocm.lite import bitmap
 
 INF = math.inf
 
@@ -196,18 +197,17 @@ def test_threshold_at_lists_every_reason() -> None:
 
 
 def test_direction_and_retest() -> None:
-    assert [SkipPolicy().descends(n) for n in range(4)] == [False, True, False, True]
-    assert not any(SkipPolicy(direction="ascending").descends(n) for n in range(4))
-    assert all(SkipPolicy(direction="descending").descends(n) for n in range(4))
-    policy = SkipPolicy(retest_every=3)
-    assert [n for n in range(8) if policy.retests(n)] == [0, 3, 6]
-    assert not any(SkipPolicy().retests(n) for n in range(4))
+    by_parity = {"alternate": (False, True), "ascending": (False,) * 2, "descending": (True,) * 2}
+    for direction, expected in by_parity.items():
+        made = SkipPolicy(direction=direction).schedule("x", 64, None, 0)
+        assert made.descending == expected and made.retest_every == 0
+    assert SkipPolicy(retest_every=3).schedule("x", 64, None, 0).retest_every == 3
 
 
 def blocks(mask: torch.Tensor | None, k_blocks: int) -> list[int]:
     if mask is None:
         return []
-    return skiplist.unpack(mask, k_blocks).nonzero().flatten().tolist()
+    return bitmap.unpack(mask, k_blocks).nonzero().flatten().tolist()
 
 
 def test_must_do_rounds_outward_and_must_skip_inward() -> None:

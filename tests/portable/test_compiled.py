@@ -18,9 +18,10 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon._runtime import GluonASTSource
 
 import liteattention_emulator as emulator
-from liteattention_rocm import TileGeometry, lite_attention, skiplist
+from liteattention_rocm import TileGeometry, lite_attention
 from liteattention_rocm.contract import LOG2E
 from liteattention_rocm.engines.triton import hopper, kernels, ragged, tiles
+from liteattention_rocm.lite import bitmap
 from tests.cpu.oracle import bound, exact
 from tests.emulator.triton_kernels import compile_for_gfx942
 
@@ -198,15 +199,15 @@ def test_lists_on_the_emulator_equal_the_oracle_bit_for_bit() -> None:
     """The three launches of a step, gfx942 machine code, two steps in both directions."""
     tile, q_len, kv_len = TileGeometry(32, 16, 32), 60, 600
     q_blocks, k_blocks, words = tile.q_blocks(q_len), tile.k_blocks(kv_len), tile.words(kv_len)
-    must_do = skiplist.pack(torch.arange(k_blocks) % 9 == 2)
-    must_skip = skiplist.pack(torch.arange(k_blocks) % 7 == 3)
+    must_do = bitmap.pack(torch.arange(k_blocks) % 9 == 2)
+    must_skip = bitmap.pack(torch.arange(k_blocks) % 7 == 3)
     generator = torch.Generator().manual_seed(0)
 
     def grid(rows: int) -> torch.Tensor:
         x = torch.randn(1, 1, rows, 64, generator=generator)
         return ((x * 8).round() / 8).clamp(-4, 4).bfloat16()
 
-    read = skiplist.full(1, 1, q_blocks, k_blocks)
+    read = bitmap.full(1, 1, q_blocks, k_blocks)
     for descending in (False, True):
         q, k, v = grid(q_len), grid(kv_len), grid(kv_len)
         heights = torch.linspace(-3, 3, k_blocks)[(torch.arange(k_blocks) * 5) % k_blocks]
@@ -248,4 +249,4 @@ def test_lists_on_the_emulator_equal_the_oracle_bit_for_bit() -> None:
         assert torch.allclose(out.double(), other.double(), atol=0.02, rtol=0.01)
         assert torch.allclose(lse, other_lse, atol=1e-4)
         read = votes
-    assert 0.1 < skiplist.sparsity(read, k_blocks) < 0.95
+    assert 0.1 < bitmap.sparsity(read, k_blocks) < 0.95

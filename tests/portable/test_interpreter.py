@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 import torch
 
-from liteattention_rocm import TileGeometry, attention, lite_attention, skiplist
+from liteattention_rocm import TileGeometry, attention, lite_attention
+from liteattention_rocm.lite import bitmap
 from tests.cpu.oracle import HALF_ULP, bound, exact
 from tests.lite import stray_bits
 
@@ -84,9 +85,9 @@ def test_lists_equal_the_oracle_bit_for_bit(
 ) -> None:
     k_blocks = tile.k_blocks(kv_len)
     numbers = torch.arange(k_blocks)
-    must_do = skiplist.pack(numbers % 9 == 2) if masks else None
-    must_skip = skiplist.pack(numbers % 7 == 3) if masks else None
-    read = skiplist.full(1, 2, tile.q_blocks(q_len), k_blocks)
+    must_do = bitmap.pack(numbers % 9 == 2) if masks else None
+    must_skip = bitmap.pack(numbers % 7 == 3) if masks else None
+    read = bitmap.full(1, 2, tile.q_blocks(q_len), k_blocks)
     read[0, 1, 0] = 0  # nothing to compute but what must be
     sparsities = []
     for step in range(3):
@@ -124,14 +125,14 @@ def test_lists_equal_the_oracle_bit_for_bit(
         assert torch.allclose(ours[1], theirs[1], atol=0.02, rtol=0.01)
         assert torch.allclose(ours[2], theirs[2], atol=1e-4)
         read = theirs[0]
-        sparsities.append(skiplist.sparsity(read, k_blocks))
+        sparsities.append(bitmap.sparsity(read, k_blocks))
     assert 0.05 < sparsities[0] < sparsities[-1] < 0.99
 
 
 def test_no_threshold_is_dense_bit_for_bit() -> None:
     q, k, v = (normal(1, 2, 200, 64, seed=i) for i in range(3))
     tile = TileGeometry(128, 64, 64)  # what dense calls are compiled for
-    read = skiplist.full(1, 2, 2, 4)
+    read = bitmap.full(1, 2, 2, 4)
     write = torch.zeros_like(read)
     out, lse = lite_attention(
         q, k, v, read, write, threshold=-math.inf, descending=True, geometry=tile,
@@ -150,7 +151,7 @@ def test_a_tile_exactly_at_the_threshold_is_negligible() -> None:
     # scores of K blocks 0 to 3: 0, -4, -3.875, -4.125, in log2 units
     k[0, 0, :, 0] = torch.tensor([0.0, -4.0, -3.875, -4.125]).repeat_interleave(16)
     tile = TileGeometry(16, 16, 16)
-    read = skiplist.full(1, 1, 2, 4)
+    read = bitmap.full(1, 1, 2, 4)
     for engine in ("portable", "reference"):
         write = torch.zeros_like(read)
         lite_attention(
@@ -158,14 +159,14 @@ def test_a_tile_exactly_at_the_threshold_is_negligible() -> None:
             scale=1 / math.log2(math.e), engine=engine,
         )  # fmt: skip
         # the second q block has 4 rows: those past the end have no vote
-        assert skiplist.unpack(write, 4)[0, 0].tolist() == [[True, False, True, False]] * 2
+        assert bitmap.unpack(write, 4)[0, 0].tolist() == [[True, False, True, False]] * 2
 
 
 def test_nan_keeps_every_later_tile() -> None:
     q, k, v = (grid(1, 1, 64, 64, seed=i) for i in range(3))
     k[0, 0, 20, 3] = math.nan
     tile = TileGeometry(16, 16, 16)
-    read = skiplist.full(1, 1, 4, 4)
+    read = bitmap.full(1, 1, 4, 4)
     lists = []
     for engine in ("portable", "reference"):
         write = torch.zeros_like(read)
@@ -182,7 +183,7 @@ def test_requests_it_cannot_run_list_every_reason() -> None:
         attention(q, q, q, layout="bhsd", engine="portable")
     x = torch.zeros(1, 2, 40, 64, dtype=torch.bfloat16)
     tile = TileGeometry(96, 48, 48)
-    read = skiplist.full(1, 2, 1, 1)
+    read = bitmap.full(1, 2, 1, 1)
     with pytest.raises(ValueError, match=r"q_block must be a power of two.*k_block must be"):
         lite_attention(
             x, x, x, read, read.clone(), threshold=-4.0, geometry=tile, layout="bhsd",

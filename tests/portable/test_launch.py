@@ -12,7 +12,7 @@ import pytest
 import torch
 from triton import knobs
 
-from liteattention_rocm import TileGeometry, skiplist
+from liteattention_rocm import TileGeometry
 from liteattention_rocm.contract import (
     DenseRequest,
     DenseTensors,
@@ -24,6 +24,7 @@ from liteattention_rocm.contract import (
     WriteTensors,
 )
 from liteattention_rocm.engines.triton import launch, ragged_launch, tiles
+from liteattention_rocm.lite import bitmap
 
 STREAM = 77
 CPU = torch.device("cpu")
@@ -245,7 +246,7 @@ def test_plain_code_depends_on_alignment(driver: Driver, kernels: dict[str, Func
 def test_a_bound_step_hands_its_workspace_on(
     driver: Driver, kernels: dict[str, Function], hopper: bool, masks: bool
 ) -> None:
-    read = skiplist.full(1, 4, 3, 3)
+    read = bitmap.full(1, 4, 3, 3)
     write = torch.empty_like(read)
     do, skip = (torch.zeros(1, dtype=torch.int32) if masks else None for _ in range(2))
     step = request(descending=True)
@@ -297,7 +298,7 @@ def test_a_step_whose_kernels_are_not_all_compiled_yet_compiles_the_rest(
     driver: Driver, kernels: dict[str, Function]
 ) -> None:
     """The attention kernel does not depend on the direction, the one that lists tiles does."""
-    read = skiplist.full(1, 4, 3, 3)
+    read = bitmap.full(1, 4, 3, 3)
     everything = LiteTensors(*tensors(), read, torch.empty_like(read), None, None)
     for descending in (True, False, True):
         step = request(descending=descending)

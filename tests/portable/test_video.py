@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 pytest.importorskip("diffusers", reason="diffusers is not installed (extra: diffusers)")
 
 from liteattention_benchmark import cli, video
-from liteattention_rocm import skiplist
+from liteattention_rocm.lite import bitmap
 
 CPU = torch.device("cpu")
 CONFIGS = Path(video.__file__).parent / "configs"
@@ -148,5 +148,5 @@ def test_lists_differ_by_layer(smoke: video.Config) -> None:
 
     tile = TileGeometry(32, 32, 32)
     (a, count), (b, _) = (lists.of(name, 0.5, tile) for name in ("one", "two"))
-    assert not torch.equal(a, b) and count == int(skiplist.count(a))
+    assert not torch.equal(a, b) and count == int(bitmap.count(a))
     assert lists.of("one", 0.5, tile)[0] is a

@@ -11,8 +11,9 @@ import numpy as np
 import pytest
 import torch
 
-from liteattention_rocm import attention, lite_attention, skiplist
+from liteattention_rocm import attention, lite_attention
 from liteattention_rocm.contract import TileGeometry
+from liteattention_rocm.lite import bitmap
 
 F = np.float32
 LOG2E = 1.0 / math.log(2.0)
@@ -99,8 +100,8 @@ def slow_step(case: Case) -> tuple[list, torch.Tensor, torch.Tensor]:
     return written, out, lse
 
 
-def bitmap(lists: list, k_blocks: int) -> torch.Tensor:
-    """Sets of K blocks as words, by Python integers rather than by skiplist.pack."""
+def packed(lists: list, k_blocks: int) -> torch.Tensor:
+    """Sets of K blocks as words, by Python integers rather than by bitmap.pack."""
     words = -(-k_blocks // 32)
 
     def row(kept: set) -> list[int]:
@@ -116,12 +117,12 @@ def bitmap(lists: list, k_blocks: int) -> torch.Tensor:
 
 
 def mask_words(blocks: frozenset, k_blocks: int) -> torch.Tensor | None:
-    return bitmap([[[set(blocks)]]], k_blocks)[0, 0, 0] if blocks else None
+    return packed([[[set(blocks)]]], k_blocks)[0, 0, 0] if blocks else None
 
 
 def fast_step(case: Case) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     k_blocks = case.tile.k_blocks(case.k.shape[2])
-    read = bitmap(case.read, k_blocks)
+    read = packed(case.read, k_blocks)
     write = torch.full_like(read, 0x5A5A5A5A)
     out, lse = lite_attention(
         case.q,
@@ -201,7 +202,7 @@ def check(case: Case) -> list:
     want_lists, want, want_lse = slow_step(case)
     write, out, lse = fast_step(case)
     k_blocks = case.tile.k_blocks(case.k.shape[2])
-    assert torch.equal(write, bitmap(want_lists, k_blocks))
+    assert torch.equal(write, packed(want_lists, k_blocks))
     # half a unit in the last place, and half of the smallest fp16 subnormal
     half_ulp = {torch.bfloat16: 2.0**-8, torch.float16: 2.0**-11, torch.float32: 2.0**-24}
     bound = half_ulp[out.dtype] * 1.0001 * want.abs() + 2.0**-25
@@ -301,7 +302,7 @@ def test_threshold_minus_infinity_equals_dense_bit_for_bit() -> None:
             engine="reference",
         )
         assert torch.equal(out, dense) and torch.equal(lse, dense_lse)
-        assert torch.equal(write, bitmap(case.read, k_blocks))
+        assert torch.equal(write, packed(case.read, k_blocks))
 
 
 def test_sparse_output_is_dense_output_masked_by_the_same_list() -> None:
@@ -310,7 +311,7 @@ def test_sparse_output_is_dense_output_masked_by_the_same_list() -> None:
     q, k, v = (torch.randn(1, 2, 40, 16, dtype=torch.float64) for _ in range(3))
     kept = torch.rand(1, 2, 3, 5) < 0.5
     kept[..., 0] |= ~kept.any(-1)
-    read = skiplist.pack(kept)
+    read = bitmap.pack(kept)
     write = torch.empty_like(read)
     out = lite_attention(
         q, k, v, read, write, threshold=-2.0, geometry=tile, layout="bhsd", engine="reference"
@@ -336,7 +337,7 @@ def test_nan_scores_keep_their_tiles() -> None:
     case.k[0, 0, 5, 0] = math.nan  # in block 1, which would be dropped
     write, out, _ = fast_step(case)
     # NaN stays in the running maximum, so nothing after block 1 may be dropped either
-    assert skiplist.unpack(write, 5)[0, 0].tolist() == [[True] * 5] * 2
+    assert bitmap.unpack(write, 5)[0, 0].tolist() == [[True] * 5] * 2
     assert bool(torch.isnan(out).all())
 
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from .environment import ENGINE_VARIABLE, ISA_VARIABLE, LIBRARY_VARIABLE, architecture, settings
 from .registry import admit, available, check_device, choose, get
-from .settings import ENGINE_VARIABLE, ISA_VARIABLE, LIBRARY_VARIABLE, architecture, settings
 
 __all__ = [
     "ENGINE_VARIABLE",

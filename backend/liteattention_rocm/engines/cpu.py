@@ -29,7 +29,7 @@ from ..contract import (
     page_strides,
     strides,
 )
-from .settings import ISA_VARIABLE, settings
+from .environment import ISA_VARIABLE, settings
 
 _DTYPES = {
     torch.bfloat16: _core.DType.bf16,
@@ -40,6 +40,7 @@ _KV_TYPES = {
     torch.float8_e4m3fn: _core.CpuKvType.fp8_e4m3,
     torch.float8_e5m2: _core.CpuKvType.fp8_e5m2,
 }
+_TILE = TileGeometry(q_block=128, k_block=_core.CPU_K_BLOCK, vote_rows=32)
 _ROUNDINGS = {
     "rtne": _core.Rounding.rtne,
     "rtna": _core.Rounding.rtna,
@@ -91,7 +92,7 @@ class CpuEngine(Engine):
 
     def geometry(self, head_dim: int) -> TileGeometry:
         """Return 128 x 64 tiles: fine enough to skip, coarse enough to fill the matrix unit."""
-        return TileGeometry(q_block=128, k_block=_core.CPU_K_BLOCK, vote_rows=32)
+        return _TILE
 
     def bind(self, request: Request, like: Any) -> Bound:
         """Return what computes in C++; see :meth:`Engine.bind`."""
@@ -115,6 +116,7 @@ def _bind_dense(request: DenseRequest, like: DenseTensors | LiteTensors) -> Boun
         request.scale,
         request.causal,
         chosen_isa(),
+        torch.get_num_threads,
     )
     if isinstance(request, LiteRequest):
         call.skip(
@@ -124,33 +126,7 @@ def _bind_dense(request: DenseRequest, like: DenseTensors | LiteTensors) -> Boun
             request.walks_down,
             request.soft_skip,
         )
-    run = call.run
-
-    def dense(t: DenseTensors) -> None:
-        run(
-            t.q.data_ptr(),
-            t.k.data_ptr(),
-            t.v.data_ptr(),
-            t.out.data_ptr(),
-            0 if t.lse is None else t.lse.data_ptr(),
-            torch.get_num_threads(),
-        )
-
-    def lite(t: LiteTensors) -> None:
-        run(
-            t.q.data_ptr(),
-            t.k.data_ptr(),
-            t.v.data_ptr(),
-            t.out.data_ptr(),
-            0 if t.lse is None else t.lse.data_ptr(),
-            torch.get_num_threads(),
-            t.read.data_ptr(),
-            t.write.data_ptr(),
-            0 if t.must_do is None else t.must_do.data_ptr(),
-            0 if t.must_skip is None else t.must_skip.data_ptr(),
-        )
-
-    return lite if isinstance(request, LiteRequest) else dense
+    return call
 
 
 def _bind_ragged(request: RaggedRequest, like: RaggedTensors) -> Bound:
@@ -180,20 +156,9 @@ def _bind_ragged(request: RaggedRequest, like: RaggedTensors) -> Bound:
         chosen_isa(),
     )
     steps = (page_strides(like.q), page_strides(like.k), page_strides(like.v))
-    run = _core.CpuRaggedRun(plan, *steps, page_strides(like.out), request.rows).run
-
-    def ragged(t: RaggedTensors) -> None:
-        run(
-            t.q.data_ptr(),
-            t.k.data_ptr(),
-            t.v.data_ptr(),
-            t.out.data_ptr(),
-            0 if t.lse is None else t.lse.data_ptr(),
-            0 if t.sinks is None else t.sinks.data_ptr(),
-            torch.get_num_threads(),
-        )
-
-    return ragged
+    return _core.CpuRaggedRun(
+        plan, *steps, page_strides(like.out), request.rows, torch.get_num_threads
+    )
 
 
 def _bind_write(request: WriteRequest, like: WriteTensors) -> Bound:

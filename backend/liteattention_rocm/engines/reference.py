@@ -24,7 +24,6 @@ from typing import Any
 
 import torch
 
-from .. import skiplist
 from ..contract import (
     FP8,
     LOG2E,
@@ -43,6 +42,7 @@ from ..contract import (
     WriteTensors,
     slot_beyond,
 )
+from ..lite import bitmap
 from .rounding import round_to_bf16
 
 #: Scores held at a time: 2^22 float64 are 32 MiB, and a masked softmax makes about four copies.
@@ -83,7 +83,7 @@ def _dense(request: DenseRequest, t: DenseTensors) -> None:
 
 def _lite(request: LiteRequest, t: LiteTensors) -> None:
     next_tiles, kept = vote(request, t.q, t.k, t.read, t.must_do, t.must_skip)
-    t.write.copy_(skiplist.pack(next_tiles))
+    t.write.copy_(bitmap.pack(next_tiles))
     _attend(request, t, kept=kept, k_block=request.geometry.k_block)
 
 
@@ -225,7 +225,7 @@ def vote(
     threshold = torch.tensor(request.threshold, dtype=torch.float32)
 
     do = _block_mask(must_do, k_blocks)
-    walked = (skiplist.unpack(read, k_blocks) | do) & ~_block_mask(must_skip, k_blocks)
+    walked = (bitmap.unpack(read, k_blocks) | do) & ~_block_mask(must_skip, k_blocks)
 
     tile_max = _tile_maxima(request, tile, q, k)
     padded_rows = q_blocks * tile.q_block
@@ -260,7 +260,7 @@ def _block_mask(packed: torch.Tensor | None, k_blocks: int) -> torch.Tensor:
     """Unpack a K-block mask to bool [k_blocks]; None means no block."""
     if packed is None:
         return torch.zeros(k_blocks, dtype=torch.bool)
-    return skiplist.unpack(packed, k_blocks)
+    return bitmap.unpack(packed, k_blocks)
 
 
 def _tile_maxima(

@@ -15,7 +15,7 @@ from collections.abc import Callable
 import torch
 
 from ..contract import Engine, Request
-from .settings import ENGINE_VARIABLE, architecture, settings
+from .environment import ENGINE_VARIABLE, architecture, settings
 
 logger = logging.getLogger(__name__)
 

@@ -1,8 +1,9 @@
 """Scratch memory of bound calls: one buffer for each thread and stream, grown as needed.
 
 Calls of one thread on one stream run one after the other, so they may share memory; a call of
-another thread or stream gets its own. A call that is being captured in a graph takes its memory
-from the graph's pool, which lives as long as the graph does.
+another thread or stream gets its own. The largest that was asked for is kept for as long as the
+thread lives: for the main thread, that is the process. A call that is being captured in a graph
+takes its memory from the graph's pool, which lives as long as the graph does.
 """
 
 from __future__ import annotations

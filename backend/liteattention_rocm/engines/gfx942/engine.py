@@ -40,7 +40,7 @@ from ...contract import (
     slot_beyond,
     strides,
 )
-from ..settings import LIBRARY_VARIABLE, architecture, settings
+from ..environment import LIBRARY_VARIABLE, architecture, settings
 from ..workspace import Workspaces, capturing, stream_of
 
 TARGET = "gfx942"

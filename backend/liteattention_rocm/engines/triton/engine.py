@@ -32,7 +32,7 @@ from ...contract import (
     TileGeometry,
     WriteRequest,
 )
-from ..settings import architecture
+from ..environment import architecture
 
 HEAD_DIMS = (64, 128)
 #: Oldest NVIDIA compute capability with bf16 matrix products.

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
 from numbers import Integral, Real
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal, NamedTuple, Self
 
 import torch
 from pydantic import (
@@ -23,7 +23,7 @@ from pydantic import (
     model_validator,
 )
 
-from . import skiplist
+from . import bitmap
 
 
 class LayerThresholds(Mapping[str, float]):
@@ -88,7 +88,7 @@ def _check_threshold(value: float) -> float:
 
 
 def _check_ranges(ranges: Ranges) -> Ranges:
-    reasons = skiplist.range_reasons(ranges)
+    reasons = bitmap.range_reasons(ranges)
     if reasons:
         raise ValueError("; ".join(reasons))
     return ranges
@@ -101,6 +101,22 @@ _Threshold = Annotated[
 _Int = Annotated[int, BeforeValidator(plain_int), Field(strict=True)]
 _Pattern = Annotated[str, StringConstraints(strict=True, min_length=1)]
 _Ranges = Annotated[tuple[tuple[_Int, _Int], ...], AfterValidator(_check_ranges)]
+
+
+class Schedule(NamedTuple):
+    """What a policy says about the steps of one layer.
+
+    Steps ``first`` to ``last`` skip, with ``thresholds`` (log2 units) by step, the last of which
+    repeats; other steps before ``end`` are dense. ``descending`` is by the parity of the executed
+    LiteAttention step; every ``retest_every``-th walks the full list (0: none does).
+    """
+
+    first: int
+    last: float
+    end: float
+    thresholds: tuple[float, ...]
+    descending: tuple[bool, bool]
+    retest_every: int
 
 
 class SkipPolicy(BaseModel):
@@ -195,6 +211,11 @@ class SkipPolicy(BaseModel):
         """
         if not self.enabled:
             return None
+        first, last, _, thresholds, *_ = self.schedule(layer, kv_len, num_steps, step)
+        return thresholds[min(step, len(thresholds) - 1)] if first <= step <= last else None
+
+    def schedule(self, layer: str, kv_len: int, num_steps: int | None, step: int) -> Schedule:
+        """Return the schedule of a layer over ``kv_len`` keys; raises as :meth:`threshold_at`."""
         last = self.last_step
         reasons = []
         if step < 0:
@@ -211,32 +232,22 @@ class SkipPolicy(BaseModel):
             raise ValueError("cannot tell the threshold: " + "; ".join(reasons))
         if last is not None and last < 0 and num_steps is not None:
             last += num_steps
-        if step < self.warmup_steps or (last is not None and step > last):
-            return None
-        value = self._layer_threshold(layer)
-        if value is None:
-            value = (
-                self.threshold[min(step, len(self.threshold) - 1)]
-                if isinstance(self.threshold, tuple)
-                else self.threshold
-            )
-        return value - math.log2(kv_len) if self.threshold_scale == "length" else value
-
-    def _layer_threshold(self, layer: str) -> float | None:
-        for pattern, value in self.layer_thresholds.items():
-            if fnmatchcase(layer, pattern):
-                return value
-        return None
-
-    def descends(self, ordinal: int) -> bool:
-        """Say whether a state's ``ordinal``-th executed LiteAttention step walks downwards."""
-        return self.direction == "descending" or (
-            self.direction == "alternate" and ordinal % 2 == 1
+        thresholds = self.threshold if isinstance(self.threshold, tuple) else (self.threshold,)
+        if self.layer_thresholds:
+            for pattern, value in self.layer_thresholds.items():
+                if fnmatchcase(layer, pattern):
+                    thresholds = (value,)
+                    break
+        if self.threshold_scale == "length":
+            thresholds = tuple([value - math.log2(kv_len) for value in thresholds])
+        return Schedule(
+            self.warmup_steps,
+            math.inf if last is None else last,
+            math.inf if num_steps is None else num_steps,
+            thresholds,
+            (self.direction == "descending", self.direction != "ascending"),
+            self.retest_every or 0,
         )
-
-    def retests(self, ordinal: int) -> bool:
-        """Say whether a state's ``ordinal``-th executed step walks the full list again."""
-        return self.retest_every is not None and ordinal % self.retest_every == 0
 
     def key_masks(
         self, kv_len: int, k_block: int
@@ -251,7 +262,7 @@ class SkipPolicy(BaseModel):
         reasons = []
         for name, ranges in (("must_do", self.must_do), ("must_skip", self.must_skip)):
             try:
-                mask = skiplist.token_ranges_to_blocks(
+                mask = bitmap.token_ranges_to_blocks(
                     ranges, kv_len, k_block, outward=name == "must_do"
                 )
             except ValueError as error:
@@ -262,7 +273,7 @@ class SkipPolicy(BaseModel):
                     f"must_skip covers all {kv_len} keys, so that nothing is left to attend to: "
                     "leave out at least one K block"
                 )
-            masks.append(skiplist.pack(mask) if bool(mask.any()) else None)
+            masks.append(bitmap.pack(mask) if bool(mask.any()) else None)
         if reasons:
             raise ValueError("policy does not fit this request: " + "; ".join(reasons))
         return masks[0], masks[1]

@@ -17,11 +17,11 @@ from typing import Any, Literal, Self
 import torch
 import torch.distributed as dist
 
-from .contract import Rounding, TileGeometry
-from .dense import merge_states
-from .lite import LiteAttention
+from ..contract import Rounding, TileGeometry
+from ..dense import merge_states
+from .attention import LiteAttention
 from .policy import Ranges, SkipPolicy
-from .skiplist import SkipStatistics
+from .statistics import SkipStatistics
 
 Mode = Literal["ulysses", "ring"]
 

@@ -1,0 +1,515 @@
+"""LiteAttention over the steps of a generation: who reads which skip list, and when it advances.
+
+The engines are stateless. What one denoising step learns about tiles that do not matter has to
+reach the same layer and branch one step later, and nothing else; :class:`LiteAttention` owns the
+states that keep it. Method: LiteAttention, arXiv 2511.11062.
+"""
+
+from __future__ import annotations
+
+import copy
+import functools
+import logging
+import math
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Hashable
+from typing import Any, Self, cast
+from weakref import WeakValueDictionary
+
+import torch
+
+from .. import dense, engines, validation
+from .._core import count_bits
+from ..arguments import Reasons
+from ..contract import DenseRequest, DenseTensors, Layout, LiteTensors, Rounding, TileGeometry
+from ..remembered import Call, bound_call, calls, recall
+from .counting import Count, CountReader, TileCounters
+from .policy import SkipPolicy, plain_int
+from .state import Kind, Plan, Shape, State, Tiles
+from .statistics import MOST_PENDING, SkipStatistics
+
+logger = logging.getLogger(__name__)
+
+_WHAT = "attention call"
+_Result = torch.Tensor | tuple[torch.Tensor, torch.Tensor]
+_Given = tuple[Any, Any, Any, Any]  #: q, k, v, out
+_Options = tuple[Any, ...]
+_Where = tuple[Hashable, int, str, str]  #: generation, step, layer, branch
+
+# A named tuple makes itself in Python; these are 1 us faster.
+_dense_tensors = functools.partial(tuple.__new__, DenseTensors)
+_lite_tensors = functools.partial(tuple.__new__, LiteTensors)
+
+
+class LiteAttention:
+    """Self-attention that remembers from step to step which tiles did not matter.
+
+    One object serves all layers of a model. Each call names the denoising ``step``, the
+    ``layer``, the guidance ``branch`` and, where several run at once, the ``generation``.
+
+    State: key (generation, layer, branch), or (generation, layer) if the policy shares branches;
+    owner this object; lifetime until :meth:`end` or :meth:`reset` of the generation, or until
+    ``max_generations`` more recently used generations push it out (logged as a warning; it would
+    then start again from the full list). It advances by step, never by the number of calls:
+
+    - the same step again reads the same list in the same direction and overwrites what that call
+      wrote, so warm-up runs, autotuning and ``torch.compile`` calling twice change nothing;
+    - a larger step reads what the last executed step wrote, however many steps lie between; the
+      walking direction alternates by executed LiteAttention steps;
+    - a smaller step is a new generation under an old name and starts from the full list, as does
+      another shape, dtype, device or tile geometry;
+    - a call that raises leaves no votes behind; calling its step again works, and so does going
+      on (the step that failed then does not count).
+
+    Steps that the policy makes dense run dense attention and keep the lists as they are. With
+    shared branches, finish every branch of a step before the first call of the next.
+
+    May be called from several threads as long as one (generation, layer, branch) is in one thread
+    at a time. Nothing synchronises a GPU; nothing but the output is allocated after the first
+    call of a layer and branch with a given shape. Under ``torch.compile`` a call is a graph break.
+
+    A copy (shallow or deep) has lists and statistics of its own from then on, and so has what is
+    loaded from a pickle or with ``torch.load``. Calls that another thread has under way are not in
+    it. Making one waits for the device.
+
+    Args:
+        policy: see :class:`SkipPolicy`; the defaults if None.
+        geometry: tile sizes; by default what the engine prefers for the head dimension.
+        engine: name of the engine; by default chosen by the device.
+        max_generations: how many generations may hold lists at once.
+
+    Raises:
+        TypeError, ValueError: listing every argument that is wrong.
+    """
+
+    def __init__(
+        self,
+        policy: SkipPolicy | None = None,
+        *,
+        geometry: TileGeometry | None = None,
+        engine: str | None = None,
+        max_generations: int = 8,
+    ) -> None:
+        wrong = Reasons()
+        for name, given, kind, words in (
+            ("policy", policy, SkipPolicy, "a SkipPolicy"),
+            ("geometry", geometry, TileGeometry, "a TileGeometry"),
+            ("engine", engine, str, "the name of an engine"),
+        ):
+            if given is not None and not isinstance(given, kind):
+                wrong.types.append(f"{name} must be {words}, got {type(given).__name__}")
+        max_generations = plain_int(max_generations)
+        if type(max_generations) is not int:
+            wrong.types.append(f"max_generations must be an integer, got {max_generations!r}")
+        elif max_generations < 1:
+            wrong.values.append(f"max_generations must be >= 1, got {max_generations}")
+        wrong.raise_for("LiteAttention")
+        self.policy = SkipPolicy() if policy is None else policy
+        self.geometry = geometry
+        self.engine = engine
+        self.max_generations = max_generations
+        #: Tiles computed and kept by generation, step, layer and branch.
+        self.statistics = SkipStatistics()
+        self._generations: OrderedDict[Hashable, dict[tuple[str, str], State]] = OrderedDict()
+        self._prepare()
+
+    def _prepare(self) -> None:
+        """Make what no copy takes along."""
+        self._lock = threading.Lock()
+        self._tiles: WeakValueDictionary[Shape, Tiles] = WeakValueDictionary()
+        self._counters = TileCounters()
+        disable = cast(Callable[..., Callable[..., _Result]], torch.compiler.disable)
+        self._traced_call = disable(self.__call__)
+
+    def __getstate__(self) -> dict[str, Any]:
+        number = CountReader()
+        with self._lock:
+            generations = OrderedDict(
+                (generation, {key: state.snapshot(number) for key, state in states.items()})
+                for generation, states in self._generations.items()
+            )
+            made = ("_lock", "_tiles", "_counters", "_traced_call")
+            rest = {name: value for name, value in vars(self).items() if name not in made}
+        return {**rest, "_generations": generations}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+        self._prepare()
+        for states in self._generations.values():
+            for one in states.values():
+                one.adopt()
+                if one.tiles is not None:
+                    self._tiles[one.shape] = one.tiles
+
+    def __copy__(self) -> Self:
+        return copy.deepcopy(self)
+
+    def __call__(
+        self,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        *,
+        step: int,
+        layer: str,
+        branch: str = "",
+        generation: Hashable = 0,
+        num_steps: int | None = None,
+        layout: Layout = "bshd",
+        scale: float | None = None,
+        rounding: Rounding = "rtne",
+        return_lse: bool = False,
+        out: torch.Tensor | None = None,
+    ) -> _Result:
+        """Attend, skipping the tiles that earlier steps found negligible.
+
+        Args:
+            q, k, v, layout, scale, rounding, return_lse, out: as in
+                :func:`liteattention_rocm.attention`.
+            step: index of the denoising step, from 0.
+            layer: name of the layer; matched against the policy's ``layer_thresholds``.
+            branch: name of the classifier-free-guidance branch; "" if there is one only or all
+                are batched.
+            generation: what tells concurrent generations apart; any hashable.
+            num_steps: length of the schedule, needed by a policy whose ``last_step`` counts from
+                the end.
+
+        Returns:
+            The attention output in q's shape and dtype, or ``(out, lse)`` with natural-log fp32
+            [B, Hq, Sq].
+
+        Raises:
+            TypeError, ValueError: as :func:`liteattention_rocm.attention`, and for a wrong step,
+                layer, branch, generation or num_steps, or token ranges that do not fit the keys.
+        """
+        if torch.compiler.is_dynamo_compiling():
+            # Dynamo may trace a function more often than it runs; the state must see the runs only.
+            return self._traced_call(
+                q, k, v, step=step, layer=layer, branch=branch, generation=generation,
+                num_steps=num_steps, layout=layout, scale=scale, rounding=rounding,
+                return_lse=return_lse, out=out,
+            )  # fmt: skip
+        given = (q, k, v, out)
+        # All but the step and the addresses: what a plan depends on. It holds what the ids are of.
+        options = (
+            layout, scale, rounding, return_lse, num_steps, self.engine, id(self.geometry),
+            id(self.policy),
+        )  # fmt: skip
+        key = (layer, "" if self.policy.branches == "shared" else branch)
+        state = plan = None
+        with self._lock:
+            try:
+                state = self._generations[generation][key]
+                self._generations.move_to_end(generation)
+            except (KeyError, TypeError):  # the first of its kind, or wrong names
+                pass
+        if state is not None:
+            _, plan = recall(state.plans, given, options)
+            if (
+                plan is not None
+                and type(step) is int
+                and state.step <= step < plan.schedule.end
+                and type(branch) is str
+            ):
+                return self._run(state, plan, given, options, (generation, step, layer, branch))
+
+        step, num_steps = _checked_names(generation, step, layer, branch, num_steps)
+        if not self.policy.enabled:
+            result: _Result = dense.attention(q, k, v, **self._arguments(given, options))
+            return result
+        where = (generation, step, layer, branch)
+        state, plan = self._plan(given, options, where, key, num_steps)
+        result = self._run(state, plan, given, options, where)
+        with self._lock:
+            states = self._generations.get(generation)
+            if states is not None:
+                states[key] = state
+        return result
+
+    def _run(
+        self, state: State, plan: Plan, given: _Given, options: _Options, where: _Where
+    ) -> _Result:
+        """Attend in a step that may follow upon the state's, and enter what came of it."""
+        q, k, v, out = given
+        _, step, _, branch = where
+        schedule, threshold, descending, tiles = plan.schedule, None, None, state.tiles
+        if schedule.first <= step <= schedule.last:
+            thresholds = schedule.thresholds
+            threshold = thresholds[step] if step < len(thresholds) else thresholds[-1]
+            if tiles is None:
+                tiles = state.tiles = self._tiles_of(state.shape)
+        computed: Count = plan.tiles
+        kept, write, kind = computed, None, None
+        lists: tuple[torch.Tensor | None, ...] = ()
+        with self._lock:
+            state.step = step
+            if tiles is not None and threshold is not None:
+                read, write, computed, whole, descending = state.take_turn(
+                    step, branch, tiles, schedule, self._counters
+                )
+                if not whole or threshold > -math.inf:
+                    kind = (threshold, descending)
+                    lists = (read, write, tiles.must_do, tiles.must_skip)
+                # else dense is the same, and the engine's kernel may divide the work otherwise
+
+        result: _Result
+        if plan.calls is None:
+            result = self._dispatch(state, kind, lists, given, options)
+        else:
+            target = torch.empty_like(q) if out is None else out
+            shape = plan.lse_shape
+            lse = None if shape is None else q.new_empty(shape, dtype=torch.float32)
+            tensors = (_lite_tensors if lists else _dense_tensors)((q, k, v, target, lse, *lists))
+            call = plan.calls.get(kind)
+            if call is None:
+                call = self._bind(state, plan, kind, tensors, given, options)
+            if out is not None:
+                call.claim(tensors, _WHAT)
+            call.run(tensors)
+            result = target if lse is None else (target, lse)
+
+        if write is not None and tiles is not None:
+            if kind is None:
+                write.copy_(tiles.full)
+            if write.device.type == "cpu":
+                kept = count_bits(write.data_ptr(), write.numel())
+            else:
+                kept = self._counters.count_later(write)
+            with self._lock:
+                state.counts[branch] = kept
+                if kind is None:
+                    state.full.add(branch)
+        pending = self.statistics.pending
+        pending.append(
+            (*where, plan.tiles, computed, kept, threshold is None, threshold, descending)
+        )
+        if len(pending) >= MOST_PENDING:
+            self.statistics.enter()
+        return result
+
+    def _plan(
+        self,
+        given: _Given,
+        options: _Options,
+        where: _Where,
+        key: tuple[str, str],
+        num_steps: int | None,
+    ) -> tuple[State, Plan]:
+        """Check a call that is not like one before; return its state, at its step, and its plan.
+
+        A state for another shape is not in the table until the call has succeeded, so that a call
+        refused for its tensors costs nobody its lists.
+        """
+        q, k, v, out = given
+        layout, scale, rounding, return_lse, *_ = options
+        if not torch.compiler.is_compiling():
+            validation.dense(
+                q, k, v, out, None, layout, scale, False, rounding, return_lse, self.engine
+            ).raise_for(_WHAT)
+        batch, q_len, q_heads, head_dim = validation.sizes(q, layout)
+        _, kv_len, kv_heads, _ = validation.sizes(k, layout)
+        tile = self.geometry
+        if tile is None:
+            tile = engines.choose(q.device, self.engine).geometry(head_dim)
+        shape = Shape(batch, q_heads, kv_heads, q_len, kv_len, head_dim, q.dtype, q.device, tile)
+        schedule = self.policy.schedule(key[0], kv_len, num_steps, where[1])
+        with self._lock:
+            state = self._enter(shape, where, key)
+        known, plan = recall(state.plans, given, options)
+        if plan is None:
+            plan = Plan(
+                schedule,
+                batch * q_heads * tile.q_blocks(q_len) * tile.k_blocks(kv_len),
+                None if known is None else {},
+                1.0 / math.sqrt(head_dim) if scale is None else float(scale),
+                (batch, q_heads, q_len) if return_lse else None,
+                self.policy,
+                self.geometry,
+            )
+            if known is not None:
+                state.plans.keep(known, plan)
+        return state, plan
+
+    def _tiles_of(self, shape: Shape) -> Tiles:
+        with self._lock:
+            tiles = self._tiles.get(shape)
+            if tiles is None:
+                tiles = self._tiles[shape] = Tiles(shape, self.policy)
+            return tiles
+
+    def _bind(
+        self, state: State, plan: Plan, kind: Kind, tensors: Any, given: _Given, options: _Options
+    ) -> Call:
+        """Bind the call of a plan. Layers of one shape share it, and dense ones with all others."""
+        layout, scale, rounding, return_lse, *_ = options
+        engine, tile, soft_skip = self.engine, state.shape.geometry, self.policy.soft_skip
+        depends: _Options = ("dense", layout, scale, False, rounding, return_lse, engine)
+        if kind is not None:
+            depends = ("lite state", *depends, *kind, soft_skip, tile)
+        key, found = recall(calls, given, depends)
+        call: Call | None = found
+        if call is None:
+            request: DenseRequest
+            if kind is None:
+                request = dense.dense_request(tensors, layout, plan.scale, False, rounding)
+            else:
+                request = dense.lite_request(
+                    tensors, layout, plan.scale, rounding, tile, *kind, soft_skip
+                )
+            run = engines.admit(request, engine).bind(request, tensors)
+            call = bound_call(run, tensors, () if given[3] is None else (3,))
+            if key is not None:
+                calls.keep(key, call)
+        assert plan.calls is not None
+        plan.calls[kind] = call
+        return call
+
+    def _dispatch(
+        self, state: State, kind: Kind, lists: tuple[Any, ...], given: _Given, options: _Options
+    ) -> Any:
+        """Attend by way of the dispatcher, where a profiler or a transform watches."""
+        q, k, v, _ = given
+        arguments = self._arguments(given, options)
+        if kind is None:
+            return dense.attention(q, k, v, **arguments)
+        (read, write, must_do, must_skip), (threshold, descending) = lists, kind
+        return dense.lite_attention(
+            q, k, v, read, write, threshold=threshold, descending=descending, must_do=must_do,
+            must_skip=must_skip, soft_skip=self.policy.soft_skip, geometry=state.shape.geometry,
+            **arguments,
+        )  # fmt: skip
+
+    def _arguments(self, given: _Given, options: _Options) -> dict[str, Any]:
+        names = ("layout", "scale", "rounding", "return_lse")
+        return {**dict(zip(names, options, strict=False)), "out": given[3], "engine": self.engine}
+
+    def _enter(self, shape: Shape, where: _Where, key: tuple[str, str]) -> State:
+        """Find or make the state of a call, and bring it to its step; hold the lock."""
+        generation, step, layer, branch = where
+        states = self._generations.get(generation)
+        if states is None:
+            states = self._generations[generation] = {}
+            while len(self._generations) > self.max_generations:
+                evicted, _ = self._generations.popitem(last=False)
+                logger.warning(
+                    "LiteAttention holds lists of %d generations at most: dropped those of %r, "
+                    "used longest ago; call end() when a generation is over or raise "
+                    "max_generations",
+                    self.max_generations,
+                    evicted,
+                )
+        else:
+            self._generations.move_to_end(generation)
+        state = states.get(key)
+        if state is None:
+            state = states[key] = State(shape, step)
+        elif step < state.step:
+            shared = self.policy.branches == "shared"
+            self.statistics.discard(generation, layer, None if shared else branch)
+            if state.shape == shape:
+                state.restart(step)
+            else:
+                state = State(shape, step)
+        elif state.shape != shape:
+            if step == state.lite_step and state.started and branch not in state.started:
+                logger.warning(
+                    "layer %r: branches that share skip lists came with different shapes in step "
+                    "%d, so each starts from the full list: use branches='separate'",
+                    layer,
+                    step,
+                )
+            state = State(shape, step)
+        state.step = step
+        return state
+
+    def lists(self, layer: str, branch: str = "", generation: Hashable = 0) -> torch.Tensor:
+        """Return a copy of the list that the next step of a layer and branch starts from.
+
+        int32 [B, Hq, q_blocks, words], see :mod:`liteattention_rocm.lite.bitmap`. A step at which
+        the policy re-tests walks the full list instead. Raises ``KeyError`` naming what there is
+        if the generation, layer or branch holds no list.
+        """
+        key = (layer, "" if self.policy.branches == "shared" else branch)
+        with self._lock:
+            states = self._generations.get(generation)
+            if states is None:
+                raise KeyError(
+                    f"no lists of generation {generation!r}: there are "
+                    f"{list(self._generations) or 'none'}"
+                )
+            state = states.get(key)
+            if state is None or state.tiles is None:
+                known = [name for name, other in states.items() if other.tiles is not None]
+                raise KeyError(
+                    f"no list of layer {layer!r}, branch {branch!r} in generation "
+                    f"{generation!r}: (layer, branch) pairs that have one are {known or 'none'}"
+                )
+            found = state.next_list()
+            return state.tiles.full.clone() if found is None else found
+
+    def reset(self, generation: Hashable | None = None) -> None:
+        """Forget the lists and statistics of one generation, or of all when it is None."""
+        with self._lock:
+            if generation is None:
+                self._generations.clear()
+            else:
+                self._generations.pop(generation, None)
+            self.statistics.clear(generation)
+
+    def end(self, generation: Hashable = 0) -> None:
+        """Free the lists of a generation that is over; its statistics stay readable.
+
+        A generation without lists is no error, so that clean-up code need not ask.
+        """
+        with self._lock:
+            self._generations.pop(generation, None)
+
+
+def _checked_names(
+    generation: Any, step: Any, layer: Any, branch: Any, num_steps: Any
+) -> tuple[int, int | None]:
+    """Return step and num_steps as plain integers; raise one error with every reason."""
+    wrong = Reasons()
+    if type(step) is not int:
+        step = plain_int(step)
+    if type(num_steps) is not int and num_steps is not None:
+        num_steps = plain_int(num_steps)
+    if type(step) is not int:
+        wrong.types.append(f"step must be an integer, got {type(step).__name__}: use int(step)")
+    elif step < 0:
+        wrong.values.append(f"step must be >= 0, got {step}")
+    if not isinstance(layer, str):
+        wrong.types.append(f"layer must be a string, got {type(layer).__name__}")
+    elif not layer:
+        wrong.values.append("layer must not be empty: it tells the lists of the layers apart")
+    if not isinstance(branch, str):
+        wrong.types.append(f"branch must be a string, got {type(branch).__name__}")
+    if generation is None:
+        wrong.values.append("generation must not be None: reset(None) means all generations")
+    elif type(generation) not in (int, str):
+        try:
+            hash(generation)
+            if not _equals_itself(generation):
+                wrong.values.append(
+                    f"generation {generation!r} does not equal itself, so its lists would not be "
+                    "found again: use a number, a string or a tuple of them, without NaN"
+                )
+        except TypeError:  # a tuple is Hashable, but not one that holds a list
+            wrong.types.append(f"generation must be hashable, got {generation!r}")
+    if num_steps is not None:
+        if type(num_steps) is not int:
+            wrong.types.append(
+                f"num_steps must be an integer or None, got {type(num_steps).__name__}"
+            )
+        elif num_steps < 1:
+            wrong.values.append(f"num_steps must be >= 1, got {num_steps}")
+    wrong.raise_for("LiteAttention call")
+    return step, num_steps
+
+
+def _equals_itself(value: Any) -> bool:
+    """Say whether a copy of ``value`` would be found under it: not if there is a NaN in it."""
+    if isinstance(value, tuple | frozenset):  # which compare identity first
+        return all(_equals_itself(item) for item in value)
+    return bool(value == value)

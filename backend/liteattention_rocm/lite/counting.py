@@ -1,0 +1,93 @@
+"""Counts of tiles that no GPU has to be waited for."""
+
+from __future__ import annotations
+
+import threading
+from typing import NamedTuple
+
+import torch
+
+from .. import _core
+from ..engines.workspace import stream_of
+from .bitmap import popcount_into
+
+
+class _Chunk:
+    """512 int64 counters on one device, handed out one by one and read back together."""
+
+    SIZE = 512
+
+    def __init__(self, device: torch.device) -> None:
+        with torch.inference_mode(False):
+            self.values = torch.zeros(self.SIZE, dtype=torch.int64, device=device)
+        self.used = 0
+
+
+class Counter(NamedTuple):
+    """A count that is still on a device: :class:`CountReader` reads it."""
+
+    chunk: _Chunk
+    place: int
+
+
+#: Numbers of CPU tensors are known at once.
+Count = int | Counter
+
+
+class TileCounters(threading.local):
+    """Counts the tiles of bitmaps.
+
+    Key: thread, device and stream of the work space, which must not be shared. Owner: a
+    :class:`~liteattention_rocm.LiteAttention`. Lifetime: its owner's, or the thread's.
+    """
+
+    def __init__(self) -> None:
+        self._chunks: dict[torch.device, _Chunk] = {}
+        self._scratch: dict[tuple[torch.device, int], torch.Tensor] = {}
+
+    def count(self, bitmap: torch.Tensor) -> Count:
+        """Count the set bits of a contiguous bitmap without waiting for its device."""
+        if bitmap.device.type == "cpu":
+            return _core.count_bits(bitmap.data_ptr(), bitmap.numel())
+        return self.count_later(bitmap)
+
+    def count_later(self, bitmap: torch.Tensor) -> Counter:
+        """Launch the count of the set bits of a contiguous bitmap.
+
+        Allocates nothing once a thread and stream have counted a bitmap of this size or a larger
+        one, but for 512 counters at a time.
+        """
+        size, device = bitmap.numel(), bitmap.device
+        chunk = self._chunks.get(device)
+        if chunk is None or chunk.used == chunk.SIZE:
+            chunk = self._chunks[device] = _Chunk(device)
+        key = (device, stream_of(device)(device.index or 0))
+        scratch = self._scratch.get(key)
+        if scratch is None or scratch.numel() < 2 * size:
+            with torch.inference_mode(False):
+                scratch = torch.empty(2 * size, dtype=torch.int32, device=device)
+            self._scratch[key] = scratch
+        counter = Counter(chunk, chunk.used)
+        chunk.used += 1
+        out = chunk.values[counter.place]
+        popcount_into(bitmap.view(-1), scratch[:size], scratch[size : 2 * size], out)
+        return counter
+
+
+class CountReader:
+    """Reads counters back: one wait and one copy per chunk of 512 counters."""
+
+    def __init__(self) -> None:
+        self._chunks: dict[int, tuple[_Chunk, list[int]]] = {}
+
+    def __call__(self, value: Count) -> int:
+        """Return a count as a number; one that came after the first of its chunk may read 0."""
+        if isinstance(value, int):
+            return value
+        key = id(value.chunk)
+        if key not in self._chunks:
+            if value.chunk.values.is_cuda:
+                # counts may have been made on any stream
+                torch.cuda.synchronize(value.chunk.values.device)
+            self._chunks[key] = value.chunk, value.chunk.values.tolist()
+        return self._chunks[key][1][value.place]

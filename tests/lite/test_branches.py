@@ -1,0 +1,94 @@
+"""Guidance branches that share one list."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from .simulation import (
+    SHARED,
+    STEPS,
+    Broken,
+    By,
+    branch_inputs,
+    break_engine,
+    call,
+    inputs,
+    make,
+    shared_step,
+)
+
+
+def test_shared_branches_read_one_list_and_join_what_they_write() -> None:
+    lite, by = make(SHARED), By()
+    for step in range(STEPS):
+        tensors = branch_inputs(step)
+        want = shared_step(by, tensors)
+        for name, x in tensors.items():
+            assert torch.equal(call(lite, x, step, branch=name), want[name])
+        assert by.read is not None and torch.equal(lite.lists("blocks.0", "any"), by.read)
+    computed = [row["tiles_computed"] for row in lite.statistics.to_records()]
+    assert computed[0::2] == computed[1::2]  # both walked the same tiles
+
+
+def test_shared_branches_called_again_in_any_order() -> None:
+    lite, by = make(SHARED), By()
+    orders = (
+        ("cond", "cond", "uncond"),
+        ("cond", "uncond", "cond"),
+        ("uncond", "cond", "uncond", "uncond"),
+    )
+    for step in range(STEPS):
+        tensors = branch_inputs(step)
+        want = shared_step(by, tensors)
+        last = {name: at for at, name in enumerate(orders[step % 3])}
+        for at, name in enumerate(orders[step % 3]):
+            if at == last[name]:
+                assert torch.equal(call(lite, tensors[name], step, branch=name), want[name])
+            else:  # votes of a call that is repeated with other tensors must vanish
+                call(lite, inputs(step, clip=9), step, branch=name)
+    assert by.read is not None and torch.equal(lite.lists("blocks.0"), by.read)
+
+
+def test_shared_branches_with_three_and_with_one_that_rests() -> None:
+    lite, by = make(SHARED), By()
+    for step in range(STEPS):
+        names = ("a", "b", "c") if step % 2 else ("b",)
+        tensors = branch_inputs(step, names)
+        want = shared_step(by, tensors)
+        for name, x in tensors.items():
+            assert torch.equal(call(lite, x, step, branch=name), want[name])
+
+
+def test_shared_branch_that_fails_keeps_the_list(monkeypatch: pytest.MonkeyPatch) -> None:
+    lite, by = make(SHARED), By()
+    shared_step(by, first := branch_inputs(0))
+    for name, x in first.items():
+        call(lite, x, 0, branch=name)
+    call(lite, inputs(1, branch="cond"), 1, branch="cond")
+    with monkeypatch.context() as broken:
+        break_engine(broken)
+        with pytest.raises(Broken):
+            call(lite, inputs(1, branch="uncond"), 1, branch="uncond")
+    # going on: the votes of one branch alone could drop tiles that the other needs
+    tensors = branch_inputs(2)
+    want = shared_step(by, tensors)
+    for name, x in tensors.items():
+        assert torch.equal(call(lite, x, 2, branch=name), want[name])
+
+
+def test_shared_branches_new_generation_and_shape_warning(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    lite = make(SHARED)
+    for _ in range(2):
+        by = By()
+        for step in range(3):
+            tensors = branch_inputs(step)
+            want = shared_step(by, tensors)
+            for name, x in tensors.items():
+                assert torch.equal(call(lite, x, step, branch=name), want[name])
+    assert not caplog.records
+    call(lite, inputs(3), 3, branch="cond")
+    call(lite, inputs(3, length=52), 3, branch="uncond")
+    assert "came with different shapes in step 3" in caplog.text

@@ -1,0 +1,151 @@
+"""Statistics: records, sums, counters."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from liteattention_rocm.lite import bitmap
+from liteattention_rocm.lite.counting import TileCounters
+from liteattention_rocm.lite.statistics import SkipStatistics
+
+from .test_bitmap import patterns
+
+
+def sample() -> SkipStatistics:
+    statistics = SkipStatistics()
+    for step in (0, 1):
+        for layer in ("a", "b"):
+            for branch in ("cond", "uncond"):
+                statistics.record(
+                    "clip",
+                    step,
+                    layer,
+                    branch,
+                    tiles_total=100,
+                    tiles_computed=100 - 10 * step - (5 if layer == "b" else 0),
+                    tiles_kept=80,
+                    threshold=float("-inf") if step else -6.0,
+                    descending=bool(step),
+                )
+    return statistics
+
+
+def test_sums_by_step_layer_and_branch() -> None:
+    statistics = sample()
+    assert len(statistics) == 8
+    steps = statistics.by_step()
+    assert [row["step"] for row in steps] == [0, 1]
+    assert steps[1]["tiles_computed"] == 350 and steps[1]["tiles_total"] == 400
+    assert steps[1]["calls"] == 4 and steps[1]["sparsity"] == 1 - 350 / 400
+    assert [(r["layer"], r["tiles_computed"]) for r in statistics.by_layer()] == [
+        ("a", 380),
+        ("b", 360),
+    ]
+    assert [r["branch"] for r in statistics.by_branch()] == ["cond", "uncond"]
+    assert statistics.by_generation()[0]["generation"] == "clip"
+    assert statistics.sparsity == 1 - 740 / 800
+
+
+def test_records_survive_json() -> None:
+    statistics = sample()
+    records = statistics.to_records()
+    assert records[0] == {
+        "generation": "clip",
+        "step": 0,
+        "layer": "a",
+        "branch": "cond",
+        "tiles_total": 100,
+        "tiles_computed": 100,
+        "tiles_kept": 80,
+        "sparsity": 0.0,
+        "dense": False,
+        "threshold": -6.0,
+        "descending": False,
+    }
+    assert records[4]["step"] == 1 and records[4]["threshold"] == "-inf"
+    text = json.dumps(records, allow_nan=False)
+    assert SkipStatistics.from_records(json.loads(text)).to_records() == records
+    with pytest.raises(ValueError, match="record 1 lacks layer, tiles_kept"):
+        broken = {k: v for k, v in records[1].items() if k not in ("layer", "tiles_kept")}
+        SkipStatistics.from_records([records[0], broken])
+
+
+def test_recording_again_replaces() -> None:
+    statistics = sample()
+    statistics.record("clip", 0, "a", "cond", tiles_total=10, tiles_computed=1, tiles_kept=1)
+    assert len(statistics) == 8 and statistics.to_records()[0]["tiles_total"] == 10
+
+
+def test_merge_adds_ranks() -> None:
+    merged = sample().merge(sample(), sample())
+    assert len(merged) == 8 and merged.sparsity == sample().sparsity
+    assert merged.to_records()[0]["tiles_total"] == 300
+    other = SkipStatistics()
+    other.record(("a", 1), 0, "a", "", tiles_total=1, tiles_computed=1, tiles_kept=1, dense=True)
+    both = sample().merge(other)
+    assert len(both) == 9 and both.by_generation()[1]["generation"] == "('a', 1)"
+
+
+def test_clear_and_discard() -> None:
+    statistics = sample()
+    statistics.discard("clip", "a", "cond")
+    assert len(statistics) == 6
+    statistics.discard("clip", "b")
+    assert {row["layer"] for row in statistics.to_records()} == {"a"}
+    statistics.clear("clip")
+    assert len(statistics) == 0 and statistics.sparsity == 0.0
+
+
+def test_old_generations_are_dropped_with_one_warning(caplog: pytest.LogCaptureFixture) -> None:
+    statistics = SkipStatistics(max_generations=2)
+    for generation in range(4):
+        statistics.record(generation, 0, "a", "", tiles_total=1, tiles_computed=1, tiles_kept=1)
+    assert [row["generation"] for row in statistics.by_generation()] == [2, 3]
+    warnings = [r for r in caplog.records if "skip statistics hold 2 generations" in r.message]
+    assert len(warnings) == 1
+    with pytest.raises(ValueError, match="max_generations must be >= 1"):
+        SkipStatistics(max_generations=0)
+
+
+@settings(deadline=None, max_examples=30)
+@given(st.lists(patterns, min_size=1, max_size=8))
+def test_counts_are_right_and_may_be_read_late(rows: list[list[bool]]) -> None:
+    statistics, counters = SkipStatistics(), TileCounters()
+    for step, bits in enumerate(rows):
+        made = bitmap.pack(torch.tensor([bits, bits]))
+        now, later = counters.count(made), counters.count_later(made)
+        assert now == 2 * sum(bits)
+        made.zero_()  # the list moves on; its count must not
+        statistics.record(0, step, "a", "", 2 * len(bits), later, now)
+    for row, bits in zip(statistics.to_records(), rows, strict=True):
+        assert row["tiles_computed"] == row["tiles_kept"] == 2 * sum(bits)
+
+
+def test_more_counters_than_one_chunk_holds() -> None:
+    statistics, counters = SkipStatistics(), TileCounters()
+    for step in range(1100):
+        counter = counters.count_later(torch.tensor([step, -1], dtype=torch.int32))
+        statistics.record(0, step, "a", "", 2000, counter, 0)
+    expected = [step.bit_count() + 32 for step in range(1100)]
+    assert [row["tiles_computed"] for row in statistics.to_records()] == expected
+
+
+def recorded() -> SkipStatistics:
+    """Layer b skips 1/4 in step 0 and 3/4 in step 2, over two branches; layer a runs in step 2."""
+    made = SkipStatistics()
+    for step, layer, computed in ((0, "b", (4, 2)), (2, "b", (1, 1)), (2, "a", (4, 4))):
+        for branch, tiles in zip(("cond", "uncond"), computed, strict=True):
+            made.record(
+                0, step, layer, branch, tiles_total=4, tiles_computed=tiles, tiles_kept=tiles
+            )
+    return made
+
+
+def test_grid_is_layers_by_steps() -> None:
+    assert recorded().grid() == (["b", "a"], [0, 2], [[0.25, 0.75], [None, 0.0]])
+    assert SkipStatistics().grid() == ([], [], [])
