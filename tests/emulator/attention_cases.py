@@ -4,14 +4,13 @@ import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from liteattention_emulator import device, mutate, native
-from liteattention_rocm import kernels
+from liteattention_rocm.engines.gfx942 import manifest
 from tests.kernels.machine import (
     DenseParams,
     LiteParams,
@@ -41,7 +40,7 @@ def from_bf16(bits: Half) -> Double:
 
 def code_object(name: str) -> bytes:
     """A shipped code object, e.g. "attention_dense"."""
-    return (Path(kernels.__file__).parent / f"{name}.co").read_bytes()
+    return (manifest.DIRECTORY / f"{name}.co").read_bytes()
 
 
 def contiguous(array: npt.NDArray[Any]) -> Strides:

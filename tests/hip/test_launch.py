@@ -13,9 +13,10 @@ import pytest
 import torch
 
 import liteattention_rocm
-from liteattention_rocm import MI300X_GEOMETRY, TileGeometry, _core, engines, kernels
+from liteattention_rocm import MI300X_GEOMETRY, TileGeometry, _core, engines
 from liteattention_rocm.contract import DenseTensors, LiteTensors, WriteRequest, WriteTensors
 from liteattention_rocm.engines import LIBRARY_VARIABLE, gfx942, workspace
+from liteattention_rocm.engines.gfx942 import manifest
 from liteattention_rocm.engines.settings import _architecture
 from tests.kernels.variants import KERNELS
 
@@ -541,13 +542,14 @@ def test_keys_too_far_apart_for_32_bits_are_refused(gpu_hip: FakeHip) -> None:
 def test_damaged_code_objects_are_refused_with_every_reason(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(kernels, "DIRECTORY", tmp_path)
-    monkeypatch.setattr(kernels, "manifest", kernels.manifest.__wrapped__)
+    shipped = manifest.DIRECTORY
+    monkeypatch.setattr(manifest, "DIRECTORY", tmp_path)
+    monkeypatch.setattr(manifest, "read", manifest.read.__wrapped__)
     with pytest.raises(ValueError, match="this installation has no gfx942 code objects"):
         gfx942.code_objects()
-    for file in Path(kernels.__file__).parent.glob("*.co"):
+    for file in shipped.glob("*.co"):
         (tmp_path / file.name).write_bytes(file.read_bytes())
-    stored = Path(kernels.__file__).with_name("manifest.json").read_text()
+    stored = (shipped / "manifest.json").read_text()
     (tmp_path / "manifest.json").write_text(stored)
     whole = gfx942.code_objects()
     assert dict(kernel for _, _, names in whole for kernel in names) == dict(KERNELS)

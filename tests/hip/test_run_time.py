@@ -21,9 +21,9 @@ from liteattention_rocm import (
     _core,
     collect_env,
     engines,
-    kernels,
 )
 from liteattention_rocm.engines import LIBRARY_VARIABLE, gfx942
+from liteattention_rocm.engines.gfx942 import manifest
 
 from .calls import bf16, request_of
 from .conftest import FakeHip
@@ -171,9 +171,9 @@ def test_the_environment_report_names_the_run_time(
     monkeypatch.setenv(LIBRARY_VARIABLE, "/nowhere/libhip.so")
     engines.settings.cache_clear()
     assert collect_env.collect()["hip run-time"].startswith("none (cannot open the HIP run-time")
-    built = kernels.manifest().compiler
+    built = manifest.read().compiler
     assert collect_env.collect()["gfx942 kernels"].endswith(
-        f"{len(kernels.manifest().objects)} code objects, built by {built}"
+        f"{len(manifest.read().objects)} code objects, built by {built}"
     )
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from liteattention_rocm import kernels
+from liteattention_rocm.engines.gfx942 import manifest
 
 Q_BLOCK, K_BLOCK = 384, 64
 
@@ -118,8 +118,8 @@ def launch(name: str, grid: int, params: ctypes.Structure, tensors: Sequence[tor
     """Run one kernel with ``tensors`` accessible; raises with what the checkers find."""
     import liteattention_emulator as emulator
 
-    entry, kernel = kernels.manifest().find(name)
-    with emulator.Module(kernels.load(entry.file)) as module, ExitStack() as stack:
+    entry, kernel = manifest.read().find(name)
+    with emulator.Module(manifest.load(entry.file)) as module, ExitStack() as stack:
         stack.enter_context(emulator.registered(*tensors))
         return module.launch(name, [grid], [kernel.max_workgroup], [params])
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from liteattention_rocm import kernels
+from liteattention_rocm.engines.gfx942 import manifest
 from tests.cpu.oracle import Exact
 
 from .machine import PageStrides, RaggedParams, RowStrides, pointer, variant
@@ -147,7 +147,7 @@ def prefill(
     )  # fmt: skip
     name = f"attention_prefill_{variant(q, rounding)}"
     slots = rows * (q_heads // kv_heads) // tile_rows(dim) + requests
-    image = kernels.load("attention_prefill.co") if code is None else code.read_bytes()
+    image = manifest.load("attention_prefill.co") if code is None else code.read_bytes()
     caches = batch.spans or [k, v]
     given = (q, *caches, out, lse, sinks, batch.q_start, batch.kv_len, batch.kv_start)
     with emulator.Module(image) as module, ExitStack() as stack:

@@ -14,7 +14,8 @@ from dataclasses import dataclass
 import pytest
 import torch
 
-from liteattention_rocm import kernels, skiplist
+from liteattention_rocm import skiplist
+from liteattention_rocm.engines.gfx942 import manifest
 
 from . import machine
 from .conftest import SOURCES
@@ -62,7 +63,7 @@ class Count:
 def count(name: str) -> Count:
     reports = {}
     for blocks in (SHORT, LONG):
-        _, kernel = kernels.manifest().find(name)
+        _, kernel = manifest.read().find(name)
         generator = torch.Generator().manual_seed(0)
         dtype = torch.float16 if "fp16" in name else torch.bfloat16
         q, k, v = (
@@ -96,7 +97,7 @@ def count(name: str) -> Count:
 @pytest.mark.usefixtures("emulator")
 def test_one_wave_and_k_block(name: str) -> None:
     counted, limit = count(name), LIMITS[name]
-    _, kernel = kernels.manifest().find(name)
+    _, kernel = manifest.read().find(name)
     block_bytes = 64 * int(kernel.variant["head_dim"]) * 2
     units = ", ".join(f"{u} {n:.1f}" for u, n in sorted(counted.units.items()) if n)
     print(
@@ -129,7 +130,7 @@ BUDGET = re.compile(r"Budget: VGPR (\d+), LDS (\d+)(?: \((\d+) at D = 64\))?\.")
 
 
 def test_budgets_in_the_sources_are_those_of_the_objects() -> None:
-    for entry in kernels.manifest().objects:
+    for entry in manifest.read().objects:
         source = entry.file.removesuffix(".co") + ".hip"
         text = " ".join((SOURCES / source).read_text(encoding="utf-8").split("\n// "))
         found = BUDGET.search(text)

@@ -10,7 +10,7 @@ import torch
 
 import liteattention_emulator
 from liteattention_emulator import listing, mutate
-from liteattention_rocm import kernels
+from liteattention_rocm.engines.gfx942 import manifest
 from tests.cpu.oracle import bound
 from tests.emulator import attention_cases
 
@@ -85,7 +85,7 @@ class Case:
 
 @pytest.mark.slow
 def test_mutants(capsys: pytest.CaptureFixture[str]) -> None:
-    image = kernels.load("attention_decode.co")
+    image = manifest.load("attention_decode.co")
     cases = [
         # a wave with two blocks, one of them short, and three with one; scattered keys
         Case(ragged.make([(1, 290), (2, 9)], (4, 1), 128, 3)),

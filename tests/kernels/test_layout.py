@@ -5,8 +5,8 @@ from __future__ import annotations
 import subprocess
 from pathlib import Path
 
-from liteattention_rocm import kernels
 from liteattention_rocm.contract import MI300X_GEOMETRY
+from liteattention_rocm.engines.gfx942 import manifest
 
 from .conftest import SOURCES
 
@@ -19,8 +19,8 @@ def test_products_come_out_through_the_lane_maps(replay: Path) -> None:
 def test_argument_blocks_are_the_parameter_structs(replay: Path) -> None:
     text = subprocess.run([replay, "sizes"], capture_output=True, text=True, check=True).stdout
     sizes = {name: int(size) for name, size in (line.split() for line in text.splitlines())}
-    assert set(sizes) == {Path(o.file).stem for o in kernels.manifest().objects}
-    for entry in kernels.manifest().objects:
+    assert set(sizes) == {Path(o.file).stem for o in manifest.read().objects}
+    for entry in manifest.read().objects:
         size = sizes[Path(entry.file).stem]
         for kernel in entry.kernels:
             assert kernel.kernarg_bytes == size

@@ -13,6 +13,7 @@ import math
 import pytest
 import torch
 
+from liteattention_rocm.engines.gfx942 import manifest
 from liteattention_rocm.engines.rounding import round_to_bf16
 from tests.cpu.oracle import bound, exact
 
@@ -32,9 +33,7 @@ def normal(*shape: int, seed: int = 0) -> torch.Tensor:
 
 
 def test_structures_have_the_kernels_sizes() -> None:
-    from liteattention_rocm import kernels
-
-    for entry in kernels.manifest().objects:
+    for entry in manifest.read().objects:
         struct = machine.STRUCTS[entry.file.removesuffix(".co")]
         assert {k.kernarg_bytes for k in entry.kernels} == {ctypes.sizeof(struct)}
 

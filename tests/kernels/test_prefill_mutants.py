@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from liteattention_emulator import listing, mutate
-from liteattention_rocm import kernels
+from liteattention_rocm.engines.gfx942 import manifest
 from tests.cpu.oracle import bound
 from tests.emulator import attention_cases
 
@@ -78,7 +78,7 @@ class Case:
 
 @pytest.mark.slow
 def test_mutants(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    image = kernels.load("attention_prefill.co")
+    image = manifest.load("attention_prefill.co")
     cases = [
         # one row more than a tile; scattered keys; every key seen by all and by some rows
         Case(tmp_path, ragged.make([(65, 333), (70, 70)], (4, 1), 128, 16)),

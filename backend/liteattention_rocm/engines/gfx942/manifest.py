@@ -1,8 +1,8 @@
 """The gfx942 code objects that the package ships, and what the manifest says about them.
 
-``*.co`` are raw ELF code objects for MI300X, built from ``csrc/gfx942`` and committed with
-``manifest.json`` by the checkout's tools: users need no compiler, and a rebuild with the pinned
-compiler gives the same bytes (``make test-machine-code``). Standard library only.
+``objects/*.co`` are raw ELF code objects for MI300X, built from ``csrc/gfx942`` and committed with
+``objects/manifest.json`` by the checkout's tools: users need no compiler, and a rebuild with the
+pinned compiler gives the same bytes (``make test-machine-code``). Standard library only.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-__all__ = ["DIRECTORY", "MANIFEST_FORMAT", "CodeObject", "Kernel", "Manifest", "load", "manifest"]
+__all__ = ["DIRECTORY", "FORMAT", "CodeObject", "Kernel", "Manifest", "load", "parse", "read"]
 
-DIRECTORY = Path(__file__).resolve().parent
-MANIFEST_FORMAT = 1
+DIRECTORY = Path(__file__).resolve().parent / "objects"
+FORMAT = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,10 +93,10 @@ def parse(document: dict[str, Any]) -> Manifest:
     Raises:
         ValueError: it is of another format.
     """
-    if document.get("format") != MANIFEST_FORMAT:
+    if document.get("format") != FORMAT:
         raise ValueError(
             f"kernel manifest of format {document.get('format')!r}: this package reads format "
-            f"{MANIFEST_FORMAT}"
+            f"{FORMAT}"
         )
     objects = []
     for entry in document["objects"]:
@@ -115,7 +115,7 @@ def parse(document: dict[str, Any]) -> Manifest:
 
 
 @functools.cache
-def manifest() -> Manifest:
+def read() -> Manifest:
     """Return the manifest of the shipped code objects; read once per process."""
     return parse(json.loads((DIRECTORY / "manifest.json").read_text(encoding="utf-8")))
 
@@ -127,9 +127,9 @@ def load(file: str) -> bytes:
         KeyError: the manifest has no such file.
         ValueError: the file is not the one that the manifest describes.
     """
-    entry = next((o for o in manifest().objects if o.file == file), None)
+    entry = next((o for o in read().objects if o.file == file), None)
     if entry is None:
-        names = ", ".join(o.file for o in manifest().objects)
+        names = ", ".join(o.file for o in read().objects)
         raise KeyError(f"no code object {file!r} in the manifest: it has {names}")
     data = (DIRECTORY / file).read_bytes()
     digest = hashlib.sha256(data).hexdigest()
