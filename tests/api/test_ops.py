@@ -12,8 +12,7 @@ import torch
 
 import liteattention_rocm
 from liteattention_rocm import TileGeometry, skiplist
-
-from ..cpu.oracle import bound, exact
+from tests.oracle.attention import bound, exact
 
 
 def qkv(

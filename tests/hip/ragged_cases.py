@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from liteattention_rocm import serving
-from tests.cpu.oracle import Exact, bound
+from tests.oracle import attention
 
 NOWHERE = 2**30  # a page that no cache has: reading it is out of bounds
 
@@ -87,60 +87,25 @@ def paged(
     return k, v, table
 
 
-def exact(
+def expect_close(
     case: Case,
-    r: int,
+    out: torch.Tensor,
+    lse: torch.Tensor,
+    rounding: str = "rtne",
     *,
     causal: bool = True,
-    window: int = 0,
-    soft_cap: float = 0.0,
     sinks: bool = False,
-    scale: float | None = None,
-) -> Exact:
-    """Float64 results of request r, [q_len, Hq, D] and lse [Hq, q_len]."""
-    q_len, n = case.requests[r]
-    q = case.q[int(case.q_start[r]) : int(case.q_start[r + 1])].double()
-    group = q.shape[1] // case.k[r].shape[1]
-    k, v = (x[r].double().repeat_interleave(group, 1) for x in (case.k, case.v))
-    scores = torch.einsum("ihd,jhd->hij", q, k)
-    scores *= 1 / math.sqrt(q.shape[-1]) if scale is None else scale
-    if soft_cap:
-        scores = soft_cap * torch.tanh(scores / soft_cap)
-    position = torch.arange(q_len)[:, None] + n - q_len
-    key = torch.arange(n)[None]
-    hidden = torch.zeros(q_len, n, dtype=torch.bool)
-    if causal:
-        hidden |= key > position
-    if window:
-        hidden |= key <= position - window
-    scores = scores.masked_fill(hidden, -math.inf)
-    extra = case.sinks.double()[:, None, None].expand(-1, q_len, 1)
-    lse = torch.logsumexp(torch.cat([scores, extra], -1) if sinks else scores, -1)
-    weights = torch.exp(scores - torch.where(lse.isinf(), 0, lse)[..., None])
-    return Exact(
-        torch.einsum("hij,jhd->ihd", weights, v),
-        lse,
-        torch.einsum("hij,jhd->ihd", weights, v.abs()),
-    )
-
-
-def expect_close(
-    case: Case, out: torch.Tensor, lse: torch.Tensor, rounding: str = "rtne", **options: Any
+    **options: Any,
 ) -> None:
+    options["sinks"] = case.sinks if sinks else None
     for r, (q_len, n) in enumerate(case.requests):
         rows = slice(int(case.q_start[r]), int(case.q_start[r + 1]))
-        if q_len == 0:
-            continue
-        expected = exact(case, r, **options)
-        allowed = bound(expected, out.dtype, rounding)
-        if out.dtype == torch.float16 and n:
-            # Probabilities are rounded to fp16 as well, those below 2^-14 by up to 2^-25.
-            allowed += 2.0**-11 * expected.weight + n * 2.0**-25 * case.v[r].abs().amax().double()
-        ratio = (out[rows].double() - expected.out).abs() / allowed
-        assert ratio.max() <= 1, f"request {r} {(q_len, n)}: {ratio.max():.2f} x the bound"
-        error = (lse[:, rows].double() - expected.lse).abs()
-        error = torch.where(lse[:, rows] == expected.lse, 0.0, error)
-        assert error.max() <= 1e-5, f"request {r}: lse is off by {error.max():.1e}"
+        expected = attention.exact_rows(
+            case.q[rows], case.k[r], case.v[r], causal=causal, **options
+        )
+        attention.expect_close(
+            out[rows], lse[:, rows], expected, rounding, what=(r, q_len, n), p_in_fp16=True
+        )
 
 
 def run(

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 import liteattention_rocm
 from liteattention_rocm import _core, engines
 from liteattention_rocm.engines import gfx942, workspace
-from tests.cpu.oracle import bound, exact
+from tests.oracle.attention import exact, expect_close
 
 from .calls import NUMBERS, run_dense
 
@@ -42,31 +42,12 @@ def make(
     return random(q_heads, q_len), random(kv_heads, kv_len), random(kv_heads, kv_len)
 
 
-def expect_close(
-    out: torch.Tensor,
-    lse: torch.Tensor,
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    scale: float | None = None,
-    rounding: str = "rtne",
-) -> None:
-    """All [B, H, S, D]."""
-    expected = exact(q, k, v, scale=scale)
-    allowed = bound(expected, q.dtype, rounding)
-    if q.dtype == torch.float16:
-        # Probabilities are rounded to fp16 as well, those below 2^-14 by up to 2^-25.
-        allowed += 2.0**-11 * expected.weight + k.shape[2] * 2.0**-25 * v.abs().amax().double()
-    ratio = (out.double() - expected.out).abs() / allowed
-    assert ratio.max() <= 1, f"worst {ratio.max():.2f} x the bound"
-    assert (lse.double() - expected.lse).abs().max() <= 1e-5
-
-
 def check(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, **options: Any) -> None:
     out, lse = liteattention_rocm.attention(
         q, k, v, layout="bhsd", return_lse=True, engine="gfx942", **options
     )
-    expect_close(out, lse, q, k, v, **options)
+    expected = exact(q, k, v, scale=options.pop("scale", None))
+    expect_close(out, lse, expected, **options, p_in_fp16=True)
 
 
 @pytest.mark.parametrize("dim", [64, 128])

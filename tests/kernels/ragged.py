@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from liteattention_rocm.engines.gfx942 import manifest
-from tests.cpu.oracle import Exact
+from tests.oracle.attention import Exact, exact_rows
 
 from .machine import PageStrides, RaggedParams, RowStrides, pointer, variant
 
@@ -156,40 +156,18 @@ def prefill(
         return module.launch(name, [slots * kv_heads], [512], [params])
 
 
-def expected(
-    batch: Batch,
-    *,
-    causal: bool = True,
-    window: int = 0,
-    soft_cap: float = 0.0,
-    sinks: torch.Tensor | None = None,
-    scale: float | None = None,
-) -> Exact:
+def expected(batch: Batch, *, causal: bool = True, **options: Any) -> Exact:
     """Float64: out and weight [T, Hq, D], lse [Hq, T] of the requests' rows."""
-    _, q_heads, dim = batch.q.shape
-    scale = 1 / math.sqrt(dim) if scale is None else scale
-    outs, lses, weights = [], [], []
-    starts = batch.q_start.tolist()
-    for r, (k, v) in enumerate(zip(batch.k, batch.v, strict=True)):
-        q = batch.q[starts[r] : starts[r + 1]].double().transpose(0, 1)
-        group = q_heads // k.shape[1]
-        keys, values = (x.double().transpose(0, 1).repeat_interleave(group, 0) for x in (k, v))
-        scores = q @ keys.mT * scale
-        if soft_cap:
-            scores = soft_cap * torch.tanh(scores / soft_cap)
-        at = k.shape[0] - q.shape[1] + torch.arange(q.shape[1])[:, None]
-        key = torch.arange(k.shape[0])
-        if causal:
-            scores = scores.masked_fill(key > at, -math.inf)
-        if window:
-            scores = scores.masked_fill(key <= at - window, -math.inf)
-        logits = scores
-        if sinks is not None:
-            sink = sinks.double()[:, None, None].expand(-1, q.shape[1], 1)
-            logits = torch.cat([scores, sink], -1)
-        lse = torch.logsumexp(logits, -1)
-        p = torch.exp(scores - torch.where(lse.isneginf(), 0.0, lse)[..., None])
-        outs.append((p @ values).transpose(0, 1))
-        weights.append((p @ values.abs()).transpose(0, 1))
-        lses.append(lse)
-    return Exact(torch.cat(outs), torch.cat(lses, 1), torch.cat(weights))
+    rows = batch.q[int(batch.q_start[0]) : int(batch.q_start[-1])]
+    parts = [
+        exact_rows(q, k, v, causal=causal, **options)
+        for q, k, v in zip(
+            rows.split([n for n, _ in batch.requests]), batch.k, batch.v, strict=True
+        )
+    ]
+    return Exact(
+        torch.cat([part.out for part in parts]),
+        torch.cat([part.lse for part in parts], 1),
+        torch.cat([part.weight for part in parts]),
+        max(part.reach for part in parts),
+    )

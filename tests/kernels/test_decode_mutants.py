@@ -11,8 +11,8 @@ import torch
 import liteattention_emulator
 from liteattention_emulator import listing, mutate
 from liteattention_rocm.engines.gfx942 import manifest
-from tests.cpu.oracle import bound
 from tests.emulator import attention_cases
+from tests.oracle.attention import bound, expect_out
 
 from . import ragged
 from .machine import PageStrides, RaggedParams, RowStrides, pointer
@@ -74,8 +74,7 @@ class Case:
         """The results are the kernel's own, and those of whole requests within the bound."""
         if self.splits == 1:
             exact = ragged.expected(self.batch, window=self.window)
-            error = (self.written[0].double() - exact.out).abs()
-            assert (error <= bound(exact, torch.bfloat16)).all()
+            expect_out(self.written[0], exact, bound(exact, torch.bfloat16))
         self.accepted = self.written
 
     def right(self) -> bool:

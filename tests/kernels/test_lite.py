@@ -15,7 +15,7 @@ import torch
 from liteattention_rocm import skiplist
 from liteattention_rocm.contract import MI300X_GEOMETRY, LiteRequest
 from liteattention_rocm.engines.reference import vote
-from tests.cpu.oracle import HALF_ULP, TINY
+from tests.oracle.attention import bound, exact_rows, expect_lse, expect_out
 
 from . import machine
 
@@ -83,24 +83,12 @@ def check_output(
     lse: torch.Tensor,
     rounding: str = "rtne",
 ) -> None:
-    """``rows`` bool [B, Hq, Sq, K blocks]: what each row attends to. Bounds of tests/cpu/oracle."""
-    group = q.shape[2] // k.shape[2]
-    heads = [x.transpose(1, 2).double() for x in (q, k, v)]
-    keys, values = (x.repeat_interleave(group, 1) for x in heads[1:])
+    """``rows`` bool [B, Hq, Sq, K blocks]: what each row attends to."""
     seen = rows.repeat_interleave(64, -1)[..., : k.shape[1]]
-    scores = (heads[0] @ keys.mT * scale).masked_fill(~seen, -math.inf)
-    exact_lse = torch.logsumexp(scores, -1)
-    weights = torch.exp(scores - torch.where(exact_lse.isinf(), 0, exact_lse)[..., None])
-    exact, weight = weights @ values, weights @ values.abs()
-    half = HALF_ULP[q.dtype]
-    p_tiny = 2.0**-25 * values.abs().amax() * k.shape[1] if q.dtype == torch.float16 else 0.0
-    before = (half + 4e-6) * weight + p_tiny
-    limit = before + half * (2 if rounding == "rtz" else 1) * (exact.abs() + before) + TINY[q.dtype]
-    assert ((out.transpose(1, 2).double() - exact).abs() <= limit).all()
-    empty = exact_lse.isinf()
-    assert torch.equal(torch.isneginf(lse), empty)
-    difference = (lse.double() - exact_lse).abs().masked_fill(empty, 0.0)
-    assert (difference <= 1e-5 + 1e-6 * exact_lse.abs().masked_fill(empty, 0.0)).all()
+    expected = exact_rows(q, k, v, scale=scale, seen=seen)
+    allowed = bound(expected, q.dtype, rounding, p_in_fp16=True)
+    expect_out(out, expected, allowed)
+    expect_lse(lse, expected.lse, rtol=1e-6)
 
 
 def step(

@@ -15,7 +15,7 @@ import torch
 
 from liteattention_rocm.engines.gfx942 import manifest
 from liteattention_rocm.engines.rounding import round_to_bf16
-from tests.cpu.oracle import bound, exact
+from tests.oracle.attention import exact_rows, expect_close
 
 from . import machine
 
@@ -76,10 +76,7 @@ def test_whole_tiles_and_parts_in_one_launch(
     out = guarded[:, 5:395, 1:3]
     lse = torch.full((1, 2, 390), math.nan)
     machine.dense(q, k, v, out, lse, whole_tiles=whole_tiles, splits=splits)
-    expected = exact(*(x.transpose(1, 2) for x in (q, k, v)))
-    error = (out.transpose(1, 2).double() - expected.out).abs()
-    assert (error <= bound(expected, torch.bfloat16)).all()
-    assert (lse.double() - expected.lse).abs().max() <= 1e-5
+    expect_close(out, lse, exact_rows(q, k, v))
     if whole_tiles:  # a whole tile does not depend on what the others do
         alone = torch.empty(1, 390, 2, dim).bfloat16()
         machine.dense(q, k, v, alone, None)
@@ -112,12 +109,7 @@ def test_fp16(splits: int, dim: int) -> None:
     out, lse = torch.empty_like(q), torch.empty(1, 2, 390)
     options = {} if splits == 1 else {"whole_tiles": 1, "splits": splits}
     machine.dense(q, k, v, out, lse, **options)  # type: ignore[arg-type]
-    expected = exact(*(x.transpose(1, 2) for x in (q, k, v)))
-    error = (out.transpose(1, 2).double() - expected.out).abs()
-    # the bound of fp32 probabilities, and their rounding: half an ulp, of 2^-14 when subnormal
-    rounding = 2.0**-11 * expected.weight + 2.0**-25 * 333 * v.abs().max()
-    assert (error <= bound(expected, torch.float16) + 1.01 * rounding).all()
-    assert (lse.double() - expected.lse).abs().max() <= 1e-5
+    expect_close(out, lse, exact_rows(q, k, v), p_in_fp16=True)
     # what fp16 cannot hold becomes infinite, and does not spoil its neighbours
     v[..., 0] = 65504.0
     v[0, :, 0, 1] = torch.inf
@@ -131,10 +123,7 @@ def test_any_finite_scale(scale: float) -> None:
     q, k = q * 0.5, k * 0.25
     out, lse = torch.empty_like(q), torch.empty(1, 1, 20)
     machine.dense(q, k, v, out, lse, scale=scale)
-    expected = exact(*(x.transpose(1, 2) for x in (q, k, v)), scale=scale)
-    error = (out.transpose(1, 2).double() - expected.out).abs()
-    assert (error <= bound(expected, torch.bfloat16)).all()
-    assert (lse.double() - expected.lse).abs().max() <= 1e-5
+    expect_close(out, lse, exact_rows(q, k, v, scale=scale))
 
 
 @pytest.mark.parametrize("splits", [1, 2])
@@ -147,10 +136,7 @@ def test_keys_of_minus_infinity_weigh_nothing(splits: int) -> None:
     out, lse = torch.empty_like(q), torch.empty(1, 1, 16)
     options = {} if splits == 1 else {"whole_tiles": 0, "splits": splits}
     machine.dense(q, k, v, out, lse, **options)  # type: ignore[arg-type]
-    expected = exact(*(x.transpose(1, 2) for x in (q, k[:, 64:], v[:, 64:])))
-    error = (out.transpose(1, 2).double() - expected.out).abs()
-    assert (error <= bound(expected, torch.bfloat16)).all()
-    assert (lse.double() - expected.lse).abs().max() <= 1e-5
+    expect_close(out, lse, exact_rows(q, k[:, 64:], v[:, 64:]))
     # no key at all: 0 and -inf
     k[..., 0] = -math.inf
     machine.dense(q, k, v, out, lse, **options)  # type: ignore[arg-type]

@@ -21,8 +21,8 @@ import liteattention_emulator as emulator
 from liteattention_rocm import TileGeometry, lite_attention, skiplist
 from liteattention_rocm.contract import LOG2E
 from liteattention_rocm.engines.triton import hopper, kernels, ragged, tiles
-from tests.cpu.oracle import bound, exact
 from tests.emulator.triton_kernels import compile_for_gfx942
+from tests.oracle.attention import bound, exact
 
 TARGETS = {
     "gfx942": GPUTarget("hip", "gfx942", 64),

@@ -8,47 +8,10 @@ import torch
 
 from liteattention_rocm import PagedBatch, attention_paged, attention_varlen, write_kv
 from liteattention_rocm.contract import RaggedRequest
+from tests.oracle.attention import exact_rows, expect_lse, expect_out
 
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
 PAD = 3  # rows before the first and past the last request
-
-
-def expected(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    *,
-    scale: float,
-    causal: bool = False,
-    window: int | None = None,
-    soft_cap: float | None = None,
-    sinks: torch.Tensor | None = None,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """One request, q [q_len, Hq, D], k and v [kv_len, Hkv, D], in float64.
-
-    Returns out, lse [Hq, q_len] and softmax(scores) @ |v|.
-    """
-    group = q.shape[1] // k.shape[1]
-    q, k, v = (x.double().transpose(0, 1) for x in (q, k, v))
-    k, v = k.repeat_interleave(group, 0), v.repeat_interleave(group, 0)
-    scores = q @ k.mT * scale
-    if soft_cap:
-        scores = soft_cap * torch.tanh(scores / soft_cap)
-    position = torch.arange(q.shape[1])[:, None] + k.shape[1] - q.shape[1]
-    key = torch.arange(k.shape[1])[None]
-    hidden = torch.zeros(q.shape[1], k.shape[1], dtype=torch.bool)
-    if causal:
-        hidden |= key > position
-    if window:
-        hidden |= key <= position - window
-    scores = scores.masked_fill(hidden, -math.inf)
-    if sinks is not None:
-        extra = sinks.double()[:, None, None].expand(-1, q.shape[1], 1)
-        scores = torch.cat([scores, extra], -1)
-        v = torch.cat([v, torch.zeros_like(v[:, :1])], 1)
-    lse = torch.logsumexp(scores, -1)
-    weights = torch.exp(scores - lse.masked_fill(lse.isinf(), 0.0)[..., None])
-    return (weights @ v).transpose(0, 1), lse, (weights @ v.abs()).transpose(0, 1)
 
 
 def check(
@@ -95,11 +58,11 @@ def check(
     options.pop("causal", None)
     for r, (k, v) in enumerate(requests):
         here = slice(int(q_start[r]), int(q_start[r + 1]))
-        exact, exact_lse, weight = expected(q[here], k, v, scale=scale, causal=causal, **options)
+        expected = exact_rows(q[here], k, v, scale=scale, causal=causal, **options)
         # the interpreter truncates to bf16: an ulp of probabilities and of outputs
-        allowed = 2.0**-7 * (1.01 * weight + exact.abs()) + 1e-6
-        assert ((out[here].double() - exact).abs() <= allowed).all()
-        assert torch.allclose(lse[:, here].double(), exact_lse, atol=2e-5)
+        allowed = 2.0**-7 * (1.01 * expected.weight + expected.out.abs()) + 1e-6
+        expect_out(out[here], expected, allowed)
+        expect_lse(lse[:, here], expected.lse, atol=2e-5, rtol=1e-5)
     assert (out[:PAD] == 7.0).all() and (out[rows - PAD :] == 7.0).all()
 
 

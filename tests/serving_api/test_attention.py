@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 
 import liteattention_rocm
 from liteattention_rocm import PagedBatch
+from tests.oracle.attention import exact_rows
 
-from .ragged_oracle import Case, check, dense
+from .cases import Case, check
 
 DTYPES = [torch.bfloat16, torch.float16, torch.float32]
 UNTOUCHED = 7.0
@@ -117,7 +118,7 @@ def test_any_scale_with_any_soft_cap(isa: str, cap: float, scale: float) -> None
         out, lse = liteattention_rocm.attention_varlen(
             q, k, v, *starts, scale=scale, soft_cap=soft_cap, return_lse=True, engine="cpu"
         )
-        right = dense(q, k, v, causal=False, scale=scale, soft_cap=soft_cap)
+        right = exact_rows(q, k, v, scale=scale, soft_cap=soft_cap)
         logits = 0.0 if soft_cap is None else min(soft_cap, abs(scale) * 1024)
         if logits < 1e6:
             assert torch.allclose(out.double(), right.out, atol=1e-5 + 2e-6 * logits)
@@ -138,7 +139,7 @@ def test_packed_equals_each_sequence_alone(engine: str, window: int | None) -> N
     )
     for r in range(4):
         rows, keys = (slice(int(s[r]), int(s[r + 1])) for s in starts)
-        alone = dense(q[rows], k[keys], v[keys], window=window)
+        alone = exact_rows(q[rows], k[keys], v[keys], causal=True, window=window)
         assert torch.allclose(out[rows].double(), alone.out, atol=2e-6)
         assert torch.allclose(lse[:, rows].double(), alone.lse, atol=1e-5)
 

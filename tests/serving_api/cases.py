@@ -1,19 +1,14 @@
-"""Ragged batches, an oracle that knows nothing of pages, and the bound that results must keep.
-
-The oracle goes request by request over dense tensors: one mask, one softmax in float64, the sink
-as one more column. The error bound is that of ``tests/cpu/oracle.py``, widened by what a soft cap's
-tanh may be off.
-"""
+"""Ragged batches in pages, and the bound that results must keep: that of ``tests/oracle``, widened
+by what a soft cap's tanh may be off."""
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
-from ..cpu.oracle import Exact, bound
+from tests.oracle.attention import Exact, bound, exact_rows, expect_lse, expect_out
 
 
 @dataclass
@@ -63,57 +58,20 @@ class Case:
 
     def exact(self) -> Exact:
         """Float64 results over all rows: out, weight [T, Hq, D] and lse [Hq, T]; padding is 0."""
+        others = ("k_scale", "v_scale", "rounding")
+        options = {name: x for name, x in self.options.items() if name not in others}
         out = torch.zeros(self.q.shape, dtype=torch.float64)
         weight = torch.zeros_like(out)
         lse = torch.zeros(self.q_heads, self.q.shape[0], dtype=torch.float64)
         for r in range(len(self.q_lens)):
             rows = slice(int(self.q_start[r]), int(self.q_start[r + 1]))
-            k, v = self.tokens(self.k_cache, r), self.tokens(self.v_cache, r)
-            part = dense(self.q[rows], k, v, **self.options)
+            k, v = (
+                self.tokens(cache, r) * self.options.get(scale, 1.0)
+                for cache, scale in ((self.k_cache, "k_scale"), (self.v_cache, "v_scale"))
+            )
+            part = exact_rows(self.q[rows], k, v, **{"causal": True} | options)
             out[rows], weight[rows], lse[:, rows] = part.out, part.weight, part.lse
-        return Exact(out, lse, weight)
-
-
-def dense(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    *,
-    causal: bool = True,
-    window: int | None = None,
-    soft_cap: float | None = None,
-    sinks: torch.Tensor | None = None,
-    scale: float | None = None,
-    k_scale: float = 1.0,
-    v_scale: float = 1.0,
-    rounding: str = "rtne",
-) -> Exact:
-    """Attention of one request: q [n, Hq, D], k and v [m, Hkv, D]; written head by head."""
-    n, heads, dim = q.shape
-    m, group = k.shape[0], heads // k.shape[1]
-    visible = torch.zeros(n, m, dtype=torch.bool)
-    for i in range(n):
-        at = m - n + i
-        low = 0 if window is None else max(0, at - window + 1)
-        high = min(m, at + 1) if causal else m
-        visible[i, low : max(low, high)] = True
-    outs, weights, lses = [], [], []
-    for head in range(heads):
-        keys, values = (
-            k[:, head // group].double() * k_scale,
-            v[:, head // group].double() * v_scale,
-        )
-        logits = (q[:, head].double() @ keys.T) * (dim**-0.5 if scale is None else scale)
-        if soft_cap is not None:
-            logits = soft_cap * (logits / soft_cap).tanh()
-        logits = torch.where(visible, logits, -math.inf)
-        extra = -math.inf if sinks is None else float(sinks[head])
-        logits = torch.cat([logits, torch.full((n, 1), extra, dtype=torch.float64)], dim=1)
-        shares = torch.nan_to_num(torch.softmax(logits, dim=1), nan=0.0)[:, :m]
-        outs.append(shares @ values)
-        weights.append(shares @ values.abs())
-        lses.append(torch.logsumexp(logits, dim=1))
-    return Exact(torch.stack(outs, 1), torch.stack(lses), torch.stack(weights, 1))
+        return Exact(out, lse, weight, 0.0)
 
 
 def check(case: Case, out: torch.Tensor, lse: torch.Tensor, untouched: float) -> None:
@@ -127,11 +85,8 @@ def check(case: Case, out: torch.Tensor, lse: torch.Tensor, untouched: float) ->
     # fp32 tanh is off by 5e-7, and so is the logit that it makes; logits lie within +-10.
     cap = min(10.0, case.options.get("soft_cap") or 0.0)
     limit = limit + 2 * 5e-7 * cap * expected.weight
-    error = (out.double() - expected.out).abs()
-    assert (error <= limit)[rows].all(), f"{(error / limit)[rows].max():.2f} x the bound"
-    empty = torch.isneginf(expected.lse[:, rows])
-    assert torch.equal(torch.isneginf(lse[:, rows]), empty)
-    off = (lse.double() - expected.lse)[:, rows][~empty].abs()
-    assert off.numel() == 0 or off.max() <= 1e-5 + 5e-7 * cap
+    expected.out[padding] = untouched
+    expect_out(out, expected, limit)
+    expect_lse(lse[:, rows], expected.lse[:, rows], atol=1e-5 + 5e-7 * cap)
     silent = torch.where(torch.isneginf(expected.lse).T[..., None], out.double(), 0.0)
     assert (silent[rows] == 0).all()
