@@ -32,7 +32,7 @@ from liteattention_rocm import (
 from liteattention_rocm.dense import default_geometry
 from tests.oracle.attention import Exact, bound, exact, exact_rows, expect_lse, expect_out
 
-from ..serving_api import cases
+from .serving import cases
 
 DTYPES = [torch.bfloat16, torch.float16, torch.float32]
 ENGINES = [None, "cpu", "reference"]
@@ -46,14 +46,6 @@ def settled(examples: int) -> Callable[[Any], Any]:
         database=None,
         suppress_health_check=list(HealthCheck),
     )
-
-
-@pytest.fixture(autouse=True, scope="module")
-def one_thread() -> Any:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 # ------------------------------------------------------------------------- valid calls

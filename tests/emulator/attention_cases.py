@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from liteattention_emulator import device, mutate, native
 from liteattention_rocm.engines.gfx942 import manifest
-from tests.kernels.machine import (
+from tests.engines.gfx942.kernels.machine import (
     DenseParams,
     LiteParams,
     MergeParams,
@@ -190,7 +190,7 @@ class LiteProblem(Problem):
             module.launch(kernel, [1], [512], [params])
 
     def accept(self) -> None:
-        """The results are the kernel's own, which tests/kernels holds against the oracle."""
+        """The results are the kernel's own, which its tests hold against the oracle."""
         out, every = from_bf16(self.out)[0], self.nan_key >= 0
         assert np.isnan(out[3]).all() == (self.nan or self.infinite or every)
         assert (np.isnan if every else np.isfinite)(np.delete(out, 3, axis=0)).all()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import diffusers
@@ -16,12 +16,8 @@ from .diffusers_cases import PROMPT
 
 
 @pytest.fixture(autouse=True, scope="session")
-def _quiet() -> Iterator[None]:
+def _quiet() -> None:
     diffusers.utils.logging.set_verbosity_error()
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 @pytest.fixture

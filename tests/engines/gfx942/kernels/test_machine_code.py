@@ -1,8 +1,8 @@
 """Each kernel's machine code by itself on the software MI300X, its checkers on.
 
-tests/gfx942 and tests/hip run whole requests through the engine; here are the parts: the packed
-layout bit for bit, parts and whole tiles in one launch, merging of extreme states, ranks of many q
-blocks, scores of -inf.
+The folders above run whole requests through the engine; here are the parts: the packed layout bit
+for bit, parts and whole tiles in one launch, merging of extreme states, ranks of many q blocks,
+scores of -inf.
 """
 
 from __future__ import annotations

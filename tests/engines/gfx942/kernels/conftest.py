@@ -1,4 +1,4 @@
-"""What the kernel tests share: the host replay programs and the emulator."""
+"""What the kernel tests share: the host replay programs."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from liteattention_emulator import set_option
+from tests import ROOT
 
 HERE = Path(__file__).parent
-SOURCES = HERE.parents[1] / "csrc" / "gfx942"
+SOURCES = ROOT / "csrc" / "gfx942"
 
 
 def host_program(name: str, folder: Path) -> Path:
-    """tests/kernels/NAME.cpp, compiled for the host."""
+    """tests/engines/gfx942/kernels/NAME.cpp, compiled for the host."""
     compiler = shutil.which("c++") or shutil.which("g++")
     if compiler is None:
         pytest.skip("no C++ compiler (Debian: g++)")
@@ -31,9 +31,3 @@ def host_program(name: str, folder: Path) -> Path:
 @pytest.fixture(scope="session")
 def replay(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return host_program("layout_replay", tmp_path_factory.mktemp("replay"))
-
-
-@pytest.fixture
-def emulator() -> None:
-    """The software MI300X, checkers on."""
-    set_option("check", "on")

@@ -1,7 +1,6 @@
 """What a decode step executes and reads, counted on the emulated machine code.
 
-``pytest -s tests/hip/test_decode_counters.py`` prints the counts beside what no kernel could do
-without.
+``pytest -s`` prints the counts beside what no kernel could do without.
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ from liteattention_rocm.contract import DenseTensors, LiteTensors, WriteRequest,
 from liteattention_rocm.engines import LIBRARY_VARIABLE, gfx942, workspace
 from liteattention_rocm.engines.gfx942 import manifest
 from liteattention_rocm.engines.settings import _architecture
-from tests.kernels.variants import KERNELS
+from tests.engines.gfx942.kernels.variants import KERNELS
 
 from .calls import (
     LAUNCHING,

@@ -11,11 +11,10 @@ from typing import Any
 import pytest
 import torch
 
-from liteattention_emulator import library
 from liteattention_rocm import _core
 from liteattention_rocm.engines import LIBRARY_VARIABLE, gfx942
 from liteattention_rocm.engines.workspace import Workspaces
-from tests.kernels.variants import KERNELS
+from tests.engines.gfx942.kernels.variants import KERNELS
 
 SOURCE = Path(__file__).with_name("fake_hip.c")
 
@@ -110,14 +109,6 @@ def engine(cpu_hip: FakeHip, monkeypatch: pytest.MonkeyPatch) -> Iterator[gfx942
     monkeypatch.setenv(LIBRARY_VARIABLE, cpu_hip.path)
     monkeypatch.setattr(gfx942.engine, "code_objects", lambda: OBJECTS)
     yield gfx942.Gfx942Engine()
-
-
-@pytest.fixture
-def emulator(monkeypatch: pytest.MonkeyPatch) -> str:
-    """The software MI300X as this test's HIP run-time."""
-    path = str(library())
-    monkeypatch.setenv(LIBRARY_VARIABLE, path)
-    return path
 
 
 @pytest.fixture

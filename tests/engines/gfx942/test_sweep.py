@@ -13,8 +13,6 @@ import pytest
 import torch
 
 import liteattention_rocm
-from liteattention_emulator import library
-from liteattention_rocm.engines import LIBRARY_VARIABLE
 from liteattention_rocm.engines.rounding import round_to_bf16
 from tests.oracle.attention import exact, expect_close
 
@@ -32,10 +30,7 @@ ORDERS = [
 ]
 
 
-@pytest.fixture(autouse=True)
-def _emulated(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(LIBRARY_VARIABLE, str(library()))
-    monkeypatch.setenv("LITEATTENTION_EMULATOR_CHECK", "on")
+pytestmark = pytest.mark.usefixtures("emulator")
 
 
 def make(

@@ -1,7 +1,7 @@
 """The plain kernels in Triton's interpreter, on CPU tensors, against float64 and the skip oracle.
 
 ``TRITON_INTERPRET`` decides when kernels are defined, so these tests want a process of their own:
-``TRITON_INTERPRET=1 python -m pytest tests/portable``.
+``TRITON_INTERPRET=1 python -m pytest tests/engines/portable``.
 """
 
 import math

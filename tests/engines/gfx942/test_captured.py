@@ -8,7 +8,6 @@ would have to lie within 1e-6 of the threshold to differ.
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,10 +16,11 @@ import torch
 from liteattention_e2e import runner
 from liteattention_e2e.config import SuiteConfig
 from liteattention_rocm import skiplist
-from tests.kernels import machine
-from tests.kernels.test_lite import full, step
+from tests import ROOT
+from tests.engines.gfx942.kernels import machine
+from tests.engines.gfx942.kernels.test_lite import full, step
 
-MODEL = Path(__file__).parents[2] / "e2e" / "model" / "wan-shapes"
+MODEL = ROOT / "e2e" / "model" / "wan-shapes"
 STEPS, LAYER = 8, 3
 ROWS = 11 * 12 * 12  # latent frames and places of 48 x 48: 5 q blocks, the last of one wave's rows,
 Q_BLOCKS, K_BLOCKS = 5, 25  # and 25 K blocks, the last of 48 keys
@@ -28,12 +28,7 @@ MFMA = 8 * 192  # of a tile at D = 128: 8 waves, 96 for each product
 
 Tensors = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 
-pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("checked")]
-
-
-@pytest.fixture
-def checked(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("LITEATTENTION_EMULATOR_CHECK", "on")
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("emulator")]
 
 
 @pytest.fixture(scope="module")

@@ -12,17 +12,15 @@ docstring says what it is: at least 99.9 % within one bf16 ulp. ``pytest -s`` pr
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 import pytest
 import torch
 
 import liteattention_rocm
-from liteattention_emulator import library
 from liteattention_rocm import _core
 from liteattention_rocm.contract import DenseRequest, DenseTensors, Rounding
-from liteattention_rocm.engines import LIBRARY_VARIABLE, gfx942
+from liteattention_rocm.engines import gfx942
 from tests.oracle.attention import exact, expect_close
 from tests.oracle.rounding_model import Model, rounded, ulps
 
@@ -32,14 +30,7 @@ Q_BLOCK = 384
 MODEL_ROWS = 6  # of so many rows one is held against the rounding model
 
 
-@pytest.fixture(autouse=True)
-def _emulated(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setenv(LIBRARY_VARIABLE, str(library()))
-    monkeypatch.setenv("LITEATTENTION_EMULATOR_CHECK", "on")
-    threads = torch.get_num_threads()
-    torch.set_num_threads(min(threads, 2))  # of small tensors; more threads only wait
-    yield
-    torch.set_num_threads(threads)
+pytestmark = pytest.mark.usefixtures("emulator")
 
 
 @dataclass

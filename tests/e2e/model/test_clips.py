@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
-
 import pytest
 import torch
 
-E2E = Path(__file__).resolve().parents[2] / "e2e"
-sys.path.insert(0, str(E2E))
-
-from liteattention_e2e import clips  # noqa: E402
-from liteattention_e2e.checker import ATTRIBUTES, check, compare, describe  # noqa: E402
+from liteattention_e2e import clips
+from liteattention_e2e.checker import ATTRIBUTES, check, compare, describe
+from tests import ROOT
 
 SIZES = [(64, 64, 8), (96, 96, 8), (128, 128, 8), (64, 64, 16), (96, 160, 5)]
 
@@ -156,7 +151,7 @@ def test_checker_finds_nothing_in_noise_or_an_empty_frame() -> None:
 
 def test_word_ids_equal_the_tokenizer() -> None:
     transformers = pytest.importorskip("transformers")
-    folder = E2E / "model" / "wan-shapes" / "tokenizer"
+    folder = ROOT / "e2e" / "model" / "wan-shapes" / "tokenizer"
     tokenizer = transformers.PreTrainedTokenizerFast.from_pretrained(folder)
     encode = clips.PromptEncoder(
         tokenizer.get_vocab(), pad=tokenizer.pad_token_id, end=tokenizer.eos_token_id, device="cpu"

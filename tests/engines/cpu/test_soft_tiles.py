@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from liteattention_rocm.engines import cpu
+from tests import ROOT
 
-ROOT = Path(__file__).resolve().parents[2]
 #: Runs pytest with the package in argv[1] instead of the installed one, editable or not.
 SCRIPT = """
 import sys
@@ -38,7 +38,9 @@ def test_the_amx_path_with_software_tiles(tmp_path: Path) -> None:
     subprocess.run([*pip, *settings, str(ROOT)], check=True)
     (wheel,) = tmp_path.glob("*.whl")
     zipfile.ZipFile(wheel).extractall(tmp_path / "site")
-    tests = [str(ROOT / "tests" / name) for name in ("cpu", "serving_api/test_attention.py")]
+    tests = [
+        str(ROOT / "tests" / name) for name in ("engines/cpu", "api/serving/test_attention.py")
+    ]
     done = subprocess.run(
         [sys.executable, "-c", SCRIPT, str(tmp_path / "site"), str(ROOT), *tests],
         cwd=tmp_path,

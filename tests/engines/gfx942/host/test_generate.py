@@ -12,20 +12,11 @@ import torch
 import typer
 from typer.testing import CliRunner
 
-from liteattention_e2e import cli
 from liteattention_rocm import MI300X_GEOMETRY, skiplist
 from liteattention_rocm.contract import Bound, LiteRequest, LiteTensors, Request
 from liteattention_rocm.engines import gfx942, reference
 
 PROMPT = "a red circle moves right on a blue background"
-
-
-@pytest.fixture
-def app() -> typer.Typer:
-    made = typer.Typer(pretty_exceptions_enable=False)
-    made.command("e2e")(cli.e2e)
-    made.command("generate")(cli.generate)
-    return made
 
 
 @pytest.fixture

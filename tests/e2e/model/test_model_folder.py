@@ -9,15 +9,14 @@ from pathlib import Path
 import pytest
 import torch
 
-E2E = Path(__file__).resolve().parents[2] / "e2e"
-sys.path.insert(0, str(E2E))
+from tests import ROOT
 
 pytest.importorskip("diffusers")
 
-from liteattention_e2e.clips import SHAPES  # noqa: E402
-from liteattention_e2e.pixel_vae import PixelUnshuffleVAE, pipeline_num_frames  # noqa: E402
+from liteattention_e2e.clips import SHAPES
+from liteattention_e2e.pixel_vae import PixelUnshuffleVAE, pipeline_num_frames
 
-MODEL = E2E / "model" / "wan-shapes"
+MODEL = ROOT / "e2e" / "model" / "wan-shapes"
 
 
 @pytest.mark.parametrize("factor", [1, 2, 4])
@@ -117,7 +116,7 @@ def test_first_latents_follow_the_prompt(pipe) -> None:  # type: ignore[no-untyp
 def test_training_script_writes_a_folder_that_loads(tmp_path: Path) -> None:
     out = tmp_path / "tiny"
     subprocess.run(
-        [sys.executable, str(E2E / "model" / "train.py"), "--out", str(out), "--device", "cpu",
+        [sys.executable, str(MODEL.parent / "train.py"), "--out", str(out), "--device", "cpu",
          "--tiny", "--max-steps", "2", "--no-compile", "--no-evaluate", "--text-warmup", "2"],
         check=True, capture_output=True, timeout=120,
     )  # fmt: skip
