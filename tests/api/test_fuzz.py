@@ -31,6 +31,7 @@ from liteattention_rocm import (
 )
 from liteattention_rocm.dense import default_geometry
 from tests.oracle.attention import Exact, bound, exact, exact_rows, expect_lse, expect_out
+from tests.oracle.tensors import ints
 
 from .serving import cases
 
@@ -388,10 +389,6 @@ def junk(draw: st.DrawFn, good: Any) -> Any:
     if isinstance(good, list) and draw(st.booleans()):
         return [draw(junk(good[0])), *good[1:]]
     return draw(st.sampled_from(NUMBERS + THINGS))
-
-
-def ints(*numbers: int) -> torch.Tensor:
-    return torch.tensor(numbers, dtype=torch.int32)
 
 
 def dense_call() -> dict[str, Any]:

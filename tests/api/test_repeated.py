@@ -20,6 +20,7 @@ from liteattention_rocm import (
 )
 from liteattention_rocm.remembered import calls
 from tests.oracle.attention import exact, exact_rows
+from tests.oracle.tensors import normal
 
 GEOMETRY = TileGeometry(16, 64, 16)
 
@@ -36,10 +37,6 @@ def checks(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
     monkeypatch.setattr(validation, "dense", counting)
     return found
-
-
-def normal(*shape: int, seed: int = 0) -> torch.Tensor:
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).bfloat16()
 
 
 def qkv(seed: int = 0, length: int = 48) -> list[torch.Tensor]:

@@ -126,3 +126,14 @@ def expect_close(
     """Output and log-sum-exp against float64 and :func:`bound`, which takes ``kernel``."""
     expect_out(out, expected, bound(expected, out.dtype, rounding, **kernel), what)
     expect_lse(lse, expected.lse)
+
+
+def expect_no_worse_than_twice_sdpa(
+    out: torch.Tensor, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor
+) -> None:
+    """[B, H, S, D]: largest and mean square errors, beside those of PyTorch's own attention."""
+    expected = exact(q, k, v).out
+    theirs = torch.nn.functional.scaled_dot_product_attention(q, k, v)
+    our_error, their_error = out.double() - expected, theirs.double() - expected
+    assert our_error.abs().max() <= 2 * their_error.abs().max()
+    assert our_error.square().mean().sqrt() <= 2 * their_error.square().mean().sqrt()

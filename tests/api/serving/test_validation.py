@@ -9,10 +9,7 @@ import pytest
 import torch
 
 from liteattention_rocm import PagedBatch, attention_paged, attention_varlen
-
-
-def ints(*numbers: int) -> torch.Tensor:
-    return torch.tensor(numbers, dtype=torch.int32)
+from tests.oracle.tensors import ints
 
 
 def batch(**changes: Any) -> PagedBatch:

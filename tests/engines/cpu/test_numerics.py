@@ -11,7 +11,8 @@ import liteattention_rocm
 from liteattention_rocm import engines
 from liteattention_rocm.engines import cpu
 from liteattention_rocm.engines.rounding import round_to_bf16
-from tests.oracle.attention import bound, exact, expect_close
+from tests.oracle.attention import bound, exact, expect_close, expect_no_worse_than_twice_sdpa
+from tests.oracle.tensors import qkv
 
 DTYPES = [torch.bfloat16, torch.float16, torch.float32]
 
@@ -24,16 +25,6 @@ def test_the_engine_is_tried_on(name: str) -> None:
     assert set(cpu.available_isas()) <= set(ISAS)
     if name not in cpu.available_isas():
         pytest.skip(f"this processor has no {name}: no test of that path is collected")
-
-
-def make(
-    b: int, hq: int, hkv: int, sq: int, skv: int, d: int, dtype: torch.dtype, seed: int = 0
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    g = torch.Generator().manual_seed(seed)
-    q = torch.randn(b, hq, sq, d, generator=g).to(dtype)
-    k = torch.randn(b, hkv, skv, d, generator=g).to(dtype)
-    v = torch.randn(b, hkv, skv, d, generator=g).to(dtype)
-    return q, k, v
 
 
 def check(
@@ -65,24 +56,24 @@ SHAPES = [
 @pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
 def test_within_the_derived_bound(isa: str, dtype: torch.dtype, causal: bool) -> None:
     for i, shape in enumerate(SHAPES):
-        check(*make(*shape, dtype, seed=i), causal=causal)
+        check(*qkv(*shape, dtype, seed=i), causal=causal)
 
 
 def test_every_head_dim(isa: str) -> None:
     for d in range(8, 257, 8):
-        check(*make(1, 1, 1, 20, 70, d, torch.bfloat16, seed=d))
+        check(*qkv(1, 1, 1, 20, 70, d, torch.bfloat16, seed=d))
 
 
 @pytest.mark.parametrize("scale", [0.0, -0.3, 1.7, 1e-3, -2.0])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 def test_any_finite_scale(isa: str, scale: float, dtype: torch.dtype) -> None:
-    q, k, v = make(1, 2, 1, 40, 150, 32, dtype)
+    q, k, v = qkv(1, 2, 1, 40, 150, 32, dtype)
     check(q * 0.5, k * 0.5, v, scale=scale)
 
 
 def test_peaked_and_large_scores(isa: str) -> None:
     # Scores of several hundred: only differences to the maximum may matter.
-    q, k, v = make(1, 2, 2, 130, 260, 64, torch.bfloat16)
+    q, k, v = qkv(1, 2, 2, 130, 260, 64, torch.bfloat16)
     out, lse = liteattention_rocm.attention(
         q * 6, k * 6, v, layout="bhsd", return_lse=True, engine="cpu"
     )
@@ -96,18 +87,14 @@ def test_peaked_and_large_scores(isa: str) -> None:
 @pytest.mark.parametrize("dim", [64, 128])
 def test_no_worse_than_twice_sdpa(dtype: torch.dtype, dim: int) -> None:
     for seed in range(4):
-        q, k, v = make(1, 2, 2, 512, 1000, dim, dtype, seed)
-        expected = exact(q, k, v).out
+        q, k, v = qkv(1, 2, 2, 512, 1000, dim, dtype, seed)
         ours = liteattention_rocm.attention(q, k, v, layout="bhsd", engine="cpu")
-        theirs = torch.nn.functional.scaled_dot_product_attention(q, k, v)
-        our_error, their_error = ours.double() - expected, theirs.double() - expected
-        assert our_error.abs().max() <= 2 * their_error.abs().max()
-        assert our_error.square().mean().sqrt() <= 2 * their_error.square().mean().sqrt()
+        expect_no_worse_than_twice_sdpa(ours, q, k, v)
 
 
 def test_one_key_returns_its_value_exactly(isa: str) -> None:
     for dtype in DTYPES:
-        q, k, v = make(1, 4, 2, 9, 1, 64, dtype)
+        q, k, v = qkv(1, 4, 2, 9, 1, 64, dtype)
         out = liteattention_rocm.attention(q, k, v, layout="bhsd", engine="cpu")
         assert torch.equal(out, v.repeat_interleave(2, 1).expand_as(out))
 
@@ -132,7 +119,7 @@ def test_rounding_is_the_model_applied_to_fp32(isa: str, rounding: str) -> None:
 
 
 def test_nan_and_inf_stay_in_their_rows(isa: str) -> None:
-    q, k, v = make(1, 1, 1, 70, 100, 64, torch.bfloat16)
+    q, k, v = qkv(1, 1, 1, 70, 100, 64, torch.bfloat16)
     clean = liteattention_rocm.attention(q, k, v, layout="bhsd", engine="cpu")
     q[0, 0, 17, 3] = math.nan
     out = liteattention_rocm.attention(q, k, v, layout="bhsd", engine="cpu")
@@ -167,7 +154,7 @@ def test_strides_are_followed_and_neighbours_untouched(isa: str, layout: str) ->
 
 
 def test_expanded_batch_and_heads(isa: str) -> None:
-    q, k, v = make(1, 1, 1, 40, 80, 64, torch.bfloat16)
+    q, k, v = qkv(1, 1, 1, 40, 80, 64, torch.bfloat16)
     out = liteattention_rocm.attention(
         q.expand(3, 4, -1, -1),
         k.expand(3, 2, -1, -1),
@@ -192,7 +179,7 @@ def test_extents_past_4_gib() -> None:
 
 
 def test_bit_equal_whatever_the_threads(isa: str) -> None:
-    q, k, v = make(2, 4, 2, 333, 555, 128, torch.bfloat16)
+    q, k, v = qkv(2, 4, 2, 333, 555, 128, torch.bfloat16)
     results = []
     for n in (1, 2, 3, 8, 2):
         torch.set_num_threads(n)
@@ -206,7 +193,7 @@ def test_bit_equal_whatever_the_threads(isa: str) -> None:
 def test_passes_over_heads_equal_one_pass() -> None:
     # 24 heads x 16,384 keys x 128 x 2 bytes of values pass the packing budget of 192 MiB several
     # times over in fp32; each head must come out as it does alone.
-    q, k, v = make(1, 1, 1, 4, 16384, 128, torch.float32)
+    q, k, v = qkv(1, 1, 1, 4, 16384, 128, torch.float32)
     many = liteattention_rocm.attention(
         q.expand(1, 24, -1, -1),
         k.expand(1, 24, -1, -1),
@@ -224,6 +211,6 @@ def test_best_path_is_the_default(monkeypatch: pytest.MonkeyPatch) -> None:
     assert cpu.available_isas()[-1] == "portable"
     engines.settings.cache_clear()
     monkeypatch.setenv(engines.ISA_VARIABLE, "mmx")
-    q, k, v = make(1, 1, 1, 4, 4, 8, torch.bfloat16)
+    q, k, v = qkv(1, 1, 1, 4, 4, 8, torch.bfloat16)
     with pytest.raises(ValueError, match="LITEATTENTION_CPU_ISA='mmx' is not available here"):
         liteattention_rocm.attention(q, k, v, layout="bhsd", engine="cpu")

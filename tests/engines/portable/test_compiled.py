@@ -88,10 +88,7 @@ CASES = {
     "order": (kernels.order_longest_first, dict(BLOCK=64)),
     "decode": (ragged.attention, RAGGED),
     "varlen": (ragged.attention, RAGGED | dict(TILE_ROWS=16, PARTS=False, PAGED=False)),
-    "merge": (
-        ragged.merge,
-        dict(HEADS=4, HEAD_DIM=128, HAS_SINKS=True, HAS_LSE=True, ROUNDING=0),
-    ),
+    "merge": (ragged.merge, dict(HEADS=4, HEAD_DIM=128, HAS_SINKS=True, HAS_LSE=True, ROUNDING=0)),
     "write": (ragged.write_kv, dict(HEAD_DIM=128)),
 }
 

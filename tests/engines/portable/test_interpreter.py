@@ -13,13 +13,10 @@ import torch
 from liteattention_rocm import TileGeometry, attention, lite_attention, skiplist
 from tests.lite import stray_bits
 from tests.oracle.attention import HALF_ULP, bound, exact, expect_lse, expect_out
+from tests.oracle.tensors import normal
 
 # log2(0) of a row that saw no key, which NumPy warns of
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
-
-
-def normal(*shape: int, dtype: torch.dtype = torch.bfloat16, seed: int = 0) -> torch.Tensor:
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
 
 
 def check(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, **options: Any) -> None:

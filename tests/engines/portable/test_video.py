@@ -35,9 +35,7 @@ def test_the_exact_sizes_of_the_model() -> None:
     assert pipe.transformer.blocks[0].scale_shift_table.dtype == torch.float32
 
 
-def test_every_contender_denoises_and_leaves_out_what_it_was_told_to(
-    smoke: video.Config,
-) -> None:
+def test_every_contender_denoises_and_leaves_out_what_it_was_told_to(smoke: video.Config) -> None:
     rows = video.run(smoke, CPU)
     assert [row.contender for row in rows] == [
         "diffusers' default",

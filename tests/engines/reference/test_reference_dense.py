@@ -1,4 +1,4 @@
-"""The float64 engine against torch's float64 attention and against plain loops."""
+"""The float64 engine against the oracle and against plain loops."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from liteattention_rocm.dense import default_geometry
 from liteattention_rocm.engines import get
 from liteattention_rocm.engines import reference as reference_module
 from liteattention_rocm.engines.rounding import round_to_bf16
+from tests.oracle.attention import exact
 
 SHAPES = [
     # batch, q heads, kv heads, Sq, Skv, D
@@ -39,22 +40,6 @@ def tensors(
     )
 
 
-def torch_attention(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float, causal: bool
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """[B,H,S,D] float64 by torch, with the LSE by logsumexp; empty rows 0 and -inf."""
-    group = q.shape[1] // k.shape[1]
-    q, k, v = q.double(), *(x.double().repeat_interleave(group, 1) for x in (k, v))
-    q_len, kv_len = q.shape[2], k.shape[2]
-    mask = torch.ones(q_len, kv_len, dtype=torch.bool)
-    if causal:
-        mask = mask.tril(kv_len - q_len)
-    out = torch.nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scale)
-    empty = ~mask.any(-1)
-    scores = (q @ k.transpose(-1, -2) * scale).masked_fill(~mask, -math.inf)
-    return out.masked_fill(empty[:, None], 0.0), torch.logsumexp(scores, -1)
-
-
 @pytest.mark.parametrize("layout", ["bshd", "bhsd"])
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("shape", SHAPES)
@@ -63,7 +48,7 @@ def test_float64_equals_torch(
 ) -> None:
     q, k, v = tensors(*shape, torch.float64)
     scale = 0.3
-    want, want_lse = torch_attention(q, k, v, scale, causal)
+    want = exact(q, k, v, scale=scale, causal=causal)
     if layout == "bshd":
         q, k, v = (x.transpose(1, 2).contiguous() for x in (q, k, v))
     out, lse = attention(
@@ -72,22 +57,15 @@ def test_float64_equals_torch(
     assert out.dtype == torch.float64 and out.shape == q.shape
     if layout == "bshd":
         out = out.transpose(1, 2)
-    torch.testing.assert_close(out, want, rtol=0, atol=1e-13)
-    torch.testing.assert_close(lse, want_lse.float(), rtol=1e-6, atol=1e-6)
+    torch.testing.assert_close(out, want.out, rtol=0, atol=1e-13)
+    torch.testing.assert_close(lse, want.lse.float(), rtol=1e-6, atol=1e-6)
 
 
 def test_plain_loops_with_causal_rows_that_see_nothing() -> None:
     q_len, kv_len, dim, scale = 7, 4, 8, -0.7
     q, k, v = tensors(1, 2, 1, q_len, kv_len, dim, torch.float64)
     out, lse = attention(
-        q,
-        k,
-        v,
-        layout="bhsd",
-        scale=scale,
-        causal=True,
-        return_lse=True,
-        engine="reference",
+        q, k, v, layout="bhsd", scale=scale, causal=True, return_lse=True, engine="reference"
     )
     for h in range(2):
         for i in range(q_len):
@@ -151,10 +129,10 @@ def test_chunks_of_rows_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("scale", [0.0, -0.25])
 def test_zero_and_negative_scale(scale: float) -> None:
     q, k, v = tensors(1, 1, 1, 5, 6, 8, torch.float64)
-    want, want_lse = torch_attention(q, k, v, scale, False)
+    want = exact(q, k, v, scale=scale)
     out, lse = attention(q, k, v, layout="bhsd", scale=scale, return_lse=True, engine="reference")
-    torch.testing.assert_close(out, want, rtol=0, atol=1e-14)
-    torch.testing.assert_close(lse, want_lse.float())
+    torch.testing.assert_close(out, want.out, rtol=0, atol=1e-14)
+    torch.testing.assert_close(lse, want.lse.float())
     if scale == 0.0:
         q[0, 0, 0, 0] = math.inf  # a zero scale ignores the queries altogether
         assert torch.equal(attention(q, k, v, layout="bhsd", scale=0.0, engine="reference"), out)

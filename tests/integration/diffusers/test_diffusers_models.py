@@ -339,9 +339,6 @@ def test_by_name_causal_and_gqa_match_sdpa() -> None:
         q, k, v, is_causal=True, scale=0.3, enable_gqa=True, backend="liteattention_rocm"
     )
     expected = torch.nn.functional.scaled_dot_product_attention(
-        *(x.transpose(1, 2).double() for x in (q, k, v)),
-        is_causal=True,
-        scale=0.3,
-        enable_gqa=True,
+        *(x.transpose(1, 2).double() for x in (q, k, v)), is_causal=True, scale=0.3, enable_gqa=True
     ).transpose(1, 2)
     np.testing.assert_allclose(out.double(), expected, atol=2e-6)

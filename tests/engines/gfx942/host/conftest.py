@@ -74,10 +74,7 @@ def build_fake(tmp_path_factory: pytest.TempPathFactory) -> Build:
     def build(name: str, *options: str) -> str:
         path = folder / name
         if not path.exists():
-            subprocess.run(
-                [compiler, *FLAGS, *options, str(SOURCE), "-o", str(path)],
-                check=True,
-            )
+            subprocess.run([compiler, *FLAGS, *options, str(SOURCE), "-o", str(path)], check=True)
         return str(path)
 
     return build

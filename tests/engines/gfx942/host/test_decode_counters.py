@@ -9,8 +9,9 @@ import pytest
 
 import liteattention_emulator
 from liteattention_rocm import engines
+from tests.oracle.ragged import make
 
-from .ragged_cases import make, run
+from .ragged_cases import run
 
 pytestmark = pytest.mark.usefixtures("emulator")
 

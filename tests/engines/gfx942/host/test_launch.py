@@ -20,16 +20,7 @@ from liteattention_rocm.engines.gfx942 import manifest
 from liteattention_rocm.engines.settings import _architecture
 from tests.engines.gfx942.kernels.variants import KERNELS
 
-from .calls import (
-    LAUNCHING,
-    NUMBERS,
-    bf16,
-    expect_launches,
-    launches,
-    request_of,
-    run,
-    run_dense,
-)
+from .calls import LAUNCHING, NUMBERS, bf16, expect_launches, launches, request_of, run, run_dense
 from .conftest import OBJECTS, FakeHip
 
 

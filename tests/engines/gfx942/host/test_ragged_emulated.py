@@ -14,8 +14,9 @@ import liteattention_emulator
 import liteattention_rocm
 from liteattention_rocm import _core, engines, serving
 from tests.oracle.attention import bound, exact, expect_lse, expect_out
+from tests.oracle.ragged import Case, make, paged, starts
 
-from .ragged_cases import Case, check, expect_close, make, paged, run, starts
+from .ragged_cases import check, expect_close, run
 
 pytestmark = pytest.mark.usefixtures("emulator", "memory_of_nan")
 
@@ -146,7 +147,7 @@ def test_prefill_and_decode_share_a_batch(
             rows = slice(int(alone.q_start[r]), int(alone.q_start[r + 1]))
             one = Case(
                 alone.q[rows], [alone.k[r]], [alone.v[r]], [requests[r]], starts([q_len]),
-                alone.kv_len[r : r + 1], alone.sinks,
+                alone.kv_len[r : r + 1], starts([requests[r][1]]), alone.sinks,
             )  # fmt: skip
             single, single_lse = run(one, page_size)
             assert torch.equal(single, out[rows]) and torch.equal(single_lse, lse[:, rows])

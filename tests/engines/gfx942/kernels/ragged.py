@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -12,11 +11,13 @@ from typing import Any
 import torch
 
 from liteattention_rocm.engines.gfx942 import manifest
-from tests.oracle.attention import Exact, exact_rows
+from tests.oracle import ragged
+from tests.oracle.ragged import Case
 
 from .machine import PageStrides, RaggedParams, RowStrides, pointer, variant
 
 LOG2E = math.log2(math.e)
+CACHES = ("k_cache", "v_cache", "page_table")
 
 
 def divider(size: int) -> tuple[int, int]:
@@ -32,31 +33,17 @@ def tile_rows(dim: int) -> int:
 
 
 @dataclass
-class Batch:
-    """Requests (q_len, kv_len) of seeded random tensors, their keys in pages or packed.
-
-    ``k`` and ``v`` are lists of [kv_len, Hkv, D]; ``caches`` hold them in scattered pages
-    [pages, page_size, Hkv, D] (NaN wherever nothing was written), or packed [keys, Hkv, D].
+class Batch(Case):
+    """A batch with caches: scattered pages [pages, page_size, Hkv, D] or, for a page size of 0,
+    packed [keys, Hkv, D]. Wherever nothing was written they are NaN.
     """
 
-    q: torch.Tensor
-    k: list[torch.Tensor]
-    v: list[torch.Tensor]
     k_cache: torch.Tensor
     v_cache: torch.Tensor
-    q_start: torch.Tensor
-    kv_len: torch.Tensor
-    kv_start: torch.Tensor
     page_table: torch.Tensor
     page_size: int
     #: What a launch may touch of the caches; nothing: all of them.
     spans: list[torch.Tensor] = field(default_factory=list)
-
-    @property
-    def requests(self) -> list[tuple[int, int]]:
-        starts = self.q_start.tolist()
-        rows = [b - a for a, b in itertools.pairwise(starts)]
-        return list(zip(rows, self.kv_len.tolist(), strict=True))
 
 
 def make(
@@ -66,45 +53,17 @@ def make(
     page_size: int,
     dtype: torch.dtype = torch.bfloat16,
     seed: int = 0,
-    padding: int = 0,
-    lead: int = 0,
+    **rows: int,
 ) -> Batch:
-    """Values are normal; ``lead`` rows of q precede the first request's, ``padding`` follow."""
-    g = torch.Generator().manual_seed(seed + 17 * dim + page_size)
-    q_heads, kv_heads = heads
-    rows = sum(q for q, _ in requests)
-    lengths = [kv for _, kv in requests]
-    # every other head and a few columns of a larger buffer: nothing is contiguous but the last
-    fused = torch.randn(lead + rows + padding, q_heads + 1, dim + 8, generator=g).to(dtype)
-    q = fused[:, 1:, :dim]
-    k = [torch.randn(n, kv_heads, dim, generator=g).to(dtype) for n in lengths]
-    v = [torch.randn(n, kv_heads, dim, generator=g).to(dtype) for n in lengths]
-    starts = torch.tensor([lead, *(q for q, _ in requests)]).cumsum(0).int()
-    kv_starts = torch.tensor([0, *lengths]).cumsum(0).int()
-    if page_size == 0:
-        k_cache = torch.cat([*k, torch.full((1, kv_heads, dim), math.nan).to(dtype)])
-        v_cache = torch.cat([*v, torch.full((1, kv_heads, dim), math.nan).to(dtype)])
+    """``rows``: lead and padding of :func:`tests.oracle.ragged.make`."""
+    case = ragged.make(requests, *heads, dim, dtype, seed + 17 * dim + page_size, **rows)
+    if page_size:
+        caches = ragged.paged(case, page_size, fused=True)
+    else:
+        end = torch.full((1, heads[1], dim), math.nan).to(dtype)
         table = torch.zeros(1, 1, dtype=torch.int32)
-        return Batch(q, k, v, k_cache, v_cache, starts, torch.tensor(lengths).int(), kv_starts,
-                     table, 0)  # fmt: skip
-    counts = [-(-n // page_size) for n in lengths]
-    total = sum(counts)
-    order = torch.randperm(total + 2, generator=g).int()
-    # one block of memory for K and V, heads before rows, as vLLM lays them out
-    both = torch.full((total + 2, kv_heads, page_size, 2 * dim), math.nan).to(dtype)
-    k_cache, v_cache = (both[..., i * dim : (i + 1) * dim].transpose(1, 2) for i in (0, 1))
-    table = torch.full((len(requests), max([*counts, 1]) + 2), -1, dtype=torch.int32)
-    at = 0
-    for r, (keys, values) in enumerate(zip(k, v, strict=True)):
-        for n in range(counts[r]):
-            page = int(order[at])
-            at += 1
-            table[r, n] = page
-            part = slice(n * page_size, (n + 1) * page_size)
-            k_cache[page, : len(keys[part])] = keys[part]
-            v_cache[page, : len(values[part])] = values[part]
-    return Batch(q, k, v, k_cache, v_cache, starts, torch.tensor(lengths).int(), kv_starts,
-                 table, page_size)  # fmt: skip
+        caches = torch.cat([*case.k, end]), torch.cat([*case.v, end]), table
+    return Batch(**vars(case), **dict(zip(CACHES, caches, strict=True)), page_size=page_size)
 
 
 def prefill(
@@ -154,20 +113,3 @@ def prefill(
         tensors: list[Any] = [batch.page_table, *(x for x in given if x is not None)]
         stack.enter_context(emulator.registered(*tensors))
         return module.launch(name, [slots * kv_heads], [512], [params])
-
-
-def expected(batch: Batch, *, causal: bool = True, **options: Any) -> Exact:
-    """Float64: out and weight [T, Hq, D], lse [Hq, T] of the requests' rows."""
-    rows = batch.q[int(batch.q_start[0]) : int(batch.q_start[-1])]
-    parts = [
-        exact_rows(q, k, v, causal=causal, **options)
-        for q, k, v in zip(
-            rows.split([n for n, _ in batch.requests]), batch.k, batch.v, strict=True
-        )
-    ]
-    return Exact(
-        torch.cat([part.out for part in parts]),
-        torch.cat([part.lse for part in parts], 1),
-        torch.cat([part.weight for part in parts]),
-        max(part.reach for part in parts),
-    )

@@ -9,23 +9,15 @@ import pytest
 import torch
 
 import liteattention_emulator
-from liteattention_emulator import listing, mutate
+from liteattention_emulator import mutate
 from liteattention_rocm.engines.gfx942 import manifest
-from tests.emulator import attention_cases
+from tests.emulator import mutants
 from tests.oracle.attention import bound, expect_out
 
 from . import ragged
 from .machine import PageStrides, RaggedParams, RowStrides, pointer
 
 KERNEL = "attention_decode_bf16_d128_rtne"
-# No exception for these: synchronisation, wait states and addresses.
-ALWAYS = {
-    "wait deleted",
-    "wait weakened by one",
-    "barrier deleted",
-    "wait state removed",
-    "LDS offset shifted",
-}
 # Mutants tried of each kind, spread over the whole kernel.
 SAMPLE = 16
 
@@ -73,7 +65,7 @@ class Case:
     def accept(self) -> None:
         """The results are the kernel's own, and those of whole requests within the bound."""
         if self.splits == 1:
-            exact = ragged.expected(self.batch, window=self.window)
+            exact = self.batch.exact(window=self.window)
             expect_out(self.written[0], exact, bound(exact, torch.bfloat16))
         self.accepted = self.written
 
@@ -98,28 +90,17 @@ def test_mutants(capsys: pytest.CaptureFixture[str]) -> None:
             )
         ),
     ]
-    kernel = mutate.Kernel(listing.load(image), KERNEL)
-    assert kernel.hazards == set() and kernel.waits.early == frozenset()
-    trial = attention_cases.Trial(image, KERNEL, cases, ("first-ahead", "last-ahead"))
-    try:
+    with mutants.Bench(KERNEL, image, cases, "first-ahead", "last-ahead") as bench:
+        kernel = bench.kernel
         reached = [kernel.listing.instructions[index] for index in sorted(kernel.graph.next)]
         everything = mutate.mutations(kernel, reached)
         chosen = []
         for kind in sorted({mutation.kind for mutation in everything}):
             of_kind = [mutation for mutation in everything if mutation.kind == kind]
             chosen += of_kind[:: max(1, -(-len(of_kind) // SAMPLE))]
-        verdicts = [mutate.judge(kernel, m, trial, trial.reference) for m in chosen]
-    finally:
-        trial.close()
-    share = mutate.noticed(verdicts)
+        verdicts = bench.judge(chosen)
     with capsys.disabled():
-        print(f"\n{KERNEL}: {len(everything)} mutants, {len(chosen)} tried")
-        print(f"{share:.1%} of those not redundant are noticed\n{mutate.table(verdicts)}")
-        for verdict in verdicts:
-            m = verdict.mutation
-            if verdict.survived:
-                print(f"survived: {m.kind} at +0x{m.offset:x}: {m.before} -> {m.after}")
+        print(f"\n{len(everything)} mutants, {len(chosen)} tried")
+        print(mutants.summary(KERNEL, verdicts))
     # The rest: masks of keys that no case ends at, second corrections of integer division.
-    assert share >= 0.85
-    for verdict in verdicts:
-        assert verdict.mutation.kind not in ALWAYS or not verdict.survived, verdict
+    mutants.expect_noticed(verdicts, 0.85)

@@ -16,6 +16,7 @@ import torch
 from liteattention_rocm.engines.gfx942 import manifest
 from liteattention_rocm.engines.rounding import round_to_bf16
 from tests.oracle.attention import exact_rows, expect_close
+from tests.oracle.tensors import normal
 
 from . import machine
 
@@ -26,10 +27,6 @@ def random_bits(*shape: int) -> torch.Tensor:
     generator = torch.Generator().manual_seed(sum(shape))
     bits = torch.randint(-(2**15), 2**15, shape, generator=generator, dtype=torch.int16)
     return bits.view(torch.bfloat16)
-
-
-def normal(*shape: int, seed: int = 0) -> torch.Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).bfloat16()
 
 
 def test_structures_have_the_kernels_sizes() -> None:

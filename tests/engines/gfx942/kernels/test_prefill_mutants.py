@@ -8,22 +8,14 @@ from typing import Any
 import pytest
 import torch
 
-from liteattention_emulator import listing, mutate
+from liteattention_emulator import mutate
 from liteattention_rocm.engines.gfx942 import manifest
-from tests.emulator import attention_cases
+from tests.emulator import mutants
 from tests.oracle.attention import bound, expect_out
 
 from . import ragged
 
 KERNEL = "attention_prefill_bf16_d128_rtne"
-# No exception for these: synchronisation, wait states and addresses.
-ALWAYS = {
-    "wait deleted",
-    "wait weakened by one",
-    "barrier deleted",
-    "wait state removed",
-    "LDS offset shifted",
-}
 # Mutants tried of each kind, spread over the hot loop.
 SAMPLE = 12
 
@@ -66,7 +58,7 @@ class Case:
 
     def accept(self) -> None:
         """The results are the kernel's own, and within the bound."""
-        exact = ragged.expected(self.batch, **self.options)
+        exact = self.batch.exact(**self.options)
         expect_out(self.out, exact, bound(exact, torch.bfloat16))
         self.accepted = self.out, self.lse
 
@@ -87,22 +79,9 @@ def test_mutants(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         Case(tmp_path, ragged.make([(256, 256 + 33)], (1, 1), 128, 0)),
         Case(tmp_path, ragged.make([(256, 256 + 49)], (1, 1), 128, 0)),
     ]
-    kernel = mutate.Kernel(listing.load(image), KERNEL)
-    assert kernel.hazards == set() and kernel.waits.early == frozenset()
-    trial = attention_cases.Trial(image, KERNEL, cases)
-    try:
-        chosen = chosen_mutations(kernel, SAMPLE)
-        verdicts = [mutate.judge(kernel, m, trial, trial.reference) for m in chosen]
-    finally:
-        trial.close()
-    share = mutate.noticed(verdicts)
+    with mutants.Bench(KERNEL, image, cases) as bench:
+        verdicts = bench.judge(chosen_mutations(bench.kernel, SAMPLE))
     with capsys.disabled():
-        print(f"\n{KERNEL}: {len(chosen)} mutants of its hot loop tried")
-        print(f"{share:.1%} of those not redundant are noticed\n{mutate.table(verdicts)}")
-        for verdict in verdicts:
-            if verdict.survived:
-                m = verdict.mutation
-                print(f"survived: {m.kind} at +0x{m.offset:x}: {m.before} -> {m.after}")
-    assert share >= 0.9
-    for verdict in verdicts:
-        assert verdict.mutation.kind not in ALWAYS or not verdict.survived, verdict
+        print(f"\n{len(verdicts)} mutants of the hot loop tried")
+        print(mutants.summary(KERNEL, verdicts))
+    mutants.expect_noticed(verdicts, 0.9)
