@@ -102,10 +102,7 @@ class Problem:
             lse.ctypes.data, 0, 0, contiguous(q), contiguous(k), contiguous(out), 1, 1, 1,
             self.q_len, self.kv_len, np.log2(np.e) / np.sqrt(self.dim), 1, 1, 0, 0,
         )  # fmt: skip
-        with (
-            device.Module(image) as module,
-            device.registered(q, k, self.packed_v, out, lse),
-        ):
+        with device.Module(image) as module, device.registered(q, k, self.packed_v, out, lse):
             module.launch(kernel, [1], [512], [params])
 
     def errors(self, out: Half, lse: Float) -> tuple[float, float]:

@@ -31,11 +31,7 @@ READERS = [
     "ds_read_b32 v110, v1",
     "buffer_load_dword v110, v1, s[4:7], 0 offen",
 ]
-WRITERS = [
-    "v_mov_b32 v1, v110",
-    "ds_read_b32 v1, v110",
-    "global_load_dword v1, v[110:111], off",
-]
+WRITERS = ["v_mov_b32 v1, v110", "ds_read_b32 v1, v110", "global_load_dword v1, v[110:111], off"]
 
 Case = tuple[str, str, str, int]
 
