@@ -10,10 +10,22 @@ from collections.abc import Iterator
 
 import pytest
 import torch
+import typer
 
 from liteattention_rocm import engines, remembered
 from liteattention_rocm.engines import cpu
+from tests import ROOT
 from tests.emulator import toolchain
+
+#: Where tensors are small: on them several torch threads mostly spin and wait.
+ONE_THREAD = (
+    "api/serving",
+    "api/test_fuzz",
+    "e2e/model",
+    "engines/cpu",
+    "engines/reference",
+    "integration/diffusers",
+)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -57,8 +69,29 @@ def fresh() -> Iterator[None]:
     forget()
 
 
+@pytest.fixture(autouse=True)
+def threads(request: pytest.FixtureRequest) -> Iterator[None]:
+    """No test changes the number of torch threads for another."""
+    before = torch.get_num_threads()
+    if str(request.path.relative_to(ROOT / "tests")).startswith(ONE_THREAD):
+        torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="session")
+def app() -> typer.Typer:
+    """The commands that make videos, with tracebacks of what they do not catch."""
+    from liteattention_e2e import cli
+
+    made = typer.Typer(pretty_exceptions_enable=False)
+    made.command("e2e")(cli.e2e)
+    made.command("generate")(cli.generate)
+    return made
+
+
 @pytest.fixture(params=cpu.available_isas())
 def isa(request: pytest.FixtureRequest, fresh: None, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Each path of the CPU engine on this processor: cpu/test_numerics.py names the others."""
+    """Each path of the CPU engine on this processor; test_numerics.py names the others."""
     monkeypatch.setenv(engines.ISA_VARIABLE, request.param)
     return str(request.param)

@@ -147,7 +147,7 @@ def _hip() -> str:
 
 
 def _kernels() -> str:
-    found = _load("liteattention_rocm.kernels").manifest()
+    found = _load("liteattention_rocm.engines.gfx942.manifest").read()
     count = sum(len(entry.kernels) for entry in found.objects)
     return f"{count} in {len(found.objects)} code objects, built by {found.compiler}"
 

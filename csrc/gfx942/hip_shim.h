@@ -1,5 +1,5 @@
 // The little of HIP that the kernels need, so that they build with plain clang (Debian: clang-19,
-// lld-19; options in liteattention_rocm/kernels/build.py) as well as with hipcc. Nothing here is
+// lld-19; options in tools/liteattention_tools/build.py) as well as with hipcc. Nothing here is
 // specific to attention.
 #pragma once
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -22,17 +23,11 @@ from liteattention_rocm import (
     write_kv,
 )
 from liteattention_rocm.lite import bitmap
+from tests.oracle.tensors import ints, normal
 
+floats = functools.partial(normal, dtype=torch.float32)
 ENGINES = pytest.mark.parametrize("engine", ["cpu", "reference"])
 GEOMETRY = TileGeometry(16, 64, 16)
-
-
-def ints(*numbers: int) -> torch.Tensor:
-    return torch.tensor(numbers, dtype=torch.int32)
-
-
-def normal(*shape: int, seed: int = 0) -> torch.Tensor:
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
 
 
 class Calls:
@@ -40,9 +35,9 @@ class Calls:
 
     def __init__(self, engine: str) -> None:
         self.engine = engine
-        self.dense = {name: normal(1, 16, 2, 8, seed=i) for i, name in enumerate(("q", "k", "v"))}
-        self.packed = {name: normal(5, 2, 8, seed=i) for i, name in enumerate(("q", "k", "v"))}
-        self.cache = {name: normal(3, 4, 2, 8, seed=i) for i, name in enumerate(("k", "v"))}
+        self.dense = {name: floats(1, 16, 2, 8, seed=i) for i, name in enumerate(("q", "k", "v"))}
+        self.packed = {name: floats(5, 2, 8, seed=i) for i, name in enumerate(("q", "k", "v"))}
+        self.cache = {name: floats(3, 4, 2, 8, seed=i) for i, name in enumerate(("k", "v"))}
         self.read = bitmap.full(1, 2, 1, 1)
         self.write = torch.empty_like(self.read)
         self.batch = PagedBatch(ints(0, 5), ints(7), ints(2, 0)[None])
@@ -117,8 +112,8 @@ def test_other_arguments_carry_no_tangents_either(engine: str) -> None:
 @ENGINES
 @pytest.mark.parametrize("argument", ["k", "v", "k_cache", "v_cache"])
 def test_writes_have_no_derivative(engine: str, argument: str) -> None:
-    tensors = {"k": normal(2, 2, 8), "v": normal(2, 2, 8)}
-    tensors |= {"k_cache": normal(3, 4, 2, 8), "v_cache": normal(3, 4, 2, 8)}
+    tensors = {"k": floats(2, 2, 8), "v": floats(2, 2, 8)}
+    tensors |= {"k_cache": floats(3, 4, 2, 8), "v_cache": floats(3, 4, 2, 8)}
     slots = torch.tensor([3, 9])
     write_kv(**tensors, slots=slots, engine=engine)
     wrong = tensors[argument]
@@ -196,7 +191,7 @@ def test_lists_and_caches_count_as_written(engine: str) -> None:
         assert calls.write._version > before[0]
         assert calls.read._version == before[1]
     k_cache, v_cache = torch.zeros(2, 3, 4, 2, 8)
-    rows, slots = normal(2, 2, 8), torch.tensor([3, 9])
+    rows, slots = floats(2, 2, 8), torch.tensor([3, 9])
     pools = torch.zeros(3, 4, 2, 8), torch.zeros(3, 4, 2, 8)
     for _ in range(3):
         versions = [pool._version for pool in pools]
@@ -220,20 +215,20 @@ def test_a_batch_beside_what_is_written_stays_right() -> None:
     indices = buffer[:64].view(torch.int32)
     indices[:6] = ints(0, 1, 5, 0, 2, 0)
     batch = PagedBatch(indices[:2], indices[2:3], indices[4:6][None])
-    cache, out = normal(3, 4, 2, 8), buffer[64:80].view(1, 2, 8)
+    cache, out = floats(3, 4, 2, 8), buffer[64:80].view(1, 2, 8)
     expected = attention_paged(
-        normal(1, 2, 8), cache, cache, PagedBatch(ints(0, 1), ints(5), ints(2, 0)[None])
+        floats(1, 2, 8), cache, cache, PagedBatch(ints(0, 1), ints(5), ints(2, 0)[None])
     )
     for _ in range(3):
-        attention_paged(normal(1, 2, 8), cache, cache, batch, out=out)
+        attention_paged(floats(1, 2, 8), cache, cache, batch, out=out)
         assert torch.equal(out, expected)
 
 
 @pytest.mark.parametrize("layout", ["bshd", "bhsd"])
 def test_merging_has_derivatives(layout: Any) -> None:
     shape = (1, 3, 2, 4) if layout == "bshd" else (1, 2, 3, 4)
-    outs = [normal(*shape, seed=i).double().requires_grad_() for i in range(2)]
-    lses = [normal(1, 2, 3, seed=9 + i) for i in range(2)]
+    outs = [floats(*shape, seed=i).double().requires_grad_() for i in range(2)]
+    lses = [floats(1, 2, 3, seed=9 + i) for i in range(2)]
     lses[0][0, 1, 2] = lses[0][0, 0, 0] = lses[1][0, 0, 0] = -torch.inf
 
     def model(outs: list[torch.Tensor], lses: list[torch.Tensor]) -> torch.Tensor:
@@ -252,7 +247,7 @@ def test_merging_has_derivatives(layout: Any) -> None:
         known = theirs.isfinite()  # the model's are NaN where no part saw a key
         assert ours.isfinite().all()
         assert torch.allclose(ours[known], theirs[known], atol=1e-6)
-    tangents = tuple(normal(*shape, seed=20 + i).double() for i in range(2))
+    tangents = tuple(floats(*shape, seed=20 + i).double() for i in range(2))
     plain = tuple(x.detach() for x in outs)
     ours = torch.func.jvp(lambda *o: merge_states(o, lses, layout=layout)[0], plain, tangents)[1]
     theirs = torch.func.jvp(lambda *o: model(list(o), lses), plain, tangents)[1]

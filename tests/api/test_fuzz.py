@@ -30,9 +30,10 @@ from liteattention_rocm import (
 )
 from liteattention_rocm.dense import default_geometry
 from liteattention_rocm.lite import bitmap
+from tests.oracle.attention import Exact, bound, exact, exact_rows, expect_lse, expect_out
+from tests.oracle.tensors import ints
 
-from ..cpu.oracle import Exact, bound, exact
-from ..serving_api import ragged_oracle
+from .serving import cases
 
 DTYPES = [torch.bfloat16, torch.float16, torch.float32]
 ENGINES = [None, "cpu", "reference"]
@@ -46,14 +47,6 @@ def settled(examples: int) -> Callable[[Any], Any]:
         database=None,
         suppress_health_check=list(HealthCheck),
     )
-
-
-@pytest.fixture(autouse=True, scope="module")
-def one_thread() -> Any:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 # ------------------------------------------------------------------------- valid calls
@@ -92,17 +85,13 @@ def options(draw: st.DrawFn, dtype: torch.dtype) -> dict[str, Any]:
 
 
 def within(out: torch.Tensor, expected: Exact, rounding: str = "rtne") -> None:
-    error = (out.double() - expected.out).abs()
     # fp32 scores are off by their own size's rounding, and so are the weights.
     large = 1e-6 * expected.lse.masked_fill(expected.lse.isinf(), 0).abs()[..., None]
-    limit = bound(expected, out.dtype, rounding) + large * expected.weight
-    assert (error <= limit).all(), f"{(error / limit).max():.2f} x the bound"
+    expect_out(out, expected, bound(expected, out.dtype, rounding) + large * expected.weight)
 
 
 def near(lse: torch.Tensor, expected: torch.Tensor) -> None:
-    empty = expected.isneginf()
-    assert torch.equal(lse.isneginf(), empty)
-    assert torch.allclose(lse[~empty].double(), expected[~empty], rtol=2e-6, atol=1e-5)
+    expect_lse(lse, expected, rtol=2e-6)
 
 
 @st.composite
@@ -178,7 +167,7 @@ def test_lite_attention(data: st.DataObject) -> None:
     keep = tiles.repeat_interleave(rows, 2)[:, :, : q.shape[2]]
     keep = keep.repeat_interleave(64, 3)[..., : k.shape[2]]
     scale = given_options["scale"]
-    expected = masked(q, k, v, keep, q.shape[-1] ** -0.5 if scale is None else float(scale))
+    expected = exact(q, k, v, seen=keep, scale=None if scale is None else float(scale))
     lists = []
     for engine in (given_options.pop("engine"), "reference"):
         write = torch.full_like(read, -1)
@@ -194,17 +183,6 @@ def test_lite_attention(data: st.DataObject) -> None:
     differ = bitmap.unpack(lists[0] ^ lists[1], k_blocks)
     assert differ.sum() <= 0.02 * differ.numel()
     assert not (bitmap.unpack(lists[0], k_blocks) & ~tiles).any()
-
-
-def masked(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, keep: torch.Tensor, scale: float
-) -> Exact:
-    group = q.shape[1] // k.shape[1]
-    k, v = (x.double().repeat_interleave(group, 1) for x in (k, v))
-    scores = (q.double() @ k.mT * scale).masked_fill(~keep, -math.inf)
-    lse = torch.logsumexp(scores, -1)
-    weights = torch.exp(scores - torch.where(lse.isinf(), 0, lse)[..., None])
-    return Exact(weights @ v, lse, weights @ v.abs())
 
 
 @st.composite
@@ -231,7 +209,7 @@ def test_attention_paged(data: st.DataObject) -> None:
     dtype = data.draw(st.sampled_from(DTYPES))
     given_options = data.draw(ragged_options(dtype, group * kv_heads))
     engine = given_options.pop("engine")
-    case = ragged_oracle.Case(
+    case = cases.Case(
         q_lens, kv_lens, group * kv_heads, kv_heads, 8 * data.draw(st.integers(1, 8)),
         data.draw(st.sampled_from([1, 4, 16])), dtype=dtype,
         seed=data.draw(st.integers(0, 2**31)), shared_prefix=data.draw(st.booleans()),
@@ -248,7 +226,7 @@ def test_attention_paged(data: st.DataObject) -> None:
             **given_options,
         )  # fmt: skip
         assert given_out is out
-        ragged_oracle.check(case, out, lse, 5.0)
+        cases.check(case, out, lse, 5.0)
 
 
 def plain(given_options: dict[str, Any]) -> dict[str, Any]:
@@ -280,16 +258,14 @@ def test_attention_varlen(data: st.DataObject) -> None:
         return_lse=True, engine=engine, **given_options,
     )  # fmt: skip
     cap = float(given_options["soft_cap"] or 0.0)
+    known = {name: x for name, x in plain(given_options).items() if name != "rounding"}
     for r in range(len(lengths)):
         rows, keys = (slice(int(x[r]), int(x[r + 1])) for x in starts)
-        expected = ragged_oracle.dense(q[rows], k[keys], v[keys], **plain(given_options))
+        expected = exact_rows(q[rows], k[keys], v[keys], **known)
         limit = bound(expected, dtype, given_options.get("rounding", "rtne"))
         limit = limit + 2 * 4e-7 * cap * expected.weight
-        assert ((out[rows].double() - expected.out).abs() <= limit).all()
-        empty = expected.lse.isneginf()
-        assert torch.equal(lse[:, rows].isneginf(), empty)
-        off = (lse[:, rows].double() - expected.lse)[~empty].abs()
-        assert (off <= 1e-5 + 4e-7 * cap + 2e-6 * expected.lse[~empty].abs()).all()
+        expect_out(out[rows], expected, limit)
+        expect_lse(lse[:, rows], expected.lse, atol=1e-5 + 4e-7 * cap, rtol=2e-6)
 
 
 @settled(80)
@@ -413,10 +389,6 @@ def junk(draw: st.DrawFn, good: Any) -> Any:
     if isinstance(good, list) and draw(st.booleans()):
         return [draw(junk(good[0])), *good[1:]]
     return draw(st.sampled_from(NUMBERS + THINGS))
-
-
-def ints(*numbers: int) -> torch.Tensor:
-    return torch.tensor(numbers, dtype=torch.int32)
 
 
 def dense_call() -> dict[str, Any]:

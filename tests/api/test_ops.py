@@ -13,8 +13,7 @@ import torch
 import liteattention_rocm
 from liteattention_rocm import TileGeometry
 from liteattention_rocm.lite import bitmap
-
-from ..cpu.oracle import bound, exact
+from tests.oracle.attention import bound, exact
 
 
 def qkv(

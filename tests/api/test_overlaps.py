@@ -19,13 +19,10 @@ from liteattention_rocm import (
 from liteattention_rocm.lite import bitmap
 from liteattention_rocm.memory import shares_memory, target_reasons
 from liteattention_rocm.remembered import calls
+from tests.oracle.tensors import ints
 
 ENGINES = pytest.mark.parametrize("engine", ["cpu", "reference"])
 GEOMETRY = TileGeometry(16, 64, 16)
-
-
-def ints(*numbers: int) -> torch.Tensor:
-    return torch.tensor(numbers, dtype=torch.int32)
 
 
 def laid(buffer: torch.Tensor, like: torch.Tensor, at: int = 0) -> torch.Tensor:

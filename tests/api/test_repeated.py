@@ -19,6 +19,8 @@ from liteattention_rocm import (
 )
 from liteattention_rocm.lite import bitmap
 from liteattention_rocm.remembered import calls
+from tests.oracle.attention import exact, exact_rows
+from tests.oracle.tensors import normal
 
 GEOMETRY = TileGeometry(16, 64, 16)
 
@@ -37,22 +39,19 @@ def checks(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return found
 
 
-def normal(*shape: int, seed: int = 0) -> torch.Tensor:
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).bfloat16()
-
-
 def qkv(seed: int = 0, length: int = 48) -> list[torch.Tensor]:
     return [normal(1, length, 2, 16, seed=seed + i) for i in range(3)]
 
 
-def expected(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, **options: Any) -> torch.Tensor:
-    x, y, z = (t.transpose(1, 2).double() for t in (q, k, v))
-    if options.get("layout") == "bhsd":
-        x, y, z = (t.double() for t in (q, k, v))
-    out = torch.nn.functional.scaled_dot_product_attention(
-        x, y, z, is_causal=options.get("causal", False), scale=options.get("scale")
-    )
-    return out if options.get("layout") == "bhsd" else out.transpose(1, 2)
+def expected(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    layout: str = "bshd",
+    engine: str | None = None,
+    **options: Any,
+) -> torch.Tensor:
+    return (exact if layout == "bhsd" else exact_rows)(q, k, v, **options).out
 
 
 def close(out: Any, target: torch.Tensor) -> bool:

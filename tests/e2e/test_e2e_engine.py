@@ -16,14 +16,6 @@ from liteattention_e2e.config import load_config
 NOWHERE = "/nowhere/libhip.so"
 
 
-@pytest.fixture
-def app() -> typer.Typer:
-    made = typer.Typer(pretty_exceptions_enable=False)
-    made.command("e2e")(cli.e2e)
-    made.command("generate")(cli.generate)
-    return made
-
-
 def test_an_engine_without_its_device_is_one_error(
     app: typer.Typer, monkeypatch: pytest.MonkeyPatch
 ) -> None:

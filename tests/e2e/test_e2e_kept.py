@@ -5,19 +5,17 @@ from __future__ import annotations
 import json
 import os
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import diffusers
 import imageio_ffmpeg
 import numpy as np
 import pytest
-import torch
 import typer
 from typer.testing import CliRunner
 
-from liteattention_e2e import artefacts, cli, runner, tiny
+from liteattention_e2e import artefacts, runner
 from liteattention_rocm.cli import files
 
 PROMPT = "a red circle moves left on a blue background"
@@ -25,29 +23,6 @@ OPTIONS = (
     "--height", "32", "--width", "32", "--frames", "4", "--steps", "3", "--guidance", "1",
     "--dtype", "float32", "--threads", "1", "--threshold", "-2",
 )  # fmt: skip
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _quiet() -> Iterator[None]:
-    diffusers.utils.logging.set_verbosity_error()
-    threads = torch.get_num_threads()
-    yield
-    torch.set_num_threads(threads)
-
-
-@pytest.fixture(scope="module")
-def app() -> typer.Typer:
-    made = typer.Typer(pretty_exceptions_enable=False)
-    made.command("e2e")(cli.e2e)
-    made.command("generate")(cli.generate)
-    return made
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    where = tmp_path_factory.mktemp("model")
-    tiny.wan_pipeline(peaked=1.5).save_pretrained(where)
-    return where
 
 
 def unusable(kind: str, folder: Path) -> Path:

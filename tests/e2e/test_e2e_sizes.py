@@ -34,8 +34,7 @@ def test_wrong_sizes_are_said_before_the_weights_are_loaded(
     app = typer.Typer(pretty_exceptions_enable=False)
     app.command()(cli.generate)
     outcome = CliRunner().invoke(
-        app,
-        ["--height", "100", "--width", "7", "--frames", "257", "--out", str(tmp_path / "out")],
+        app, ["--height", "100", "--width", "7", "--frames", "257", "--out", str(tmp_path / "out")]
     )
     assert outcome.exit_code == 2
     lines = [line.strip() for line in outcome.stderr.splitlines()[-3:]]

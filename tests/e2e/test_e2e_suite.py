@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import json
 import math
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -33,30 +32,6 @@ SIZES = {
     "--height": "32", "--width": "32", "--frames": "8", "--steps": "4", "--guidance": "3",
     "--dtype": "float32", "--geometry": TILE, "--threads": "1",
 }  # fmt: skip
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _quiet() -> Iterator[None]:
-    diffusers.utils.logging.set_verbosity_error()
-    threads = torch.get_num_threads()
-    yield
-    torch.set_num_threads(threads)
-
-
-@pytest.fixture(scope="module")
-def app() -> typer.Typer:
-    made = typer.Typer(pretty_exceptions_enable=False)
-    made.command("e2e")(cli.e2e)
-    made.command("generate")(cli.generate)
-    return made
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    where = tmp_path_factory.mktemp("model")
-    tiny.wan_pipeline(peaked=1.5).save_pretrained(where)
-    (where / "generation.json").write_text(json.dumps({"frames": 8, "guidance": 3.0}))
-    return where
 
 
 @pytest.fixture(scope="module")

@@ -4,15 +4,14 @@ import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from liteattention_emulator import device, mutate, native
-from liteattention_rocm import kernels
-from tests.kernels.machine import (
+from liteattention_rocm.engines.gfx942 import manifest
+from tests.engines.gfx942.kernels.machine import (
     DenseParams,
     LiteParams,
     MergeParams,
@@ -41,7 +40,7 @@ def from_bf16(bits: Half) -> Double:
 
 def code_object(name: str) -> bytes:
     """A shipped code object, e.g. "attention_dense"."""
-    return (Path(kernels.__file__).parent / f"{name}.co").read_bytes()
+    return (manifest.DIRECTORY / f"{name}.co").read_bytes()
 
 
 def contiguous(array: npt.NDArray[Any]) -> Strides:
@@ -103,10 +102,7 @@ class Problem:
             lse.ctypes.data, 0, 0, contiguous(q), contiguous(k), contiguous(out), 1, 1, 1,
             self.q_len, self.kv_len, np.log2(np.e) / np.sqrt(self.dim), 1, 1, 0, 0,
         )  # fmt: skip
-        with (
-            device.Module(image) as module,
-            device.registered(q, k, self.packed_v, out, lse),
-        ):
+        with device.Module(image) as module, device.registered(q, k, self.packed_v, out, lse):
             module.launch(kernel, [1], [512], [params])
 
     def errors(self, out: Half, lse: Float) -> tuple[float, float]:
@@ -191,7 +187,7 @@ class LiteProblem(Problem):
             module.launch(kernel, [1], [512], [params])
 
     def accept(self) -> None:
-        """The results are the kernel's own, which tests/kernels holds against the oracle."""
+        """The results are the kernel's own, which its tests hold against the oracle."""
         out, every = from_bf16(self.out)[0], self.nan_key >= 0
         assert np.isnan(out[3]).all() == (self.nan or self.infinite or every)
         assert (np.isnan if every else np.isfinite)(np.delete(out, 3, axis=0)).all()

@@ -288,10 +288,7 @@ RACES = {
         "ds_read_b32 v4, v0\nFIX:s_waitcnt lgkmcnt(0)\ns_barrier",
         "s_barrier\nds_write_b32 v0, v6",
     ),
-    "no barrier before overwriting": (
-        READ + "FIX:s_barrier",
-        "FIX:s_barrier\nds_write_b32 v0, v6",
-    ),
+    "no barrier before overwriting": (READ + "FIX:s_barrier", "FIX:s_barrier\nds_write_b32 v0, v6"),
     "DMA not waited for before the barrier": (
         DMA + "FIX:s_waitcnt vmcnt(0)\ns_barrier",
         "s_barrier\n" + READ,
@@ -306,10 +303,7 @@ RACES = {
         + "FIX:s_waitcnt vmcnt(0)\ns_waitcnt vmcnt(1)\ns_barrier",
         "s_barrier\n" + READ.replace("v4, v0", "v4, v0 offset:256"),
     ),
-    "DMA over what another wave reads": (
-        READ + "FIX:s_barrier",
-        "FIX:s_barrier\n" + DMA,
-    ),
+    "DMA over what another wave reads": (READ + "FIX:s_barrier", "FIX:s_barrier\n" + DMA),
     "DMA over what another wave's DMA brings": (
         DMA + "s_waitcnt vmcnt(0)\nFIX:s_barrier",
         "FIX:s_barrier\n" + DMA,

@@ -10,11 +10,12 @@ import pytest
 
 import liteattention_emulator
 from liteattention_emulator import native
+from liteattention_rocm.engines.gfx942 import manifest
+from tests import ROOT
 
 from .toolchain import assembled, machine_code, run
 
-ROOT = Path(__file__).resolve().parents[2]
-CODE_OBJECTS = sorted((ROOT / "backend" / "liteattention_rocm" / "kernels").glob("*.co"))
+CODE_OBJECTS = sorted(manifest.DIRECTORY.glob("*.co"))
 
 # Format -> (bits of the first word, position of the opcode).
 FORMATS = {

@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 
 from liteattention_emulator import hazards, listing
 from liteattention_emulator.cli import app
-from liteattention_rocm import kernels
+from liteattention_rocm.engines.gfx942 import manifest
 
 from . import llvm_programs
 from .toolchain import SHIPPED, assemble, assembled, compile_hip, function, insert_wait_states
@@ -31,11 +31,7 @@ READERS = [
     "ds_read_b32 v110, v1",
     "buffer_load_dword v110, v1, s[4:7], 0 offen",
 ]
-WRITERS = [
-    "v_mov_b32 v1, v110",
-    "ds_read_b32 v1, v110",
-    "global_load_dword v1, v[110:111], off",
-]
+WRITERS = ["v_mov_b32 v1, v110", "ds_read_b32 v1, v110", "global_load_dword v1, v[110:111], off"]
 
 Case = tuple[str, str, str, int]
 
@@ -491,8 +487,6 @@ def test_compiled_code_without_its_wait_states(compiled: str) -> None:
         assert hazards.check(assembled("\n".join(lines[:first] + lines[end:]) + "\n")), lines[end]
 
 
-@pytest.mark.parametrize(
-    "path", sorted(Path(kernels.__file__).parent.glob("*.co")), ids=lambda p: p.stem
-)
+@pytest.mark.parametrize("path", sorted(manifest.DIRECTORY.glob("*.co")), ids=lambda p: p.stem)
 def test_shipped_kernels_are_clean(path: Path) -> None:
     assert [str(hazard) for hazard in hazards.check(path)] == []

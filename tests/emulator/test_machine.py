@@ -423,11 +423,7 @@ def test_the_size_of_the_arguments_may_stand_in_the_metadata(tmp_path: Path, dec
             module.launch("k", [1], [64], [out, 200, 77])
     with pytest.raises(emulator.EmulatorError, match="lies outside its kernarg segment"):
         emulator.kernels(
-            linked(
-                "s_nop 0",
-                METADATA.format(size=20),
-                **KERNARG | {"kernarg_size": 0},
-            )
+            linked("s_nop 0", METADATA.format(size=20), **KERNARG | {"kernarg_size": 0})
         )
 
 

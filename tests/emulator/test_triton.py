@@ -55,11 +55,7 @@ def launch(
         explicit = [a for a in module.kernel(compiled.name).arguments if not a.hidden]
         extra = [None] * (len(explicit) - len(args))  # Triton's scratch pointers
         report = module.launch(
-            compiled.name,
-            grid,
-            [compiled.threads],
-            [*args, *extra],
-            dynamic_lds=compiled.lds_bytes,
+            compiled.name, grid, [compiled.threads], [*args, *extra], dynamic_lds=compiled.lds_bytes
         )
     types = ",".join(signature.values())
     MNEMONICS.update(report.by_name())

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from liteattention_emulator import cfg, listing, waits
-from liteattention_rocm import kernels
+from liteattention_rocm.engines.gfx942 import manifest
 
 from .toolchain import assemble, compile_hip, function
 
@@ -138,7 +138,7 @@ def test_what_is_weaker() -> None:
     assert not same.weaker_than(strong)
 
 
-SHIPPED = sorted(Path(kernels.__file__).parent.glob("*.co"))
+SHIPPED = sorted(manifest.DIRECTORY.glob("*.co"))
 
 
 @pytest.mark.parametrize("path", SHIPPED, ids=lambda path: path.stem)

@@ -20,15 +20,7 @@ import pytest
 from liteattention_e2e.metrics import psnr
 from tests.serving import processes
 
-from .sglang_worker import (
-    BOLD,
-    PROMPT,
-    SIZES,
-    environment,
-    model_directory,
-    read_report,
-    server,
-)
+from .sglang_worker import BOLD, PROMPT, SIZES, environment, model_directory, read_report, server
 
 FP32 = ("--dit-precision", "fp32")
 

@@ -257,10 +257,7 @@ def offline(
     ("name", "options"),
     [
         ("llama-d128", {"page_size": 16}),
-        (
-            "qwen3-d128",
-            {"page_size": 1, "chunked_prefill_size": 64, "enable_mixed_chunk": True},
-        ),
+        ("qwen3-d128", {"page_size": 1, "chunked_prefill_size": 64, "enable_mixed_chunk": True}),
     ],
 )
 def test_offline_engine(
@@ -316,10 +313,7 @@ def test_sliding_window(
     [
         # Capped scores, and a window in every second layer. SGLang's Gemma 2 reads a name that
         # transformers 5 does not write any more.
-        (
-            "gemma2-d64",
-            {"json_model_override_args": '{"hidden_act": "gelu_pytorch_tanh"}'},
-        ),
+        ("gemma2-d64", {"json_model_override_args": '{"hidden_act": "gelu_pytorch_tanh"}'}),
         ("gpt-oss", {}),
         ("gemma4", {"enable_multimodal": False}),
         ("exaone4", {}),

@@ -7,11 +7,11 @@ import re
 import pytest
 from typer.testing import CliRunner
 
-from liteattention_rocm import kernels
+from liteattention_rocm.engines.gfx942 import manifest
 from liteattention_tools import metadata
 from liteattention_tools.__main__ import app
 
-OBJECTS = sorted(kernels.DIRECTORY.glob("*.co"))
+OBJECTS = sorted(manifest.DIRECTORY.glob("*.co"))
 
 
 def test_what_is_no_code_object_is_refused() -> None:
@@ -31,7 +31,7 @@ def test_report_lists_every_kernel_and_counts_its_hot_loop(monkeypatch: pytest.M
     monkeypatch.setenv("COLUMNS", "250")
     result = CliRunner().invoke(app, ["report"])
     assert result.exit_code == 0
-    for name in (k.name for o in kernels.manifest().objects for k in o.kernels):
+    for name in (k.name for o in manifest.read().objects for k in o.kernels):
         assert re.sub("_(rtne|rtna|rtz)$", "_*", name) in result.output
     text = " ".join(result.output.split())
     found = re.search(r"attention_dense_bf16_d128_\*: (\d+) = ((?:\d+ [\w-]+(?: \+ )?)+)", text)

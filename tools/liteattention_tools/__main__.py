@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.table import Table
 
 from liteattention_emulator import cfg, listing, llvm
-from liteattention_rocm.kernels import DIRECTORY
+from liteattention_rocm.engines.gfx942.manifest import DIRECTORY
 
 from . import build as builder
 from . import loops, metadata

@@ -18,7 +18,13 @@ from pathlib import Path
 from typing import Any
 
 from liteattention_emulator import cfg, hazards, listing, llvm
-from liteattention_rocm.kernels import DIRECTORY, MANIFEST_FORMAT, CodeObject, Manifest, parse
+from liteattention_rocm.engines.gfx942.manifest import (
+    DIRECTORY,
+    FORMAT,
+    CodeObject,
+    Manifest,
+    parse,
+)
 
 from . import loops, metadata
 
@@ -180,7 +186,7 @@ def build(
         if reasons:
             raise BuildError("kernels refused:\n" + "\n".join(f"- {r}" for r in reasons))
         document = {
-            "format": MANIFEST_FORMAT,
+            "format": FORMAT,
             "target": TARGET,
             "compiler": compiler_version(compiler),
             "flags": list(FLAGS),

@@ -16,7 +16,7 @@ from elftools.construct import ConstructError
 from elftools.elf.elffile import ELFFile
 from elftools.elf.sections import NoteSection
 
-from liteattention_rocm.kernels import Kernel, KernelArgument
+from liteattention_rocm.engines.gfx942.manifest import Kernel, KernelArgument
 
 _NOTE_TYPE = 32
 

@@ -21,7 +21,7 @@ from typing import Any
 
 import torch
 
-from ... import _core, kernels
+from ... import _core
 from ...contract import (
     Bound,
     DenseRequest,
@@ -42,6 +42,7 @@ from ...contract import (
 )
 from ..environment import LIBRARY_VARIABLE, architecture, settings
 from ..workspace import Workspaces, capturing, stream_of
+from . import manifest
 
 TARGET = "gfx942"
 
@@ -412,7 +413,7 @@ def code_objects() -> list[_CodeObject]:
     found: list[_CodeObject] = []
     reasons: list[str] = []
     try:
-        objects = kernels.manifest().objects
+        objects = manifest.read().objects
     except (OSError, ValueError) as error:
         raise ValueError(f"this installation has no gfx942 code objects: {error}") from error
     for entry in objects:
@@ -421,7 +422,7 @@ def code_objects() -> list[_CodeObject]:
             for kernel in entry.kernels
         ]
         try:
-            found.append((entry.file, kernels.load(entry.file), arguments))
+            found.append((entry.file, manifest.load(entry.file), arguments))
         except (OSError, ValueError) as error:
             reasons.append(str(error))
     if reasons:

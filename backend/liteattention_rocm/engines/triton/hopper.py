@@ -47,10 +47,12 @@ def _item(items, i, count, LITE: gl.constexpr):
 
 @gluon.jit
 def _place(
-    tile, items, counts, order, q_heads, q_len, kv_len, q_blocks, k_blocks,
-    GROUPS: gl.constexpr, BLOCK_N: gl.constexpr, CAUSAL: gl.constexpr, LITE: gl.constexpr,
+    tile, walk, sizes, GROUPS: gl.constexpr, BLOCK_N: gl.constexpr, CAUSAL: gl.constexpr,
+    LITE: gl.constexpr,
 ):  # fmt: skip
     """Where a tile lies: (batch, head), first row, row of the bitmap, its walk and what to mask."""
+    items, counts, order = walk
+    tiles, q_heads, q_len, kv_len, q_blocks, k_blocks = sizes
     lane = tile // q_blocks
     turn = tile % q_blocks
     batch = lane // q_heads
@@ -85,12 +87,13 @@ def _place(
 
 @gluon.jit
 def _load(
-    q_desc, k_desc, v_desc, smem, bars, items, counts, order, next_tile, tiles,
-    q_heads, groups, q_len, kv_len, q_blocks, k_blocks,
+    inputs, smem, bars, walk, next_tile, sizes, groups,
     GROUPS: gl.constexpr, BLOCK_N: gl.constexpr, STAGES: gl.constexpr, CAUSAL: gl.constexpr,
     LITE: gl.constexpr,
 ):  # fmt: skip
     """The loading warp: hands out tiles and streams their operands."""
+    q_desc, k_desc, v_desc = inputs
+    tiles = sizes[0]
     q_smem, k_smem, v_smem, o_smem, tile_smem = smem
     q_full, q_empty, k_full, k_empty, v_full, v_empty, turns, tile_full, tile_empty = bars
     one: gl.constexpr = gl.BlockedLayout([1], [32], [1], [0])
@@ -107,9 +110,8 @@ def _load(
         tile_smem.index(slot).store(gl.full([1], 0, gl.int32, one) + tile)
         mbarrier.arrive(tile_full.index(slot))
         batch, head, lane, row, at, row_items, count, keys, mask_from = _place(
-            tile, items, counts, order, q_heads, q_len, kv_len, q_blocks, k_blocks,
-            GROUPS, BLOCK_N, CAUSAL, LITE,
-        )  # fmt: skip
+            tile, walk, sizes, GROUPS, BLOCK_N, CAUSAL, LITE
+        )
         kv_head = head // groups
         block = _item(row_items, 0, count, LITE)
         for group in gl.static_range(GROUPS):
@@ -259,13 +261,14 @@ def _either(a, b):
 @gluon.jit
 def _compute(
     GROUP: gl.constexpr,
-    o_desc, lse, smem, bars, items, counts, order, votes, must_do, tiles,
-    q_heads, q_len, kv_len, q_blocks, k_blocks, words, c, threshold,
+    results, smem, bars, walk, sizes, words, c, threshold,
     GROUPS: gl.constexpr, BLOCK_N: gl.constexpr, HEAD_DIM: gl.constexpr, STAGES: gl.constexpr,
     CAUSAL: gl.constexpr, LITE: gl.constexpr, SOFT_SKIP: gl.constexpr, HAS_DO: gl.constexpr,
     HAS_LSE: gl.constexpr, TURNS: gl.constexpr, SIGN: gl.constexpr, ROUNDING: gl.constexpr,
 ):  # fmt: skip
     """A computing warpgroup: rows ``GROUP * 64`` and on of every tile that is handed out."""
+    o_desc, lse, votes, must_do = results
+    tiles, q_heads, q_len, kv_len, q_blocks, k_blocks = sizes
     q_smem, k_smem, v_smem, o_smem, tile_smem = smem
     q_full, q_empty, k_full, k_empty, v_full, v_empty, turns, tile_full, tile_empty = bars
     dtype: gl.constexpr = q_smem.dtype
@@ -290,9 +293,8 @@ def _compute(
     tile = _tile(tile_smem, tile_full, tile_empty, 0)
     while tile < tiles:
         batch, head, lane, block_row, at, row_items, count, keys, mask_from = _place(
-            tile, items, counts, order, q_heads, q_len, kv_len, q_blocks, k_blocks,
-            GROUPS, BLOCK_N, CAUSAL, LITE,
-        )  # fmt: skip
+            tile, walk, sizes, GROUPS, BLOCK_N, CAUSAL, LITE
+        )
         row = block_row + GROUP * 64
         rows = row + gl.arange(0, 64, per_row)
         row_votes = votes + at * words
@@ -385,54 +387,6 @@ def _compute(
     tma.store_wait(0)
 
 
-@gluon.jit
-def _first(
-    o_desc, lse, smem, bars, items, counts, order, votes, must_do, tiles,
-    q_heads, q_len, kv_len, q_blocks, k_blocks, words, c, threshold,
-    GROUPS: gl.constexpr, BLOCK_N: gl.constexpr, HEAD_DIM: gl.constexpr, STAGES: gl.constexpr,
-    CAUSAL: gl.constexpr, LITE: gl.constexpr, SOFT_SKIP: gl.constexpr, HAS_DO: gl.constexpr,
-    HAS_LSE: gl.constexpr, TURNS: gl.constexpr, SIGN: gl.constexpr, ROUNDING: gl.constexpr,
-):  # fmt: skip
-    _compute(
-        0, o_desc, lse, smem, bars, items, counts, order, votes, must_do, tiles,
-        q_heads, q_len, kv_len, q_blocks, k_blocks, words, c, threshold,
-        GROUPS, BLOCK_N, HEAD_DIM, STAGES, CAUSAL, LITE, SOFT_SKIP, HAS_DO, HAS_LSE, TURNS, SIGN,
-        ROUNDING,
-    )  # fmt: skip
-
-
-@gluon.jit
-def _second(
-    o_desc, lse, smem, bars, items, counts, order, votes, must_do, tiles,
-    q_heads, q_len, kv_len, q_blocks, k_blocks, words, c, threshold,
-    GROUPS: gl.constexpr, BLOCK_N: gl.constexpr, HEAD_DIM: gl.constexpr, STAGES: gl.constexpr,
-    CAUSAL: gl.constexpr, LITE: gl.constexpr, SOFT_SKIP: gl.constexpr, HAS_DO: gl.constexpr,
-    HAS_LSE: gl.constexpr, TURNS: gl.constexpr, SIGN: gl.constexpr, ROUNDING: gl.constexpr,
-):  # fmt: skip
-    _compute(
-        1, o_desc, lse, smem, bars, items, counts, order, votes, must_do, tiles,
-        q_heads, q_len, kv_len, q_blocks, k_blocks, words, c, threshold,
-        GROUPS, BLOCK_N, HEAD_DIM, STAGES, CAUSAL, LITE, SOFT_SKIP, HAS_DO, HAS_LSE, TURNS, SIGN,
-        ROUNDING,
-    )  # fmt: skip
-
-
-@gluon.jit
-def _third(
-    o_desc, lse, smem, bars, items, counts, order, votes, must_do, tiles,
-    q_heads, q_len, kv_len, q_blocks, k_blocks, words, c, threshold,
-    GROUPS: gl.constexpr, BLOCK_N: gl.constexpr, HEAD_DIM: gl.constexpr, STAGES: gl.constexpr,
-    CAUSAL: gl.constexpr, LITE: gl.constexpr, SOFT_SKIP: gl.constexpr, HAS_DO: gl.constexpr,
-    HAS_LSE: gl.constexpr, TURNS: gl.constexpr, SIGN: gl.constexpr, ROUNDING: gl.constexpr,
-):  # fmt: skip
-    _compute(
-        2, o_desc, lse, smem, bars, items, counts, order, votes, must_do, tiles,
-        q_heads, q_len, kv_len, q_blocks, k_blocks, words, c, threshold,
-        GROUPS, BLOCK_N, HEAD_DIM, STAGES, CAUSAL, LITE, SOFT_SKIP, HAS_DO, HAS_LSE, TURNS, SIGN,
-        ROUNDING,
-    )  # fmt: skip
-
-
 #: Sizes are no reason to compile again.
 _SIZES = ["tiles", "q_heads", "groups", "q_len", "kv_len", "q_blocks", "k_blocks", "words"]
 
@@ -485,20 +439,19 @@ def attention(
         mbarrier.init(tile_empty.index(i), count=GROUPS)
     smem = (q_smem, k_smem, v_smem, o_smem, tile_smem)
     bars = (q_full, q_empty, k_full, k_empty, v_full, v_empty, turns, tile_full, tile_empty)
+    results = (o_desc, lse, votes, must_do)
+    walk = (items, counts, order)
+    sizes = (tiles, q_heads, q_len, kv_len, q_blocks, k_blocks)
     # A tuple bound to a name would turn its compile-time numbers into run-time ones.
     if GROUPS == 2:
         gl.warp_specialize(
             [
-            (_first, (o_desc, lse, smem, bars, items, counts, order, votes, must_do, tiles,
-        q_heads, q_len, kv_len, q_blocks, k_blocks, words, c, threshold,
-        GROUPS, BLOCK_N, HEAD_DIM, STAGES, CAUSAL, LITE, SOFT_SKIP, HAS_DO, HAS_LSE, TURNS, SIGN,
-        ROUNDING)),
-            (_second, (o_desc, lse, smem, bars, items, counts, order, votes, must_do, tiles,
-        q_heads, q_len, kv_len, q_blocks, k_blocks, words, c, threshold,
-        GROUPS, BLOCK_N, HEAD_DIM, STAGES, CAUSAL, LITE, SOFT_SKIP, HAS_DO, HAS_LSE, TURNS, SIGN,
-        ROUNDING)),
-            (_load, (q_desc, k_desc, v_desc, smem, bars, items, counts, order, next_tile, tiles,
-        q_heads, groups, q_len, kv_len, q_blocks, k_blocks, GROUPS, BLOCK_N, STAGES, CAUSAL, LITE)),
+            (_compute, (0, results, smem, bars, walk, sizes, words, c, threshold, GROUPS, BLOCK_N,
+                HEAD_DIM, STAGES, CAUSAL, LITE, SOFT_SKIP, HAS_DO, HAS_LSE, TURNS, SIGN, ROUNDING)),
+            (_compute, (1, results, smem, bars, walk, sizes, words, c, threshold, GROUPS, BLOCK_N,
+                HEAD_DIM, STAGES, CAUSAL, LITE, SOFT_SKIP, HAS_DO, HAS_LSE, TURNS, SIGN, ROUNDING)),
+            (_load, ((q_desc, k_desc, v_desc), smem, bars, walk, next_tile, sizes, groups, GROUPS,
+                BLOCK_N, STAGES, CAUSAL, LITE)),
             ],
             [4, 1],
             [REGISTERS, LOADER_REGISTERS],
@@ -506,20 +459,14 @@ def attention(
     else:
         gl.warp_specialize(
             [
-            (_first, (o_desc, lse, smem, bars, items, counts, order, votes, must_do, tiles,
-        q_heads, q_len, kv_len, q_blocks, k_blocks, words, c, threshold,
-        GROUPS, BLOCK_N, HEAD_DIM, STAGES, CAUSAL, LITE, SOFT_SKIP, HAS_DO, HAS_LSE, TURNS, SIGN,
-        ROUNDING)),
-            (_second, (o_desc, lse, smem, bars, items, counts, order, votes, must_do, tiles,
-        q_heads, q_len, kv_len, q_blocks, k_blocks, words, c, threshold,
-        GROUPS, BLOCK_N, HEAD_DIM, STAGES, CAUSAL, LITE, SOFT_SKIP, HAS_DO, HAS_LSE, TURNS, SIGN,
-        ROUNDING)),
-            (_third, (o_desc, lse, smem, bars, items, counts, order, votes, must_do, tiles,
-        q_heads, q_len, kv_len, q_blocks, k_blocks, words, c, threshold,
-        GROUPS, BLOCK_N, HEAD_DIM, STAGES, CAUSAL, LITE, SOFT_SKIP, HAS_DO, HAS_LSE, TURNS, SIGN,
-        ROUNDING)),
-            (_load, (q_desc, k_desc, v_desc, smem, bars, items, counts, order, next_tile, tiles,
-        q_heads, groups, q_len, kv_len, q_blocks, k_blocks, GROUPS, BLOCK_N, STAGES, CAUSAL, LITE)),
+            (_compute, (0, results, smem, bars, walk, sizes, words, c, threshold, GROUPS, BLOCK_N,
+                HEAD_DIM, STAGES, CAUSAL, LITE, SOFT_SKIP, HAS_DO, HAS_LSE, TURNS, SIGN, ROUNDING)),
+            (_compute, (1, results, smem, bars, walk, sizes, words, c, threshold, GROUPS, BLOCK_N,
+                HEAD_DIM, STAGES, CAUSAL, LITE, SOFT_SKIP, HAS_DO, HAS_LSE, TURNS, SIGN, ROUNDING)),
+            (_compute, (2, results, smem, bars, walk, sizes, words, c, threshold, GROUPS, BLOCK_N,
+                HEAD_DIM, STAGES, CAUSAL, LITE, SOFT_SKIP, HAS_DO, HAS_LSE, TURNS, SIGN, ROUNDING)),
+            (_load, ((q_desc, k_desc, v_desc), smem, bars, walk, next_tile, sizes, groups, GROUPS,
+                BLOCK_N, STAGES, CAUSAL, LITE)),
             ],
             [4, 4, 1],
             [REGISTERS, REGISTERS, LOADER_REGISTERS],

@@ -107,9 +107,5 @@ def _misplaced(batch: Any, page_size: int) -> Any:
     for row, page in enumerate(last.tolist()):
         table[row, page] = table[row, page - 1] if page else 0
     return type(batch)(
-        batch.q_start,
-        batch.kv_len,
-        table,
-        max_q_len=batch.max_q_len,
-        max_kv_len=batch.max_kv_len,
+        batch.q_start, batch.kv_len, table, max_q_len=batch.max_q_len, max_kv_len=batch.max_kv_len
     )

@@ -1,0 +1,52 @@
+"""The AMX path on processors without AMX: its tiles in plain C++, everything else as shipped."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from liteattention_rocm.engines import cpu
+from tests import ROOT
+
+#: Runs pytest with the package in argv[1] instead of the installed one, editable or not.
+SCRIPT = """
+import sys
+sys.meta_path[:] = [f for f in sys.meta_path if isinstance(f, type) or "Editable" not in repr(f)
+                    and "ScikitBuild" not in type(f).__name__]
+sys.path[:0] = [sys.argv[1], sys.argv[2]]
+import pytest
+from liteattention_rocm import _core
+assert _core.__file__.startswith(sys.argv[1]), _core.__file__
+assert "amx_bf16" in _core.cpu_available_isas()
+sys.exit(pytest.main(["-q", "-o", "addopts=", "-m", "not slow", "-k", "amx_bf16", *sys.argv[3:]]))
+"""
+
+
+@pytest.mark.slow
+def test_the_amx_path_with_software_tiles(tmp_path: Path) -> None:
+    if "avx512_bf16" not in cpu.available_isas():
+        pytest.skip("the path needs AVX-512-BF16 beside its tiles")
+    if "amx_bf16" in cpu.available_isas():
+        pytest.skip("this processor has AMX: the other tests ran on it")
+    options = ["cmake.define.LITEATTENTION_SOFT_TILES=ON", f"build-dir={tmp_path}/build"]
+    settings = [part for option in options for part in ("-C", option)]
+    pip = [sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", "-w", str(tmp_path)]
+    subprocess.run([*pip, *settings, str(ROOT)], check=True)
+    (wheel,) = tmp_path.glob("*.whl")
+    zipfile.ZipFile(wheel).extractall(tmp_path / "site")
+    tests = [
+        str(ROOT / "tests" / name) for name in ("engines/cpu", "api/serving/test_attention.py")
+    ]
+    done = subprocess.run(
+        [sys.executable, "-c", SCRIPT, str(tmp_path / "site"), str(ROOT), *tests],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]
+    passed = int(done.stdout.rsplit(" passed", 1)[0].split()[-1])
+    assert passed >= 40, done.stdout[-500:]

@@ -1,0 +1,262 @@
+"""Launches single kernels on the software MI300X: csrc/gfx942/params.h as ctypes structures."""
+
+from __future__ import annotations
+
+import ctypes
+import math
+from collections.abc import Sequence
+from contextlib import ExitStack
+from ctypes import c_float, c_int32, c_int64, c_uint32, c_void_p
+from typing import Any
+
+import torch
+
+from liteattention_rocm.engines.gfx942 import manifest
+
+Q_BLOCK, K_BLOCK = 384, 64
+
+
+class Strides(ctypes.Structure):
+    _fields_ = [("batch", c_int64), ("seq", c_int64), ("head", c_int64)]
+
+
+class TransposeVParams(ctypes.Structure):
+    _fields_ = [
+        *((name, c_void_p) for name in ("v", "v_t")),
+        ("v_strides", Strides),
+        *((name, c_int32) for name in ("batch", "kv_heads", "kv_len", "reserved")),
+    ]
+
+
+class DenseParams(ctypes.Structure):
+    _fields_ = [
+        *((n, c_void_p) for n in ("q", "k", "v_t", "out", "lse", "part_out", "part_stats")),
+        *((name, Strides) for name in ("q_strides", "k_strides", "out_strides")),
+        *((name, c_int32) for name in ("batch", "q_heads", "kv_heads", "q_len", "kv_len")),
+        ("scale_log2", c_float),
+        *((name, c_int32) for name in ("whole_tiles", "splits", "mapping", "reserved")),
+    ]
+
+
+class LiteParams(ctypes.Structure):
+    _fields_ = [
+        *((n, c_void_p) for n in ("q", "k", "v_t", "out", "lse", "read", "write")),
+        *((n, c_void_p) for n in ("must_do", "must_skip", "order")),
+        *((name, Strides) for name in ("q_strides", "k_strides", "out_strides")),
+        *((name, c_int32) for name in ("batch", "q_heads", "kv_heads", "q_len", "kv_len")),
+        *((name, c_float) for name in ("scale_log2", "threshold")),
+        *((name, c_int32) for name in ("descending", "soft_skip", "mapping")),
+    ]
+
+
+class MergeParams(ctypes.Structure):
+    _fields_ = [
+        *((name, c_void_p) for name in ("part_out", "part_stats", "out", "lse")),
+        ("out_strides", Strides),
+        *((n, c_int32) for n in ("batch", "q_heads", "q_len", "head_dim", "whole_tiles", "splits")),
+        *((n, c_int32) for n in ("mapping", "reserved")),
+    ]
+
+
+class PlanParams(ctypes.Structure):
+    _fields_ = [
+        *((name, c_void_p) for name in ("skip", "must_do", "must_skip", "order")),
+        *((name, c_int32) for name in ("rows", "q_blocks", "words", "reserved")),
+    ]
+
+
+class RowStrides(ctypes.Structure):
+    _fields_ = [("row", c_int64), ("head", c_int64)]
+
+
+class PageStrides(ctypes.Structure):
+    _fields_ = [("page", c_int64), ("row", c_int64), ("head", c_int64)]
+
+
+class RaggedParams(ctypes.Structure):
+    _fields_ = [
+        *((n, c_void_p) for n in ("q", "k", "v", "out", "lse", "sinks")),
+        *((n, c_void_p) for n in ("q_start", "kv_len", "kv_start", "page_table")),
+        *((n, c_void_p) for n in ("part_out", "part_stats")),
+        *((n, RowStrides) for n in ("q_strides", "out_strides")),
+        *((n, PageStrides) for n in ("k_strides", "v_strides")),
+        *((n, c_int64) for n in ("page_table_stride", "lse_stride")),
+        *((n, c_int32) for n in ("requests", "rows", "q_heads", "kv_heads", "page_size")),
+        *((n, c_uint32) for n in ("page_multiplier", "page_shift")),
+        *((n, c_int32) for n in ("causal", "window", "splits")),
+        *((n, c_float) for n in ("scale_log2", "cap_log2", "cap_factor")),
+        ("head_dim", c_int32),
+        *((n, c_uint32) for n in ("group_multiplier", "group_shift")),
+    ]
+
+
+class WriteKvParams(ctypes.Structure):
+    _fields_ = [
+        *((n, c_void_p) for n in ("k", "v", "k_cache", "v_cache", "slots")),
+        *((n, RowStrides) for n in ("k_strides", "v_strides")),
+        *((n, PageStrides) for n in ("k_cache_strides", "v_cache_strides")),
+        *((n, c_int32) for n in ("rows", "kv_heads", "head_dim", "page_size")),
+        *((n, c_uint32) for n in ("page_multiplier", "page_shift")),
+        *((n, c_int32) for n in ("wide", "reserved")),
+    ]
+
+
+STRUCTS = {
+    "transpose_v": TransposeVParams,
+    "attention_dense": DenseParams,
+    "attention_lite": LiteParams,
+    "merge_parts": MergeParams,
+    "plan_lpt": PlanParams,
+    "attention_prefill": RaggedParams,
+    "attention_decode": RaggedParams,
+    "merge_decode": RaggedParams,
+    "write_kv": WriteKvParams,
+}
+
+
+def launch(name: str, grid: int, params: ctypes.Structure, tensors: Sequence[torch.Tensor]) -> Any:
+    """Run one kernel with ``tensors`` accessible; raises with what the checkers find."""
+    import liteattention_emulator as emulator
+
+    entry, kernel = manifest.read().find(name)
+    with emulator.Module(manifest.load(entry.file)) as module, ExitStack() as stack:
+        stack.enter_context(emulator.registered(*tensors))
+        return module.launch(name, [grid], [kernel.max_workgroup], [params])
+
+
+def strides(x: torch.Tensor) -> Strides:
+    """Of a [B, S, H, D] tensor."""
+    return Strides(x.stride(0), x.stride(1), x.stride(2))
+
+
+def pointer(x: torch.Tensor | None) -> int | None:
+    return None if x is None else x.data_ptr()
+
+
+def transpose_v(v: torch.Tensor, v_t: torch.Tensor) -> Any:
+    """v [B, S, H, D], 16 bits each; v_t flat."""
+    batch, rows, heads, dim = v.shape
+    params = TransposeVParams(pointer(v), pointer(v_t), strides(v), batch, heads, rows, 0)
+    grid = batch * heads * -(-rows // K_BLOCK)
+    return launch(f"transpose_v_bf16_d{dim}", grid, params, [v, v_t])
+
+
+def dense(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    out: torch.Tensor,
+    lse: torch.Tensor | None,
+    *,
+    scale: float | None = None,
+    rounding: str = "rtne",
+    whole_tiles: int | None = None,
+    splits: int = 1,
+    mapping: int = 0,
+) -> Any:
+    """All [B, S, H, D]; the report is the attention kernel's. Workspaces hold NaN beforehand."""
+    batch, q_len, q_heads, dim = q.shape
+    kv_len, kv_heads = k.shape[1:3]
+    v_t = packed_values(v)
+    tiles = batch * q_heads * -(-q_len // Q_BLOCK)
+    whole = tiles if whole_tiles is None else whole_tiles
+    slots = (tiles - whole) * splits
+    part_out = torch.full((max(slots, 1), Q_BLOCK, dim), math.nan)
+    part_stats = torch.full((max(slots, 1), 2, Q_BLOCK), math.nan)
+    scale = 1 / math.sqrt(dim) if scale is None else scale
+    params = DenseParams(
+        *map(pointer, (q, k, v_t, out, lse)),
+        *(pointer(x) if slots else None for x in (part_out, part_stats)),
+        *map(strides, (q, k, out)),
+        *(batch, q_heads, kv_heads, q_len, kv_len, scale * math.log2(math.e), whole, splits),
+        *(mapping, 0),
+    )
+    tensors = [q, k, v_t, out, *([] if lse is None else [lse])]
+    tensors += [part_out, part_stats] if slots else []
+    report = launch(f"attention_dense_{variant(q, rounding)}", whole + slots, params, tensors)
+    if slots:
+        merge(part_out, part_stats, out, lse, whole, splits, rounding, mapping)
+    return report
+
+
+def variant(q: torch.Tensor, rounding: str) -> str:
+    """The end of an attention kernel's name."""
+    dim = q.shape[-1]
+    return f"fp16_d{dim}" if q.dtype == torch.float16 else f"bf16_d{dim}_{rounding}"
+
+
+def packed_values(v: torch.Tensor) -> torch.Tensor:
+    """v [B, S, H, D] as the attention kernels want it."""
+    batch, rows, heads, dim = v.shape
+    size = batch * heads * -(-rows // K_BLOCK) * K_BLOCK * dim
+    v_t = torch.full((size,), math.nan).to(v.dtype)
+    transpose_v(v, v_t)
+    return v_t
+
+
+def lite(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    out: torch.Tensor,
+    lse: torch.Tensor | None,
+    read: torch.Tensor,
+    write: torch.Tensor,
+    *,
+    threshold: float,
+    scale: float | None = None,
+    rounding: str = "rtne",
+    descending: bool = False,
+    soft_skip: bool = False,
+    must_do: torch.Tensor | None = None,
+    must_skip: torch.Tensor | None = None,
+    order: torch.Tensor | None = None,
+    mapping: int = 0,
+) -> Any:
+    """One LiteAttention step of [B, S, H, D] tensors; int32 bitmaps [B, Hq, q_blocks, words]."""
+    batch, q_len, q_heads, dim = q.shape
+    kv_len, kv_heads = k.shape[1:3]
+    v_t = packed_values(v)
+    scale = 1 / math.sqrt(dim) if scale is None else scale
+    params = LiteParams(
+        *map(pointer, (q, k, v_t, out, lse, read, write, must_do, must_skip, order)),
+        *map(strides, (q, k, out)),
+        *(batch, q_heads, kv_heads, q_len, kv_len, scale * math.log2(math.e), threshold),
+        *(descending, soft_skip, mapping),
+    )
+    given = (q, k, v_t, out, lse, read, write, must_do, must_skip, order)
+    tensors = [x for x in given if x is not None]
+    grid = batch * q_heads * -(-q_len // Q_BLOCK)
+    return launch(f"attention_lite_{variant(q, rounding)}", grid, params, tensors)
+
+
+def plan(skip: torch.Tensor) -> torch.Tensor:
+    """LPT order int32 [B, Hq, q_blocks] of a bitmap."""
+    order = torch.full(skip.shape[:3], -1, dtype=torch.int32)
+    rows, q_blocks, words = skip.shape[0] * skip.shape[1], *skip.shape[2:]
+    params = PlanParams(pointer(skip), None, None, pointer(order), rows, q_blocks, words, 0)
+    launch("plan_lpt", rows * -(-q_blocks // 256), params, [skip, order])
+    return order
+
+
+def merge(
+    part_out: torch.Tensor,
+    part_stats: torch.Tensor,
+    out: torch.Tensor,
+    lse: torch.Tensor | None,
+    whole_tiles: int,
+    splits: int,
+    rounding: str,
+    mapping: int = 0,
+) -> Any:
+    """part_out [slots, 384, D], part_stats [slots, 2, 384], out [B, S, H, D]."""
+    batch, q_len, heads, dim = out.shape
+    params = MergeParams(
+        *map(pointer, (part_out, part_stats, out, lse)),
+        strides(out),
+        *(batch, heads, q_len, dim, whole_tiles, splits, mapping, 0),
+    )
+    grid = part_out.shape[0] // splits * (Q_BLOCK * dim // 8 // 256)
+    tensors = [part_out, part_stats, out, *([] if lse is None else [lse])]
+    name = "fp16" if out.dtype == torch.float16 else f"bf16_{rounding}"
+    return launch(f"merge_parts_{name}", grid, params, tensors)

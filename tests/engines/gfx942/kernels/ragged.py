@@ -1,0 +1,115 @@
+"""Launches attention_prefill by itself on the software MI300X; what its tests compare it with."""
+
+from __future__ import annotations
+
+import math
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from liteattention_rocm.engines.gfx942 import manifest
+from tests.oracle import ragged
+from tests.oracle.ragged import Case
+
+from .machine import PageStrides, RaggedParams, RowStrides, pointer, variant
+
+LOG2E = math.log2(math.e)
+CACHES = ("k_cache", "v_cache", "page_table")
+
+
+def divider(size: int) -> tuple[int, int]:
+    """geometry.h: DividerOf."""
+    if size <= 0:
+        return 0, 0
+    shift = (size - 1).bit_length()
+    return -(-(1 << (31 + shift)) // size), shift
+
+
+def tile_rows(dim: int) -> int:
+    return 128 if dim > 128 else 256
+
+
+@dataclass
+class Batch(Case):
+    """A batch with caches: scattered pages [pages, page_size, Hkv, D] or, for a page size of 0,
+    packed [keys, Hkv, D]. Wherever nothing was written they are NaN.
+    """
+
+    k_cache: torch.Tensor
+    v_cache: torch.Tensor
+    page_table: torch.Tensor
+    page_size: int
+    #: What a launch may touch of the caches; nothing: all of them.
+    spans: list[torch.Tensor] = field(default_factory=list)
+
+
+def make(
+    requests: list[tuple[int, int]],
+    heads: tuple[int, int],
+    dim: int,
+    page_size: int,
+    dtype: torch.dtype = torch.bfloat16,
+    seed: int = 0,
+    **rows: int,
+) -> Batch:
+    """``rows``: lead and padding of :func:`tests.oracle.ragged.make`."""
+    case = ragged.make(requests, *heads, dim, dtype, seed + 17 * dim + page_size, **rows)
+    if page_size:
+        caches = ragged.paged(case, page_size, fused=True)
+    else:
+        end = torch.full((1, heads[1], dim), math.nan).to(dtype)
+        table = torch.zeros(1, 1, dtype=torch.int32)
+        caches = torch.cat([*case.k, end]), torch.cat([*case.v, end]), table
+    return Batch(**vars(case), **dict(zip(CACHES, caches, strict=True)), page_size=page_size)
+
+
+def prefill(
+    batch: Batch,
+    out: torch.Tensor,
+    lse: torch.Tensor | None,
+    *,
+    causal: bool = True,
+    window: int = 0,
+    soft_cap: float = 0.0,
+    sinks: torch.Tensor | None = None,
+    scale: float | None = None,
+    rounding: str = "rtne",
+    code: Path | None = None,
+) -> Any:
+    """One launch over ``batch``; out [T, Hq, D], lse [Hq, T] or None. ``code``: another build."""
+    import liteattention_emulator as emulator
+
+    q, k, v = batch.q, batch.k_cache, batch.v_cache
+    rows, q_heads, dim = q.shape
+    kv_heads = k.shape[-2]
+    requests = len(batch.kv_len)
+    paged = batch.page_size > 0
+    scale = 1 / math.sqrt(dim) if scale is None else scale
+    strides = [PageStrides(x.stride(0) if paged else 0, x.stride(-3), x.stride(-2)) for x in (k, v)]
+    params = RaggedParams(
+        *map(pointer, (q, k, v, out, lse, sinks, batch.q_start)),
+        *map(pointer, (
+            batch.kv_len if paged else None,
+            None if paged else batch.kv_start,
+            batch.page_table if paged else None,
+        )),
+        None, None,
+        *(RowStrides(x.stride(0), x.stride(1)) for x in (q, out)),
+        *strides, batch.page_table.stride(0), 0 if lse is None else lse.stride(0),
+        requests, rows, q_heads, kv_heads, batch.page_size, *divider(batch.page_size),
+        causal, window, 1,
+        scale * LOG2E, soft_cap * LOG2E, 2 * scale * LOG2E / soft_cap if soft_cap else 0.0,
+        dim, *divider(q_heads // kv_heads),
+    )  # fmt: skip
+    name = f"attention_prefill_{variant(q, rounding)}"
+    slots = rows * (q_heads // kv_heads) // tile_rows(dim) + requests
+    image = manifest.load("attention_prefill.co") if code is None else code.read_bytes()
+    caches = batch.spans or [k, v]
+    given = (q, *caches, out, lse, sinks, batch.q_start, batch.kv_len, batch.kv_start)
+    with emulator.Module(image) as module, ExitStack() as stack:
+        tensors: list[Any] = [batch.page_table, *(x for x in given if x is not None)]
+        stack.enter_context(emulator.registered(*tensors))
+        return module.launch(name, [slots * kv_heads], [512], [params])

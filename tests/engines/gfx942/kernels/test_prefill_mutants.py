@@ -1,0 +1,87 @@
+"""Broken copies of attention_prefill's machine code: the checkers and results must notice them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from liteattention_emulator import mutate
+from liteattention_rocm.engines.gfx942 import manifest
+from tests.emulator import mutants
+from tests.oracle.attention import bound, expect_out
+
+from . import ragged
+
+KERNEL = "attention_prefill_bf16_d128_rtne"
+# Mutants tried of each kind, spread over the hot loop.
+SAMPLE = 12
+
+# The comparisons that mask a block, in the loop: 16 keys of a lane's first query, then of its
+# second. The loop ends before a wave's last block, so a row can end in one of its blocks only if
+# another of the wave's 32 rows ends in the next one, that is behind key 32 of 64 (a row of the
+# second query, 16 further on, behind key 48). An earlier key is never a row's first unseen one, and
+# whether the comparison includes equality does not matter.
+MASKS, NEVER_FIRST = 32, {*range(8), *range(16, 28)}
+
+
+def chosen_mutations(kernel: mutate.Kernel, sample: int) -> list[mutate.Mutation]:
+    """Up to about ``sample`` of each kind, without those that provably change nothing."""
+    everything = mutate.mutations(kernel, kernel.loop())
+    masks = [m for m in everything if m.before.startswith("v_cmp_gt_u32 s[")]
+    assert len(masks) == MASKS
+    idle = [m for i, m in enumerate(masks) if i in NEVER_FIRST]
+    chosen = []
+    for kind in sorted({mutation.kind for mutation in everything}):
+        of_kind = [m for m in everything if m.kind == kind and m not in idle]
+        chosen += of_kind[:: max(1, len(of_kind) // sample)]
+    return chosen
+
+
+class Case:
+    """A ragged batch, its results compared bit for bit with the kernel's own."""
+
+    def __init__(self, folder: Path, batch: ragged.Batch, **options: Any) -> None:
+        self.folder, self.batch, self.options = folder, batch, options
+
+    def run(self, image: bytes, kernel: str) -> None:
+        """Launch; ``right`` then looks at what was written, also where this raises."""
+        assert kernel == KERNEL
+        code = self.folder / "mutant.co"
+        code.write_bytes(image)
+        rows, heads, _ = self.batch.q.shape
+        self.out = torch.full_like(self.batch.q, 7.0)
+        self.lse = torch.full((heads, rows), 7.0)
+        ragged.prefill(self.batch, self.out, self.lse, code=code, **self.options)
+
+    def accept(self) -> None:
+        """The results are the kernel's own, and within the bound."""
+        exact = self.batch.exact(**self.options)
+        expect_out(self.out, exact, bound(exact, torch.bfloat16))
+        self.accepted = self.out, self.lse
+
+    def right(self) -> bool:
+        """Whether the latest run gave the same bits."""
+        return torch.equal(self.out, self.accepted[0]) and torch.equal(self.lse, self.accepted[1])
+
+
+@pytest.mark.slow
+def test_mutants(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    image = manifest.load("attention_prefill.co")
+    cases = [
+        # one row more than a tile; scattered keys; every key seen by all and by some rows
+        Case(tmp_path, ragged.make([(65, 333), (70, 70)], (4, 1), 128, 16)),
+        Case(tmp_path, ragged.make([(100, 390)], (2, 1), 128, 1), window=130, soft_cap=3.0),
+        Case(tmp_path, ragged.make([(9, 120)], (2, 1), 128, 3), causal=False),
+        # rows whose last key lies in the last 31 and 15 of a block that is not their wave's last
+        Case(tmp_path, ragged.make([(256, 256 + 33)], (1, 1), 128, 0)),
+        Case(tmp_path, ragged.make([(256, 256 + 49)], (1, 1), 128, 0)),
+    ]
+    with mutants.Bench(KERNEL, image, cases) as bench:
+        verdicts = bench.judge(chosen_mutations(bench.kernel, SAMPLE))
+    with capsys.disabled():
+        print(f"\n{len(verdicts)} mutants of the hot loop tried")
+        print(mutants.summary(KERNEL, verdicts))
+    mutants.expect_noticed(verdicts, 0.9)

@@ -1,0 +1,249 @@
+"""The portable kernels compiled ahead of time, without a GPU, and the gfx942 code emulated.
+
+Compilation needs the ``triton`` package (extra ``triton``), which brings LLVM and ptxas.
+"""
+
+import math
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.backends.nvidia.compiler import get_ptxas
+from triton.compiler import ASTSource
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon._runtime import GluonASTSource
+
+import liteattention_emulator as emulator
+from liteattention_rocm import TileGeometry, lite_attention
+from liteattention_rocm.contract import LOG2E
+from liteattention_rocm.engines.triton import hopper, kernels, ragged, tiles
+from liteattention_rocm.lite import bitmap
+from tests.emulator.triton_kernels import compile_for_gfx942
+from tests.oracle.attention import bound, exact
+
+TARGETS = {
+    "gfx942": GPUTarget("hip", "gfx942", 64),
+    "gfx950": GPUTarget("hip", "gfx950", 64),
+    "sm_90": GPUTarget("cuda", 90, 32),
+}
+INTEGERS = {"k_blocks", "words", "q_blocks", "q_heads", "groups", "group", "q_len", "kv_len"}
+INTEGERS |= {"requests", "window", "page_size", "rows", "splits", "tiles"}
+TABLES = {"read", "must_do", "must_skip", "counts", "order", "sorted_counts", "next_tile", "votes"}
+TABLES |= {"q_start", "page_table"}
+
+
+@pytest.fixture(autouse=True, scope="module")
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    patch = pytest.MonkeyPatch()
+    patch.setenv("TRITON_CACHE_DIR", str(tmp_path_factory.mktemp("triton")))
+    patch.setenv("TRITON_DEFAULT_FP_FUSION", "1")  # as the launches ask for
+    yield
+    patch.undo()
+
+
+def signature(kernel: Any, dtype: str, constants: dict[str, Any]) -> dict[str, str]:
+    """Type of every run-time argument, by its name."""
+    types = {}
+    for name in kernel.arg_names:
+        if name in constants:
+            continue
+        if name in TABLES or (name == "kv_len" and kernel is ragged.attention):
+            types[name] = "*i32"
+        elif name in INTEGERS or name.startswith("stride"):
+            types[name] = "i32"
+        elif name in ("c", "threshold", "scale_log2", "soft_cap"):
+            types[name] = "fp32"
+        elif name in ("lse", "sinks", "part_out", "part_lse"):
+            types[name] = "*fp32"
+        elif name == "items":
+            types[name] = "*i16"
+        elif name == "slots":
+            types[name] = "*i64"
+        else:
+            types[name] = f"*{dtype}"
+    return types
+
+
+def dense(**changes: Any) -> dict[str, Any]:
+    chosen = dict(
+        BLOCK_M=128, BLOCK_N=64, HEAD_DIM=128, CAUSAL=False, EVEN_K=False, LITE=False, VOTE_ROWS=0,
+        HAS_DO=False, HAS_LSE=True, SIGN=1, ROUNDING=0, WIDEN=False,
+    )  # fmt: skip
+    return chosen | changes
+
+
+RAGGED = dict(
+    TILE_ROWS=2, GROUP=8, BLOCK_N=64, HEAD_DIM=128, PARTS=True, ONE_TILE=False, PAGED=True,
+    CAUSAL=True, WINDOW=False, CAP=False, HAS_SINKS=False, HAS_LSE=True, ROUNDING=0, WIDEN=False,
+)  # fmt: skip
+CASES = {
+    "dense": (kernels.attention, dense()),
+    "causal": (kernels.attention, dense(CAUSAL=True, HEAD_DIM=64)),
+    "lite": (kernels.attention, dense(BLOCK_N=128, LITE=True, HAS_DO=True)),
+    "soft-skip": (kernels.attention, dense(BLOCK_N=128, LITE=True, VOTE_ROWS=64)),
+    "list": (kernels.list_tiles, dict(WORDS=8, DESCENDING=True, HAS_DO=True, HAS_SKIP=True)),
+    "order": (kernels.order_longest_first, dict(BLOCK=64)),
+    "decode": (ragged.attention, RAGGED),
+    "varlen": (ragged.attention, RAGGED | dict(TILE_ROWS=16, PARTS=False, PAGED=False)),
+    "merge": (ragged.merge, dict(HEADS=4, HEAD_DIM=128, HAS_SINKS=True, HAS_LSE=True, ROUNDING=0)),
+    "write": (ragged.write_kv, dict(HEAD_DIM=128)),
+}
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("case", CASES)
+def test_plain_kernels_compile(case: str, target: str) -> None:
+    kernel, constants = CASES[case]
+    types = signature(kernel, "bf16", constants)
+    ordered = {name: types.get(name, "constexpr") for name in kernel.arg_names}
+    source = ASTSource(fn=kernel, signature=ordered, constexprs=constants)
+    built = triton.compile(source, target=TARGETS[target], options={"num_warps": 8})
+    assert built.asm["cubin" if target == "sm_90" else "hsaco"]
+
+
+HOPPER = {
+    "dense": (tiles._HOPPER[128, False], dict(HEAD_DIM=128)),
+    "causal": (tiles._HOPPER[128, True], dict(HEAD_DIM=128, CAUSAL=True, HAS_LSE=True)),
+    "dense-64": (tiles._HOPPER[64, False], dict(HEAD_DIM=64)),
+    "causal-64": (tiles._HOPPER[64, True], dict(HEAD_DIM=64, CAUSAL=True)),
+    "lite": (tiles._HOPPER_LITE, dict(HEAD_DIM=128, LITE=True)),
+    "lite-64": (tiles._HOPPER_LITE, dict(HEAD_DIM=64, LITE=True)),
+    "soft-skip": (
+        tiles._HOPPER_LITE,
+        dict(HEAD_DIM=128, LITE=True, SOFT_SKIP=True, HAS_DO=True, HAS_LSE=True, ROUNDING=1),
+    ),
+}
+
+
+@pytest.mark.parametrize("case", HOPPER)
+def test_the_hopper_kernel_keeps_its_registers(case: str, tmp_path: Path) -> None:
+    """Two warpgroups spill nothing, and no matrix product waits for the one before."""
+    tile, changes = HOPPER[case]
+    constants = dict(
+        GROUPS=tile.groups, BLOCK_N=tile.block_n, STAGES=tile.stages, CAUSAL=False, LITE=False,
+        SOFT_SKIP=False, HAS_DO=False, HAS_LSE=False, TURNS=tile.turns, SIGN=1, ROUNDING=0,
+        REGISTERS=tile.registers, LOADER_REGISTERS=tile.loader_registers,
+    ) | changes  # fmt: skip
+    kernel = hopper.attention
+    types = signature(kernel, "bf16", constants)
+    layout = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=4)
+    for name in ("q", "k", "v", "o"):
+        rows = tile.block_n if name in "kv" else hopper.WARPGROUP_ROWS
+        box = f"bf16[1, 1, {rows}, {constants['HEAD_DIM']}]"
+        types[f"{name}_desc"] = f"tensordesc<{box},{layout!r}>"
+    ordered = {name: types.get(name, "constexpr") for name in kernel.arg_names}
+    source = GluonASTSource(
+        fn=kernel,
+        signature=ordered,
+        constexprs={(kernel.arg_names.index(name),): value for name, value in constants.items()},
+    )
+    built = triton.compile(source, target=TARGETS["sm_90"], options={"num_warps": 4})
+    assert built.metadata.shared <= 227 << 10
+    assert built.metadata.num_warps == 4 * (tile.groups + 1)
+    ptx = tmp_path / "kernel.ptx"
+    ptx.write_text(built.asm["ptx"])
+    assembler = get_ptxas(90).path  # several come with Triton
+    command = [assembler, "-v", "--gpu-name=sm_90a", ptx, "-o", tmp_path / "kernel.cubin"]
+    said = subprocess.run(command, capture_output=True, text=True, check=True).stderr
+    assert "serialized" not in said
+    if tile.groups == 2:
+        assert "0 bytes spill stores" in said
+
+
+def run_on_emulator(
+    kernel: Any, constants: dict[str, Any], grid: list[int], args: list[Any], warps: int
+) -> None:
+    types = signature(kernel, "bf16", constants)
+    compiled = compile_for_gfx942(kernel, types, constants, {"num_warps": warps})
+    assert len(types) == len(args)
+    with emulator.Module(compiled.code_object) as module:
+        explicit = [a for a in module.kernel(compiled.name).arguments if not a.hidden]
+        extra = [None] * (len(explicit) - len(args))  # Triton's scratch pointers
+        report = module.launch(
+            compiled.name, grid, [compiled.threads], [*args, *extra], dynamic_lds=compiled.lds_bytes
+        )
+    assert report.instructions > 0
+    assert not report.findings
+
+
+def steps(x: torch.Tensor) -> list[int]:
+    """Strides of batch, row and head of [B, H, S, D]."""
+    return [x.stride(0), x.stride(2), x.stride(1)]
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_dense_attention_on_the_emulator(causal: bool) -> None:
+    torch.manual_seed(0)
+    q = torch.randn(1, 2, 70, 64).bfloat16()
+    k, v = (torch.randn(1, 1, 150, 64).bfloat16() for _ in range(2))
+    out, lse = torch.full_like(q, math.nan), torch.full((1, 2, 70), math.nan)
+    constants = dense(BLOCK_M=64, BLOCK_N=32, HEAD_DIM=64, CAUSAL=causal)
+    none = torch.zeros(4, dtype=torch.int32)
+    args = [q, k, v, out, lse, none.short(), none, none, none, none]
+    args += [*steps(q), *steps(k), *steps(v), *steps(out)]
+    args += [2, 2, 70, 150, 2, 5, 1, 64**-0.5 * LOG2E, math.nan]
+    run_on_emulator(kernels.attention, constants, [4], args, 4)
+    expected = exact(q, k, v, causal=causal)
+    assert ((out.double() - expected.out).abs() <= bound(expected, torch.bfloat16)).all()
+    assert torch.allclose(lse.double(), expected.lse, atol=1e-5)
+
+
+def test_lists_on_the_emulator_equal_the_oracle_bit_for_bit() -> None:
+    """The three launches of a step, gfx942 machine code, two steps in both directions."""
+    tile, q_len, kv_len = TileGeometry(32, 16, 32), 60, 600
+    q_blocks, k_blocks, words = tile.q_blocks(q_len), tile.k_blocks(kv_len), tile.words(kv_len)
+    must_do = bitmap.pack(torch.arange(k_blocks) % 9 == 2)
+    must_skip = bitmap.pack(torch.arange(k_blocks) % 7 == 3)
+    generator = torch.Generator().manual_seed(0)
+
+    def grid(rows: int) -> torch.Tensor:
+        x = torch.randn(1, 1, rows, 64, generator=generator)
+        return ((x * 8).round() / 8).clamp(-4, 4).bfloat16()
+
+    read = bitmap.full(1, 1, q_blocks, k_blocks)
+    for descending in (False, True):
+        q, k, v = grid(q_len), grid(kv_len), grid(kv_len)
+        heights = torch.linspace(-3, 3, k_blocks)[(torch.arange(k_blocks) * 5) % k_blocks]
+        k[..., 0] = heights.repeat_interleave(tile.k_block)[:kv_len].bfloat16()
+        q[..., 0] = 4.0
+        votes = torch.full_like(read, -5)
+        items = torch.zeros(q_blocks, k_blocks, dtype=torch.int16)
+        counts, order, ranked = (torch.zeros(q_blocks, dtype=torch.int32) for _ in range(3))
+        counter = torch.full((1,), 7, dtype=torch.int32)
+        out, lse = torch.full_like(q, math.nan), torch.full((1, 1, q_len), math.nan)
+        run_on_emulator(
+            kernels.list_tiles,
+            dict(WORDS=2, DESCENDING=descending, HAS_DO=True, HAS_SKIP=True),
+            [q_blocks],
+            [read, must_do, must_skip, items, counts, votes, k_blocks, words],
+            1,
+        )
+        run_on_emulator(
+            kernels.order_longest_first,
+            dict(BLOCK=64),
+            [1, 1],
+            [counts, order, ranked, counter, q_blocks],
+            4,
+        )
+        assert counter.item() == 0
+        assert torch.equal(ranked, counts.sort(descending=True, stable=True).values)
+        args = [q, k, v, out, lse, items, ranked, order, votes, must_do]
+        args += [*steps(q), *steps(k), *steps(v), *steps(out)]
+        args += [1, 1, q_len, kv_len, q_blocks, k_blocks, words, 0.25 * LOG2E, -4.0]
+        constants = dense(BLOCK_M=32, BLOCK_N=16, HEAD_DIM=64, LITE=True, HAS_DO=True)
+        run_on_emulator(kernels.attention, constants, [q_blocks], args, 4)
+        expected = torch.empty_like(read)
+        other, other_lse = lite_attention(
+            q, k, v, read, expected, threshold=-4.0, descending=descending, must_do=must_do,
+            must_skip=must_skip, geometry=tile, layout="bhsd", scale=0.25, return_lse=True,
+            engine="reference",
+        )  # fmt: skip
+        assert torch.equal(votes, expected)
+        assert torch.allclose(out.double(), other.double(), atol=0.02, rtol=0.01)
+        assert torch.allclose(lse, other_lse, atol=1e-4)
+        read = votes
+    assert 0.1 < bitmap.sparsity(read, k_blocks) < 0.95

@@ -1,0 +1,122 @@
+"""The ragged kernels in Triton's interpreter against float64; see test_interpreter.py."""
+
+import math
+from typing import Any
+
+import pytest
+import torch
+
+from liteattention_rocm import PagedBatch, attention_paged, attention_varlen, write_kv
+from liteattention_rocm.contract import RaggedRequest
+from tests.oracle.attention import exact_rows, expect_lse, expect_out
+
+pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
+PAD = 3  # rows before the first and past the last request
+
+
+def check(
+    lengths: list[tuple[int, int]],
+    heads: tuple[int, int],
+    page_size: int = 0,
+    dim: int = 64,
+    **options: Any,
+) -> None:
+    """lengths: (rows, keys) of every request. Compare each with its own float64 attention."""
+    generator = torch.Generator().manual_seed(len(lengths) + heads[0])
+    q_heads, kv_heads = heads
+    q_start = torch.tensor([PAD] + [n for n, _ in lengths]).cumsum(0).int()
+    rows = int(q_start[-1]) + PAD
+    q = torch.randn(rows, q_heads, dim, generator=generator).bfloat16()
+    requests = [
+        tuple(torch.randn(n, kv_heads, dim, generator=generator).bfloat16() for _ in "kv")
+        for _, n in lengths
+    ]
+    out = torch.full_like(q, 7.0)
+    scale = options.pop("scale", dim**-0.5)
+    causal = options.get("causal", False)
+    common = {"scale": scale, "return_lse": True, "out": out, "engine": "portable", **options}
+    if page_size:
+        kv_len = torch.tensor([n for _, n in lengths]).int()
+        width = -(-int(kv_len.max()) // page_size)
+        pages = torch.randperm(len(lengths) * width + 2, generator=generator).int()
+        table = pages[: len(lengths) * width].view(len(lengths), width).contiguous()
+        cache = torch.full((len(pages), 2, page_size, kv_heads, dim), math.nan).bfloat16()
+        k_cache, v_cache = cache[:, 0], cache[:, 1]
+        for r, (k, v) in enumerate(requests):
+            token = torch.arange(len(k))
+            slots = table[r, token // page_size].long() * page_size + token % page_size
+            slots = torch.cat([slots, torch.tensor([-1])])  # a padding row
+            k, v = (torch.cat([x, torch.zeros(1, kv_heads, dim).bfloat16()]) for x in (k, v))
+            write_kv(k, v, k_cache, v_cache, slots, engine="portable")
+        table[0, -(-int(kv_len[0]) // page_size) :] = 1 << 30  # past the last key: never followed
+        batch = PagedBatch(q_start, kv_len, table)
+        _, lse = attention_paged(q, k_cache, v_cache, batch, **common)
+    else:
+        k_start = torch.tensor([0] + [n for _, n in lengths]).cumsum(0).int()
+        k, v = (torch.cat([r[i] for r in requests]) for i in (0, 1))
+        _, lse = attention_varlen(q, k, v, q_start, k_start, **common)
+    options.pop("causal", None)
+    for r, (k, v) in enumerate(requests):
+        here = slice(int(q_start[r]), int(q_start[r + 1]))
+        expected = exact_rows(q[here], k, v, scale=scale, causal=causal, **options)
+        # the interpreter truncates to bf16: an ulp of probabilities and of outputs
+        allowed = 2.0**-7 * (1.01 * expected.weight + expected.out.abs()) + 1e-6
+        expect_out(out[here], expected, allowed)
+        expect_lse(lse[:, here], expected.lse, atol=2e-5, rtol=1e-5)
+    assert (out[:PAD] == 7.0).all() and (out[rows - PAD :] == 7.0).all()
+
+
+MIXED = [(1, 70), (20, 20), (0, 9), (5, 130), (3, 1)]
+
+
+@pytest.mark.parametrize("page_size", [0, 1, 16])
+@pytest.mark.parametrize("heads", [(2, 2), (6, 2)])
+def test_mixed_lengths(page_size: int, heads: tuple[int, int]) -> None:
+    check(MIXED, heads, page_size, causal=page_size > 0)
+
+
+def test_decode_in_parts() -> None:
+    lengths = [(1, 700), (1, 64), (1, 1), (0, 5), (1, 300)]
+    check(lengths, (8, 1), page_size=16, dim=128, causal=True)
+
+
+def test_parts_are_cut_where_programs_are_few() -> None:
+    from liteattention_rocm.engines.triton import ragged_launch
+
+    fields = dict(
+        requests=1, rows=1, q_heads=8, kv_heads=1, head_dim=64, dtype=torch.bfloat16,
+        kv_dtype=torch.bfloat16, device=torch.device("cpu"), page_size=16, max_q_len=1,
+        max_kv_len=32768, scale=1.0, causal=True, window=0, soft_cap=0.0, sinks=False,
+        k_scale=1.0, v_scale=1.0, rounding="rtne", return_lse=False,
+    )  # fmt: skip
+    few, many = (ragged_launch.cut(RaggedRequest(**fields | {"requests": n})) for n in (1, 1000))
+    assert few.splits > 1 and few.one_tile
+    assert many.splits == 1
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"window": 20},
+        {"window": 20, "causal": False},
+        {"soft_cap": 5.0, "scale": 0.7},
+        {"sinks": torch.tensor([0.5, -2.0, 3.0, 0.0])},
+    ],
+    ids=["window", "window-of-the-past", "soft-cap", "sinks"],
+)
+@pytest.mark.parametrize("lengths", [MIXED, [(1, 600), (2, 90)]], ids=["mixed", "parts"])
+def test_what_models_ask_for(lengths: list[tuple[int, int]], options: dict[str, Any]) -> None:
+    check(lengths, (4, 2), page_size=16, **{"causal": True, **options})
+
+
+def test_another_cache_dtype_is_refused() -> None:
+    k = torch.zeros(2, 1, 64, dtype=torch.bfloat16)
+    cache = torch.zeros(4, 16, 1, 64, dtype=torch.float8_e4m3fn)
+    with pytest.raises(ValueError, match="the cache must be"):
+        write_kv(k, k, cache, cache.clone(), torch.tensor([0, 1]), engine="portable")
+
+
+@pytest.mark.parametrize("cap", [2.0**-60, 3.0, 50.0, 1e5, 1e6, 1e8, 2.0**60])
+def test_any_soft_cap(cap: float) -> None:
+    check([(1, 90), (20, 40)], (2, 1), 16, soft_cap=cap, causal=True)
+    check([(1, 90), (20, 40)], (2, 1), soft_cap=cap, scale=-0.3)

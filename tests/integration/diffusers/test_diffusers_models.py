@@ -1,0 +1,344 @@
+"""Models that are not Wan: other branch names, steps from the scheduler, joint attention, masks."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from diffusers import (
+    AutoencoderKLLTXVideo,
+    FlowMatchEulerDiscreteScheduler,
+    FluxTransformer2DModel,
+    HunyuanVideoTransformer3DModel,
+    LTXPipeline,
+    LTXVideoTransformer3DModel,
+    UNet2DModel,
+    WanVACETransformer3DModel,
+)
+from transformers import T5Config, T5EncoderModel
+
+from liteattention_diffusers import enable
+from liteattention_diffusers.discovery import find
+from liteattention_e2e import tiny
+from liteattention_rocm import SkipPolicy, TileGeometry
+
+from .diffusers_cases import TILE
+
+SKIPPING = SkipPolicy(threshold=-2.0)
+DENSE = SkipPolicy(enabled=False)
+
+
+def peaked(model: torch.nn.Module) -> Any:
+    """Make self-attention look at like tokens, so that tiles can be skipped."""
+    with torch.no_grad():
+        for layer in find(model):
+            module: Any = layer.module
+            if layer.name.endswith("attn2"):
+                continue
+            module.to_k.load_state_dict(module.to_q.state_dict())
+            module.norm_q.weight.mul_(2)
+            module.norm_k.weight.mul_(2)
+    return model.eval()
+
+
+@pytest.fixture
+def ltx() -> LTXPipeline:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        model = LTXVideoTransformer3DModel(
+            in_channels=8,
+            out_channels=8,
+            num_attention_heads=2,
+            attention_head_dim=16,
+            cross_attention_dim=32,
+            num_layers=2,
+            caption_channels=32,
+        )
+        vae = AutoencoderKLLTXVideo(
+            latent_channels=8,
+            block_out_channels=(8, 8, 8, 8),
+            decoder_block_out_channels=(8, 8, 8, 8),
+            layers_per_block=(1, 1, 1, 1, 1),
+            decoder_layers_per_block=(1, 1, 1, 1, 1),
+        )
+        words = tiny.tokenizer()
+        text = T5EncoderModel(
+            T5Config(vocab_size=len(words), d_model=32, d_kv=8, d_ff=32, num_layers=1, num_heads=2)
+        )
+    pipe = LTXPipeline(
+        scheduler=FlowMatchEulerDiscreteScheduler(),
+        vae=vae,
+        text_encoder=text.eval(),
+        tokenizer=words,
+        transformer=peaked(model),
+    )
+    pipe.set_progress_bar_config(disable=True)
+    return pipe
+
+
+def run_ltx(pipe: LTXPipeline, **changes: Any) -> torch.Tensor:
+    arguments: dict[str, Any] = {
+        "prompt": "a red circle moves left on a blue background",
+        "height": 256,
+        "width": 256,
+        "num_frames": 41,
+        "num_inference_steps": 4,
+        "guidance_scale": 3.0,
+        "generator": torch.Generator().manual_seed(0),
+        "max_sequence_length": tiny.TEXT_LENGTH,
+        "output_type": "latent",
+    }
+    arguments.update(changes)
+    return pipe(**arguments).frames
+
+
+def test_ltx_takes_its_steps_from_the_scheduler(ltx: LTXPipeline) -> None:
+    own = run_ltx(ltx)
+    with enable(ltx, DENSE):
+        dense = run_ltx(ltx)
+    torch.testing.assert_close(dense, own, atol=1e-4, rtol=1e-4)
+    with enable(ltx, SKIPPING, geometry=TILE) as handle:
+        first = run_ltx(ltx)
+        assert torch.equal(run_ltx(ltx), first)
+        records = handle.statistics.to_records()
+        assert {row["generation"] for row in records} == {1, 2}
+        # LTX batches both guidance branches into one call, and gives it one name.
+        assert {row["branch"] for row in records} == {"cond_uncond"}
+        # attn2 gets the text in each call and its mask: it stays where it was.
+        assert {row["layer"] for row in records} == {
+            "transformer_blocks.0.attn1",
+            "transformer_blocks.1.attn1",
+        }
+        for run in (1, 2):
+            steps = [row["step"] for row in records if row["generation"] == run]
+            assert sorted(set(steps)) == [0, 1, 2, 3]
+        sparsity = [row["sparsity"] for row in handle.statistics.by_step()]
+        assert sparsity[0] == 0.0 and sparsity[-1] > 0.01
+    assert not torch.equal(first, dense)
+    assert torch.equal(run_ltx(ltx), own)
+
+
+def test_ltx_after_an_exception(ltx: LTXPipeline) -> None:
+    def fail(_: Any, step: int, *__: Any) -> Any:
+        raise RuntimeError("stop")
+
+    with enable(ltx, SKIPPING, geometry=TILE):
+        expected = run_ltx(ltx)
+    with enable(ltx, SKIPPING, geometry=TILE) as handle:
+        with pytest.raises(RuntimeError, match="stop"):
+            run_ltx(ltx, callback_on_step_end=fail)
+        assert torch.equal(run_ltx(ltx), expected)
+        assert handle.run == 2
+
+
+def wan_inputs(timestep: float) -> dict[str, torch.Tensor]:
+    noise = torch.Generator().manual_seed(int(timestep))
+    return {
+        "hidden_states": torch.randn(1, 12, 8, 16, 16, generator=noise),
+        "timestep": torch.tensor([timestep]),
+        "encoder_hidden_states": torch.randn(1, 4, 32, generator=noise),
+    }
+
+
+@torch.no_grad()
+def test_bare_transformer_counts_timesteps_and_calls() -> None:
+    model = tiny.wan_transformer(peaked=1.5)
+    with enable(model, SKIPPING, geometry=TILE) as handle:
+        for _ in range(2):
+            for timestep in (900.0, 500.0, 100.0):
+                for _ in ("cond", "uncond"):
+                    model(**wan_inputs(timestep))
+        records = handle.statistics.to_records()
+    seen = {(row["generation"], row["step"], row["branch"]) for row in records}
+    assert seen == {
+        (run, step, branch) for run in (1, 2) for step in (0, 1, 2) for branch in ("call0", "call1")
+    }
+
+
+@torch.no_grad()
+def test_bare_transformer_ends_a_run_when_its_hooks_are_reset() -> None:
+    model = tiny.wan_transformer(peaked=1.5)
+    with enable(model, SKIPPING, geometry=TILE) as handle:
+        # The second run starts at a later step than the first one ended, as after a run that was
+        # broken off: only the pipeline's reset at the end of a run tells them apart.
+        for steps in ((0, 1), (3, 4)):
+            for step in steps:
+                with model.cache_context("cond", step_index=step, num_inference_steps=5):
+                    model(**wan_inputs(500.0))
+            model._reset_stateful_cache()
+        records = handle.statistics.to_records()
+    assert {(row["generation"], row["step"]) for row in records} == {(1, 0), (1, 1), (2, 3), (2, 4)}
+    first_of_run = [row for row in records if row["step"] in (0, 3)]
+    assert all(row["tiles_computed"] == row["tiles_total"] for row in first_of_run)
+
+
+@torch.no_grad()
+def test_joint_attention_without_a_mask() -> None:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        model = peaked(
+            FluxTransformer2DModel(
+                in_channels=8,
+                num_layers=1,
+                num_single_layers=1,
+                attention_head_dim=16,
+                num_attention_heads=2,
+                joint_attention_dim=32,
+                pooled_projection_dim=32,
+                axes_dims_rope=(4, 4, 8),
+            )
+        )
+    inputs = {
+        "hidden_states": torch.randn(1, 256, 8, generator=torch.Generator().manual_seed(1)),
+        "encoder_hidden_states": torch.randn(1, 32, 32),
+        "pooled_projections": torch.randn(1, 32),
+        "img_ids": torch.cartesian_prod(torch.zeros(1), torch.arange(16.0), torch.arange(16.0)),
+        "txt_ids": torch.zeros(32, 3),
+    }
+    own = model(timestep=torch.tensor([1.0]), **inputs).sample
+    with enable(model, SKIPPING, geometry=TILE) as handle:
+        assert handle.layers == ("transformer_blocks.0.attn", "single_transformer_blocks.0.attn")
+        first = model(timestep=torch.tensor([1.0]), **inputs).sample
+        torch.testing.assert_close(first, own, atol=1e-4, rtol=1e-4)
+        model(timestep=torch.tensor([0.5]), **inputs)
+        rows = handle.statistics.by_step()
+        assert [row["tiles_total"] for row in rows] == [2 * 2 * 9 * 5] * 2
+    assert torch.equal(model(timestep=torch.tensor([1.0]), **inputs).sample, own)
+
+
+@torch.no_grad()
+def test_joint_attention_with_a_mask_raises_and_can_be_excluded() -> None:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        model = HunyuanVideoTransformer3DModel(
+            in_channels=4,
+            out_channels=4,
+            num_attention_heads=2,
+            attention_head_dim=16,
+            num_layers=1,
+            num_single_layers=1,
+            num_refiner_layers=1,
+            patch_size=1,
+            patch_size_t=1,
+            guidance_embeds=False,
+            text_embed_dim=16,
+            pooled_projection_dim=8,
+            rope_axes_dim=(4, 4, 8),
+        ).eval()
+    inputs = {
+        "hidden_states": torch.randn(1, 4, 2, 8, 8),
+        "timestep": torch.tensor([500.0]),
+        "encoder_hidden_states": torch.randn(1, 6, 16),
+        "pooled_projections": torch.randn(1, 8),
+        "encoder_attention_mask": torch.tensor([[1, 1, 1, 1, 0, 0]]),
+    }
+    own = model(**inputs).sample
+    with (
+        enable(model, DENSE) as handle,
+        pytest.raises(ValueError, match=r"takes no attention mask.*exclude"),
+    ):
+        model(**inputs)
+    assert torch.equal(model(**inputs).sample, own)
+    assert handle.layers == ("transformer_blocks.0.attn", "single_transformer_blocks.0.attn")
+    with enable(model, DENSE, exclude=["transformer_blocks.*"]) as handle:
+        assert handle.layers == ("single_transformer_blocks.0.attn",)
+    with pytest.raises(ValueError, match="all of it is excluded"):
+        enable(model, DENSE, exclude=["*attn"])
+
+
+def test_vace_layers_are_found_by_structure() -> None:
+    model = WanVACETransformer3DModel(
+        num_attention_heads=2,
+        attention_head_dim=16,
+        in_channels=12,
+        out_channels=12,
+        text_dim=32,
+        freq_dim=32,
+        ffn_dim=32,
+        num_layers=2,
+        vace_layers=[0],
+        vace_in_channels=12,
+    )
+    assert {layer.name for layer in find(model)} == {
+        "blocks.0.attn1",
+        "blocks.1.attn1",
+        "vace_blocks.0.attn1",
+    }
+
+
+def test_model_outside_the_dispatcher_is_refused() -> None:
+    model = UNet2DModel(
+        block_out_channels=(8, 8),
+        layers_per_block=1,
+        norm_num_groups=4,
+        down_block_types=("DownBlock2D", "AttnDownBlock2D"),
+        up_block_types=("AttnUpBlock2D", "UpBlock2D"),
+    )
+    with pytest.raises(ValueError, match="no self-attention of transformer goes through"):
+        enable(model)
+
+
+def test_every_unsupported_layer_is_listed_at_once() -> None:
+    model = tiny.wan_transformer(layers=3, head_dim=36)
+    with pytest.raises(ValueError) as error:
+        enable(model, engine="cpu")
+    for index in range(3):
+        assert f"layer blocks.{index}.attn1: engine 'cpu': head dim must be" in str(error.value)
+    assert "got 36" in str(error.value)
+
+
+def test_wrong_arguments_are_reported_together() -> None:
+    with pytest.raises(TypeError) as error:
+        enable(object(), policy="fast", geometry=(128, 64, 32))  # type: ignore[arg-type]
+    for part in ("SkipPolicy, got str", "TileGeometry, got tuple", "transformer, got object"):
+        assert part in str(error.value)
+
+
+def test_enabling_twice_is_refused() -> None:
+    model = tiny.wan_transformer()
+    with enable(model), pytest.raises(ValueError, match=r"already enabled: disable\(\) it first"):
+        enable(model)
+    from liteattention_diffusers import disable
+
+    with pytest.raises(ValueError, match="not enabled"):
+        disable(model)
+
+
+@torch.no_grad()
+def test_backend_changed_behind_the_handle_raises() -> None:
+    model = tiny.wan_transformer()
+    with enable(model, geometry=TileGeometry(32, 64, 16)):
+        model.blocks[0].attn1.set_attention_backend("native")
+        with pytest.raises(RuntimeError, match=r"blocks.0.attn1 .* call disable\(\) before"):
+            model(**wan_inputs(500.0))
+
+
+@torch.no_grad()
+def test_dropout_and_masks_by_name_raise_with_every_reason() -> None:
+    from diffusers.models.attention_dispatch import dispatch_attention_fn
+
+    q = torch.randn(1, 8, 2, 16)
+    with pytest.raises(ValueError) as error:
+        dispatch_attention_fn(
+            q, q, q, attn_mask=torch.zeros(8, 8), dropout_p=0.5, backend="liteattention_rocm"
+        )
+    assert "attn_mask of shape [8, 8]" in str(error.value)
+    assert "dropout_p=0.5" in str(error.value)
+
+
+@torch.no_grad()
+def test_by_name_causal_and_gqa_match_sdpa() -> None:
+    from diffusers.models.attention_dispatch import dispatch_attention_fn
+
+    noise = torch.Generator().manual_seed(0)
+    q = torch.randn(2, 40, 4, 16, generator=noise)
+    k, v = torch.randn(2, 2, 40, 2, 16, generator=noise)
+    out = dispatch_attention_fn(
+        q, k, v, is_causal=True, scale=0.3, enable_gqa=True, backend="liteattention_rocm"
+    )
+    expected = torch.nn.functional.scaled_dot_product_attention(
+        *(x.transpose(1, 2).double() for x in (q, k, v)), is_causal=True, scale=0.3, enable_gqa=True
+    ).transpose(1, 2)
+    np.testing.assert_allclose(out.double(), expected, atol=2e-6)
