@@ -331,9 +331,8 @@ def test_caches_beyond_4_gib(page_size: int, tmp_path: Path) -> None:
         old, new = getattr(batch, name), memory[first:].as_strided(shape, strides)
         if page_size == 0:
             new.copy_(old[:keys])
-        for to, page in enumerate(batch.page_table[0].tolist() if page_size else []):
-            if page >= 0:
-                new[to] = old[page]
+        if page_size:
+            new.copy_(old[batch.page_table[0, : shape[0]].long()])
         setattr(batch, name, new)
         pages = new.unsqueeze(0) if page_size == 0 else new
         batch.spans += [row for page in pages for row in page.unbind()]
