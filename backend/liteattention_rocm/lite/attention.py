@@ -20,7 +20,6 @@ from weakref import WeakValueDictionary
 import torch
 
 from .. import dense, engines, validation
-from .._core import count_bits
 from ..arguments import Reasons
 from ..contract import DenseRequest, DenseTensors, Layout, LiteTensors, Rounding, TileGeometry
 from ..remembered import Call, bound_call, calls, recall
@@ -273,6 +272,8 @@ class LiteAttention:
             if kind is None:
                 write.copy_(tiles.full)
             if write.device.type == "cpu":
+                from .._core import count_bits  # a machine with a GPU does without the module
+
                 kept = count_bits(write.data_ptr(), write.numel())
             else:
                 kept = self._counters.count_later(write)

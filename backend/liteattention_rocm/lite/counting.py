@@ -7,7 +7,6 @@ from typing import NamedTuple
 
 import torch
 
-from .. import _core
 from ..engines.workspace import stream_of
 from .bitmap import popcount_into
 
@@ -48,7 +47,9 @@ class TileCounters(threading.local):
     def count(self, bitmap: torch.Tensor) -> Count:
         """Count the set bits of a contiguous bitmap without waiting for its device."""
         if bitmap.device.type == "cpu":
-            return _core.count_bits(bitmap.data_ptr(), bitmap.numel())
+            from .._core import count_bits  # a machine with a GPU does without the module
+
+            return count_bits(bitmap.data_ptr(), bitmap.numel())
         return self.count_later(bitmap)
 
     def count_later(self, bitmap: torch.Tensor) -> Counter:
