@@ -14,9 +14,16 @@ from typing import Any
 
 import torch
 
+#: In place of a buffer that is not there.
+NOTHING = torch.empty(0, dtype=torch.uint8)
 #: Handle of the current stream of a GPU by its index; None in builds of PyTorch without GPUs.
 raw_stream: Any = getattr(torch._C, "_cuda_getCurrentRawStream", None)
 _capturing: Any = getattr(torch._C, "_cuda_isCurrentStreamCapturing", None)
+
+
+# C functions, as those of GPUs are: a repeated call passes no Python function here.
+_no_stream: Any = (0).__mul__
+_never: Any = bool
 
 
 def stream_of(device: torch.device) -> Callable[[int], int]:
@@ -25,36 +32,36 @@ def stream_of(device: torch.device) -> Callable[[int], int]:
     return found
 
 
-def _no_stream(index: int) -> int:
-    return 0
-
-
-def capturing(device: torch.device) -> bool:
-    """Whether what is launched on ``device`` now becomes part of a graph."""
-    return device.type == "cuda" and bool(_capturing())
+def capturing_on(device: torch.device) -> Callable[[], bool]:
+    """Return what says whether launches on ``device`` become part of a graph now."""
+    found: Callable[[], bool] = _capturing if device.type == "cuda" else _never
+    return found
 
 
 class Workspaces(threading.local):
     """Buffers of one engine.
 
-    Key: thread, device index and stream. Owner: the engine. Lifetime: until a larger one is asked
-    for, or the thread ends.
+    Key: thread, device and stream. Owner: the engine. Lifetime: until a larger one is asked for,
+    or the thread ends. ``held`` has those of this thread, for calls that need no larger one:
+
+        if capturing() or (workspace := held.get((device, stream), NOTHING)).numel() < size:
+            workspace = workspaces.take(device, stream, size)
     """
 
     def __init__(self) -> None:
-        self._buffers: dict[tuple[int, int], torch.Tensor] = {}
+        self.held: dict[tuple[torch.device, int], torch.Tensor] = {}
 
-    def take(self, device: torch.device, index: int, stream: int, size: int) -> torch.Tensor:
+    def take(self, device: torch.device, stream: int, size: int) -> torch.Tensor:
         """Return at least ``size`` bytes, aligned to 256, for the launches of one call.
 
-        ``index`` and ``stream`` are those of the device that the call runs on; 0 for CPU tensors.
+        ``device`` and ``stream`` are those that the call runs on; the stream is 0 for CPU tensors.
         Keep what is returned until everything is launched.
         """
-        if capturing(device):
+        if capturing_on(device)():
             return torch.empty(size, dtype=torch.uint8, device=device)
-        found = self._buffers.get((index, stream))
+        found = self.held.get((device, stream))
         if found is None or found.numel() < size:
             with torch.inference_mode(False):
                 found = torch.empty(size, dtype=torch.uint8, device=device)
-            self._buffers[index, stream] = found
+            self.held[device, stream] = found
         return found

@@ -41,7 +41,7 @@ from ...contract import (
     strides,
 )
 from ..environment import LIBRARY_VARIABLE, architecture, settings
-from ..workspace import Workspaces, capturing, stream_of
+from ..workspace import NOTHING, Workspaces, capturing_on, stream_of
 from . import manifest
 
 TARGET = "gfx942"
@@ -178,11 +178,16 @@ class Gfx942Engine(Engine):
         plan = _core.plan_dense(_shape(request), device.compute_units, self._kv_splits)
         launch = _launch(request, like)
         run, size, workspaces = device.attention, plan.workspace_bytes, self._workspaces
-        where, index, current = request.device, device.ordinal, stream_of(request.device)
+        where, index = request.device, device.ordinal
+        current, capturing = stream_of(where), capturing_on(where)
 
         def dense(t: DenseTensors) -> None:
             stream = current(index)
-            workspace = workspaces.take(where, index, stream, size)
+            if (
+                capturing()
+                or (workspace := workspaces.held.get((where, stream), NOTHING)).numel() < size
+            ):
+                workspace = workspaces.take(where, stream, size)
             run(
                 plan, launch,
                 t.q.data_ptr(), t.k.data_ptr(), t.v.data_ptr(), t.out.data_ptr(),
@@ -200,11 +205,16 @@ class Gfx942Engine(Engine):
         step.descending = request.walks_down
         step.soft_skip = request.soft_skip
         run, size, workspaces = device.lite, plan.workspace_bytes, self._workspaces
-        where, index, current = request.device, device.ordinal, stream_of(request.device)
+        where, index = request.device, device.ordinal
+        current, capturing = stream_of(where), capturing_on(where)
 
         def lite(t: LiteTensors) -> None:
             stream = current(index)
-            workspace = workspaces.take(where, index, stream, size)
+            if (
+                capturing()
+                or (workspace := workspaces.held.get((where, stream), NOTHING)).numel() < size
+            ):
+                workspace = workspaces.take(where, stream, size)
             run(
                 plan, launch, step,
                 t.q.data_ptr(), t.k.data_ptr(), t.v.data_ptr(), t.out.data_ptr(),
@@ -245,7 +255,8 @@ class Gfx942Engine(Engine):
         launch.causal = True
         launch.scale = request.scale
         launch.number = _NUMBERS[request.dtype, request.rounding]
-        where, index, current = request.device, device.ordinal, stream_of(request.device)
+        where, index = request.device, device.ordinal
+        current, capturing = stream_of(where), capturing_on(where)
         # Bytes to each entry of q, k, v, out and the log-sum-exp.
         number = request.dtype.itemsize
         apart = (*[number * step[0] for step in steps], 4 * request.q_heads * request.q_len)
@@ -256,14 +267,18 @@ class Gfx942Engine(Engine):
 
         def triangular(t: DenseTensors) -> None:
             stream = current(index)
-            workspace = workspaces.take(where, index, stream, size)
+            if (
+                capturing()
+                or (workspace := workspaces.held.get((where, stream), NOTHING)).numel() < size
+            ):
+                workspace = workspaces.take(where, stream, size)
             starts = known.get(stream)
-            if starts is None or capturing(where):
+            if starts is None or capturing():
                 starts = [
                     torch.arange(entries + 1, dtype=torch.int32, device=where) * length
                     for length in (request.q_len, request.kv_len)
                 ]
-                if not capturing(where):  # memory of a graph is the graph's
+                if not capturing():  # memory of a graph is the graph's
                     known[stream] = starts
             q_start, kv_start = starts
             for q, k, v, out, lse in jumps:
@@ -293,11 +308,16 @@ class Gfx942Engine(Engine):
         launch.soft_cap = request.soft_cap
         launch.number = _NUMBERS[request.dtype, request.rounding]
         run, size, workspaces = device.ragged, plan.workspace_bytes, self._workspaces
-        where, index, current = request.device, device.ordinal, stream_of(request.device)
+        where, index = request.device, device.ordinal
+        current, capturing = stream_of(where), capturing_on(where)
 
         def ragged(t: RaggedTensors) -> None:
             stream = current(index)
-            workspace = workspaces.take(where, index, stream, size)
+            if (
+                capturing()
+                or (workspace := workspaces.held.get((where, stream), NOTHING)).numel() < size
+            ):
+                workspace = workspaces.take(where, stream, size)
             keys = t.keys.data_ptr()
             run(
                 plan, launch,

@@ -282,7 +282,7 @@ class BoundCall:
     def workspace(self, size: int) -> torch.Tensor:
         """Return ``size`` bytes for the launches of one call."""
         stream = 0 if self.index < 0 else raw_stream(self.index)
-        return workspaces.take(self.device, self.index, stream, size)
+        return workspaces.take(self.device, stream, size)
 
 
 class Attention(BoundCall):

@@ -108,18 +108,24 @@ def engine(cpu_hip: FakeHip, monkeypatch: pytest.MonkeyPatch) -> Iterator[gfx942
     yield gfx942.Gfx942Engine()
 
 
+class Poisoned(dict[Any, torch.Tensor]):
+    """Workspaces that are NaN whenever a call gets them."""
+
+    def get(self, key: Any, default: Any = None) -> Any:
+        found = super().get(key, default)
+        return found if found is None else found.fill_(0xFF)
+
+
 @pytest.fixture
 def memory_of_nan(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """What PyTorch allocates, and the workspace of every call, is NaN before a call.
 
     A byte that is read before it is written, or never written, shows.
     """
-    take = Workspaces.take
-
-    def poisoned(self: Workspaces, *given: Any) -> torch.Tensor:
-        return take(self, *given).fill_(0xFF)
-
-    monkeypatch.setattr(Workspaces, "take", poisoned)
+    held = property(
+        lambda self: vars(self).setdefault("poisoned", Poisoned()), lambda self, held: None
+    )
+    monkeypatch.setattr(Workspaces, "held", held, raising=False)
     torch.use_deterministic_algorithms(True)
     yield
     torch.use_deterministic_algorithms(False)

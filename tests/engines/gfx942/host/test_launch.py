@@ -110,7 +110,7 @@ def test_dense_kernels_get_exactly_these_bytes(
     c = Call(layout, dim, dtype, with_lse)
     engine = gfx942.Gfx942Engine(kv_splits=splits)
     run_dense(engine, c.q, c.k, c.v, c.out, c.lse, layout, rounding=rounding, scale=-0.37)
-    (memory,) = engine._workspaces._buffers.values()
+    (memory,) = engine._workspaces.held.values()
     base = memory.data_ptr()
     tiles = c.batch * c.q_heads * 2
     tail, parts = (tiles, 3) if splits > 1 else (0, 1)
@@ -181,7 +181,7 @@ def test_lite_kernels_get_exactly_these_bytes(
     assert engine.reasons(request) == []
     tensors = LiteTensors(c.q, c.k, c.v, c.out, c.lse, read, write, must_do, must_skip)
     run(engine, request, tensors)
-    (memory,) = engine._workspaces._buffers.values()
+    (memory,) = engine._workspaces.held.values()
     base = memory.data_ptr()
     rows = c.batch * c.q_heads
     order = base + c.v_t_bytes if q_blocks > 1 else 0
@@ -349,7 +349,7 @@ def test_bound_calls_go_to_pytorchs_stream_on_the_tensors_gpu(
     engine, gpu = gfx942.Gfx942Engine(kv_splits=1), torch.device("cuda:1")
     streams = {0x5EED: torch.empty(2**18), 0xF00D: torch.empty(2**18)}
     for stream, memory in streams.items():
-        engine._workspaces._buffers[1, stream] = memory.view(torch.uint8)
+        engine._workspaces.held[gpu, stream] = memory.view(torch.uint8)
 
     x, bits = bf16(1, 400, 1, 64), torch.zeros(1, 1, 2, 1, dtype=torch.int32)
     dense = DenseTensors(x, x, x, x, None)
@@ -377,7 +377,7 @@ def test_starts_of_a_causal_call_are_kept_by_stream_and_not_for_a_graph(
 ) -> None:
     stream, graph = 0, 0
     monkeypatch.setattr(workspace, "_no_stream", lambda index: stream)
-    monkeypatch.setattr(gfx942.engine, "capturing", lambda device: graph)
+    monkeypatch.setattr(workspace, "_never", lambda: graph)
     made = []
     arange = torch.arange
     monkeypatch.setattr(torch, "arange", lambda *a, **b: made.append(stream) or arange(*a, **b))
