@@ -12,6 +12,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, ClassVar, Literal, NamedTuple
 
 import torch
@@ -264,6 +265,13 @@ class WriteTensors(NamedTuple):
     k_cache: torch.Tensor
     v_cache: torch.Tensor
     slots: torch.Tensor
+
+
+# From a tuple. A NamedTuple's own constructor is a Python function, which a short call feels.
+dense_tensors: Callable[[tuple[Any, ...]], DenseTensors] = partial(tuple.__new__, DenseTensors)
+lite_tensors: Callable[[tuple[Any, ...]], LiteTensors] = partial(tuple.__new__, LiteTensors)
+ragged_tensors: Callable[[tuple[Any, ...]], RaggedTensors] = partial(tuple.__new__, RaggedTensors)
+write_tensors: Callable[[tuple[Any, ...]], WriteTensors] = partial(tuple.__new__, WriteTensors)
 
 
 #: What :meth:`Engine.bind` returns. Takes tensors of the request's kind.

@@ -29,6 +29,8 @@ from .contract import (
     LiteTensors,
     Rounding,
     TileGeometry,
+    dense_tensors,
+    lite_tensors,
 )
 from .remembered import bound_call, calls, recall
 from .validation import sizes
@@ -112,7 +114,8 @@ def attention(
     """
     tensors = (q, k, v, out)
     options = ("dense", layout, scale, causal, rounding, return_lse, engine)
-    key, call = (None, None) if torch.compiler.is_compiling() else recall(calls, tensors, options)
+    traced = torch.compiler.is_dynamo_compiling()
+    key, call = (None, None) if traced else recall(calls, tensors, options)
     if call is None:
         if not torch.compiler.is_compiling():
             validation.dense(
@@ -128,7 +131,7 @@ def attention(
             q, k, v, out, lse, layout, scale, causal, rounding, engine or ""
         )
         return out if lse is None else (out, lse)
-    found = DenseTensors(q, k, v, out, lse)
+    found = dense_tensors((q, k, v, out, lse))
     if call is None:
         assert scale is not None
         request = dense_request(found, layout, scale, causal, rounding)
@@ -246,7 +249,8 @@ def lite_attention(
         "lite", layout, scale, rounding, return_lse, engine, threshold, descending, soft_skip,
         geometry,
     )  # fmt: skip
-    key, call = (None, None) if torch.compiler.is_compiling() else recall(calls, tensors, options)
+    traced = torch.compiler.is_dynamo_compiling()
+    key, call = (None, None) if traced else recall(calls, tensors, options)
     if call is None:
         if not torch.compiler.is_compiling():
             wrong = validation.dense(
@@ -274,7 +278,7 @@ def lite_attention(
             engine or "",
         )  # fmt: skip
         return out if lse is None else (out, lse)
-    found = LiteTensors(q, k, v, out, lse, read, write, must_do, must_skip)
+    found = lite_tensors((q, k, v, out, lse, read, write, must_do, must_skip))
     if call is None:
         assert geometry is not None and scale is not None
         request = lite_request(

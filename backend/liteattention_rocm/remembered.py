@@ -88,7 +88,7 @@ class Call(NamedTuple):
 
 
 class Calls(OrderedDict[Any, Any]):
-    """Calls by what they depend on; past ``most`` the one that was used longest ago goes.
+    """Calls by what they depend on; past ``most`` the one that was made longest ago goes.
 
     Owner: this module, one per process, or a batch. Lifetime: its owner's.
     """
@@ -158,11 +158,7 @@ def recall(found: Calls, tensors: tuple[Any, ...], options: tuple[Any, ...]) -> 
                 return None, None
             kind.append((tensor.shape, tensor.stride(), tensor.dtype, tensor.device, place & 15))
         key = tuple(kind)
-        call = found.get(key)
-        if call is not None:
-            found.move_to_end(key)
-        return key, call
-    except (AttributeError, KeyError, RuntimeError, TypeError):
-        # Not tensors, tensors without strides or addresses, options that cannot be a key; or
-        # another thread has just made the call go.
+        return key, found.get(key)
+    except (AttributeError, RuntimeError, TypeError):
+        # Not tensors, tensors without strides or addresses, or options that cannot be a key.
         return None, None

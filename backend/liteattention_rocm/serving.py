@@ -30,7 +30,16 @@ import torch
 from . import engines, validation
 from .arguments import Reasons, plain_length
 from .batch import PagedBatch
-from .contract import Engine, RaggedRequest, RaggedTensors, Rounding, WriteRequest, WriteTensors
+from .contract import (
+    Engine,
+    RaggedRequest,
+    RaggedTensors,
+    Rounding,
+    WriteRequest,
+    WriteTensors,
+    ragged_tensors,
+    write_tensors,
+)
 from .memory import extent_bytes, mark_written
 from .remembered import Call, bound_call, calls, kinds, recall
 from .validation import RaggedOptions
@@ -134,7 +143,7 @@ def attention_paged(
     """
     options = (causal, window, soft_cap, scale, k_scale, v_scale, rounding, return_lse, engine)
     key = call = None
-    if not torch.compiler.is_compiling() and isinstance(batch, PagedBatch):
+    if not torch.compiler.is_dynamo_compiling() and isinstance(batch, PagedBatch):
         at, versions = batch.seen
         starts, lengths, table = batch.q_start, batch.kv_len, batch.page_table
         if (at and at != (starts.data_ptr(), lengths.data_ptr(), table.data_ptr())) or (
@@ -153,8 +162,8 @@ def attention_paged(
     lse = None
     if return_lse:
         lse = torch.empty((q.shape[1], q.shape[0]), dtype=torch.float32, device=q.device)
-    tensors = RaggedTensors(
-        q, k_cache, v_cache, out, lse, sinks, batch.q_start, batch.kv_len, batch.page_table
+    tensors = ragged_tensors(
+        (q, k_cache, v_cache, out, lse, sinks, batch.q_start, batch.kv_len, batch.page_table)
     )
     if given is not None:
         call.claim(tensors, _WHAT)
@@ -300,9 +309,9 @@ def write_kv(
         TypeError, ValueError: lists every reason. A slot beyond the cache is found on the CPU
             only, before anything is written.
     """
-    tensors = WriteTensors(k, v, k_cache, v_cache, slots)
+    tensors = write_tensors((k, v, k_cache, v_cache, slots))
     key = call = None
-    if not torch.compiler.is_compiling():
+    if not torch.compiler.is_dynamo_compiling():
         key, call = recall(calls, tensors, ("write", k_scale, v_scale, engine))
     if call is None:
         if key is None:

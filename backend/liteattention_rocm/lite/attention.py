@@ -8,7 +8,6 @@ states that keep it. Method: LiteAttention, arXiv 2511.11062.
 from __future__ import annotations
 
 import copy
-import functools
 import logging
 import math
 import threading
@@ -21,7 +20,14 @@ import torch
 
 from .. import dense, engines, validation
 from ..arguments import Reasons
-from ..contract import DenseRequest, DenseTensors, Layout, LiteTensors, Rounding, TileGeometry
+from ..contract import (
+    DenseRequest,
+    Layout,
+    Rounding,
+    TileGeometry,
+    dense_tensors,
+    lite_tensors,
+)
 from ..remembered import Call, bound_call, calls, recall
 from .counting import Count, CountReader, TileCounters
 from .policy import SkipPolicy, plain_int
@@ -37,8 +43,6 @@ _Options = tuple[Any, ...]
 _Where = tuple[Hashable, int, str, str]  #: generation, step, layer, branch
 
 # A named tuple makes itself in Python; these are 1 us faster.
-_dense_tensors = functools.partial(tuple.__new__, DenseTensors)
-_lite_tensors = functools.partial(tuple.__new__, LiteTensors)
 
 
 class LiteAttention:
@@ -259,7 +263,7 @@ class LiteAttention:
             target = torch.empty_like(q) if out is None else out
             shape = plan.lse_shape
             lse = None if shape is None else q.new_empty(shape, dtype=torch.float32)
-            tensors = (_lite_tensors if lists else _dense_tensors)((q, k, v, target, lse, *lists))
+            tensors = (lite_tensors if lists else dense_tensors)((q, k, v, target, lse, *lists))
             call = plan.calls.get(kind)
             if call is None:
                 call = self._bind(state, plan, kind, tensors, given, options)

@@ -165,12 +165,9 @@ class Launch:
         self._run: Any = None
         self._entry: Any | None = None
         self._fixed: tuple[Any, ...] = ()
+        #: Whether it is compiled and takes addresses; never so in the interpreter.
+        self.ready = False
         self._bind()
-
-    @property
-    def ready(self) -> bool:
-        """Whether it is compiled and takes addresses; never so in the interpreter."""
-        return self._compiled is not None
 
     def start(self, boxed: Sequence[torch.Tensor], pointers: Sequence[torch.Tensor]) -> None:
         """Launch through Triton, which compiles if it has to and needs tensors for their types."""
@@ -221,6 +218,7 @@ class Launch:
                     None, None, compiled.packed_metadata, None, None, None,
                 )  # fmt: skip
         self._compiled = compiled
+        self.ready = True
 
     def _descriptors(self, boxed: Sequence[torch.Tensor]) -> list[TensorDescriptor]:
         """[B, H, S, D] in boxes of rows of one head; rows past the end read as 0."""
