@@ -77,9 +77,7 @@ def test_shared_branch_that_fails_keeps_the_list(monkeypatch: pytest.MonkeyPatch
         assert torch.equal(call(lite, x, 2, branch=name), want[name])
 
 
-def test_shared_branches_new_generation_and_shape_warning(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_shared_branches_new_generation_and_shape_warning(caplog: pytest.LogCaptureFixture) -> None:
     lite = make(SHARED)
     for _ in range(2):
         by = By()

@@ -14,13 +14,7 @@ from dataclasses import dataclass
 import pytest
 import torch
 
-from liteattention_rocm import (
-    LiteAttention,
-    SkipPolicy,
-    TileGeometry,
-    attention,
-    lite_attention,
-)
+from liteattention_rocm import LiteAttention, SkipPolicy, TileGeometry, attention, lite_attention
 from liteattention_rocm.engines import ISA_VARIABLE
 from liteattention_rocm.engines.cpu import available_isas
 from liteattention_rocm.lite import bitmap
@@ -226,10 +220,7 @@ def test_threshold_minus_infinity_equals_dense_bit_for_bit(
     case = draw(seed)
     q, k, v = tensors(case, seed)
     read = bitmap.full(
-        case.batch,
-        case.heads,
-        case.tile.q_blocks(case.q_len),
-        case.tile.k_blocks(case.kv_len),
+        case.batch, case.heads, case.tile.q_blocks(case.q_len), case.tile.k_blocks(case.kv_len)
     )
     write = torch.zeros_like(read)
     common = {

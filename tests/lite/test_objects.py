@@ -163,14 +163,7 @@ def test_arguments_reach_the_engine() -> None:
         out=out,
     )
     want = attention(
-        q,
-        k,
-        v,
-        layout="bhsd",
-        scale=0.2,
-        rounding="rtz",
-        return_lse=True,
-        engine="reference",
+        q, k, v, layout="bhsd", scale=0.2, rounding="rtz", return_lse=True, engine="reference"
     )
     assert result[0] is out and torch.equal(result[0], want[0]) and torch.equal(result[1], want[1])
     expect(lite, by, 0, inputs(0))  # the other layout is the same attention: no new state
