@@ -72,19 +72,10 @@ class By:
         write = torch.zeros_like(read)
         descending = {"alternate": self.ordinal % 2 == 1, "ascending": False, "descending": True}
         out = lite_attention(
-            q,
-            k,
-            v,
-            read,
-            write,
-            threshold=self.threshold,
-            descending=descending[self.direction],
-            soft_skip=self.soft_skip,
-            must_do=self.must_do,
-            must_skip=self.must_skip,
-            geometry=TILE,
+            q, k, v, read, write, threshold=self.threshold, descending=descending[self.direction],
+            soft_skip=self.soft_skip, must_do=self.must_do, must_skip=self.must_skip, geometry=TILE,
             engine="reference",
-        )
+        )  # fmt: skip
         assert isinstance(out, torch.Tensor)
         if advance:
             self.read, self.ordinal = write, self.ordinal + 1

@@ -151,17 +151,9 @@ def test_arguments_reach_the_engine() -> None:
     q, k, v = (x.transpose(1, 2) for x in inputs(0))
     out = torch.empty(inputs(0)[0].shape, dtype=torch.bfloat16).transpose(1, 2)
     result = lite(
-        q,
-        k,
-        v,
-        step=0,
-        layer="blocks.0",
-        layout="bhsd",
-        scale=0.2,
-        rounding="rtz",
-        return_lse=True,
-        out=out,
-    )
+        q, k, v, step=0, layer="blocks.0", layout="bhsd", scale=0.2, rounding="rtz",
+        return_lse=True, out=out,
+    )  # fmt: skip
     want = attention(
         q, k, v, layout="bhsd", scale=0.2, rounding="rtz", return_lse=True, engine="reference"
     )
