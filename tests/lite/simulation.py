@@ -100,6 +100,13 @@ def shared_step(by: By, tensors: dict[str, Tensors]) -> dict[str, torch.Tensor]:
     return {name: out for name, (out, _) in results.items()}
 
 
+def expect_shared(lite: LiteAttention, by: By, step: int, tensors: dict[str, Tensors]) -> None:
+    """Call the branches of ``lite`` one by one: each gives what the simulation gives."""
+    want = shared_step(by, tensors)
+    for name, x in tensors.items():
+        assert torch.equal(call(lite, x, step, branch=name), want[name])
+
+
 def branch_inputs(step: int, names: Iterable[str] = ("cond", "uncond")) -> dict[str, Tensors]:
     return {name: inputs(step, branch=name) for name in names}
 
