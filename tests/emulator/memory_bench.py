@@ -54,9 +54,10 @@ def machine_code(code: str) -> bytes:
     return toolchain.machine_code(code + "\ns_endpgm\n")
 
 
-def run(code: str, at: snippet.State) -> dict[str, Any]:
-    """Run and expect nothing found."""
-    report = snippet.run(machine_code(code), at)
+def run(code: str, at: snippet.State, *memory: np.ndarray[Any, Any]) -> dict[str, Any]:
+    """Run with access to these arrays and expect nothing found."""
+    with registered(*memory):
+        report = snippet.run(machine_code(code), at)
     assert not report["findings"], report["findings"]
     return report
 
