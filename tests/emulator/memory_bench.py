@@ -18,14 +18,10 @@ SOME = 0x8001_F00F_1234_FFF1
 
 
 @pytest.fixture(autouse=True)
-def checked() -> Iterator[None]:
-    """All checks and counters on, whatever the environment says."""
-    options = {"check": "on", "count": "on", "threads": "1", "order": "", "variant": ""}
-    for name, value in options.items():
+def checked() -> None:
+    """All checks and counters on."""
+    for name, value in {"check": "on", "count": "on", "threads": "1"}.items():
         native.set_option(name, value)
-    yield
-    for name in options:
-        native.set_option(name, "")
 
 
 @contextmanager
