@@ -10,13 +10,7 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from liteattention_rocm import (
-    TileGeometry,
-    attention,
-    engines,
-    lite_attention,
-    validation,
-)
+from liteattention_rocm import TileGeometry, attention, engines, lite_attention, validation
 from liteattention_rocm.lite import bitmap
 from liteattention_rocm.remembered import calls
 from tests.oracle.attention import exact, exact_rows

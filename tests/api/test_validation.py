@@ -14,76 +14,65 @@ from liteattention_rocm import TileGeometry, engines
 B, S, H, D = 1, 16, 2, 8
 
 
-def tensors() -> dict[str, torch.Tensor]:
-    return {name: torch.zeros(B, S, H, D, dtype=torch.bfloat16) for name in "qkv"}
+def zeros(*shape: int) -> torch.Tensor:
+    return torch.zeros(shape, dtype=torch.bfloat16)
 
 
 def call(**changes: Any) -> Any:
-    return liteattention_rocm.attention(**{**tensors(), **changes})
+    return liteattention_rocm.attention(**{**of_each(ZERO), **changes})
 
 
-ZERO = torch.zeros(B, S, H, D, dtype=torch.bfloat16)
+def of_each(x: torch.Tensor) -> dict[str, Any]:
+    return {name: x.clone() for name in "qkv"}
 
-BAD = [
-    ({"q": [1.0]}, TypeError, ["q must be a tensor, got list"]),
-    ({"q": ZERO.int()}, TypeError, ["q must be bf16, fp16 or fp32, got torch.int32"]),
-    ({"k": ZERO.float()}, TypeError, ["all tensors must have one dtype, got q torch.bfloat16"]),
-    ({"q": ZERO[0]}, ValueError, ["q must have 4 dimensions (B,S,H,D), got [16, 2, 8]"]),
-    ({"k": ZERO[:, :3]}, ValueError, ["k and v must have one shape"]),
-    ({"q": ZERO.expand(2, -1, -1, -1)}, ValueError, ["one batch size, got 2 and 1"]),
+
+ZERO = zeros(B, S, H, D)
+
+NO_ENGINE = "unknown engine 'magic': this build has cpu, gfx942, portable, reference"
+ONLY_BF16 = "rounding 'rtz' is for bf16 outputs"
+BAD_TYPES: list[Any] = [
+    ({"q": [1.0]}, ["q must be a tensor, got list"]),
+    ({"q": ZERO.int()}, ["q must be bf16, fp16 or fp32, got torch.int32"]),
+    ({"k": ZERO.float()}, ["all tensors must have one dtype, got q torch.bfloat16"]),
+    ({"scale": "1"}, ["scale must be a number, got str"]),
+    ({"causal": 1}, ["causal must be a bool, got int"]),
+    ({"return_lse": None}, ["return_lse must be a bool, got NoneType"]),
+    ({"out": ZERO.float()}, ["all tensors must have one dtype", "out torch.float32"]),
+]
+BAD_VALUES = [
+    ({"q": ZERO[0]}, ["q must have 4 dimensions (B,S,H,D), got [16, 2, 8]"]),
+    ({"k": ZERO[:, :3]}, ["k and v must have one shape"]),
+    ({"q": ZERO.expand(2, -1, -1, -1)}, ["one batch size, got 2 and 1"]),
+    ({"k": ZERO[..., :4], "v": ZERO[..., :4]}, ["q and k must have one head dim, got 8 and 4"]),
+    ({"q": zeros(B, S, 3, D)}, ["query heads must be a multiple of key heads, got 3 and 2"]),
+    ({"q": ZERO[:, :0]}, ["q must not be empty"]),
+    ({"q": ZERO.mT.contiguous().mT}, ["q must be contiguous in its last dimension"]),
+    ({"v": ZERO.to("meta")}, ["all tensors must have one device", "v meta"]),
+    ({"layout": "sbhd"}, ["layout must be one of bshd, bhsd, got 'sbhd'"]),
+    ({"rounding": "up"}, ["rounding must be one of rtne, rtna, rtz, got 'up'"]),
+    ({"scale": math.inf}, ["scale must be finite, got inf"]),
+    ({"scale": math.nan}, ["scale must be finite, got nan"]),
+    ({"scale": 3e38}, ["scale must be from 2^-60 to 2^60", "got 3e+38"]),
+    ({"scale": -1e-45}, ["scale must be from 2^-60 to 2^60", "got -1e-45"]),
+    ({"out": ZERO[:, :4]}, ["out must have q's shape [1, 16, 2, 8]"]),
+    ({"out": ZERO[:, :1].expand(-1, S, -1, -1)}, ["out must not be an expanded tensor"]),
+    ({"engine": "magic"}, [NO_ENGINE]),
     (
-        {"k": ZERO[..., :4], "v": ZERO[..., :4]},
-        ValueError,
-        ["q and k must have one head dim, got 8 and 4"],
-    ),
-    (
-        {"q": torch.zeros(B, S, 3, D, dtype=torch.bfloat16)},
-        ValueError,
-        ["query heads must be a multiple of key heads, got 3 and 2"],
-    ),
-    ({"q": ZERO[:, :0]}, ValueError, ["q must not be empty"]),
-    ({"q": ZERO.mT.contiguous().mT}, ValueError, ["q must be contiguous in its last dimension"]),
-    ({"v": ZERO.to("meta")}, ValueError, ["all tensors must have one device", "v meta"]),
-    ({"layout": "sbhd"}, ValueError, ["layout must be one of bshd, bhsd, got 'sbhd'"]),
-    ({"rounding": "up"}, ValueError, ["rounding must be one of rtne, rtna, rtz, got 'up'"]),
-    ({"scale": math.inf}, ValueError, ["scale must be finite, got inf"]),
-    ({"scale": math.nan}, ValueError, ["scale must be finite, got nan"]),
-    ({"scale": "1"}, TypeError, ["scale must be a number, got str"]),
-    ({"scale": 3e38}, ValueError, ["scale must be from 2^-60 to 2^60", "got 3e+38"]),
-    ({"scale": -1e-45}, ValueError, ["scale must be from 2^-60 to 2^60", "got -1e-45"]),
-    ({"causal": 1}, TypeError, ["causal must be a bool, got int"]),
-    ({"return_lse": None}, TypeError, ["return_lse must be a bool, got NoneType"]),
-    ({"out": ZERO[:, :4]}, ValueError, ["out must have q's shape [1, 16, 2, 8]"]),
-    ({"out": ZERO.float()}, TypeError, ["all tensors must have one dtype", "out torch.float32"]),
-    (
-        {"out": ZERO[:, :1].expand(-1, S, -1, -1)},
-        ValueError,
-        ["out must not be an expanded tensor"],
-    ),
-    (
-        {"engine": "magic"},
-        ValueError,
-        ["unknown engine 'magic': this build has cpu, gfx942, portable, reference"],
-    ),
-    (
-        {name: torch.zeros(B, S, H, 12, dtype=torch.bfloat16) for name in "qkv"},
-        ValueError,
+        of_each(zeros(B, S, H, 12)),
         ["engine 'cpu' cannot run this: head dim must be a multiple of 8", "engine='reference'"],
     ),
-    (
-        {**{name: ZERO.float() for name in "qkv"}, "rounding": "rtz"},
-        ValueError,
-        ["rounding 'rtz' is for bf16 outputs", "no other engine"],
-    ),
-    (
-        {name: ZERO.to("meta") for name in "qkv"},
-        ValueError,
-        ["no engine of this build runs on device type 'meta'"],
-    ),
+    (of_each(ZERO.float()) | {"rounding": "rtz"}, [ONLY_BF16, "no other engine"]),
+    (of_each(ZERO.to("meta")), ["no engine of this build runs on device type 'meta'"]),
 ]
 
 
-@pytest.mark.parametrize(("changes", "error", "texts"), BAD)
+def each(error: type[Exception], rows: list[Any]) -> list[Any]:
+    return [(changes, error, texts) for changes, texts in rows]
+
+
+@pytest.mark.parametrize(
+    ("changes", "error", "texts"), each(TypeError, BAD_TYPES) + each(ValueError, BAD_VALUES)
+)
 def test_each_reason(changes: dict[str, Any], error: type[Exception], texts: list[str]) -> None:
     with pytest.raises(error) as caught:
         call(**changes)
@@ -139,46 +128,38 @@ def test_overlapping_out() -> None:
 
 
 def lite(**changes: Any) -> Any:
-    geometry = TileGeometry(16, 64, 16)
-    words = torch.ones(B, H, 1, 1, dtype=torch.int32)
-    arguments = {
-        **tensors(),
-        "read": words,
-        "write": words.clone(),
-        "threshold": -6.0,
-        "geometry": geometry,
-        **changes,
-    }
-    return liteattention_rocm.lite_attention(**arguments)
+    lists = {"read": BITS.clone(), "write": BITS.clone()}
+    options = {"threshold": -6.0, "geometry": TileGeometry(16, 64, 16)}
+    return liteattention_rocm.lite_attention(**{**of_each(ZERO), **lists, **options, **changes})
 
 
 BITS = torch.ones(B, H, 1, 1, dtype=torch.int32)
+LITE_TYPES = [
+    ({"threshold": None}, ["threshold must be a number"]),
+    ({"geometry": (16, 64)}, ["geometry must be a TileGeometry, got tuple"]),
+    ({"read": BITS.long()}, ["read must be torch.int32 (uint32 bit patterns)"]),
+    ({"must_skip": [1]}, ["must_skip must be a tensor, got list"]),
+]
+LITE_VALUES = [
+    ({"threshold": 0.5}, ["log2 units and must be <= 0, got 0.5"]),
+    ({"threshold": math.nan}, ["must be <= 0, got nan"]),
+    ({"write": BITS[:, :1]}, ["write must be [1, 2, 1, 1], got [1, 1, 1, 1]"]),
+    ({"must_do": BITS}, ["must_do must be [1], got [1, 2, 1, 1]"]),
+    ({"read": BITS, "write": BITS}, ["write must not overlap read"]),
+    (
+        {"geometry": TileGeometry(16, 32, 16)},
+        ["engine 'cpu' cannot run this: k_block must be 64, got 32", "engine='reference'"],
+    ),
+    (
+        {"geometry": TileGeometry(8, 64, 8)},
+        ["write must be [1, 2, 2, 1]", "read must be [1, 2, 2, 1]"],
+    ),
+    ({"threshold": 1.0, "scale": math.inf}, ["must be <= 0", "scale must be"]),
+]
 
 
 @pytest.mark.parametrize(
-    ("changes", "error", "texts"),
-    [
-        ({"threshold": 0.5}, ValueError, ["log2 units and must be <= 0, got 0.5"]),
-        ({"threshold": math.nan}, ValueError, ["must be <= 0, got nan"]),
-        ({"threshold": None}, TypeError, ["threshold must be a number"]),
-        ({"geometry": (16, 64)}, TypeError, ["geometry must be a TileGeometry, got tuple"]),
-        ({"read": BITS.long()}, TypeError, ["read must be torch.int32 (uint32 bit patterns)"]),
-        ({"write": BITS[:, :1]}, ValueError, ["write must be [1, 2, 1, 1], got [1, 1, 1, 1]"]),
-        ({"must_do": BITS}, ValueError, ["must_do must be [1], got [1, 2, 1, 1]"]),
-        ({"must_skip": [1]}, TypeError, ["must_skip must be a tensor, got list"]),
-        ({"read": BITS, "write": BITS}, ValueError, ["write must not overlap read"]),
-        (
-            {"geometry": TileGeometry(16, 32, 16)},
-            ValueError,
-            ["engine 'cpu' cannot run this: k_block must be 64, got 32", "engine='reference'"],
-        ),
-        (
-            {"geometry": TileGeometry(8, 64, 8)},
-            ValueError,
-            ["write must be [1, 2, 2, 1]", "read must be [1, 2, 2, 1]"],
-        ),
-        ({"threshold": 1.0, "scale": math.inf}, ValueError, ["must be <= 0", "scale must be"]),
-    ],
+    ("changes", "error", "texts"), each(TypeError, LITE_TYPES) + each(ValueError, LITE_VALUES)
 )
 def test_lite_reasons(changes: dict[str, Any], error: type[Exception], texts: list[str]) -> None:
     with pytest.raises(error) as caught:

@@ -124,15 +124,10 @@ def test_sparsity_equals_the_statistics_of_the_handle(
     with liteattention_diffusers.enable(pipe, SkipPolicy(threshold=-2.0), geometry=tile) as handle:
         for prompt in PROMPTS:
             pipe(
-                prompt=prompt,
-                height=32,
-                width=32,
-                num_frames=pixel_vae.pipeline_num_frames(8),
-                num_inference_steps=4,
-                guidance_scale=3.0,
-                generator=torch.Generator().manual_seed(0),
-                max_sequence_length=tiny.TEXT_LENGTH,
-            )
+                prompt=prompt, height=32, width=32, num_frames=pixel_vae.pipeline_num_frames(8),
+                num_inference_steps=4, guidance_scale=3.0,
+                generator=torch.Generator().manual_seed(0), max_sequence_length=tiny.TEXT_LENGTH,
+            )  # fmt: skip
         for record in handle.statistics.to_records():
             for key in totals:
                 totals[key] += record[key]

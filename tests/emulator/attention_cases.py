@@ -328,7 +328,7 @@ class Trial:
             report = device.last_launch()
             assert report is not None
             steps = max(steps, report.instructions)
-        native.set_option("steps", str(4 * steps))
+        self.steps = 4 * steps
         self.reference = self(image)
         assert self.reference.right and not self.reference.findings and not self.reference.failed
 
@@ -339,6 +339,8 @@ class Trial:
 
     def __call__(self, image: bytes) -> mutate.Outcome:
         """Findings of all launches together, and whether all results were right."""
+        native.set_option("threads", "1")
+        native.set_option("steps", str(self.steps))
         findings: set[str] = set()
         right, failed, traffic = True, "", [0, 0]
         extents: dict[int, tuple[int, int]] = {}

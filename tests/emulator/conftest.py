@@ -11,6 +11,7 @@ from liteattention_emulator import native, snippet
 collect_ignore = [] if find_spec("triton") else ["test_triton.py"]
 S_ENDPGM = bytes.fromhex("000081bf")
 VARIANTS = ("avx512", "avx2", "portable")
+OPTIONS = ("check", "count", "threads", "order", "variant", "steps")
 
 
 def missing(variant: str) -> str:
@@ -30,9 +31,18 @@ def missing(variant: str) -> str:
 AVAILABLE = [name for name in VARIANTS if not missing(name)]
 
 
+@pytest.fixture(autouse=True)
+def default_options(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """No test sees options of the environment or of another test."""
+    for name in OPTIONS:
+        monkeypatch.delenv(f"LITEATTENTION_EMULATOR_{name.upper()}", raising=False)
+    yield
+    for name in OPTIONS:
+        native.set_option(name, "")
+
+
 @pytest.fixture(params=AVAILABLE)
-def variant(request: pytest.FixtureRequest) -> Iterator[str]:
+def variant(request: pytest.FixtureRequest, default_options: None) -> str:
     """Each variant that this machine can run: test_toolchain.py skips once for each other one."""
     native.set_option("variant", request.param)
-    yield request.param
-    native.set_option("variant", "")
+    return str(request.param)

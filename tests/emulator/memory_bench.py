@@ -18,14 +18,10 @@ SOME = 0x8001_F00F_1234_FFF1
 
 
 @pytest.fixture(autouse=True)
-def checked() -> Iterator[None]:
-    """All checks and counters on, whatever the environment says."""
-    options = {"check": "on", "count": "on", "threads": "1", "order": "", "variant": ""}
-    for name, value in options.items():
+def checked() -> None:
+    """All checks and counters on."""
+    for name, value in {"check": "on", "count": "on", "threads": "1"}.items():
         native.set_option(name, value)
-    yield
-    for name in options:
-        native.set_option(name, "")
 
 
 @contextmanager
@@ -54,9 +50,10 @@ def machine_code(code: str) -> bytes:
     return toolchain.machine_code(code + "\ns_endpgm\n")
 
 
-def run(code: str, at: snippet.State) -> dict[str, Any]:
-    """Run and expect nothing found."""
-    report = snippet.run(machine_code(code), at)
+def run(code: str, at: snippet.State, *memory: np.ndarray[Any, Any]) -> dict[str, Any]:
+    """Run with access to these arrays and expect nothing found."""
+    with registered(*memory):
+        report = snippet.run(machine_code(code), at)
     assert not report["findings"], report["findings"]
     return report
 

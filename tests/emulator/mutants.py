@@ -11,14 +11,9 @@ from .attention_cases import ORDERS, Case, Trial
 
 # No exception for these: synchronisation, wait states and addresses.
 ALWAYS = {
-    "wait deleted",
-    "wait weakened by one",
-    "barrier deleted",
-    "wait state removed",
-    "LDS offset shifted",
-    "m0 shifted by 4",
-    "m0 write dropped",
-}
+    "wait deleted", "wait weakened by one", "barrier deleted", "wait state removed",
+    "LDS offset shifted", "m0 shifted by 4", "m0 write dropped",
+}  # fmt: skip
 
 
 class Bench:

@@ -23,7 +23,6 @@ pytestmark = pytest.mark.usefixtures("variant")
 
 WAVES, LANES = 8, 64
 M32, M64 = 0xFFFFFFFF, 0xFFFFFFFFFFFFFFFF
-Bits = Any  # uint64 arrays [waves, lanes]
 Rule = Callable[..., int]
 
 F16, F32, F64 = (5, 10), (8, 23), (11, 52)  # exponent and mantissa bits
@@ -153,9 +152,13 @@ def extreme(a: int, b: int, fmt: tuple[int, int], largest: bool) -> int:
     return pick(a, b, key=lambda x: order(x, fmt))
 
 
+def extreme3(a: int, b: int, c: int, fmt: tuple[int, int], largest: bool) -> int:
+    return extreme(extreme(a, b, fmt, largest), c, fmt, largest)
+
+
 def median(a: int, b: int, c: int, fmt: tuple[int, int]) -> int:
     if any(is_nan(x, fmt) for x in (a, b, c)):
-        return extreme(extreme(a, b, fmt, False), c, fmt, False)
+        return extreme3(a, b, c, fmt, False)
     return sorted((a, b, c), key=lambda x: order(x, fmt))[1]
 
 
@@ -317,12 +320,17 @@ def differences(a: int, b: int, masked: bool = False) -> int:
     return sum(abs(x - y) for x, y in pairs if y or not masked)
 
 
-def leading(a: int) -> int:
-    return 32 - a.bit_length() if a else M32
+def clz(x: int, bits: int) -> int:
+    return bits - x.bit_length() if x else M32
 
 
-def trailing(a: int) -> int:
-    return (a & -a).bit_length() - 1 if a else M32
+def ctz(x: int) -> int:
+    return (x & -x).bit_length() - 1 if x else M32
+
+
+def sign_bits(x: int, bits: int) -> int:
+    s = signed(x, bits)
+    return clz(~s if s < 0 else s, bits)
 
 
 def i24(x: int) -> int:
@@ -398,9 +406,9 @@ INT3: dict[str, Rule] = {
     "v_alignbyte_b32 {d}, v0, v2, v4": lambda a, b, c: (a << 32 | b) >> 8 * (c & 3),
     "v_perm_b32 {d}, v0, v2, v4": permute,
     "v_bfrev_b32 {d}, v0": lambda a, b, c: int(f"{a:032b}"[::-1], 2),
-    "v_ffbh_u32 {d}, v0": lambda a, b, c: leading(a),
-    "v_ffbl_b32 {d}, v0": lambda a, b, c: trailing(a),
-    "v_ffbh_i32 {d}, v0": lambda a, b, c: leading(~signed(a) if signed(a) < 0 else a),
+    "v_ffbh_u32 {d}, v0": lambda a, b, c: clz(a, 32),
+    "v_ffbl_b32 {d}, v0": lambda a, b, c: ctz(a),
+    "v_ffbh_i32 {d}, v0": lambda a, b, c: sign_bits(a, 32),
     "v_bcnt_u32_b32 {d}, v0, v2": lambda a, b, c: a.bit_count() + b,
     "v_sad_u8 {d}, v0, v2, v4": lambda a, b, c: differences(a, b) + c,
     "v_sad_hi_u8 {d}, v0, v2, v4": lambda a, b, c: (differences(a, b) << 16) + c,
@@ -586,12 +594,8 @@ def unit_clamp(x: int, fmt: tuple[int, int]) -> int:
 def test_single_precision(mask: int) -> None:
     bench = Bench([F32, F32, F32], 5)
     cases = float_cases(F32) | {
-        "v_min3_f32 {d}, v0, v2, v4": lambda a, b, c: extreme(
-            extreme(a, b, F32, False), c, F32, False
-        ),
-        "v_max3_f32 {d}, v0, v2, v4": lambda a, b, c: extreme(
-            extreme(a, b, F32, True), c, F32, True
-        ),
+        "v_min3_f32 {d}, v0, v2, v4": lambda a, b, c: extreme3(a, b, c, F32, False),
+        "v_max3_f32 {d}, v0, v2, v4": lambda a, b, c: extreme3(a, b, c, F32, True),
         "v_med3_f32 {d}, v0, v2, v4": lambda a, b, c: median(a, b, c, F32),
         "v_fmamk_f32 {d}, v0, 0x40490fdb, v4": lambda a, b, c: fma(a, 0x40490FDB, c, F32),
         "v_fmaak_f32 {d}, v0, v2, 0x40490fdb": lambda a, b, c: fma(a, b, 0x40490FDB, F32),
@@ -637,15 +641,11 @@ def test_half_precision() -> None:
         bench.case(text, rule, fmt=F16)
     keep = {
         "v_fma_f16 {d}, v0, v2, v4": lambda a, b, c: fma(a, b, c, F16),
-        "v_min3_f16 {d}, v0, v2, v4": lambda a, b, c: extreme(
-            extreme(a, b, F16, False), c, F16, False
-        ),
+        "v_min3_f16 {d}, v0, v2, v4": lambda a, b, c: extreme3(a, b, c, F16, False),
         "v_med3_f16 {d}, v0, v2, v4": lambda a, b, c: median(a, b, c, F16),
     }
     for text, rule in keep.items():
-        bench.case(
-            text + "\nv_and_b32 {d}, 0xffff, {d}", rule, fmt=F16,
-        )  # fmt: skip
+        bench.case(text + "\nv_and_b32 {d}, 0xffff, {d}", rule, fmt=F16)
         bench.case(text + "\nv_and_b32 {d}, 0xffff0000, {d}", lambda *x: 0xDEAD0000)
     bench.case(
         "v_fma_f16 {d}, v0, v2, v4 op_sel:[0,0,0,1]\nv_lshrrev_b32 {d}, 16, {d}",
@@ -689,9 +689,8 @@ def both(rule: Rule, *picks: int) -> Rule:
         chosen = picks or (2,) * len(x)
         halves = []
         for h in (0, 1):
-            halves.append(
-                rule(*[v >> 32 * (p >> h & 1) & M32 for v, p in zip(x, chosen, strict=False)])
-            )
+            operands = [v >> 32 * (p >> h & 1) & M32 for v, p in zip(x, chosen, strict=False)]
+            halves.append(rule(*operands))
         return halves[0] | halves[1] << 32
 
     return pairs
@@ -918,12 +917,10 @@ def test_transcendental_special_values() -> None:
         cached.run(f"{name} v1, v0", state)
         got = state.v(1)[: len(pairs)].view(np.float32)
         want = np.array([p[1] for p in pairs], np.float32)
-        same = (got == want) & (np.signbit(got) == np.signbit(want)) | np.isnan(got) & np.isnan(
-            want
-        )
-        assert same.all(), (
-            f"{name}: {[(p, float(g)) for p, g, s in zip(pairs, got, same, strict=True) if not s]}"
-        )
+        same = (got == want) & (np.signbit(got) == np.signbit(want))
+        same |= np.isnan(got) & np.isnan(want)
+        wrong = [(p, float(g)) for p, g, s in zip(pairs, got, same, strict=True) if not s]
+        assert not wrong, f"{name}: {wrong}"
 
 
 @pytest.mark.parametrize(
@@ -1038,13 +1035,9 @@ def test_stochastic_rounding_to_8_bits() -> None:
         """,
         state,
     )
+    registers = ((4, 3, 0, 0), (5, 3, 1, 1), (6, 2, 2, 0), (7, 2, 3, 1))
     for lane, number in enumerate(x.tolist()):
-        for register, mantissa, place, up in (
-            (4, 3, 0, 0),
-            (5, 3, 1, 1),
-            (6, 2, 2, 0),
-            (7, 2, 3, 1),
-        ):
+        for register, mantissa, place, up in registers:
             word = int(state.v(register)[lane])
             assert (word ^ 0xDEADBEEF) & ~(255 << 8 * place) == 0
             got = eight_bit(word >> 8 * place & 255, mantissa)
@@ -1209,8 +1202,6 @@ def test_classes(name: str, fmt: tuple[int, int]) -> None:
     samples = [top | 1, top | 1 << (m - 1), top | sign, one(fmt) | sign, 3 | sign, sign, 0, 3,
                one(fmt), top]  # fmt: skip
     state = snippet.State()
-    for lane in range(100):
-        state.v(0)[lane % 64] = 0
     state.v(0)[:10] = [s & M32 for s in samples]
     state.v(1)[:10] = [s >> 32 for s in samples]
     source = "v[0:1]" if fmt == F64 else "v0"
@@ -1387,19 +1378,6 @@ def test_register_indexing_by_m0() -> None:
 
 
 # ---- scalar instructions
-
-
-def clz(x: int, bits: int) -> int:
-    return bits - x.bit_length() if x else M32
-
-
-def ctz(x: int) -> int:
-    return (x & -x).bit_length() - 1 if x else M32
-
-
-def sign_bits(x: int, bits: int) -> int:
-    s = signed(x, bits)
-    return clz(~s if s < 0 else s, bits)
 
 
 def scalar_bfe(a: int, b: int, bits: int, sign: bool) -> int:

@@ -266,71 +266,49 @@ def test_ending_with_loads_in_flight_is_fine() -> None:
 
 READ = "ds_read_b32 v4, v0\ns_waitcnt lgkmcnt(0)\n"
 DMA = "s_mov_b32 m0, 0\ns_nop 0\nbuffer_load_dword v0, s[8:11], 0 offen lds\n"
+WRITE, ADD = "ds_write_b32 v0, v6\n", "ds_add_u32 v0, v6\n"
+DONE, BROUGHT = "s_waitcnt lgkmcnt(0)\n", "s_waitcnt vmcnt(0)\n"
+NO_BARRIER = {
+    # name: what wave 0 does, and wave 1 without a barrier in between
+    "no barrier": (WRITE + DONE, READ),
+    "no barrier between writes": (WRITE + DONE, "ds_write_b64 v0, v[6:7]"),
+    "no barrier before overwriting": (READ, WRITE),
+    "DMA over what another wave reads": (READ, DMA),
+    "DMA over what another wave's DMA brings": (DMA + BROUGHT, DMA),
+    "atomic on what another wave writes": (WRITE + DONE, ADD),
+    "read of what another wave adds to": (ADD + DONE, READ),
+    "byte of a dword": ("ds_write_b8 v0, v6 offset:2\n" + DONE, READ),
+    "same byte": ("ds_write_b16 v0, v6 offset:2\n" + DONE, "ds_write_b8 v0, v6 offset:3"),
+    "half read of a dword": (WRITE + DONE, "ds_read_u16 v4, v0 offset:2"),
+}
+NO_WAIT = {
+    # name: what wave 0 does, the wait that it lacks before the barrier, what wave 1 does behind it
+    "vote not waited for before the barrier": (WRITE, DONE, READ),
+    "read not finished before it is overwritten": ("ds_read_b32 v4, v0\n", DONE, WRITE),
+    "DMA not waited for before the barrier": (DMA, BROUGHT, READ),
+    "DMA waited for with lgkmcnt": (DMA + DONE, BROUGHT, READ),
+}
 RACES = {
     # name: (wave 0, wave 1), each with the barriers; what corrects it replaces FIX
-    "vote not waited for before the barrier": (
-        "ds_write_b32 v0, v6\nFIX:s_waitcnt lgkmcnt(0)\ns_barrier",
-        "s_barrier\n" + READ,
-    ),
+    **{
+        name: (f"{first}FIX:s_barrier", f"FIX:s_barrier\n{second}")
+        for name, (first, second) in NO_BARRIER.items()
+    },
+    **{
+        name: (f"{first}FIX:{wait}s_barrier", f"s_barrier\n{second}")
+        for name, (first, wait, second) in NO_WAIT.items()
+    },
     "waited for behind the barrier": (
-        "ds_write_b32 v0, v6\nFIX:s_waitcnt lgkmcnt(0)\ns_barrier\ns_waitcnt lgkmcnt(0)\ns_nop 0",
-        "s_barrier\ns_nop 0\n" + READ,
-    ),
-    "no barrier": (
-        "ds_write_b32 v0, v6\ns_waitcnt lgkmcnt(0)\nFIX:s_barrier",
-        "FIX:s_barrier\n" + READ,
-    ),
-    "no barrier between writes": (
-        "ds_write_b32 v0, v6\ns_waitcnt lgkmcnt(0)\nFIX:s_barrier",
-        "FIX:s_barrier\nds_write_b64 v0, v[6:7]",
-    ),
-    "read not finished before it is overwritten": (
-        "ds_read_b32 v4, v0\nFIX:s_waitcnt lgkmcnt(0)\ns_barrier",
-        "s_barrier\nds_write_b32 v0, v6",
-    ),
-    "no barrier before overwriting": (READ + "FIX:s_barrier", "FIX:s_barrier\nds_write_b32 v0, v6"),
-    "DMA not waited for before the barrier": (
-        DMA + "FIX:s_waitcnt vmcnt(0)\ns_barrier",
-        "s_barrier\n" + READ,
-    ),
-    "DMA waited for with lgkmcnt": (
-        DMA + "s_waitcnt lgkmcnt(0)\nFIX:s_waitcnt vmcnt(0)\ns_barrier",
-        "s_barrier\n" + READ,
+        f"{WRITE}FIX:{DONE}s_barrier\n{DONE}s_nop 0",
+        f"s_barrier\ns_nop 0\n{READ}",
     ),
     "newest of two DMAs not waited for": (
-        DMA
-        + DMA.replace("m0, 0", "m0, 256")
-        + "FIX:s_waitcnt vmcnt(0)\ns_waitcnt vmcnt(1)\ns_barrier",
+        f"{DMA}{DMA.replace('m0, 0', 'm0, 256')}FIX:{BROUGHT}s_waitcnt vmcnt(1)\ns_barrier",
         "s_barrier\n" + READ.replace("v4, v0", "v4, v0 offset:256"),
     ),
-    "DMA over what another wave reads": (READ + "FIX:s_barrier", "FIX:s_barrier\n" + DMA),
-    "DMA over what another wave's DMA brings": (
-        DMA + "s_waitcnt vmcnt(0)\nFIX:s_barrier",
-        "FIX:s_barrier\n" + DMA,
-    ),
-    "atomic on what another wave writes": (
-        "ds_write_b32 v0, v6\ns_waitcnt lgkmcnt(0)\nFIX:s_barrier",
-        "FIX:s_barrier\nds_add_u32 v0, v6",
-    ),
-    "read of what another wave adds to": (
-        "ds_add_u32 v0, v6\ns_waitcnt lgkmcnt(0)\nFIX:s_barrier",
-        "FIX:s_barrier\n" + READ,
-    ),
     "read after atomics of both waves": (
-        "ds_add_u32 v0, v6\ns_waitcnt lgkmcnt(0)\nFIX:s_barrier",
-        "ds_add_u32 v0, v6\ns_waitcnt lgkmcnt(0)\nFIX:s_barrier\n" + READ,
-    ),
-    "byte of a dword": (
-        "ds_write_b8 v0, v6 offset:2\ns_waitcnt lgkmcnt(0)\nFIX:s_barrier",
-        "FIX:s_barrier\n" + READ,
-    ),
-    "same byte": (
-        "ds_write_b16 v0, v6 offset:2\ns_waitcnt lgkmcnt(0)\nFIX:s_barrier",
-        "FIX:s_barrier\nds_write_b8 v0, v6 offset:3",
-    ),
-    "half read of a dword": (
-        "ds_write_b32 v0, v6\ns_waitcnt lgkmcnt(0)\nFIX:s_barrier",
-        "FIX:s_barrier\nds_read_u16 v4, v0 offset:2",
+        f"{ADD}{DONE}FIX:s_barrier",
+        f"{ADD}{DONE}FIX:s_barrier\n{READ}",
     ),
 }
 
@@ -396,10 +374,8 @@ def test_bytes_become_a_dword_again() -> None:
     first = f"ds_write_b8 v0, v6{fence}ds_write_b32 v0, v6{fence}ds_read_u8 v4, v0"
     second = f"ds_write_b8 v0, v6 offset:3{fence}s_nop 0{fence}ds_read_b32 v4, v0"
     assert found(two_waves(first, second, corrected=True), 2) == []
-    assert (
-        found(two_waves(first, second + "\nds_write_b8 v0, v6 offset:1", corrected=True), 2) == []
-    )
     second += "\nds_write_b8 v0, v6"
+    assert found(two_waves(first, second + " offset:1", corrected=True), 2) == []
     assert found(two_waves(first, second, corrected=True), 2) == ["LDS race"]
 
 

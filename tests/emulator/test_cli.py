@@ -24,13 +24,6 @@ def code_object(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(path)
 
 
-@pytest.fixture(autouse=True)
-def default_options() -> object:
-    yield
-    for name in ("check", "count", "threads", "order"):
-        emulator.set_option(name, "")
-
-
 def call(*words: str) -> tuple[int, str]:
     result = RUNNER.invoke(app, words)
     return result.exit_code, result.output

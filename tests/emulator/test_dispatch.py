@@ -21,13 +21,10 @@ def module() -> Iterator[emulator.Module]:
 
 
 @pytest.fixture(params=["1", "3"], autouse=True)
-def options(request: pytest.FixtureRequest) -> Iterator[None]:
+def options(request: pytest.FixtureRequest) -> None:
     """One host thread, which runs workgroup after workgroup, and three."""
     emulator.set_option("threads", request.param)
     emulator.set_option("check", "on")
-    yield
-    emulator.set_option("threads", "")
-    emulator.set_option("check", "")
 
 
 def words(count: int, value: int = 0) -> Any:

@@ -92,9 +92,11 @@ CVT_BYTE = "v_cvt_sr_fp8_f32 v0, v110, v111 op_sel:[0,0,1,0]"
 DPP = "v_mov_b32_dpp v110, v0 row_shr:8 row_mask:0xf bank_mask:0xf"
 CMPX = "v_cmpx_eq_u32 vcc, v110, v111"
 CMP = "v_cmp_eq_u32 vcc, v110, v111"
+CMP_S4 = "v_cmp_eq_u32 s[4:5], v110, v111"
 FIRST = "v_readfirstlane_b32 s4, v110"
 DMA = "buffer_load_dword v110, s[8:11], 0 offen lds"
 STORE4 = "global_store_dwordx4 v[110:111], v[0:3], off"
+BUFFER_STORE4 = "buffer_store_dwordx4 v[0:3], v110, s[8:11], 0 offen"
 DOT = "v_dot2_f32_f16 v0, v110, v111, v112"
 SETREG = "s_setreg_b32 hwreg(HW_REG_MODE, 0, 4), s0"
 
@@ -124,24 +126,14 @@ CASES: list[Case] = [
     ("VALU -> DPP", ADD, DPP, 2),
     ("VALU -> DPP", ADD, DPP.replace("v110, v0", "v0, v110"), 2),
     ("store data -> VALU write", STORE4, "v_mov_b32 v3, v110", 2),
-    (
-        "store data -> VALU write",
-        "buffer_store_dwordx4 v[0:3], v110, s[8:11], 0 offen",
-        "v_mov_b32 v3, v110",
-        2,
-    ),
+    ("store data -> VALU write", BUFFER_STORE4, "v_mov_b32 v3, v110", 2),
     ("dot -> read", DOT, "v_add_f32 v110, v0, v0", 3),
     ("dot -> read", DOT, "global_store_dword v[110:111], v0, off", 3),
     ("dot -> write", DOT, "v_mov_b32 v0, v110", 3),
     ("dot -> same dot A/B", DOT, "v_dot2_f32_f16 v1, v0, v111, v112", 3),
     ("VALU SGPR -> VALU", CMP, "v_cndmask_b32 v110, v111, v112, vcc", 2),
     ("VALU SGPR -> VALU", FIRST, "v_add_f32 v110, s4, v111", 2),
-    (
-        "VALU SGPR -> VALU",
-        "v_cmp_eq_u32 s[4:5], v110, v111",
-        "v_cndmask_b32 v112, v110, v111, s[4:5]",
-        2,
-    ),
+    ("VALU SGPR -> VALU", CMP_S4, "v_cndmask_b32 v112, v110, v111, s[4:5]", 2),
     ("VALU SGPR -> VMEM", FIRST, "buffer_load_dword v110, v111, s[8:11], s4 offen", 5),
     ("VALU SGPR -> VMEM", FIRST, "buffer_load_dword v110, v111, s[4:7], 0 offen", 5),
     ("VALU SGPR -> VMEM", FIRST, "global_load_dword v110, v111, s[4:5]", 5),

@@ -3,7 +3,6 @@
 import ctypes
 import subprocess
 import threading
-from collections.abc import Iterator
 from ctypes import POINTER, byref, c_char, c_char_p, c_float, c_int, c_size_t, c_uint, c_void_p
 from pathlib import Path
 from typing import Any
@@ -41,10 +40,8 @@ def image() -> bytes:
 
 
 @pytest.fixture
-def hip(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+def hip() -> Any:
     """The library without any signatures but those of C."""
-    for name in ("CHECK", "COUNT", "THREADS", "ORDER", "VARIANT", "STEPS"):
-        monkeypatch.delenv(f"LITEATTENTION_EMULATOR_{name}", raising=False)
     library = ctypes.CDLL(str(emulator.library()))
     for name in ("hipGetErrorName", "hipGetErrorString", "lae_last_report"):
         getattr(library, name).restype = c_char_p
@@ -59,7 +56,7 @@ def hip(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     launch = [c_void_p, *[c_uint] * 7, c_void_p, c_void_p, c_void_p]
     library.hipModuleLaunchKernel.argtypes = launch
     library.hipGetLastError()
-    yield library
+    return library
 
 
 def function(hip: Any, image: bytes, name: str) -> c_void_p:

@@ -33,15 +33,6 @@ def module(image: bytes) -> Iterator[emulator.Module]:
         yield loaded
 
 
-@pytest.fixture(autouse=True)
-def default_options(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    for name in ("check", "count", "threads", "order", "variant", "steps"):
-        monkeypatch.delenv(f"LITEATTENTION_EMULATOR_{name.upper()}", raising=False)
-    yield
-    for name in ("check", "count", "threads", "order", "variant", "steps"):
-        emulator.set_option(name, "")
-
-
 def words(count: int) -> Words:
     return np.full(count, 0xDEADBEEF, np.uint32)
 

@@ -35,9 +35,7 @@ MASKS = pytest.mark.parametrize("mask", [EVERY, SOME], ids=["every", "some"])
 Array = np.ndarray[Any, Any]
 
 
-def expect_rows(
-    at: snippet.State, first: int, want: Array, before: Array, mask: int, keep: Array | None = None
-) -> None:
+def expect_rows(at: snippet.State, first: int, want: Array, before: Array, mask: int) -> None:
     lanes = active(mask)
     for row, values in enumerate(want):
         register = first + row
@@ -423,20 +421,18 @@ def test_global_loads(kind: str, form: str, mask: int) -> None:
     memory = random_bytes(4096)
     at = state(mask)
     offsets = distinct(4000 // 4, 4) + np.uint64(3)
-    before = None
     immediate = 40 if form == "flat" else -4096
     address, _, rest = aimed(memory, at, form, offsets, immediate).partition(" DATA,")
     if form == "flat":
         rest = rest.replace(" off ", "")
     before = at.vector.copy()
     family = "flat" if form == "flat" else "global"
-    with registered(memory):
-        run(
-            f"{family}_load_{vmem(kind)} {span(4, LOADS[kind])}, {address.rstrip(',')}"
-            + ("" if form == "flat" else ",")
-            + rest,
-            at,
-        )
+    code = (
+        f"{family}_load_{vmem(kind)} {span(4, LOADS[kind])}, {address.rstrip(',')}"
+        + ("" if form == "flat" else ",")
+        + rest
+    )
+    run(code, at, memory)
     expect_rows(at, 4, loaded(gather(memory, offsets, LOADS[kind]), kind), before, mask)
 
 
@@ -453,8 +449,7 @@ def test_global_stores(kind: str, form: str, mask: int) -> None:
         text = text.replace(", off ", " ")
     want = memory.copy()
     scatter(want, offsets, at.vector[0, 4:8], kind, active(mask))
-    with registered(memory):
-        run(f"{'flat' if form == 'flat' else 'global'}_store_{vmem(kind)} {text}", at)
+    run(f"{'flat' if form == 'flat' else 'global'}_store_{vmem(kind)} {text}", at, memory)
     np.testing.assert_array_equal(memory, want)
 
 
@@ -507,8 +502,7 @@ def test_vmem_atomics(name: str, bits: int, family: str) -> None:
             off = ", off" if family == "global" else ""
             code = f"{family}_atomic_{name}{suffix} {result}v[0:1], {values}{off}{sc0}"
         before = at.vector.copy()
-        with registered(memory):
-            run(code, at)
+        run(code, at, memory)
         np.testing.assert_array_equal(memory, want)
         rows = np.array(old, np.uint64).view(U32).reshape(64, 2).T[: size // 4]
         expect_rows(at, first, rows if returned else before[0, first : first + 1], before, mask)
@@ -575,8 +569,8 @@ def test_flat_apertures(kind: str) -> None:
         for n, word in enumerate(words)
     )
     before = at.vector.copy()
-    with registered(memory):
-        run(f"{code}s_waitcnt vmcnt(0)\nflat_load_{vmem(kind)} {span(4, LOADS[kind])}, v[0:1]", at)
+    code = f"{code}s_waitcnt vmcnt(0)\nflat_load_{vmem(kind)} {span(4, LOADS[kind])}, v[0:1]"
+    run(code, at, memory)
     raw = np.stack(
         [gather(m, offsets, LOADS[kind]) for m in (memory, at.lds, words.view(np.uint8))]
     )
@@ -597,12 +591,11 @@ def test_flat_stores_and_atomics_by_aperture() -> None:
         if n % 3 < 2:
             want[n % 3][n] = (int(at.v(4)[n]) + int(at.v(5)[n])) % (1 << 32)
     before = at.vector.copy()
-    with registered(memory):
-        run(
-            "flat_store_dword v[0:1], v4\nflat_atomic_add v[0:1], v5\n"
-            "s_waitcnt vmcnt(0) lgkmcnt(0)\nflat_load_dword v6, v[0:1]",
-            at,
-        )
+    code = (
+        "flat_store_dword v[0:1], v4\nflat_atomic_add v[0:1], v5\n"
+        "s_waitcnt vmcnt(0) lgkmcnt(0)\nflat_load_dword v6, v[0:1]"
+    )
+    run(code, at, memory)
     np.testing.assert_array_equal(memory.view(U32), want[0])
     np.testing.assert_array_equal(at.lds.view(U32), want[1])
     expect_rows(at, 6, (before[0, 4] + before[0, 5])[None], before, SOME)
@@ -627,12 +620,7 @@ def test_scratch(form: str, mask: int) -> None:
     before = at.vector.copy()
     raw = np.ascontiguousarray(before[0, 4:8].T).view(np.uint8).copy()
     raw[:, 0] = before[0, 8] & 0xFF
-    raw[:, 6:8] = (
-        np.ascontiguousarray(before[0, 9] >> U32(16))
-        .astype(np.uint16)
-        .view(np.uint8)
-        .reshape(64, 2)
-    )
+    raw[:, 6:8] = np.ascontiguousarray(before[0, 9]).view(np.uint8).reshape(64, 4)[:, 2:]
     for kind, first in (("b128", 10), ("u8", 14), ("i16", 15), ("b64", 16), ("u16_d16_hi", 18)):
         code.append(f"scratch_load_{vmem(kind)} {span(first, LOADS[kind])}, {back}")
     run("\n".join(code), at)
@@ -644,7 +632,7 @@ def test_scratch(form: str, mask: int) -> None:
 # ---- buffers
 
 
-def buffer_offsets(at: snippet.State, records: int, soffset: int, immediate: int) -> Array:
+def buffer_offsets(at: snippet.State, records: int, immediate: int) -> Array:
     """Offsets in VGPRs that reach to both sides of the end."""
     offsets = (np.random.default_rng(9).integers(0, records // 4 + 8, 64) * 4).astype(np.uint64)
     offsets[5], offsets[6] = 0xFFFFFFFC, 0xFFFFFFF0
@@ -669,12 +657,10 @@ def test_raw_buffer_loads(kind: str, mask: int) -> None:
     at = state(mask)
     set_buffer(at, 8, memory.ctypes.data, 1000)
     at.scalar[0, 12] = 100
-    offsets = buffer_offsets(at, 1000, 100, 20)
+    offsets = buffer_offsets(at, 1000, 20)
     before = at.vector.copy()
-    with registered(memory):
-        run(
-            f"buffer_load_{vmem(kind)} {span(4, LOADS[kind])}, v0, s[8:11], s12 offen offset:20", at
-        )
+    code = f"buffer_load_{vmem(kind)} {span(4, LOADS[kind])}, v0, s[8:11], s12 offen offset:20"
+    run(code, at, memory)
     raw = by_dword(memory[100:], offsets, LOADS[kind], 900)
     expect_rows(at, 4, loaded(raw, kind), before, mask)
     assert (raw == 0).all(axis=1).any() and raw.any()
@@ -696,8 +682,7 @@ def test_raw_buffer_stores(kind: str, mask: int) -> None:
         scatter(
             inside, offsets + np.uint64(4 + part), rows, kind if size < 4 else "b32", active(mask)
         )
-    with registered(memory):
-        run(f"buffer_store_{vmem(kind)} {span(4, size)}, v0, s[8:11], 4 offen", at)
+    run(f"buffer_store_{vmem(kind)} {span(4, size)}, v0, s[8:11], 4 offen", at, memory)
     np.testing.assert_array_equal(memory, want)
 
 
@@ -706,9 +691,8 @@ def test_buffer_without_offset_register() -> None:
     at = state(SOME)
     set_buffer(at, 8, memory.ctypes.data, 64)
     before = at.vector.copy()
-    with registered(memory):
-        run("buffer_load_dwordx2 v[4:5], off, s[8:11], 0 offset:56", at)
-        run("buffer_load_dwordx2 v[6:7], off, s[8:11], 0 offset:60", at)
+    run("buffer_load_dwordx2 v[4:5], off, s[8:11], 0 offset:56", at, memory)
+    run("buffer_load_dwordx2 v[6:7], off, s[8:11], 0 offset:60", at, memory)
     raw = np.broadcast_to(memory[56:64], (64, 8))
     expect_rows(at, 4, loaded(raw, "b64"), before, SOME)
     cut = raw.copy()
@@ -731,8 +715,7 @@ def test_structured_buffers(swizzle: bool, index_stride: int, add_tid: bool) -> 
     at.v(0)[:], at.v(1)[:] = index, offset
     at.scalar[0, 12] = 64
     before = at.vector.copy()
-    with registered(memory):
-        run("buffer_load_dwordx2 v[4:5], v[0:1], s[8:11], s12 idxen offen offset:4", at)
+    run("buffer_load_dwordx2 v[4:5], v[0:1], s[8:11], s12 idxen offen offset:4", at, memory)
     want = np.zeros((2, 64), U32)
     for lane in range(64):
         record = int(index[lane]) + (lane if add_tid else 0)
@@ -758,9 +741,8 @@ def test_formatted_buffers_as_dwords(count: int) -> None:
     at.v(0)[:] = offsets
     before, want = at.vector.copy(), memory.copy()
     letters = "xyzw"[:count]
-    with registered(memory):
-        run(f"buffer_load_format_{letters} {span(4, 4 * count)}, v0, s[8:11], 0 offen", at)
-        run(f"buffer_store_format_{letters} {span(12, 4 * count)}, v0, s[8:11], 0 offen", at)
+    run(f"buffer_load_format_{letters} {span(4, 4 * count)}, v0, s[8:11], 0 offen", at, memory)
+    run(f"buffer_store_format_{letters} {span(12, 4 * count)}, v0, s[8:11], 0 offen", at, memory)
     raw = gather(want, offsets, 4 * count)
     out = offsets + np.uint64(4 * count) > 1000
     raw[out] = 0
@@ -793,8 +775,7 @@ def test_loads_to_lds(kind: str, family: str, mask: int) -> None:
         code = f"global_load_lds_{vmem(kind)} v[0:1], off offset:8"
         rows = loaded(gather(memory, offsets + np.uint64(8), LOADS[kind]), kind)
     scatter(want, 0x208 + 4 * np.arange(64), rows, "b32", active(mask))
-    with registered(memory):
-        run(code, at)
+    run(code, at, memory)
     np.testing.assert_array_equal(at.lds, want)
 
 
@@ -843,15 +824,14 @@ def test_variants_agree() -> None:
     at.v(0)[:] = distinct(200, 16)
     set_buffer(at, 8, memory.ctypes.data, 4096)
     before, lds = at.vector.copy(), at.lds.copy()
-    with registered(memory):
-        run(
-            "buffer_load_dwordx4 v[4:7], v0, s[8:11], 0 offen\n"
-            "buffer_load_dwordx3 v[8:10], v0, s[8:11], 0 offen\n"
-            "ds_read2_b64 v[12:15], v0 offset1:1\nds_read_b96 v[16:18], v0\n"
-            "buffer_store_dwordx4 v[20:23], v0, s[8:11], 0 offen\n"
-            "ds_write_b64 v0, v[24:25]",
-            at,
-        )
+    code = (
+        "buffer_load_dwordx4 v[4:7], v0, s[8:11], 0 offen\n"
+        "buffer_load_dwordx3 v[8:10], v0, s[8:11], 0 offen\n"
+        "ds_read2_b64 v[12:15], v0 offset1:1\nds_read_b96 v[16:18], v0\n"
+        "buffer_store_dwordx4 v[20:23], v0, s[8:11], 0 offen\n"
+        "ds_write_b64 v0, v[24:25]"
+    )
+    run(code, at, memory)
     clean = random_bytes(4096)
     offsets = before[0, 0].astype(np.int64)
     expect_rows(at, 4, loaded(gather(clean, offsets, 16), "b128"), before, EVERY)
@@ -921,17 +901,16 @@ def test_bytes_and_lines() -> None:
     at = state(lds_bytes=4096, scratch_bytes=16)
     at.set_s64(8, memory.ctypes.data + begin)
     at.v(0)[:], at.v(1)[:], at.v(2)[:] = np.arange(64) * 16, np.arange(64)[::-1] * 128, 100
-    with registered(memory):
-        counters = run(
-            "global_load_dwordx4 v[4:7], v0, s[8:9]\n"
-            "global_load_dword v8, v1, s[8:9]\n"
-            "global_load_ushort v9, v2, s[8:9]\n"
-            "global_store_dwordx2 v0, v[10:11], s[8:9] offset:124\n"
-            "s_load_dwordx2 s[4:5], s[8:9], 0\n"
-            "scratch_store_dword off, v12, off\n"
-            "ds_read_b64 v[14:15], v0",
-            at,
-        )["counters"]
+    code = (
+        "global_load_dwordx4 v[4:7], v0, s[8:9]\n"
+        "global_load_dword v8, v1, s[8:9]\n"
+        "global_load_ushort v9, v2, s[8:9]\n"
+        "global_store_dwordx2 v0, v[10:11], s[8:9] offset:124\n"
+        "s_load_dwordx2 s[4:5], s[8:9], 0\n"
+        "scratch_store_dword off, v12, off\n"
+        "ds_read_b64 v[14:15], v0"
+    )
+    counters = run(code, at, memory)["counters"]
     assert counters["global_load_bytes"] == 64 * (16 + 4 + 2)
     assert counters["global_store_bytes"] == 64 * 8
     # Contiguous, a line a lane, all at one place, and nine because the last ones straddle.

@@ -1,6 +1,5 @@
 """Matrix instructions against float64 products; the documented register layouts spelled out."""
 
-import math
 from typing import Any
 
 import numpy as np
@@ -9,6 +8,7 @@ import pytest
 from liteattention_emulator import snippet
 
 from . import cached
+from .test_alu import eight_bit
 
 pytestmark = pytest.mark.usefixtures("variant")
 
@@ -16,15 +16,11 @@ A, B, C, D = 0, 16, 64, 128  # registers of the operands in the snippets
 Array = Any
 
 
-def eight_bit(mantissa: int) -> Array:
-    """The 256 values of fp8 (3 bits of mantissa, bias 8) or bf8 (2, bias 16); 0x80 is NaN."""
-    bias, out = 1 << (6 - mantissa), []
-    for code in range(256):
-        exponent = code >> mantissa & ((1 << (7 - mantissa)) - 1)
-        m = (code & ((1 << mantissa) - 1)) + (exponent > 0) * (1 << mantissa)
-        number = math.ldexp(m, max(exponent, 1) - bias - mantissa)
-        out.append(math.nan if code == 0x80 else -number if code & 0x80 else number)
-    return np.array(out)
+#: The 256 values of the 8-bit types.
+EIGHT_BIT = {
+    kind: np.array([eight_bit(code, mantissa) for code in range(256)])
+    for kind, mantissa in (("fp8", 3), ("bf8", 2))
+}
 
 
 def encode(x: Array, kind: str) -> tuple[Array, int]:
@@ -39,8 +35,7 @@ def encode(x: Array, kind: str) -> tuple[Array, int]:
         return x.astype(np.float32).view(np.uint32).astype(np.uint64) >> np.uint64(16), 16
     if kind == "i8":
         return x.astype(np.int8).view(np.uint8).astype(np.uint64), 8
-    table = eight_bit(3 if kind == "fp8" else 2)
-    codes = {v: c for c, v in enumerate(table.tolist()) if v == v}
+    codes = {v: c for c, v in enumerate(EIGHT_BIT[kind].tolist()) if v == v}
     return np.vectorize(lambda v: codes[v], otypes=[np.uint64])(x), 8
 
 
@@ -49,8 +44,7 @@ def sample(rng: np.random.Generator, kind: str, shape: tuple[int, ...]) -> Array
     if kind == "i8":
         return rng.integers(-128, 128, shape).astype(np.float64)
     if kind in ("fp8", "bf8"):
-        table = eight_bit(3 if kind == "fp8" else 2)
-        return table[rng.choice(np.r_[0:0x60, 0x81:0xE0], shape)]
+        return EIGHT_BIT[kind][rng.choice(np.r_[0:0x60, 0x81:0xE0], shape)]
     x = rng.standard_normal(shape)
     if kind == "f16":
         return x.astype(np.float16).astype(np.float64)

@@ -72,19 +72,10 @@ class By:
         write = torch.zeros_like(read)
         descending = {"alternate": self.ordinal % 2 == 1, "ascending": False, "descending": True}
         out = lite_attention(
-            q,
-            k,
-            v,
-            read,
-            write,
-            threshold=self.threshold,
-            descending=descending[self.direction],
-            soft_skip=self.soft_skip,
-            must_do=self.must_do,
-            must_skip=self.must_skip,
-            geometry=TILE,
+            q, k, v, read, write, threshold=self.threshold, descending=descending[self.direction],
+            soft_skip=self.soft_skip, must_do=self.must_do, must_skip=self.must_skip, geometry=TILE,
             engine="reference",
-        )
+        )  # fmt: skip
         assert isinstance(out, torch.Tensor)
         if advance:
             self.read, self.ordinal = write, self.ordinal + 1
@@ -107,6 +98,13 @@ def shared_step(by: By, tensors: dict[str, Tensors]) -> dict[str, torch.Tensor]:
     by.read = bitmap.pack(bitmap.unpack(merged, 10).any(0))
     by.ordinal += 1
     return {name: out for name, (out, _) in results.items()}
+
+
+def expect_shared(lite: LiteAttention, by: By, step: int, tensors: dict[str, Tensors]) -> None:
+    """Call the branches of ``lite`` one by one: each gives what the simulation gives."""
+    want = shared_step(by, tensors)
+    for name, x in tensors.items():
+        assert torch.equal(call(lite, x, step, branch=name), want[name])
 
 
 def branch_inputs(step: int, names: Iterable[str] = ("cond", "uncond")) -> dict[str, Tensors]:

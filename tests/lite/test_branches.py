@@ -13,6 +13,7 @@ from .simulation import (
     branch_inputs,
     break_engine,
     call,
+    expect_shared,
     inputs,
     make,
     shared_step,
@@ -22,10 +23,7 @@ from .simulation import (
 def test_shared_branches_read_one_list_and_join_what_they_write() -> None:
     lite, by = make(SHARED), By()
     for step in range(STEPS):
-        tensors = branch_inputs(step)
-        want = shared_step(by, tensors)
-        for name, x in tensors.items():
-            assert torch.equal(call(lite, x, step, branch=name), want[name])
+        expect_shared(lite, by, step, branch_inputs(step))
         assert by.read is not None and torch.equal(lite.lists("blocks.0", "any"), by.read)
     computed = [row["tiles_computed"] for row in lite.statistics.to_records()]
     assert computed[0::2] == computed[1::2]  # both walked the same tiles
@@ -33,16 +31,13 @@ def test_shared_branches_read_one_list_and_join_what_they_write() -> None:
 
 def test_shared_branches_called_again_in_any_order() -> None:
     lite, by = make(SHARED), By()
-    orders = (
-        ("cond", "cond", "uncond"),
-        ("cond", "uncond", "cond"),
-        ("uncond", "cond", "uncond", "uncond"),
-    )
+    orders = ("cond cond uncond", "cond uncond cond", "uncond cond uncond uncond")
     for step in range(STEPS):
         tensors = branch_inputs(step)
         want = shared_step(by, tensors)
-        last = {name: at for at, name in enumerate(orders[step % 3])}
-        for at, name in enumerate(orders[step % 3]):
+        order = orders[step % 3].split()
+        last = {name: at for at, name in enumerate(order)}
+        for at, name in enumerate(order):
             if at == last[name]:
                 assert torch.equal(call(lite, tensors[name], step, branch=name), want[name])
             else:  # votes of a call that is repeated with other tensors must vanish
@@ -54,10 +49,7 @@ def test_shared_branches_with_three_and_with_one_that_rests() -> None:
     lite, by = make(SHARED), By()
     for step in range(STEPS):
         names = ("a", "b", "c") if step % 2 else ("b",)
-        tensors = branch_inputs(step, names)
-        want = shared_step(by, tensors)
-        for name, x in tensors.items():
-            assert torch.equal(call(lite, x, step, branch=name), want[name])
+        expect_shared(lite, by, step, branch_inputs(step, names))
 
 
 def test_shared_branch_that_fails_keeps_the_list(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -71,23 +63,15 @@ def test_shared_branch_that_fails_keeps_the_list(monkeypatch: pytest.MonkeyPatch
         with pytest.raises(Broken):
             call(lite, inputs(1, branch="uncond"), 1, branch="uncond")
     # going on: the votes of one branch alone could drop tiles that the other needs
-    tensors = branch_inputs(2)
-    want = shared_step(by, tensors)
-    for name, x in tensors.items():
-        assert torch.equal(call(lite, x, 2, branch=name), want[name])
+    expect_shared(lite, by, 2, branch_inputs(2))
 
 
-def test_shared_branches_new_generation_and_shape_warning(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_shared_branches_new_generation_and_shape_warning(caplog: pytest.LogCaptureFixture) -> None:
     lite = make(SHARED)
     for _ in range(2):
         by = By()
         for step in range(3):
-            tensors = branch_inputs(step)
-            want = shared_step(by, tensors)
-            for name, x in tensors.items():
-                assert torch.equal(call(lite, x, step, branch=name), want[name])
+            expect_shared(lite, by, step, branch_inputs(step))
     assert not caplog.records
     call(lite, inputs(3), 3, branch="cond")
     call(lite, inputs(3, length=52), 3, branch="uncond")

@@ -14,13 +14,7 @@ from dataclasses import dataclass
 import pytest
 import torch
 
-from liteattention_rocm import (
-    LiteAttention,
-    SkipPolicy,
-    TileGeometry,
-    attention,
-    lite_attention,
-)
+from liteattention_rocm import LiteAttention, SkipPolicy, TileGeometry, attention, lite_attention
 from liteattention_rocm.engines import ISA_VARIABLE
 from liteattention_rocm.engines.cpu import available_isas
 from liteattention_rocm.lite import bitmap
@@ -152,16 +146,11 @@ def check(case: Case, seed: int) -> tuple[int, int, int]:
     for step in range(STEPS):
         q, k, v = tensors(case, 1000 * seed + step)
         options = {
-            "layout": case.layout,
-            "scale": case.scale,
-            "threshold": case.threshold,
-            "descending": case.descending ^ (step % 2 == 1),
-            "soft_skip": case.soft_skip,
-            "must_do": case.must_do,
-            "must_skip": case.must_skip,
-            "geometry": case.tile,
+            "layout": case.layout, "scale": case.scale, "threshold": case.threshold,
+            "descending": case.descending ^ (step % 2 == 1), "soft_skip": case.soft_skip,
+            "must_do": case.must_do, "must_skip": case.must_skip, "geometry": case.tile,
             "return_lse": True,
-        }
+        }  # fmt: skip
         write = torch.full_like(read, 0x3C3C3C3C)
         out, lse = lite_attention(
             q, k, v, read, write, rounding=case.rounding, engine="cpu", **options
@@ -226,10 +215,7 @@ def test_threshold_minus_infinity_equals_dense_bit_for_bit(
     case = draw(seed)
     q, k, v = tensors(case, seed)
     read = bitmap.full(
-        case.batch,
-        case.heads,
-        case.tile.q_blocks(case.q_len),
-        case.tile.k_blocks(case.kv_len),
+        case.batch, case.heads, case.tile.q_blocks(case.q_len), case.tile.k_blocks(case.kv_len)
     )
     write = torch.zeros_like(read)
     common = {
@@ -240,18 +226,9 @@ def test_threshold_minus_infinity_equals_dense_bit_for_bit(
         "engine": "cpu",
     }
     out, lse = lite_attention(
-        q,
-        k,
-        v,
-        read,
-        write,
-        threshold=-math.inf,
-        descending=descending,
-        soft_skip=case.soft_skip,
-        must_do=case.must_do,
-        geometry=case.tile,
-        **common,
-    )
+        q, k, v, read, write, threshold=-math.inf, descending=descending, soft_skip=case.soft_skip,
+        must_do=case.must_do, geometry=case.tile, **common,
+    )  # fmt: skip
     dense, dense_lse = attention(q, k, v, **common)
     assert torch.equal(out, dense) and torch.equal(lse, dense_lse)
     assert torch.equal(write, read)
@@ -292,18 +269,10 @@ def test_a_nan_score_keeps_its_tile_and_the_row_s_later_ones(
         for engine in ("cpu", "reference"):
             written[engine] = torch.empty_like(read)
             lite_attention(
-                q.bfloat16(),
-                keys.bfloat16(),
-                v.bfloat16(),
-                read,
-                written[engine],
-                threshold=-4.0,
-                descending=descending,
-                soft_skip=soft_skip,
-                geometry=tile,
-                layout="bhsd",
+                q.bfloat16(), keys.bfloat16(), v.bfloat16(), read, written[engine], threshold=-4.0,
+                descending=descending, soft_skip=soft_skip, geometry=tile, layout="bhsd",
                 engine=engine,
-            )
+            )  # fmt: skip
         assert torch.equal(written["cpu"], written["reference"])
         kept = bitmap.unpack(written["cpu"], 10)[0, 0, 0]
         assert kept.sum() < 10

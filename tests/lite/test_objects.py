@@ -151,26 +151,11 @@ def test_arguments_reach_the_engine() -> None:
     q, k, v = (x.transpose(1, 2) for x in inputs(0))
     out = torch.empty(inputs(0)[0].shape, dtype=torch.bfloat16).transpose(1, 2)
     result = lite(
-        q,
-        k,
-        v,
-        step=0,
-        layer="blocks.0",
-        layout="bhsd",
-        scale=0.2,
-        rounding="rtz",
-        return_lse=True,
-        out=out,
-    )
+        q, k, v, step=0, layer="blocks.0", layout="bhsd", scale=0.2, rounding="rtz",
+        return_lse=True, out=out,
+    )  # fmt: skip
     want = attention(
-        q,
-        k,
-        v,
-        layout="bhsd",
-        scale=0.2,
-        rounding="rtz",
-        return_lse=True,
-        engine="reference",
+        q, k, v, layout="bhsd", scale=0.2, rounding="rtz", return_lse=True, engine="reference"
     )
     assert result[0] is out and torch.equal(result[0], want[0]) and torch.equal(result[1], want[1])
     expect(lite, by, 0, inputs(0))  # the other layout is the same attention: no new state

@@ -9,13 +9,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from liteattention_rocm import (
-    LiteAttention,
-    SkipPolicy,
-    TileGeometry,
-    attention,
-    merge_states,
-)
+from liteattention_rocm import LiteAttention, SkipPolicy, TileGeometry, attention, merge_states
 from liteattention_rocm.lite.parallel import SeqParallel
 
 TILE = TileGeometry(64, 64, 32)

@@ -95,10 +95,7 @@ def test_numbers_of_every_kind_are_taken() -> None:
         must_do=[(np.int64(0), np.uint8(9))],
     )
     plain = SkipPolicy(
-        threshold=-2.5,
-        layer_thresholds={"a": -3.0, "b": -INF},
-        warmup_steps=2,
-        must_do=[(0, 9)],
+        threshold=-2.5, layer_thresholds={"a": -3.0, "b": -INF}, warmup_steps=2, must_do=[(0, 9)]
     )
     assert policy == plain and policy.model_dump_json() == plain.model_dump_json()
     assert SkipPolicy(threshold=[np.float64(-1), -2]).threshold == (-1.0, -2.0)

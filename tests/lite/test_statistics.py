@@ -55,18 +55,10 @@ def test_records_survive_json() -> None:
     statistics = sample()
     records = statistics.to_records()
     assert records[0] == {
-        "generation": "clip",
-        "step": 0,
-        "layer": "a",
-        "branch": "cond",
-        "tiles_total": 100,
-        "tiles_computed": 100,
-        "tiles_kept": 80,
-        "sparsity": 0.0,
-        "dense": False,
-        "threshold": -6.0,
+        "generation": "clip", "step": 0, "layer": "a", "branch": "cond", "tiles_total": 100,
+        "tiles_computed": 100, "tiles_kept": 80, "sparsity": 0.0, "dense": False, "threshold": -6.0,
         "descending": False,
-    }
+    }  # fmt: skip
     assert records[4]["step"] == 1 and records[4]["threshold"] == "-inf"
     text = json.dumps(records, allow_nan=False)
     assert SkipStatistics.from_records(json.loads(text)).to_records() == records

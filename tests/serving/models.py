@@ -137,21 +137,12 @@ def _model(shape: Model) -> Any:
     import transformers
 
     sizes = dict(
-        vocab_size=VOCAB,
-        hidden_size=shape.hidden,
-        intermediate_size=2 * shape.hidden,
-        num_hidden_layers=shape.layers,
-        num_attention_heads=shape.heads,
-        num_key_value_heads=shape.kv_heads,
-        head_dim=shape.head_dim,
-        max_position_embeddings=CONTEXT,
-        bos_token_id=BEGIN,
-        eos_token_id=END,
-        pad_token_id=None,
-        tie_word_embeddings=False,
-        attn_implementation="sdpa",
-        dtype=torch.float32,
-    )
+        vocab_size=VOCAB, hidden_size=shape.hidden, intermediate_size=2 * shape.hidden,
+        num_hidden_layers=shape.layers, num_attention_heads=shape.heads,
+        num_key_value_heads=shape.kv_heads, head_dim=shape.head_dim,
+        max_position_embeddings=CONTEXT, bos_token_id=BEGIN, eos_token_id=END, pad_token_id=None,
+        tie_word_embeddings=False, attn_implementation="sdpa", dtype=torch.float32,
+    )  # fmt: skip
     if shape.family == "mistral":
         config = transformers.MistralConfig(sliding_window=shape.window, **sizes)
     elif shape.family == "gemma2":

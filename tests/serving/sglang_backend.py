@@ -31,15 +31,9 @@ HEADS, KV_HEADS, DIM, SLOTS = 4, 2, 64, 128
 
 def pool(page_size: int = 1, dtype: torch.dtype = torch.float32) -> MHATokenToKVPool:
     return MHATokenToKVPool(
-        size=SLOTS,
-        page_size=page_size,
-        dtype=dtype,
-        head_num=KV_HEADS,
-        head_dim=DIM,
-        layer_num=1,
-        device="cpu",
-        enable_memory_saver=False,
-    )
+        size=SLOTS, page_size=page_size, dtype=dtype, head_num=KV_HEADS, head_dim=DIM, layer_num=1,
+        device="cpu", enable_memory_saver=False,
+    )  # fmt: skip
 
 
 def runner(layers: list[RadixAttention], cache: Any, page_size: int = 1, **more: Any) -> Any:
@@ -179,16 +173,9 @@ def test_layers_with_a_window_have_a_pool_of_their_own(page_size: int) -> None:
     full = RadixAttention(HEADS, DIM, DIM**-0.5, KV_HEADS, 0)
     near = RadixAttention(HEADS, DIM, DIM**-0.5, KV_HEADS, 1, sliding_window_size=6)
     cache = SWAKVPool(
-        size=SLOTS,
-        size_swa=SLOTS,
-        page_size=page_size,
-        dtype=torch.float32,
-        head_num=KV_HEADS,
-        head_dim=DIM,
-        swa_attention_layer_ids=[1],
-        full_attention_layer_ids=[0],
-        device="cpu",
-    )
+        size=SLOTS, size_swa=SLOTS, page_size=page_size, dtype=torch.float32, head_num=KV_HEADS,
+        head_dim=DIM, swa_attention_layer_ids=[1], full_attention_layer_ids=[0], device="cpu",
+    )  # fmt: skip
     # Pages lie elsewhere in the second pool; the last entry is for slot -1.
     pages = torch.randperm(SLOTS // page_size - 1, generator=torch.Generator().manual_seed(4)) + 1
     mapping = torch.zeros(SLOTS + page_size + 1, dtype=torch.int64)
@@ -285,16 +272,11 @@ def test_a_padded_decode_step() -> None:
     step = Step(made, [8, 21], [1, 1], decode=True)
     step.fill(made.token_to_kv_pool)
     padded = ForwardBatch(
-        forward_mode=ForwardMode.DECODE,
-        batch_size=4,
-        input_ids=torch.tensor([3, 4]),
-        positions=torch.tensor([8, 21]),
-        req_pool_indices=step.rows,
-        seq_lens=torch.tensor(step.lengths),
-        seq_lens_cpu=torch.tensor(step.lengths),
-        out_cache_loc=step.batch.out_cache_loc,
-        seq_lens_sum=sum(step.lengths),
-    )
+        forward_mode=ForwardMode.DECODE, batch_size=4, input_ids=torch.tensor([3, 4]),
+        positions=torch.tensor([8, 21]), req_pool_indices=step.rows,
+        seq_lens=torch.tensor(step.lengths), seq_lens_cpu=torch.tensor(step.lengths),
+        out_cache_loc=step.batch.out_cache_loc, seq_lens_sum=sum(step.lengths),
+    )  # fmt: skip
     padded._pad_inputs_to_size(SimpleNamespace(attn_backend=backend), 4, 4)
     assert padded.seq_lens.tolist() == [9, 22, 1, 1] and padded.seq_lens_sum == 33
     assert backend.get_cpu_graph_seq_len_fill_value() == 1

@@ -225,15 +225,9 @@ def offline(
     folder.mkdir(parents=True)
     job = folder / "job.json"
     chosen = {
-        "model_path": str(model),
-        "attention_backend": OURS,
-        "device": "cpu",
-        "dtype": "float32",
-        "max_total_tokens": 4096,
-        "max_running_requests": 16,
-        "random_seed": 0,
-        **options,
-    }
+        "model_path": str(model), "attention_backend": OURS, "device": "cpu", "dtype": "float32",
+        "max_total_tokens": 4096, "max_running_requests": 16, "random_seed": 0, **options,
+    }  # fmt: skip
     job.write_text(json.dumps({"options": chosen, "batches": batches, "tokens": tokens}))
     with (folder / "log").open("wb") as log:
         process = subprocess.Popen(

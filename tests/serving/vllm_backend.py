@@ -35,18 +35,10 @@ from liteattention_vllm.layer import LiteAttentionImpl  # noqa: E402
 
 def reasons(**more: Any) -> list[str]:
     asked: dict[str, Any] = {
-        "head_size": 128,
-        "dtype": torch.bfloat16,
-        "kv_cache_dtype": "auto",
-        "block_size": 16,
-        "use_mla": False,
-        "has_sink": False,
-        "use_sparse": False,
-        "use_mm_prefix": False,
-        "use_per_head_quant_scales": False,
-        "device_capability": None,
-        "attn_type": "decoder",
-    }
+        "head_size": 128, "dtype": torch.bfloat16, "kv_cache_dtype": "auto", "block_size": 16,
+        "use_mla": False, "has_sink": False, "use_sparse": False, "use_mm_prefix": False,
+        "use_per_head_quant_scales": False, "device_capability": None, "attn_type": "decoder",
+    }  # fmt: skip
     return list(LiteAttentionBackend.validate_configuration(**asked | more))
 
 
@@ -75,19 +67,10 @@ def test_what_is_supported_is_declared() -> None:
 
 def test_every_reason_is_given_at_once() -> None:
     found = reasons(
-        head_size=100,
-        use_mla=True,
-        use_sparse=True,
-        use_mm_prefix=True,
-        use_dcp=True,
-        use_pcp=True,
-        use_rswa=True,
-        use_non_causal=True,
-        use_batch_invariant=True,
-        use_adaptive_verification=True,
-        attn_type="encoder_only",
-        kv_cache_dtype="nvfp4",
-    )
+        head_size=100, use_mla=True, use_sparse=True, use_mm_prefix=True, use_dcp=True,
+        use_pcp=True, use_rswa=True, use_non_causal=True, use_batch_invariant=True,
+        use_adaptive_verification=True, attn_type="encoder_only", kv_cache_dtype="nvfp4",
+    )  # fmt: skip
     for part in (
         "kv_cache_dtype",
         "partial multimodal",
@@ -175,15 +158,10 @@ def test_a_layer_attends_with_sinks_window_and_cap(order: tuple[int, ...]) -> No
 
     q_start = torch.tensor([0, 1, 8], dtype=torch.int32)
     common = SimpleNamespace(
-        causal=True,
-        num_reqs=2,
-        query_start_loc=q_start,
-        seq_lens=torch.tensor(lengths, dtype=torch.int32),
-        block_table_tensor=table,
-        max_query_len=7,
-        max_seq_len=48,
-        num_actual_tokens=10,
-    )
+        causal=True, num_reqs=2, query_start_loc=q_start,
+        seq_lens=torch.tensor(lengths, dtype=torch.int32), block_table_tensor=table,
+        max_query_len=7, max_seq_len=48, num_actual_tokens=10,
+    )  # fmt: skip
     builder = LiteAttentionBackend.get_builder_cls()(None, [], None, torch.device("cpu"))
     metadata = builder.build(0, common)
     query, out = draw(10, heads, dim), torch.full((10, heads, dim), 7.0)
@@ -227,16 +205,10 @@ def test_chunked_local_attention_sees_its_chunk_only() -> None:
     table = torch.randperm(36, generator=generator).int().view(4, 9)
     cache = torch.randn(36, 1, page, 2 * dim, generator=generator)
     common = CommonAttentionMetadata(
-        query_start_loc=q_start,
-        query_start_loc_cpu=q_start,
-        seq_lens=seq_lens,
-        num_reqs=4,
-        num_actual_tokens=20,
-        max_query_len=max(rows),
-        max_seq_len=max(lengths),
-        block_table_tensor=table,
-        slot_mapping=torch.empty(0, dtype=torch.int64),
-    )
+        query_start_loc=q_start, query_start_loc_cpu=q_start, seq_lens=seq_lens, num_reqs=4,
+        num_actual_tokens=20, max_query_len=max(rows), max_seq_len=max(lengths),
+        block_table_tensor=table, slot_mapping=torch.empty(0, dtype=torch.int64),
+    )  # fmt: skip
     backend = create_chunked_local_attention_backend(LiteAttentionBackend, chunk)
     spec = SimpleNamespace(block_size=page)
     metadata = backend.get_builder_cls()(spec, [], None, torch.device("cpu")).build(0, common)

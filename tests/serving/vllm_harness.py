@@ -55,16 +55,10 @@ def engine(model: Path, backend: str, **options: Any) -> Iterator[Any]:
     from vllm.distributed.parallel_state import cleanup_dist_env_and_memory
 
     chosen: dict[str, Any] = {
-        "dtype": "float32",
-        "max_model_len": 2048,
-        "kv_cache_memory_bytes": CACHE_BYTES,
-        "max_num_batched_tokens": STEP_ROWS,
-        "enable_prefix_caching": True,
-        "enforce_eager": True,
-        "disable_log_stats": True,
-        "seed": 0,
-        **options,
-    }
+        "dtype": "float32", "max_model_len": 2048, "kv_cache_memory_bytes": CACHE_BYTES,
+        "max_num_batched_tokens": STEP_ROWS, "enable_prefix_caching": True, "enforce_eager": True,
+        "disable_log_stats": True, "seed": 0, **options,
+    }  # fmt: skip
     llm = LLM(str(model), attention_backend=backend, **chosen)
     try:
         yield llm
@@ -145,15 +139,10 @@ class Server(processes.Server):
 def serve(model: Path, backend: str, folder: Path, **options: Any) -> Iterator[Server]:
     """Run ``vllm serve`` until the block is left."""
     chosen: dict[str, Any] = {
-        "served_model_name": "model",
-        "attention_backend": backend,
-        "dtype": "float32",
-        "max_model_len": 2048,
-        "kv_cache_memory_bytes": CACHE_BYTES,
-        "max_num_batched_tokens": STEP_ROWS,
-        "enforce_eager": True,
-        **options,
-    }
+        "served_model_name": "model", "attention_backend": backend, "dtype": "float32",
+        "max_model_len": 2048, "kv_cache_memory_bytes": CACHE_BYTES,
+        "max_num_batched_tokens": STEP_ROWS, "enforce_eager": True, **options,
+    }  # fmt: skip
     command = [str(Path(sys.executable).parent / "vllm"), "serve", str(model)]
     environment = {**os.environ, **ENVIRONMENT, "LITEATTENTION_STATISTICS_DIR": str(folder)}
     environment.pop("VLLM_ENABLE_V1_MULTIPROCESSING", None)

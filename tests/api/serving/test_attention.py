@@ -24,16 +24,9 @@ UNTOUCHED = 7.0
 def paged(case: Case, engine: str, **more: Any) -> tuple[torch.Tensor, torch.Tensor]:
     out = torch.full_like(case.q, UNTOUCHED)
     result, lse = liteattention_rocm.attention_paged(
-        case.q,
-        case.k_cache,
-        case.v_cache,
-        PagedBatch(case.q_start, case.kv_len, case.table),
-        out=out,
-        return_lse=True,
-        engine=engine,
-        **case.options,
-        **more,
-    )
+        case.q, case.k_cache, case.v_cache, PagedBatch(case.q_start, case.kv_len, case.table),
+        out=out, return_lse=True, engine=engine, **case.options, **more,
+    )  # fmt: skip
     assert result is out
     return out, lse
 

@@ -100,22 +100,10 @@ def test_lists_equal_the_oracle_bit_for_bit(
         for engine in ("portable", "reference"):
             write = torch.full_like(read, -5)
             out, lse = lite_attention(
-                q,
-                k,
-                v,
-                read,
-                write,
-                threshold=-4.0,
-                descending=step % 2 == 1,
-                soft_skip=soft_skip,
-                must_do=must_do,
-                must_skip=must_skip,
-                geometry=tile,
-                layout="bhsd",
-                scale=0.25,
-                return_lse=True,
-                engine=engine,
-            )
+                q, k, v, read, write, threshold=-4.0, descending=step % 2 == 1, soft_skip=soft_skip,
+                must_do=must_do, must_skip=must_skip, geometry=tile, layout="bhsd", scale=0.25,
+                return_lse=True, engine=engine,
+            )  # fmt: skip
             results[engine] = (write, out.double(), lse)
         ours, theirs = results["portable"], results["reference"]
         assert torch.equal(ours[0], theirs[0])

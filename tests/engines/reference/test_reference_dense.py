@@ -151,24 +151,11 @@ def test_values_that_are_not_finite_spoil_only_rows_that_see_them() -> None:
 
 def test_an_engine_lists_every_reason() -> None:
     bad = LiteRequest(
-        batch=1,
-        q_heads=3,
-        kv_heads=2,
-        q_len=4,
-        kv_len=4,
-        head_dim=8,
-        dtype=torch.float32,
-        device=torch.device("meta"),
-        layout="bshd",
-        scale=math.inf,
-        causal=True,
-        rounding="rtz",
-        return_lse=False,
-        geometry=TileGeometry(16, 16, 8),
-        threshold=-1.0,
-        descending=False,
+        batch=1, q_heads=3, kv_heads=2, q_len=4, kv_len=4, head_dim=8, dtype=torch.float32,
+        device=torch.device("meta"), layout="bshd", scale=math.inf, causal=True, rounding="rtz",
+        return_lse=False, geometry=TileGeometry(16, 16, 8), threshold=-1.0, descending=False,
         soft_skip=False,
-    )
+    )  # fmt: skip
     reasons = get("reference").reasons(bad)
     for part in (
         "runs on cpu tensors, got meta",

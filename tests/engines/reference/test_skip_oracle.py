@@ -125,22 +125,11 @@ def fast_step(case: Case) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     read = packed(case.read, k_blocks)
     write = torch.full_like(read, 0x5A5A5A5A)
     out, lse = lite_attention(
-        case.q,
-        case.k,
-        case.v,
-        read,
-        write,
-        layout="bhsd",
-        scale=case.scale,
-        threshold=case.threshold,
-        descending=case.descending,
-        soft_skip=case.soft_skip,
-        must_do=mask_words(case.must_do, k_blocks),
-        must_skip=mask_words(case.must_skip, k_blocks),
-        geometry=case.tile,
-        return_lse=True,
-        engine="reference",
-    )
+        case.q, case.k, case.v, read, write, layout="bhsd", scale=case.scale,
+        threshold=case.threshold, descending=case.descending, soft_skip=case.soft_skip,
+        must_do=mask_words(case.must_do, k_blocks), must_skip=mask_words(case.must_skip, k_blocks),
+        geometry=case.tile, return_lse=True, engine="reference",
+    )  # fmt: skip
     return write, out, lse
 
 
@@ -293,14 +282,9 @@ def test_threshold_minus_infinity_equals_dense_bit_for_bit() -> None:
         case.must_do = case.must_skip = frozenset()
         write, out, lse = fast_step(case)
         dense, dense_lse = attention(
-            case.q,
-            case.k,
-            case.v,
-            layout="bhsd",
-            scale=case.scale,
-            return_lse=True,
+            case.q, case.k, case.v, layout="bhsd", scale=case.scale, return_lse=True,
             engine="reference",
-        )
+        )  # fmt: skip
         assert torch.equal(out, dense) and torch.equal(lse, dense_lse)
         assert torch.equal(write, packed(case.read, k_blocks))
 

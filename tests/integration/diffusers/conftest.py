@@ -32,16 +32,11 @@ def generate() -> Callable[..., np.ndarray]:
 
     def call(pipe: Any, **changes: Any) -> np.ndarray:
         arguments: dict[str, Any] = {
-            "prompt": PROMPT,
-            "height": 32,
-            "width": 32,
-            "num_frames": pixel_vae.pipeline_num_frames(8),
-            "num_inference_steps": 4,
-            "guidance_scale": 3.0,
-            "generator": torch.Generator().manual_seed(0),
-            "max_sequence_length": tiny.TEXT_LENGTH,
-            "output_type": "np",
-        }
+            "prompt": PROMPT, "height": 32, "width": 32,
+            "num_frames": pixel_vae.pipeline_num_frames(8), "num_inference_steps": 4,
+            "guidance_scale": 3.0, "generator": torch.Generator().manual_seed(0),
+            "max_sequence_length": tiny.TEXT_LENGTH, "output_type": "np",
+        }  # fmt: skip
         arguments.update(changes)
         return pipe(**arguments).frames[0]
 

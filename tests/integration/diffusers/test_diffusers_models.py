@@ -48,14 +48,9 @@ def ltx() -> LTXPipeline:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         model = LTXVideoTransformer3DModel(
-            in_channels=8,
-            out_channels=8,
-            num_attention_heads=2,
-            attention_head_dim=16,
-            cross_attention_dim=32,
-            num_layers=2,
-            caption_channels=32,
-        )
+            in_channels=8, out_channels=8, num_attention_heads=2, attention_head_dim=16,
+            cross_attention_dim=32, num_layers=2, caption_channels=32,
+        )  # fmt: skip
         vae = AutoencoderKLLTXVideo(
             latent_channels=8,
             block_out_channels=(8, 8, 8, 8),
@@ -180,16 +175,11 @@ def test_joint_attention_without_a_mask() -> None:
         torch.manual_seed(0)
         model = peaked(
             FluxTransformer2DModel(
-                in_channels=8,
-                num_layers=1,
-                num_single_layers=1,
-                attention_head_dim=16,
-                num_attention_heads=2,
-                joint_attention_dim=32,
-                pooled_projection_dim=32,
+                in_channels=8, num_layers=1, num_single_layers=1, attention_head_dim=16,
+                num_attention_heads=2, joint_attention_dim=32, pooled_projection_dim=32,
                 axes_dims_rope=(4, 4, 8),
             )
-        )
+        )  # fmt: skip
     inputs = {
         "hidden_states": torch.randn(1, 256, 8, generator=torch.Generator().manual_seed(1)),
         "encoder_hidden_states": torch.randn(1, 32, 32),
@@ -213,20 +203,11 @@ def test_joint_attention_with_a_mask_raises_and_can_be_excluded() -> None:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         model = HunyuanVideoTransformer3DModel(
-            in_channels=4,
-            out_channels=4,
-            num_attention_heads=2,
-            attention_head_dim=16,
-            num_layers=1,
-            num_single_layers=1,
-            num_refiner_layers=1,
-            patch_size=1,
-            patch_size_t=1,
-            guidance_embeds=False,
-            text_embed_dim=16,
-            pooled_projection_dim=8,
+            in_channels=4, out_channels=4, num_attention_heads=2, attention_head_dim=16,
+            num_layers=1, num_single_layers=1, num_refiner_layers=1, patch_size=1, patch_size_t=1,
+            guidance_embeds=False, text_embed_dim=16, pooled_projection_dim=8,
             rope_axes_dim=(4, 4, 8),
-        ).eval()
+        ).eval()  # fmt: skip
     inputs = {
         "hidden_states": torch.randn(1, 4, 2, 8, 8),
         "timestep": torch.tensor([500.0]),
@@ -250,17 +231,9 @@ def test_joint_attention_with_a_mask_raises_and_can_be_excluded() -> None:
 
 def test_vace_layers_are_found_by_structure() -> None:
     model = WanVACETransformer3DModel(
-        num_attention_heads=2,
-        attention_head_dim=16,
-        in_channels=12,
-        out_channels=12,
-        text_dim=32,
-        freq_dim=32,
-        ffn_dim=32,
-        num_layers=2,
-        vace_layers=[0],
-        vace_in_channels=12,
-    )
+        num_attention_heads=2, attention_head_dim=16, in_channels=12, out_channels=12, text_dim=32,
+        freq_dim=32, ffn_dim=32, num_layers=2, vace_layers=[0], vace_in_channels=12,
+    )  # fmt: skip
     assert {layer.name for layer in find(model)} == {
         "blocks.0.attn1",
         "blocks.1.attn1",

@@ -38,16 +38,10 @@ def pipeline() -> Any:
 
 def video(pipe: Any) -> np.ndarray:
     frames: np.ndarray = pipe(
-        PROMPT,
-        height=32,
-        width=64,
-        num_frames=pixel_vae.pipeline_num_frames(8),
-        num_inference_steps=4,
-        guidance_scale=3.0,
-        generator=torch.Generator().manual_seed(0),
-        max_sequence_length=tiny.TEXT_LENGTH,
-        output_type="np",
-    ).frames[0]
+        PROMPT, height=32, width=64, num_frames=pixel_vae.pipeline_num_frames(8),
+        num_inference_steps=4, guidance_scale=3.0, generator=torch.Generator().manual_seed(0),
+        max_sequence_length=tiny.TEXT_LENGTH, output_type="np",
+    ).frames[0]  # fmt: skip
     return frames
 
 

@@ -28,20 +28,11 @@ def request_of(q: torch.Tensor, k: torch.Tensor, layout: Any = "bshd", **changes
     """A dense request; a LiteAttention step if ``changes`` have a geometry."""
     rows, heads = (1, 2) if layout == "bshd" else (2, 1)
     fields = {
-        "batch": q.shape[0],
-        "q_heads": q.shape[heads],
-        "kv_heads": k.shape[heads],
-        "q_len": q.shape[rows],
-        "kv_len": k.shape[rows],
-        "head_dim": q.shape[-1],
-        "dtype": q.dtype,
-        "device": q.device,
-        "layout": layout,
-        "scale": 0.125,
-        "causal": False,
-        "rounding": "rtne",
+        "batch": q.shape[0], "q_heads": q.shape[heads], "kv_heads": k.shape[heads],
+        "q_len": q.shape[rows], "kv_len": k.shape[rows], "head_dim": q.shape[-1], "dtype": q.dtype,
+        "device": q.device, "layout": layout, "scale": 0.125, "causal": False, "rounding": "rtne",
         "return_lse": False,
-    }
+    }  # fmt: skip
     if "geometry" in changes:
         fields |= {"threshold": -1.0, "descending": False, "soft_skip": False}
         return LiteRequest(**(fields | changes))

@@ -118,35 +118,16 @@ def test_dense_kernels_get_exactly_these_bytes(
     part_stats = part_out + tail * parts * 384 * dim * 4 if tail else 0
     assert memory.numel() == c.v_t_bytes + tail * parts * (384 * dim * 4 + 2 * 384 * 4)
     pointers = (c.q.data_ptr(), c.k.data_ptr(), base, c.out.data_ptr(), c.lse_address)
-    expected = [
-        c.transposition(base),
-        (
-            f"attention_dense_{NUMBERS[number].format(f'_d{dim}')}",
-            tiles - tail + tail * parts,
-            512,
-            struct.pack(
-                "<7Q9q5if4i", *pointers, part_out, part_stats, *c.inner, tiles - tail, parts, 0, 0
-            ),
-        ),
-    ]
+    split = (part_out, part_stats, *c.inner, tiles - tail, parts, 0, 0)
+    params = struct.pack("<7Q9q5if4i", *pointers, *split)
+    name = f"attention_dense_{NUMBERS[number].format(f'_d{dim}')}"
+    expected = [c.transposition(base), (name, tiles - tail + tail * parts, 512, params)]
     if tail:
         sizes = (c.batch, c.q_heads, c.q_len, dim, tiles - tail, parts, 0, 0)
-        expected.append(
-            (
-                f"merge_parts_{NUMBERS[number].format('')}",
-                tail * 384 // (256 * 8 // dim),
-                256,
-                struct.pack(
-                    "<4Q3q8i",
-                    part_out,
-                    part_stats,
-                    c.out.data_ptr(),
-                    c.lse_address,
-                    *c.strides(c.out),
-                    *sizes,
-                ),
-            )
-        )
+        moved = (part_out, part_stats, c.out.data_ptr(), c.lse_address)
+        merge = struct.pack("<4Q3q8i", *moved, *c.strides(c.out), *sizes)
+        groups = tail * 384 // (256 * 8 // dim)
+        expected.append((f"merge_parts_{NUMBERS[number].format('')}", groups, 256, merge))
     expect_launches(cpu_hip, expected)
 
 
@@ -192,26 +173,15 @@ def test_lite_kernels_get_exactly_these_bytes(
         sizes = (rows, q_blocks, 1, -(-request.kv_len // 64))
         ranks = struct.pack("<4Q4i", read.data_ptr(), do, skip, order, *sizes)
         expected.append(("plan_lpt", rows, 256, ranks))
-    expected.append(
-        (
-            f"attention_lite_{NUMBERS[number].format(f'_d{dim}')}",
-            rows * q_blocks,
-            512,
-            struct.pack(
-                "<10Q9q5iff3i",
-                *(x.data_ptr() for x in (c.q, c.k)),
-                base,
-                c.out.data_ptr(),
-                c.lse_address,
-                *(read.data_ptr(), write.data_ptr(), do, skip, order),
-                *c.inner,
-                threshold,
-                threshold > -math.inf,  # nothing is voted on at -inf: walk as dense does
-                with_lse,
-                0,
-            ),
-        )
+    voting = threshold > -math.inf  # nothing is voted on at -inf: walk as dense does
+    params = struct.pack(
+        "<10Q9q5iff3i",
+        *(c.q.data_ptr(), c.k.data_ptr(), base, c.out.data_ptr(), c.lse_address),
+        *(read.data_ptr(), write.data_ptr(), do, skip, order),
+        *(*c.inner, threshold, voting, with_lse, 0),
     )
+    name = f"attention_lite_{NUMBERS[number].format(f'_d{dim}')}"
+    expected.append((name, rows * q_blocks, 512, params))
     expect_launches(cpu_hip, expected)
     spans = {tuple(map(int, call.split()[:2])) for call in cpu_hip.of("hipHostRegister")}
     for bits in (read, write, must_do, must_skip):
