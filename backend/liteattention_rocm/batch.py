@@ -141,7 +141,7 @@ class PagedBatch:
             if count > named.shape[1]:
                 return [
                     f"page_table is {named.shape[1]} pages of {page_size} tokens wide, too few for "
-                    f"kv_len[{row}] = {int(self.kv_len[row])}",
+                    f"kv_len[{row}] = {int(self.kv_len[row])}"
                 ]
         for row, count in enumerate(used):
             for column, page in enumerate(named[row, :count].tolist()):

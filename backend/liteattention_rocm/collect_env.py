@@ -82,12 +82,7 @@ def source_commit() -> str | None:
 
 def _git(directory: str, *arguments: str) -> str:
     return subprocess.run(
-        ["git", *arguments],
-        cwd=directory,
-        capture_output=True,
-        text=True,
-        check=True,
-        timeout=10,
+        ["git", *arguments], cwd=directory, capture_output=True, text=True, check=True, timeout=10
     ).stdout.strip()
 
 

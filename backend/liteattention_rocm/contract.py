@@ -26,12 +26,7 @@ ROUNDINGS: tuple[Rounding, ...] = ("rtne", "rtna", "rtz")
 #: Kernels compute 2^x: natural units times this are log2 units.
 LOG2E = 1.4426950408889634
 
-FP8 = (
-    torch.float8_e4m3fn,
-    torch.float8_e5m2,
-    torch.float8_e4m3fnuz,
-    torch.float8_e5m2fnuz,
-)
+FP8 = (torch.float8_e4m3fn, torch.float8_e5m2, torch.float8_e4m3fnuz, torch.float8_e5m2fnuz)
 
 
 @dataclass(frozen=True, slots=True)

@@ -293,10 +293,7 @@ def lite_attention(
 
 
 def merge_states(
-    outs: Sequence[torch.Tensor],
-    lses: Sequence[torch.Tensor],
-    *,
-    layout: Layout = "bshd",
+    outs: Sequence[torch.Tensor], lses: Sequence[torch.Tensor], *, layout: Layout = "bshd"
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Merge attention over disjoint sets of keys into attention over their union, exactly.
 

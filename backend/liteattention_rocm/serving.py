@@ -360,11 +360,7 @@ def _bind_paged(
     """Check a call that its batch has not seen, and bind it for the batch."""
     kind: _Kind | None = kinds.get(key)
     if kind is None:
-        indices = {
-            "q_start": batch.q_start,
-            "kv_len": batch.kv_len,
-            "page_table": batch.page_table,
-        }
+        indices = {"q_start": batch.q_start, "kv_len": batch.kv_len, "page_table": batch.page_table}
         found = validation.ragged(
             q, k, v, ("k_cache", "v_cache"), sinks, out, None, indices, options
         )

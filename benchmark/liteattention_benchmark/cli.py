@@ -218,10 +218,7 @@ def video(
 
     with _kept(out, ("video.json", "video.md"), console):
         rows = benchmark.run(
-            asked,
-            device,
-            lambda text: console.print(text, style="dim"),
-            keep=save,
+            asked, device, lambda text: console.print(text, style="dim"), keep=save
         )
         save(rows, complete=True)
     typer.echo((out / "video.md").read_text(encoding="utf-8"))

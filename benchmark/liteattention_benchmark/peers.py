@@ -87,11 +87,7 @@ def flex(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool) -> Cal
 
 
 def flex_blocks(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    tiles: torch.Tensor,
-    size: tuple[int, int],
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, tiles: torch.Tensor, size: tuple[int, int]
 ) -> Call:
     """FlexAttention over the same tiles, as a ``BlockMask``."""
     flex = compiled_flex()
@@ -107,11 +103,7 @@ def flex_blocks(
 
 
 def sparge(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    tiles: torch.Tensor,
-    size: tuple[int, int],
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, tiles: torch.Tensor, size: tuple[int, int]
 ) -> Call:
     """SpargeAttn's block-sparse kernel (int8 and fp8 inside) over the same tiles."""
     function = _function("spas_sage_attn", "block_sparse_sage2_attn_cuda")

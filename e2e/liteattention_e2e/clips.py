@@ -254,11 +254,7 @@ class SceneBatch:
 
 
 def sample_scenes(
-    batch: int,
-    generator: torch.Generator,
-    *,
-    split: str = "train",
-    two_objects: float = 0.5,
+    batch: int, generator: torch.Generator, *, split: str = "train", two_objects: float = 0.5
 ) -> SceneBatch:
     """Random scenes of one split, on the generator's device.
 

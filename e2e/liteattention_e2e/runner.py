@@ -309,9 +309,7 @@ def geometry(runner: Runner) -> TileGeometry | None:
 def _most_skipped(handle: liteattention_diffusers.Handle, skips: list[dict[str, Any]]) -> Any:
     best = max(skips, key=lambda record: (record["step"], -record["tiles_kept"]))
     return SkippedTiles(
-        best["layer"],
-        best["branch"],
-        handle.kept_tiles(best["layer"], best["branch"]),
+        best["layer"], best["branch"], handle.kept_tiles(best["layer"], best["branch"])
     )
 
 

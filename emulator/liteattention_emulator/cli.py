@@ -140,9 +140,7 @@ def report(
 
 
 @app.command("hazards")
-def find_hazards(
-    files: Annotated[list[Path], typer.Argument(help="Code objects.")],
-) -> None:
+def find_hazards(files: Annotated[list[Path], typer.Argument(help="Code objects.")]) -> None:
     """Look for missing wait states and waits in machine code, on all paths, without running it."""
     states = [
         (file, found) for file in files for found in _try(file, lambda f=file: hazards.check(f))

@@ -11,10 +11,7 @@ import logging
 from collections.abc import Callable
 from typing import Any
 
-from sglang.srt.arg_groups.choices import (
-    ATTENTION_BACKEND_CHOICES,
-    add_attention_backend_choices,
-)
+from sglang.srt.arg_groups.choices import ATTENTION_BACKEND_CHOICES, add_attention_backend_choices
 from sglang.srt.arg_groups.overrides import (
     attention_backends_of,
     declare_resolution,
@@ -49,11 +46,7 @@ _LISTED = (
 )
 #: A backend of every one of those lists.
 _ON_EVERY_LIST = "triton"
-_BACKEND_FIELDS = (
-    "attention_backend",
-    "prefill_attention_backend",
-    "decode_attention_backend",
-)
+_BACKEND_FIELDS = ("attention_backend", "prefill_attention_backend", "decode_attention_backend")
 
 
 def register() -> None:

@@ -25,11 +25,7 @@ class LiteAttentionBackend(AttentionBackend):  # type: ignore[misc]
     context parallelism, ...) is refused by vLLM with these declarations.
     """
 
-    supported_dtypes: ClassVar[list[torch.dtype]] = [
-        torch.bfloat16,
-        torch.float16,
-        torch.float32,
-    ]
+    supported_dtypes: ClassVar[list[torch.dtype]] = [torch.bfloat16, torch.float16, torch.float32]
     supported_kv_cache_dtypes: ClassVar[list[str]] = [
         "auto",
         "float16",

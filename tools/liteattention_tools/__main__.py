@@ -67,9 +67,7 @@ def report(
         console.print(f"[bold]{name}[/bold]: {text}")
 
 
-def _alike(
-    rows: Sequence[tuple[str, tuple[str, ...]]],
-) -> list[tuple[str, tuple[str, ...]]]:
+def _alike(rows: Sequence[tuple[str, tuple[str, ...]]]) -> list[tuple[str, tuple[str, ...]]]:
     """One row, ending in ``_*``, for kernels that differ in nothing but the rounding."""
     merged: list[tuple[str, tuple[str, ...]]] = []
     for name, figures in rows:

@@ -41,11 +41,7 @@ _KV_TYPES = {
     torch.float8_e5m2: _core.CpuKvType.fp8_e5m2,
 }
 _TILE = TileGeometry(q_block=128, k_block=_core.CPU_K_BLOCK, vote_rows=32)
-_ROUNDINGS = {
-    "rtne": _core.Rounding.rtne,
-    "rtna": _core.Rounding.rtna,
-    "rtz": _core.Rounding.rtz,
-}
+_ROUNDINGS = {"rtne": _core.Rounding.rtne, "rtna": _core.Rounding.rtna, "rtz": _core.Rounding.rtz}
 
 
 def available_isas() -> tuple[str, ...]:

@@ -290,10 +290,7 @@ def _row_chunks(request: DenseRequest) -> list[tuple[int, int]]:
 
 
 def _attend(
-    request: DenseRequest,
-    t: DenseTensors | LiteTensors,
-    kept: torch.Tensor | None,
-    k_block: int,
+    request: DenseRequest, t: DenseTensors | LiteTensors, kept: torch.Tensor | None, k_block: int
 ) -> None:
     """Float64 softmax attention, chunk by chunk of query rows.
 

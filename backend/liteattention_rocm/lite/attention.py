@@ -20,14 +20,7 @@ import torch
 
 from .. import dense, engines, validation
 from ..arguments import Reasons
-from ..contract import (
-    DenseRequest,
-    Layout,
-    Rounding,
-    TileGeometry,
-    dense_tensors,
-    lite_tensors,
-)
+from ..contract import DenseRequest, Layout, Rounding, TileGeometry, dense_tensors, lite_tensors
 from ..remembered import Call, bound_call, calls, recall
 from .counting import Count, CountReader, TileCounters
 from .policy import SkipPolicy, plain_int

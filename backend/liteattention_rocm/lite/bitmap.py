@@ -21,11 +21,7 @@ def words_for(k_blocks: int) -> int:
 
 
 def full(
-    batch: int,
-    heads: int,
-    q_blocks: int,
-    k_blocks: int,
-    device: torch.device | str | None = None,
+    batch: int, heads: int, q_blocks: int, k_blocks: int, device: torch.device | str | None = None
 ) -> torch.Tensor:
     """Return a bitmap [batch, heads, q_blocks, words] int32 that keeps every tile.
 

@@ -23,14 +23,7 @@ from triton import knobs
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
-from ...contract import (
-    LOG2E,
-    DenseRequest,
-    DenseTensors,
-    LiteRequest,
-    LiteTensors,
-    strides,
-)
+from ...contract import LOG2E, DenseRequest, DenseTensors, LiteRequest, LiteTensors, strides
 from ..workspace import Workspaces, raw_stream
 from . import hopper, kernels
 

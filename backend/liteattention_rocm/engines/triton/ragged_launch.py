@@ -113,13 +113,7 @@ class Attention(BoundCall):
                     _MERGE,
                     (request.rows, -(-request.q_heads // _MERGE_HEADS)),
                     (*out_step, request.requests, request.q_heads, request.rows, step.splits),
-                    (
-                        _MERGE_HEADS,
-                        request.head_dim,
-                        request.sinks,
-                        request.return_lse,
-                        rounding,
-                    ),
+                    (_MERGE_HEADS, request.head_dim, request.sinks, request.return_lse, rounding),
                     (("num_warps", 2),),
                     (request.dtype, pointers, tuple(map(kind, out_step))),
                 )
