@@ -317,7 +317,7 @@ def test_bound_calls_go_to_pytorchs_stream_on_the_tensors_gpu(
     monkeypatch.setattr(workspace, "raw_stream", lambda index: current[index])
     monkeypatch.setattr(workspace, "_capturing", lambda: False)
     engine, gpu = gfx942.Gfx942Engine(kv_splits=1), torch.device("cuda:1")
-    streams = {0x5EED: torch.empty(2**18), 0xF00D: torch.empty(2**18)}
+    streams = {0: torch.empty(2**18), 0xF00D: torch.empty(2**18)}
     for stream, memory in streams.items():
         engine._workspaces.held[gpu, stream] = memory.view(torch.uint8)
 
@@ -340,6 +340,23 @@ def test_bound_calls_go_to_pytorchs_stream_on_the_tensors_gpu(
         assert [(of["device"], of["stream"]) for of, _ in made] == [("1", str(stream))] * len(made)
         assert made[0][0]["name"] == "transpose_v_bf16_d64" and len(made) >= 6
         assert struct.unpack_from("<2Q", made[0][1])[1] == memory.data_ptr()
+
+
+def test_a_graph_has_a_workspace_of_its_own(
+    engine: gfx942.Gfx942Engine, cpu_hip: FakeHip, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    graph = False
+    monkeypatch.setattr(workspace, "_never", lambda: graph)
+    x = bf16(1, 400, 1, 64)
+    tensors = DenseTensors(x, x, x, torch.empty_like(x), None)
+    bound = engine.bind(request_of(x, x), tensors)
+    for graph in (False, True, False):  # noqa: B007
+        bound(tensors)
+    (held,) = engine._workspaces.held.values()
+    made = [
+        struct.unpack_from("<2Q", data)[1] for of, data in launches(cpu_hip) if "v_" in of["name"]
+    ]
+    assert made[0] == made[2] == held.data_ptr() != made[1]
 
 
 def test_starts_of_a_causal_call_are_kept_by_stream_and_not_for_a_graph(
