@@ -122,8 +122,10 @@ def memory_of_nan(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
     A byte that is read before it is written, or never written, shows.
     """
+    # An engine that is made in the meantime keeps its own for later.
     held = property(
-        lambda self: vars(self).setdefault("poisoned", Poisoned()), lambda self, held: None
+        lambda self: vars(self).setdefault("poisoned", Poisoned()),
+        lambda self, held: vars(self).update(held=held),
     )
     monkeypatch.setattr(Workspaces, "held", held, raising=False)
     torch.use_deterministic_algorithms(True)
