@@ -467,13 +467,10 @@ class Decoder {
         const bool acc = w0_ >> 25 & 1;
         const std::string name = inst_.name;
         const bool no_address = name == "ds_nop" || starts_with(inst_.name, "ds_read_addtid") ||
-                                starts_with(inst_.name, "ds_write_addtid") ||
-                                name == "ds_swizzle_b32" || name == "ds_append" ||
+                                starts_with(inst_.name, "ds_write_addtid") || name == "ds_append" ||
                                 name == "ds_consume";
+        // The address is no AGPR; the one operand of ds_swizzle_b32 stands in its field.
         if (!no_address) inst_.src[0] = vector(w1 & 255, 1, false);
-        if (name == "ds_swizzle_b32") {  // its one operand stands in the address field
-            inst_.src[0] = vector(w1 & 255, 1, acc);
-        }
         if (signature_->data0) inst_.src[1] = vector(w1 >> 8 & 255, signature_->data0, acc);
         if (signature_->data1) inst_.src[2] = vector(w1 >> 16 & 255, signature_->data1, acc);
         if (signature_->loaded) set_dst(0, vector(w1 >> 24, signature_->loaded, acc));
