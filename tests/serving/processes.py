@@ -30,9 +30,9 @@ class Server:
         self.url = url
         self.process = process
         self.folder = folder
-        self.client = httpx.Client(
-            base_url=url, timeout=600, limits=httpx.Limits(max_connections=99)
-        )
+        # Servers close a connection that was idle for 5 s: this client gives it up before they do.
+        limits = httpx.Limits(max_connections=99, keepalive_expiry=1)
+        self.client = httpx.Client(base_url=url, timeout=600, limits=limits)
 
     @property
     def log(self) -> str:
