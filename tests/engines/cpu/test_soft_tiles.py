@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 import sys
-import zipfile
 from pathlib import Path
 
+import pybind11
 import pytest
 
+import liteattention_rocm
 from liteattention_rocm.engines import cpu
 from tests import ROOT
 
@@ -32,17 +34,24 @@ def test_the_amx_path_with_software_tiles(tmp_path: Path) -> None:
         pytest.skip("the path needs AVX-512-BF16 beside its tiles")
     if "amx_bf16" in cpu.available_isas():
         pytest.skip("this processor has AMX: the other tests ran on it")
-    options = ["cmake.define.LITEATTENTION_SOFT_TILES=ON", f"build-dir={tmp_path}/build"]
-    settings = [part for option in options for part in ("-C", option)]
-    pip = [sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", "-w", str(tmp_path)]
-    subprocess.run([*pip, *settings, str(ROOT)], check=True)
-    (wheel,) = tmp_path.glob("*.whl")
-    zipfile.ZipFile(wheel).extractall(tmp_path / "site")
+    site = tmp_path / "site"
+    shutil.copytree(Path(liteattention_rocm.__file__).parent, site / "liteattention_rocm",
+                    ignore=shutil.ignore_patterns("_core*", "__pycache__"))  # fmt: skip
+    cmake, build = [sys.executable, "-m", "cmake"], str(tmp_path / "build")
+    definitions = {
+        "LITEATTENTION_SOFT_TILES": "ON",
+        "CMAKE_LIBRARY_OUTPUT_DIRECTORY": site / "liteattention_rocm",
+        "Python_EXECUTABLE": sys.executable,
+        "pybind11_DIR": pybind11.get_cmake_dir(),
+    }
+    defined = [f"-D{name}={value}" for name, value in definitions.items()]
+    subprocess.run([*cmake, "-S", str(ROOT), "-B", build, "-G", "Ninja", *defined], check=True)
+    subprocess.run([*cmake, "--build", build, "--target", "_core"], check=True)
     tests = [
         str(ROOT / "tests" / name) for name in ("engines/cpu", "api/serving/test_attention.py")
     ]
     done = subprocess.run(
-        [sys.executable, "-c", SCRIPT, str(tmp_path / "site"), str(ROOT), *tests],
+        [sys.executable, "-c", SCRIPT, str(site), str(ROOT), *tests],
         cwd=tmp_path,
         capture_output=True,
         text=True,

@@ -17,6 +17,7 @@ scheduled longest first (Graham 1969).
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -172,22 +173,34 @@ class Gfx942Engine(Engine):
             return self._bind_triangular(device, request, like)
         return self._bind_dense(device, request, like)
 
-    def _bind_dense(
-        self, device: _core.Gfx942Device, request: DenseRequest, like: DenseTensors
-    ) -> Bound:
-        plan = _core.plan_dense(_shape(request), device.compute_units, self._kv_splits)
-        launch = _launch(request, like)
-        run, size, workspaces = device.attention, plan.workspace_bytes, self._workspaces
-        where, index = request.device, device.ordinal
+    def _scratch(
+        self, device: _core.Gfx942Device, request: Request, size: int
+    ) -> Callable[[], tuple[int, torch.Tensor]]:
+        """Return what gives the current stream and ``size`` bytes for the launches of one call."""
+        where, index, workspaces = request.device, device.ordinal, self._workspaces
         current, capturing = stream_of(where), capturing_on(where)
 
-        def dense(t: DenseTensors) -> None:
+        def scratch() -> tuple[int, torch.Tensor]:
             stream = current(index)
             if (
                 capturing()
                 or (workspace := workspaces.held.get((where, stream), NOTHING)).numel() < size
             ):
                 workspace = workspaces.take(where, stream, size)
+            return stream, workspace
+
+        return scratch
+
+    def _bind_dense(
+        self, device: _core.Gfx942Device, request: DenseRequest, like: DenseTensors
+    ) -> Bound:
+        plan = _core.plan_dense(_shape(request), device.compute_units, self._kv_splits)
+        launch = _launch(request, like)
+        run = device.attention
+        scratch = self._scratch(device, request, plan.workspace_bytes)
+
+        def dense(t: DenseTensors) -> None:
+            stream, workspace = scratch()
             run(
                 plan, launch,
                 t.q.data_ptr(), t.k.data_ptr(), t.v.data_ptr(), t.out.data_ptr(),
@@ -204,17 +217,11 @@ class Gfx942Engine(Engine):
         step.threshold = request.threshold
         step.descending = request.walks_down
         step.soft_skip = request.soft_skip
-        run, size, workspaces = device.lite, plan.workspace_bytes, self._workspaces
-        where, index = request.device, device.ordinal
-        current, capturing = stream_of(where), capturing_on(where)
+        run = device.lite
+        scratch = self._scratch(device, request, plan.workspace_bytes)
 
         def lite(t: LiteTensors) -> None:
-            stream = current(index)
-            if (
-                capturing()
-                or (workspace := workspaces.held.get((where, stream), NOTHING)).numel() < size
-            ):
-                workspace = workspaces.take(where, stream, size)
+            stream, workspace = scratch()
             run(
                 plan, launch, step,
                 t.q.data_ptr(), t.k.data_ptr(), t.v.data_ptr(), t.out.data_ptr(),
@@ -255,23 +262,18 @@ class Gfx942Engine(Engine):
         launch.causal = True
         launch.scale = request.scale
         launch.number = _NUMBERS[request.dtype, request.rounding]
-        where, index = request.device, device.ordinal
-        current, capturing = stream_of(where), capturing_on(where)
+        where, capturing = request.device, capturing_on(request.device)
         # Bytes to each entry of q, k, v, out and the log-sum-exp.
         number = request.dtype.itemsize
         apart = (*[number * step[0] for step in steps], 4 * request.q_heads * request.q_len)
         jumps = [tuple([i * far for far in apart]) for i in range(0, request.batch, entries)]
         # q_start and kv_start by stream, in whose order they are filled, read and freed.
         known: dict[int, list[torch.Tensor]] = {}
-        run, size, workspaces = device.ragged, plan.workspace_bytes, self._workspaces
+        run = device.ragged
+        scratch = self._scratch(device, request, plan.workspace_bytes)
 
         def triangular(t: DenseTensors) -> None:
-            stream = current(index)
-            if (
-                capturing()
-                or (workspace := workspaces.held.get((where, stream), NOTHING)).numel() < size
-            ):
-                workspace = workspaces.take(where, stream, size)
+            stream, workspace = scratch()
             starts = known.get(stream)
             if starts is None or capturing():
                 starts = [
@@ -307,17 +309,11 @@ class Gfx942Engine(Engine):
         launch.scale = request.scale
         launch.soft_cap = request.soft_cap
         launch.number = _NUMBERS[request.dtype, request.rounding]
-        run, size, workspaces = device.ragged, plan.workspace_bytes, self._workspaces
-        where, index = request.device, device.ordinal
-        current, capturing = stream_of(where), capturing_on(where)
+        run = device.ragged
+        scratch = self._scratch(device, request, plan.workspace_bytes)
 
         def ragged(t: RaggedTensors) -> None:
-            stream = current(index)
-            if (
-                capturing()
-                or (workspace := workspaces.held.get((where, stream), NOTHING)).numel() < size
-            ):
-                workspace = workspaces.take(where, stream, size)
+            stream, workspace = scratch()
             keys = t.keys.data_ptr()
             run(
                 plan, launch,
