@@ -363,21 +363,28 @@ class Module:
                 value, argument, where
             )
         with _registered(spans):
-            report = self._run(name, _dimensions(grid), _dimensions(block), buffer, dynamic_lds)
+            report = self.launch_packed(name, grid, block, buffer, dynamic_lds=dynamic_lds)
         missing = [text for number, array in enumerate(fills) if (text := _missing(array, number))]
         if missing:
             lines = (f"{name}: not filled by a grid of {tuple(grid)}: {text}" for text in missing)
             raise native.LaunchFailed("\n".join(lines), [])
         return report
 
-    def _run(
+    def launch_packed(
         self,
         name: str,
-        grid: tuple[int, int, int],
-        block: tuple[int, int, int],
-        buffer: bytearray,
-        dynamic_lds: int,
+        grid: Sequence[int],
+        block: Sequence[int],
+        buffer: bytes | bytearray,
+        *,
+        dynamic_lds: int = 0,
     ) -> Report:
+        """Run a kernel on an argument buffer that the caller has packed, and return what it did.
+
+        For kernels whose metadata does not tell one argument from another. What the buffer points
+        to must be registered (:func:`registered`) until this returns. Grid, block and what it
+        raises are those of `launch`.
+        """
         hip = native.functions()
         function = ctypes.c_void_p()
         error = hip.hipModuleGetFunction(ctypes.byref(function), self._handle, name.encode())
@@ -391,7 +398,9 @@ class Module:
             ctypes.addressof(size),
             _PENDING_END,
         )
-        error = hip.hipModuleLaunchKernel(function, *grid, *block, dynamic_lds, None, None, extra)
+        error = hip.hipModuleLaunchKernel(
+            function, *_dimensions(grid), *_dimensions(block), dynamic_lds, None, None, extra
+        )
         report = last_launch()
         if error or report is None:
             text = (

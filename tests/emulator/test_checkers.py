@@ -653,6 +653,34 @@ def test_definedness_is_by_lane(name: str) -> None:
         assert fresh(HALF[name]) == ["undefined value"]
 
 
+COLUMNS, ROWS = 0x00FF00FF00FF00FF, 0x0000000F0000000F
+MATRICES = {
+    # lanes of v[4:5] that are defined, and those of v20 that then are: an element of a product
+    # takes from one row of the first operand and one column of the second
+    "v_mfma_f32_16x16x16_bf16 v[20:23], v[6:7], v[4:5], 0": (COLUMNS, COLUMNS),
+    "v_mfma_f32_16x16x16_bf16 v[20:23], v[4:5], v[6:7], 0": (COLUMNS, 0x00000000FFFFFFFF),
+    "v_mfma_f32_16x16x16_bf16 v[20:23], v[6:7], v[6:7], v[4:7]": (0x8001, 0x8001),
+    "v_mfma_f32_32x32x8_bf16 v[20:35], v[6:7], v[4:5], 0": (ROWS, ROWS),
+    "v_mfma_f32_32x32x8_bf16 v[20:35], v[4:5], v[6:7], 0": (ROWS, 0x00000000FFFFFFFF),
+    "v_mfma_f32_32x32x8_bf16 v[16:31], v[4:5], v[6:7], 0": (0xF0000000F000, 0xFFFFFFFF00000000),
+    "v_mfma_f32_4x4x4_16b_bf16 v[20:23], v[6:7], v[4:5], 0": (COLUMNS, 0),
+}
+
+
+@pytest.mark.parametrize("code", MATRICES)
+def test_definedness_of_matrix_products(code: str) -> None:
+    def lanes(mask: int) -> str:
+        return f"s_mov_b32 exec_lo, {mask & 0xFFFFFFFF:#x}\ns_mov_b32 exec_hi, {mask >> 32:#x}\n"
+
+    written, clean = MATRICES[code]
+    product = f"{lanes(written)}v_mov_b32 v4, v6\n{lanes(2**64 - 1)}v_mov_b32 v5, v4\ns_nop 1\n"
+    product += f"{code}\ns_nop 15\n"
+    if clean:
+        assert fresh(f"{product}{lanes(clean)}{STORE.format(20)}") == []
+    text = fresh(f"{product}{lanes(2**64 - 1 & ~clean)}{STORE.format(20)}")
+    assert text == ["undefined value"]
+
+
 UNUSED_HALVES = {
     # v5 is undefined; result, and which half of it does not depend on v5
     "v_mad_u64_u32 v[20:21], vcc, v6, v7, v[4:5]": 20,

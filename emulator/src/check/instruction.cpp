@@ -138,6 +138,12 @@ Info describe(const Inst& inst) {
             break;
         case Unit::mfma:
             info.rule = Rule::matrix;
+            if (starts(name, "v_mfma") && inst.blgp == 0) {
+                const bool wide = name.find("_32x32x") != std::string_view::npos;
+                const bool narrow = name.find("_16x16x") != std::string_view::npos;
+                if (wide && inst.dst[0].dwords == 16) info.side = 32;
+                if (narrow && inst.dst[0].dwords == 4) info.side = 16;
+            }
             break;
         case Unit::valu:
         case Unit::trans:

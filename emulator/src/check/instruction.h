@@ -17,7 +17,7 @@ enum class Rule : uint8_t {
     first_lane,  // v_readfirstlane
     read_lane,
     write_lane,
-    matrix,  // all or nothing
+    matrix,  // one block: by row of A and column of B; several blocks: all or nothing
     permute,
     bpermute,
     swizzle,
@@ -70,6 +70,7 @@ struct Info {
     std::vector<uint16_t> vector_src, scalar_src, mask_src;  // registers; masks are scalar pairs
     std::vector<uint16_t> vector_dst, scalar_dst;
     int mask_dst = -1;
+    int side = 0;  // of a dense matrix product of one block, 16 or 32
 };
 
 Info describe(const Inst& inst);

@@ -27,10 +27,11 @@ Bits bits_of(const Wave& wave, const State& st, const Operand& operand);
 uint64_t data_defined(const State& st, const Inst& inst, uint32_t dword, uint32_t count,
                       bool atomic);
 
-// What an instruction's results are, by its rule: scalar ones, vector ones, and those of the LDS
-// unit's cross-lane operations.
+// What an instruction's results are, by its rule: scalar ones, vector ones, matrix products, and
+// those of the LDS unit's cross-lane operations.
 void scalar_flow(Reporter& report, const Wave& wave, State& st, const Inst& inst, const Info& in);
 void vector_flow(Reporter& report, const Wave& wave, State& st, const Inst& inst, const Info& in);
+void matrix_flow(State& st, const Inst& inst, const Info& in);
 void lane_flow(const Wave& wave, State& st, const Inst& inst, const Info& in);
 
 }  // namespace emulator

@@ -141,14 +141,9 @@ void vector_flow(Reporter& report, const Wave& wave, State& st, const Inst& inst
                 st.v[r] = (st.v[r] & ~(1ull << lane)) | static_cast<uint64_t>(good) << lane;
             return;
         }
-        case Rule::matrix: {
-            uint64_t good = kAll;
-            for (uint16_t r : in.vector_src) good &= st.v[r];
-            if (inst.reads_dst)
-                for (uint16_t r : in.vector_dst) good &= st.v[r];
-            for (uint16_t r : in.vector_dst) st.v[r] = good == kAll ? kAll : 0;
+        case Rule::matrix:
+            matrix_flow(st, inst, in);
             return;
-        }
         default:
             return;
     }

@@ -1,0 +1,33 @@
+"""``AITER_HSA=... python -m tests.emulator.aiter``: the table of docs/emulator.md."""
+
+import sys
+
+from .cases import run, table_cases
+from .launch import VARIABLE, folder
+
+UNITS = ("mfma", "valu", "trans", "ds", "vmem", "salu")
+
+
+def main() -> None:
+    root = folder()
+    if root is None:
+        sys.exit(f"set {VARIABLE} to the folder hsa/gfx942 of a checkout of ROCm/aiter")
+    head = ("kernel", "q x keys", "error", "of bound", "findings", "instructions", *UNITS, "other")
+    print("| " + " | ".join(head) + " |")
+    print("|---|---|" + "---:|" * (len(head) - 2))
+    for case in table_cases():
+        result = run(root, case)
+        rest = result.unexplained(case.flaw)
+        found = ("none" if not result.findings else case.flaw) if not rest else rest[0]
+        units = {unit: n / result.report.waves for unit, n in result.report.by_unit().items()}
+        counts = [units.pop(unit, 0.0) for unit in UNITS]
+        total = result.report.instructions / result.report.waves
+        numbers = " | ".join(f"{x:.0f}" for x in (total, *counts, sum(units.values())))
+        name = case.file.removesuffix(".co").removeprefix("fmha_v3_fwd/").removeprefix("pa/")
+        [(rows, keys)] = case.shape.requests
+        error, of_bound = result.comparison.relative, result.comparison.of_bound
+        print(f"| {name} | {rows} x {keys} | {error:.1e} | {of_bound:.2f} | {found} | {numbers} |")
+
+
+if __name__ == "__main__":
+    main()
