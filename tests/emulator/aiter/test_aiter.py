@@ -14,7 +14,7 @@ from .prefill import Prefill
 
 FOLDER = launch.folder()
 REASON = f"{launch.VARIABLE} names no folder with aiter's code objects (its hsa/gfx942)"
-pytestmark = pytest.mark.skipif(FOLDER is None, reason=REASON)
+pytestmark = [pytest.mark.aiter, pytest.mark.skipif(FOLDER is None, reason=REASON)]
 ROOT = FOLDER or Path()
 
 
