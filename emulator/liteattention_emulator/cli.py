@@ -94,6 +94,10 @@ def run(
     threads: Annotated[int, typer.Option(help="Host threads; 0: one per core.", min=0)] = 0,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
     out: Annotated[Path | None, typer.Option(help="Also write the JSON here.")] = None,
+    record: Annotated[
+        Path | None, typer.Option(help="Save a workgroup's instruction streams here (.npz).")
+    ] = None,
+    workgroup: Annotated[int, typer.Option(help="The one that --record records.", min=0)] = 0,
 ) -> None:
     """Run a kernel once and print what it executed and what the checkers found."""
     try:
@@ -107,7 +111,12 @@ def run(
         for name, setting in native_options.items():
             native.set_option(name, setting)
         with device.Module(file) as module:
-            report = module.launch(kernel, grid_sizes, block_sizes, values, dynamic_lds=lds)
+            wanted = None if record is None else workgroup
+            report = module.launch(
+                kernel, grid_sizes, block_sizes, values, dynamic_lds=lds, record=wanted
+            )
+        if record is not None and report.recording is not None:
+            report.recording.save(record)
     except native.LaunchFailed as error:
         for line in str(error).splitlines():
             typer.echo(line, err=True)
