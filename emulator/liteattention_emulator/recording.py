@@ -95,6 +95,9 @@ class Recording:
     @staticmethod
     def load(path: Path | str) -> "Recording":
         """Read what ``save`` wrote. Raises BadRecording for another file, OSError for none."""
+        with Path(path).open("rb") as raw:
+            if not zipfile.is_zipfile(raw):
+                raise BadRecording(f"{path}: not a recording of the emulator: no .npz file")
         try:
             with np.load(path, allow_pickle=False) as file:
                 about = json.loads(str(file["about"]))
@@ -103,7 +106,7 @@ class Recording:
                 count = sum(name.startswith("steps") for name in file.files)
                 waves = [Stream(file[f"steps{n}"], file[f"lines{n}"]) for n in range(count)]
                 text = file["text"].tobytes()
-        except (KeyError, TypeError, ValueError, EOFError, zipfile.BadZipFile) as error:
+        except (KeyError, TypeError, ValueError, OSError, EOFError, zipfile.BadZipFile) as error:
             if isinstance(error, BadRecording):
                 raise
             raise BadRecording(f"{path}: not a recording of the emulator: {error}") from error

@@ -2,7 +2,7 @@
 
 import ctypes
 import os
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -27,14 +27,15 @@ Clocks = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class Idle:
-    """Clocks in which a matrix core did nothing, at one instruction for one reason.
+    """clk in which matrix cores did nothing, or more than they need, for an instruction's sake.
 
+    instruction: what a wave was at, or what held the port that its matrix instruction needed.
     clocks: of all SIMDs together.
     """
 
     instruction: int
     cause: str
-    clocks: int
+    clocks: float
 
 
 @dataclass(frozen=True, eq=False)
@@ -42,10 +43,10 @@ class Replay:
     """When the instructions of a recording issue on the modelled CU.
 
     constants: all of them by name. clocks: of the whole replay. begin, end: of what is accounted
-    for (``window`` of wave 0's steps). matrix: clk of the matrix instructions issued in it,
-    stretched: clk by which packed instructions prolonged them, both summed over the SIMDs. idle:
-    the rest. lds_busy, address_busy: clk in which the banks of the LDS and the address unit of
-    vector memory worked, in the whole replay. issued: of each wave int64 [steps], the clk of issue.
+    for (``window`` of wave 0's steps). matrix: clk of the matrix instructions issued in it, summed
+    over the SIMDs. idle: the rest. lds_busy, address_busy: clk in which the banks of the LDS and
+    the address unit of vector memory worked, in the whole replay. issued: of each wave int64
+    [steps], the clk of issue.
     """
 
     recording: Recording
@@ -56,7 +57,6 @@ class Replay:
     begin: int
     end: int
     matrix: float
-    stretched: float
     lds_busy: float
     address_busy: float
     l1_hits: int
@@ -91,12 +91,10 @@ class Replay:
         They, ``use`` and each other add up to 1, but for what lies across the window's edges.
         """
         total = max(self.span * self.simds, 1)
-        found: Counter[str] = Counter()
+        found: defaultdict[str, float] = defaultdict(float)
         for row in self.idle:
-            found[row.cause] += row.clocks
-        if self.stretched:
-            found["packed stretches matrix instructions"] = self.stretched  # type: ignore[assignment]
-        return {cause: clocks / total for cause, clocks in found.most_common()}
+            found[row.cause] += row.clocks / total
+        return dict(sorted(found.items(), key=lambda item: -item[1]))
 
     def per_iteration(self, wave: int) -> float | None:
         """clk of an iteration of the wave's loop, the edges left out; None without a loop."""

@@ -21,11 +21,11 @@ std::string idle_json(const timing::Account& account) {
     Members rows;
     for (size_t i = 0; i < account.by_instruction().size(); ++i)
         for (size_t cause = 0; cause < timing::kCauses; ++cause) {
-            const uint64_t clocks = account.by_instruction()[i][cause];
+            const double clocks = account.by_instruction()[i][cause];
             if (clocks)
                 rows.item("[" + std::to_string(i) + "," +
                           quoted(timing::name_of(static_cast<timing::Cause>(cause))) + "," +
-                          std::to_string(clocks) + "]");
+                          number(clocks) + "]");
         }
     return rows.list();
 }
@@ -53,7 +53,7 @@ EXPORT char* lae_timing_constants() {
 //   window                 wave, first step, step behind the last: what is accounted for
 //   constants              values of all of them, in the table's order
 //   issued                 out: of each wave the clk at which each step issued
-// {"clocks", "begin", "end", "matrix", "stretched", "lds_busy", "address_busy", "l1_hits",
+// {"clocks", "begin", "end", "matrix", "lds_busy", "address_busy", "l1_hits",
 //  "l1_misses", "idle": [[instruction, cause, clk], ...]}, clk of all four SIMDs together
 EXPORT char* lae_replay(const void* text, size_t bytes, uint32_t accum_offset, uint32_t waves,
                         const Step* const* steps, const size_t* counts,
@@ -76,7 +76,6 @@ EXPORT char* lae_replay(const void* text, size_t bytes, uint32_t accum_offset, u
         out.field("begin", static_cast<uint64_t>(result.begin));
         out.field("end", static_cast<uint64_t>(result.end));
         out.field("matrix", number(result.matrix));
-        out.field("stretched", number(result.stretched));
         out.field("lds_busy", number(result.lds_busy));
         out.field("address_busy", number(result.address_busy));
         out.field("l1_hits", result.l1_hits);

@@ -29,17 +29,22 @@ const char* name_of(Cause cause) {
         "wait for LDS",
         "barrier",
         "ended",
+        "packed stretches matrix instructions",
     };
     static_assert(sizeof names / sizeof *names == kCauses);
     return names[static_cast<size_t>(cause)];
 }
 
-void Account::idle(const State* states, size_t count) {
+void Account::idle(const State* states, size_t count, double clocks) {
     const State* blamed = states;
     for (size_t i = 1; i < count; ++i)
         if (states[i].cause < blamed->cause) blamed = states + i;
-    if (blamed->cause < Cause::none)
-        ++idle_[blamed->instruction][static_cast<size_t>(blamed->cause)];
+    add(*blamed, clocks);
+}
+
+void Account::add(const State& state, double clocks) {
+    if (state.cause < Cause::none)
+        by_instruction_[state.instruction][static_cast<size_t>(state.cause)] += clocks;
 }
 
 }  // namespace emulator::timing

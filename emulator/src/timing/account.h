@@ -1,4 +1,4 @@
-// Where the clocks of the matrix cores went that they did not work.
+// Where the clocks of the matrix cores went in which they did no work of their own.
 //
 // In each clk that a SIMD's matrix core is idle, every wave of the SIMD is in some state. One of
 // them gets the clk: a wave that has a matrix instruction ready or waiting for operands before one
@@ -43,6 +43,8 @@ enum class Cause : uint8_t {
     wait_lds,
     barrier,
     ended,
+    // a matrix instruction takes longer for a packed one beside it
+    stretch,
     none,
     matrix_busy,
 };
@@ -58,16 +60,19 @@ struct State {
 
 class Account {
    public:
-    explicit Account(size_t instructions) : idle_(instructions) {}
+    explicit Account(size_t instructions) : by_instruction_(instructions) {}
 
-    // A matrix core was idle for one clk; the states of its SIMD's waves.
-    void idle(const State* states, size_t count);
+    // A matrix core was idle for `clocks`; the states of its SIMD's waves.
+    void idle(const State* states, size_t count, double clocks);
+    void add(const State& state, double clocks);
 
     // clk by instruction and cause.
-    const std::vector<std::array<uint64_t, kCauses>>& by_instruction() const { return idle_; }
+    const std::vector<std::array<double, kCauses>>& by_instruction() const {
+        return by_instruction_;
+    }
 
    private:
-    std::vector<std::array<uint64_t, kCauses>> idle_;
+    std::vector<std::array<double, kCauses>> by_instruction_;
 };
 
 }  // namespace emulator::timing

@@ -89,7 +89,7 @@ class ComputeUnit {
         for (; alive_; ++now_) {
             if (now_ > limit) throw std::runtime_error("the replay does not come to its end");
             for (int simd = 0; simd < kSimds; ++simd)
-                if (now_ % period == simd % period) clock(simd, static_cast<uint64_t>(period));
+                if (now_ % period == simd % period) clock(simd, static_cast<double>(period));
             release_barrier();
         }
         result_.clocks = now_;
@@ -103,7 +103,7 @@ class ComputeUnit {
 
    private:
     // Issues what a SIMD can issue in this clk.
-    void clock(int simd, uint64_t clocks) {
+    void clock(int simd, double clocks) {
         std::vector<Wave*>& waves = of_simd_[simd];
         if (waves.empty()) return;
         std::stable_sort(waves.begin(), waves.end(), [&](const Wave* a, const Wave* b) {
@@ -118,7 +118,7 @@ class ComputeUnit {
             if (states[i].cause == Cause::none) states[i] = issue(wave, simd, used);
         }
         if (!counting_ || ports_[simd].matrix_busy(static_cast<double>(now_))) return;
-        for (uint64_t i = 0; i < clocks; ++i) result_.account.idle(states.data(), waves.size());
+        result_.account.idle(states.data(), waves.size(), clocks);
     }
 
     // Why a wave issues nothing in this clk; Cause::none when it issues.
@@ -151,9 +151,10 @@ class ComputeUnit {
         }
         if (inst.category != Category::vector) return because(Cause::none);
         const Cause cause = ports_[simd].refuses(inst, wave.id, now);
-        if (inst.kind == Class::matrix || cause == Cause::none || cause == Cause::packed_behind)
+        if (cause == Cause::none || cause == Cause::packed_behind || cause == Cause::matrix_busy)
             return because(cause);
-        return because(Cause::other_port);
+        if (inst.kind != Class::matrix) return because(Cause::other_port);
+        return {cause, port_holder_[simd]};  // blamed is what the matrix instruction waits for
     }
 
     State issue(Wave& wave, int simd, std::array<bool, kCategories>& used) {
@@ -183,7 +184,7 @@ class ComputeUnit {
             case Class::packed:
             case Class::trans:
             case Class::matrix:
-                return execute_vector(wave, simd, inst);
+                return execute_vector(wave, simd, inst, step);
             case Class::scalar: {
                 const double done = now + constants_.salu_issue;
                 wave.registers.result(inst, done, done, done);
@@ -221,12 +222,14 @@ class ComputeUnit {
         return constants_.salu_issue;
     }
 
-    double execute_vector(Wave& wave, int simd, const Description& inst) {
+    double execute_vector(Wave& wave, int simd, const Description& inst, const Step& step) {
         const double now = static_cast<double>(now_);
         VectorPorts& ports = ports_[simd];
         const double before = ports.stretched();
         const double taken = ports.issue(inst, wave.id, now);
-        if (counting_) result_.stretched += ports.stretched() - before;
+        if (counting_)
+            result_.account.add({Cause::stretch, step.index}, ports.stretched() - before);
+        port_holder_[simd] = step.index;
         if (inst.kind == Class::matrix) {
             const double length = inst.passes * constants_.matrix_pass;
             if (counting_) result_.matrix += length;
@@ -275,6 +278,7 @@ class ComputeUnit {
     std::vector<std::unique_ptr<Wave>> waves_;
     std::array<std::vector<Wave*>, kSimds> of_simd_;
     std::array<int, kSimds> last_{-1, -1, -1, -1};
+    std::array<uint32_t, kSimds> port_holder_{};  // instruction
     std::vector<VectorPorts> ports_;
     Lds lds_;
     VectorMemory memory_;

@@ -31,10 +31,9 @@ struct Window {
 };
 
 struct Result {
-    int64_t clocks = 0;                     // of the whole replay
-    int64_t begin = 0, end = 0;             // of the window
-    double matrix = 0, stretched = 0;       // in the window: clk of matrix instructions
-                                            // that issued, and stretches; of all SIMDs
+    int64_t clocks = 0;          // of the whole replay
+    int64_t begin = 0, end = 0;  // of the window
+    double matrix = 0;           // clk of the matrix instructions that issued in it, of all SIMDs
     double lds_busy = 0, address_busy = 0;  // of the whole replay
     uint64_t l1_hits = 0, l1_misses = 0;
     std::vector<std::vector<int64_t>> issued;  // by wave and step: the clk of issue
