@@ -101,18 +101,24 @@ def show(data: dict[str, Any], console: Console) -> None:
     """Print what ``to_dict`` returned."""
     name = data["kernel"] or "the recorded code"
     say = console.print
-    say(f"[bold]{name}[/], workgroup {data['workgroup']}: modelled, not measured", highlight=False)
+    say(
+        f"[bold]{name}[/], workgroup {data['workgroup']}: modelled, not measured",
+        highlight=False,
+        soft_wrap=True,
+    )
     begin, end = data["accounted"]["begin"], data["accounted"]["end"]
     say(
         f"{data['instructions']:,} instructions in {data['clk']:,} clk; accounted for: clk "
         f"{begin:,} to {end:,}",
         highlight=False,
+        soft_wrap=True,
     )
     if data["clk_per_32x32x8"] is not None:
         say(
             f"{data['clk_per_32x32x8']:.2f} clk per {MATRIX_CLK} clk of matrix instruction "
             f"(one 32x32x8), matrix cores in use {data['matrix_use']:.1%}",
             highlight=False,
+            soft_wrap=True,
         )
     if "range" in data and data["clk_per_32x32x8"] is not None:
         least, most = (
@@ -121,6 +127,7 @@ def show(data: dict[str, Any], console: Console) -> None:
         say(
             f"{least:.2f} to {most:.2f} over the bounds of the open constants, one at a time",
             highlight=False,
+            soft_wrap=True,
         )
     if "clock" in data:
         clock = data["clock"]
@@ -128,6 +135,7 @@ def show(data: dict[str, Any], console: Console) -> None:
             f"at {clock['ghz']:g} GHz, as you asked: {clock['accounted_us']:.1f} us for what is "
             "accounted for; which clock a kernel reaches is not modelled",
             highlight=False,
+            soft_wrap=True,
         )
     say(_wave_table(data))
     say(_share_table(data))
