@@ -6,7 +6,7 @@
 #include <stdexcept>
 #include <string>
 
-#include "timing/counters.h"
+#include "timing/in_flight.h"
 #include "timing/lds.h"
 #include "timing/scoreboard.h"
 #include "timing/vector_memory.h"
@@ -16,8 +16,8 @@ namespace emulator::timing {
 namespace {
 
 constexpr size_t kMostWaves = 16;
-// Far more than any instruction takes: a replay that needs more does not come to its end.
-constexpr int64_t kMostClocksPerStep = 10000;
+// Without any issue: far longer than anything takes, so that the replay does not come to its end.
+constexpr int64_t kLongestPause = 10'000'000;
 
 struct Wave {
     int id = 0;
@@ -75,7 +75,6 @@ class ComputeUnit {
             wave->stream = streams[i];
             wave->ended = streams[i].steps.empty();
             alive_ += !wave->ended;
-            steps_ += streams[i].steps.size();
             result_.issued[i].reserve(streams[i].steps.size());
             of_simd_[i % kSimds].push_back(wave.get());
             waves_.push_back(std::move(wave));
@@ -83,11 +82,12 @@ class ComputeUnit {
     }
 
     Result run() {
-        const auto limit = static_cast<int64_t>(steps_) * kMostClocksPerStep;
         const auto period = std::max<int64_t>(1, static_cast<int64_t>(constants_.issue_period));
         counting_ = window_.begin == 0;
         for (; alive_; ++now_) {
-            if (now_ > limit) throw std::runtime_error("the replay does not come to its end");
+            if (now_ - issued_ > kLongestPause)
+                throw std::runtime_error("the replay stands still: nothing has issued for " +
+                                         std::to_string(kLongestPause) + " clk");
             for (int simd = 0; simd < kSimds; ++simd)
                 if (now_ % period == simd % period) clock(simd, static_cast<double>(period));
             release_barrier();
@@ -162,7 +162,7 @@ class ComputeUnit {
         const Description& inst = code_[step.index];
         if (inst.category != Category::none) used[static_cast<size_t>(inst.category)] = true;
         mark_window(wave);
-        result_.issued[wave.id].push_back(now_);
+        result_.issued[wave.id].push_back(issued_ = now_);
         const double taken = execute(wave, simd, inst, step);
         wave.next =
             static_cast<double>(now_) + taken + (inst.misaligned ? constants_.misaligned : 0);
@@ -172,6 +172,7 @@ class ComputeUnit {
         if (++wave.at == wave.stream.steps.size()) {
             wave.ended = true;
             --alive_;
+            at_barrier_ -= wave.at_barrier;  // it is no more one of those that others wait for
         }
         return wave.working;
     }
@@ -283,8 +284,8 @@ class ComputeUnit {
     Lds lds_;
     VectorMemory memory_;
     Result result_;
-    int64_t now_ = 0;
-    size_t alive_ = 0, at_barrier_ = 0, steps_ = 0;
+    int64_t now_ = 0, issued_ = 0;  // issued_: when anything last did
+    size_t alive_ = 0, at_barrier_ = 0;
     bool counting_ = false;
 };
 

@@ -74,6 +74,12 @@ def test_two_pairs_of_simds_share_the_banks() -> None:
     assert clocks[4] == pytest.approx(clocks[2], rel=0.1)  # both pairs: no slower
 
 
+def test_an_exchange_between_lanes_passes_as_a_dword_of_each() -> None:
+    lines = [*repeated("ds_bpermute_b32 v4, v0, v1", 32), "s_waitcnt lgkmcnt(0)", "v_nop"]
+    times = replay(record("\n".join(lines), State())).issued[0]
+    assert times[31] - times[0] == 31 * 4 and times[33] - times[31] == 52 + 4
+
+
 def memory_program(lines: list[str]) -> tuple[np.ndarray, State, str]:
     data = np.zeros(1 << 18, np.uint8)
     state = State()
@@ -91,13 +97,18 @@ def replay_memory(lines: list[str], **overrides: float) -> list[int]:
 LOAD = "global_load_dwordx4 v[4:7], v0, s[2:3] offset:{}"
 
 
-def test_a_miss_and_a_hit_of_l1() -> None:
+def check_a_miss_and_a_hit(**overrides: float) -> None:
     wait = "s_waitcnt vmcnt(0)"
-    times = replay_memory([LOAD.format(0), wait, LOAD.format(0), wait, "v_add_f32 v1, v2, v3"])
+    program = [LOAD.format(0), wait, LOAD.format(0), wait, "v_add_f32 v1, v2, v3"]
+    times = replay_memory(program, **overrides)
     shortest = 1024 / 60.8 - 4  # of the bytes behind the first ones
     assert times[3] - times[2] == pytest.approx(120 + shortest, rel=0.02)
     behind = 7 * 128 / 43  # of the eight lines, at 43 B/clk
     assert times[1] - times[0] == pytest.approx(300 + shortest + behind, rel=0.02)
+
+
+def test_a_miss_and_a_hit_of_l1() -> None:
+    check_a_miss_and_a_hit()
 
 
 def test_l1_delivers_its_bytes_per_clk() -> None:
@@ -118,6 +129,15 @@ def test_lines_leave_l1_when_others_come() -> None:
         with device.registered(data):
             found = replay(record(program, state))
         assert (found.l1_hits, found.l1_misses) == (hits, 2 * 8 * kilobytes - hits)
+
+
+@pytest.mark.parametrize(
+    ("constant", "value"),
+    [("l1_latency", 140), ("l1_bytes", 30), ("l2_latency", 400), ("l2_bytes", 30)],
+)
+def test_another_constant_breaks_a_memory_row(constant: str, value: float) -> None:
+    with pytest.raises(AssertionError):
+        check_a_miss_and_a_hit(**{constant: value})
 
 
 def test_loads_retire_in_order() -> None:
@@ -154,6 +174,11 @@ def test_waves_leave_a_barrier_together() -> None:
     assert {int(times[-1]) for times in found} == {last + 16}
     moved = replay(streams(["V" * 50 + "BV", "BV"]), {"barrier_release": 40}).issued
     assert moved[1][1] == moved[0][-2] + 40
+
+
+def test_a_wave_that_ends_at_a_barrier_lets_nobody_through_early() -> None:
+    found = replay(streams(["B", "BV", "V" * 50 + "BV"])).issued
+    assert found[1][1] == found[2][50] + 16
 
 
 def test_a_wave_that_ended_keeps_nobody_at_a_barrier() -> None:
