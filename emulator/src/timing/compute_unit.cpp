@@ -192,16 +192,16 @@ class ComputeUnit {
                 return constants_.salu_issue;
             }
             case Class::lds:
-                return arrive(wave, inst, wave.lds.add(lds_.issue(simd, step, now)));
+                return arrive(wave, inst, wave.lds, lds_.issue(simd, step, now));
             case Class::memory: {
                 const auto lines = wave.stream.lines.subspan(wave.line, step.lines);
                 const double done = memory_.issue(inst, step, lines, now);
                 if (inst.to_lds) lds_.copy(step, now);
                 if (inst.flat) wave.lds.add(done);
-                return arrive(wave, inst, wave.memory.add(done));
+                return arrive(wave, inst, wave.memory, done);
             }
             case Class::scalar_memory:
-                return arrive(wave, inst, wave.lds.add(now + constants_.smem_latency));
+                return arrive(wave, inst, wave.lds, now + constants_.smem_latency);
             case Class::barrier:
                 wave.at_barrier = true;
                 ++at_barrier_;
@@ -246,7 +246,8 @@ class ComputeUnit {
         return taken;
     }
 
-    double arrive(Wave& wave, const Description& inst, double at) {
+    double arrive(Wave& wave, const Description& inst, InFlight& queue, double at) {
+        queue.add(at);
         wave.registers.result(inst, at, at, at);
         return constants_.salu_issue;
     }

@@ -1,7 +1,6 @@
 // vmcnt and lgkmcnt of one wave.
 #pragma once
 
-#include <algorithm>
 #include <deque>
 
 namespace emulator::timing {
@@ -10,20 +9,14 @@ namespace emulator::timing {
 // those before it.
 class InFlight {
    public:
-    // Adds an access that is done at a time; returns when it retires.
-    double add(double done) {
-        last_ = std::max(last_, done);
-        retire_.push_back(last_);
-        return last_;
-    }
+    void add(double done) { done_.push_back(done); }
     int left(double now) {
-        while (!retire_.empty() && retire_.front() <= now) retire_.pop_front();
-        return static_cast<int>(retire_.size());
+        while (!done_.empty() && done_.front() <= now) done_.pop_front();
+        return static_cast<int>(done_.size());
     }
 
    private:
-    std::deque<double> retire_;
-    double last_ = 0;
+    std::deque<double> done_;
 };
 
 }  // namespace emulator::timing

@@ -5,7 +5,9 @@ Measured with a million instructions each (tingqli/pyhip, mfma-valu-coissue.md).
 
 import pytest
 
-from .streams import other_wave, same_wave
+from liteattention_emulator.timing import replay
+
+from .streams import other_wave, same_wave, streams
 
 TOLERANCE = 0.02
 
@@ -74,6 +76,10 @@ def test_other_wave(pair: tuple[str, str]) -> None:
 def test_the_stream_that_the_model_misses() -> None:
     for pair, measured in MISSED.items():
         assert other_wave(*pair) == pytest.approx(0.953 * measured, rel=0.002)
+
+
+def test_packed_instructions_before_it_do_not_keep_a_matrix_instruction_for_ever() -> None:
+    assert replay(streams(["P" * 100, "", "", "", "M"])).issued[4][0] == 5
 
 
 @pytest.mark.parametrize(

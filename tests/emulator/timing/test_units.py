@@ -74,6 +74,19 @@ def test_two_pairs_of_simds_share_the_banks() -> None:
     assert clocks[4] == pytest.approx(clocks[2], rel=0.1)  # both pairs: no slower
 
 
+def test_conflicts_of_one_pair_slow_the_other() -> None:
+    """16 clk a read where a pair has the banks alone, 32 where both want them."""
+    program = "\n".join(repeated("ds_read_b32 v4, v0", 64))
+    clocks = {}
+    for waves in (1, 4):
+        state = State(waves)
+        for wave in range(waves):
+            state.v(0, wave)[:] = 32 * np.arange(64)
+        found = replay(record(program, state)).issued
+        clocks[waves] = max(int(times[-2]) for times in found)
+    assert clocks[4] == pytest.approx(4 * clocks[1], rel=0.1)  # two waves a pair, half the banks
+
+
 def test_an_exchange_between_lanes_passes_as_a_dword_of_each() -> None:
     lines = [*repeated("ds_bpermute_b32 v4, v0, v1", 32), "s_waitcnt lgkmcnt(0)", "v_nop"]
     times = replay(record("\n".join(lines), State())).issued[0]
@@ -165,6 +178,14 @@ def test_a_wait_that_asks_for_nothing_waits_for_nothing() -> None:
     assert free[2] - free[0] == 8
     asked = replay_memory([LOAD.format(0), "s_waitcnt vmcnt(0)", after])
     assert asked[2] - asked[0] > 300
+
+
+@pytest.mark.parametrize("count", [15, 20])
+def test_a_wait_for_many_counts_them(count: int) -> None:
+    """vmcnt has six bits, in two places."""
+    loads = [*repeated(LOAD.format(0), 22), f"s_waitcnt vmcnt({count})", "v_add_f32 v1, v2, v3"]
+    times = replay_memory(loads)
+    assert times[23] - times[0] > 300
 
 
 def test_waves_leave_a_barrier_together() -> None:
