@@ -17,19 +17,23 @@ from liteattention_emulator.device import (
     registered,
 )
 from liteattention_emulator.native import EmulatorError, LaunchFailed, library, set_option
+from liteattention_emulator.recording import BadRecording, Recording, recorded
 
 __all__ = [
+    "BadRecording",
     "EmulatorError",
     "Executed",
     "Finding",
     "Kernel",
     "LaunchFailed",
     "Module",
+    "Recording",
     "Report",
     "disassemble",
     "kernels",
     "last_launch",
     "library",
+    "recorded",
     "registered",
     "set_option",
 ]

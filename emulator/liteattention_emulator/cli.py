@@ -12,6 +12,8 @@ from rich.console import Console
 from rich.table import Table
 
 from liteattention_emulator import device, hazards, native, waits
+from liteattention_emulator.recording import Recording
+from liteattention_emulator.timing import command
 
 app = typer.Typer(help="The software MI300X: run code objects on the CPU.")
 
@@ -94,6 +96,10 @@ def run(
     threads: Annotated[int, typer.Option(help="Host threads; 0: one per core.", min=0)] = 0,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
     out: Annotated[Path | None, typer.Option(help="Also write the JSON here.")] = None,
+    record: Annotated[
+        Path | None, typer.Option(help="Save a workgroup's instruction streams here (.npz).")
+    ] = None,
+    workgroup: Annotated[int, typer.Option(help="The one that --record records.", min=0)] = 0,
 ) -> None:
     """Run a kernel once and print what it executed and what the checkers found."""
     try:
@@ -107,7 +113,12 @@ def run(
         for name, setting in native_options.items():
             native.set_option(name, setting)
         with device.Module(file) as module:
-            report = module.launch(kernel, grid_sizes, block_sizes, values, dynamic_lds=lds)
+            wanted = None if record is None else workgroup
+            report = module.launch(
+                kernel, grid_sizes, block_sizes, values, dynamic_lds=lds, record=wanted
+            )
+        if record is not None and report.recording is not None:
+            report.recording.save(record)
     except native.LaunchFailed as error:
         for line in str(error).splitlines():
             typer.echo(line, err=True)
@@ -137,6 +148,34 @@ def report(
         show(_try(file, lambda: json.loads(file.read_text())))
     except (KeyError, TypeError, AttributeError):
         _fail(f"{file}: not a report; `emulate run FILE --out REPORT` writes one")
+
+
+@app.command("model")
+def model(
+    file: Annotated[Path, typer.Argument(help="Recording that `emulate run --record` saved.")],
+    overrides: command.Overrides = None,
+    ranges: command.Ranges = True,
+    top: command.Top = 12,
+    matrix_per_block: Annotated[
+        int | None,
+        typer.Option(min=1, help="Matrix instructions of a wave per block: also clk per block."),
+    ] = None,
+    timeline: command.Timeline = None,
+    clock_ghz: command.ClockGhz = None,
+    as_json: command.AsJson = False,
+) -> None:
+    """Model how long the recorded workgroup takes on a CU, in clk, and where they go.
+
+    An iteration is what lies between two executions of a wave's most frequent backward branch
+    (of those around its matrix instructions). The first tenth and the last are left out.
+    """
+    try:
+        options = command.Options.of(overrides, ranges, top, timeline, clock_ghz, as_json)
+        command.run(_try(file, lambda: Recording.load(file)), options, matrix_per_block)
+    except command.BadOptions as error:
+        _fail(str(error))
+    except (native.EmulatorError, OSError) as error:
+        _fail(_about(file, error))
 
 
 @app.command("hazards")

@@ -4,8 +4,8 @@ import ctypes
 import struct
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Protocol
@@ -13,7 +13,8 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from liteattention_emulator import native
+from liteattention_emulator import native, recording
+from liteattention_emulator.recording import Recording
 
 LAUNCH_FAILURE = 719
 _PENDING_BUFFER, _PENDING_SIZE, _PENDING_END = 1, 2, 3
@@ -120,6 +121,8 @@ class Report:
     lds_extents: dict[int, tuple[int, int]]
     """Of each instruction that touched the LDS, copies from memory included, by its offset: the
     first byte and the one behind the last, of all its executions together."""
+    recording: Recording | None = None
+    """Of the workgroup that ``Module.launch(..., record=)`` named."""
 
     @property
     def rate(self) -> float:
@@ -331,6 +334,7 @@ class Module:
         *,
         dynamic_lds: int = 0,
         fills: Sequence[npt.NDArray[Any] | Tensor] = (),
+        record: int | None = None,
     ) -> Report:
         """Run a kernel and return what it did.
 
@@ -339,7 +343,8 @@ class Module:
         may access), None for a null pointer, integers, floats, numpy scalars, or bytes and ctypes
         structures for arguments by value. fills: arrays that the launch must store to in full,
         whatever they held before; what a grid too small leaves out has the old values else, and
-        nobody notices. Raises LaunchFailed when the checkers found something, an array of
+        nobody notices. record: a workgroup (linear id) whose instruction streams the report keeps.
+        Raises LaunchFailed when the checkers found something, an array of
         ``fills`` has elements that were not stored to, or the launch cannot run, TypeError for
         arguments that do not fit.
         """
@@ -363,7 +368,9 @@ class Module:
                 value, argument, where
             )
         with _registered(spans):
-            report = self.launch_packed(name, grid, block, buffer, dynamic_lds=dynamic_lds)
+            report = self.launch_packed(
+                name, grid, block, buffer, dynamic_lds=dynamic_lds, record=record
+            )
         missing = [text for number, array in enumerate(fills) if (text := _missing(array, number))]
         if missing:
             lines = (f"{name}: not filled by a grid of {tuple(grid)}: {text}" for text in missing)
@@ -378,13 +385,26 @@ class Module:
         buffer: bytes | bytearray,
         *,
         dynamic_lds: int = 0,
+        record: int | None = None,
     ) -> Report:
         """Run a kernel on an argument buffer that the caller has packed, and return what it did.
 
         For kernels whose metadata does not tell one argument from another. What the buffer points
-        to must be registered (:func:`registered`) until this returns. Grid, block and what it
-        raises are those of `launch`.
+        to must be registered (:func:`registered`) until this returns. Grid, block, ``record`` and
+        what it raises are those of `launch`.
         """
+        with nullcontext() if record is None else recording.recording(record):
+            report = self._run(name, _dimensions(grid), _dimensions(block), buffer, dynamic_lds)
+            return report if record is None else replace(report, recording=recording.recorded())
+
+    def _run(
+        self,
+        name: str,
+        grid: tuple[int, int, int],
+        block: tuple[int, int, int],
+        buffer: bytes | bytearray,
+        dynamic_lds: int,
+    ) -> Report:
         hip = native.functions()
         function = ctypes.c_void_p()
         error = hip.hipModuleGetFunction(ctypes.byref(function), self._handle, name.encode())
@@ -398,9 +418,7 @@ class Module:
             ctypes.addressof(size),
             _PENDING_END,
         )
-        error = hip.hipModuleLaunchKernel(
-            function, *_dimensions(grid), *_dimensions(block), dynamic_lds, None, None, extra
-        )
+        error = hip.hipModuleLaunchKernel(function, *grid, *block, dynamic_lds, None, None, extra)
         report = last_launch()
         if error or report is None:
             text = (

@@ -68,7 +68,7 @@ class Rule:
 
     def needed(self, producer: Instruction) -> int:
         """Wait states after this producer."""
-        return self.wait + (passes(producer) if self.per_pass else 0)
+        return self.wait + (producer.passes if self.per_pass else 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,28 +96,6 @@ class Hazard:
             f"{self.needed} wait states after 0x{self.producer_offset:x} {self.producer_text} "
             f"[{self.rule}: {self.registers}]"
         )
-
-
-def passes(inst: Instruction) -> int:
-    """Passes (of four cycles) that a matrix instruction takes on gfx942; 0 for any other.
-
-    From the scheduling model that LLVM has for gfx940 (SISchedule.td, SIDPGFX940FullSpeedModel).
-    """
-    if inst.unit != "mfma":
-        return 0
-    shape = inst.name.split("_")[3]
-    rows = shape.split("x")[0]
-    depth = int(shape.split("x")[2])
-    if "f64" in inst.name:
-        return 4 if rows == "4" else 8
-    if inst.name.startswith("v_smfmac"):
-        return 4 if rows == "16" else 8
-    if rows == "4":
-        return 2
-    xf32 = inst.name.endswith("xf32")
-    if rows == "16":
-        return 4 if depth >= 16 or xf32 else 8
-    return 8 if depth >= 8 or xf32 else 16
 
 
 def _vectors(operands: Iterable[Operand | None]) -> int:
@@ -168,7 +146,7 @@ def _d_4(inst: Instruction) -> int:
 
 
 def _d_two_pass(inst: Instruction) -> int:
-    return _vectors(inst.dst) if inst.unit == "mfma" and passes(inst) == 2 else 0
+    return _vectors(inst.dst) if inst.unit == "mfma" and inst.passes == 2 else 0
 
 
 def _c(inst: Instruction) -> int:

@@ -92,6 +92,7 @@ class Instruction:
     unit: str
     target: int
     imm: int
+    passes: int
     dst: tuple[Operand | None, ...]
     src: tuple[Operand | None, ...]
     reads: int
@@ -168,7 +169,7 @@ class Listing:
         ]
         if len(changed) == 1:  # as long as its encoding is
             inst = changed[0]
-            found = _instructions(image[at + inst.offset : at + inst.offset + inst.bytes])
+            found = decode(image[at + inst.offset : at + inst.offset + inst.bytes])
             if len(found) == 1 and found[0].target < 0:
                 instructions = self.instructions.copy()
                 instructions[inst.index] = replace(found[0], index=inst.index, offset=inst.offset)
@@ -218,12 +219,13 @@ def load(code_object: Path | str | bytes) -> Listing:
 
 
 def _one(image: bytes, at: int, size: int, name: str) -> Listing:
-    instructions = _instructions(image[at : at + size])
+    instructions = decode(image[at : at + size])
     entry = Entry(name, 0, len(instructions), True)
     return Listing(image, at, size, instructions, [entry], {})
 
 
-def _instructions(text: bytes) -> list[Instruction]:
+def decode(text: bytes) -> list[Instruction]:
+    """The instructions of bare machine code."""
     return parse(native.json_of(native.functions().lae_decode(text, len(text))))
 
 
@@ -252,6 +254,7 @@ def parse(rows: list[dict[str, Any]]) -> list[Instruction]:
                 row["unit"],
                 row["target"],
                 row["imm"],
+                row["passes"],
                 tuple(_operand(field) for field in row["dst"]),
                 tuple(_operand(field) for field in row["src"]),
                 _mask(row["reads"]),

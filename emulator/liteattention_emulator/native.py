@@ -4,7 +4,7 @@ import ctypes
 import json
 import os
 import sysconfig
-from ctypes import POINTER, c_char_p, c_int, c_size_t, c_uint, c_uint32, c_void_p
+from ctypes import POINTER, c_char_p, c_int, c_int64, c_size_t, c_uint, c_uint32, c_void_p
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -61,6 +61,13 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "lae_decode": (c_void_p, [c_char_p, c_size_t]),
     "lae_last_launch": (c_void_p, []),
     "lae_stored": (c_int, [c_void_p, c_size_t, c_void_p]),
+    "lae_record": (None, [c_int64]),
+    "lae_recording": (c_void_p, []),
+    "lae_timing_constants": (c_void_p, []),
+    "lae_replay": (
+        c_void_p,
+        [c_char_p, c_size_t, c_uint32, c_uint32, *[c_void_p] * 6, c_size_t, c_void_p],
+    ),
     "lae_run_snippet": (
         c_void_p,
         [c_char_p, c_size_t, c_uint32, *[c_void_p] * 5, c_size_t, c_uint32],
@@ -77,7 +84,7 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "hipMalloc": (c_int, [POINTER(c_void_p), c_size_t]),
     "hipFree": (c_int, [c_void_p]),
     "hipMemcpy": (c_int, [c_void_p, c_void_p, c_size_t, c_int]),
-    "hipMemset": (c_int, [c_void_p, c_int, c_size_t]),
+    "hipMemset": (c_int, [c_void_p, c_int, c_int64, c_size_t]),
     "hipGetErrorName": (c_char_p, [c_int]),
 }
 

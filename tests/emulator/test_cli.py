@@ -57,6 +57,8 @@ def test_run_and_report(code_object: str, tmp_path: Path) -> None:
     code, text = call(*words)
     assert code == 0 and "halve" in text and "no time of a GPU" in text.replace("\n", " ")
     assert np.load(data).tolist() == [i / 2 for i in range(64)]
+    assert call(*words[:-2], "--record", str(tmp_path / "halve.npz"))[0] == 0
+    assert emulator.Recording.load(tmp_path / "halve.npz").kernel == "halve"
     report = json.loads(saved.read_text())
     assert report["counters"]["global_load_bytes"] == 256
     assert report["by_unit_per_wave"]["vmem"] == 2

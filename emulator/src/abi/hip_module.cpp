@@ -3,6 +3,7 @@
 #include <cstring>
 
 #include "abi/handles.h"
+#include "abi/recording.h"
 
 namespace emulator {
 
@@ -107,6 +108,7 @@ EXPORT hipError_t hipModuleLaunchKernel(void* function, unsigned grid_x, unsigne
     return call([&] {
         Latest& latest = Device::latest();
         latest = Latest{};
+        forget_recording();
         if (!Handles::get().stream(stream)) return hipErrorInvalidHandle;
         {
             Handles& handles = Handles::get();
@@ -132,7 +134,8 @@ EXPORT hipError_t hipModuleLaunchKernel(void* function, unsigned grid_x, unsigne
             return hipErrorInvalidConfiguration;
         }
         latest.report = std::make_unique<Report>();
-        run(launch, Device::get().memory, Device::get().options(), *latest.report);
+        run(launch, Device::get().memory, recording(Device::get().options()), *latest.report);
+        keep_recording(*latest.report, latest.module->object, *latest.kernel);
         latest.text = latest.report->text(latest.module->object, *latest.kernel);
         return latest.text.empty() ? hipSuccess : hipErrorLaunchFailure;
     });

@@ -2,7 +2,6 @@
 //
 // Functions that return text give JSON in memory that the caller returns with lae_free; null means
 // an error, and lae_last_error says which. All are safe to call from several threads.
-#include <cstdlib>
 #include <cstring>
 #include <memory>
 #include <stdexcept>
@@ -11,43 +10,12 @@
 #include "abi/device.h"
 #include "abi/hip_types.h"
 #include "abi/json.h"
+#include "abi/recording.h"
 #include "abi/report_json.h"
+#include "abi/text.h"
 #include "isa/listing.h"
 
-namespace emulator {
-namespace {
-
-std::string& last_error() {
-    thread_local std::string text;
-    return text;
-}
-
-char* given(const std::string& text) {
-    auto* copy = static_cast<char*>(std::malloc(text.size() + 1));
-    if (copy) std::memcpy(copy, text.c_str(), text.size() + 1);
-    return copy;
-}
-
-template <typename Body>
-char* text_of(Body body) {
-    try {
-        return given(body());
-    } catch (const std::exception& problem) {
-        last_error() = problem.what();
-        return nullptr;
-    }
-}
-
-}  // namespace
-
-}  // namespace emulator
-
 using namespace emulator;
-
-EXPORT void lae_free(char* text) { std::free(text); }
-
-// Of the calling thread's latest failed lae_ function.
-EXPORT const char* lae_last_error() { return last_error().c_str(); }
 
 // Sets an option ("check", "count", "threads", "order", "variant", "steps") for all later launches
 // of the process; "" returns to the environment's value. 0, or -1 for a bad name or value.
@@ -56,7 +24,7 @@ EXPORT int lae_set_option(const char* name, const char* value) {
         Device::get().set_option(name, value);
         return 0;
     } catch (const std::exception& problem) {
-        last_error() = problem.what();
+        last_text_error() = problem.what();
         return -1;
     }
 }
@@ -80,14 +48,7 @@ EXPORT char* lae_kernels(const void* image, size_t bytes) {
 EXPORT char* lae_disassemble(const void* image, size_t bytes) {
     return text_of([&] {
         const CodeObject object(image, bytes);
-        Members out, lines, kernels;
-        std::string last;
-        for (const Inst& inst : object.code().insts) {
-            const std::string line = object.line(inst.offset);
-            if (line == last) continue;
-            lines.item("[" + std::to_string(inst.offset) + "," + quoted(line) + "]");
-            last = line;
-        }
+        Members out, kernels;
         for (const Kernel& kernel : object.kernels()) {
             Members fields, reachable;
             for (const uint32_t index : object.reachable(kernel))
@@ -98,7 +59,7 @@ EXPORT char* lae_disassemble(const void* image, size_t bytes) {
             kernels.item(fields.object());
         }
         out.field("instructions", instructions_json(object.code()));
-        out.field("lines", lines.list());
+        out.field("lines", lines_json(object));
         out.field("kernels", kernels.list());
         return out.object();
     });
@@ -147,7 +108,8 @@ EXPORT char* lae_run_snippet(const void* text, size_t bytes, uint32_t waves, uin
     return text_of([&] {
         if (waves == 0 || waves > 16) throw std::invalid_argument("waves must be 1 to 16");
         if (lds_bytes > 65536) throw std::invalid_argument("there are 65536 bytes of LDS");
-        const Options options = Device::get().options();
+        const Options options = recording(Device::get().options());
+        forget_recording();
         Code code = decode(static_cast<const uint8_t*>(text), bytes);
         code.address = reinterpret_cast<uint64_t>(text);
         const Handler* table = handlers(options.variant);
@@ -180,6 +142,7 @@ EXPORT char* lae_run_snippet(const void* text, size_t bytes, uint32_t waves, uin
             mode[i] = wave.mode;
         }
         if (lds_bytes) std::memcpy(lds, local.data(), lds_bytes);
+        keep_recording(report, code);
         return report_json(report, code, nullptr, nullptr);
     });
 }

@@ -38,6 +38,18 @@ std::string kernel_json(const Kernel& kernel) {
     return out.object();
 }
 
+std::string lines_json(const CodeObject& object) {
+    Members lines;
+    std::string last;
+    for (const Inst& inst : object.code().insts) {
+        const std::string line = object.line(inst.offset);
+        if (line == last) continue;
+        lines.item("[" + std::to_string(inst.offset) + "," + quoted(line) + "]");
+        last = line;
+    }
+    return lines.list();
+}
+
 std::string report_json(const Report& report, const Code& code, const CodeObject* object,
                         const Kernel* kernel) {
     Members out, findings, counters;

@@ -9,6 +9,9 @@ namespace emulator {
 
 std::string kernel_json(const Kernel& kernel);
 
+// [[offset, "file:line"], ...] of a code object, where a line begins.
+std::string lines_json(const CodeObject& object);
+
 // {"workgroups", "waves", "instructions", "threads", "seconds", "findings": [...],
 //  "counters": {...}, "executed": [[offset, unit, name, times, lds phases, bank conflicts], ...],
 //  "lds_extents": [[offset, first byte, byte behind the last], ...]}

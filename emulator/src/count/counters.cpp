@@ -1,9 +1,10 @@
 #include "count/counters.h"
 
-#include <cstdio>
-#include <cstring>
 #include <algorithm>
 #include <bit>
+
+#include "isa/matrix.h"
+#include "record/recorder.h"
 
 namespace emulator {
 namespace {
@@ -122,12 +123,17 @@ void Counters::count_lds(const Inst& inst, const uint32_t* address, uint64_t lan
                          : write      ? kEighths
                                       : kWideLoad;
     const uint32_t dwords = (bytes + 3) / 4;
+    int phases = 0, conflicts = 0;
     for (int p = 0; p < phase.count; ++p) {
         const uint64_t active = lanes & phase.lanes[p];
         if (!active) continue;
-        ++lds_phases[inst.index];
-        bank_conflicts[inst.index] += static_cast<uint64_t>(ways(address, active, dwords) - 1);
+        ++phases;
+        conflicts += ways(address, active, dwords) - 1;
     }
+    lds_phases[inst.index] += static_cast<uint64_t>(phases);
+    bank_conflicts[inst.index] += static_cast<uint64_t>(conflicts);
+    if (recorder)
+        recorder->lds(static_cast<uint32_t>(std::popcount(lanes)) * bytes, phases, conflicts);
 }
 
 void Counters::count_global(const uint64_t* address, uint64_t lanes, uint32_t bytes, bool load,
@@ -161,6 +167,8 @@ void Counters::count_global(const uint64_t* address, uint64_t lanes, uint32_t by
         count = static_cast<int>(std::unique(lines, lines + count) - lines);
     }
     vmem_lines += static_cast<uint64_t>(count);
+    if (recorder)
+        recorder->memory(static_cast<uint32_t>(total), {lines, static_cast<size_t>(count)});
 }
 
 Counters Counters::of(const Code& code) {
@@ -169,19 +177,6 @@ Counters Counters::of(const Code& code) {
     counters.bank_conflicts.assign(code.insts.size(), 0);
     counters.lds_phases.assign(code.insts.size(), 0);
     return counters;
-}
-
-// Floating-point (or integer) operations of one matrix instruction: its mnemonic says the shape,
-// v_mfma_f32_16x16x16_bf16 or v_mfma_f32_4x4x4_16b_f16 (16 blocks). Half of a sparse one's are not
-// carried out.
-static uint64_t matrix_flops(const Inst& inst) {
-    int m = 0, n = 0, k = 0, blocks = 0;
-    const bool sparse = std::strncmp(inst.name, "v_smfmac", 8) == 0;
-    const char* shape = std::strchr(inst.name + (sparse ? 9 : 7), '_');
-    if (!shape || std::sscanf(shape, "_%dx%dx%d_%db", &m, &n, &k, &blocks) < 3) return 0;
-    // "_2b" is a number of blocks, "_bf16" and "_fp8" are no numbers.
-    const uint64_t products = uint64_t{1} * m * n * k * std::max(blocks, 1);
-    return sparse ? products : 2 * products;
 }
 
 void Counters::count_flops(const Code& code) {

@@ -10,6 +10,8 @@
 
 namespace emulator {
 
+class Recorder;  // record/recorder.h
+
 // Key: one workgroup, summed over a launch; owner: the running thread.
 struct Counters {
     // Executed wave instructions by position in the code; classes are summed up from this.
@@ -33,6 +35,8 @@ struct Counters {
     uint64_t distinct_load_bytes = 0;
     uint64_t barriers = 0;  // s_barrier instructions, per wave
     uint64_t flops = 0;     // of MFMA, 2 per multiply-add
+    // Told of each access while a workgroup is recorded, else null.
+    Recorder* recorder = nullptr;
 
     // All zero, for a code's instructions.
     static Counters of(const Code& code);

@@ -17,6 +17,7 @@ namespace emulator {
 //                     ["s", register, count], ["c", value] or ["x", special source]
 //   reads, writes     all registers, implied ones too: [first, count] pairs where vector registers
 //                     are 0..511, scalar ones 512 + number, SCC 640
+//   passes            of the matrix core, four clocks each; 0 for what is no matrix instruction
 //   imm               simm16, memory offset, or ds offset1 << 8 | offset0
 //   flags             of reads_dst, sdwa, dpp, lds, offen, idxen, glc, dst_sel (writes part of the
 //                     register by SDWA or op_sel)

@@ -68,9 +68,15 @@ class Worker {
             wave->check = check.get();
             start(*wave, dispatch_, group_);
         }
-        if (!run_waves(group_, check.get(), dispatch_.launch.object, dispatch_.options,
-                       dispatch_.report, instructions_))
-            return false;
+        // One worker alone runs the workgroup, so that it may write to the report.
+        if (dispatch_.options.record == linear) {
+            dispatch_.report.recording = std::make_unique<Recorder>(linear, group_.waves.size());
+            counters_.recorder = dispatch_.report.recording.get();
+        }
+        const bool done = run_waves(group_, check.get(), dispatch_.launch.object, dispatch_.options,
+                                    dispatch_.report, instructions_);
+        counters_.recorder = nullptr;
+        if (!done) return false;
         if (check) races_.join(accesses_);
         return true;
     }
@@ -230,6 +236,10 @@ void run_bare(const CodeObject* object, const Code& code, std::vector<Wave*> wav
               std::vector<uint8_t>& lds, Memory& memory, const Options& options, Report& report) {
     const auto begin = std::chrono::steady_clock::now();
     if (options.count) report.counters = Counters::of(code);
+    if (options.record == 0) {
+        report.recording = std::make_unique<Recorder>(0, waves.size());
+        report.counters.recorder = report.recording.get();
+    }
     Workgroup group;
     group.lds.swap(lds);
     group.waves = std::move(waves);
@@ -249,6 +259,7 @@ void run_bare(const CodeObject* object, const Code& code, std::vector<Wave*> wav
         check->define_vector(wave, 0, kVectorRegisters);
     }
     run_waves(group, check.get(), object, options, report, report.instructions);
+    report.counters.recorder = nullptr;
     report.counters.count_flops(code);
     lds.swap(group.lds);
     for (Wave* wave : group.waves) wave->check = nullptr;

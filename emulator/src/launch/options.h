@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 
 namespace emulator {
@@ -27,6 +28,9 @@ struct Options {
     std::string variant;  // of the instruction handlers; "" is the best one
     // Instructions that one workgroup may execute before it counts as hanging.
     uint64_t steps = uint64_t{1} << 32;
+    // The workgroup whose instruction streams the report keeps, which needs the counters. The
+    // launching thread sets it, not a name.
+    std::optional<uint64_t> record;
 
     // Sets the option of that name from text. Throws std::invalid_argument.
     void set(const std::string& name, const std::string& value);

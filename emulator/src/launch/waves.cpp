@@ -4,6 +4,7 @@
 
 #include "isa/text.h"
 #include "launch/scheduler.h"
+#include "record/recorder.h"
 
 namespace emulator {
 namespace {
@@ -15,7 +16,7 @@ struct Fault {
 };
 
 // Runs a wave until it waits, ends or has executed `budget` instructions; returns how many.
-template <bool checked, bool counted>
+template <bool checked, bool counted, bool recorded>
 uint64_t advance(Wave& wave, uint64_t budget) {
     const Inst* insts = wave.code->insts.data();
     const size_t size = wave.code->insts.size();
@@ -29,6 +30,7 @@ uint64_t advance(Wave& wave, uint64_t budget) {
         if constexpr (counted) ++executed[pc];
         if constexpr (checked) wave.check->before(wave, inst);
         inst.run(wave, inst);
+        if constexpr (recorded) wave.counters->recorder->executed(wave.id, pc, wave.pc != pc + 1);
         if constexpr (checked) wave.check->after(wave, inst);
         ++done;
         if (wave.status != Status::running) break;
@@ -39,9 +41,10 @@ uint64_t advance(Wave& wave, uint64_t budget) {
 
 using Advance = uint64_t (*)(Wave&, uint64_t);
 
-Advance advance_for(const Options& options) {
-    if (options.check) return options.count ? advance<true, true> : advance<true, false>;
-    return options.count ? advance<false, true> : advance<false, false>;
+template <bool checked>
+Advance advance_for(const Counters* counters) {
+    if (!counters) return advance<checked, false, false>;
+    return counters->recorder ? advance<checked, true, true> : advance<checked, true, false>;
 }
 
 std::string place(const CodeObject* object, const Code& code, uint32_t pc) {
@@ -54,7 +57,8 @@ std::string place(const CodeObject* object, const Code& code, uint32_t pc) {
 
 bool run_waves(Workgroup& group, Checker* check, const CodeObject* object, const Options& options,
                Report& report, uint64_t& instructions) {
-    const Advance step = advance_for(options);
+    const Counters* counters = group.waves.front()->counters;
+    const Advance step = check ? advance_for<true>(counters) : advance_for<false>(counters);
     Scheduler scheduler(options.order, group.waves, group.linear_id);
     const Code& code = *group.waves.front()->code;
     Wave* current = nullptr;

@@ -1,0 +1,24 @@
+"""A cycle model of one CU of an MI300X: replays what a recorded workgroup executed.
+
+``replay`` says when each instruction issues and where the matrix cores' time goes; ``report`` and
+``picture`` show it. The unit is clk, clocks of the CU, never seconds: the clock is no part of it.
+docs/model.md says what is modelled and how far it can be believed.
+"""
+
+from .constants import BadConstants, Constant, checked, table
+from .loops import Loop, find
+from .model import Idle, Replay, Spread, replay, spread
+
+__all__ = [
+    "BadConstants",
+    "Constant",
+    "Idle",
+    "Loop",
+    "Replay",
+    "Spread",
+    "checked",
+    "find",
+    "replay",
+    "spread",
+    "table",
+]

@@ -1,0 +1,104 @@
+"""What commands that model a recording have in common: their options and what they print."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from liteattention_emulator.recording import Recording
+
+from . import picture, report
+from .constants import BadConstants, checked
+from .model import replay, spread
+
+Overrides = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set", help="NAME=VALUE of a constant of the model; may be given several times."
+    ),
+]
+Ranges = Annotated[
+    bool, typer.Option("--range/--no-range", help="Also vary the constants nobody has measured.")
+]
+Top = Annotated[int, typer.Option(min=0, help="Instructions to list.")]
+Timeline = Annotated[
+    Path | None, typer.Option(help="Draw what the waves do over two iterations (.png, .svg, .pdf).")
+]
+ClockGhz = Annotated[
+    float | None, typer.Option(min=0.1, help="Clock of the CU: also print microseconds at it.")
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+
+
+class BadOptions(ValueError):
+    """Options that do not work; every reason."""
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """Checked options of a command. ``matrix_per_block`` as in ``report.to_dict``."""
+
+    overrides: dict[str, float]
+    ranges: bool
+    top: int
+    timeline: Path | None
+    clock_ghz: float | None
+    as_json: bool
+
+    @staticmethod
+    def of(
+        overrides: list[str] | None,
+        ranges: bool,
+        top: int,
+        timeline: Path | None,
+        clock_ghz: float | None,
+        as_json: bool,
+    ) -> Options:
+        """Raises BadOptions with every reason."""
+        values, reasons = {}, []
+        for text in overrides or ():
+            name, _, value = text.partition("=")
+            try:
+                values[name.strip()] = float(value)
+            except ValueError:
+                reasons.append(f"--set must be NAME=NUMBER, got {text!r}")
+        try:
+            checked(values)
+        except BadConstants as error:
+            reasons.append(f"--set: {error}")
+        if timeline is not None and timeline.suffix not in (".png", ".svg", ".pdf"):
+            reasons.append(f"--timeline must end in .png, .svg or .pdf, got {str(timeline)!r}")
+        elif timeline is not None and not timeline.absolute().parent.is_dir():
+            reasons.append(f"--timeline: there is no folder {str(timeline.absolute().parent)!r}")
+        if reasons:
+            raise BadOptions("; ".join(reasons))
+        return Options(values, ranges, top, timeline, clock_ghz, as_json)
+
+
+def run(recording: Recording, options: Options, matrix_per_block: float | None = None) -> None:
+    """Replay a recording, print the result and draw it. Raises EmulatorError, OSError."""
+    result = replay(recording, options.overrides)
+    ranges = spread(recording, options.overrides) if options.ranges else None
+    data = report.to_dict(
+        result,
+        ranges,
+        matrix_per_block=matrix_per_block,
+        top=options.top,
+        clock_ghz=options.clock_ghz,
+    )
+    if options.timeline is not None:
+        try:
+            picture.draw(result, options.timeline)
+        except ImportError as error:
+            raise BadOptions(
+                "--timeline needs matplotlib: pip install 'liteattention-rocm[bench]'"
+            ) from error
+    if options.as_json:
+        typer.echo(json.dumps(data, indent=1))
+    else:
+        report.show(data, Console())
