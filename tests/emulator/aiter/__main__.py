@@ -1,7 +1,8 @@
-"""``AITER_HSA=... python -m tests.emulator.aiter``: the table of docs/emulator.md."""
+"""``AITER_HSA=... python -m tests.emulator.aiter``: tables of docs/emulator.md, docs/model.md."""
 
 import sys
 
+from . import clocks
 from .cases import run, table_cases
 from .launch import VARIABLE, folder
 
@@ -27,6 +28,11 @@ def main() -> None:
         [(rows, keys)] = case.shape.requests
         error, of_bound = result.comparison.relative, result.comparison.of_bound
         print(f"| {name} | {rows} x {keys} | {error:.1e} | {of_bound:.2f} | {found} | {numbers} |")
+    print("\n| kernel | measured | modelled | matrix cores in use |\n|---|---:|---:|---:|")
+    for kernel in clocks.MODELLED:
+        result = clocks.modelled(root, kernel)
+        measured = f"{clocks.MEASURED[kernel][0]:.2f}" if kernel in clocks.MEASURED else ""
+        print(f"| {kernel} | {measured} | {result.per_matrix:.2f} | {result.use:.0%} |")
 
 
 if __name__ == "__main__":

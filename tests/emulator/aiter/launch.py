@@ -113,10 +113,15 @@ class Launch:
     ) -> None:
         self.module.close()
 
-    def run(self) -> Report:
-        """Run it, with the checks as they are set. Raises LaunchFailed on a finding."""
+    def run(self, record: int | None = None) -> Report:
+        """Run it, with the checks as they are set. Raises LaunchFailed on a finding.
+
+        record: the workgroup whose instructions are recorded.
+        """
         with registered(*self.tensors):
-            return self.module.launch_packed(self.kernel, self.grid, self.block, self.arguments)
+            return self.module.launch_packed(
+                self.kernel, self.grid, self.block, self.arguments, record=record
+            )
 
     def compare(self) -> Comparison:
         """What ``run`` has stored, beside float64."""

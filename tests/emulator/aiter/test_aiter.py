@@ -7,7 +7,7 @@ import torch
 
 from tests.oracle.attention import exact_rows
 
-from . import launch
+from . import clocks, launch
 from .cases import FLAWS, Case, decode_cases, prefill_cases, prepare, run
 from .decode import Decode
 from .prefill import Prefill
@@ -59,3 +59,9 @@ def test_kernels_do_not_take_any_shape() -> None:
 
 def test_every_flaw_is_met() -> None:
     assert {case.flaw for case in decode_cases()} == {"", *FLAWS}
+
+
+@pytest.mark.parametrize("kernel", clocks.MEASURED)
+def test_the_cycle_model_agrees_with_measured_kernels(kernel: str) -> None:
+    measured, off = clocks.MEASURED[kernel]
+    assert clocks.modelled(ROOT, kernel).per_matrix == pytest.approx(measured, rel=off)
