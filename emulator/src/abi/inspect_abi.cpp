@@ -12,33 +12,15 @@
 #include "abi/hip_types.h"
 #include "abi/json.h"
 #include "abi/report_json.h"
+#include "abi/text.h"
 #include "isa/listing.h"
 
 namespace emulator {
-namespace {
 
-std::string& last_error() {
+std::string& last_error_text() {
     thread_local std::string text;
     return text;
 }
-
-char* given(const std::string& text) {
-    auto* copy = static_cast<char*>(std::malloc(text.size() + 1));
-    if (copy) std::memcpy(copy, text.c_str(), text.size() + 1);
-    return copy;
-}
-
-template <typename Body>
-char* text_of(Body body) {
-    try {
-        return given(body());
-    } catch (const std::exception& problem) {
-        last_error() = problem.what();
-        return nullptr;
-    }
-}
-
-}  // namespace
 
 }  // namespace emulator
 
@@ -47,7 +29,7 @@ using namespace emulator;
 EXPORT void lae_free(char* text) { std::free(text); }
 
 // Of the calling thread's latest failed lae_ function.
-EXPORT const char* lae_last_error() { return last_error().c_str(); }
+EXPORT const char* lae_last_error() { return last_error_text().c_str(); }
 
 // Sets an option ("check", "count", "threads", "order", "variant", "steps") for all later launches
 // of the process; "" returns to the environment's value. 0, or -1 for a bad name or value.
@@ -56,7 +38,7 @@ EXPORT int lae_set_option(const char* name, const char* value) {
         Device::get().set_option(name, value);
         return 0;
     } catch (const std::exception& problem) {
-        last_error() = problem.what();
+        last_error_text() = problem.what();
         return -1;
     }
 }
