@@ -56,7 +56,7 @@ MI300X = (
     Constant("dispatch_clocks", 100, "clk", 20, 1000, "between two workgroups of an XCD: assumed"),
     Constant("launch_clocks", 500, "clk", 200, 5000, "between workgroups of a slot: assumed"),
     Constant(
-        "prefetch", 0, "blocks", 0, 2, "assumed: asked for in its step; ours asks for K a step earlier"
+        "prefetch", 0, "blocks", 0, 2, "assumed: asked for in its step; ours asks for K one ahead"
     ),
     Constant(
         "slack_clocks", 1350, "clk", 0, 3700,
