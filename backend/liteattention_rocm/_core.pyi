@@ -1,6 +1,8 @@
 from collections.abc import Callable
 from typing import ClassVar
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
 _Pair = tuple[int, int]
@@ -218,6 +220,7 @@ class LitePlan:
 
 def lite_reasons(shape: DenseShape) -> list[str]: ...
 def plan_lite(shape: DenseShape) -> LitePlan: ...
+def tiles_of(mapping: Mapping, rows: int, q_blocks: int, count: int) -> npt.NDArray[np.uint32]: ...
 def dense_reasons(shape: DenseShape) -> list[str]: ...
 def plan_dense(shape: DenseShape, compute_units: int, splits: int) -> DensePlan: ...
 def tail_cost(

@@ -342,6 +342,44 @@ def emulator(
     Console().print(table)
 
 
+@app.command("mapping")
+def mapping(
+    out: Annotated[Path, typer.Option(help="Folder for mapping.csv, mapping.md and pictures.")] = (
+        Path("out/mapping")
+    ),
+    batch: Annotated[
+        list[int] | None, typer.Option(min=1, help="1 and 8 if not given; ours run the first.")
+    ] = None,
+    reads: Annotated[
+        float, typer.Option(min=0.01, help="Million reads of a launch; longer ones are cut.")
+    ] = 1.5,
+) -> None:
+    """Model what attention reads from L2, Infinity Cache and HBM of an MI300X, by mapping."""
+    need("bench mapping", "torch", "matplotlib", "tabulate")
+    from . import mapping as benchmark
+    from . import mapping_published as published
+    from . import mapping_report as report
+
+    _check_folder(out)
+    batches = tuple(dict.fromkeys(batch or (1, 8)))
+    console = Console(stderr=True)
+    command = f"liteattention-rocm bench mapping --reads {reads:g}"
+    command += "".join(f" --batch {each}" for each in batches)
+    pictures = {benchmark.PAPER: "mapping-128.png", benchmark.OURS: "mapping-384.png"}
+    cases = benchmark.study(batches, benchmark.PAPER, reads)
+    cases += benchmark.study(batches[:1], benchmark.OURS, reads)
+    names = ("mapping.csv", "mapping.md", *pictures.values())
+    with _kept(out, names, console), activity(console, "modelling") as say:
+        rows = benchmark.run(cases, lambda text: say(f"modelling {text}"))
+        checked = benchmark.run(published.cases(), lambda text: say(f"comparing, {text}"))
+        files.write_text(out / "mapping.csv", report.to_csv(rows))
+        text = report.to_markdown(rows, checked, list(pictures), command)
+        files.write_text(out / "mapping.md", text)
+        for kernel, name in pictures.items():
+            report.plot(rows, kernel, out / name)
+    typer.echo(text)
+
+
 @app.command("serving")
 def serving(
     framework: Annotated[str, typer.Option(help="vllm or sglang: that of this environment.")],

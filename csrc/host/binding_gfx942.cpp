@@ -1,5 +1,8 @@
 // The MI300X launches as Python sees them.
+#include <pybind11/numpy.h>
+
 #include <memory>
+#include <stdexcept>
 #include <string>
 #include <tuple>
 #include <utility>
@@ -113,6 +116,17 @@ void BindGfx942(py::module_& m) {
         .def_readonly("v_t_offset", &L::v_t_offset)
         .def_readonly("order_offset", &L::order_offset)
         .def_readonly("workspace_bytes", &L::workspace_bytes);
+    m.def(
+        "tiles_of",
+        [](gfx942::Mapping mapping, uint32_t rows, uint32_t q_blocks, uint32_t count) {
+            if (count > uint64_t{rows} * q_blocks)
+                throw std::invalid_argument("count must be at most rows * q_blocks");
+            std::vector<uint32_t> tiles(count);
+            for (uint32_t w = 0; w < count; ++w)
+                tiles[w] = gfx942::TileOf(mapping, w, rows, q_blocks);
+            return py::array_t<uint32_t>(static_cast<py::ssize_t>(count), tiles.data());
+        },
+        py::arg("mapping"), py::arg("rows"), py::arg("q_blocks"), py::arg("count"));
     m.def("dense_reasons", &gfx942::DenseReasons, py::arg("shape"));
     m.def("lite_reasons", &gfx942::LiteReasons, py::arg("shape"));
     m.def("plan_lite", &gfx942::PlanLite, py::arg("shape"));

@@ -4,7 +4,7 @@ import ctypes
 import json
 import os
 import sysconfig
-from ctypes import POINTER, c_char_p, c_int, c_int64, c_size_t, c_uint, c_uint32, c_void_p
+from ctypes import POINTER, c_char_p, c_int, c_int64, c_size_t, c_uint, c_uint32, c_uint64, c_void_p
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -72,6 +72,8 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
         c_void_p,
         [c_char_p, c_size_t, c_uint32, *[c_void_p] * 5, c_size_t, c_uint32],
     ),
+    "lae_run_chip": (c_void_p, [c_char_p, c_void_p, c_size_t, c_size_t, c_int]),
+    "lae_trace_cache": (c_int, [c_uint64, c_uint32, c_void_p, c_size_t, c_void_p]),
     "hipModuleLoadData": (c_int, [POINTER(c_void_p), c_char_p]),
     "hipModuleUnload": (c_int, [c_void_p]),
     "hipModuleGetFunction": (c_int, [POINTER(c_void_p), c_void_p, c_char_p]),

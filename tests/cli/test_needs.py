@@ -52,12 +52,14 @@ COMMANDS = {
     "bench video": ["bench", "video", "--config", "wan-smoke"],
     "bench tune": ["bench", "tune", "--shape", "1,1,128,128"],
     "bench emulator": ["bench", "emulator"],
+    "bench mapping": ["bench", "mapping"],
     "bench serving --framework vllm": ["bench", "serving", "--framework", "vllm"],
     "bench serving --framework sglang": ["bench", "serving", "--framework", "sglang"],
 }
 HELP = [
     [], ["env"], ["plan"], ["emulate"], ["generate"], ["e2e"], ["bench"],
     *(["bench", name] for name in ("cpu", "kernels", "video", "tune", "emulator", "serving")),
+    ["bench", "mapping"],
 ]  # fmt: skip
 
 
