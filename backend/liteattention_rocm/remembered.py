@@ -18,7 +18,6 @@ from .memory import extent_bytes, increment_version, mark_written, shares_memory
 
 #: A parameter is a tensor in everything but its type.
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
-_BF16 = torch.bfloat16
 #: Sets of addresses that a call remembers as harmless.
 _MOST_PASSED = 256
 
@@ -151,16 +150,13 @@ def recall(found: Calls, tensors: tuple[Any, ...], options: tuple[Any, ...]) -> 
                 continue
             if type(tensor) not in _PLAIN:
                 return None, None
-            place, dtype = tensor.data_ptr(), tensor.dtype
+            place = tensor.data_ptr()
             if (
-                not place
                 # Numbers that are not in memory as they are: the dispatcher writes them out first.
-                # They are parts of conjugated complex ones, of which none are bf16.
-                or (dtype is not _BF16 and tensor.is_neg())
-                or (grad and tensor.requires_grad)
+                not place or tensor.is_neg() or (grad and tensor.requires_grad)
             ):
                 return None, None
-            kind += (tensor.shape, tensor.stride(), dtype, tensor.device, place & 15)
+            kind.append((tensor.shape, tensor.stride(), tensor.dtype, tensor.device, place & 15))
         key = tuple(kind)
         return key, found.get(key)
     except (AttributeError, RuntimeError, TypeError):

@@ -86,7 +86,7 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "hipMalloc": (c_int, [POINTER(c_void_p), c_size_t]),
     "hipFree": (c_int, [c_void_p]),
     "hipMemcpy": (c_int, [c_void_p, c_void_p, c_size_t, c_int]),
-    "hipMemset": (c_int, [c_void_p, c_int, c_int64, c_size_t]),
+    "hipMemset": (c_int, [c_void_p, c_int, c_size_t]),
     "hipGetErrorName": (c_char_p, [c_int]),
 }
 
