@@ -48,7 +48,7 @@ kernels: .venv/dev.stamp
 
 ## test: everything that needs no GPU, but for the long proofs
 test: .venv/dev.stamp
-	$(BIN)/python -m pytest $(SPREAD) loadfile
+	$(BIN)/python -m pytest $(SPREAD) loadfile --durations=10
 
 ## test-machine-code: rebuild the code objects and the emulator's test programs and compare; then the
 ## comparisons with LLVM itself and the long proofs on the emulator: every shape, order and rounding,
@@ -57,7 +57,7 @@ test: .venv/dev.stamp
 test-machine-code: .venv/dev.stamp .venv/triton.stamp
 	$(KERNEL_TOOLS) check
 	$(BIN)/python -m pytest --machine-code=compare tests/emulator tests/tools
-	$(BIN)/python -m pytest -m "slow or llvm" $(SPREAD) worksteal
+	$(BIN)/python -m pytest -m "slow or llvm" $(SPREAD) worksteal --durations=10
 	$(BIN)/python -m pytest -s tests/emulator/test_triton.py
 	$(BIN)/python -m pytest $(SPREAD) worksteal tests/engines/portable
 	TRITON_INTERPRET=1 $(BIN)/python -m pytest $(SPREAD) worksteal tests/engines/portable

@@ -5,6 +5,7 @@ Every test begins as a fresh process would: no call is remembered, the environme
 
 from __future__ import annotations
 
+import contextlib
 import signal
 from collections.abc import Iterator
 
@@ -35,6 +36,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     for store in toolchain.STORES:
         store.mode = config.getoption("--machine-code")
+    with contextlib.suppress(ImportError):  # the environments of serving frameworks are without it
+        from hypothesis import settings
+
+        # How long an example may take depends on what else the machine does.
+        settings.register_profile("tests", deadline=None)
+        settings.load_profile("tests")
     # A shell starts background jobs with interrupts ignored, and their children inherit that.
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -42,7 +42,6 @@ ENGINES = [None, "cpu", "reference"]
 def settled(examples: int) -> Callable[[Any], Any]:
     return settings(
         max_examples=examples,
-        deadline=None,
         derandomize=True,
         database=None,
         suppress_health_check=list(HealthCheck),

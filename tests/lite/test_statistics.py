@@ -104,7 +104,7 @@ def test_old_generations_are_dropped_with_one_warning(caplog: pytest.LogCaptureF
         SkipStatistics(max_generations=0)
 
 
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=30)
 @given(st.lists(patterns, min_size=1, max_size=8))
 def test_counts_are_right_and_may_be_read_late(rows: list[list[bool]]) -> None:
     statistics, counters = SkipStatistics(), TileCounters()

@@ -1,4 +1,4 @@
-"""What one layer and branch of a generation remember, and how it advances from step to step."""
+"""What one layer and branch of a generation remember from step to step."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 from ..contract import TileGeometry
 from ..remembered import Call, Calls
 from . import bitmap
-from .counting import Count, CountReader, TileCounters
+from .counting import Count, CountReader
 from .policy import Schedule, SkipPolicy
 
 
@@ -75,11 +75,6 @@ class Plan(NamedTuple):
     geometry: TileGeometry | None
 
 
-#: What a call has: the list to read, the one to write, the number of tiles in the first, whether it
-#: is known to hold all tiles, and whether it is walked downwards.
-Turn = tuple[torch.Tensor, torch.Tensor, Count, bool, bool]
-
-
 @dataclass(slots=True, eq=False)
 class State:
     """Lists of one layer and branch (or of all branches, where they share) in one generation.
@@ -126,53 +121,6 @@ class State:
         self.started.clear()
         self.counts.clear()
         self.full.clear()
-
-    def take_turn(
-        self, step: int, branch: str, tiles: Tiles, schedule: Schedule, counters: TileCounters
-    ) -> Turn:
-        """Begin a call of a LiteAttention step; its votes do not count until it is in counts."""
-        if step > self.lite_step:
-            self._advance(step, counters)
-        self.started.add(branch)
-        self.counts.pop(branch, None)
-        self.full.discard(branch)
-        spare = self.spare
-        write = self.writes.get(branch)
-        if write is None:
-            write = self.writes[branch] = spare.pop() if spare else tiles.buffer()
-        if self.read is None and not spare:
-            # For the step after the first, so that later calls of this branch allocate nothing.
-            spare.append(tiles.buffer())
-        read, computed, whole = self.read, self.read_count, self.read_full
-        retest = schedule.retest_every
-        if read is None or (retest and self.ordinal % retest == 0):
-            read, computed, whole = tiles.full, tiles.full_count, True
-        descending = schedule.descending[self.ordinal % 2]
-        return read, write, computed, whole and tiles.must_skip is None, descending
-
-    def _advance(self, step: int, counters: TileCounters) -> None:
-        """Begin a later step: what was written becomes what is read.
-
-        A step in which a call failed leaves an unfinished list behind; the list read before holds
-        every tile that it could have kept, so it is read again and the step does not count.
-        """
-        if self.counts and self.started == self.counts.keys():
-            first, *others = self.counts
-            merged = self.writes.pop(first)
-            if self.read is not None:
-                self.spare.append(self.read)
-            self.read = merged
-            self.read_count = self.counts[first]
-            self.read_full = bool(self.full)
-            if others:
-                for branch in others:
-                    merged.bitwise_or_(self.writes[branch])
-                self.read_count = counters.count(merged)
-            self.ordinal += 1
-        self.started.clear()
-        self.counts.clear()
-        self.full.clear()
-        self.lite_step = step
 
     def snapshot(self, number: CountReader) -> State:
         """Copy what the next call reads; votes of calls under way are left out, as if they failed.

@@ -63,10 +63,7 @@ def cases(draw: st.DrawFn) -> Case:
 
 
 FEW = settings(
-    max_examples=12,
-    deadline=None,
-    derandomize=True,
-    suppress_health_check=[HealthCheck.function_scoped_fixture],
+    max_examples=12, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 
 

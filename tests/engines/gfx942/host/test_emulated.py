@@ -65,9 +65,7 @@ def test_any_scale(scale: float) -> None:
     check(*qkv(1, 1, 1, 20, 80, 64), scale=scale)
 
 
-@settings(
-    max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+@settings(max_examples=15, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.data())
 def test_any_shape_strides_and_parts(data: st.DataObject) -> None:
     draw = data.draw

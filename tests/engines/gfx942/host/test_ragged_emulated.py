@@ -153,9 +153,7 @@ def test_prefill_and_decode_share_a_batch(
             assert torch.equal(single, out[rows]) and torch.equal(single_lse, lse[:, rows])
 
 
-@settings(
-    max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+@settings(max_examples=12, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.data())
 def test_any_batch(data: st.DataObject) -> None:
     draw = data.draw
