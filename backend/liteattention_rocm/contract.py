@@ -70,8 +70,8 @@ class TileGeometry:
         return -(-self.k_blocks(kv_len) // 32)
 
 
-#: The tile of the MI300X kernel: 8 waves of 48 rows each, K blocks of 64 keys.
-MI300X_GEOMETRY = TileGeometry(q_block=384, k_block=64, vote_rows=48)
+#: The tile of the MI300X kernel: 8 waves of 32 rows each, K blocks of 64 keys.
+MI300X_GEOMETRY = TileGeometry(q_block=256, k_block=64, vote_rows=32)
 
 
 # ------------------------------------------------------------------------------- requests

@@ -365,7 +365,7 @@ def mapping(
     console = Console(stderr=True)
     command = f"liteattention-rocm bench mapping --reads {reads:g}"
     command += "".join(f" --batch {each}" for each in batches)
-    pictures = {benchmark.PAPER: "mapping-128.png", benchmark.OURS: "mapping-384.png"}
+    pictures = {benchmark.PAPER: "mapping-128.png", benchmark.OURS: "mapping-256.png"}
     cases = benchmark.study(batches, benchmark.PAPER, reads)
     cases += benchmark.study(batches[:1], benchmark.OURS, reads)
     names = ("mapping.csv", "mapping.md", *pictures.values())

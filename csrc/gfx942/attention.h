@@ -34,11 +34,11 @@
 //
 // A sequence (`Blocks`) lives in scalar registers, the same in all waves, and has
 //
-//   Has(i)          whether there is a K block i places after the current one, i = 1, 2
-//   At(i)           its number, i = 0, 1, 2
-//   Advance()       steps on; returns by how many K blocks V moves
+//   Has(i)          whether there is a K block i places after the current one, i = 0, 1
+//   At(i)           its number
+//   Advance()       steps on
+//   kFewScalars     whether it leaves too few scalar registers to make copies' addresses ahead
 //   kRaggedLast     whether a K block of fewer than 64 keys can only be the last one
-//   kFewScalars     whether it leaves too few scalar registers for load_k.h to keep addresses in
 //   Vote(...)       what a wave thinks of the current block once it knows its maxima: false leaves
 //                   it out (softmax.h)
 #pragma once
@@ -88,21 +88,30 @@ struct WaveId {
           across((lane ^ 32u) * 4u) {}
 };
 
+using L = Layout32;
+inline constexpr int kQTiles = kWaveRows / L::kTile;
+using WaveStatistics = Statistics<L, kQTiles>;
+using WaveScores = Scores<L, kQTiles, kKBlock>;
 template <int kDim>
-inline constexpr int kKBytes = kKBlock * kDim * 2;  // of a K block, and of one of V_t
+using WaveOutputs = Outputs<L, kDim, kQTiles>;
+
+template <int kDim>
+inline constexpr int kBlockBytes = kKBlock * kDim * 2;  // of a K block, and of one of V_t
+// Of LDS: two blocks of K and two of V.
+template <int kDim>
+inline constexpr int kAttentionLds = 4 * kBlockBytes<kDim>;
 
 // The positive factor of raw scores; qk.h: LoadQueries.
 LITE_DEVICE float Factor(float scale_log2) {
     return scale_log2 == 0.0f ? 1.0f : __builtin_fabsf(scale_log2);
 }
 
-// Computes a tile into `out` and `stats`. `k_lds` is 2 kKBytes of LDS, 16-byte aligned. All waves
-// of the workgroup call it and leave it having passed the same number of barriers.
+// Computes a tile into `out` and `stats`. `k_lds` is 2 kBlockBytes of LDS, 16-byte aligned. All
+// waves of the workgroup call it and leave it having passed the same number of barriers.
 template <class Number, int kDim, class Params, class Blocks>
-LITE_DEVICE void Attend(const Params& p, const Tile& tile, const WaveId& me, char* k_lds,
-                        Blocks& blocks, Statistics& stats, Outputs<kDim>& out) {
-    static_assert(2 * kKBytes<kDim> <= kLdsBytes);
-    constexpr int kBytes = kKBytes<kDim>;
+LITE_DEVICE void Attend(const Params& p, const Tile& tile, const WaveId& me, char* lds,
+                        Blocks& blocks, WaveStatistics& stats, WaveOutputs<kDim>& out) {
+    constexpr int kBytes = kBlockBytes<kDim>;
     const uint32_t lane = me.lane, quarter = me.quarter;
     const bool group_b = me.group_b;
     const int32_t kv_head =
@@ -111,68 +120,100 @@ LITE_DEVICE void Attend(const Params& p, const Tile& tile, const WaveId& me, cha
     const KSource keys{At(p.k, p.k_strides, tile.batch, 0, kv_head),
                        static_cast<uint32_t>(p.k_strides.seq * 2), p.kv_len};
     const KCopier<kDim> copier(lane, quarter);
+    using Copies = KCopies<kDim, Blocks::kFewScalars>;
 
-    // The first K block by group A, the second by group B.
-    if (!group_b || blocks.Has(1))
-        LoadK<Blocks::kFewScalars>(keys, copier, blocks.At(group_b), quarter,
-                                   k_lds + group_b * kBytes);
+    const int32_t k_blocks = static_cast<int32_t>(KBlocks(p.kv_len));
+    const char* v_t = reinterpret_cast<const char*>(p.v_t) +
+                      (static_cast<int64_t>(tile.batch) * p.kv_heads + kv_head) * k_blocks * kBytes;
+    const auto v_block = [&](int32_t block) { return v_t + static_cast<int64_t>(block) * kBytes; };
+    char* const v_lds = lds + 2 * kBytes;
 
-    Queries<kDim> queries;
+    if (!group_b) {
+        LoadK<kDim, Blocks::kFewScalars>(keys, copier, blocks.At(0), quarter, lds);
+    } else {
+        if (blocks.Has(1))
+            LoadK<kDim, Blocks::kFewScalars>(keys, copier, blocks.At(1), quarter, lds + kBytes);
+        LoadV<kDim, Blocks::kFewScalars>(v_block(blocks.At(0)), lane, quarter, v_lds);
+    }
+
+    Queries<L, kDim, kQTiles> queries;
     LoadQueries(At(p.q, p.q_strides, tile.batch, 0, tile.q_head), p.q_strides.seq * 2, first_row,
                 p.q_len, p.scale_log2, lane, queries);
     const float c = Factor(p.scale_log2);
 
-    const int32_t k_blocks = static_cast<int32_t>(KBlocks(p.kv_len));
-    const int32_t ragged = p.kv_len - (k_blocks - 1) * kKBlock;  // keys of the last block
-    const char* v_t =
-        reinterpret_cast<const char*>(p.v_t) +
-        ((static_cast<int64_t>(tile.batch) * p.kv_heads + kv_head) * k_blocks + blocks.At(0)) *
-            kBytes;
-    const uint32_t k_read = static_cast<uint32_t>(KReadByte(kDim, 0, 0, static_cast<int>(lane)));
+    const uint32_t k_read = static_cast<uint32_t>(KReadByte<L>(kDim, 0, 0, static_cast<int>(lane)));
+    const char* const v_read = v_lds + lane * kChunkBytes;
 
-    Scores scores;
-    Probabilities probs;
+    WaveScores scores;
+    Probabilities<L, kQTiles, kKBlock> probs;
     KRing k_ring;
     VRing v_ring;
 
+    // Hides what is missing of the last block.
+    const auto mask = [&] {
+        const int32_t valid = keys.kv_len - blocks.At(0) * kKBlock;
+        if (valid < kKBlock) MaskKeys(valid, scores);
+    };
+
     WaitLoads();
     Barrier();
-    if (group_b) Barrier();  // half a K block behind from here on
 
-    StartQk<kDim>(k_lds, k_read, k_ring);
-    Qk<Number>(k_lds, k_read, queries, k_ring, scores);
-    Barrier();
-    uint32_t half = 0;  // of the LDS, holding the current K block
-    while (blocks.Has(1)) {
-        StartPv<kDim>(v_t, lane, v_ring);
-        const uint32_t touched = TouchV<kDim>(v_t, lane, quarter, !group_b);
-        if (group_b && blocks.Has(2))
-            LoadK<Blocks::kFewScalars>(keys, copier, blocks.At(2), quarter, k_lds + half);
-        if constexpr (!Blocks::kRaggedLast)
-            if (ragged < kKBlock && blocks.At(0) == k_blocks - 1) MaskKeys(ragged, scores);
-        const bool counts = Softmax<Number>(scores, c, me.across, blocks, stats, out, probs);
-        const int64_t step = blocks.Advance();
+    // The main loop, once per group: what a group copies stands in its program, not behind a
+    // branch.
+    const auto run = [&](auto is_group_b) {
+        constexpr bool kGroupB = is_group_b;
+        uint32_t half = 0;  // of K and of V in LDS, holding the current K block
+        const auto pv = [&](auto beside, auto near_end) {
+            PvFrom<Number>([&](int f) { return VFragment(v_read + half, f); }, probs, v_ring, out,
+                           beside, near_end);
+        };
+        StartQk<L, kDim>(lds, k_read, k_ring);
+        Qk<Number>(lds, k_read, queries, k_ring, scores);
         Barrier();
+        while (blocks.Has(1)) {
+            const uint32_t other = half ^ kBytes;
+            StartPv(v_read + half, v_ring);
+            if constexpr (kGroupB)
+                LoadV<kDim, Blocks::kFewScalars>(v_block(blocks.At(1)), lane, quarter,
+                                                 v_lds + other);
+            if constexpr (!Blocks::kRaggedLast) mask();
+            const bool counts = Softmax<Number>(scores, c, me.across, blocks, stats, out, probs);
+            blocks.Advance();
+            WaitLoads();
+            Barrier();
 
-        half ^= kBytes;
-        Priority<1>();
-        if (counts)
-            Pv<Number>(v_t, lane, probs, v_ring, out,
-                       [&] { StartQk<kDim>(k_lds + half, k_read, k_ring); });
-        else
-            StartQk<kDim>(k_lds + half, k_read, k_ring);
-        Discard(touched);
-        v_t += step * kBytes;
-        Qk<Number>(k_lds + half, k_read, queries, k_ring, scores);
-        Priority<0>();
-        WaitLoads();
-        Barrier();
+            Priority<1>();
+            // Nothing to copy: the same instructions, but nothing is fetched. A branch around each
+            // would cost 2 % of the time.
+            const bool more = blocks.Has(1);
+            Copies copy(keys, blocks.At(more), more, quarter, lds + half);
+            const auto start_qk = [&] { StartQk<L, kDim>(lds + other, k_read, k_ring); };
+            const auto copy_one = [&](auto i) {
+                if constexpr (!kGroupB && i < Copies::kCount) copy.template Copy<i>(copier);
+            };
+            if (counts) {
+                pv(copy_one, start_qk);
+            } else {
+                start_qk();
+                Unroll<Copies::kCount>(copy_one);
+            }
+            Qk<Number>(lds + other, k_read, queries, k_ring, scores);
+            Priority<0>();
+            half = other;
+            Barrier();
+        }
+        StartPv(v_read + half, v_ring);
+        mask();
+        if (Softmax<Number>(scores, c, me.across, blocks, stats, out, probs))
+            pv([](auto) {}, [] {});
+    };
+    if (group_b) {
+        Barrier();  // half a K block behind from here on
+        run(Constant<true>{});
+    } else {
+        run(Constant<false>{});
+        Barrier();  // as many as group B
     }
-    StartPv<kDim>(v_t, lane, v_ring);
-    if (ragged < kKBlock && blocks.At(0) == k_blocks - 1) MaskKeys(ragged, scores);
-    if (Softmax<Number>(scores, c, me.across, blocks, stats, out, probs))
-        Pv<Number>(v_t, lane, probs, v_ring, out, [] {});
-    if (!group_b) Barrier();  // as many barriers as group B
 }
 
 // Where a wave's rows of `out` and `lse` begin, and how many of them exist (0 or less: none).
@@ -193,10 +234,10 @@ LITE_DEVICE WaveRows RowsOf(const Params& p, const Tile& tile, const WaveId& me)
 // Writes a tile's rows of `out` and, if wanted, `lse`.
 template <class Number, int kDim, class Params>
 LITE_DEVICE void StoreTile(const Params& p, const Tile& tile, const WaveId& me,
-                           const Statistics& stats, const Outputs<kDim>& out) {
+                           const WaveStatistics& stats, const WaveOutputs<kDim>& out) {
     const WaveRows rows = RowsOf(p, tile, me);
-    StoreResult<Number, kDim>(rows.out, p.out_strides.seq * 2, rows.lse, rows.count,
-                              Factor(p.scale_log2), me.lane, me.across, stats, out);
+    StoreResult<Number>(rows.out, p.out_strides.seq * 2, rows.lse, rows.count, Factor(p.scale_log2),
+                        me.lane, me.across, stats, out);
 }
 
 }  // namespace liteattention::gfx942

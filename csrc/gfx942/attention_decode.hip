@@ -41,10 +41,13 @@
 
 namespace liteattention::gfx942 {
 
+using L = Layout16;
+inline constexpr int kTile = L::kTile;
+
 template <int kDim>
 struct DecodeShape {
     static constexpr int kKeys = DecodeKeys(kDim), kTiles = kKeys / kTile;
-    static constexpr int kSteps = kDim / 32;             // 16-byte loads of a K row by a quad
+    static constexpr int kSteps = kQkSteps<L, kDim>;     // 16-byte loads of a K row by a quad
     static constexpr int kRun = kDim >= 128 ? 8 : 4;     // neighbouring head dims of V in a lane
     static constexpr int kRuns = kDim / (kTile * kRun);  // such runs, kTile * kRun apart
     static constexpr int kOutBytes = kRun * kWaveSize * 16;  // of a run of one wave's outputs
@@ -133,12 +136,11 @@ struct DecodeWave {
     LITE_DEVICE void AskForKeys() {
 #pragma unroll
         for (int t = 0; t < kTiles; ++t) {
-            const char* row = pages.k + offsets.k[kTile * t + Col(lane)];
+            const char* row = pages.k + offsets.k[kTile * t + L::Col(lane)];
 #pragma unroll
             for (int s = 0; s < kSteps; ++s)
-                k[t][s] = __builtin_bit_cast(
-                    Half8,
-                    Word4(*reinterpret_cast<const UnalignedWord4*>(row + QkDim(s, lane, 0) * 2)));
+                k[t][s] = __builtin_bit_cast(Half8, Word4(*reinterpret_cast<const UnalignedWord4*>(
+                                                        row + L::QkDim(s, lane, 0) * 2)));
         }
         SchedulingFence();
     }
@@ -149,7 +151,7 @@ struct DecodeWave {
 #pragma unroll
             for (int e = 0; e < 4; ++e) {
                 const char* row =
-                    pages.v + offsets.v[ScoreKey(t, lane, e)] + Col(lane) * (kRun * 2);
+                    pages.v + offsets.v[L::ScoreKey(t, lane, e)] + L::Col(lane) * (kRun * 2);
 #pragma unroll
                 for (int r = 0; r < kRuns; ++r)
                     v[t][e][r] = *reinterpret_cast<const UnalignedValues<kRun>*>(
@@ -190,7 +192,7 @@ struct DecodeWave {
         for (int t = 0; t < kTiles; ++t)
 #pragma unroll
             for (int i = 0; i < 4; ++i) {
-                const int32_t key = first + ScoreKey(t, lane, i);
+                const int32_t key = first + L::ScoreKey(t, lane, i);
                 const bool seen = key >= lowest && key < beyond;
                 score[t][i] = FromBits(seen ? Bits(score[t][i]) : kMinusInfinity);
             }
@@ -322,7 +324,7 @@ LITE_DEVICE void AttentionDecode(const RaggedParams& p) {
 
     const uint32_t wave = Uniform(ThreadId() / kWaveSize);
     const int lane = static_cast<int>(ThreadId() % kWaveSize);
-    const int32_t rows = q_len * group, column = Col(lane);
+    const int32_t rows = q_len * group, column = L::Col(lane);
     const int32_t row = column < rows ? column : rows - 1;
     const int32_t query = static_cast<int32_t>(
         Divide(static_cast<uint32_t>(row), {p.group_multiplier, p.group_shift}));
@@ -362,14 +364,15 @@ LITE_DEVICE void AttentionDecode(const RaggedParams& p) {
 #pragma unroll
     for (int s = 0; s < Shape::kSteps; ++s)
         w.q[s] = __builtin_bit_cast(
-            Half8, Word4(*reinterpret_cast<const UnalignedWord4*>(q_row + QkDim(s, lane, 0) * 2)));
+            Half8,
+            Word4(*reinterpret_cast<const UnalignedWord4*>(q_row + L::QkDim(s, lane, 0) * 2)));
 
     const int32_t own = begin + static_cast<int32_t>(wave);
     w.Run(work.first + own * kKeys, (end - own + kDecodeWaves - 1) / kDecodeWaves);
 
     // The waves' states become one.
-    const float own_sum = TotalSum(w.sum, w.across);
-    if (Quad(lane) == 0) {
+    const float own_sum = TotalSum<L>(w.sum, w.across);
+    if (L::Group(lane) == 0) {
         wave_max[wave][column] = w.max;
         wave_sum[wave][column] = own_sum;
     }
@@ -402,11 +405,11 @@ LITE_DEVICE void AttentionDecode(const RaggedParams& p) {
 
     if (column >= rows) return;
     // A lane's outputs: head dims kTile * kRun * r + 4 * kRun * quad + kRun * i + j.
-    const int first_dim = 4 * kRun * Quad(lane);
+    const int first_dim = 4 * kRun * L::Group(lane);
     if (work.parts > 1) {
         const int64_t at = (static_cast<int64_t>(request) * p.kv_heads + kv_head) * p.splits + part;
         float* part_stats = p.part_stats + at * 2 * kDecodeRows + row;
-        if (Quad(lane) == 0) {
+        if (L::Group(lane) == 0) {
             part_stats[0] = max;
             part_stats[kDecodeRows] = sum;
         }
@@ -435,7 +438,7 @@ LITE_DEVICE void AttentionDecode(const RaggedParams& p) {
             *reinterpret_cast<UnalignedValues<kRun>*>(out + kTile * kRun * r + first_dim +
                                                       kRun * i) = words;
         }
-    if (p.lse && Quad(lane) == 0) p.lse[q_head * p.lse_stride + q_begin + query] = result.lse;
+    if (p.lse && L::Group(lane) == 0) p.lse[q_head * p.lse_stride + q_begin + query] = result.lse;
 }
 
 }  // namespace liteattention::gfx942

@@ -1,7 +1,7 @@
 // Dense attention: out = softmax(scale Q K^T) V, bf16 and fp16, D = 64 and 128, any Sq, Skv >= 1.
 //
 // Road map: a workgroup computes one tile over all K blocks, or over one part of them (params.h);
-// attention.h is how. Budget: VGPR 232, LDS 32768 (16384 at D = 64).
+// attention.h is how. Budget: VGPR 168, LDS 65536 (32768 at D = 64).
 
 #include "attention.h"
 
@@ -15,11 +15,9 @@ struct AllBlocks {
 
     LITE_DEVICE bool Has(int32_t i) const { return now < end - i; }
     LITE_DEVICE int32_t At(int32_t i) const { return now + i; }
-    LITE_DEVICE int64_t Advance() {
-        ++now;
-        return 1;
-    }
-    LITE_DEVICE bool Vote(const float (&)[kQTiles], const Statistics&, const Scores&, float) {
+    LITE_DEVICE void Advance() { ++now; }
+    LITE_DEVICE bool Vote(const float (&)[kQTiles], const WaveStatistics&, const WaveScores&,
+                          float) {
         return true;
     }
 };
@@ -61,20 +59,20 @@ LITE_DEVICE Assignment Assign(const DenseParams& p, uint32_t id) {
 
 template <class Number, int kDim>
 LITE_DEVICE void AttentionDense(const DenseParams& p) {
-    __shared__ __attribute__((aligned(16))) char k_lds[2 * kKBytes<kDim>];
+    __shared__ __attribute__((aligned(16))) char lds[kAttentionLds<kDim>];
     const WaveId me;
     Assignment a = Assign(p, WorkgroupId());
-    Statistics stats;
-    Outputs<kDim> out{};
-    Attend<Number, kDim>(p, a.tile, me, k_lds, a.blocks, stats, out);
+    WaveStatistics stats;
+    WaveOutputs<kDim> out{};
+    Attend<Number, kDim>(p, a.tile, me, lds, a.blocks, stats, out);
     const WaveId later = me.Again();
     if (a.slot < 0) {
         StoreTile<Number, kDim>(p, a.tile, later, stats, out);
     } else {
         const int64_t row = static_cast<int64_t>(a.slot) * kQBlock + later.wave * kWaveRows;
         float* part_stats = p.part_stats + static_cast<int64_t>(a.slot) * 2 * kQBlock;
-        StorePart<kDim>(p.part_out + row * kDim, part_stats + later.wave * kWaveRows,
-                        Factor(p.scale_log2), later.lane, later.across, stats, out);
+        StorePart(p.part_out + row * kDim, part_stats + later.wave * kWaveRows,
+                  Factor(p.scale_log2), later.lane, later.across, stats, out);
     }
 }
 

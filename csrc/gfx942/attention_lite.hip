@@ -4,7 +4,7 @@
 // Road map: as attention_dense.hip, but the sequence of K blocks is what the bitmap keeps
 // (skip_vote.h): a block that is not kept costs a zero bit. The waves' votes meet in LDS and leave
 // as whole words after the last barrier. One workgroup per tile; nothing is split, since the
-// heaviest q blocks start first (plan_lpt). Budget: VGPR 256, LDS 57344 (40960 at D = 64).
+// heaviest q blocks start first (plan_lpt). Budget: VGPR 216, LDS 65536 (32768 at D = 64).
 
 #include "skip_vote.h"
 
@@ -32,31 +32,27 @@ LITE_DEVICE int64_t Bitmap(const LiteParams& p, const Tile& t) {
 
 template <class Number, int kDim>
 LITE_DEVICE void AttentionLite(const LiteParams& p) {
-    __shared__ __attribute__((aligned(16))) char k_lds[2 * kKBytes<kDim>];
-    __shared__ SkipWordsLds skip;
-    static_assert(sizeof(k_lds) + sizeof(skip) <= kLdsBytes);
+    __shared__ __attribute__((aligned(16))) char lds[kAttentionLds<kDim>];
 
     const WaveId me;
     const Tile tile = LiteTile(p);
-    LoadSkipWords(p, Bitmap(p, tile), skip);
+    const int64_t bitmap = Bitmap(p, tile);
+    SkipRows(p, bitmap).ClearVotes();
+    WaitLoads();
     Barrier();
 
-    KeptBlocks blocks(p, skip);
+    KeptBlocks blocks(p, bitmap);
     if (!blocks.Has(0)) {
         const WaveRows rows = RowsOf(p, tile, me);
         StoreNothing<kDim>(rows.out, p.out_strides.seq * 2, rows.lse, rows.count, me.lane);
-        StoreVotes(p, Bitmap(p, tile), me.Thread(), skip);
         return;
     }
-    Statistics stats;
-    Outputs<kDim> out{};
-    Attend<Number, kDim>(p, tile, me, k_lds, blocks, stats, out);
+    WaveStatistics stats;
+    WaveOutputs<kDim> out{};
+    Attend<Number, kDim>(ArgumentAgain<LiteParams>(), tile, me, lds, blocks, stats, out);
     blocks.Flush();
-    Barrier();
     const LiteParams& again = ArgumentAgain<LiteParams>();
-    const WaveId later = me.Again();
-    StoreTile<Number, kDim>(again, tile, later, stats, out);
-    StoreVotes(again, Bitmap(again, tile), later.Thread(), skip);
+    StoreTile<Number, kDim>(again, LiteTile(again), me.Again(), stats, out);
 }
 
 }  // namespace liteattention::gfx942

@@ -86,22 +86,23 @@ LITE_DEVICE BlockRange BlocksOf(const Seen& first, const Seen& last) {
 }
 
 // Queries of a wave's packed rows (qk.h: LoadQueries).
-template <int kDim, int kTiles>
+template <class L, int kDim, int kTiles>
 LITE_DEVICE void LoadPackedQueries(const RaggedParams& p, const Request& request, int32_t q_head,
                                    const PackedRows& rows, int32_t first_row, uint32_t lane,
-                                   Queries<kDim, kTiles>& q) {
+                                   Queries<L, kDim, kTiles>& q) {
     const uint32_t flip = p.scale_log2 < 0.0f ? 0x80008000u : 0u;
     const uint32_t keep = p.scale_log2 == 0.0f ? 0u : ~0u;
 #pragma unroll
     for (int x = 0; x < kTiles; ++x) {
-        const int32_t row = rows.Existing(first_row + kTile * x + Col(static_cast<int>(lane)));
+        const int32_t row =
+            rows.Existing(first_row + L::kTile * x + L::Col(static_cast<int>(lane)));
         const int32_t query = rows.Query(row), head = q_head + row - query * rows.heads;
         const uint16_t* from = p.q +
                                static_cast<int64_t>(request.first_row + query) * p.q_strides.row +
                                static_cast<int64_t>(head) * p.q_strides.head;
 #pragma unroll
-        for (int s = 0; s < kDim / 32; ++s) {
-            const int dim = QkDim(s, static_cast<int>(lane), 0);
+        for (int s = 0; s < kQkSteps<L, kDim>; ++s) {
+            const int dim = L::QkDim(s, static_cast<int>(lane), 0);
             const Word4 words = *reinterpret_cast<const UnalignedWord4*>(from + dim);
             q.fragment[x][s] = __builtin_bit_cast(Half8, (words ^ flip) & keep);
         }
@@ -109,38 +110,38 @@ LITE_DEVICE void LoadPackedQueries(const RaggedParams& p, const Request& request
 }
 
 // The sign of the scale is in the queries.
-template <int kTiles, int kKeys>
-LITE_DEVICE void CapScores(const RaggedParams& p, ScoresOf<kTiles, kKeys>& scores) {
+template <class L, int kTiles, int kKeys>
+LITE_DEVICE void CapScores(const RaggedParams& p, Scores<L, kTiles, kKeys>& scores) {
     const float scale_log2 = __builtin_fabsf(p.scale_log2);
     const float cap_factor = __builtin_fabsf(p.cap_factor);
 #pragma unroll
-    for (int t = 0; t < kKeys / kTile; ++t)
+    for (int t = 0; t < kKeys / L::kTile; ++t)
 #pragma unroll
         for (int x = 0; x < kTiles; ++x)
 #pragma unroll
-            for (int i = 0; i < 4; ++i)
+            for (int i = 0; i < L::kRegisters; ++i)
                 scores.tile[t][x][i] =
                     CapScore(scores.tile[t][x][i], scale_log2, p.cap_log2, cap_factor);
 }
 
 // Hides the keys of block `block` that a wave's rows do not see.
-template <int kTiles, int kKeys>
+template <class L, int kTiles, int kKeys>
 LITE_DEVICE void MaskUnseen(const RaggedParams& p, const Request& request, const PackedRows& rows,
-                            int32_t first_row, int32_t block, ScoresOf<kTiles, kKeys>& scores) {
+                            int32_t first_row, int32_t block, Scores<L, kTiles, kKeys>& scores) {
     const int lane = static_cast<int>(LaneHere());  // not before here, as in softmax.h: MaskKeys
 #pragma unroll
     for (int x = 0; x < kTiles; ++x) {
-        const int32_t row = rows.Existing(first_row + kTile * x + Col(lane));
+        const int32_t row = rows.Existing(first_row + L::kTile * x + L::Col(lane));
         const Seen seen = SeenBy(p, request, rows.Query(row));
         const uint32_t count =
             seen.end > seen.begin ? static_cast<uint32_t>(seen.end - seen.begin) : 0u;
         const uint32_t from =
-            static_cast<uint32_t>(block * kKeys + ScoreKey(0, lane, 0) - seen.begin);
+            static_cast<uint32_t>(block * kKeys + L::ScoreKey(0, lane, 0) - seen.begin);
 #pragma unroll
-        for (int t = 0; t < kKeys / kTile; ++t)
+        for (int t = 0; t < kKeys / L::kTile; ++t)
 #pragma unroll
-            for (int i = 0; i < 4; ++i) {
-                const bool sees = from + static_cast<uint32_t>(ScoreKey(t, 0, i)) < count;
+            for (int i = 0; i < L::kRegisters; ++i) {
+                const bool sees = from + static_cast<uint32_t>(L::ScoreKey(t, 0, i)) < count;
                 scores.tile[t][x][i] = FromBits(sees ? Bits(scores.tile[t][x][i]) : kMinusInfinity);
             }
     }
@@ -148,17 +149,17 @@ LITE_DEVICE void MaskUnseen(const RaggedParams& p, const Request& request, const
 
 // Normalises and writes a wave's rows that exist; `c` as in softmax.h. A sink is one more score
 // without a value.
-template <class Number, int kDim, int kTiles>
+template <class Number, class L, int kDim, int kTiles>
 LITE_DEVICE void StorePackedRows(const RaggedParams& p, const Request& request, int32_t q_head,
                                  const PackedRows& rows, int32_t first_row, float c,
-                                 const WaveId& me, const StatisticsOf<kTiles>& stats,
-                                 const Outputs<kDim, kTiles>& out) {
+                                 const WaveId& me, const Statistics<L, kTiles>& stats,
+                                 const Outputs<L, kDim, kTiles>& out) {
     constexpr float kLog2e = 1.4426950408889634f;
 #pragma unroll
     for (int x = 0; x < kTiles; ++x) {
-        float sum = TotalSum(stats.sum[x], me.across);
-        float top = IsZero(sum) ? FromBits(kMinusInfinity) : stats.max[x] * c, shrink = 1.0f;
-        const int32_t row = first_row + kTile * x + Col(static_cast<int>(me.lane));
+        float sum = TotalSum<L>(stats.sum[x], me.across);
+        float top = IsZero(sum) ? FromBits(kMinusInfinity) : stats.top[x] * c, shrink = 1.0f;
+        const int32_t row = first_row + L::kTile * x + L::Col(static_cast<int>(me.lane));
         if (row >= rows.rows) continue;
         const int32_t query = rows.Query(row), head = q_head + row - query * rows.heads;
         const int32_t at = request.first_row + query;
@@ -174,8 +175,8 @@ LITE_DEVICE void StorePackedRows(const RaggedParams& p, const Request& request, 
         const float scale = IsZero(sum) ? 0.0f : shrink * Rcp(sum);
         char* to = reinterpret_cast<char*>(p.out + static_cast<int64_t>(at) * p.out_strides.row +
                                            static_cast<int64_t>(head) * p.out_strides.head);
-        StoreRow<Number, kDim>(to, scale, x, me.lane, out);
-        if (p.lse && Quad(static_cast<int>(me.lane)) == 0) {
+        StoreRow<Number>(to, scale, x, me.lane, out);
+        if (p.lse && L::Group(static_cast<int>(me.lane)) == 0) {
             const float value = (top + Log2(sum)) * kLn2;
             p.lse[head * p.lse_stride + at] = FromBits(IsZero(sum) ? kMinusInfinity : Bits(value));
         }
@@ -184,8 +185,9 @@ LITE_DEVICE void StorePackedRows(const RaggedParams& p, const Request& request, 
 
 template <class Number, int kDim>
 LITE_DEVICE void AttentionPrefill(const RaggedParams& p) {
+    using L = Layout16;
     constexpr int kTileRows = PrefillRows(kDim), kKeys = PrefillKeys(kDim);
-    constexpr int kTiles = kTileRows / (kWaves * kTile), kWaveTileRows = kTiles * kTile;
+    constexpr int kTiles = kTileRows / (kWaves * L::kTile), kWaveTileRows = kTiles * L::kTile;
     constexpr int kBytes = kKeys * kDim * 2;  // of a block of K, and of one of V
     constexpr int kVAhead = 3;
     __shared__ __attribute__((aligned(16))) char lds[4 * kBytes];
@@ -252,10 +254,10 @@ LITE_DEVICE void AttentionPrefill(const RaggedParams& p) {
 
     const bool capped = p.cap_log2 != 0.0f;
     const float c = capped ? 1.0f : Factor(p.scale_log2);
-    StatisticsOf<kTiles> stats;
-    Outputs<kDim, kTiles> out{};
+    Statistics<L, kTiles> stats;
+    Outputs<L, kDim, kTiles> out{};
     if (blocks.begin < blocks.end) {
-        Queries<kDim, kTiles> queries;
+        Queries<L, kDim, kTiles> queries;
         find(blocks.begin);
         LoadPackedQueries(p, request, kv_head * group, rows, first_row, me.lane, queries);
         load();
@@ -265,12 +267,12 @@ LITE_DEVICE void AttentionPrefill(const RaggedParams& p) {
         find(blocks.begin + 2);
 
         const uint32_t k_read =
-            static_cast<uint32_t>(KReadByte(kDim, 0, 0, static_cast<int>(me.lane)));
+            static_cast<uint32_t>(KReadByte<L>(kDim, 0, 0, static_cast<int>(me.lane)));
         const uint32_t v_read = static_cast<uint32_t>(VReadByte(static_cast<int>(me.lane)));
         const int32_t wave = static_cast<int32_t>(me.wave),
                       cap = static_cast<int32_t>(Bits(p.cap_log2));
-        ScoresOf<kTiles, kKeys> scores;
-        ProbabilitiesOf<kTiles, kKeys> probs;
+        Scores<L, kTiles, kKeys> scores;
+        Probabilities<L, kTiles, kKeys> probs;
         KRing k_ring;
         Half8 v_ring[kVAhead];
         NoVote no_vote;
@@ -314,7 +316,7 @@ LITE_DEVICE void AttentionPrefill(const RaggedParams& p) {
 
         while (block < mine.begin) idle();
         if (block < mine.end) {
-            StartQk<kDim>(lds + half, k_read, k_ring);
+            StartQk<L, kDim>(lds + half, k_read, k_ring);
             Qk<Number>(lds + half, k_read, queries, k_ring, scores);
             while (block + 1 < mine.end) {
                 Barrier();
@@ -323,8 +325,9 @@ LITE_DEVICE void AttentionPrefill(const RaggedParams& p) {
                 Barrier();
                 Priority<1>();
                 const char* k_next = lds + (half ^ kBytes);
-                PvFrom<Number>(fragment, probs, v_ring, out,
-                               [&] { StartQk<kDim>(k_next, k_read, k_ring); });
+                PvFrom<Number>(
+                    fragment, probs, v_ring, out, [](auto) {},
+                    [&] { StartQk<L, kDim>(k_next, k_read, k_ring); });
                 Qk<Number>(k_next, k_read, queries, k_ring, scores);
                 Priority<0>();
                 half ^= kBytes;
@@ -334,15 +337,15 @@ LITE_DEVICE void AttentionPrefill(const RaggedParams& p) {
             copy();
             softmax();
             Barrier();
-            PvFrom<Number>(fragment, probs, v_ring, out, [] {});
+            PvFrom<Number>(fragment, probs, v_ring, out, [](auto) {}, [] {});
             half ^= kBytes;
             ++block;
         }
         while (block < blocks.end) idle();
         if (!in_group_b()) Barrier();  // as many barriers as group B
     }
-    StorePackedRows<Number, kDim>(ArgumentAgain<RaggedParams>(), request, kv_head * group, rows,
-                                  first_row, c, me.Again(), stats, out);
+    StorePackedRows<Number>(ArgumentAgain<RaggedParams>(), request, kv_head * group, rows,
+                            first_row, c, me.Again(), stats, out);
 }
 
 }  // namespace liteattention::gfx942

@@ -12,10 +12,10 @@ inline constexpr int kComputeUnits = 304;    // one dense workgroup fills one
 inline constexpr int kLdsBytes = 64 * 1024;  // of one compute unit
 
 // Tile of the attention kernels: one workgroup computes kQBlock query rows against K blocks.
-inline constexpr int kKBlock = 64;    // keys in one K block, the unit of skipping
-inline constexpr int kWaveRows = 48;  // query rows of one wave: three MFMA tiles of 16
-inline constexpr int kWaves = 8;      // two groups of four, half a K block apart
-inline constexpr int kQBlock = kWaves * kWaveRows;  // 384
+inline constexpr int kKBlock = 64;                  // keys in one K block, the unit of skipping
+inline constexpr int kWaveRows = 32;                // query rows of one wave: one MFMA tile
+inline constexpr int kWaves = 8;                    // two groups of four, half a K block apart
+inline constexpr int kQBlock = kWaves * kWaveRows;  // 256
 inline constexpr int kDenseThreads = kWaves * kWaveSize;
 
 inline constexpr int kTransposeThreads = 256;  // one workgroup per (batch, kv head, K block)
@@ -26,18 +26,19 @@ inline constexpr int kPlanThreads = 256;  // one q block each
 // Every row of q, k, v and out must start on this boundary: rows travel as whole dwords.
 inline constexpr int kRowAlignBytes = 4;
 
-// Keys may lie this many elements apart, less than 4 GiB: the kernels multiply key number and
-// distance as 32-bit numbers into a 64-bit offset. Every other stride is limited by memory only.
-inline constexpr int64_t kMaxKRowStride = (int64_t{1} << 31) - 128;
+// Keys may lie this many elements apart: within a K block the kernels count bytes in 32 bits. Every
+// other stride is limited by memory only.
+inline constexpr int64_t kMaxKRowStride = int64_t{1} << 25;
+
+// Pages, and rows of a page, may lie this many elements apart, less than 4 GiB: number and distance
+// are multiplied as 32-bit numbers into a 64-bit offset.
+inline constexpr int64_t kMaxPageStride = (int64_t{1} << 31) - 128;
 
 constexpr int64_t CeilDiv(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 constexpr int64_t QBlocks(int64_t q_len) { return CeilDiv(q_len, kQBlock); }
 constexpr int64_t KBlocks(int64_t kv_len) { return CeilDiv(kv_len, kKBlock); }
 constexpr int64_t SkipWords(int64_t kv_len) { return CeilDiv(KBlocks(kv_len), 32); }
-
-// Words of a skip bitmap row that attention_lite can vote on: 4,194,304 keys. They lie in LDS.
-inline constexpr int64_t kMaxLiteWords = 2048;
 
 // In which order workgroups take tiles; see TileOf. The numbers are part of kernel arguments.
 enum class Mapping : int32_t {

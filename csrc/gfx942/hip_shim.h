@@ -42,11 +42,27 @@ using Fp16x2 = _Float16 __attribute__((ext_vector_type(2)));
 using Fp16x4 = _Float16 __attribute__((ext_vector_type(4)));
 using Float2 = float __attribute__((ext_vector_type(2)));
 using Float4 = float __attribute__((ext_vector_type(4)));
+using FloatX16 = float __attribute__((ext_vector_type(16)));
 using Word2 = uint32_t __attribute__((ext_vector_type(2)));
 using Word4 = uint32_t __attribute__((ext_vector_type(4)));
 
 // Rows start on 4-byte boundaries only (geometry.h); the hardware asks no more of a 16-byte access.
 using UnalignedWord4 = Word4 __attribute__((aligned(4)));
+
+// A number that is part of the program.
+template <int kValue>
+struct Constant {
+    LITE_DEVICE constexpr operator int() const { return kValue; }
+};
+
+// body(Constant<0>{}), body(Constant<1>{}), ...: a loop whose index is part of the program.
+template <int kCount, int kFrom = 0, class Body>
+LITE_DEVICE void Unroll(Body body) {
+    if constexpr (kFrom < kCount) {
+        body(Constant<kFrom>{});
+        Unroll<kCount, kFrom + 1>(body);
+    }
+}
 
 LITE_DEVICE uint32_t Bits(float x) { return __builtin_bit_cast(uint32_t, x); }
 LITE_DEVICE float FromBits(uint32_t x) { return __builtin_bit_cast(float, x); }

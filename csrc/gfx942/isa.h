@@ -14,17 +14,26 @@ namespace liteattention::gfx942 {
 
 typedef __attribute__((address_space(3))) void LdsVoid;
 
-// v_mfma_f32_16x16x16_bf16: c += a b (mfma_layout.h), 4 passes. Covered: 7 wait states from D to
-// any other reader or writer, 3 from SrcC to its overwriting, 2 from a VALU write to an operand.
-// Same-register accumulation needs none. A zero c becomes an inline constant.
+// v_mfma_f32_16x16x16_bf16, v_mfma_f32_32x32x8_bf16: c += a b (mfma_layout.h), 4 and 8 passes.
+// Covered: 7 and 11 wait states from D to any other reader or writer, 3 and 5 from SrcC to its
+// overwriting, 2 from a VALU write to an operand. Same-register accumulation needs none. A zero c
+// becomes an inline constant.
 LITE_DEVICE void MfmaBf16(Half4 a, Half4 b, Float4& c) {
     c = __builtin_amdgcn_mfma_f32_16x16x16bf16_1k(a, b, c, 0, 0, 0);
 }
+LITE_DEVICE void MfmaBf16(Half4 a, Half4 b, FloatX16& c) {
+    c = __builtin_amdgcn_mfma_f32_32x32x8bf16_1k(a, b, c, 0, 0, 0);
+}
 
-// v_mfma_f32_16x16x16_f16: the same layout, rate and wait states. Subnormal operands count.
+// v_mfma_f32_16x16x16_f16, v_mfma_f32_32x32x8_f16: the same layouts, rates and wait states.
+// Subnormal operands count.
 LITE_DEVICE void MfmaFp16(Half4 a, Half4 b, Float4& c) {
     c = __builtin_amdgcn_mfma_f32_16x16x16f16(__builtin_bit_cast(Fp16x4, a),
                                               __builtin_bit_cast(Fp16x4, b), c, 0, 0, 0);
+}
+LITE_DEVICE void MfmaFp16(Half4 a, Half4 b, FloatX16& c) {
+    c = __builtin_amdgcn_mfma_f32_32x32x8f16(__builtin_bit_cast(Fp16x4, a),
+                                             __builtin_bit_cast(Fp16x4, b), c, 0, 0, 0);
 }
 
 // v_exp_f32, v_log_f32 (base 2) and v_rcp_f32: quarter rate, 1 ulp, subnormal results become 0.
@@ -95,24 +104,29 @@ LITE_DEVICE __amdgpu_buffer_rsrc_t Descriptor(const char* base, uint32_t bytes) 
                                              kRaw32);
 }
 
-// buffer_load_dword ... lds: lane i copies the dword at base + lane_offset to lds + 4 i without a
-// register in between. `base`, `bytes` (range checked against) and `lds` are scalar. m0 carries the
-// LDS address; covered: 1 wait state from its write. NOT covered: vmcnt counts the copy, but only
-// the wave that issued it knows, so before anyone reads the bytes the issuer must WaitLoads() and
-// then pass a barrier with the reader.
-#if __has_builtin(__builtin_amdgcn_raw_ptr_buffer_load_lds)
-#define LITE_BUFFER_LOAD_LDS __builtin_amdgcn_raw_ptr_buffer_load_lds
-#else
-// clang 19 knows the intrinsic but has no builtin for it yet.
-__device__ void RawBufferLoadLds(__amdgpu_buffer_rsrc_t descriptor, LdsVoid* lds, uint32_t size,
-                                 uint32_t lane_offset, uint32_t offset, uint32_t imm_offset,
-                                 uint32_t cache) __asm("llvm.amdgcn.raw.ptr.buffer.load.lds");
-#define LITE_BUFFER_LOAD_LDS RawBufferLoadLds
-#endif
-
-LITE_DEVICE void CopyToLds(const char* base, uint32_t bytes, uint32_t lane_offset, LdsVoid* lds) {
-    LITE_BUFFER_LOAD_LDS(Descriptor(base, bytes), lds, 4, lane_offset, 0, 0, 0);
+// buffer_load_dword ... lds: lane i copies the dword at base + offset + lane_offset to lds + 4 i
+// without a register in between. All but `lane_offset` are scalar. The one asm instruction here:
+// before every LDS read LLVM would wait for the copies of its own builtin, wherever they go, and
+// they are to be in flight for a whole stretch. What LLVM does not see it does not cover: m0, which
+// carries the LDS address, is written here, 1 wait state ahead; `offset` and the descriptor must
+// come from the scalar ALU (5 wait states from a VALU write); vmcnt counts the copy, but only the
+// wave that issued it knows, so before anyone reads the bytes the issuer must WaitLoads() and then
+// pass a barrier with the reader.
+template <uint32_t kAdd>
+LITE_DEVICE void CopyToLds(Word4 descriptor, uint32_t lane_offset, uint32_t offset, uint32_t lds) {
+    asm volatile("s_add_u32 m0, %0, %4\n\ts_nop 0\n\tbuffer_load_dword %1, %2, %3 offen lds"
+                 :
+                 : "s"(lds), "v"(lane_offset), "s"(descriptor), "s"(offset), "i"(kAdd)
+                 : "memory", "scc");
 }
+
+// The words of a descriptor.
+LITE_DEVICE Word4 DescriptorWords(const char* base, uint32_t bytes) {
+    const uint64_t at = reinterpret_cast<uint64_t>(base);
+    return {static_cast<uint32_t>(at), static_cast<uint32_t>(at >> 32) & 0xffffu, bytes, 4u << 15};
+}
+
+LITE_DEVICE uint32_t LdsAddress(const char* lds) { return (uint32_t)(LdsVoid*)lds; }
 
 // buffer_load_dwordx4: 16 bytes at base + lane_offset + offset; `base`, `bytes` and `offset` are
 // scalar, so a stream of them costs one address register. In flight until vmcnt; covered.
@@ -125,6 +139,13 @@ LITE_DEVICE Half8 LoadBlock(const char* base, uint32_t bytes, uint32_t lane_offs
 // buffer_load_dword: 4 bytes, likewise. With `bytes` 0 nothing is fetched and the result is 0.
 LITE_DEVICE uint32_t LoadWord(const char* base, uint32_t bytes, uint32_t lane_offset) {
     return __builtin_amdgcn_raw_buffer_load_b32(Descriptor(base, bytes), lane_offset, 0, 0);
+}
+
+// s_load_dword: word `i` of what nobody writes during the launch; both scalar. In flight until
+// lgkmcnt; covered.
+LITE_DEVICE uint32_t ScalarWord(const uint32_t* words, int32_t i) {
+    using Constant = const uint32_t __attribute__((address_space(4)));
+    return reinterpret_cast<Constant*>(reinterpret_cast<uint64_t>(words))[i];
 }
 
 // s_waitcnt vmcnt(0): all vector loads of this wave, copies to LDS included, have landed.
@@ -155,6 +176,11 @@ LITE_DEVICE void SchedulingFence() { __builtin_amdgcn_sched_barrier(0); }
 // No instruction: x is computed before this point and not, as the compiler may otherwise choose,
 // beside its first use in the next phase. Empty, so nothing can be too close to it.
 LITE_DEVICE void Pin(Half4& x) { asm volatile("" : "+v"(x)); }
+LITE_DEVICE void Pin(float& x) { asm volatile("" : "+v"(x)); }
+LITE_DEVICE void Pin(uint32_t& x) { asm volatile("" : "+v"(x)); }
+
+// s_nop 0: the wave issues nothing for 4 clocks.
+LITE_DEVICE void Pause() { asm volatile("s_nop 0"); }
 
 // No instruction: x, of which the compiler knows nothing before this point. Scalar.
 LITE_DEVICE int32_t ScalarHere(int32_t x) {

@@ -27,40 +27,76 @@ struct KCopier {
     }
 };
 
-// Copies keys 64 `block` ... + 63 to `lds`. `quarter` (0..3, scalar) is this wave's share: copies
-// quarter, quarter + 4, ... of the block. Rows past the end repeat the last key; its scores are
-// masked. Every copy has its own 64-bit base, so no extent overflows 32 bits: 9 scalar instructions
-// per copy, 16 copies per wave and K block at D = 128, beside the other group's MFMAs. Those that
-// do not depend on the block are made ahead of the main loop, in up to 32 scalar registers, unless
-// kFewScalars says that there are none to spare.
-template <bool kFewScalars, int kDim>
-LITE_DEVICE void LoadK(const KSource& k, const KCopier<kDim>& copier, int32_t block,
-                       uint32_t quarter, char* lds) {
-    constexpr int kRows = KCopyRows(kDim), kCopies = kKBlock / kRows / 4;
-    constexpr uint32_t kRowBytes = kDim * 2;
-    const int32_t last = k.kv_len - 1;
-    const int32_t own = static_cast<int32_t>(quarter) * kRows;
-    const int32_t own_here = kFewScalars ? ScalarHere(own) : own;
-    const int32_t own_row = block * kKBlock + own_here;
-    char* own_lds = lds + own_here * kDim * 2;
-#pragma unroll
-    for (int i = 0; i < kCopies; ++i) {
-        constexpr int32_t kNext = 4 * kRows;
-        const int32_t in_block = own + kNext * i;
-        const int32_t row = kFewScalars ? own_row + kNext * i : block * kKBlock + in_block;
-        char* const to = kFewScalars ? own_lds + kNext * i * kDim * 2 : lds + in_block * kDim * 2;
-        const int32_t first = row < last ? row : last;
-        const char* base =
-            k.base + static_cast<uint64_t>(static_cast<uint32_t>(first)) * k.row_bytes;
+// x, not known before here if kFewScalars: the compiler would make what each copy adds to it ahead
+// of the main loop, in up to 16 scalar registers.
+template <bool kFewScalars>
+LITE_DEVICE uint32_t Here(uint32_t x) {
+    return kFewScalars ? static_cast<uint32_t>(ScalarHere(static_cast<int32_t>(x))) : x;
+}
+
+// Copies keys 64 `block` ... + 63 to `lds`, one copy at a time. `quarter` (0..3, scalar) is this
+// wave's share: copies quarter, quarter + 4, ... of the block. Rows past the end repeat the last
+// key; its scores are masked. A block has one 64-bit base; within it offsets stay below 2^32
+// (geometry.h: kMaxKRowStride). 4 scalar instructions per copy, 16 copies per wave and K block at D
+// = 128. Unless `wanted` (scalar), memory is not read and what LDS gets is meaningless.
+template <int kDim, bool kFewScalars>
+class KCopies {
+   public:
+    static constexpr int kRows = KCopyRows(kDim), kCount = kKBlock / kRows / 4;
+
+    LITE_DEVICE KCopies(const KSource& k, int32_t block, bool wanted, uint32_t quarter, char* lds)
+        : from_(DescriptorWords(
+              k.base + static_cast<uint64_t>(static_cast<uint32_t>(block * kKBlock)) * k.row_bytes,
+              wanted ? kAnyBytes : 0u)),
+          row_bytes_(k.row_bytes),
+          last_(static_cast<uint32_t>(k.kv_len - 1 - block * kKBlock) * k.row_bytes),
+          row_(Here<kFewScalars>(quarter * kRows * k.row_bytes)),
+          to_(LdsAddress(lds) + quarter * kRows * kDim * 2) {}
+
+    // The i-th copy; they must come in order.
+    template <int i>
+    LITE_DEVICE void Copy(const KCopier<kDim>& copier) {
+        const uint32_t first = row_ < last_ ? row_ : last_;
+        constexpr uint32_t kTo = i * 4 * kRows * kDim * 2;
         if constexpr (kRows == 1) {
             // Row quarter + 4 i: its swizzle key r % 8 changes by 4 between neighbouring copies.
-            CopyToLds(base, kRowBytes, copier.byte ^ (i % 2 ? 4u * kChunkBytes : 0u), (LdsVoid*)to);
+            CopyToLds<kTo>(from_, copier.byte ^ (i % 2 ? 4u * kChunkBytes : 0u), first, to_);
         } else {
-            const uint32_t step = row < last ? k.row_bytes : 0u;
-            CopyToLds(base, step + kRowBytes, copier.byte + (copier.second_row & step),
-                      (LdsVoid*)to);
+            const uint32_t step = row_ < last_ ? row_bytes_ : 0u;
+            CopyToLds<kTo>(from_, copier.byte + (copier.second_row & step), first, to_);
         }
+        row_ += 4 * kRows * row_bytes_;
     }
+
+   private:
+    // More than any offset (geometry.h: kMaxKRowStride). All ones would be made by the vector ALU,
+    // and CopyToLds must not have that.
+    static constexpr uint32_t kAnyBytes = 0xfffffff0u;
+
+    Word4 from_;
+    uint32_t row_bytes_, last_, row_;
+    uint32_t to_;
+};
+
+template <int kDim, bool kFewScalars>
+LITE_DEVICE void LoadK(const KSource& k, const KCopier<kDim>& copier, int32_t block,
+                       uint32_t quarter, char* lds) {
+    KCopies<kDim, kFewScalars> copies(k, block, true, quarter, lds);
+    Unroll<KCopies<kDim, kFewScalars>::kCount>([&](auto i) { copies.template Copy<i>(copier); });
+}
+
+// Copies a K block of V_t, which lies in one piece, to `lds`: four waves as above, 256 bytes a
+// copy.
+template <int kDim, bool kFewScalars>
+LITE_DEVICE void LoadV(const char* v_t, uint32_t lane, uint32_t quarter, char* lds) {
+    constexpr uint32_t kCopyBytes = kWaveSize * 4, kBytes = kKBlock * kDim * 2;
+    const Word4 from = DescriptorWords(v_t, kBytes);
+    uint32_t at = Here<kFewScalars>(quarter * kCopyBytes);
+    const uint32_t to = LdsAddress(lds) + at;
+    Unroll<kBytes / kCopyBytes / 4>([&](auto i) {
+        CopyToLds<i * 4 * kCopyBytes>(from, lane * 4u, at, to);
+        at += 4 * kCopyBytes;
+    });
 }
 
 }  // namespace liteattention::gfx942

@@ -1,54 +1,76 @@
 // Which element of which matrix lies in which lane, register and byte. Plain constexpr functions:
 // the kernels address with them and a host test replays whole products through them.
 //
-// v_mfma_f32_16x16x16_bf16, D = A B + C, a wave of 64 lanes, quad = lane / 16, col = lane % 16:
+// Two instructions multiply: v_mfma_f32_32x32x8 (attention_dense, attention_lite), which leaves the
+// vector ALU 28 of its 32 clocks, and v_mfma_f32_16x16x16 (attention_prefill, attention_decode),
+// where 32 rows are too many. With T = 32 or 16 rows, a wave of 64 lanes has G = 64 / T groups
+// (halves or quads); group = lane / T, col = lane % T. D = A B + C:
 //
-//   A (16 x 16)  row m = col          k = 4 quad + e      e = 0..3 in 2 VGPRs
-//   B (16 x 16)  k = 4 quad + e       column n = col      likewise
-//   C, D         row m = 4 quad + i   column n = col      i = 0..3 in 4 VGPRs
+//   A (T x 4 G)  row m = col                          k = 4 group + e   e = 0..3 in 2 VGPRs
+//   B (4 G x T)  k = 4 group + e                      column n = col    likewise
+//   C, D         row m = 4 G (i / 4) + 4 group + i % 4   column n = col    i = 0..T^2/64-1, a VGPR
+//   each
 //
-// Scores are computed as S^T = K Q^T, so a lane holds 16 keys of each 64 for ONE query (its
-// column): maxima and sums run down registers, and two exchanges across the quads finish them. The
-// D layout of S^T is the B layout of P^T, so O^T = V^T P^T takes the probabilities where they
+// Scores are computed as S^T = K Q^T, so a lane holds 64 / G keys of each 64 for ONE query (its
+// column): maxima and sums run down registers, and log2(G) exchanges across the groups finish them.
+// The D layout of S^T is the B layout of P^T, so O^T = V^T P^T takes the probabilities where they
 // stand.
 //
 // Two orders are free and are spent on 16-byte accesses:
 //  - the contraction over d: both operands may take it in any order, so a lane's two consecutive
 //    operands are 8 neighbouring elements of a row of K or Q (QkDim).
-//  - the rows of V^T: tile t takes the head dims that put 8 neighbours of an output row into one
-//    lane's tiles 2u and 2u + 1 (OutDim).
+//  - the rows of V^T: they are the head dims that put 8 neighbours of an output row into two
+//    neighbouring runs of 4 registers of one lane (OutDim).
 #pragma once
 
 #include "geometry.h"
 
 namespace liteattention::gfx942 {
 
-inline constexpr int kTile = 16;                   // rows and columns of an MFMA tile
-inline constexpr int kQTiles = kWaveRows / kTile;  // q tiles of a wave
-inline constexpr int kKeyTiles = kKBlock / kTile;  // key tiles of a K block
-inline constexpr int kChunkBytes = 16;             // the unit of the swizzle
+inline constexpr int kChunkBytes = 16;  // the unit of the swizzle
 
-constexpr int Quad(int lane) { return lane / kTile; }
-constexpr int Col(int lane) { return lane % kTile; }
+template <int kRows>
+struct Layout {
+    static constexpr int kTile = kRows;                           // rows and columns of a tile
+    static constexpr int kGroups = kWaveSize / kTile;             // of lanes with equal columns
+    static constexpr int kDepth = 4 * kGroups;                    // contraction of one MFMA
+    static constexpr int kRegisters = kTile * kTile / kWaveSize;  // of an accumulator
+    static constexpr int kRuns = kRegisters / 4;                  // of 4 neighbouring rows
 
-// Element e (0..7) of fragment `step` (0..D/32-1) of a row of K or Q, as held by `lane`. Elements
-// 0..3 are the operand of one MFMA, 4..7 that of the next.
-constexpr int QkDim(int step, int lane, int e) { return 32 * step + 8 * Quad(lane) + e; }
+    static constexpr int Group(int lane) { return lane / kTile; }
+    static constexpr int Col(int lane) { return lane % kTile; }
 
-// Key (0..63) of register i of score tile `tile`; its query is Col(lane).
-constexpr int ScoreKey(int tile, int lane, int i) { return kTile * tile + 4 * Quad(lane) + i; }
+    // Element e (0..7) of fragment `step` (0..D/(2 kDepth)-1) of a row of K or Q, as held by
+    // `lane`. Elements 0..3 are the operand of one MFMA, 4..7 that of the next.
+    static constexpr int QkDim(int step, int lane, int e) {
+        return 2 * kDepth * step + 8 * Group(lane) + e;
+    }
 
-// Head dim of row `row` (0..15) of output tile `tile`; register i of a lane is row 4 quad + i.
-constexpr int OutDim(int tile, int row) {
-    return 32 * (tile / 2) + 8 * (row / 4) + 4 * (tile % 2) + row % 4;
-}
+    // Key of register i of score tile `tile`; its query is Col(lane).
+    static constexpr int ScoreKey(int tile, int lane, int i) {
+        return kTile * tile + kDepth * (i / 4) + 4 * Group(lane) + i % 4;
+    }
+
+    // First head dim of run `run` of a lane's outputs: registers 4 (run % kRuns) .. + 3 of tile
+    // run / kRuns. Runs 2 u and 2 u + 1 are neighbours.
+    static constexpr int RunDim(int run, int lane) {
+        return 8 * kGroups * (run / 2) + 8 * Group(lane) + 4 * (run % 2);
+    }
+    // Head dim of row `row` of output tile `tile`.
+    static constexpr int OutDim(int tile, int row) {
+        return RunDim(tile * kRuns + row / kDepth, row / 4 % kGroups * kTile) + row % 4;
+    }
+};
+using Layout32 = Layout<32>;
+using Layout16 = Layout<16>;
 
 // ---- K in LDS ------------------------------------------------------------------------------
 //
 // A K block is 64 dense rows. Row r stores its 16-byte chunk c at slot c ^ (r % 8). A read of one
-// fragment takes rows col = 0..15 of one chunk per quad; a row is a multiple of 128 bytes (all 32
-// banks), so unswizzled every lane of a quad would hit the same 4 banks. Swizzled, 8 neighbouring
-// lanes cover the 8 slots of 128 bytes: the full 128 bytes a clock, no conflict, no padding.
+// fragment takes the rows of a key tile, one chunk per group; a row is a multiple of 128 bytes (all
+// 32 banks), so unswizzled every lane of a group would hit the same 4 banks. Swizzled, 8
+// neighbouring lanes cover the 8 slots of 128 bytes: the full 128 bytes a clock, no conflict, no
+// padding.
 
 constexpr int KSlot(int row, int chunk) { return chunk ^ (row % 8); }
 
@@ -58,9 +80,11 @@ constexpr int KLdsByte(int dim, int row, int chunk) {
 }
 
 // Byte that `lane` reads for fragment `step` of key tile `tile`. Only bits 4..6 depend on both the
-// lane and the step: KReadByte(.., step) = (KReadByte(.., 0) ^ 64 (step % 2)) + 128 (step / 2).
+// lane and the step: with x = 16 G step, KReadByte(.., step) = (KReadByte(.., 0) ^ x % 128) + x -
+// x % 128.
+template <class L>
 constexpr int KReadByte(int dim, int tile, int step, int lane) {
-    return KLdsByte(dim, kTile * tile + Col(lane), 4 * step + Quad(lane));
+    return KLdsByte(dim, L::kTile * tile + L::Col(lane), L::kGroups * step + L::Group(lane));
 }
 
 // A copy to LDS moves 64 dwords to consecutive LDS bytes: one row of D = 128, two of D = 64. The
@@ -74,18 +98,28 @@ constexpr int KCopyByte(int dim, int row, int lane) {
 
 // ---- V_t in memory -------------------------------------------------------------------------
 //
-// A K block of V_t is D/16 x 2 fragments of 64 lanes x 16 bytes: output tile t, key tiles 2 pair
-// and 2 pair + 1. A fragment is 1 KiB in one piece and feeds two MFMAs per q tile.
+// A K block of V_t is D/T x 64/(2 kDepth) fragments of 64 lanes x 16 bytes: output tile t, keys
+// 2 kDepth `pair` and on. A fragment is 1 KiB in one piece and feeds two MFMAs per q tile.
 
-constexpr int VtFragment(int tile, int pair) { return tile * 2 + pair; }
+template <class L>
+inline constexpr int kVtPairs = kKBlock / (2 * L::kDepth);
+template <class L>
+constexpr int VtFragment(int tile, int pair) {
+    return tile * kVtPairs<L> + pair;
+}
+template <class L>
 constexpr int VtElement(int tile, int pair, int lane, int e) {
-    return (VtFragment(tile, pair) * kWaveSize + lane) * 8 + e;
+    return (VtFragment<L>(tile, pair) * kWaveSize + lane) * 8 + e;
 }
 // Key of element e (0..7) of `lane` in pair `pair`, and head dim in tile `tile`.
+template <class L>
 constexpr int VtKey(int pair, int lane, int e) {
-    return 32 * pair + 16 * (e / 4) + 4 * Quad(lane) + e % 4;
+    return 2 * L::kDepth * pair + L::kDepth * (e / 4) + 4 * L::Group(lane) + e % 4;
 }
-constexpr int VtDim(int tile, int lane) { return OutDim(tile, Col(lane)); }
+template <class L>
+constexpr int VtDim(int tile, int lane) {
+    return L::OutDim(tile, L::Col(lane));
+}
 
 // ---- V in LDS --------------------------------------------------------------------------------
 //
@@ -106,7 +140,7 @@ constexpr int VReadByte(int lane) { return VSlot(lane) * kChunkBytes; }
 constexpr int VLdsByte(int keys, int dim, int run) {
     const int tile = dim / 32 * 2 + dim / 4 % 2, col = dim / 8 % 4 * 4 + dim % 4;
     const int pair = run / 8, half = run / 4 % 2, quad = run % 4;
-    return ((tile * (keys / 32) + pair) * kWaveSize + VSlot(kTile * quad + col)) * kChunkBytes +
+    return ((tile * (keys / 32) + pair) * kWaveSize + VSlot(16 * quad + col)) * kChunkBytes +
            half * kChunkBytes / 2;
 }
 

@@ -29,22 +29,59 @@ LITE_DEVICE uint32_t RoundPair(float low, float high) {
     return UpperHalves(Round<kMode>(low), Round<kMode>(high));
 }
 
+// Two probabilities on their way to one word.
+struct Pair {
+    uint32_t half[2], odd[2], word;
+};
+
 template <Rounding kMode>
 struct Bf16 {
-    static LITE_DEVICE void Multiply(Half4 a, Half4 b, Float4& c) { MfmaBf16(a, b, c); }
+    template <class Accumulator>
+    static LITE_DEVICE void Multiply(Half4 a, Half4 b, Accumulator& c) {
+        MfmaBf16(a, b, c);
+    }
 
-    // Two probabilities, to nearest even. 5 VALU instructions.
+    // Rounds two probabilities to one word, one VALU instruction a step. Positive and no NaN,
+    // except in rows whose sum is NaN anyway.
+    static constexpr int kSteps = kMode == Rounding::kRtne ? 5 : kMode == Rounding::kRtna ? 3 : 1;
+    template <int kStep>
+    static LITE_DEVICE void Step(gfx942::Pair& x) {
+        if constexpr (kStep == kSteps - 1)
+            Pin(x.word = UpperHalves(x.half[0], x.half[1]));
+        else if constexpr (kMode == Rounding::kRtna)
+            Pin(x.half[kStep] += 0x8000u);
+        else if constexpr (kStep < 2)
+            Pin(x.odd[kStep] = x.half[kStep] >> 16 & 1u);
+        else
+            Pin(x.half[kStep - 2] += 0x7fffu + x.odd[kStep - 2]);
+    }
+    // Both at once.
     static LITE_DEVICE uint32_t Probabilities(float low, float high) {
-        return UpperHalves(RoundEven(low), RoundEven(high));
+        gfx942::Pair x{{Bits(low), Bits(high)}, {}, 0};
+        Unroll<kSteps>([&](auto step) { Step<step>(x); });
+        return x.word;
     }
     // Two outputs.
     static LITE_DEVICE uint32_t Pair(float low, float high) { return RoundPair<kMode>(low, high); }
 };
 
 struct Fp16 {
-    static LITE_DEVICE void Multiply(Half4 a, Half4 b, Float4& c) { MfmaFp16(a, b, c); }
+    template <class Accumulator>
+    static LITE_DEVICE void Multiply(Half4 a, Half4 b, Accumulator& c) {
+        MfmaFp16(a, b, c);
+    }
 
-    // 3 VALU instructions. Below 2^-14 a probability has fewer bits, below 2^-25 none.
+    // Likewise. Below 2^-14 a probability has fewer bits, below 2^-25 none.
+    static constexpr int kSteps = 3;
+    template <int kStep>
+    static LITE_DEVICE void Step(gfx942::Pair& x) {
+        if constexpr (kStep < 2) {
+            const auto half = static_cast<_Float16>(FromBits(x.half[kStep]));
+            Pin(x.half[kStep] = __builtin_bit_cast(uint16_t, half));
+        } else {
+            Pin(x.word = LowerHalves(x.half[0], x.half[1]));
+        }
+    }
     static LITE_DEVICE uint32_t Probabilities(float low, float high) { return Pair(low, high); }
     static LITE_DEVICE uint32_t Pair(float low, float high) {
         const Fp16x2 both = {static_cast<_Float16>(low), static_cast<_Float16>(high)};

@@ -75,7 +75,7 @@ struct DenseParams {
 // computes the K blocks (read | must_do) & ~must_skip of each q block and writes those that the
 // next step shall compute, every word of them; `read` and `write` must not overlap. Bits past the
 // last K block mean nothing where they are read and are written as 0. A q block that computes
-// nothing gets out 0 and lse -inf. Precondition: SkipWords(kv_len) <= kMaxLiteWords.
+// nothing gets out 0 and lse -inf.
 struct LiteParams {
     const uint16_t* q;
     const uint16_t* k;
@@ -151,7 +151,7 @@ struct RowStrides {
     int64_t head;
 };
 struct PageStrides {
-    int64_t page;  // at most kMaxKRowStride, like `row`; packed: unused
+    int64_t page;  // at most kMaxPageStride, like `row`; packed: unused
     int64_t row;
     int64_t head;
 };

@@ -11,21 +11,33 @@ namespace liteattention::gfx942 {
 
 inline constexpr uint32_t kMinusInfinity = 0xff800000u;
 
-// Per q tile; the query is the lane's column, so the four quads hold equal maxima.
-template <int kTiles = kQTiles>
-struct StatisticsOf {
-    float max[kTiles];  // running maximum of the raw scores; -inf before the first key
-    float sum[kTiles];  // of this lane's own keys: the quads are added up at the end
+// Scores within this many powers of two of zero are shifted and scaled by one instruction; beyond,
+// the rounding of the shift would show (Shift).
+inline constexpr float kNarrowLog2 = 4096.0f;
 
-    LITE_DEVICE StatisticsOf() {
+// The shift lags behind the maximum by this many powers of two at most, so that outputs are rarely
+// rescaled: a probability is at most 256, its relative precision the same.
+inline constexpr float kSlackLog2 = 8.0f;
+
+// Per q tile; the query is the lane's column, so the groups hold equal maxima.
+template <class L, int kTiles>
+struct Statistics {
+    float max[kTiles];  // running maximum of the raw scores; -inf before the first key
+    float
+        top[kTiles];  // the maximum that probabilities are relative to, 256 times smaller or equal
+    float base[kTiles];  // it times c, rounded, where that is exact enough; else 0 (Shift)
+    float sum[kTiles];   // of this lane's own keys: the groups are added up at the end
+    bool wide;           // whether any lane needs the exact shift. Scalar.
+
+    LITE_DEVICE Statistics() : wide(false) {
 #pragma unroll
         for (int x = 0; x < kTiles; ++x) {
-            max[x] = FromBits(kMinusInfinity);
+            max[x] = top[x] = FromBits(kMinusInfinity);
+            base[x] = 0.0f;
             sum[x] = 0.0f;
         }
     }
 };
-using Statistics = StatisticsOf<>;
 
 // A raw score x, soft-capped, in log2 units (params.h), relative error below 1e-6 at every cap. For
 // w = cap_factor x up to log2(e), tanh at 1/2, 1 - 2 / (1 + 2^w) would cancel: there the score is
@@ -44,42 +56,159 @@ LITE_DEVICE float CapScore(float x, float scale_log2, float cap_log2, float cap_
 }
 
 // Hides keys `valid`.. 63 of the block.
-LITE_DEVICE void MaskKeys(int32_t valid, Scores& scores) {
-    // The lane is not known before here: the 16 comparisons would be made once, ahead of the main
-    // loop, and their results would take 32 scalar registers.
-    const int32_t lane_valid = valid - ScoreKey(0, static_cast<int>(LaneHere()), 0);
+template <class L, int kTiles, int kKeys>
+LITE_DEVICE void MaskKeys(int32_t valid, Scores<L, kTiles, kKeys>& scores) {
+    // The lane is not known before here: the comparisons would be made once, ahead of the main
+    // loop, and their results would take scalar registers.
+    const int32_t lane_valid = valid - L::ScoreKey(0, static_cast<int>(LaneHere()), 0);
 #pragma unroll
-    for (int t = 0; t < kKeyTiles; ++t)
+    for (int t = 0; t < kKeys / L::kTile; ++t)
 #pragma unroll
-        for (int i = 0; i < 4; ++i) {
-            const bool seen = ScoreKey(t, 0, i) < lane_valid;
+        for (int i = 0; i < L::kRegisters; ++i) {
+            const bool seen = L::ScoreKey(t, 0, i) < lane_valid;
 #pragma unroll
-            for (int x = 0; x < kQTiles; ++x)
-                scores.tile[t][x][i] = FromBits(seen ? Bits(scores.tile[t][x][i]) : kMinusInfinity);
+            for (int x = 0; x < kTiles; ++x) {
+                float score = FromBits(seen ? Bits(scores.tile[t][x][i]) : kMinusInfinity);
+                Pin(score);  // one comparison's result at a time: two scalar registers
+                scores.tile[t][x][i] = score;
+            }
         }
 }
 
-// Maximum of a q tile's keys, the same in all four quads of a column.
-template <int kTiles, int kKeys>
-LITE_DEVICE float TileMaximum(const ScoresOf<kTiles, kKeys>& scores, int x, uint32_t across) {
-    float top = FromBits(kMinusInfinity);
-#pragma unroll
-    for (int t = 0; t < kKeys / kTile; ++t)
-#pragma unroll
-        for (int i = 0; i < 4; ++i) top = __builtin_fmaxf(top, scores.tile[t][x][i]);
-    top = __builtin_fmaxf(top, Xor16(top));
-    return __builtin_fmaxf(top, FromLane(across, top));
+// The maximum over the groups of lanes with the same column. `across` is 4 (lane ^ 32).
+template <class L>
+LITE_DEVICE float MaximumOfGroups(float x, uint32_t across) {
+    if constexpr (L::kGroups == 4) x = __builtin_fmaxf(x, Xor16(x));
+    return __builtin_fmaxf(x, FromLane(across, x));
 }
 
-// Turns scores into probabilities P^T = exp2(c (S^T - max)), rounded to 16 bits, and shrinks the
-// output and the sum by 2^(c (old max - new max)) where a maximum rose. The subtraction comes first
-// so that the largest probability is exactly 1. `c` > 0; `across` is 4 (lane ^ 32). If
-// `blocks.Vote` says false, the wave leaves the K block out: nothing changes, and the result is
-// false.
-template <class Number, int kDim, int kTiles, int kKeys, class Blocks>
-LITE_DEVICE bool Softmax(const ScoresOf<kTiles, kKeys>& scores, float c, uint32_t across,
-                         Blocks& blocks, StatisticsOf<kTiles>& stats, Outputs<kDim, kTiles>& out,
-                         ProbabilitiesOf<kTiles, kKeys>& probs) {
+// Maximum of a q tile's keys, the same in all groups of a column.
+template <class L, int kTiles, int kKeys>
+LITE_DEVICE float TileMaximum(const Scores<L, kTiles, kKeys>& scores, int x, uint32_t across) {
+    float top = FromBits(kMinusInfinity);
+#pragma unroll
+    for (int t = 0; t < kKeys / L::kTile; ++t)
+#pragma unroll
+        for (int i = 0; i < L::kRegisters; ++i) top = __builtin_fmaxf(top, scores.tile[t][x][i]);
+    return MaximumOfGroups<L>(top, across);
+}
+
+// Probabilities are 2^(c (score - top)). One fused multiply-add computes c score - base, base = c
+// top rounded: every probability of the row, and so its sum, is off by the same factor 2^(base - c
+// top), which cancels. Below 4096 that factor is within 2^-13 of 1. Beyond it, or where c top
+// overflows, the subtraction comes first and is exact; such lanes have base 0.
+LITE_DEVICE bool IsNarrow(float top, float c) { return __builtin_fabsf(top * c) < kNarrowLog2; }
+LITE_DEVICE bool IsWide(float top, float c) {
+    return !IsNarrow(top, c) && Bits(top) != kMinusInfinity;
+}
+
+// Whether a maximum is so far above what probabilities are relative to that they must be anew. A
+// row decides for itself, so its result does not depend on its neighbours.
+LITE_DEVICE bool Rose(float max, float top, float c) { return (max - top) * c > kSlackLog2; }
+
+// Takes new maxima as what probabilities are relative to and shrinks outputs and sums.
+template <class L, int kDim, int kTiles>
+LITE_DEVICE void Shift(float c, Statistics<L, kTiles>& stats, Outputs<L, kDim, kTiles>& out) {
+    bool wide = false;
+#pragma unroll
+    for (int x = 0; x < kTiles; ++x) {
+        const float before = stats.top[x];
+        const float now = Rose(stats.max[x], before, c) ? stats.max[x] : before;
+        const float base = IsNarrow(now, c) ? now * c : 0.0f;
+        const bool narrow = IsNarrow(before, c) && IsNarrow(now, c);
+        float shrink = Exp2(narrow ? stats.base[x] - base : (before - now) * c);
+        shrink = Bits(before) == Bits(now) ? 1.0f : shrink;  // also of infinities
+        stats.top[x] = now;
+        stats.base[x] = base;
+        stats.sum[x] *= shrink;
+        Shrink(shrink, x, out);
+        wide |= IsWide(now, c);
+    }
+    stats.wide = Any(wide);
+}
+
+// 2^(c x - base) of a lane's kCount scores, rounded to 16 bits, and their sum, in an order that
+// leaves the matrix core to the other wave of the SIMD. That wave's MFMA needs the vector port for
+// 4 of 32 clocks; v_exp_f32 holds it for 16, anything else here for 4. An exponential that starts
+// less than 16 clocks before the next MFMA is due delays it. So instructions come in windows of 28
+// clocks: one exponential and three others, or seven others. Whatever clock the first MFMA takes,
+// from the second on each falls between two windows or between two short instructions.
+//
+// The other instructions of a pair of scores are, in this order: two multiply-adds for scores
+// kLead pairs ahead, two additions to the sum, Number::kSteps to round.
+template <class Number, int kCount>
+struct Exponentials {
+    static constexpr int kLead = 2, kOthers = 4 + Number::kSteps;
+    static constexpr int kBeside = 3, kWindow = 7;
+
+    float c, base;
+    float sum[2] = {};
+    float x[kCount];
+    Pair pair[kCount / 2];
+
+    LITE_DEVICE Exponentials(float factor, float shift) : c(factor), base(shift) {}
+
+    LITE_DEVICE float Run() {
+        Unroll<2 * kLead>([&](auto e) { Prepare<e>(); });
+        Window<0, 0>();
+        return sum[0] + sum[1];
+    }
+
+   private:
+    template <int e>
+    LITE_DEVICE void Prepare() {
+        x[e] = __builtin_fmaf(x[e], c, -base);
+        Pin(x[e]);
+    }
+
+    // The k-th of the other instructions.
+    template <int k>
+    LITE_DEVICE void Other() {
+        constexpr int q = k / kOthers, step = k % kOthers;
+        if constexpr (step < 2) {
+            if constexpr (q + kLead < kCount / 2) Prepare<2 * (q + kLead) + step>();
+        } else if constexpr (step < 4) {
+            sum[step - 2] += x[2 * q + step - 2];
+            Pin(sum[step - 2]);
+        } else {
+            if constexpr (step == 4)
+                pair[q].half[0] = Bits(x[2 * q]), pair[q].half[1] = Bits(x[2 * q + 1]);
+            Number::template Step<step - 4>(pair[q]);
+        }
+    }
+    template <int kFrom, int kHowMany>
+    LITE_DEVICE void Others() {
+        Unroll<kHowMany>([&](auto i) { Other<kFrom + i>(); });
+        SchedulingFence();
+    }
+
+    // Exponential e and all that follow, once the first kDone others are done.
+    template <int e, int kDone>
+    LITE_DEVICE void Window() {
+        constexpr int kReady = e / 2 * kOthers - kDone;  // others whose exponentials are done
+        if constexpr (e == kCount) {
+            Others<kDone, kReady>();
+        } else if constexpr (kReady >= kBeside + kWindow) {
+            Others<kDone, kWindow>();
+            Window<e, kDone + kWindow>();
+        } else {
+            constexpr int kNow = kReady < kBeside ? kReady : kBeside;
+            x[e] = Exp2(x[e]);
+            Pin(x[e]);
+            Others<kDone, kNow>();
+            if constexpr (e > 1 && kNow < kBeside) Unroll<kBeside - kNow>([](auto) { Pause(); });
+            Window<e + 1, kDone + kNow>();
+        }
+    }
+};
+
+// Turns scores into probabilities P^T, rounded to 16 bits, and adds them to the sums. `c` > 0;
+// `across` is 4 (lane ^ 32). If `blocks.Vote` says false, the wave leaves the K block out: nothing
+// changes, and the result is false.
+template <class Number, class L, int kDim, int kTiles, int kKeys, class Blocks>
+LITE_DEVICE bool Softmax(Scores<L, kTiles, kKeys>& scores, float c, uint32_t across, Blocks& blocks,
+                         Statistics<L, kTiles>& stats, Outputs<L, kDim, kTiles>& out,
+                         Probabilities<L, kTiles, kKeys>& probs) {
     float top[kTiles];
 #pragma unroll
     for (int x = 0; x < kTiles; ++x) top[x] = TileMaximum(scores, x, across);
@@ -87,39 +216,36 @@ LITE_DEVICE bool Softmax(const ScoresOf<kTiles, kKeys>& scores, float c, uint32_
     bool rose = false;
 #pragma unroll
     for (int x = 0; x < kTiles; ++x) {
-        top[x] = __builtin_fmaxf(stats.max[x], top[x]);
-        rose |= top[x] > stats.max[x];
+        stats.max[x] = __builtin_fmaxf(stats.max[x], top[x]);
+        rose |= Rose(stats.max[x], stats.top[x], c);
     }
-    if (Any(rose)) {
+    if (Any(rose)) Shift(c, stats, out);
+    SchedulingFence();
+    if (stats.wide) {
 #pragma unroll
         for (int x = 0; x < kTiles; ++x) {
-            const float shrink = top[x] > stats.max[x] ? Exp2((stats.max[x] - top[x]) * c) : 1.0f;
-            stats.max[x] = top[x];
-            stats.sum[x] *= shrink;
-            Shrink(shrink, x, out);
+            const float exact = IsWide(stats.top[x], c) ? stats.top[x] : 0.0f;
+#pragma unroll
+            for (int t = 0; t < kKeys / L::kTile; ++t)
+#pragma unroll
+                for (int i = 0; i < L::kRegisters; ++i) scores.tile[t][x][i] -= exact;
         }
     }
 #pragma unroll
     for (int x = 0; x < kTiles; ++x) {
-        // No key with a finite score yet: -inf - 0 rather than -inf + inf.
-        const uint32_t bits = Bits(stats.max[x]);
-        const Float2 shift = Twice(FromBits(bits == kMinusInfinity ? 0u : bits));
-        Float2 sum = {};
+        constexpr int kRuns = kKeys / L::kTile * L::kRuns;
+        Exponentials<Number, kRuns * 4> exponentials(c, stats.base[x]);
 #pragma unroll
-        for (int t = 0; t < kKeys / kTile; ++t) {
-            Word2 packed;
+        for (int e = 0; e < kRuns * 4; ++e)
+            exponentials.x[e] = scores.tile[e / L::kRegisters][x][e % L::kRegisters];
+        stats.sum[x] += exponentials.Run();
+        Pin(stats.sum[x]);
 #pragma unroll
-            for (int i = 0; i < 2; ++i) {
-                const Float2 score = {scores.tile[t][x][2 * i], scores.tile[t][x][2 * i + 1]};
-                const Float2 power = (score - shift) * c;
-                const Float2 p = {Exp2(power[0]), Exp2(power[1])};
-                sum += p;
-                packed[i] = Number::Probabilities(p[0], p[1]);
-            }
-            probs.tile[t][x] = __builtin_bit_cast(Half4, packed);
-            Pin(probs.tile[t][x]);
+        for (int r = 0; r < kRuns; ++r) {
+            const Word2 words = {exponentials.pair[2 * r].word, exponentials.pair[2 * r + 1].word};
+            probs.operand[r][x] = __builtin_bit_cast(Half4, words);
+            Pin(probs.operand[r][x]);
         }
-        stats.sum[x] += sum[0] + sum[1];
     }
     return true;
 }

@@ -9,23 +9,33 @@ namespace liteattention::gfx942 {
 
 inline constexpr float kLn2 = 0.6931471805599453f;
 
-// Adds up the four quads of a column.
+// Adds up the groups of a column.
+template <class L>
 LITE_DEVICE float TotalSum(float sum, uint32_t across) {
-    sum += Xor16(sum);
+    if constexpr (L::kGroups == 4) sum += Xor16(sum);
     return sum + FromLane(across, sum);
 }
 
-// Outputs of one q tile to `row` (this lane's query), 16 bytes a store: tiles 2u and 2u + 1 hold 8
-// neighbouring head dims.
-template <class Number, int kDim, int kTiles>
+// Run `run` (mfma_layout.h) of a lane's outputs in q tile `x`.
+template <class L, int kDim, int kTiles>
+LITE_DEVICE Float4 OutputRun(const Outputs<L, kDim, kTiles>& out, int run, int x) {
+    const auto& tile = out.tile[run / L::kRuns][x];
+    const int i = run % L::kRuns * 4;
+    return Float4{tile[i], tile[i + 1], tile[i + 2], tile[i + 3]};
+}
+
+// Outputs of one q tile to `row` (this lane's query), 16 bytes a store: two neighbouring runs.
+template <class Number, class L, int kDim, int kTiles>
 LITE_DEVICE void StoreRow(char* row, float scale, int x, uint32_t lane,
-                          const Outputs<kDim, kTiles>& out) {
+                          const Outputs<L, kDim, kTiles>& out) {
+    constexpr int kPairs = kDim / (8 * L::kGroups);
 #pragma unroll
-    for (int u = 0; u < kDim / 32; ++u) {
-        const Float4 low = out.tile[2 * u][x] * scale, high = out.tile[2 * u + 1][x] * scale;
+    for (int u = 0; u < kPairs; ++u) {
+        const Float4 low = OutputRun(out, 2 * u, x) * scale,
+                     high = OutputRun(out, 2 * u + 1, x) * scale;
         const Word4 words = {Number::Pair(low[0], low[1]), Number::Pair(low[2], low[3]),
                              Number::Pair(high[0], high[1]), Number::Pair(high[2], high[3])};
-        const int dim = OutDim(2 * u, 4 * Quad(static_cast<int>(lane)));
+        const int dim = L::RunDim(2 * u, static_cast<int>(lane));
         *reinterpret_cast<UnalignedWord4*>(row + dim * 2) = words;
     }
 }
@@ -33,19 +43,19 @@ LITE_DEVICE void StoreRow(char* row, float scale, int x, uint32_t lane,
 // Writes the rows of `out` that exist and, if `lse` is not null, their log-sum-exp in natural log.
 // A row without any finite score gets 0 and -inf. `out_rows` points at the wave's first row,
 // `rows` counts those that exist; `lse` likewise.
-template <class Number, int kDim>
+template <class Number, class L, int kDim, int kTiles>
 LITE_DEVICE void StoreResult(char* out_rows, int64_t row_bytes, float* lse, int32_t rows, float c,
-                             uint32_t lane, uint32_t across, const Statistics& stats,
-                             const Outputs<kDim>& out) {
+                             uint32_t lane, uint32_t across, const Statistics<L, kTiles>& stats,
+                             const Outputs<L, kDim, kTiles>& out) {
 #pragma unroll
-    for (int x = 0; x < kQTiles; ++x) {
-        const int32_t row = kTile * x + Col(static_cast<int>(lane));
-        const float sum = TotalSum(stats.sum[x], across);
+    for (int x = 0; x < kTiles; ++x) {
+        const int32_t row = L::kTile * x + L::Col(static_cast<int>(lane));
+        const float sum = TotalSum<L>(stats.sum[x], across);
         const float scale = IsZero(sum) ? 0.0f : Rcp(sum);
         if (row >= rows) continue;
-        StoreRow<Number, kDim>(out_rows + row * row_bytes, scale, x, lane, out);
-        if (lse && Quad(static_cast<int>(lane)) == 0) {
-            const float value = (stats.max[x] * c + Log2(sum)) * kLn2;
+        StoreRow<Number>(out_rows + row * row_bytes, scale, x, lane, out);
+        if (lse && L::Group(static_cast<int>(lane)) == 0) {
+            const float value = (stats.top[x] * c + Log2(sum)) * kLn2;
             lse[row] = FromBits(IsZero(sum) ? kMinusInfinity : Bits(value));
         }
     }
@@ -69,23 +79,24 @@ LITE_DEVICE void StoreNothing(char* out_rows, int64_t row_bytes, float* lse, int
     if (lse) lse[row < last ? row : last] = FromBits(kMinusInfinity);
 }
 
-// Writes all 48 rows of a part: outputs not normalised, maxima in log2 units, sums. `part_out` and
-// `part_stats` point at the wave's first row.
-template <int kDim>
+// Writes all rows of a wave's part: outputs not normalised, what they are relative to in log2
+// units, sums. `part_out` and `part_stats` point at the wave's first row.
+template <class L, int kDim, int kTiles>
 LITE_DEVICE void StorePart(float* part_out, float* part_stats, float c, uint32_t lane,
-                           uint32_t across, const Statistics& stats, const Outputs<kDim>& out) {
+                           uint32_t across, const Statistics<L, kTiles>& stats,
+                           const Outputs<L, kDim, kTiles>& out) {
 #pragma unroll
-    for (int x = 0; x < kQTiles; ++x) {
-        const int32_t row = kTile * x + Col(static_cast<int>(lane));
-        const float sum = TotalSum(stats.sum[x], across);
-        if (Quad(static_cast<int>(lane)) == 0) {
-            part_stats[row] = stats.max[x] * c;
+    for (int x = 0; x < kTiles; ++x) {
+        const int32_t row = L::kTile * x + L::Col(static_cast<int>(lane));
+        const float sum = TotalSum<L>(stats.sum[x], across);
+        if (L::Group(static_cast<int>(lane)) == 0) {
+            part_stats[row] = stats.top[x] * c;
             part_stats[kQBlock + row] = sum;
         }
 #pragma unroll
-        for (int t = 0; t < kDim / kTile; ++t) {
-            const int dim = OutDim(t, 4 * Quad(static_cast<int>(lane)));
-            *reinterpret_cast<Float4*>(part_out + row * kDim + dim) = out.tile[t][x];
+        for (int run = 0; run < kDim / L::kDepth; ++run) {
+            const int dim = L::RunDim(run, static_cast<int>(lane));
+            *reinterpret_cast<Float4*>(part_out + row * kDim + dim) = OutputRun(out, run, x);
         }
     }
 }

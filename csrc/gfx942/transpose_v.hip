@@ -17,6 +17,7 @@ namespace liteattention::gfx942 {
 
 template <int kDim>
 LITE_DEVICE void TransposeV(const TransposeVParams& p) {
+    using L = Layout32;
     constexpr int kRowBytes = kDim * 2 + 16, kRowChunks = kDim / 8;
     __shared__ __attribute__((aligned(16))) char tile[kKBlock * kRowBytes];
 
@@ -42,26 +43,27 @@ LITE_DEVICE void TransposeV(const TransposeVParams& p) {
     }
     Barrier();
 
-    constexpr int kItems = kDim / kTile * (kKeyTiles / 2) * kWaveSize / 2;
+    constexpr int kItems = kDim / L::kTile * kVtPairs<L> * kWaveSize / 2;
     char* to = reinterpret_cast<char*>(p.v_t) +
                (static_cast<int64_t>(head_index) * k_blocks + block) * (kKBlock * kDim * 2);
 #pragma unroll
     for (int i = 0; i < kItems / kTransposeThreads; ++i) {
         const int item = i * kTransposeThreads + static_cast<int>(thread);
         const int fragment = item / (kWaveSize / 2), lane = item % (kWaveSize / 2) * 2;
-        const int out_tile = fragment / (kKeyTiles / 2), pair = fragment % (kKeyTiles / 2);
-        const char* column = tile + VtDim(out_tile, lane) * 2;
+        const int out_tile = fragment / kVtPairs<L>, pair = fragment % kVtPairs<L>;
+        const char* column = tile + VtDim<L>(out_tile, lane) * 2;
         uint32_t both[8];  // two head dims of 8 keys
 #pragma unroll
         for (int e = 0; e < 8; ++e)
-            both[e] = *reinterpret_cast<const uint32_t*>(column + VtKey(pair, lane, e) * kRowBytes);
+            both[e] =
+                *reinterpret_cast<const uint32_t*>(column + VtKey<L>(pair, lane, e) * kRowBytes);
         Word4 even, odd;
 #pragma unroll
         for (int e = 0; e < 4; ++e) {
             even[e] = LowerHalves(both[2 * e], both[2 * e + 1]);
             odd[e] = UpperHalves(both[2 * e], both[2 * e + 1]);
         }
-        Word4* at = reinterpret_cast<Word4*>(to + VtElement(out_tile, pair, lane, 0) * 2);
+        Word4* at = reinterpret_cast<Word4*>(to + VtElement<L>(out_tile, pair, lane, 0) * 2);
         at[0] = even;
         at[1] = odd;
     }

@@ -57,7 +57,6 @@ void BindGfx942(py::module_& m) {
     m.attr("GFX942_K_BLOCK") = gfx942::kKBlock;
     m.attr("GFX942_WAVE_ROWS") = gfx942::kWaveRows;
     m.attr("GFX942_COMPUTE_UNITS") = gfx942::kComputeUnits;
-    m.attr("GFX942_MAX_LITE_KEYS") = gfx942::kMaxLiteWords * 32 * gfx942::kKBlock;
 
     py::register_exception<hip::Unavailable>(m, "HipUnavailable", PyExc_RuntimeError);
     py::register_exception<hip::CallFailed>(m, "HipError", PyExc_RuntimeError);
@@ -128,7 +127,6 @@ void BindGfx942(py::module_& m) {
         },
         py::arg("mapping"), py::arg("rows"), py::arg("q_blocks"), py::arg("count"));
     m.def("dense_reasons", &gfx942::DenseReasons, py::arg("shape"));
-    m.def("lite_reasons", &gfx942::LiteReasons, py::arg("shape"));
     m.def("plan_lite", &gfx942::PlanLite, py::arg("shape"));
     m.def("plan_dense", &gfx942::PlanDense, py::arg("shape"), py::arg("compute_units"),
           py::arg("splits"));

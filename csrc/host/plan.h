@@ -92,10 +92,8 @@ constexpr int64_t MaxGrid(int64_t threads) { return ((int64_t{1} << 32) - 1) / t
 // Throws std::invalid_argument with every reason, if there is one.
 void RaiseNoPlan(const std::vector<std::string>& reasons);
 
-// Every reason why the kernels cannot take the shape; none means that PlanDense can.
+// Every reason why the kernels cannot take the shape; none means that PlanDense and PlanLite can.
 std::vector<std::string> DenseReasons(const DenseShape& shape);
-// The same for PlanLite.
-std::vector<std::string> LiteReasons(const DenseShape& shape);
 
 // `splits` 0 chooses; any other number of parts, at most one per K block, is forced upon the last
 // round of workgroups even if it is full. Throws std::invalid_argument with every reason.

@@ -34,9 +34,9 @@ void CheckPages(std::vector<std::string>& reasons, const char* name, const void*
                 const PageStrides& strides, int64_t pages, int64_t rows, int64_t heads) {
     CheckRows(reasons, name, pointer, {strides.page, strides.row, strides.head}, pages, rows,
               heads);
-    if ((pages > 1 && strides.page > kMaxKRowStride) || (rows > 1 && strides.row > kMaxKRowStride))
+    if ((pages > 1 && strides.page > kMaxPageStride) || (rows > 1 && strides.row > kMaxKRowStride))
         reasons.push_back("pages and rows of " + std::string(name) + " must be at most " +
-                          std::to_string(kMaxKRowStride) + " elements apart, got " +
+                          std::to_string(kMaxPageStride) + " elements apart, got " +
                           std::to_string(strides.page) + " and " + std::to_string(strides.row));
 }
 

@@ -126,7 +126,7 @@ def main(
     """Print the share of droppable tiles, mean over steps and at the last step, by threshold."""
     pipe = WanPipeline.from_pretrained(model, dtype=torch.bfloat16).to(device)
     pipe.set_progress_bar_config(disable=True)
-    study = TileStudy([(128, 64), (384, 64)], [-8.0, -6.0, -4.0, -3.0, -2.0])
+    study = TileStudy([(128, 64), (256, 64)], [-8.0, -6.0, -4.0, -3.0, -2.0])
     for layer, block in enumerate(pipe.transformer.blocks):
         block.attn1.set_processor(StudyProcessor(study, layer))
     scenes = held_out_scenes(prompts)

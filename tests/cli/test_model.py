@@ -37,8 +37,8 @@ def test_a_shipped_kernel(kernel: str, dim: int, tmp_path: Path) -> None:
     code, text = call("--shape", f"2,3,704,{dim}", *words)
     data = json.loads(text[text.index("{") : text.rindex("}") + 1])
     assert code == 0 and data["kernel"] == f"attention_{kernel}_bf16_d{dim}_rtz"
-    for row in data["waves"]:  # 48 rows of a wave x 64 keys, two products of 16x16x16
-        assert row["loop"]["matrix_instructions"] == 2 * 48 * 64 * dim / 16**3
+    for row in data["waves"]:  # 32 rows of a wave x 64 keys, two products of 32x32x8
+        assert row["loop"]["matrix_instructions"] == 2 * 32 * 64 * dim / (32 * 32 * 8)
         assert row["clk_per_block"] == pytest.approx(row["loop"]["clk"])
     found = Recording.load(file)
     assert len(found.waves) == 8 and found.workgroup == 0

@@ -233,8 +233,8 @@ class Merge:
 
     def __init__(self, dim: int, q_len: int, splits: int) -> None:
         rng = np.random.default_rng(q_len)
-        self.part_out = rng.standard_normal((splits, 384, dim)).astype(np.float32)
-        self.stats = rng.standard_normal((splits, 2, 384)).astype(np.float32)
+        self.part_out = rng.standard_normal((splits, 256, dim)).astype(np.float32)
+        self.stats = rng.standard_normal((splits, 2, 256)).astype(np.float32)
         self.stats[:, 1] = np.exp(self.stats[:, 1])
         self.dim, self.q_len, self.splits = dim, q_len, splits
         top, total = self.stats[:, 0].astype(np.float64), self.stats[:, 1].astype(np.float64)
@@ -255,7 +255,7 @@ class Merge:
         )  # fmt: skip
         rows = 256 * 8 // self.dim
         with device.Module(image) as module, device.registered(*arrays):
-            module.launch(kernel, [384 // rows], [256], [params])
+            module.launch(kernel, [256 // rows], [256], [params])
 
     def accept(self) -> None:
         assert self.right()
@@ -395,5 +395,5 @@ def cases(kernel: str) -> tuple[str, Sequence[Case]]:
     if kernel.startswith("transpose_v"):
         return "transpose_v", [Transpose(dim, n, 2, 3) for n in (64, 73, 89, 105, 121)]
     if kernel.startswith("merge_parts"):
-        return "merge_parts", [Merge(128, 384, 3), Merge(64, 217, 2)]
+        return "merge_parts", [Merge(128, 256, 3), Merge(64, 217, 2)]
     return "plan_lpt", [Plan(43, 5), Plan(7, 18), Plan(1097, 1)]

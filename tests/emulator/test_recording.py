@@ -28,7 +28,7 @@ KERNEL = "attention_dense_bf16_d128_rtne"
 @pytest.fixture(scope="module")
 def dense() -> tuple[Report, Recording]:
     """One workgroup of the dense kernel over three K blocks."""
-    problem = Problem(128, 384, 150)
+    problem = Problem(128, 256, 150)
     assert problem.packed_v.size
     with recording():
         problem.run(code_object("attention_dense"), KERNEL)

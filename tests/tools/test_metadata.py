@@ -37,8 +37,8 @@ def test_report_lists_every_kernel_and_counts_its_hot_loop(monkeypatch: pytest.M
     found = re.search(r"attention_dense_bf16_d128_\*: (\d+) = ((?:\d+ [\w-]+(?: \+ )?)+)", text)
     assert found is not None, text
     cells = {name: int(n) for n, name in re.findall(r"(\d+) ([\w-]+)", found[2])}
-    # 384 rows x 64 keys x 128 x 2 products, 8192 flop each, over 8 waves; two barriers a K block.
-    assert cells["MFMA"] == 384 * 64 * 128 * 4 // 8192 // 8
+    # 256 rows x 64 keys x 128 x 2 products, 16384 flop each, over 8 waves; two barriers a K block.
+    assert cells["MFMA"] == 256 * 64 * 128 * 4 // 16384 // 8
     assert cells["barrier"] == 2
     assert "scratch" not in cells
     assert cells["LDS-DMA"] == 64 // 4

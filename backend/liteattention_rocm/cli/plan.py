@@ -2,7 +2,7 @@
 
 Dense calls (``--shape``).
 
-A workgroup computes a tile of 384 query rows of one head against all keys, and a round is as many
+A workgroup computes a tile of 256 query rows of one head against all keys, and a round is as many
 tiles as the GPU has compute units. What is left over for the last round ("tail") leaves units
 idle; its tiles are then split along the keys into G parts that run on those units and are merged
 (as in Flash-Decoding), if a cost model says that it pays: rounds of parts times K blocks of a
@@ -82,7 +82,7 @@ def describe(
     plan = _core.plan_dense(shape, compute_units, 0)
     tiles = batch * q_heads * -(-q_len // _core.GFX942_Q_BLOCK)
     tail = tiles % compute_units
-    lite = None if _core.lite_reasons(shape) else _core.plan_lite(shape).workspace_bytes
+    lite = _core.plan_lite(shape).workspace_bytes
     return {
         "shape": {
             "batch": batch,
@@ -239,7 +239,7 @@ def _dense_rows(found: dict[str, Any]) -> list[tuple[str, str]]:
     units = found["compute_units"]
     split = f"G = {found['splits']} parts for each of {found['split_tiles']} tiles"
     return [
-        ("tiles of 384 query rows", f"{found['tiles']:,}"),
+        ("tiles of 256 query rows", f"{found['tiles']:,}"),
         ("rounds", f"{found['rounds']:,} of {units} workgroups"),
         ("last round", f"{found['last_round_occupancy']:.1%} of the compute units"),
         ("tail split", f"none: {found['declined']}" if found["declined"] else split),

@@ -22,7 +22,7 @@ K_BLOCKS = 12
 @pytest.fixture(scope="module")
 def dense() -> Recording:
     """One workgroup of our dense kernel, D = 128, over a few K blocks."""
-    problem = Problem(128, 384, 64 * K_BLOCKS)
+    problem = Problem(128, 256, 64 * K_BLOCKS)
     assert problem.packed_v.size
     with recording():
         problem.run(code_object("attention_dense"), "attention_dense_bf16_d128_rtne")
@@ -32,19 +32,19 @@ def dense() -> Recording:
 def test_the_dense_kernel(dense: Recording) -> None:
     """The figures of docs/model.md, to 5 %: the data here grows, so that maxima rise more often."""
     found = replay(dense)
-    assert found.per_matrix == pytest.approx(45.3, rel=0.05)
-    assert 0.6 < found.use < 0.8
+    assert found.per_matrix == pytest.approx(34.6, rel=0.05)
+    assert 0.88 < found.use < 0.96
     for wave in range(8):
         loop = found.loops[wave]
-        assert loop is not None and loop.matrix == 192 * loop.iterations
+        assert loop is not None and loop.matrix == 64 * loop.iterations
         clocks = found.per_iteration(wave)
-        assert clocks == pytest.approx(192 / 2 * 2 * found.per_matrix, rel=0.01)  # two waves a SIMD
+        assert clocks == pytest.approx(2 * 64 * found.per_matrix, rel=0.01)  # two waves a SIMD
 
 
 def test_the_account_is_complete(dense: Recording) -> None:
     found = replay(dense)
     assert found.use + sum(found.causes.values()) == pytest.approx(1, abs=0.002)
-    assert next(iter(found.causes)) == "packed stretches matrix instructions"
+    assert next(iter(found.causes)) == "transcendental holds the port"
     for row in found.idle:
         assert 0 <= row.instruction < len(dense.instructions) and row.clocks > 0
 
@@ -78,7 +78,7 @@ def test_speed(dense: Recording) -> None:
 
 def test_other_constants_move_the_time_as_they_should(dense: Recording) -> None:
     base = replay(dense)
-    slower = ("valu_issue", "trans_issue", "matrix_pass", "packed_stretch", "l2_latency")
+    slower = ("valu_issue", "trans_issue", "matrix_pass")
     for name in slower:
         moved = replay(dense, {name: 2 * base.constants[name]}, base.window)
         assert moved.span > 1.01 * base.span, name
@@ -141,7 +141,7 @@ def file(dense: Recording, tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 def test_the_command_prints_what_the_model_found(file: str, dense: Recording) -> None:
-    code, text = call(file, "--matrix-per-block", "192", "--json", "--set", "misaligned=0")
+    code, text = call(file, "--matrix-per-block", "64", "--json", "--set", "misaligned=0")
     data = json.loads(text)
     found = replay(dense, {"misaligned": 0})
     assert code == 0 and data["clk_per_32x32x8"] == found.per_matrix

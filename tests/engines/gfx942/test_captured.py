@@ -22,9 +22,9 @@ from tests.engines.gfx942.kernels.test_lite import full, step
 
 MODEL = ROOT / "e2e" / "model" / "wan-shapes"
 STEPS, LAYER = 8, 3
-ROWS = 11 * 12 * 12  # latent frames and places of 48 x 48: 5 q blocks, the last of one wave's rows,
-Q_BLOCKS, K_BLOCKS = 5, 25  # and 25 K blocks, the last of 48 keys
-MFMA = 8 * 192  # of a tile at D = 128: 8 waves, 96 for each product
+ROWS = 11 * 12 * 12  # latent frames and places of 48 x 48: 7 q blocks, the last of 48 rows,
+Q_BLOCKS, K_BLOCKS = 7, 25  # and 25 K blocks, the last of 48 keys
+MFMA = 8 * 64  # of a tile at D = 128: 8 waves, 32 for each product
 
 Tensors = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 

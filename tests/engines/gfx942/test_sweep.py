@@ -16,7 +16,7 @@ import liteattention_rocm
 from liteattention_rocm.engines.rounding import round_to_bf16
 from tests.oracle.attention import exact, expect_close, expect_no_worse_than_twice_sdpa
 
-LENGTHS = [(s, s) for s in (1, 15, 63, 64, 65, 383, 384, 385, 1021)] + [(100, 77)]
+LENGTHS = [(s, s) for s in (1, 15, 63, 64, 65, 255, 256, 257, 1021)] + [(100, 77)]
 GROUPS = [(1, 1), (4, 1), (8, 1), (8, 2)]
 ROUNDINGS = ["rtne", "rtna", "rtz"]
 # Both groups of waves in step, any wave at any time, and each group as far ahead as barriers allow.
@@ -61,7 +61,7 @@ def check(lengths: tuple[int, int], heads: tuple[int, int], dim: int, layout: st
     expected = exact(flip(q), flip(k), flip(v))
     for rounding in ROUNDINGS:
         out, lse = run(q, k, v, layout, rounding)
-        expect_close(out, lse, expected, rounding, what=rounding)
+        expect_close(out, lse, expected, rounding, what=rounding, p_as_output=True)
 
 
 @pytest.mark.slow
@@ -102,7 +102,7 @@ def test_the_order_of_waves_never_matters(
 
 @pytest.mark.parametrize("dim", [64, 128])
 def test_no_worse_than_twice_sdpa(dim: int) -> None:
-    q, k, v = make((384, 1000), (2, 2), dim, "bhsd")
+    q, k, v = make((256, 1000), (2, 2), dim, "bhsd")
     expect_no_worse_than_twice_sdpa(run(q, k, v, "bhsd")[0], q, k, v)
 
 

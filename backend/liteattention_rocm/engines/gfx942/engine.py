@@ -130,7 +130,7 @@ class Gfx942Engine(Engine):
         if isinstance(request, RaggedRequest):
             return _core.ragged_reasons(_ragged_shape(request))
         if isinstance(request, LiteRequest):
-            reasons = _core.lite_reasons(_shape(request))
+            reasons = _core.dense_reasons(_shape(request))
             own, asked = self.geometry(request.head_dim), request.geometry
             if asked != own:
                 reasons.append(
@@ -144,7 +144,7 @@ class Gfx942Engine(Engine):
         return reasons
 
     def geometry(self, head_dim: int) -> TileGeometry:
-        """Return the kernel's tile: 8 waves of 48 query rows, K blocks of 64 keys."""
+        """Return the kernel's tile: 8 waves of 32 query rows, K blocks of 64 keys."""
         return TileGeometry(
             q_block=_core.GFX942_Q_BLOCK,
             k_block=_core.GFX942_K_BLOCK,

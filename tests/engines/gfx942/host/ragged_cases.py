@@ -22,7 +22,7 @@ def expect_close(
 ) -> None:
     expected = case.exact(sinks=case.sinks if sinks else None, **options)
     attention.expect_close(
-        out[case.rows], lse[:, case.rows], expected, rounding, what=case.requests, p_in_fp16=True
+        out[case.rows], lse[:, case.rows], expected, rounding, what=case.requests, p_as_output=True
     )
 
 

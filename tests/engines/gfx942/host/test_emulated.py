@@ -29,12 +29,12 @@ def check(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, **options: Any) -> 
         q, k, v, layout="bhsd", return_lse=True, engine="gfx942", **options
     )
     expected = exact(q, k, v, scale=options.pop("scale", None))
-    expect_close(out, lse, expected, **options, p_in_fp16=True)
+    expect_close(out, lse, expected, **options, p_as_output=True)
 
 
 @pytest.mark.parametrize("dim", [64, 128])
 @pytest.mark.parametrize(
-    ("q_len", "kv_len"), [(1, 1), (15, 64), (47, 65), (63, 63), (385, 100), (33, 129), (97, 257)]
+    ("q_len", "kv_len"), [(1, 1), (15, 64), (31, 65), (63, 63), (257, 100), (33, 129), (97, 257)]
 )
 def test_lengths_around_every_edge(q_len: int, kv_len: int, dim: int) -> None:
     check(*qkv(1, 1, 1, q_len, kv_len, dim, seed=q_len))
@@ -94,7 +94,7 @@ def test_any_shape_strides_and_parts(data: st.DataObject) -> None:
     options: Any = {"layout": "bhsd", "scale": 1 / math.sqrt(dim), "rounding": rounding}
     engine = gfx942.Gfx942Engine(kv_splits=splits)
     run_dense(engine, q, k, v, out, lse, **options)
-    expect_close(out, lse, exact(q, k, v), rounding, p_in_fp16=True)
+    expect_close(out, lse, exact(q, k, v), rounding, p_as_output=True)
     again, lse_again = torch.empty_like(out), torch.empty_like(lse)
     run_dense(engine, q, k, v, again, lse_again, **options)
     assert torch.equal(again, out) and torch.equal(lse_again, lse)

@@ -58,7 +58,7 @@ def test_generate_emulated(app: typer.Typer, tmp_path: Path, voted: list[tuple[i
     settings = report["settings"]
     assert settings["emulated"] and settings["cross_attention"] == "dense"
     assert settings["warmup_runs"] == 0 and settings["tokens"] == 576
-    assert settings["geometry"] == {"q_block": 384, "k_block": 64, "vote_rows": 48}
+    assert settings["geometry"] == {"q_block": 256, "k_block": 64, "vote_rows": 32}
     # seconds of an emulator are compared with nothing
     assert all(
         value is None for item in report["configurations"] for value in item["speedup"].values()
@@ -70,7 +70,7 @@ def test_generate_emulated(app: typer.Typer, tmp_path: Path, voted: list[tuple[i
     # every layer skipped with the oracle's lists, and the report says how much
     assert len(voted) == 2 * len(lite["sparsity"]["by_layer"])
     assert any(kept < walked for walked, kept in voted)
-    tiles = sum(9 * 2 * 3 for _ in voted)  # K blocks, q blocks, heads
+    tiles = sum(9 * 3 * 3 for _ in voted)  # K blocks, q blocks, heads
     assert lite["sparsity"]["mean"] == pytest.approx(1 - sum(n for n, _ in voted) / tiles)
     assert 0 < lite["sparsity"]["mean"] < lite["sparsity"]["last_step"] < 1
     frames = np.load(tmp_path / "frames_p0_s0.npz")

@@ -105,7 +105,7 @@ MASKS = {"threshold": -3.0, "must_do": ((100, 130),), "must_skip": ((256, 450), 
 
 CASES = {
     "d64": Case(400, 1000),
-    "d128, GQA, bshd": Case(385, 450, 128, kv_heads=2, group=2, layout="bshd"),
+    "d128, GQA, bshd": Case(257, 450, 128, kv_heads=2, group=2, layout="bshd"),
     "batches, RTNA": Case(97, 449, batch=2, kv_heads=2, rounding="rtna"),
     "a row, RTZ, d128": Case(1, 640, 128, rounding="rtz"),
     "two words of bits": Case(60, 2111, policy={"threshold": -2.0}),
@@ -115,14 +115,14 @@ CASES = {
     ),
     "soft": Case(500, 960, policy={"threshold": -3.0, "soft_skip": True}),
     "soft, descending, d128": Case(
-        385, 513, 128, policy={"threshold": -3.0, "soft_skip": True, "direction": "descending"}
+        257, 513, 128, policy={"threshold": -3.0, "soft_skip": True, "direction": "descending"}
     ),
     "ascending": Case(130, 767, policy={"threshold": -4.0, "direction": "ascending"}),
     "masks": Case(390, 900, group=2, policy=MASKS),
     "masks, soft": Case(100, 900, 128, policy=MASKS | {"soft_skip": True}),
     "retested": Case(100, 640, policy={"threshold": -4.0, "retest_every": 3}),
     "negative scale": Case(100, 500, scale=-0.25, policy={"threshold": -6.0}),
-    "diffuse": Case(385, 512, peaked=False, policy={"threshold": -2.0}),
+    "diffuse": Case(257, 512, peaked=False, policy={"threshold": -2.0}),
     "diffuse, soft, d128": Case(
         100, 640, 128, peaked=False, policy={"threshold": -1.0, "soft_skip": True}
     ),
@@ -225,16 +225,16 @@ def test_a_q_block_without_tiles_gives_zeros() -> None:
     out, lse = lite_attention(
         q, k, v, read, write, threshold=-4.0, layout="bhsd", return_lse=True, engine="gfx942"
     )
-    assert (out[:, :, 384:] == 0).all() and (lse[:, :, 384:] == -math.inf).all()
+    assert (out[:, :, 256:] == 0).all() and (lse[:, :, 256:] == -math.inf).all()
     assert (write[:, :, 1] == 0).all() and int(bitmap.count(write)) > 0
-    assert lse[:, :, :384].isfinite().all()
+    assert lse[:, :, :256].isfinite().all()
 
 
 def test_states_of_two_shapes_on_two_streams_do_not_meet(
     emulator: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Interleaved in one thread, and side by side in two, one object or two: as if alone."""
-    cases = [Case(385, 700, policy={"threshold": -3.0}), Case(70, 900, 128, kv_heads=2)]
+    cases = [Case(257, 700, policy={"threshold": -3.0}), Case(70, 900, 128, kv_heads=2)]
     policy = SkipPolicy(threshold=-3.0, soft_skip=True)
 
     def step_of(lite: LiteAttention, index: int, step: int) -> list[torch.Tensor]:

@@ -1,4 +1,4 @@
-// Replays the products of the dense kernel through csrc/gfx942/mfma_layout.h on the host: copies K
+// Replays the products of the kernels through csrc/gfx942/mfma_layout.h on the host: copies K
 // to a model of LDS, reads operands lane by lane, multiplies with the MFMA's documented operand
 // layout, and compares with the plain product. Integers, so every comparison is exact. Prints one
 // line per failure and returns their number.
@@ -23,19 +23,27 @@ void Expect(bool ok, const char* what, long a = 0, long b = 0, long c = 0) {
     if (++failures <= 20) std::printf("%s (%ld, %ld, %ld)\n", what, a, b, c);
 }
 
-// What one lane holds for one operand (4 bf16) and accumulator (4 fp32) of a 16x16x16 MFMA.
+// What one lane holds of one operand (4 elements) and of one accumulator of an MFMA.
 struct Operand {
     long element[64][4];
 };
+template <int kTile>
+struct Accumulator {
+    long element[64][kTile * kTile / 64];
+};
 
-// D += A B by the layout of the instruction, written here independently of mfma_layout.h:
-// A[m][k] in lane m + 16 (k / 4), B[k][n] in lane n + 16 (k / 4), D[m][n] in lane n + 16 (m / 4).
-void Mfma(const Operand& a, const Operand& b, Operand& d) {
-    for (int m = 0; m < 16; ++m)
-        for (int n = 0; n < 16; ++n)
-            for (int k = 0; k < 16; ++k)
-                d.element[n + 16 * (m / 4)][m % 4] +=
-                    a.element[m + 16 * (k / 4)][k % 4] * b.element[n + 16 * (k / 4)][k % 4];
+// D += A B by the layout of v_mfma_f32_16x16x16 and v_mfma_f32_32x32x8, written here independently
+// of mfma_layout.h. 16: A[m][k] in lane m + 16 (k / 4), B[k][n] in lane n + 16 (k / 4), D[m][n] in
+// lane n + 16 (m / 4). 32: A[m][k] in lane m + 32 (k / 4), B[k][n] in lane n + 32 (k / 4), D[m][n]
+// in lane n + 32 (m / 4 % 2), register 4 (m / 8) + m % 4.
+template <int kTile>
+void Mfma(const Operand& a, const Operand& b, Accumulator<kTile>& d) {
+    constexpr int kDepth = kTile == 16 ? 16 : 8, kGroups = 64 / kTile;
+    for (int m = 0; m < kTile; ++m)
+        for (int n = 0; n < kTile; ++n)
+            for (int k = 0; k < kDepth; ++k)
+                d.element[n + kTile * (m / 4 % kGroups)][4 * (m / 4 / kGroups) + m % 4] +=
+                    a.element[m + kTile * (k / 4)][k % 4] * b.element[n + kTile * (k / 4)][k % 4];
 }
 
 long Pseudo(long x) {
@@ -43,8 +51,11 @@ long Pseudo(long x) {
     return (x >> 33) % 17 - 8;
 }
 
-template <int kDim>
+// The products of a wave with kQTiles q tiles.
+template <class L, int kDim, int kQTiles>
 void Replay() {
+    constexpr int kTile = L::kTile, kWaveRows = kQTiles * kTile, kKeyTiles = kKBlock / kTile;
+    constexpr int kSteps = kDim / (2 * L::kDepth), kOperands = kKBlock / L::kDepth;
     std::vector<long> q(kWaveRows * kDim), k(kKBlock * kDim), v(kKBlock * kDim);
     for (size_t i = 0; i < q.size(); ++i) q[i] = Pseudo(static_cast<long>(i) + 1);
     for (size_t i = 0; i < k.size(); ++i) k[i] = Pseudo(static_cast<long>(i) + 100003);
@@ -65,35 +76,35 @@ void Replay() {
 
     // Banks: 8 neighbouring lanes of a 16-byte read take 128 different bytes of the 32 banks.
     for (int tile = 0; tile < kKeyTiles; ++tile)
-        for (int step = 0; step < kDim / 32; ++step) {
+        for (int step = 0; step < kSteps; ++step) {
             for (int lane = 0; lane < kWaveSize; lane += 8) {
                 std::set<int> slots;
                 for (int i = 0; i < 8; ++i)
-                    slots.insert(KReadByte(kDim, tile, step, lane + i) % 128 / 16);
+                    slots.insert(KReadByte<L>(kDim, tile, step, lane + i) % 128 / 16);
                 Expect(slots.size() == 8, "bank conflict", tile, step, lane);
             }
             for (int lane = 0; lane < kWaveSize; ++lane) {
-                const int base = KReadByte(kDim, 0, 0, lane);
-                const int split = (base ^ (step % 2 * 64)) + step / 2 * 128;
-                Expect(split + tile * kTile * kDim * 2 == KReadByte(kDim, tile, step, lane),
+                const int base = KReadByte<L>(kDim, 0, 0, lane), chunk = 16 * L::kGroups * step;
+                const int split = (base ^ chunk % 128) + chunk / 128 * 128;
+                Expect(split + tile * kTile * kDim * 2 == KReadByte<L>(kDim, tile, step, lane),
                        "the read address does not split into base and immediate", tile, step, lane);
             }
         }
 
     // S^T = K Q^T.
-    std::vector<Operand> scores(kKeyTiles * kQTiles, Operand{});
+    std::vector<Accumulator<kTile>> scores(kKeyTiles * kQTiles, Accumulator<kTile>{});
     for (int t = 0; t < kKeyTiles; ++t)
         for (int x = 0; x < kQTiles; ++x)
-            for (int s = 0; s < kDim / 32; ++s)
+            for (int s = 0; s < kSteps; ++s)
                 for (int half = 0; half < 2; ++half) {
                     Operand a{}, b{};
                     for (int lane = 0; lane < kWaveSize; ++lane)
                         for (int e = 0; e < 4; ++e) {
-                            const int at = KReadByte(kDim, t, s, lane) / 2 + 4 * half + e;
+                            const int at = KReadByte<L>(kDim, t, s, lane) / 2 + 4 * half + e;
                             a.element[lane][e] = lds[static_cast<size_t>(at)];
-                            const int row = kTile * x + Col(lane);
-                            b.element[lane][e] =
-                                q[static_cast<size_t>(row * kDim + QkDim(s, lane, 4 * half + e))];
+                            const int row = kTile * x + L::Col(lane);
+                            const int dim = L::QkDim(s, lane, 4 * half + e);
+                            b.element[lane][e] = q[static_cast<size_t>(row * kDim + dim)];
                         }
                     Mfma(a, b, scores[static_cast<size_t>(t * kQTiles + x)]);
                 }
@@ -106,8 +117,8 @@ void Replay() {
     for (int t = 0; t < kKeyTiles; ++t)
         for (int x = 0; x < kQTiles; ++x)
             for (int lane = 0; lane < kWaveSize; ++lane)
-                for (int i = 0; i < 4; ++i) {
-                    const int key = ScoreKey(t, lane, i), row = kTile * x + Col(lane);
+                for (int i = 0; i < L::kRegisters; ++i) {
+                    const int key = L::ScoreKey(t, lane, i), row = kTile * x + L::Col(lane);
                     Expect(scores[static_cast<size_t>(t * kQTiles + x)].element[lane][i] ==
                                exact[static_cast<size_t>(key * kWaveRows + row)],
                            "score", key, row, t);
@@ -116,30 +127,35 @@ void Replay() {
     // V_t: every element once, and each lane's 16 bytes hold what the map says.
     std::vector<long> packed(kKBlock * kDim, -1000);
     for (int t = 0; t < kDim / kTile; ++t)
-        for (int pair = 0; pair < kKeyTiles / 2; ++pair)
+        for (int pair = 0; pair < kVtPairs<L>; ++pair)
             for (int lane = 0; lane < kWaveSize; ++lane)
                 for (int e = 0; e < 8; ++e) {
-                    const size_t at = static_cast<size_t>(VtElement(t, pair, lane, e));
+                    const size_t at = static_cast<size_t>(VtElement<L>(t, pair, lane, e));
                     Expect(packed[at] == -1000, "V_t element written twice", t, pair, lane);
                     packed[at] =
-                        v[static_cast<size_t>(VtKey(pair, lane, e) * kDim + VtDim(t, lane))];
+                        v[static_cast<size_t>(VtKey<L>(pair, lane, e) * kDim + VtDim<L>(t, lane))];
                 }
 
-    // O^T = V^T P^T, with the scores as probabilities, exactly where they stand.
+    // O^T = V^T P^T, with the scores as probabilities, exactly where they stand: operand j of a
+    // column are registers 4 (j % kRuns) and on of key tile j / kRuns.
     for (int t = 0; t < kDim / kTile; ++t)
         for (int x = 0; x < kQTiles; ++x) {
-            Operand out{};
-            for (int key_tile = 0; key_tile < kKeyTiles; ++key_tile) {
-                Operand a{};
+            Accumulator<kTile> out{};
+            for (int j = 0; j < kOperands; ++j) {
+                Operand a{}, b{};
+                const auto& tile = scores[static_cast<size_t>(j / L::kRuns * kQTiles + x)];
                 for (int lane = 0; lane < kWaveSize; ++lane)
-                    for (int e = 0; e < 4; ++e)
+                    for (int e = 0; e < 4; ++e) {
                         a.element[lane][e] = packed[static_cast<size_t>(
-                            VtElement(t, key_tile / 2, lane, 4 * (key_tile % 2) + e))];
-                Mfma(a, scores[static_cast<size_t>(key_tile * kQTiles + x)], out);
+                            VtElement<L>(t, j / 2, lane, 4 * (j % 2) + e))];
+                        b.element[lane][e] = tile.element[lane][4 * (j % L::kRuns) + e];
+                    }
+                Mfma(a, b, out);
             }
             for (int lane = 0; lane < kWaveSize; ++lane)
-                for (int i = 0; i < 4; ++i) {
-                    const int dim = OutDim(t, 4 * Quad(lane) + i), row = kTile * x + Col(lane);
+                for (int i = 0; i < L::kRegisters; ++i) {
+                    const int dim = L::RunDim(t * L::kRuns + i / 4, lane) + i % 4;
+                    const int row = kTile * x + L::Col(lane);
                     long sum = 0;
                     for (int key = 0; key < kKBlock; ++key)
                         sum += exact[static_cast<size_t>(key * kWaveRows + row)] *
@@ -149,15 +165,15 @@ void Replay() {
         }
     std::set<int> dims;
     for (int t = 0; t < kDim / kTile; ++t)
-        for (int row = 0; row < kTile; ++row) dims.insert(OutDim(t, row));
+        for (int row = 0; row < kTile; ++row) dims.insert(L::OutDim(t, row));
     Expect(dims.size() == kDim && *dims.begin() == 0 && *dims.rbegin() == kDim - 1,
            "not every head dim is computed once", static_cast<long>(dims.size()));
-    // A lane's registers of tiles 2u and 2u + 1 are 8 neighbouring head dims.
-    for (int u = 0; u < kDim / 32; ++u)
-        for (int quad = 0; quad < 4; ++quad)
-            for (int i = 0; i < 8; ++i)
-                Expect(OutDim(2 * u + i / 4, 4 * quad + i % 4) == OutDim(2 * u, 4 * quad) + i,
-                       "outputs of a lane are not neighbours", u, quad, i);
+    // Two neighbouring runs of a lane are 8 neighbouring head dims.
+    for (int u = 0; u < kDim / L::kDepth / 2; ++u)
+        for (int lane = 0; lane < kWaveSize; lane += kTile)
+            Expect(L::RunDim(2 * u + 1, lane) == L::RunDim(2 * u, lane) + 4 &&
+                       L::RunDim(2 * u, lane) % 8 == 0,
+                   "outputs of a lane are not neighbours", u, lane);
 }
 
 void Geometry() {
@@ -262,8 +278,10 @@ int main(int argc, char** argv) {
         std::printf("write_kv %zu\n", sizeof(WriteKvParams));
         return 0;
     }
-    Replay<64>();
-    Replay<128>();
+    Replay<Layout32, 64, 1>();
+    Replay<Layout32, 128, 1>();
+    Replay<Layout16, 64, 2>();
+    Replay<Layout16, 128, 2>();
     Geometry();
     Mappings();
     return failures != 0;

@@ -13,7 +13,7 @@ import torch
 
 from liteattention_rocm.engines.gfx942 import manifest
 
-Q_BLOCK, K_BLOCK = 384, 64
+Q_BLOCK, K_BLOCK = 256, 64
 
 
 class Strides(ctypes.Structure):
@@ -249,7 +249,7 @@ def merge(
     rounding: str,
     mapping: int = 0,
 ) -> Any:
-    """part_out [slots, 384, D], part_stats [slots, 2, 384], out [B, S, H, D]."""
+    """part_out [slots, 256, D], part_stats [slots, 2, 256], out [B, S, H, D]."""
     batch, q_len, heads, dim = out.shape
     params = MergeParams(
         *map(pointer, (part_out, part_stats, out, lse)),

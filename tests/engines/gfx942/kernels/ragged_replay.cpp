@@ -102,8 +102,10 @@ void ValuesInLds(int dim, int keys) {
             for (int lane = 0; lane < 64; ++lane)
                 for (int e = 0; e < 8; ++e) {
                     const int at = ((tile * (keys / 32) + pair) * 1024 + VReadByte(lane)) / 2 + e;
-                    Require(key_at[at] == VtKey(pair, lane, e), "the key an operand wants");
-                    Require(dim_at[at] == VtDim(tile, lane), "the head dim an operand wants");
+                    Require(key_at[at] == VtKey<Layout16>(pair, lane, e),
+                            "the key an operand wants");
+                    Require(dim_at[at] == VtDim<Layout16>(tile, lane),
+                            "the head dim an operand wants");
                 }
     for (int first = 0; first < kCopyThreads; first += 16)
         for (int e = 0; e < dims; ++e) {

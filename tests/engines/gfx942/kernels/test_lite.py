@@ -86,7 +86,7 @@ def check_output(
     """``rows`` bool [B, Hq, Sq, K blocks]: what each row attends to."""
     seen = rows.repeat_interleave(64, -1)[..., : k.shape[1]]
     expected = exact_rows(q, k, v, scale=scale, seen=seen)
-    allowed = bound(expected, q.dtype, rounding, p_in_fp16=True)
+    allowed = bound(expected, q.dtype, rounding, p_as_output=True)
     expect_out(out, expected, allowed)
     expect_lse(lse, expected.lse, rtol=1e-6)
 
@@ -151,7 +151,7 @@ def test_eight_steps_equal_the_oracle(dim: int, soft_skip: bool) -> None:
 
 
 def test_diffuse_scores_skip_nothing_that_the_oracle_keeps() -> None:
-    q, k, v = (integers(1, n, 1, 64, seed=n) for n in (384, 640, 641))
+    q, k, v = (integers(1, n, 1, 64, seed=n) for n in (256, 640, 641))
     v = v[:, :640]
     write, *_ = step(q, k, v, full(q, k), threshold=-6.0)
     assert bitmap.sparsity(write, 10) == 0.0
@@ -161,7 +161,7 @@ def test_diffuse_scores_skip_nothing_that_the_oracle_keeps() -> None:
 
 @pytest.mark.parametrize("descending", [False, True])
 def test_must_do_and_must_skip_at_both_ends(descending: bool) -> None:
-    q, k, v = peaked(1, 1, 1, 384, 700, 64, seed=3, reach=0.2)
+    q, k, v = peaked(1, 1, 1, 256, 700, 64, seed=3, reach=0.2)
     if descending:  # far tiles must come after near ones to be dropped
         q[..., :8] = q[..., :8].flip(-1)
     empty_list = torch.zeros_like(full(q, k))
@@ -186,10 +186,10 @@ def test_an_empty_list_gives_zero_and_minus_infinity(dim: int) -> None:
     read[:, 0, 1] = 0
     write, out, lse, report = step(q, k, v, read)
     assert (write[0, 0, 1] == 0).all()
-    assert (out[0, 384:, 0] == 0).all() and torch.isneginf(lse[0, 0, 384:]).all()
+    assert (out[0, 256:, 0] == 0).all() and torch.isneginf(lse[0, 0, 256:]).all()
     assert torch.isfinite(lse[0, 1]).all()
-    # 3 tiles of 4 K blocks, 192 MFMAs by each of 8 waves, and nothing for the empty one
-    assert report.by_unit()["mfma"] == 3 * 4 * 192 * 8 * dim // 128
+    # 3 tiles of 4 K blocks, 64 MFMAs by each of 8 waves, and nothing for the empty one
+    assert report.by_unit()["mfma"] == 3 * 4 * 64 * 8 * dim // 128
     # all of it empty, in an output among others: nothing else is written
     guarded = torch.full((1, 410, 4, dim), 7.0).bfloat16()
     inside = guarded[:, 5:405, 1:3]
@@ -209,21 +209,22 @@ def test_what_is_skipped_costs_nothing(dim: int) -> None:
     kept[0, 0, 0, 40:] = False  # a word without any
     *_, report = step(q, k, v, bitmap.pack(kept), threshold=-math.inf)
     tiles = int(kept.sum())
-    assert report.by_unit()["mfma"] == tiles * 8 * 192 * dim // 128
-    assert report.counters["lds_dma_bytes"] == tiles * 64 * dim * 2
+    assert report.by_unit()["mfma"] == tiles * 8 * 64 * dim // 128
+    # K and V of each tile, and in 4 q blocks one more copy of K that has nothing to fetch
+    assert report.counters["lds_dma_bytes"] == (2 * tiles + 4) * 64 * dim * 2
     reads = [e for e in report.executed if e.name == "ds_read_b128"]
-    assert sum(e.times for e in reads) == tiles * 8 * 64 * dim * 2 // 1024
+    assert sum(e.times for e in reads) == tiles * 8 * 2 * 64 * dim * 2 // 1024
     assert sum(e.bank_conflicts for e in reads) == 0
 
 
 def test_a_dropped_contribution_saves_the_second_product() -> None:
-    q, k, v = peaked(1, 1, 1, 384, 704, 128, seed=9, reach=0.3)
+    q, k, v = peaked(1, 1, 1, 256, 704, 128, seed=9, reach=0.3)
     request = request_of(q, k, 0.25, -3.0, False, True)
     _, rows = vote(request, q, k, full(q, k), None, None)
-    waves = rows[0, 0, ::48]  # [8, K blocks]: groups that contribute
+    waves = rows[0, 0, ::32]  # [8, K blocks]: groups that contribute
     assert int((~waves).sum()) > 0
     *_, report = step(q, k, v, full(q, k), threshold=-3.0, scale=0.25, soft_skip=True)
-    assert report.by_unit()["mfma"] == (waves.numel() + int(waves.sum())) * 96
+    assert report.by_unit()["mfma"] == (waves.numel() + int(waves.sum())) * 32
 
 
 @pytest.mark.parametrize("dim", [64, 128])
@@ -245,7 +246,7 @@ def test_without_a_threshold_it_is_dense_bit_for_bit(kv_len: int, dim: int) -> N
 
 
 def test_order_and_batch_and_groups() -> None:
-    q, k, v = peaked(2, 4, 2, 800, 300, 64, seed=11)
+    q, k, v = peaked(2, 4, 2, 600, 300, 64, seed=11)
     generator = torch.Generator().manual_seed(1)
     read = bitmap.pack(torch.rand(2, 4, 3, 5, generator=generator) < 0.5)
     plain = step(q, k, v, read, threshold=-2.0)
@@ -330,7 +331,7 @@ def test_roundings_and_fp16(dim: int) -> None:
 def test_all_interleavings_of_waves_agree(soft_skip: bool) -> None:
     import liteattention_emulator as emulator
 
-    q, k, v = peaked(1, 1, 1, 384, 330, 64, seed=23, reach=0.3)
+    q, k, v = peaked(1, 1, 1, 256, 330, 64, seed=23, reach=0.3)
     results = []
     for order in ("round-robin", "first-ahead", "last-ahead", "random:1", "random:2"):
         emulator.set_option("order", order)
@@ -355,7 +356,7 @@ def test_random_generations(case: int) -> None:
         return values[int(torch.randint(len(values), (), generator=generator))]
 
     dim, group, kv_heads = pick(64, 128), pick(1, 2, 3), pick(1, 2)
-    q_len = pick(1, 47, 48, 49, 383, 384, 385, 700, 1000)
+    q_len = pick(1, 31, 32, 33, 255, 256, 257, 700, 1000)
     kv_len = pick(1, 64, 65, 500, 777, 2048, 2049, 2200)
     tensors = peaked(
         pick(1, 2), kv_heads * group, kv_heads, q_len, kv_len, dim, case, reach=pick(0.1, 0.4, 1.0)
@@ -394,7 +395,7 @@ def test_more_than_two_words_and_long_gaps(descending: bool) -> None:
     kept = torch.rand(1, 1, 1, 313, generator=generator) < 0.3
     kept[..., :40] = kept[..., 100:200] = kept[..., 280:] = False
     *_, report = step(q, k, v, bitmap.pack(kept), threshold=-2.0, descending=descending)
-    assert report.by_unit()["mfma"] == int(kept.sum()) * 8 * 96
+    assert report.by_unit()["mfma"] == int(kept.sum()) * 8 * 32
     one = torch.zeros_like(kept)
     one[..., 150] = True
     step(q, k, v, bitmap.pack(one), threshold=-2.0, descending=descending)

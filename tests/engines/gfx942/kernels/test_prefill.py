@@ -60,7 +60,7 @@ def check(batch: Batch, rounding: str = "rtne", **options: Any) -> None:
     assert (out[:total][~mine] == CANARY).all() and (lse[:, :total][:, ~mine] == CANARY).all()
     exact = Exact(exact.out[mine], exact.lse[:, mine], exact.weight[mine], exact.reach)
     out, lse = out[:total][mine], lse[:, :total][:, mine]
-    expect_close(out, lse, exact, rounding, p_in_fp16=True)
+    expect_close(out, lse, exact, rounding, p_as_output=True)
 
 
 def test_numbers_and_layouts_on_the_host(tmp_path: Path) -> None:
