@@ -172,3 +172,17 @@ def test_a_plan_serves_every_batch_of_its_bounds(monkeypatch: pytest.MonkeyPatch
     assert len(bound) == 1
     step.attend(1, window=333)
     assert len(bound) == 2
+
+
+def test_plans_are_not_shared_by_tables_of_other_strides() -> None:
+    step = Step(3, 3)
+    wide = torch.zeros(3, 2 * step.table.shape[1], dtype=torch.int32)
+    tables = [step.table, wide[:, : step.table.shape[1]]]
+    for lengths in DECODE:
+        step.table = tables[0]
+        step.fill(lengths)
+        tables[1].copy_(tables[0])
+        for step.table in tables:
+            step.out.fill_(7.0)
+            step.attend(1)
+            step.expect(lengths)
