@@ -37,8 +37,10 @@ class PagedBatch:
 
     A batch holds the plans of the last 32 kinds of calls (shapes and options). They own no memory
     of the device: workspaces belong to threads and streams, see
-    :meth:`~liteattention_rocm.contract.Engine.bind`. Whoever captures calls in a graph keeps the
-    batch, whose tensors the graph reads, for as long as the graph is replayed.
+    :meth:`~liteattention_rocm.contract.Engine.bind`. On a GPU plans rest on shapes and bounds, and
+    batches of the same ones share them: round bounds up, and later steps find what earlier ones
+    planned. Whoever captures calls in a graph keeps the batch, whose tensors the graph reads, for
+    as long as the graph is replayed.
 
     Copies and pickles hold the tensors and bounds and plan again. A shallow copy shares tensors.
 
@@ -94,6 +96,8 @@ class PagedBatch:
         self.seen = at, versions
         #: Bytes from the first to past the last element of each tensor.
         self.spans = (extent_bytes(q_start), extent_bytes(kv_len), extent_bytes(table))
+        #: What a plan from bounds knows of the tensors: alignments, shape and steps of the table.
+        self.layout = (tuple([place & 15 for place in at]), table.shape, table.stride())
         if max_q_len is None:
             max_q_len = validation.longest(self.q_start)
         if max_kv_len is None:
@@ -107,6 +111,22 @@ class PagedBatch:
         return (
             f"PagedBatch(requests={self.requests}, max_q_len={self.max_q_len}, "
             f"max_kv_len={self.max_kv_len}, device={self.q_start.device})"
+        )
+
+    def with_pages(self, page_table: torch.Tensor) -> PagedBatch:
+        """Return a batch of the same requests in other pages, int32 [R, width]: another cache's.
+
+        Plans are shared on a GPU, if the tables have one layout.
+
+        Raises:
+            TypeError, ValueError: as the constructor.
+        """
+        return PagedBatch(
+            self.q_start,
+            self.kv_len,
+            page_table,
+            max_q_len=self.max_q_len,
+            max_kv_len=self.max_kv_len,
         )
 
     @property
@@ -163,7 +183,7 @@ def _native() -> Any:
 def _plainly_right(
     q_start: Any, kv_len: Any, page_table: Any, max_q_len: Any, max_kv_len: Any
 ) -> bool:
-    """Whether there is nothing to say of a batch, for batches of the usual kind on the CPU.
+    """Whether there is nothing to say of a batch, for batches of the usual kind.
 
     False is no verdict. A step of a small model is a millisecond or two, and looking for reasons
     one by one takes a hundredth of it.
@@ -182,13 +202,19 @@ def _plainly_right(
             and (max_q_len is None or (type(max_q_len) is int and max_q_len >= 0))
             and (max_kv_len is None or (type(max_kv_len) is int and max_kv_len >= 0))
             and page_table.device == kv_len.device == q_start.device
-            and readable(q_start)
-            and _native().lengths_hold(
-                q_start.data_ptr(),
-                kv_len.data_ptr(),
-                kv_len.shape[0],
-                -1 if max_q_len is None else max_q_len,
-                -1 if max_kv_len is None else max_kv_len,
+            and (
+                # Values on a GPU are not looked at, and with both bounds need not be.
+                (q_start.is_cuda and max_q_len is not None and max_kv_len is not None)
+                or (
+                    readable(q_start)
+                    and _native().lengths_hold(
+                        q_start.data_ptr(),
+                        kv_len.data_ptr(),
+                        kv_len.shape[0],
+                        -1 if max_q_len is None else max_q_len,
+                        -1 if max_kv_len is None else max_kv_len,
+                    )
+                )
             )
         )
     except (AttributeError, TypeError, RuntimeError):

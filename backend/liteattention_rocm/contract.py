@@ -285,6 +285,9 @@ class Engine(ABC):
     dtypes: ClassVar[tuple[torch.dtype, ...]]
     #: fp8 types of the caches that it reads and writes.
     cache_dtypes: ClassVar[tuple[torch.dtype, ...]] = ()
+    #: Whether a bound ragged call rests on the request alone and reads lengths and tables whenever
+    #: it runs. It then serves every batch of these bounds, a graph's replays included.
+    plans_from_bounds: ClassVar[bool] = False
 
     @property
     def emulated(self) -> bool:
@@ -338,9 +341,10 @@ class Engine(ABC):
         strides, dtypes, device and alignment (address modulo 16) of those, keeps none of ``like``
         and may be called from several threads and streams and under graph capture.
 
-        A ragged call is bound for one batch. An engine of CPU tensors plans from the values in
-        its ``q_start``, ``keys`` and ``page_table``; one of GPU tensors plans from the bounds in
-        the request alone, never waits, and reads the values at every launch.
+        An engine that :attr:`plans_from_bounds` plans a ragged call from the bounds in the request
+        alone, never waits, and reads the values in ``q_start``, ``keys`` and ``page_table`` at
+        every launch: the call is for every batch of these bounds. Other engines plan from the
+        values, for one batch.
 
         A bound call owns no workspace. Each thread has one per stream (and engine), the largest
         that a call of it has asked for so far, and keeps it for its life: for the main thread, that

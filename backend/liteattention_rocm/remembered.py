@@ -108,12 +108,16 @@ class Calls(OrderedDict[Any, Any]):
 calls = Calls(1024)
 #: What calls over paged caches have shown to hold, for the batches of later steps.
 kinds = Calls(256)
+#: Calls over paged caches that serve every batch of their bounds: other steps, and other groups of
+#: caches in the same step.
+bounded = Calls(512)
 
 
 def forget() -> None:
     """Forget every call of the process."""
     calls.clear()
     kinds.clear()
+    bounded.clear()
 
 
 def bound_call(run: Bound, tensors: Any, written: tuple[int, ...]) -> Call:

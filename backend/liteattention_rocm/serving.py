@@ -41,7 +41,7 @@ from .contract import (
     write_tensors,
 )
 from .memory import extent_bytes, mark_written
-from .remembered import Call, bound_call, calls, kinds, recall
+from .remembered import Call, bound_call, bounded, calls, kinds, recall
 from .validation import RaggedOptions
 
 __all__ = ["PagedBatch", "attention_paged", "attention_varlen", "write_kv"]
@@ -357,7 +357,10 @@ def _bind_paged(
     options: RaggedOptions,
     key: Any,
 ) -> Call:
-    """Check a call that its batch has not seen, and bind it for the batch."""
+    """Check a call that its batch has not seen, and bind it for the batch.
+
+    A call of an engine that plans from bounds serves every batch of the same bounds and layout.
+    """
     kind: _Kind | None = kinds.get(key)
     if kind is None:
         indices = {"q_start": batch.q_start, "kv_len": batch.kv_len, "page_table": batch.page_table}
@@ -378,13 +381,19 @@ def _bind_paged(
         q, k, v, like, lse, sinks, batch.q_start, batch.kv_len, batch.page_table
     )
     request = paged_request(tensors, batch, options)
-    call = Call(
-        engines.admit(request, options.engine).bind(request, tensors),
-        _PAGED_NAMES,
-        kind.spans + batch.spans,
-        () if out is None else (3,),
-        kind.passed.setdefault(batch.spans, set()),
-    )
+    engine = engines.choose(request.device, options.engine)
+    shared = (engine, key, request, batch.layout) if engine.plans_from_bounds else None
+    call: Call | None = bounded.get(shared)
+    if call is None:
+        call = Call(
+            engines.admit(request, options.engine).bind(request, tensors),
+            _PAGED_NAMES,
+            kind.spans + batch.spans,
+            () if out is None else (3,),
+            kind.passed.setdefault(batch.spans, set()),
+        )
+        if shared is not None:
+            bounded.keep(shared, call)
     batch.calls.keep(key, call)
     return call
 

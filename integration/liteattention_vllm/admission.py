@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from vllm.platforms import current_platform
 
-from liteattention_rocm import admission
+from liteattention_rocm import admission, engines
 
 #: Page size to ask an engine about while vLLM has not decided on one.
 USUAL_BLOCK = 16
@@ -46,6 +46,11 @@ def engine_reasons(
         soft_cap=soft_cap,
         sinks=sinks,
     )
+
+
+def plans_from_bounds() -> bool:
+    """Whether the engine of this platform needs no lengths from the host: graphs may replay it."""
+    return engines.choose(device()).plans_from_bounds
 
 
 def device() -> torch.device:

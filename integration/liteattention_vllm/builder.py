@@ -1,4 +1,10 @@
-"""The metadata of a step: one :class:`PagedBatch`, shared by a group of layers."""
+"""The metadata of a step: one :class:`PagedBatch`, shared by a group of layers.
+
+On a GPU an engine plans from bounds and reads lengths and page tables when it runs. So the builder
+rounds the bounds of a step up, which lets later steps, and other groups of layers in the same step,
+find the plans that are there; and a graph that vLLM captured replays on any lengths within the
+bounds. vLLM refills the tensors of a captured batch in place.
+"""
 
 from __future__ import annotations
 
@@ -14,6 +20,7 @@ from vllm.v1.attention.backend import (
 
 from liteattention_rocm import PagedBatch
 
+from .admission import plans_from_bounds
 from .counters import STEPS, counters
 
 
@@ -30,16 +37,30 @@ class StepMetadata(AttentionMetadata):  # type: ignore[misc]
 
 
 class LiteAttentionBuilder(AttentionMetadataBuilder):  # type: ignore[misc]
-    """Makes the metadata of a step for one group of layers."""
+    """Makes the metadata of a step for one group of layers.
 
-    #: Calls have not been captured and replayed by vLLM on a GPU yet, so it must not try: it then
-    #: captures the pieces between attention layers (PIECEWISE) and calls these eagerly.
-    _cudagraph_support: ClassVar[AttentionCGSupport] = AttentionCGSupport.NEVER
+    Captured batches: by requests, rows and longest request of the graph; the latest capture counts.
+    Owner: this builder. Lifetime: the builder's, which vLLM keeps for as long as its graphs. vLLM
+    drops the metadata once a graph is captured, and the graph reads the batch's tensors.
+    """
+
+    #: vLLM's class-level default; :meth:`get_cudagraph_support` is what it asks.
+    _cudagraph_support: ClassVar[AttentionCGSupport] = AttentionCGSupport.ALWAYS
+    #: Groups whose layers are of one kind differ in their page tables only.
+    supports_update_block_table: bool = True
 
     def __init__(
         self, kv_cache_spec: Any, layer_names: list[str], vllm_config: Any, device: torch.device
     ) -> None:
         super().__init__(kv_cache_spec, layer_names, vllm_config, device)
+        #: Draft models refill the tensors of a batch between their forward passes, in a graph too.
+        self.supports_draft_decode_metadata_update = plans_from_bounds()
+        self._captured: dict[tuple[int, int, int], PagedBatch] = {}
+
+    @classmethod
+    def get_cudagraph_support(cls, vllm_config: Any, kv_cache_spec: Any) -> AttentionCGSupport:
+        """Any step, mixed ones and speculation included, where the engine plans from bounds."""
+        return cls._cudagraph_support if plans_from_bounds() else AttentionCGSupport.NEVER
 
     def build(
         self, common_prefix_len: int, common_attn_metadata: Any, fast_build: bool = False
@@ -66,8 +87,33 @@ class LiteAttentionBuilder(AttentionMetadataBuilder):  # type: ignore[misc]
             common.query_start_loc[: requests + 1],
             common.seq_lens[:requests],
             common.block_table_tensor[:requests],
-            max_q_len=int(common.max_query_len),  # a NumPy number in chunked local attention
-            max_kv_len=common.max_seq_len,
+            max_q_len=_rounded_up(common.max_query_len),
+            max_kv_len=_rounded_up(common.max_seq_len),
         )
         counters.add(STEPS)
         return StepMetadata(batch, common.num_actual_tokens)
+
+    def build_for_cudagraph_capture(self, common_attn_metadata: Any) -> StepMetadata:
+        """Build for a step that is captured, and keep the batch, whose tensors the graph reads.
+
+        vLLM gives the largest lengths that a replay may bring as bounds.
+        """
+        metadata = self.build(0, common_attn_metadata)
+        batch = metadata.batch
+        self._captured[batch.requests, metadata.num_actual_tokens, batch.max_q_len] = batch
+        return metadata
+
+    def update_block_table(
+        self, metadata: StepMetadata, blk_table: torch.Tensor, slot_mapping: torch.Tensor
+    ) -> StepMetadata:
+        """Return the metadata of another group with layers of the same kind: other pages."""
+        batch = metadata.batch.with_pages(blk_table[: metadata.batch.requests])
+        return StepMetadata(batch, metadata.num_actual_tokens)
+
+    def update_draft_decode_metadata(self, metadata: StepMetadata) -> None:
+        """Nothing to do: engines read the lengths and pages where the draft model writes them."""
+
+
+def _rounded_up(bound: int) -> int:
+    """The next power of two, as a plain integer: chunked local attention gives NumPy numbers."""
+    return 1 << max(int(bound) - 1, 0).bit_length() if bound else 0

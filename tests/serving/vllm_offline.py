@@ -113,6 +113,21 @@ def test_bf16_recites_what_the_model_learnt(cache: str) -> None:
             assert identical(generate(llm, prompts)[0], truth) == 72
 
 
+def test_drafts_change_no_token() -> None:
+    """Requests bring one row or up to four to a step; the keys of rejected drafts are replaced."""
+    prompts = [line[:n] for line in models.recited() for n in (40, 129)]
+    truth = [line[n : n + 96] for line in models.recited() for n in (40, 129)]
+    drafts = {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_max": 1}
+    options = {"speculative_config": drafts, "disable_log_stats": False}
+    with engine(made("overfit"), OURS, **options) as llm:
+        assert generate(llm, prompts, 96)[0] == truth
+        drafted, accepted = (
+            sum(m.value for m in llm.get_metrics() if m.name == f"vllm:spec_decode_num_{name}")
+            for name in ("draft_tokens", "accepted_tokens")
+        )
+    assert 0 < accepted < drafted
+
+
 def test_broken_attention_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     attend, write = layer.attention_paged, layer.write_kv
 

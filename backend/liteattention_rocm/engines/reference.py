@@ -55,6 +55,7 @@ class ReferenceEngine(Engine):
     name = "reference"
     dtypes = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
     cache_dtypes = FP8
+    plans_from_bounds = True
 
     def limits(self, request: Request) -> list[str]:
         """Return nothing: any head dim, GQA, tile, rounding; see :meth:`Engine.limits`."""

@@ -5,7 +5,7 @@ from importlib.util import find_spec
 
 COMPILED = ["test_compiled.py", "test_launch.py"]
 # TRITON_INTERPRET decides when kernels are defined: these want a process of their own.
-INTERPRETED = ["test_interpreter.py", "test_ragged_interpreter.py"]
+INTERPRETED = ["test_interpreter.py", "test_ragged_interpreter.py", "test_replay.py"]
 
 if find_spec("triton") is None:
     collect_ignore = [*COMPILED, *INTERPRETED, "test_tuning.py"]

@@ -33,7 +33,7 @@ TARGETS = {
 INTEGERS = {"k_blocks", "words", "q_blocks", "q_heads", "groups", "group", "q_len", "kv_len"}
 INTEGERS |= {"requests", "window", "page_size", "rows", "splits", "tiles"}
 TABLES = {"read", "must_do", "must_skip", "counts", "order", "sorted_counts", "next_tile", "votes"}
-TABLES |= {"q_start", "page_table"}
+TABLES |= {"q_start", "page_table", "part_count"}
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -77,7 +77,7 @@ def dense(**changes: Any) -> dict[str, Any]:
 
 
 RAGGED = dict(
-    TILE_ROWS=2, GROUP=8, BLOCK_N=64, HEAD_DIM=128, PARTS=True, ONE_TILE=False, PAGED=True,
+    TILE_ROWS=2, GROUP=8, BLOCK_N=64, HEAD_DIM=128, PART_BLOCKS=4, ONE_TILE=False, PAGED=True,
     CAUSAL=True, WINDOW=False, CAP=False, HAS_SINKS=False, HAS_LSE=True, ROUNDING=0, WIDEN=False,
 )  # fmt: skip
 CASES = {
@@ -88,7 +88,7 @@ CASES = {
     "list": (kernels.list_tiles, dict(WORDS=8, DESCENDING=True, HAS_DO=True, HAS_SKIP=True)),
     "order": (kernels.order_longest_first, dict(BLOCK=64)),
     "decode": (ragged.attention, RAGGED),
-    "varlen": (ragged.attention, RAGGED | dict(TILE_ROWS=16, PARTS=False, PAGED=False)),
+    "varlen": (ragged.attention, RAGGED | dict(TILE_ROWS=16, PART_BLOCKS=0, PAGED=False)),
     "merge": (ragged.merge, dict(HEADS=4, HEAD_DIM=128, HAS_SINKS=True, HAS_LSE=True, ROUNDING=0)),
     "write": (ragged.write_kv, dict(HEAD_DIM=128)),
 }

@@ -377,22 +377,23 @@ def test_a_bound_ragged_call_hands_its_workspace_on(
     bound(first)
     ((_, started, _),), ((_, merged, _),) = attend.started, merge.started
     assert all(given is x for given, x in zip(started, first[:6], strict=False))
-    assert [x.numel() for x in started[6:8]] == [parts * 64, parts]
-    assert all(given is x for given, x in zip(started[8:], first[6:], strict=False))
-    assert all(given is x for given, x in zip(merged, (*started[6:8], *first[3:7]), strict=False))
+    assert [x.numel() for x in started[6:9]] == [parts * 64, parts, 2]
+    assert all(given is x for given, x in zip(started[9:], first[6:], strict=False))
+    assert all(given is x for given, x in zip(merged, (*started[6:9], *first[3:7]), strict=False))
     memory = started[6].data_ptr()
-    assert started[7].data_ptr() == memory + 4 * parts * 64
+    inner = [memory, memory + 4 * parts * 64, memory + 4 * parts * 65]
+    assert [x.data_ptr() for x in started[6:9]] == inner
+    assert started[8].dtype == torch.int32
     for _ in range(2):
         t = step()
         bound(t)
         where, found = arguments(attend.result, driver)
         pointers = [x.data_ptr() for x in t]
         assert where == (2, 2, splits, STREAM)
-        inner = [memory, memory + 4 * parts * 64]
-        assert found == (*pointers[:6], *inner, *pointers[6:], *started[11:])
+        assert found == (*pointers[:6], *inner, *pointers[6:], *started[12:])
         where, found = arguments(merge.result, driver)
         assert where == (2, 1, 1, STREAM)
-        assert found == (*inner, *pointers[3:7], *merged[6:])
+        assert found == (*inner, *pointers[3:7], *merged[7:])
     assert len(attend.started) == len(merge.started) == 1
 
 

@@ -72,6 +72,7 @@ class Gfx942Engine(Engine):
 
     name = "gfx942"
     dtypes = (torch.bfloat16, torch.float16)
+    plans_from_bounds = True
 
     def __init__(self, kv_splits: int = 0, library: str | None = None) -> None:
         self._kv_splits = kv_splits

@@ -2,8 +2,9 @@
 
 The query rows of a request and the query heads that share a key head are packed into one tile, so
 that decoding one row with grouped heads reads every key once. The keys of a request may be cut into
-parts that are merged by log-sum-exp (Flash-Decoding). Kernels: :func:`attention`, :func:`merge`,
-:func:`write_kv`.
+parts that are merged by log-sum-exp (Flash-Decoding). The host bounds their number and the device
+chooses it from the true lengths, so one launch, recorded in a graph, serves requests of any length.
+Kernels: :func:`attention`, :func:`merge`, :func:`write_kv`.
 
 Methods: online softmax over K blocks (FlashAttention, Dao et al., arXiv 2205.14135), a cache in
 pages (PagedAttention, Kwon et al., arXiv 2309.06180), log-sum-exp merge of split softmax (Milakov
@@ -17,8 +18,9 @@ import triton.language as tl
 
 from .kernels import product, rounded
 
-#: Sizes are no reason to compile again.
+#: Do not specialise on sizes.
 _SIZES = ["requests", "q_heads", "group", "window", "page_size", "rows", "splits"]
+_MERGE_SIZES = ["requests", "q_heads", "rows"]
 
 
 @triton.jit
@@ -107,12 +109,12 @@ def _fold(
 
 @triton.jit(do_not_specialize=_SIZES)
 def attention(
-    q, k, v, out, lse, sinks, part_out, part_lse, q_start, kv_len, page_table,
+    q, k, v, out, lse, sinks, part_out, part_lse, part_count, q_start, kv_len, page_table,
     stride_qt, stride_qh, stride_kp, stride_kt, stride_kh, stride_vp, stride_vt, stride_vh,
     stride_ot, stride_oh, stride_table,
     requests, q_heads, group, window, page_size, rows, splits, scale_log2, soft_cap,
     TILE_ROWS: tl.constexpr, GROUP: tl.constexpr, BLOCK_N: tl.constexpr, HEAD_DIM: tl.constexpr,
-    PARTS: tl.constexpr, ONE_TILE: tl.constexpr, PAGED: tl.constexpr, CAUSAL: tl.constexpr,
+    PART_BLOCKS: tl.constexpr, ONE_TILE: tl.constexpr, PAGED: tl.constexpr, CAUSAL: tl.constexpr,
     WINDOW: tl.constexpr, CAP: tl.constexpr, HAS_SINKS: tl.constexpr, HAS_LSE: tl.constexpr,
     ROUNDING: tl.constexpr, WIDEN: tl.constexpr,
 ):  # fmt: skip
@@ -120,9 +122,13 @@ def attention(
 
     ``GROUP`` is a power of two >= ``group``, heads of the tile past ``group`` are idle.
     ``ONE_TILE``: no request has more rows than a tile, tile r is request r. Packed keys: ``kv_len``
-    holds kv_start [requests + 1]. Without ``PARTS`` (splits = 1) ``out`` and ``lse``
-    are final; otherwise ``part_out`` fp32 [splits, rows, q_heads, HEAD_DIM] and ``part_lse`` fp32
-    (log2 units) [splits, rows, q_heads] go to :func:`merge`.
+    holds kv_start [requests + 1].
+
+    ``PART_BLOCKS`` = 0: ``splits`` is 1, ``out`` and ``lse`` are final. Otherwise a tile's keys are
+    cut into as many parts as have ``PART_BLOCKS`` blocks of keys each, ``splits`` at most; programs
+    of further parts exit. int32 ``part_count`` [rows] says how many there are. One part is final;
+    several go to :func:`merge`: ``part_out`` fp32 [splits, rows, q_heads, HEAD_DIM] and
+    ``part_lse`` fp32 (log2 units) [splits, rows, q_heads].
     """
     BLOCK_M: tl.constexpr = TILE_ROWS * GROUP
     tile = tl.program_id(0)
@@ -173,7 +179,14 @@ def attention(
     if WINDOW:
         low = tl.maximum(first_position - window + 1, 0) // BLOCK_N * BLOCK_N
     blocks = tl.cdiv(tl.maximum(high - low, 0), BLOCK_N)
-    share = tl.cdiv(blocks, splits)
+    share = blocks
+    parts = 1
+    if PART_BLOCKS > 0:
+        most = tl.maximum(tl.minimum(tl.cdiv(blocks, PART_BLOCKS), splits), 1)
+        share = tl.cdiv(blocks, most)
+        parts = tl.cdiv(blocks, tl.maximum(share, 1))
+        if part >= tl.maximum(parts, 1):
+            return
     begin = low + part * share * BLOCK_N
     end = tl.minimum(begin + share * BLOCK_N, high)
     # Before ``whole`` every row sees every key.
@@ -201,7 +214,10 @@ def attention(
         True, PAGED, CAUSAL, WINDOW, CAP, WIDEN,
     )  # fmt: skip
     result, top, total = state
-    if not PARTS:
+    if PART_BLOCKS > 0:
+        if (part == 0) & (kv_head == 0):
+            tl.store(part_count + token, parts, mask=here & (member % GROUP == 0))
+    if parts <= 1:
         _finish(
             result, top, total, out, lse, sinks, token, head, here, rows, stride_ot, stride_oh,
             HEAD_DIM, HAS_SINKS, HAS_LSE, ROUNDING,
@@ -243,16 +259,19 @@ def _finish(
         tl.store(lse + head.to(tl.int64) * rows + token, value, mask=here)
 
 
-@triton.jit(do_not_specialize=_SIZES)
+@triton.jit(do_not_specialize=_MERGE_SIZES)
 def merge(
-    part_out, part_lse, out, lse, sinks, q_start, stride_ot, stride_oh, requests, q_heads, rows,
-    splits, HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, HAS_SINKS: tl.constexpr,
+    part_out, part_lse, part_count, out, lse, sinks, q_start, stride_ot, stride_oh, requests,
+    q_heads, rows, HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, HAS_SINKS: tl.constexpr,
     HAS_LSE: tl.constexpr, ROUNDING: tl.constexpr,
 ):  # fmt: skip
     """Merge the parts of :func:`attention`. Program (row, i): heads i * ``HEADS`` and on."""
     row = tl.program_id(0)
     if (row < tl.load(q_start)) | (row >= tl.load(q_start + requests)):
         return  # padding
+    parts = tl.load(part_count + row)
+    if parts <= 1:
+        return  # final already
     head = tl.program_id(1) * HEADS + tl.arange(0, HEADS)
     here = head < q_heads
     dim = tl.arange(0, HEAD_DIM)
@@ -260,7 +279,7 @@ def merge(
     top = tl.full((HEADS,), float("-inf"), tl.float32)
     total = tl.zeros((HEADS,), tl.float32)
     token = row.to(tl.int64) + tl.zeros((HEADS,), tl.int64)
-    for part in range(splits):
+    for part in range(parts):
         at = (part * rows + token) * q_heads + head
         share = tl.load(part_lse + at, mask=here, other=float("-inf"))
         values = tl.load(part_out + at[:, None] * HEAD_DIM + dim[None, :], mask=here[:, None])

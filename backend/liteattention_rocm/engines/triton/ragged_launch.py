@@ -28,12 +28,15 @@ _MIN_M, _MAX_M = 16, 128
 #: Programs that a multiprocessor should get before a request's keys are cut into more parts.
 _PROGRAMS_PER_UNIT = 6
 #: Fewest K blocks of a part, and most parts.
-_MIN_BLOCKS, _MAX_SPLITS = 4, 64
+_PART_BLOCKS, _MAX_SPLITS = 4, 64
 _MERGE_HEADS = 4
 
 
 class Cut(NamedTuple):
-    """How a step is cut: see :func:`liteattention_rocm.engines.triton.ragged.attention`."""
+    """How a step is cut: see :func:`liteattention_rocm.engines.triton.ragged.attention`.
+
+    ``splits``: most parts of a request; the device makes fewer where its keys are fewer.
+    """
 
     tile_rows: int
     group: int
@@ -59,7 +62,7 @@ def cut(request: RaggedRequest) -> Cut:
     longest = request.max_kv_len
     if request.window:
         longest = min(longest, request.window + request.max_q_len)
-    splits = min(wanted // programs, -(-longest // (_MIN_BLOCKS * block_n)), _MAX_SPLITS)
+    splits = min(wanted // programs, -(-longest // (_PART_BLOCKS * block_n)), _MAX_SPLITS)
     splits = max(1, splits)
     # On an H200, 64 requests of 32k keys decode at 4.34 TB/s with two warps, 8 at 3.7 with four.
     warps = 8 if block_m > 64 else 2 if block_m == _MIN_M and splits == 1 else 4
@@ -67,10 +70,10 @@ def cut(request: RaggedRequest) -> Cut:
 
 
 class Attention(BoundCall):
-    """A ragged call; with splits, each launch writes partial results that a second one merges.
+    """A ragged call; with splits, a launch writes partial results that a second one merges.
 
-    The workspace holds the partial outputs of ``splits`` splits, fp32 [splits, T, Hq, D], then
-    their log-sum-exps.
+    The workspace holds the partial outputs, fp32 [splits, T, Hq, D], their log-sum-exps, and how
+    many parts each row has, int32 [T].
     """
 
     def __init__(self, request: RaggedRequest, like: RaggedTensors) -> None:
@@ -95,7 +98,8 @@ class Attention(BoundCall):
                 request.scale * request.k_scale * LOG2E, request.soft_cap,
             ),
             (
-                step.tile_rows, step.group, step.block_n, request.head_dim, step.splits > 1,
+                step.tile_rows, step.group, step.block_n, request.head_dim,
+                _PART_BLOCKS if step.splits > 1 else 0,
                 step.one_tile, paged, request.causal, request.window > 0, request.soft_cap > 0,
                 request.sinks, request.return_lse, rounding, request.device.type == "cpu",
             ),
@@ -103,16 +107,17 @@ class Attention(BoundCall):
             (request.dtype, pointers, tuple(map(kind, steps))),
         )  # fmt: skip
         launches = [attend]
-        self._outputs = self._size = 0
+        self._outputs = self._sums = self._size = 0
         if step.splits > 1:
             rows = step.splits * request.rows * request.q_heads
             self._outputs = 4 * rows * request.head_dim
-            self._size = self._outputs + 4 * rows
+            self._sums = 4 * rows
+            self._size = self._outputs + self._sums + 4 * request.rows
             launches.append(
                 Launch(
                     _MERGE,
                     (request.rows, -(-request.q_heads // _MERGE_HEADS)),
-                    (*out_step, request.requests, request.q_heads, request.rows, step.splits),
+                    (*out_step, request.requests, request.q_heads, request.rows),
                     (_MERGE_HEADS, request.head_dim, request.sinks, request.return_lse, rounding),
                     (("num_warps", 2),),
                     (request.dtype, pointers, tuple(map(kind, out_step))),
@@ -132,33 +137,39 @@ class Attention(BoundCall):
         sinks = out if t.sinks is None else t.sinks.data_ptr()
         q_start = t.q_start.data_ptr()
         table = q_start if t.page_table is None else t.page_table.data_ptr()
-        part_out = part_lse = out
+        part_out = part_lse = part_count = out
         if self._size:
-            workspace = self.workspace(self._size)
+            workspace = self.workspace(self._size)  # kept until everything is launched
             part_out = workspace.data_ptr()
             part_lse = part_out + self._outputs
+            part_count = part_lse + self._sums
         stream = raw_stream(self.index)
         self._attend(
             stream, (),
             (
                 t.q.data_ptr(), t.k.data_ptr(), t.v.data_ptr(), out, lse, sinks, part_out,
-                part_lse, q_start, t.keys.data_ptr(), table,
+                part_lse, part_count, q_start, t.keys.data_ptr(), table,
             ),
         )  # fmt: skip
         for merge in self._merge:
-            merge(stream, (), (part_out, part_lse, out, lse, sinks, q_start))
+            merge(stream, (), (part_out, part_lse, part_count, out, lse, sinks, q_start))
 
     def _start(self, t: RaggedTensors) -> None:
         lse = t.out if t.lse is None else t.lse
         sinks = t.out if t.sinks is None else t.sinks
         table = t.q_start if t.page_table is None else t.page_table
-        part_out = part_lse = t.out
+        parts = (t.out, t.out, t.q_start)
         if self._size:
-            workspace = self.workspace(self._size)[: self._size].view(torch.float32)
-            part_out, part_lse = workspace[: self._outputs // 4], workspace[self._outputs // 4 :]
-        self._attend.start((), (*t[:4], lse, sinks, part_out, part_lse, t.q_start, t.keys, table))
+            sizes = [self._outputs, self._sums, self._size - self._outputs - self._sums]
+            part_out, part_lse, counts = torch.split(
+                self.workspace(self._size)[: self._size], sizes
+            )
+            parts = (
+                part_out.view(torch.float32), part_lse.view(torch.float32), counts.view(torch.int32)
+            )  # fmt: skip
+        self._attend.start((), (*t[:4], lse, sinks, *parts, t.q_start, t.keys, table))
         for merge in self._merge:
-            merge.start((), (part_out, part_lse, t.out, lse, sinks, t.q_start))
+            merge.start((), (*parts, t.out, lse, sinks, t.q_start))
 
 
 class Write(BoundCall):

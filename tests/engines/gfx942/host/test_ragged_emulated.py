@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 import liteattention_emulator
 import liteattention_rocm
-from liteattention_rocm import _core, engines, serving
+from liteattention_rocm import _core, engines, remembered, serving
 from tests.oracle.attention import bound, exact, expect_lse, expect_out
 from tests.oracle.ragged import Case, make, paged, starts
 
@@ -31,6 +31,7 @@ def splits(monkeypatch: pytest.MonkeyPatch) -> Any:
 
     def choose(count: int) -> None:
         monkeypatch.setattr(engines.get("gfx942"), "_kv_splits", count)
+        remembered.forget()  # plans rest on it
 
     return choose
 
