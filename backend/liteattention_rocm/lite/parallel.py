@@ -37,8 +37,8 @@ class SeqParallel:
     this rank's rows against that split). A tile in a ring is judged against the maximum, or weighed
     against the mass, within its split. So a ring never skips a tile that the whole row's maximum
     would have kept, counts no tile for less than its mass, and keeps at least one tile per q block
-    and split; a budget is a share of each split's mass. Token ranges of the policy are over the whole sequence,
-    and so is ``threshold_scale="length"``.
+    and split; a budget is a share of each split's mass. Token ranges of the policy are over the
+    whole sequence, and so is ``threshold_scale="length"``.
 
     A copy (shallow or deep) belongs to the same processes and has lists and statistics of its own.
 
