@@ -186,7 +186,9 @@ struct Softmax : WalkBase<Gemm, kType> {
         for (int x = 0; x < kVecs; ++x) {
             const int64_t row = r + x * Vec::kLanes, left = Min(Vec::kLanes, walk.rows - row);
             const uint32_t valid = left > 0 ? (1u << left) - 1 : 0;
-            const Vec part = block[x] / Vec::Load(walk.s.sum + row);
+            const Vec all = Vec::Load(walk.s.sum + row), one = Vec::Set(1.0f);
+            // Nothing yet but underflow: the next blocks of the group lie 2^126 above.
+            const Vec part = Vec::Select(Vec::Equal(all, Vec::Set(0.0f)), one, block[x] / all);
             share = share + Vec::Select(valid, part, Vec::Set(0.0f));
         }
         return share.Sum();
