@@ -132,6 +132,7 @@ def lite(
     weights = {} if mass is None else found.usable({"mass": mass})
     if mass is not None and not weighs:
         found.values.append("mass is written in a step with a budget above 0: leave it out")
+    found.no_derivative(weights)
     for name, bits in weights.items():
         if bits.dtype != torch.float32:
             found.types.append(f"{name} must be torch.float32, got {bits.dtype}")

@@ -77,8 +77,8 @@ struct LiteParams {
     bool descending = false;
     bool soft_skip = false;
     double budget = 0.0;  // share of softmax mass, < 1; > 0: tiles are weighed, not voted on
-    float* mass =
-        nullptr;  // [batch][q_heads][q_blocks][k_blocks], 0 of tiles not computed, or null
+    // [batch][q_heads][q_blocks][k_blocks], 0 for tiles that are not computed; or null.
+    float* mass = nullptr;
 };
 
 }  // namespace liteattention::cpu
