@@ -41,7 +41,13 @@ class CpuAttention:
         threads: Callable[[], int],
     ) -> None: ...
     def skip(
-        self, q_block: int, vote_rows: int, threshold: float, descending: bool, soft_skip: bool
+        self,
+        q_block: int,
+        vote_rows: int,
+        threshold: float,
+        descending: bool,
+        soft_skip: bool,
+        budget: float,
     ) -> None: ...
     def __call__(self, tensors: tuple[torch.Tensor | None, ...]) -> None: ...
 

@@ -176,6 +176,26 @@ class Reasons:
                 f"threshold is in log2 units and must be <= 0, got {shown(threshold)}"
             )
 
+    def budget(self, budget: Any) -> None:
+        """A budget of LiteAttention."""
+        if not is_real(budget):
+            self.types.append(f"budget must be a number, got {type(budget).__name__}")
+        elif not 0 <= as_float(budget) < 1:
+            self.values.append(
+                f"budget is a share of softmax mass and must be from 0 to below 1, got "
+                f"{shown(budget)}"
+            )
+
+    def limit(self, threshold: Any, budget: Any) -> None:
+        """One of threshold and budget, the other None; a budget is looked at elsewhere."""
+        if (threshold is None) == (budget is None):
+            both = "got both" if budget is not None else "got neither"
+            self.values.append(
+                f"give a threshold (log2 units) or a budget (share of softmax mass), {both}"
+            )
+        if threshold is not None:
+            self.threshold(threshold)
+
     # ------------------------------------------------------------------ tensors
 
     def usable(self, given: Mapping[str, Any]) -> dict[str, torch.Tensor]:

@@ -108,18 +108,26 @@ class LiteRequest(DenseRequest):
 
     ``threshold`` is in log2 units, <= 0; ``-inf`` keeps every tile. ``descending`` walks the kept
     K blocks from the last to the first. ``soft_skip`` drops a negligible tile's contribution in
-    the very step that finds it.
+    the very step that finds it. ``budget`` is a share of softmax mass, 0 <= budget < 1; if it is
+    not 0, tiles are weighed instead of voted on (:mod:`liteattention_rocm.lite.budget`), the
+    threshold is ``-inf`` and ``soft_skip`` False.
     """
 
     geometry: TileGeometry
     threshold: float
     descending: bool
     soft_skip: bool
+    budget: float = 0.0
+
+    @property
+    def drops(self) -> bool:
+        """Whether a tile may be dropped at all."""
+        return self.threshold > float("-inf") or self.budget > 0
 
     @property
     def walks_down(self) -> bool:
-        """Whether the walk descends. Nothing is voted on at -inf, so it walks as dense calls do."""
-        return self.descending and self.threshold > float("-inf")
+        """Whether the walk descends. Where no tile may be dropped it walks as dense calls do."""
+        return self.descending and self.drops
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,7 +217,8 @@ class LiteTensors(NamedTuple):
     ``read`` and ``write`` are int32 tensors that hold uint32 bit patterns, contiguous
     [B, Hq, q_blocks, words]; the masks int32 [words] over K blocks, or None. The tiles
     ``(read | must_do) & ~must_skip`` are computed. Bits past the last K block mean nothing where
-    they are read and are 0 where they are written.
+    they are read and are 0 where they are written. ``mass`` is fp32, contiguous
+    [B, Hq, q_blocks, K_blocks], or None; only a step with a budget writes it.
     """
 
     q: torch.Tensor
@@ -221,6 +230,7 @@ class LiteTensors(NamedTuple):
     write: torch.Tensor
     must_do: torch.Tensor | None
     must_skip: torch.Tensor | None
+    mass: torch.Tensor | None = None
 
 
 class RaggedTensors(NamedTuple):
@@ -288,6 +298,8 @@ class Engine(ABC):
     #: Whether a bound ragged call rests on the request alone and reads lengths and tables whenever
     #: it runs. It then serves every batch of these bounds, a graph's replays included.
     plans_from_bounds: ClassVar[bool] = False
+    #: Whether it can weigh tiles, as a budget of softmax mass needs.
+    weighs: ClassVar[bool] = False
 
     @property
     def emulated(self) -> bool:
@@ -319,6 +331,11 @@ class Engine(ABC):
                 reasons.append(f"the cache must be {listed}, got {request.kv_dtype}")
         elif isinstance(request, LiteRequest) and request.causal:
             reasons.append("LiteAttention is for non-causal self-attention")
+        if isinstance(request, LiteRequest) and request.budget and not self.weighs:
+            reasons.append(
+                "it cannot weigh tiles, so it has no budget of softmax mass: use a threshold, or "
+                f"CPU tensors with engine {' or '.join(map(repr, WEIGHING))}"
+            )
         if not isinstance(request, WriteRequest) and (
             request.rounding != "rtne" and request.dtype != torch.bfloat16
         ):
@@ -354,6 +371,9 @@ class Engine(ABC):
         it writes anything.
         """
 
+
+#: Names of the engines that weigh tiles.
+WEIGHING = ("cpu", "reference")
 
 _DTYPE_NAMES = {
     torch.bfloat16: "bf16",

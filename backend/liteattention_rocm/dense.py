@@ -152,11 +152,13 @@ def lite_attention(
     read: torch.Tensor,
     write: torch.Tensor,
     *,
-    threshold: float,
+    threshold: float | None = ...,
+    budget: float | None = ...,
     descending: bool = ...,
     soft_skip: bool = ...,
     must_do: torch.Tensor | None = ...,
     must_skip: torch.Tensor | None = ...,
+    mass: torch.Tensor | None = ...,
     geometry: TileGeometry | None = ...,
     layout: Layout = ...,
     scale: float | None = ...,
@@ -175,11 +177,13 @@ def lite_attention(
     read: torch.Tensor,
     write: torch.Tensor,
     *,
-    threshold: float,
+    threshold: float | None = ...,
+    budget: float | None = ...,
     descending: bool = ...,
     soft_skip: bool = ...,
     must_do: torch.Tensor | None = ...,
     must_skip: torch.Tensor | None = ...,
+    mass: torch.Tensor | None = ...,
     geometry: TileGeometry | None = ...,
     layout: Layout = ...,
     scale: float | None = ...,
@@ -197,11 +201,13 @@ def lite_attention(
     read: torch.Tensor,
     write: torch.Tensor,
     *,
-    threshold: float,
+    threshold: float | None = None,
+    budget: float | None = None,
     descending: bool = False,
     soft_skip: bool = False,
     must_do: torch.Tensor | None = None,
     must_skip: torch.Tensor | None = None,
+    mass: torch.Tensor | None = None,
     geometry: TileGeometry | None = None,
     layout: Layout = "bshd",
     scale: float | None = None,
@@ -220,6 +226,10 @@ def lite_attention(
     walked before it. Negligible tiles are left out of ``write``; the first tile walked and those
     in ``must_do`` always stay in.
 
+    With a ``budget`` instead of a threshold, tiles are weighed: those that hold the least of a q
+    block's softmax mass are left out, as many as together hold at most the budget. The rule is in
+    :mod:`liteattention_rocm.lite.budget`.
+
     Args:
         q, k, v, layout, scale, rounding, return_lse, out, engine: as in :func:`attention`.
         read: skip bitmap, int32 holding uint32 bit patterns, contiguous [B, Hq, q_blocks, words];
@@ -229,11 +239,18 @@ def lite_attention(
             not overlap ``read``.
         threshold: log2 units, <= 0; ``-inf`` keeps every tile and equals dense attention bit for
             bit (on gfx942, whose dense calls may be computed in parts, with ``kv_splits=1``;
-            :class:`liteattention_rocm.LiteAttention` does without the exception).
+            :class:`liteattention_rocm.LiteAttention` does without the exception). Give exactly one
+            of threshold and budget.
+        budget: share of the softmax mass that is computed in this step, 0 <= budget < 1, which the
+            tiles left out of ``write`` may hold; 0 keeps every tile, as a threshold of ``-inf``
+            does. Not with ``soft_skip``: a tile's mass is known after the step.
         descending: walk the kept K blocks from the last to the first.
         soft_skip: let each group of ``geometry.vote_rows`` rows drop a negligible tile from the
             result of this very step.
         must_do, must_skip: packed K-block masks, int32 [words], or None.
+        mass: fp32, contiguous [B, Hq, q_blocks, K_blocks], or None: what each tile weighs (mean
+            over rows of a share of probability, an upper bound) is written here, 0 for tiles that
+            are not computed. Only with a budget above 0.
         geometry: tile sizes; by default what the engine prefers for this head dimension.
 
     Returns:
@@ -244,10 +261,10 @@ def lite_attention(
 
     Source of the method: LiteAttention, arXiv 2511.11062.
     """
-    tensors = (q, k, v, out, read, write, must_do, must_skip)
+    tensors = (q, k, v, out, read, write, must_do, must_skip, mass)
     options = (
-        "lite", layout, scale, rounding, return_lse, engine, threshold, descending, soft_skip,
-        geometry,
+        "lite", layout, scale, rounding, return_lse, engine, threshold, budget, descending,
+        soft_skip, geometry,
     )  # fmt: skip
     traced = torch.compiler.is_dynamo_compiling()
     key, call = (None, None) if traced else recall(calls, tensors, options)
@@ -259,13 +276,19 @@ def lite_attention(
             if geometry is None and not wrong:
                 geometry = default_geometry(q, engine)
             bitmaps = {"read": read, "write": write, "must_do": must_do, "must_skip": must_skip}
+            wrong.limit(threshold, budget)
             validation.lite(
-                wrong, q, k, v, out, layout, bitmaps, threshold, descending, soft_skip, geometry
-            )
+                wrong, (q, k, v, out), layout, bitmaps, mass, -math.inf, budget or 0.0, descending,
+                soft_skip, geometry,
+            )  # fmt: skip
             wrong.raise_for(_WHAT)
         elif geometry is None:
             geometry = default_geometry(q, engine)
-        scale, threshold = _scale(q, scale), float(threshold)
+        scale = _scale(q, scale)
+        limit = (
+            -math.inf if threshold is None else float(threshold),
+            0.0 if budget is None else float(budget),
+        )
     given = out
     if out is None:
         out = torch.empty_like(q)
@@ -273,19 +296,20 @@ def lite_attention(
     if call is None and key is None:
         assert geometry is not None
         torch.ops.liteattention_rocm.lite_attention(
-            q, k, v, read, write, out, lse, must_do, must_skip, layout, scale, threshold,
+            q, k, v, read, write, out, lse, must_do, must_skip, mass, layout, scale, *limit,
             descending, soft_skip, geometry.q_block, geometry.k_block, geometry.vote_rows, rounding,
             engine or "",
         )  # fmt: skip
         return out if lse is None else (out, lse)
-    found = lite_tensors((q, k, v, out, lse, read, write, must_do, must_skip))
+    found = lite_tensors((q, k, v, out, lse, read, write, must_do, must_skip, mass))
     if call is None:
         assert geometry is not None and scale is not None
         request = lite_request(
-            found, layout, scale, rounding, geometry, threshold, descending, soft_skip
+            found, layout, scale, rounding, geometry, *limit, descending, soft_skip
         )
         run = engines.admit(request, engine).bind(request, found)
-        call = bound_call(run, found, (6,) if given is None else (3, 6))
+        written = (6,) if given is None else (3, 6)
+        call = bound_call(run, found, written if mass is None else (*written, 9))
         calls.keep(key, call)
     call.claim(found, _WHAT)
     call.run(found)
@@ -401,7 +425,8 @@ def run_lite_attention(tensors: LiteTensors, *options: Any) -> None:
     if call is None:
         chosen, request = check_lite_attention(tensors, *options)
         run = chosen.bind(request, tensors)
-        call = bound_call(run, tensors, (3, 6) if tensors.lse is None else (3, 4, 6))
+        written = (3, 6) if tensors.lse is None else (3, 4, 6)
+        call = bound_call(run, tensors, written if tensors.mass is None else (*written, 9))
         if key is not None:
             calls.keep(key, call)
     call.claim(tensors, _WHAT)
@@ -415,22 +440,24 @@ def check_lite_attention(
     rounding: Rounding,
     geometry: TileGeometry,
     threshold: float,
+    budget: float,
     descending: bool,
     soft_skip: bool,
     engine: str,
 ) -> tuple[Engine, LiteRequest]:
     """Raise if anything is wrong with a step whose outputs are there; else describe it."""
-    q, k, v, out, lse, read, write, must_do, must_skip = tensors
+    q, k, v, out, lse, read, write, must_do, must_skip, mass = tensors
     wrong = validation.dense(
         q, k, v, out, lse, layout, scale, False, rounding, lse is not None, engine
     )
     bitmaps = {"read": read, "write": write, "must_do": must_do, "must_skip": must_skip}
     validation.lite(
-        wrong, q, k, v, out, layout, bitmaps, threshold, descending, soft_skip, geometry
-    )
+        wrong, (q, k, v, out), layout, bitmaps, mass, threshold, budget, descending, soft_skip,
+        geometry,
+    )  # fmt: skip
     wrong.raise_for(_WHAT)
     request = lite_request(
-        tensors, layout, scale, rounding, geometry, threshold, descending, soft_skip
+        tensors, layout, scale, rounding, geometry, threshold, budget, descending, soft_skip
     )
     return engines.admit(request, engine), request
 
@@ -455,6 +482,7 @@ def lite_request(
     rounding: Rounding,
     geometry: TileGeometry,
     threshold: float,
+    budget: float,
     descending: bool,
     soft_skip: bool,
 ) -> LiteRequest:
@@ -465,6 +493,7 @@ def lite_request(
     return LiteRequest(
         batch, q_heads, kv_heads, q_len, kv_len, head_dim, q.dtype, q.device, layout, scale,
         False, rounding, tensors.lse is not None, geometry, threshold, descending, soft_skip,
+        budget,
     )  # fmt: skip
 
 

@@ -29,12 +29,12 @@ def _attention(run: bool, *given: Any) -> None:
 
 
 def _lite_attention(run: bool, *given: Any) -> None:
-    q, k, v, read, write, out, lse, must_do, must_skip, *options = given
-    layout, scale, threshold, descending, soft_skip, *tile, rounding, engine = options
-    tensors = LiteTensors(q, k, v, out, lse, read, write, must_do, must_skip)
+    q, k, v, read, write, out, lse, must_do, must_skip, mass, *options = given
+    layout, scale, threshold, budget, descending, soft_skip, *tile, rounding, engine = options
+    tensors = LiteTensors(q, k, v, out, lse, read, write, must_do, must_skip, mass)
     (dense.run_lite_attention if run else dense.check_lite_attention)(
-        tensors, layout, scale, rounding, TileGeometry(*tile), threshold, descending, soft_skip,
-        engine,
+        tensors, layout, scale, rounding, TileGeometry(*tile), threshold, budget, descending,
+        soft_skip, engine,
     )  # fmt: skip
 
 
@@ -87,9 +87,9 @@ _OPERATORS = (
     ),
     (
         "lite_attention(Tensor q, Tensor k, Tensor v, Tensor read, Tensor(a!) write, "
-        "Tensor(b!) out, Tensor(c!)? lse, Tensor? must_do, Tensor? must_skip, str layout, "
-        "float scale, float threshold, bool descending, bool soft_skip, int q_block, int k_block, "
-        "int vote_rows, str rounding, str engine) -> ()",
+        "Tensor(b!) out, Tensor(c!)? lse, Tensor? must_do, Tensor? must_skip, Tensor(d!)? mass, "
+        "str layout, float scale, float threshold, float budget, bool descending, bool soft_skip, "
+        "int q_block, int k_block, int vote_rows, str rounding, str engine) -> ()",
         _lite_attention,
     ),
     (

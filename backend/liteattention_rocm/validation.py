@@ -7,12 +7,13 @@ for :meth:`liteattention_rocm.contract.Engine.reasons`.
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
 
-from .arguments import FLOATS, Reasons, is_integer, readable, shown, shown_list
+from .arguments import FLOATS, Reasons, is_integer, is_real, readable, shown, shown_list
 from .contract import FP8, LAYOUTS, ROUNDINGS, Layout, Rounding, TileGeometry
 
 
@@ -95,29 +96,48 @@ def _dense_shapes(found: Reasons, tensors: dict[str, torch.Tensor], layout: Layo
 
 def lite(
     found: Reasons,
-    q: Any,
-    k: Any,
-    v: Any,
-    out: Any,
+    given: tuple[Any, Any, Any, Any],
     layout: Any,
     bitmaps: dict[str, Any],
+    mass: Any,
     threshold: Any,
+    budget: Any,
     descending: Any,
     soft_skip: Any,
     geometry: Any,
 ) -> None:
     """Add everything wrong with what LiteAttention adds to a dense call.
 
-    ``bitmaps``: read, write, must_do and must_skip, by name. ``geometry`` is None if the rest of
-    the call is too wrong for an engine to be asked for it.
+    ``given``: q, k, v and out. ``bitmaps``: read, write, must_do and must_skip, by name. Nothing
+    is voted on at threshold -inf, nor weighed with a budget of 0. ``geometry`` is None if the rest
+    of the call is too wrong for an engine to be asked for it.
     """
+    q, k, v, out = given
     found.threshold(threshold)
+    found.budget(budget)
+    weighs = is_real(budget) and budget > 0
+    if weighs and is_real(threshold) and threshold > -math.inf:
+        found.values.append("give a threshold or a budget, not both")
+    if weighs and soft_skip is True:
+        found.values.append(
+            "soft_skip needs a threshold: a tile's mass is known only after the step, so a budget "
+            "cannot drop it in the same one"
+        )
     found.flags(descending=descending, soft_skip=soft_skip)
     if geometry is not None and not isinstance(geometry, TileGeometry):
         found.types.append(f"geometry must be a TileGeometry, got {type(geometry).__name__}")
     usable = found.usable(
         {name: bits for name, bits in bitmaps.items() if bits is not None or "must" not in name}
     )
+    weights = {} if mass is None else found.usable({"mass": mass})
+    if mass is not None and not weighs:
+        found.values.append("mass is written in a step with a budget above 0: leave it out")
+    found.no_derivative(weights)
+    for name, bits in weights.items():
+        if bits.dtype != torch.float32:
+            found.types.append(f"{name} must be torch.float32, got {bits.dtype}")
+        elif not bits.is_contiguous():
+            found.values.append(f"{name} must be contiguous, got strides {list(bits.stride())}")
     for name, bits in usable.items():
         if bits.dtype != torch.int32:
             found.types.append(
@@ -129,6 +149,7 @@ def lite(
     read_only = {name: bits for name, bits in usable.items() if name != "write"}
     if "write" in usable:
         found.memory({"write": usable["write"]}, tensors | read_only)
+    found.memory(weights, tensors | usable)
     if "out" in tensors:
         # Whether it overlaps itself was said with the dense call.
         found.overlaps("out", out, read_only)
@@ -139,8 +160,10 @@ def lite(
     batch, q_len, heads, _ = sizes(q, layout)
     words = geometry.words(sizes(k, layout)[1])
     expected = (batch, heads, geometry.q_blocks(q_len), words)
-    for name, bits in usable.items():
-        shape = expected if name in ("read", "write") else (words,)
+    k_blocks = geometry.k_blocks(sizes(k, layout)[1])
+    shapes = {"read": expected, "write": expected, "mass": (*expected[:3], k_blocks)}
+    for name, bits in (usable | weights).items():
+        shape = shapes.get(name, (words,))
         if tuple(bits.shape) != shape:
             found.values.append(f"{name} must be {list(shape)}, got {list(bits.shape)}")
         if bits.device != q.device:

@@ -28,6 +28,9 @@ from liteattention_rocm.lite import bitmap
 from .contenders import NOTHING_SKIPPED
 from .expected import attention_rows
 
+#: Below the unit of masses: no tile is dropped that has any, while all are weighed.
+NOTHING_DROPPED = 2.0**-40
+
 DEFAULT_SHAPES = ((1, 8, 4096, 128), (1, 8, 4096, 64), (1, 2, 8192, 128))
 
 #: Requests, query rows of each, keys of each, query heads, key heads, head dim.
@@ -152,13 +155,16 @@ def _shape(
     q, k, v = (torch.randn(shape, generator=generator).to(dtype) for _ in range(3))
     geometry = default_geometry(q, "cpu")
     q_blocks, k_blocks = geometry.q_blocks(length), geometry.k_blocks(length)
-    stateful = LiteAttention(SkipPolicy(threshold=NOTHING_SKIPPED), engine="cpu")
-    step = iter(range(1 << 30))
 
-    def with_state() -> torch.Tensor:
-        out = stateful(q, k, v, step=next(step), layer="bench", layout="bhsd")
-        assert isinstance(out, torch.Tensor)
-        return out
+    def with_state(policy: SkipPolicy) -> Callable[[], torch.Tensor]:
+        lite, step = LiteAttention(policy, engine="cpu"), iter(range(1 << 30))
+
+        def call() -> torch.Tensor:
+            out = lite(q, k, v, step=next(step), layer="bench", layout="bhsd")
+            assert isinstance(out, torch.Tensor)
+            return out
+
+        return call
 
     def kept(every: int) -> torch.Tensor:
         """Keep one K block in ``every``, shifted from q block to q block."""
@@ -181,7 +187,8 @@ def _shape(
     calls: dict[str, tuple[Callable[[], torch.Tensor], str, torch.Tensor | None]] = {
         "sdpa": (lambda: torch.nn.functional.scaled_dot_product_attention(q, k, v), "sdpa", None),
         "dense": (lambda: attention(q, k, v, layout="bhsd", engine="cpu"), "sdpa", None),
-        "lite 0 %": (with_state, "dense", None),
+        "lite 0 %": (with_state(SkipPolicy(threshold=NOTHING_SKIPPED)), "dense", None),
+        "budget 0 %": (with_state(SkipPolicy(budget=NOTHING_DROPPED)), "dense", None),
         "lite 50 %": (sparse(half), "dense", half),
         "lite 75 %": (sparse(quarter), "dense", quarter),
     }

@@ -7,6 +7,7 @@
 
 #include "isa.h"
 #include "params.h"
+#include "select_tiles.h"
 #include "skip_words.h"
 
 namespace liteattention::cpu {
@@ -24,6 +25,7 @@ struct QBlockTask {
     const char* v_packed;     // this kv head's packed V^T blocks
     const uint32_t* read;     // row of the read bitmap, or null
     uint32_t* write;          // row of the write bitmap, or null
+    float* mass;              // row of the tiles' masses, or null
 };
 
 struct Kernel {

@@ -9,6 +9,8 @@
 //
 //   scores   S^T = K Q^T            keys x rows, fp32      one product per K block
 //   vote     row maxima per K block against the running maximum; bits of the next skip bitmap
+//            (with a budget: each K block's share of the sums so far instead; SelectTiles at the
+//            end)
 //   softmax  P^T = exp2(c (S^T - M))  keys x rows          M = running maximum, exactly 1 there
 //   output   O^T = O^T * 2^(M_old - M) + V^T P^T           head dim x rows, fp32
 //
@@ -44,7 +46,9 @@ struct KernelImpl : Softmax<Gemm, kType> {
         const LiteParams* lite = task.lite;
         const bool vote = lite && lite->threshold > kLowest;
         const bool soft = vote && lite->soft_skip;
+        const bool weigh = lite && lite->budget > 0;
         if (lite) std::memset(s.votes, 0, static_cast<size_t>(words) * 4);
+        if (weigh) std::memset(s.mass, 0, static_cast<size_t>(BlocksOf(p)) * 4);
 
         // A scale of 0 makes every score 0; c = 1 then keeps the arithmetic finite.
         const float c = Factor(p);
@@ -52,8 +56,8 @@ struct KernelImpl : Softmax<Gemm, kType> {
         for (int64_t row = task.row_begin; row < task.row_end; row += tile) {
             const int64_t per_head = Min(tile, task.row_end - row);
             const int64_t rows = per_head * task.heads;
-            const Walk walk{task, p,        s, rows, RoundUp(rows, kRowStep),
-                            row,  per_head, c, vote, soft};
+            const Walk walk{task, p,    s,    rows, RoundUp(rows, kRowStep), row, per_head,
+                            c,    vote, soft, weigh};
             // The list is the whole task's: this tile sees none of the last ones.
             const int64_t seen = row + per_head + p.kv_len - p.q_len;
             int64_t blocks = count;
@@ -61,11 +65,21 @@ struct KernelImpl : Softmax<Gemm, kType> {
             QTile(walk, blocks);
         }
         if (!lite) return;
+        if (weigh) return Choose(task, s);
         for (int64_t w = 0; w < words; ++w) {
             const uint32_t must = lite->must_do ? lite->must_do[w] : 0;
             const uint32_t seen = KeptWord(*lite, task.read, w, BlocksOf(p));
             task.write[w] = vote ? (s.votes[w] | must) & seen : seen;
         }
+    }
+
+    // Writes the next bitmap row of a q block whose tiles were weighed, and their masses.
+    static void Choose(const QBlockTask& task, const Scratch& s) {
+        const int64_t blocks = BlocksOf(*task.params);
+        const float rows = static_cast<float>(task.row_end - task.row_begin);
+        for (int64_t j = 0; j < blocks; ++j) s.mass[j] /= rows;  // a mean of ones is exactly 1
+        SelectTiles(*task.lite, task.read, s.mass, blocks, s.weights, task.write);
+        if (task.mass) std::memcpy(task.mass, s.mass, static_cast<size_t>(blocks) * 4);
     }
 
     // Writes a row's LSE and returns the factor that its sum of values is to be multiplied with.

@@ -76,6 +76,9 @@ struct LiteParams {
     float threshold = 0.0f;  // log2 units, <= 0; -inf keeps every tile
     bool descending = false;
     bool soft_skip = false;
+    double budget = 0.0;  // share of softmax mass, < 1; > 0: tiles are weighed, not voted on
+    // [batch][q_heads][q_blocks][k_blocks], 0 for tiles that are not computed; or null.
+    float* mass = nullptr;
 };
 
 }  // namespace liteattention::cpu

@@ -33,13 +33,14 @@ Keys Visible(const AttentionParams& p, int64_t row_begin, int64_t row_end) {
     return {begin, std::max(end, begin)};
 }
 
-// Where the bitmap row of a q block begins, in words.
-int64_t BitmapRow(const AttentionParams& p, const LiteParams& lite, int64_t request, int64_t head,
-                  int64_t row) {
+// Which q block of the call a row is in, counted over entries and heads.
+int64_t QBlock(const AttentionParams& p, const LiteParams& lite, int64_t request, int64_t head,
+               int64_t row) {
     const int64_t q_blocks = CeilDiv(p.q_len, lite.q_block);
-    const int64_t words = CeilDiv(CeilDiv(p.kv_len, kKBlock), 32);
-    return ((request * p.q_heads + head) * q_blocks + row / lite.q_block) * words;
+    return (request * p.q_heads + head) * q_blocks + row / lite.q_block;
 }
+
+int64_t SkipWords(const AttentionParams& p) { return CeilDiv(CeilDiv(p.kv_len, kKBlock), 32); }
 
 int64_t KeptBlocks(const LiteParams& lite, const uint32_t* row, int64_t k_blocks) {
     int64_t count = 0;
@@ -104,7 +105,7 @@ void Schedule::AddTiles(const AttentionParams& p, bool share, const LiteParams* 
                 const Keys keys = Visible(p, item.row_begin, item.row_end);
                 item.cost = keys.end - keys.begin / kKBlock * kKBlock;
                 if (lite) {
-                    const int64_t at = BitmapRow(p, *lite, request, item.head, row);
+                    const int64_t at = QBlock(p, *lite, request, item.head, row) * SkipWords(p);
                     const int64_t k_blocks = CeilDiv(p.kv_len, kKBlock);
                     item.cost = KeptBlocks(*lite, lite->read + at, k_blocks) * kKBlock;
                 }
@@ -306,9 +307,10 @@ void Schedule::RunTile(const Item& item, const Shared& shared, char* scratch) co
     task.v_packed = shared.homes[static_cast<size_t>(item.unit)];
     task.k_packed = task.v_packed + static_cast<size_t>(unit.blocks) * v_bytes_;
     if (lite) {
-        const int64_t at = BitmapRow(p, *lite, item.request, item.head, item.row_begin);
-        task.read = lite->read + at;
-        task.write = lite->write + at;
+        const int64_t at = QBlock(p, *lite, item.request, item.head, item.row_begin);
+        task.read = lite->read + at * SkipWords(p);
+        task.write = lite->write + at * SkipWords(p);
+        if (lite->mass) task.mass = lite->mass + at * CeilDiv(p.kv_len, kKBlock);
     }
     kernel_->run(task, scratch);
 }

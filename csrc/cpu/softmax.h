@@ -115,10 +115,11 @@ struct Softmax : WalkBase<Gemm, kType> {
         const Vec c = Vec::Set(walk.c);
         Panels(stride, [&](auto width, int64_t r) {
             constexpr int kVecs = width.value;
-            Vec shift[kVecs], sum[kVecs];
+            Vec shift[kVecs], sum[kVecs];  // of the block's keys
             for (int x = 0; x < kVecs; ++x) {
-                shift[x] = Vec::Load(s.shift + r + x * Vec::kLanes);
-                sum[x] = Vec::Set(0.0f);
+                const int64_t row = r + x * Vec::kLanes;
+                shift[x] = Vec::Load(s.shift + row);
+                (Vec::Load(s.sum + row) * Vec::Load(s.alpha + row)).Store(s.sum + row);
             }
             for (int t = 0; t < blocks; ++t) {
                 // Output reads nothing of blocks that none of its rows sees.
@@ -128,6 +129,7 @@ struct Softmax : WalkBase<Gemm, kType> {
                 if (dropped[t]) MaskSlots(walk, dropped[t], r, kVecs, scores);
                 const bool fetch = r == 0 && t + kGroup < left;
                 const Rows next = Keys(walk, kept[fetch ? t + kGroup : t]);
+                for (int x = 0; x < kVecs; ++x) sum[x] = Vec::Set(0.0f);
                 for (int i = 0; i < kKBlock; i += Gemm::kPerWord) {
                     if (fetch)
                         for (int e = 0; e < Gemm::kPerWord; ++e)
@@ -147,11 +149,11 @@ struct Softmax : WalkBase<Gemm, kType> {
                         }
                     }
                 }
-            }
-            for (int x = 0; x < kVecs; ++x) {
-                const int64_t row = r + x * Vec::kLanes;
-                Vec::MulAdd(Vec::Load(s.sum + row), Vec::Load(s.alpha + row), sum[x])
-                    .Store(s.sum + row);
+                for (int x = 0; x < kVecs; ++x) {
+                    float* all = s.sum + r + x * Vec::kLanes;
+                    (Vec::Load(all) + sum[x]).Store(all);
+                }
+                if (walk.weigh) s.mass[kept[t]] += Share<kVecs>(walk, r, sum);
             }
         });
     }
@@ -176,6 +178,22 @@ struct Softmax : WalkBase<Gemm, kType> {
     }
 
    private:
+    // The share that a block's keys have of all keys so far, added up over the valid rows of a
+    // panel. `block` are their sums; those of all keys include them.
+    template <int kVecs>
+    static float Share(const Walk& walk, int64_t r, const Vec* block) {
+        Vec share = Vec::Set(0.0f);
+        for (int x = 0; x < kVecs; ++x) {
+            const int64_t row = r + x * Vec::kLanes, left = Min(Vec::kLanes, walk.rows - row);
+            const uint32_t valid = left > 0 ? (1u << left) - 1 : 0;
+            const Vec all = Vec::Load(walk.s.sum + row), one = Vec::Set(1.0f);
+            // Nothing yet but underflow: the next blocks of the group lie 2^126 above.
+            const Vec part = Vec::Select(Vec::Equal(all, Vec::Set(0.0f)), one, block[x] / all);
+            share = share + Vec::Select(valid, part, Vec::Set(0.0f));
+        }
+        return share.Sum();
+    }
+
     // Asks for `bytes` at `from` to be brought into the L2 cache.
     static void Fetch(const char* from, int64_t bytes) {
         for (int64_t i = 0; i < bytes; i += 64) __builtin_prefetch(from + i, 0, 2);

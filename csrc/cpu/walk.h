@@ -13,16 +13,18 @@ struct WalkBase : Packing<Gemm, kType> {
 
     // Scratch of one thread, carved from one buffer.
     struct Scratch {
-        float* scores;    // [kGroup * 64][R]; fp32 kernels turn it into probabilities in place
-        uint32_t* probs;  // [kGroup * 32][R] pairs of keys, or `scores`
-        uint32_t* query;  // [key words][R]
-        float* output;    // [value rows][R]
-        float* running;   // [R] running maximum, raw scores
-        float* shift;     // [R] M: the running maximum that `sum` refers to, 0 before any key
-        float* alpha;     // [R] 2^(M_old - M)
-        float* sum;       // [R] sum of probabilities
-        int32_t* kept;    // [k_blocks] K blocks in walking order
-        uint32_t* votes;  // [words] keep bits of this q block
+        float* scores;      // [kGroup * 64][R]; fp32 kernels turn it into probabilities in place
+        uint32_t* probs;    // [kGroup * 32][R] pairs of keys, or `scores`
+        uint32_t* query;    // [key words][R]
+        float* output;      // [value rows][R]
+        float* running;     // [R] running maximum, raw scores
+        float* shift;       // [R] M: the running maximum that `sum` refers to, 0 before any key
+        float* alpha;       // [R] 2^(M_old - M)
+        float* sum;         // [R] sum of probabilities
+        int32_t* kept;      // [k_blocks] K blocks in walking order
+        uint32_t* votes;    // [words] keep bits of this q block
+        float* mass;        // [k_blocks] masses of its tiles; sums over rows until it is done
+        uint32_t* weights;  // [k_blocks] work space of SelectTiles
 
         // Places the parts at `base` (may be null: nothing is placed) and returns their size.
         int64_t Carve(const AttentionParams& p, char* base) {
@@ -45,6 +47,8 @@ struct WalkBase : Packing<Gemm, kType> {
             take(&sum, rows);
             take(&kept, k_blocks);
             take(&votes, RoundUp(k_blocks, 32) / 32);
+            take(&mass, k_blocks);
+            take(&weights, k_blocks);
             return used;
         }
     };
@@ -67,6 +71,7 @@ struct WalkBase : Packing<Gemm, kType> {
         float c;           // |scale| * log2(e); with a soft cap scores are scaled: log2(e)
         bool vote;
         bool soft;
+        bool weigh;
     };
 
     // What turns a stored score into log2 units.

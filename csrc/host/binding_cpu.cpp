@@ -192,8 +192,9 @@ void BindCpu(py::module_& m) {
         }))
         .def("skip",
              [](Call& call, int64_t q_block, int64_t vote_rows, float threshold, bool descending,
-                bool soft_skip) {
+                bool soft_skip, double budget) {
                  call.skips = true;
+                 call.lite.budget = budget;
                  call.lite.q_block = q_block;
                  call.lite.vote_rows = vote_rows;
                  call.lite.threshold = threshold;
@@ -201,7 +202,7 @@ void BindCpu(py::module_& m) {
                  call.lite.soft_skip = soft_skip;
              })
         // Takes the tensors of the call as the contract's tuple of them: q, k, v, out, lse and, of
-        // one that skips, read, write, must_do, must_skip.
+        // one that skips, read, write, must_do, must_skip, mass.
         .def("__call__", [](const Call& call, const py::tuple& tensors) {
             cpu::AttentionParams p = call.params;
             p.q = At<void>(Address(tensors[0]));
@@ -215,6 +216,7 @@ void BindCpu(py::module_& m) {
                 lite.write = At<uint32_t>(Address(tensors[6]));
                 lite.must_do = At<uint32_t>(Address(tensors[7]));
                 lite.must_skip = At<uint32_t>(Address(tensors[8]));
+                lite.mass = At<float>(Address(tensors[9]));
             }
             const int threads = call.threads().cast<int>();
             py::gil_scoped_release release;

@@ -120,6 +120,14 @@ def e2e(
             "Thresholds of lite, log2 units; -inf,-8,-6,-4 by default (-inf skips nothing).", "LIST"
         ),
     ] = None,
+    budgets: Annotated[
+        str | None,
+        _option(
+            "Budgets of lite, shares of softmax mass that a step may drop, such as 0.05,0.1; "
+            "without --threshold they are run in place of the default thresholds.",
+            "LIST",
+        ),
+    ] = None,
     policies: Annotated[
         str | None,
         _option("JSON object: name -> fields of SkipPolicy; each adds a lite run.", "FILE"),
@@ -130,6 +138,10 @@ def e2e(
     layer_threshold: Annotated[
         list[str] | None,
         _option("PATTERN=THRESHOLD for layers by name; may be repeated.", "PATTERN=T"),
+    ] = None,
+    layer_budget: Annotated[
+        list[str] | None,
+        _option("PATTERN=BUDGET for layers by name; may be repeated.", "PATTERN=B"),
     ] = None,
     dense_steps: Annotated[str | None, _option("First steps that run dense.", "N")] = None,
     last_step: Annotated[
@@ -186,6 +198,7 @@ def e2e(
     policy = {
         "threshold_scale": threshold_scale,
         "layer_thresholds": layer_threshold or None,
+        "layer_budgets": layer_budget or None,
         "warmup_steps": dense_steps,
         "last_step": last_step,
         "retest_every": retest,
@@ -200,6 +213,7 @@ def e2e(
         "negative_prompt": negative_prompt,
         "attention": attention,
         "thresholds": threshold,
+        "budgets": budgets,
         "policies": policies,
         "policy": {name: value for name, value in policy.items() if value is not None},
         "steps": steps,

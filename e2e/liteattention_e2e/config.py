@@ -19,6 +19,7 @@ from pydantic import (
     ConfigDict,
     Field,
     ValidationError,
+    ValidationInfo,
     field_validator,
     model_validator,
 )
@@ -41,9 +42,13 @@ def _split(value: Any) -> Any:
     return value
 
 
-def _distinct(value: tuple[Any, ...]) -> tuple[Any, ...]:
+def _some(value: tuple[Any, ...]) -> tuple[Any, ...]:
     if not value:
         raise ValueError("give at least one")
+    return value
+
+
+def _distinct(value: tuple[Any, ...]) -> tuple[Any, ...]:
     if len(set(value)) < len(value):
         raise ValueError("each only once")
     return value
@@ -74,6 +79,7 @@ class PolicyOptions(BaseModel):
 
     threshold_scale: Literal["absolute", "length"] = "absolute"
     layer_thresholds: dict[str, float] = {}
+    layer_budgets: dict[str, float] = {}
     warmup_steps: int = Field(default=0, ge=0)
     last_step: int | None = None
     retest_every: int | None = Field(default=None, ge=1)
@@ -81,25 +87,37 @@ class PolicyOptions(BaseModel):
     soft_skip: bool = False
     direction: Literal["alternate", "ascending", "descending"] = "alternate"
 
-    @field_validator("layer_thresholds", mode="before")
+    @field_validator("layer_thresholds", "layer_budgets", mode="before")
     @classmethod
-    def _parse_layers(cls, value: Any) -> Any:
+    def _parse_layers(cls, value: Any, info: ValidationInfo) -> Any:
         if isinstance(value, str):
             value = _split(value)
         if isinstance(value, list | tuple):
             pairs = [str(item).rpartition("=") for item in value]
             wrong = [str(item) for item, pair in zip(value, pairs, strict=True) if not pair[0]]
             if wrong:
-                raise ValueError(f"{', '.join(wrong)}: write PATTERN=THRESHOLD")
+                number = "BUDGET" if info.field_name == "layer_budgets" else "THRESHOLD"
+                raise ValueError(f"{', '.join(wrong)}: write PATTERN={number}")
             return {pattern: number for pattern, _, number in pairs}
         return value
 
     @model_validator(mode="after")
     def _policy_works(self) -> Self:
-        # Any valid threshold will do: this is about the other fields, while they are still
-        # reported together with the rest of the configuration.
-        make_policy({"threshold": -1.0, **self.model_dump()})
+        # Any valid number will do: this is about the other fields, while they are still reported
+        # together with the rest of the configuration.
+        self.of("threshold", -1.0)
+        if self.layer_budgets:
+            self.of("budget", 0.01)
         return self
+
+    def of(self, limit: Literal["threshold", "budget"], value: float) -> SkipPolicy:
+        """Return the policy with a threshold (log2 units) or a budget (share of mass).
+
+        What is about the other kind, ``layer_budgets`` or ``layer_thresholds``, is left out.
+        Raises ``ValueError`` with every reason.
+        """
+        other = "layer_budgets" if limit == "threshold" else "layer_thresholds"
+        return make_policy({**self.model_dump(exclude={other}), limit: value})
 
 
 class SuiteConfig(BaseModel):
@@ -122,6 +140,7 @@ class SuiteConfig(BaseModel):
         -6.0,
         -4.0,
     )
+    budgets: Annotated[tuple[float, ...], BeforeValidator(_split)] = ()
     policy: PolicyOptions = Field(default_factory=PolicyOptions)
     policies: dict[str, SkipPolicy] = {}
     steps: int | None = Field(default=None, ge=1)
@@ -143,15 +162,16 @@ class SuiteConfig(BaseModel):
     fps: int = Field(default=8, ge=1)
     out: Path = Path("out")
 
-    _no_doubles = field_validator("attention", "thresholds", "seeds")(_distinct)
+    _not_empty = field_validator("attention", "seeds")(_some)
+    _no_doubles = field_validator("attention", "thresholds", "budgets", "seeds")(_distinct)
 
-    @field_validator("thresholds")
+    @field_validator("thresholds", "budgets")
     @classmethod
-    def _below_zero(cls, value: tuple[float, ...]) -> tuple[float, ...]:
+    def _in_range(cls, value: tuple[float, ...], info: ValidationInfo) -> tuple[float, ...]:
         problems = []
         for item in value:
             try:
-                make_policy({"threshold": item})
+                make_policy({str(info.field_name)[:-1]: item})
             except ValueError as error:
                 problems.append(str(error))
         if problems:
@@ -221,6 +241,20 @@ class SuiteConfig(BaseModel):
             raise ValueError(f"{value!r} is asked for, and PyTorch sees no GPU")
         return value
 
+    @model_validator(mode="before")
+    @classmethod
+    def _budgets_alone(cls, given: Any) -> Any:
+        """Budgets take the place of the default thresholds."""
+        if isinstance(given, dict) and given.get("budgets"):
+            return {"thresholds": (), **given}
+        return given
+
+    @model_validator(mode="after")
+    def _something_skips(self) -> Self:
+        if "lite" in self.attention and not (self.thresholds or self.budgets or self.policies):
+            raise ValueError("lite: give at least one threshold, budget or policy")
+        return self
+
     @model_validator(mode="after")
     def _shorter(self) -> Self:
         if None not in (self.steps, self.short_steps) and self.short_steps >= self.steps:  # type: ignore[operator]
@@ -250,12 +284,13 @@ class SuiteConfig(BaseModel):
         if "dense" in self.attention:
             found.append(Configuration("dense", "dense", SkipPolicy(enabled=False)))
         if "lite" in self.attention:
-            shared = self.policy.model_dump()
             found += [
-                Configuration(
-                    f"lite {value:g}", "lite", make_policy({"threshold": value, **shared})
-                )
+                Configuration(f"lite {value:g}", "lite", self.policy.of("threshold", value))
                 for value in self.thresholds
+            ]
+            found += [
+                Configuration(f"lite budget {value:g}", "lite", self.policy.of("budget", value))
+                for value in self.budgets
             ]
             found += [Configuration(name, "lite", item) for name, item in self.policies.items()]
         if self.short_steps is not None:

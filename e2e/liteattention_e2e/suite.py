@@ -223,12 +223,12 @@ def notes(config: SuiteConfig) -> list[str]:
         for item in config.configurations()
         if item.kind == "lite"
         and item.policy is not None
-        and item.policy.threshold == float("-inf")
+        and (item.policy.threshold == float("-inf") or item.policy.budget == 0)
     ]
     if exact:
         found.append(
-            f"Threshold -inf keeps every tile ({'; '.join(exact)}): what LiteAttention costs where "
-            "nothing can be skipped."
+            f"A threshold of -inf or a budget of 0 keeps every tile ({'; '.join(exact)}): what "
+            "LiteAttention costs where nothing can be skipped."
         )
     if config.short_steps is not None:
         found.append(

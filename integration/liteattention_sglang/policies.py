@@ -82,7 +82,7 @@ def _merge(policy: SkipPolicy, fields: dict[str, Any], where: str) -> SkipPolicy
     if not fields:
         return policy
     try:
-        return SkipPolicy(**{**policy.model_dump(), **fields})
+        return policy.model_copy(update=fields)
     except ValidationError as error:
         reasons = "; ".join(
             f"{'.'.join(str(part) for part in item['loc']) or 'policy'}: {item['msg']}"

@@ -39,14 +39,15 @@ def test_opcheck() -> None:
             test_utils=CHECKS,
         )
     read = bitmap.full(1, 2, 5, 2)
-    torch.library.opcheck(
-        torch.ops.liteattention_rocm.lite_attention.default,
-        (
-            q, k, v, read, torch.empty_like(read), torch.empty_like(q), torch.empty(1, 2, 70),
-            None, None, "bshd", 0.25, -3.0, True, False, 16, 64, 16, "rtne", "",
-        ),
-        test_utils=CHECKS,
-    )  # fmt: skip
+    for mass, *limit in ((None, -3.0, 0.0), (torch.empty(1, 2, 5, 2), -math.inf, 0.1)):
+        torch.library.opcheck(
+            torch.ops.liteattention_rocm.lite_attention.default,
+            (
+                q, k, v, read, torch.empty_like(read), torch.empty_like(q), torch.empty(1, 2, 70),
+                None, None, mass, "bshd", 0.25, *limit, True, False, 16, 64, 16, "rtne", "",
+            ),
+            test_utils=CHECKS,
+        )  # fmt: skip
 
 
 @pytest.mark.parametrize("dynamic", [False, True])
@@ -66,14 +67,15 @@ def test_compiles_without_a_graph_break(dynamic: bool) -> None:
             assert torch.equal(ours, theirs)
 
 
-def test_compiled_lite_writes_the_same_lists() -> None:
+@pytest.mark.parametrize("limit", [{"threshold": -4.0}, {"budget": 0.3}])
+def test_compiled_lite_writes_the_same_lists(limit: dict[str, float]) -> None:
     geometry = TileGeometry(16, 64, 16)
     q, k, v = qkv(1, 256, 2, 16)
     k[:, :64] *= 8  # the first K block outshines the others
 
     def step(read: torch.Tensor, write: torch.Tensor) -> torch.Tensor:
         out = liteattention_rocm.lite_attention(
-            q.abs() * 8, k.abs(), v, read, write, threshold=-4.0, geometry=geometry, engine="cpu"
+            q.abs() * 8, k.abs(), v, read, write, geometry=geometry, engine="cpu", **limit
         )
         assert isinstance(out, torch.Tensor)
         return out

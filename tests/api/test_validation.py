@@ -135,7 +135,9 @@ def lite(**changes: Any) -> Any:
 
 BITS = torch.ones(B, H, 1, 1, dtype=torch.int32)
 LITE_TYPES = [
-    ({"threshold": None}, ["threshold must be a number"]),
+    ({"threshold": "-6"}, ["threshold must be a number, got str"]),
+    ({"threshold": None, "budget": True}, ["budget must be a number, got bool"]),
+    ({"threshold": None, "budget": 0.1, "mass": BITS}, ["mass must be torch.float32"]),
     ({"geometry": (16, 64)}, ["geometry must be a TileGeometry, got tuple"]),
     ({"read": BITS.long()}, ["read must be torch.int32 (uint32 bit patterns)"]),
     ({"must_skip": [1]}, ["must_skip must be a tensor, got list"]),
@@ -143,6 +145,16 @@ LITE_TYPES = [
 LITE_VALUES = [
     ({"threshold": 0.5}, ["log2 units and must be <= 0, got 0.5"]),
     ({"threshold": math.nan}, ["must be <= 0, got nan"]),
+    ({"threshold": None}, ["give a threshold (log2 units) or a budget", "got neither"]),
+    ({"budget": 0.1}, ["give a threshold (log2 units) or a budget", "got both"]),
+    ({"threshold": None, "budget": 1.0}, ["from 0 to below 1, got 1.0"]),
+    ({"threshold": None, "budget": math.nan}, ["from 0 to below 1, got nan"]),
+    ({"threshold": None, "budget": 0.1, "soft_skip": True}, ["soft_skip needs a threshold"]),
+    ({"mass": torch.empty(B, H, 1, 1)}, ["mass is written in a step with a budget above 0"]),
+    (
+        {"threshold": None, "budget": 0.1, "mass": torch.empty(B, H, 1, 2)},
+        ["mass must be [1, 2, 1, 1], got [1, 2, 1, 2]"],
+    ),
     ({"write": BITS[:, :1]}, ["write must be [1, 2, 1, 1], got [1, 1, 1, 1]"]),
     ({"must_do": BITS}, ["must_do must be [1], got [1, 2, 1, 1]"]),
     ({"read": BITS, "write": BITS}, ["write must not overlap read"]),

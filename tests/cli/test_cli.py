@@ -81,7 +81,7 @@ def test_bench_cpu_prints_rows_that_add_up() -> None:
     assert result.exit_code == 0, result.output
     report = json.loads(result.stdout)
     rows = {row["contender"]: row for row in report["rows"]}
-    assert list(rows) == ["sdpa", "dense", "lite 0 %", "lite 50 %", "lite 75 %"]
+    assert list(rows) == ["sdpa", "dense", "lite 0 %", "budget 0 %", "lite 50 %", "lite 75 %"]
     assert rows["sdpa"]["ratio"] == 1.0
     assert all(0 < row["max_error"] < 0.02 for row in rows.values())
     assert all(row["p25_ms"] <= row["median_ms"] <= row["p75_ms"] for row in rows.values())

@@ -326,7 +326,12 @@ def test_every_wrong_option_is_reported_at_once(app: typer.Typer, tmp_path: Path
         ({"policies": {"x": {"threshold": 1, "speed": 2}}}, "did you mean -1.*speed: Extra inputs"),
         ({"policies": {"dense": {}}}, "two configurations would be called dense"),
         ({"prompts": []}, "at least one prompt"),
-        ({"attention": "lite", "thresholds": ""}, "give at least one"),
+        ({"attention": "lite", "thresholds": ""}, "give at least one threshold, budget or policy"),
+        ({"attention": ""}, "give at least one"),
+        ({"budgets": "0.02,2"}, "did you mean 0.02"),
+        ({"budgets": "0.1", "policy": {"soft_skip": "true"}}, "soft_skip needs a threshold"),
+        ({"policy": {"layer_budgets": ["a=1.5"]}}, "did you mean 0.015"),
+        ({"policy": {"layer_budgets": ["a"]}}, "write PATTERN=BUDGET"),
         ({"short_steps": 5, "steps": 5}, "short_steps must be fewer than steps, got 5 and 5"),
     ],
 )
@@ -356,6 +361,15 @@ def test_prompts_of_a_file_and_geometries(tmp_path: Path) -> None:
     assert config.prompts == ("a red circle", "a blue square")
     assert config.thresholds == (-math.inf, -1.5)
     assert [each.slug for each in config.configurations()][-1] == "lite_-1.5"
+    policy = {"layer_thresholds": ["x=-1"], "layer_budgets": ["x=0.3"], "warmup_steps": "4"}
+    both = load_config({"model": "x", "budgets": "0,0.05", "policy": policy})
+    assert both.thresholds == ()
+    assert [item.policy for item in both.configurations()][2:] == [
+        SkipPolicy(budget=share, layer_budgets={"x": 0.3}, warmup_steps=4) for share in (0, 0.05)
+    ]
+    assert both.configurations()[-1].name == "lite budget 0.05"
+    more = load_config({"model": "x", "budgets": "0.05", "thresholds": "-3"})
+    assert [item.name for item in more.configurations()][2:] == ["lite -3", "lite budget 0.05"]
     assert parse_geometry("cpu") is None
     assert parse_geometry("mi300x") == MI300X_GEOMETRY
     assert parse_geometry("64x64x8") == TileGeometry(64, 64, 8)

@@ -16,8 +16,11 @@ from liteattention_rocm.lite import bitmap
 
 TILE = TileGeometry(8, 4, 4)
 THRESHOLD = -2.0
+BUDGET = 0.08
 POLICY = SkipPolicy(threshold=THRESHOLD)
 STEPS = 6
+#: What POLICY and its like stand for in a test: "threshold", or "budget" by the fixture `limit`.
+LIMIT = "threshold"
 
 Tensors = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 
@@ -39,8 +42,15 @@ def inputs(
     return q.bfloat16(), k.bfloat16(), randn().bfloat16()
 
 
+def judged(policy: SkipPolicy) -> SkipPolicy:
+    """Return a policy with the usual threshold as one with a budget, if the test asks for that."""
+    if LIMIT == "budget" and policy.threshold == THRESHOLD and not policy.soft_skip:
+        return policy.model_copy(update={"budget": BUDGET})
+    return policy
+
+
 def make(policy: SkipPolicy = POLICY, **options: Any) -> LiteAttention:
-    return LiteAttention(policy, geometry=TILE, engine="reference", **options)
+    return LiteAttention(judged(policy), geometry=TILE, engine="reference", **options)
 
 
 def call(lite: LiteAttention, tensors: Tensors, step: int, **where: Any) -> torch.Tensor:
@@ -71,8 +81,11 @@ class By:
         read = self.full(q, k) if self.read is None else self.read
         write = torch.zeros_like(read)
         descending = {"alternate": self.ordinal % 2 == 1, "ascending": False, "descending": True}
+        limit = {"threshold": self.threshold}
+        if LIMIT == "budget" and self.threshold == THRESHOLD and not self.soft_skip:
+            limit = {"budget": BUDGET}
         out = lite_attention(
-            q, k, v, read, write, threshold=self.threshold, descending=descending[self.direction],
+            q, k, v, read, write, **limit, descending=descending[self.direction],
             soft_skip=self.soft_skip, must_do=self.must_do, must_skip=self.must_skip, geometry=TILE,
             engine="reference",
         )  # fmt: skip

@@ -19,6 +19,8 @@ from .simulation import (
     shared_step,
 )
 
+pytestmark = pytest.mark.usefixtures("limit")
+
 
 def test_shared_branches_read_one_list_and_join_what_they_write() -> None:
     lite, by = make(SHARED), By()

@@ -16,7 +16,20 @@ from torch import nn
 from liteattention_rocm import LiteAttention, SkipPolicy
 from liteattention_rocm.lite.parallel import SeqParallel
 
-from .simulation import POLICY, THRESHOLD, TILE, By, call, expect, inputs, make, watch_engine
+from .simulation import (
+    POLICY,
+    THRESHOLD,
+    TILE,
+    By,
+    call,
+    expect,
+    inputs,
+    judged,
+    make,
+    watch_engine,
+)
+
+pytestmark = pytest.mark.usefixtures("limit")
 
 
 def saved(value: Any) -> Any:
@@ -72,9 +85,9 @@ def test_a_copy_drops_the_votes_of_a_call_under_way(monkeypatch: pytest.MonkeyPa
     for step in range(2):
         expect(lite, by, step, inputs(step))
     twins: list[LiteAttention] = []
-    watch_engine(monkeypatch, lambda _: twins.append(copy.deepcopy(lite)))
-    call(lite, inputs(2), 2)
-    monkeypatch.undo()
+    with monkeypatch.context() as patched:
+        watch_engine(patched, lambda _: twins.append(copy.deepcopy(lite)))
+        call(lite, inputs(2), 2)
     expect(twins[0], by, 2, inputs(2))
 
 
@@ -148,7 +161,7 @@ def alone() -> Iterator[None]:
 @pytest.mark.usefixtures("alone")
 def test_copies_of_a_parallel_object_stay_in_the_group(mode: Any, group: bool) -> None:
     own = dist.new_group([0]) if group else None
-    parallel = SeqParallel(POLICY, mode=mode, group=own, geometry=TILE, engine="reference")
+    parallel = SeqParallel(judged(POLICY), mode=mode, group=own, geometry=TILE, engine="reference")
     by = By()
     split = 0 if mode == "ring" else None
 

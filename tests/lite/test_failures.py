@@ -13,6 +13,8 @@ from liteattention_rocm import LiteAttention, SkipPolicy
 
 from .simulation import STEPS, THRESHOLD, Broken, By, break_engine, call, expect, inputs, make
 
+pytestmark = pytest.mark.usefixtures("limit")
+
 
 @pytest.mark.parametrize("failing", range(4))
 def test_exception_then_the_same_step_again(failing: int, monkeypatch: pytest.MonkeyPatch) -> None:

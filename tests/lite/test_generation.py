@@ -13,6 +13,8 @@ import torch.distributed as dist
 from liteattention_rocm import SkipPolicy
 from liteattention_sglang.generation import Generation
 
+pytestmark = pytest.mark.usefixtures("limit")
+
 
 @pytest.fixture
 def group(tmp_path: Path) -> Iterator[Any]:

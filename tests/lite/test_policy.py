@@ -44,6 +44,18 @@ def test_defaults() -> None:
         ({"threshold": ()}, "at least 1 item"),
         ({"threshold": (-1.0, 3.0)}, "threshold.by_step.1"),
         ({"threshold": (-1.0, None)}, "threshold.by_step.1\n  Input should be a valid number"),
+        ({"threshold": None}, "give a threshold or a budget"),
+        ({"budget": 1.0}, "from 0 (keeps every tile) to below 1: did you mean 0.01?"),
+        ({"budget": -0.1}, "from 0 (keeps every tile) to below 1"),
+        ({"budget": math.nan}, "from 0 (keeps every tile) to below 1"),
+        ({"budget": True}, "valid number [type=float_type, input_value=True"),
+        ({"budget": (0.1, 3)}, "budget.by_step.1"),
+        ({"budget": 0.1, "threshold": -6.0}, "threshold and budget are two ways"),
+        ({"budget": 0.1, "soft_skip": True}, "soft_skip needs a threshold"),
+        ({"budget": 0.1, "threshold_scale": "length"}, "threshold_scale is for thresholds"),
+        ({"budget": 0.1, "layer_thresholds": {"a": -1}}, "with a budget, use layer_budgets"),
+        ({"layer_budgets": {"a": 0.1}}, "layer_budgets need a budget"),
+        ({"budget": 0.1, "layer_budgets": {"a*": 5.0}}, "layer_budgets.a*\n"),
         ({"threshold_scale": "log"}, "'absolute' or 'length'"),
         ({"layer_thresholds": [-1.0]}, "valid dictionary"),
         ({"layer_thresholds": {"": -1.0}}, "at least 1 character"),
@@ -136,6 +148,35 @@ def test_a_changed_copy_is_checked_like_a_new_policy() -> None:
         policy.model_copy(update={"threshold": 1.0})
     with pytest.raises(ValidationError, match="so nothing would ever skip"):
         policy.model_copy(update={"last_step": 0})
+
+
+def test_a_budget_takes_the_place_of_the_threshold_and_back() -> None:
+    voted = SkipPolicy(threshold=-4.0, warmup_steps=2)
+    weighed = voted.model_copy(update={"budget": 0.1})
+    assert weighed == SkipPolicy(budget=0.1, warmup_steps=2) and weighed.threshold is None
+    assert weighed.model_copy(update={"threshold": -4.0}) == voted
+    assert weighed.model_copy(update={"last_step": 9}).budget == 0.1
+    with pytest.raises(ValidationError, match="two ways to choose tiles"):
+        voted.model_copy(update={"threshold": -3.0, "budget": 0.1})
+    for twin in (
+        copy.deepcopy(weighed),
+        pickle.loads(pickle.dumps(weighed)),
+        SkipPolicy.model_validate_json(weighed.model_dump_json()),
+        SkipPolicy(**weighed.model_dump()),
+    ):
+        assert twin == weighed and hash(twin) == hash(weighed)
+        assert twin.model_copy(update={"budget": 0.2}).budget == 0.2
+
+
+def test_budget_by_step_and_layer() -> None:
+    policy = SkipPolicy(budget=[0, 0.01, 0.05], layer_budgets={"*.0": 0.5}, last_step=-2)
+    assert [policy.budget_at(s, "x", 6) for s in range(6)] == [0.0, 0.01, 0.05, 0.05, 0.05, None]
+    assert policy.budget_at(0, "blocks.0", 6) == 0.5
+    assert policy.threshold_at(1, "x", 64, 6) == -INF
+    assert (
+        SkipPolicy().budget_at(0, "x") == 0.0
+        and SkipPolicy(enabled=False).budget_at(0, "x") is None
+    )
 
 
 def test_json_round_trip_keeps_infinity() -> None:

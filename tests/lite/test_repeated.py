@@ -14,7 +14,9 @@ import liteattention_rocm
 from liteattention_rocm import LiteAttention, SkipPolicy, TileGeometry, attention, validation
 from tests.conftest import forget
 
-from .simulation import POLICY, SHARED, THRESHOLD, TILE, By, call, expect, inputs, make
+from .simulation import POLICY, SHARED, THRESHOLD, By, call, expect, inputs, make
+
+pytestmark = pytest.mark.usefixtures("limit")
 
 PACKAGE = str(Path(liteattention_rocm.__file__).parent)
 
@@ -138,7 +140,7 @@ def test_bad_calls_after_good_ones_are_refused_and_change_nothing() -> None:
 
 def test_a_profiler_sees_the_operators_of_repeated_calls() -> None:
     policy = SkipPolicy(threshold=THRESHOLD, warmup_steps=2)
-    lite, by = LiteAttention(policy, geometry=TILE, engine="reference"), By()
+    lite, by = make(policy), By()
     for step in range(6):
         with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
             out = call(lite, inputs(step), step)

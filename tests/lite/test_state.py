@@ -7,10 +7,12 @@ from typing import Any
 import pytest
 import torch
 
-from liteattention_rocm import SkipPolicy, TileGeometry, attention
+from liteattention_rocm import SkipPolicy, TileGeometry, attention, lite_attention
 from liteattention_rocm.lite import bitmap
 
-from .simulation import STEPS, THRESHOLD, By, call, expect, inputs, make
+from .simulation import BUDGET, STEPS, THRESHOLD, TILE, By, call, expect, inputs, make
+
+pytestmark = pytest.mark.usefixtures("limit")
 
 
 def test_scenario_tells_lists_and_directions_apart() -> None:
@@ -179,7 +181,7 @@ def test_any_other_change_of_shape_starts_over(change: str) -> None:
     expect(lite, By(), 2, (q, k, v))
 
 
-def test_warmup_gap_and_last_step_are_dense() -> None:
+def test_warmup_gap_and_last_step_are_dense(limit: str) -> None:
     lite, by = make(SkipPolicy(threshold=THRESHOLD, warmup_steps=2, last_step=-2)), By()
     for step in range(STEPS):
         tensors = inputs(step)
@@ -191,7 +193,30 @@ def test_warmup_gap_and_last_step_are_dense() -> None:
     records = lite.statistics.to_records()
     assert [row["dense"] for row in records] == [True, True, False, False, False, True]
     assert records[5]["sparsity"] == 0.0 and records[4]["sparsity"] > 0.0
-    assert records[5]["threshold"] is None and records[4]["threshold"] == THRESHOLD
+    assert records[5]["threshold"] is None is records[5]["budget"]
+    used = [{"threshold": row["threshold"], "budget": row["budget"]} for row in records[2:5]]
+    wanted = {"threshold": THRESHOLD, "budget": None}
+    assert used == 3 * [{"threshold": None, "budget": BUDGET} if limit == "budget" else wanted]
+
+
+def test_budgets_by_step_and_layer() -> None:
+    policy = SkipPolicy(budget=(0.02, 0.2), layer_budgets={"blocks.1": 0.0})
+    lite, read = make(policy), None
+    for step, budget in enumerate((0.02, 0.2, 0.2)):
+        q, k, v = inputs(step)
+        read = By().full(q, k) if read is None else read
+        write = torch.empty_like(read)
+        lite_attention(
+            q, k, v, read, write, budget=budget, descending=step == 1, geometry=TILE,
+            engine="reference",
+        )  # fmt: skip
+        call(lite, (q, k, v), step)
+        call(lite, (q, k, v), step, layer="blocks.1")
+        read = write
+        assert torch.equal(lite.lists("blocks.0"), read)
+        assert torch.equal(lite.lists("blocks.1"), By().full(q, k))
+    records = lite.statistics.to_records()
+    assert [row["budget"] for row in records] == [0.02, 0.0, 0.2, 0.0, 0.2, 0.0]
 
 
 def test_thresholds_by_step_layer_and_length() -> None:

@@ -57,7 +57,7 @@ def test_records_survive_json() -> None:
     assert records[0] == {
         "generation": "clip", "step": 0, "layer": "a", "branch": "cond", "tiles_total": 100,
         "tiles_computed": 100, "tiles_kept": 80, "sparsity": 0.0, "dense": False, "threshold": -6.0,
-        "descending": False,
+        "descending": False, "budget": None,
     }  # fmt: skip
     assert records[4]["step"] == 1 and records[4]["threshold"] == "-inf"
     text = json.dumps(records, allow_nan=False)

@@ -71,6 +71,7 @@ class CpuEngine(Engine):
     name = "cpu"
     dtypes = tuple(_DTYPES)
     cache_dtypes = tuple(_KV_TYPES)
+    weighs = True
 
     def limits(self, request: Request) -> list[str]:
         """Return the head dims and tiles that it does not have; see :meth:`Engine.limits`."""
@@ -121,6 +122,7 @@ def _bind_dense(request: DenseRequest, like: DenseTensors | LiteTensors) -> Boun
             request.threshold,
             request.walks_down,
             request.soft_skip,
+            request.budget,
         )
     return call
 

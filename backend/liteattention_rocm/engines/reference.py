@@ -3,14 +3,17 @@
 Every other engine is judged by this one, so it takes no shortcut that a kernel takes: no online
 softmax, no approximate exponential, no order of summation that could matter.
 
-A LiteAttention step is two separate things here:
+A LiteAttention step is separate things here:
 
 1. *Votes.* Raw scores q.k are computed in float64 (products of bf16, fp16 or fp32 numbers are
    exact there) and rounded once to float32. Everything the vote then does is float32 and in the
    kernel's order: tile maxima, running maximum before the tile, difference, product with
    c = float32(|scale| * log2(e)), comparison with float32(threshold). That is exact, hence the
    lists are comparable byte for byte with a kernel whose own dot products are exact.
-2. *Attention* in float64 over the keys that the votes left, through the same code as the dense
+2. *Masses*, in a step with a budget instead of votes: shares of softmax sums in float64, rounded
+   once to float32. Kernels come near them; what a kernel drops follows from its own masses, byte
+   for byte (:func:`liteattention_rocm.lite.budget.select`).
+3. *Attention* in float64 over the keys that the votes left, through the same code as the dense
    call. With threshold -inf nothing is masked and the result is bit-equal to dense attention.
 
 Method: LiteAttention, arXiv 2511.11062.
@@ -42,7 +45,7 @@ from ..contract import (
     WriteTensors,
     slot_beyond,
 )
-from ..lite import bitmap
+from ..lite import bitmap, budget
 from .rounding import round_to_bf16
 
 #: Scores held at a time: 2^22 float64 are 32 MiB, and a masked softmax makes about four copies.
@@ -56,6 +59,7 @@ class ReferenceEngine(Engine):
     dtypes = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
     cache_dtypes = FP8
     plans_from_bounds = True
+    weighs = True
 
     def limits(self, request: Request) -> list[str]:
         """Return nothing: any head dim, GQA, tile, rounding; see :meth:`Engine.limits`."""
@@ -83,7 +87,16 @@ def _dense(request: DenseRequest, t: DenseTensors) -> None:
 
 
 def _lite(request: LiteRequest, t: LiteTensors) -> None:
-    next_tiles, kept = vote(request, t.q, t.k, t.read, t.must_do, t.must_skip)
+    if request.budget:
+        walked, mass = weigh(request, t.q, t.k, t.read, t.must_do, t.must_skip)
+        do = _block_mask(t.must_do, walked.shape[-1])
+        next_tiles = budget.select(mass, walked, do, request.budget)
+        rows = walked.repeat_interleave(request.geometry.q_block, dim=2)
+        kept = rows[:, :, : request.q_len]
+        if t.mass is not None:
+            t.mass.copy_(mass)
+    else:
+        next_tiles, kept = vote(request, t.q, t.k, t.read, t.must_do, t.must_skip)
     t.write.copy_(bitmap.pack(next_tiles))
     _attend(request, t, kept=kept, k_block=request.geometry.k_block)
 
@@ -255,6 +268,56 @@ def vote(
     kept = walked.unsqueeze(3) & ~dropped
     rows = kept.repeat_interleave(tile.vote_rows, dim=3).flatten(2, 3)
     return next_tiles, rows[:, :, : request.q_len]
+
+
+def weigh(
+    request: LiteRequest,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    read: torch.Tensor,
+    must_do: torch.Tensor | None,
+    must_skip: torch.Tensor | None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Walk the kept tiles of one step and weigh them; see :mod:`liteattention_rocm.lite.budget`.
+
+    Returns ``(walked, mass)``: bool [B, Hq, q_blocks, K_blocks], the tiles computed, and fp32 of
+    the same shape, the mean over a q block's rows of the tile's share of what they had seen when
+    the walk had passed it; 0 of other tiles.
+    """
+    tile = request.geometry
+    k_blocks, q_blocks = tile.k_blocks(request.kv_len), tile.q_blocks(request.q_len)
+    do = _block_mask(must_do, k_blocks)
+    walked = (bitmap.unpack(read, k_blocks) | do) & ~_block_mask(must_skip, k_blocks)
+    sums = _tile_sums(request, tile, q, k)  # by row and K block
+    mass = torch.zeros(walked.shape, dtype=torch.float32)
+    for block in range(q_blocks):
+        rows = sums[:, :, block * tile.q_block : (block + 1) * tile.q_block]
+        here = walked[:, :, block, None]
+        rows = torch.where(here, rows, -math.inf)
+        seen = torch.logcumsumexp(rows.flip(-1) if request.walks_down else rows, -1)
+        seen = seen.flip(-1) if request.walks_down else seen
+        share = torch.exp(rows - seen)
+        mass[:, :, block] = torch.where(here, share, 0.0).mean(2).float()
+    return walked, mass
+
+
+def _tile_sums(
+    request: DenseRequest, tile: TileGeometry, q: torch.Tensor, k: torch.Tensor
+) -> torch.Tensor:
+    """Log (natural) of the sum of exp(score) over each K block: float64 [B, Hq, Sq, K_blocks]."""
+    keys = _keys(k, request.layout).transpose(-1, -2)
+    queries = _queries(q, request)
+    k_blocks = tile.k_blocks(request.kv_len)
+    shape = (request.batch, request.q_heads, request.q_len, k_blocks)
+    result = torch.empty(shape, dtype=torch.float64)
+    for begin, end in _row_chunks(request):
+        scores = (queries[..., begin:end, :] @ keys * abs(request.scale)).flatten(1, 2)
+        scores = torch.nn.functional.pad(
+            scores, (0, k_blocks * tile.k_block - request.kv_len), value=-math.inf
+        )
+        blocks = scores.view(*scores.shape[:-1], k_blocks, tile.k_block)
+        result[:, :, begin:end] = torch.logsumexp(blocks, -1)
+    return result
 
 
 def _block_mask(packed: torch.Tensor | None, k_blocks: int) -> torch.Tensor:

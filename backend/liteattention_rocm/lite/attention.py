@@ -231,10 +231,10 @@ class LiteAttention:
         """Attend in a step that may follow upon the state's, and enter what came of it."""
         q, k, v, out = given
         _, step, _, branch = where
-        schedule, threshold, descending, tiles = plan.schedule, None, None, state.tiles
+        schedule, limit, descending, tiles = plan.schedule, None, None, state.tiles
         if schedule.first <= step <= schedule.last:
-            thresholds = schedule.thresholds
-            threshold = thresholds[step] if step < len(thresholds) else thresholds[-1]
+            limits = schedule.limits
+            limit = limits[step] if step < len(limits) else limits[-1]
             if tiles is None:
                 tiles = state.tiles = self._tiles_of(state.shape)
         computed: Count = plan.tiles
@@ -242,13 +242,13 @@ class LiteAttention:
         lists: tuple[torch.Tensor | None, ...] = ()
         with self._lock:
             state.step = step
-            if tiles is not None and threshold is not None:
+            if tiles is not None and limit is not None:
                 read, write, computed, whole, descending = self._take_turn(
                     state, tiles, schedule, step, branch
                 )
-                if not whole or threshold > -math.inf:
-                    kind = (threshold, descending)
-                    lists = (read, write, tiles.must_do, tiles.must_skip)
+                if not whole or limit.threshold > -math.inf or limit.budget > 0:
+                    kind = (limit, descending)
+                    lists = (read, write, tiles.must_do, tiles.must_skip, None)
                 # else dense is the same, and the engine's kernel may divide the work otherwise
 
         result: _Result
@@ -280,9 +280,15 @@ class LiteAttention:
                 state.counts[branch] = kept
                 if kind is None:
                     state.full.add(branch)
+        threshold = budget = None
+        if limit is not None:
+            if self.policy.budget is None:
+                threshold = limit.threshold
+            else:
+                budget = limit.budget
         pending = self.statistics.pending
         pending.append(
-            (*where, plan.tiles, computed, kept, threshold is None, threshold, descending)
+            (*where, plan.tiles, computed, kept, limit is None, threshold, descending, budget)
         )
         if len(pending) >= MOST_PENDING:
             self.statistics.enter()
@@ -404,8 +410,9 @@ class LiteAttention:
             if kind is None:
                 request = dense.dense_request(tensors, layout, plan.scale, False, rounding)
             else:
+                limit, descending = kind
                 request = dense.lite_request(
-                    tensors, layout, plan.scale, rounding, tile, *kind, soft_skip
+                    tensors, layout, plan.scale, rounding, tile, *limit, descending, soft_skip
                 )
             run = engines.admit(request, engine).bind(request, tensors)
             call = bound_call(run, tensors, () if given[3] is None else (3,))
@@ -423,11 +430,14 @@ class LiteAttention:
         arguments = self._arguments(given, options)
         if kind is None:
             return dense.attention(q, k, v, **arguments)
-        (read, write, must_do, must_skip), (threshold, descending) = lists, kind
+        (read, write, must_do, must_skip, _), (limit, descending) = lists, kind
+        if limit.budget:
+            arguments["budget"] = limit.budget
+        else:
+            arguments["threshold"] = limit.threshold
         return dense.lite_attention(
-            q, k, v, read, write, threshold=threshold, descending=descending, must_do=must_do,
-            must_skip=must_skip, soft_skip=self.policy.soft_skip, geometry=state.shape.geometry,
-            **arguments,
+            q, k, v, read, write, descending=descending, must_do=must_do, must_skip=must_skip,
+            soft_skip=self.policy.soft_skip, geometry=state.shape.geometry, **arguments,
         )  # fmt: skip
 
     def _arguments(self, given: _Given, options: _Options) -> dict[str, Any]:

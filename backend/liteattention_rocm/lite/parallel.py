@@ -34,10 +34,11 @@ class SeqParallel:
 
     State: key, owner and lifetime are those of :class:`LiteAttention`, of which it holds one
     ("ulysses": the lists of this rank's heads) or one per split of the keys ("ring": the lists of
-    this rank's rows against that split). A tile in a ring is judged against the maximum within its
-    split, so a ring never skips a tile that the whole row's maximum would have kept, and keeps at
-    least one tile per q block and split. Token ranges of the policy are over the whole sequence,
-    and so is ``threshold_scale="length"``.
+    this rank's rows against that split). A tile in a ring is judged against the maximum, or weighed
+    against the mass, within its split. So a ring never skips a tile that the whole row's maximum
+    would have kept, counts no tile for less than its mass, and keeps at least one tile per q block
+    and split; a budget is a share of each split's mass. Token ranges of the policy are over the
+    whole sequence, and so is ``threshold_scale="length"``.
 
     A copy (shallow or deep) belongs to the same processes and has lists and statistics of its own.
 
@@ -242,10 +243,10 @@ class SeqParallel:
         if whole.threshold_scale == "length":
             # LiteAttention subtracts log2 of the split's length, not of the whole one.
             more = math.log2(self.ranks)
+            given = whole.threshold
+            assert given is not None  # lengths scale thresholds only
             change["threshold"] = (
-                tuple(value - more for value in whole.threshold)
-                if isinstance(whole.threshold, tuple)
-                else whole.threshold - more
+                tuple(value - more for value in given) if isinstance(given, tuple) else given - more
             )
             change["layer_thresholds"] = {
                 name: value - more for name, value in whole.layer_thresholds.items()

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
 from numbers import Integral, Real
-from typing import Annotated, Any, Literal, NamedTuple, Self
+from typing import Annotated, Any, Literal, NamedTuple, Self, cast
 
 import torch
 from pydantic import (
@@ -26,8 +26,8 @@ from pydantic import (
 from . import bitmap
 
 
-class LayerThresholds(Mapping[str, float]):
-    """Layer name patterns -> thresholds (log2 units); immutable and hashable.
+class ByLayer(Mapping[str, float]):
+    """Layer name patterns -> thresholds (log2 units) or budgets (shares); immutable and hashable.
 
     The order counts, because the first pattern that matches wins: two mappings are equal when
     they hold the same items in the same order.
@@ -87,6 +87,16 @@ def _check_threshold(value: float) -> float:
     return value
 
 
+def _check_budget(value: float) -> float:
+    if not 0 <= value < 1:
+        percent = f": did you mean {value / 100:g}?" if 1 <= value < 100 else ""
+        raise ValueError(
+            "a budget is the share of softmax mass that a step may drop, from 0 (keeps every tile) "
+            f"to below 1{percent}"
+        )
+    return value
+
+
 def _check_ranges(ranges: Ranges) -> Ranges:
     reasons = bitmap.range_reasons(ranges)
     if reasons:
@@ -98,42 +108,62 @@ Ranges = tuple[tuple[int, int], ...]
 _Threshold = Annotated[
     float, BeforeValidator(_plain_float), AfterValidator(_check_threshold), Field(strict=True)
 ]
+_Budget = Annotated[
+    float, BeforeValidator(_plain_float), AfterValidator(_check_budget), Field(strict=True)
+]
 _Int = Annotated[int, BeforeValidator(plain_int), Field(strict=True)]
 _Pattern = Annotated[str, StringConstraints(strict=True, min_length=1)]
 _Ranges = Annotated[tuple[tuple[_Int, _Int], ...], AfterValidator(_check_ranges)]
 
 
+class Limit(NamedTuple):
+    """What a step may drop: ``threshold`` in log2 units, or ``budget`` as a share of mass.
+
+    The other one is -inf or 0, which drop nothing.
+    """
+
+    threshold: float
+    budget: float
+
+
 class Schedule(NamedTuple):
     """What a policy says about the steps of one layer.
 
-    Steps ``first`` to ``last`` skip, with ``thresholds`` (log2 units) by step, the last of which
-    repeats; other steps before ``end`` are dense. ``descending`` is by the parity of the executed
+    Steps ``first`` to ``last`` skip within ``limits`` by step, the last of which repeats; other
+    steps before ``end`` are dense. ``descending`` is by the parity of the executed
     LiteAttention step; every ``retest_every``-th walks the full list (0: none does).
     """
 
     first: int
     last: float
     end: float
-    thresholds: tuple[float, ...]
+    limits: tuple[Limit, ...]
     descending: tuple[bool, bool]
     retest_every: int
 
 
 class SkipPolicy(BaseModel):
-    """Thresholds by step and layer, dense steps, forced tiles and walking order.
+    """What may be dropped, by step and layer; dense steps, forced tiles and walking order.
 
     Immutable and hashable; compared by value; one object serves any number of
     :class:`~liteattention_rocm.LiteAttention` objects. Steps count from 0. Numbers may be of any
     real or integer type (numpy's too) except bool; JSON may write infinities as strings.
 
+    A policy has exactly one of ``threshold`` (tiles are voted on, the default) and ``budget``
+    (tiles are weighed): docs/budget.md says which to choose.
+
     Attributes:
         threshold: log2 units of the scaled scores, <= 0; ``-inf`` keeps every tile. A tuple is
-            indexed by step and its last value repeats.
+            indexed by step and its last value repeats. None with a budget.
+        budget: share of a q block's softmax mass that one step may drop of what is left, from 0
+            (keeps every tile) to below 1; a tuple is indexed by step like thresholds. None with a
+            threshold. See :mod:`liteattention_rocm.lite.budget`.
         threshold_scale: "absolute", or "length": the effective threshold is
             ``threshold - log2(kv_len)``, which bounds the mass that skips can drop however many
             keys there are (dropped mass can reach keys * 2^threshold relative to a row's peak).
         layer_thresholds: fnmatch pattern on the layer name -> threshold in log2 units, replacing
             ``threshold`` at every step; the first pattern that matches wins.
+        layer_budgets: the same for budgets.
         warmup_steps: steps [0, warmup_steps) are dense.
         last_step: last step that may skip, inclusive; later ones are dense. A negative value
             counts from the end (-1 is the last step) and needs ``num_steps``. None: no limit.
@@ -145,7 +175,8 @@ class SkipPolicy(BaseModel):
             always computed; rounded outward to K blocks.
         must_skip: token ranges whose tiles are never computed; rounded inward to K blocks.
         soft_skip: drop a negligible tile from the output in the very step that finds it (saves
-            work at once, costs accuracy); off, the first step equals dense attention exactly.
+            work at once, costs accuracy); off, the first step equals dense attention exactly. Not
+            with a budget.
         direction: walk the K blocks "ascending", "descending", or "alternate" by step, which
             finds more skips because tiles meet the maximum of either end.
         enabled: False runs plain dense attention and keeps no state.
@@ -157,17 +188,33 @@ class SkipPolicy(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", ser_json_inf_nan="strings")
 
-    threshold: Annotated[
-        Annotated[_Threshold, Tag("number")]
-        | Annotated[tuple[_Threshold, ...], Field(min_length=1), Tag("by_step")],
-        Discriminator(lambda value: "by_step" if isinstance(value, list | tuple) else "number"),
-    ] = -6.0
+    threshold: (
+        Annotated[
+            Annotated[_Threshold, Tag("number")]
+            | Annotated[tuple[_Threshold, ...], Field(min_length=1), Tag("by_step")],
+            Discriminator(lambda value: "by_step" if isinstance(value, list | tuple) else "number"),
+        ]
+        | None
+    ) = -6.0
+    budget: (
+        Annotated[
+            Annotated[_Budget, Tag("number")]
+            | Annotated[tuple[_Budget, ...], Field(min_length=1), Tag("by_step")],
+            Discriminator(lambda value: "by_step" if isinstance(value, list | tuple) else "number"),
+        ]
+        | None
+    ) = None
     threshold_scale: Literal["absolute", "length"] = "absolute"
     layer_thresholds: Annotated[
         Mapping[_Pattern, _Threshold],
-        AfterValidator(LayerThresholds),
+        AfterValidator(ByLayer),
         PlainSerializer(dict, return_type=dict[str, float]),
-    ] = LayerThresholds()
+    ] = ByLayer()
+    layer_budgets: Annotated[
+        Mapping[_Pattern, _Budget],
+        AfterValidator(ByLayer),
+        PlainSerializer(dict, return_type=dict[str, float]),
+    ] = ByLayer()
     warmup_steps: Annotated[_Int, Field(ge=0)] = 0
     last_step: _Int | None = None
     retest_every: Annotated[_Int, Field(ge=1)] | None = None
@@ -178,9 +225,17 @@ class SkipPolicy(BaseModel):
     direction: Literal["alternate", "ascending", "descending"] = "alternate"
     enabled: StrictBool = True
 
+    @model_validator(mode="before")
+    @classmethod
+    def _instead_of_the_default(cls, given: Any) -> Any:
+        """A budget takes the place of the default threshold."""
+        if isinstance(given, Mapping) and given.get("budget") is not None:
+            return {"threshold": None, **given}
+        return given
+
     @model_validator(mode="after")
     def _check_together(self) -> Self:
-        reasons = _overlaps(self.must_do, self.must_skip)
+        reasons = self._limit_reasons() + _overlaps(self.must_do, self.must_skip)
         last = self.last_step
         if last is not None and 0 <= last < self.warmup_steps:
             reasons.append(
@@ -191,14 +246,40 @@ class SkipPolicy(BaseModel):
             raise ValueError("; ".join(reasons))
         return self
 
+    def _limit_reasons(self) -> list[str]:
+        if self.threshold is None and self.budget is None:
+            return ["give a threshold or a budget: both are None"]
+        if self.budget is None:
+            if self.layer_budgets:
+                return ["layer_budgets need a budget: give one, or use layer_thresholds"]
+            return []
+        reasons = []
+        if self.threshold is not None:
+            reasons.append("threshold and budget are two ways to choose tiles: give one of them")
+        if self.layer_thresholds:
+            reasons.append("layer_thresholds need a threshold: with a budget, use layer_budgets")
+        if self.threshold_scale != "absolute":
+            reasons.append(
+                "threshold_scale is for thresholds: a budget is a share, whatever the length"
+            )
+        if self.soft_skip:
+            reasons.append(
+                "soft_skip needs a threshold: a tile's mass is known only after the step"
+            )
+        return reasons
+
     def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
         """Return a policy with the fields in ``update`` changed; they are checked like any other.
 
-        ``deep`` changes nothing: nothing in a policy can change.
+        A budget replaces the threshold and the other way round. ``deep`` changes nothing: nothing
+        in a policy can change.
         """
         if not update:
             return self
         given = {name: getattr(self, name) for name in self.model_fields_set}
+        for name, other in (("threshold", "budget"), ("budget", "threshold")):
+            if update.get(name) is not None:
+                given.pop(other, None)
         return type(self).model_validate({**given, **update})
 
     def threshold_at(
@@ -206,13 +287,26 @@ class SkipPolicy(BaseModel):
     ) -> float | None:
         """Return the effective threshold (log2 units) of a step, or None if it is to be dense.
 
-        ``kv_len`` is the number of keys. Raises ``ValueError`` for a negative step, a step at or
-        past ``num_steps``, fewer than one key, or a negative ``last_step`` without ``num_steps``.
+        It is -inf if the policy has a budget. ``kv_len`` is the number of keys. Raises
+        ``ValueError`` for a negative step, a step at or past ``num_steps``, fewer than one key, or
+        a negative ``last_step`` without ``num_steps``.
         """
+        limit = self._limit_at(step, layer, kv_len, num_steps)
+        return None if limit is None else limit.threshold
+
+    def budget_at(self, step: int, layer: str, num_steps: int | None = None) -> float | None:
+        """Return the budget (share of mass) of a step, or None if it is to be dense.
+
+        It is 0 if the policy has a threshold. Raises as :meth:`threshold_at`.
+        """
+        limit = self._limit_at(step, layer, 1, num_steps)
+        return None if limit is None else limit.budget
+
+    def _limit_at(self, step: int, layer: str, kv_len: int, num_steps: int | None) -> Limit | None:
         if not self.enabled:
             return None
-        first, last, _, thresholds, *_ = self.schedule(layer, kv_len, num_steps, step)
-        return thresholds[min(step, len(thresholds) - 1)] if first <= step <= last else None
+        first, last, _, limits, *_ = self.schedule(layer, kv_len, num_steps, step)
+        return limits[min(step, len(limits) - 1)] if first <= step <= last else None
 
     def schedule(self, layer: str, kv_len: int, num_steps: int | None, step: int) -> Schedule:
         """Return the schedule of a layer over ``kv_len`` keys; raises as :meth:`threshold_at`."""
@@ -229,22 +323,22 @@ class SkipPolicy(BaseModel):
                 f"last_step {last} counts from the end: give num_steps, or use a last_step >= 0"
             )
         if reasons:
-            raise ValueError("cannot tell the threshold: " + "; ".join(reasons))
+            raise ValueError("cannot tell what to skip: " + "; ".join(reasons))
         if last is not None and last < 0 and num_steps is not None:
             last += num_steps
-        thresholds = self.threshold if isinstance(self.threshold, tuple) else (self.threshold,)
-        if self.layer_thresholds:
-            for pattern, value in self.layer_thresholds.items():
-                if fnmatchcase(layer, pattern):
-                    thresholds = (value,)
-                    break
-        if self.threshold_scale == "length":
-            thresholds = tuple([value - math.log2(kv_len) for value in thresholds])
+        limits: tuple[Limit, ...]
+        if self.budget is None:
+            less = math.log2(kv_len) if self.threshold_scale == "length" else 0.0
+            thresholds = _of_layer(self.threshold, self.layer_thresholds, layer)
+            limits = tuple([Limit(value - less, 0.0) for value in thresholds])
+        else:
+            budgets = _of_layer(self.budget, self.layer_budgets, layer)
+            limits = tuple([Limit(-math.inf, value) for value in budgets])
         return Schedule(
             self.warmup_steps,
             math.inf if last is None else last,
             math.inf if num_steps is None else num_steps,
-            thresholds,
+            limits,
             (self.direction == "descending", self.direction != "ascending"),
             self.retest_every or 0,
         )
@@ -277,6 +371,16 @@ class SkipPolicy(BaseModel):
         if reasons:
             raise ValueError("policy does not fit this request: " + "; ".join(reasons))
         return masks[0], masks[1]
+
+
+def _of_layer(
+    by_step: float | tuple[float, ...] | None, by_layer: Mapping[str, float], layer: str
+) -> tuple[float, ...]:
+    """The numbers of a layer by step: of the first pattern that matches its name, or of all."""
+    for pattern, value in by_layer.items():
+        if fnmatchcase(layer, pattern):
+            return (value,)
+    return by_step if isinstance(by_step, tuple) else (cast(float, by_step),)
 
 
 def _overlaps(

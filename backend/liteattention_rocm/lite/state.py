@@ -11,7 +11,7 @@ from ..contract import TileGeometry
 from ..remembered import Call, Calls
 from . import bitmap
 from .counting import Count, CountReader
-from .policy import Schedule, SkipPolicy
+from .policy import Limit, Schedule, SkipPolicy
 
 
 class Shape(NamedTuple):
@@ -54,8 +54,8 @@ class Tiles:
             return torch.empty_like(self.full)
 
 
-#: Threshold and whether the walk descends; None for dense attention.
-Kind = tuple[float, bool] | None
+#: What may be dropped and whether the walk descends; None for dense attention.
+Kind = tuple[Limit, bool] | None
 
 
 class Plan(NamedTuple):

@@ -20,7 +20,10 @@ _TILES = ("tiles_total", "tiles_computed", "tiles_kept")
 
 
 class Record(NamedTuple):
-    """One call. ``threshold`` (log2 units) and ``descending`` are None for dense steps."""
+    """One call. ``descending`` is None for dense steps, and so are both of the limits.
+
+    Of these, ``threshold`` (log2 units) and ``budget`` (share of mass), a step has one.
+    """
 
     generation: Hashable
     step: int
@@ -32,6 +35,7 @@ class Record(NamedTuple):
     dense: bool = False
     threshold: float | None = None
     descending: bool | None = None
+    budget: float | None = None
 
 
 class SkipStatistics:
@@ -148,7 +152,8 @@ class SkipStatistics:
 
         Keys: generation (a str unless it is a JSON scalar), step, layer, branch, tiles_total,
         tiles_computed, tiles_kept, sparsity (1 - computed / total), dense, threshold (log2 units;
-        None for dense steps, the string "-inf" for -inf) and descending. Waits for the device.
+        None for dense steps and those with a budget, the string "-inf" for -inf), descending and
+        budget (share of mass, or None). Waits for the device.
         """
         with self._lock:
             self._fetch()

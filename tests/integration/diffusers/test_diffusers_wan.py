@@ -22,6 +22,9 @@ from .diffusers_cases import TILE, footprint
 
 SKIPPING = SkipPolicy(threshold=-2.0)
 DENSE = SkipPolicy(enabled=False)
+either_rule = pytest.mark.parametrize(
+    "policy", [SKIPPING, SkipPolicy(budget=0.02)], ids=["threshold", "budget"]
+)
 
 
 def run_under(pipe: Any, generate: Any, policy: SkipPolicy, **changes: Any) -> np.ndarray:
@@ -47,15 +50,21 @@ def test_dense_is_as_close_to_float64_as_diffusers_own_attention(generate: Any) 
     assert 0 < error_ours <= 2 * error_own
 
 
-def test_threshold_minus_infinity_is_bit_equal_to_dense(pipe: Any, generate: Any) -> None:
+@pytest.mark.parametrize("limit", [{"threshold": -math.inf}, {"budget": 0.0}], ids=str)
+def test_a_rule_that_keeps_everything_is_bit_equal_to_dense(
+    pipe: Any, generate: Any, limit: dict[str, float]
+) -> None:
     dense = run_under(pipe, generate, DENSE)
-    kept = run_under(pipe, generate, SkipPolicy(threshold=-math.inf))
+    kept = run_under(pipe, generate, SkipPolicy(**limit))
     assert np.array_equal(dense, kept)
 
 
-def test_skips_grow_by_step_in_every_layer_and_branch(pipe: Any, generate: Any) -> None:
+@either_rule
+def test_skips_grow_by_step_in_every_layer_and_branch(
+    pipe: Any, generate: Any, policy: SkipPolicy
+) -> None:
     dense = run_under(pipe, generate, DENSE)
-    with enable(pipe, SKIPPING, geometry=TILE) as handle:
+    with enable(pipe, policy, geometry=TILE) as handle:
         frames = generate(pipe)
         seen: dict[tuple[str, str], list[int]] = {}
         for step, layer, branch, computed in by_step(handle):
@@ -75,8 +84,11 @@ def test_skips_grow_by_step_in_every_layer_and_branch(pipe: Any, generate: Any) 
     assert 0 < np.abs(frames - dense).max() < 0.5
 
 
-def test_two_runs_are_bit_equal_and_do_not_share_lists(pipe: Any, generate: Any) -> None:
-    with enable(pipe, SKIPPING, geometry=TILE) as handle:
+@either_rule
+def test_two_runs_are_bit_equal_and_do_not_share_lists(
+    pipe: Any, generate: Any, policy: SkipPolicy
+) -> None:
+    with enable(pipe, policy, geometry=TILE) as handle:
         first = generate(pipe)
         second = generate(pipe)
         assert np.array_equal(first, second)
@@ -94,16 +106,19 @@ class Boom(RuntimeError):
     pass
 
 
+@either_rule
 @pytest.mark.parametrize("fail_at", range(4))
-def test_run_after_an_exception_is_right(pipe: Any, generate: Any, fail_at: int) -> None:
-    expected = run_under(pipe, generate, SKIPPING)
+def test_run_after_an_exception_is_right(
+    pipe: Any, generate: Any, fail_at: int, policy: SkipPolicy
+) -> None:
+    expected = run_under(pipe, generate, policy)
 
     def fail(_: Any, step: int, *__: Any) -> Any:
         if step == fail_at:
             raise Boom
         return {}
 
-    with enable(pipe, SKIPPING, geometry=TILE) as handle:
+    with enable(pipe, policy, geometry=TILE) as handle:
         with pytest.raises(Boom):
             generate(pipe, callback_on_step_end=fail)
         assert np.array_equal(generate(pipe), expected)

@@ -1,0 +1,41 @@
+"""What a video request may skip, from the server's defaults and its own options; without SGLang."""
+
+from __future__ import annotations
+
+import pytest
+
+from liteattention_rocm import SkipPolicy
+from liteattention_sglang.policies import POLICY_VARIABLE, request_policy, server_policy
+
+
+def test_a_request_takes_a_budget_where_the_server_has_a_threshold_and_back(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv(POLICY_VARIABLE, '{"threshold": -4, "warmup_steps": 4}')
+    votes = server_policy({"branches": "shared"})
+    own = request_policy({"liteattention": {"budget": 0.05}}, votes)
+    assert own == SkipPolicy(budget=0.05, warmup_steps=4, branches="shared")
+    weighs = server_policy({"budget": [0.0, 0.05]})
+    assert weighs == SkipPolicy(budget=(0.0, 0.05), warmup_steps=4)
+    assert request_policy({"liteattention": {"threshold": "-inf"}}, weighs).budget is None
+    assert request_policy({"liteattention": {"warmup_steps": 0}}, weighs).budget == (0.0, 0.05)
+    assert request_policy(None, weighs) is weighs
+    whole = weighs.model_dump(mode="json")  # all fields, as the suite sends them
+    assert request_policy({"liteattention": whole}, votes) == weighs
+    assert request_policy({"liteattention": False}, weighs).enabled is False
+
+
+@pytest.mark.parametrize(
+    ("options", "reasons"),
+    [
+        ({"budget": 5}, ["budget.number", "did you mean 0.05"]),
+        ({"budget": 0.1, "threshold": -3}, ["two ways to choose tiles"]),
+        ({"budget": 0.1, "soft_skip": True}, ["soft_skip needs a threshold"]),
+        ({"layer_budgets": {"a": 0.1}}, ["layer_budgets need a budget"]),
+    ],
+)
+def test_budgets_that_make_no_sense_are_refused(options: object, reasons: list[str]) -> None:
+    with pytest.raises(ValueError, match="liteattention") as error:
+        request_policy({"liteattention": options}, server_policy(None))
+    for reason in reasons:
+        assert reason in str(error.value)
