@@ -7,18 +7,22 @@ docs/model.md says what is modelled and how far it can be believed.
 
 from .constants import BadConstants, Constant, checked, table
 from .loops import Loop, find
-from .model import Idle, Replay, Spread, replay, spread
+from .model import Flight, Idle, Replay, Spread, replay, spread
+from .work import Work, work
 
 __all__ = [
     "BadConstants",
     "Constant",
+    "Flight",
     "Idle",
     "Loop",
     "Replay",
     "Spread",
+    "Work",
     "checked",
     "find",
     "replay",
     "spread",
     "table",
+    "work",
 ]

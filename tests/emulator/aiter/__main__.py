@@ -2,6 +2,9 @@
 
 import sys
 
+from liteattention_emulator.timing import work
+from liteattention_emulator.timing.report import WORK_HEAD, work_row
+
 from . import clocks
 from .cases import run, table_cases
 from .launch import VARIABLE, folder
@@ -29,10 +32,16 @@ def main() -> None:
         error, of_bound = result.comparison.relative, result.comparison.of_bound
         print(f"| {name} | {rows} x {keys} | {error:.1e} | {of_bound:.2f} | {found} | {numbers} |")
     print("\n| kernel | measured | modelled | matrix cores in use |\n|---|---:|---:|---:|")
+    spent = []
     for kernel in clocks.MODELLED:
         result = clocks.modelled(root, kernel)
+        found = work(result)
+        assert found is not None
+        spent.append(f"| {kernel} | {' | '.join(work_row(found))} |")
         measured = f"{clocks.MEASURED[kernel][0]:.2f}" if kernel in clocks.MEASURED else ""
         print(f"| {kernel} | {measured} | {result.per_matrix:.2f} | {result.use:.0%} |")
+    print(f"\n| kernel | {' | '.join(WORK_HEAD)} |\n|---|{'---:|' * len(WORK_HEAD)}")
+    print("\n".join(spent))
 
 
 if __name__ == "__main__":
