@@ -84,7 +84,7 @@ class Case:
             return found
         if self.q_len != 1:
             found.append("--q-len is for --kernel decode")
-        if _core.is_decode(min(self._tile_rows, length), self.group):
+        if _core.is_decode(min(self.tile_rows, length), self.group):
             found.append(f"S = {length} rows times {self.group} heads of a key head are decode's")
         return found
 
@@ -96,9 +96,14 @@ class Case:
         ]
 
     @property
-    def _tile_rows(self) -> int:
-        """Query rows of a prefill tile (csrc/gfx942/geometry.h: PrefillRows)."""
-        return max((256 if self.shape[3] <= 128 else 128) // self.group, 1)
+    def tile(self) -> int:
+        """Rows of a prefill tile, the heads of a key head each (geometry.h: PrefillRows)."""
+        return 256 if self.shape[3] <= 128 else 128
+
+    @property
+    def tile_rows(self) -> int:
+        """Query rows of which a prefill tile is full, or nearly."""
+        return max(self.tile // self.group, 1)
 
 
 def record(case: Case) -> tuple[Recording, float | None]:
@@ -112,9 +117,9 @@ def record(case: Case) -> tuple[Recording, float | None]:
         first, second = (_recorded(_ragged(case, 2), f"attention_{case.kernel}", n) for n in (0, 1))
         return first.beside(second), None
     if case.kernel == "prefill":
-        rows = min(case._tile_rows, case.shape[2])
+        rows = min(case.tile_rows, case.shape[2])
         # Tiles are dealt from the last one on; of one request there is a spare number.
-        last = rows * case.group // (case._tile_rows * case.group)
+        last = rows * case.group // case.tile
         found = _recorded(_ragged(case, 1), f"attention_{case.kernel}", last)
     else:
         found = _recorded(_dense(case), f"attention_{case.kernel}", 0)
@@ -179,7 +184,7 @@ def _ragged(case: Case, requests: int) -> Callable[[], None]:
     """A call of requests alike, all of one key head, which is the first of the cache's."""
     _, heads, length, dim = case.shape
     engine = _engine()
-    rows = min(case._tile_rows, length) if case.kernel == "prefill" else case.q_len
+    rows = min(case.tile_rows, length) if case.kernel == "prefill" else case.q_len
     width = -(-length // case.page_size)
     generator = torch.Generator().manual_seed(0)
 

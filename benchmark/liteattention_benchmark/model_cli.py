@@ -2,27 +2,31 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
 
 from liteattention_emulator import EmulatorError, Recording
-from liteattention_emulator.timing import command
+from liteattention_emulator.timing import Replay, command
 from liteattention_rocm.cli.needs import need
 from liteattention_rocm.cli.progress import activity
 
 from . import hbm
 
+if TYPE_CHECKING:
+    from .model import Case
+
 KERNELS = ("dense", "lite", "prefill", "decode")
 
 
-def beside_hbm(data: dict[str, Any]) -> str:
+def beside_hbm(result: Replay, data: dict[str, Any]) -> str:
     """Add what HBM asks for to a report; in words."""
-    asks = hbm.need()
-    there = data["under_way"]["fetched_bytes"]
+    asks, there = hbm.need(), result.flight.fetched_under_way
     data["hbm"] = {
         "latency_clk": asks.latency,
         "bytes_per_clk_of_a_cu": asks.rate,
@@ -36,6 +40,27 @@ def beside_hbm(data: dict[str, Any]) -> str:
         f"takes {asks.needed:,.0f} bytes under way ({asks.least:,.0f} to {asks.most:,.0f}), and "
         f"there are {there / asks.needed:.1f} times as many."
     )
+
+
+def launched(case: Case, clock_ghz: float | None, result: Replay, data: dict[str, Any]) -> str:
+    """Add what a launch of the case's whole shape takes to a report; in words."""
+    from . import launches
+
+    per_block = data["waves"][0].get("clk_per_block")
+    if per_block is None:
+        return ""
+    found, data["launch"] = launches.of(case, result, per_block)
+    at = data["launch"]
+    words = (
+        f"A launch: {at['workgroups']:,} workgroups, {at['rounds']:.2f} rounds, {at['clk']:,.0f} "
+        f"clk; CUs in use {at['cus_in_use']:.1%}, matrix cores {at['matrix_use']:.1%}."
+    )
+    if at["pass_clk"]:
+        words += f" Passes before and after, by HBM's rate: {at['pass_clk']:,.0f} clk."
+    if clock_ghz is not None:
+        at["us"] = found.microseconds(clock_ghz)
+        words += f" At {clock_ghz:g} GHz, as you asked: {at['us']:,.0f} us."
+    return words
 
 
 def model(
@@ -71,7 +96,8 @@ def model(
     Give a recording or --shape. Nothing here is measured: see docs/model.md. With --shape a block
     is a K block of 64 keys, and clk per block are given by the matrix instructions that it takes.
     prefill is the last tile of a causal request of S tokens. decode is two workgroups of one CU,
-    with S keys each, which come from HBM: l2_latency is its latency, unless --set.
+    with S keys each, which come from HBM: l2_latency is its latency, unless --set. The others also
+    give the clk of a launch of the whole shape, rounds and tails included.
     """
     reasons = []
     sizes = None
@@ -109,10 +135,12 @@ def model(
             command.run(Recording.load(file), options)
             return
         assert case is not None
-        more = None
+        more: Callable[[Replay, dict[str, Any]], str] = beside_hbm
         if case.kernel == "decode":
             overrides_of_decode = {"l2_latency": hbm.HBM_LATENCY} | options.overrides
-            options, more = replace(options, overrides=overrides_of_decode), beside_hbm
+            options = replace(options, overrides=overrides_of_decode)
+        else:
+            more = partial(launched, case, clock_ghz)
         with activity(Console(stderr=True), "running the kernel on the software MI300X"):
             found, per_block = launch.record(case)
         if record is not None:

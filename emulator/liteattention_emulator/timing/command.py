@@ -15,7 +15,7 @@ from liteattention_emulator.recording import Recording
 
 from . import picture, report
 from .constants import BadConstants, checked
-from .model import replay, spread
+from .model import Replay, replay, spread
 
 Overrides = Annotated[
     list[str] | None,
@@ -85,7 +85,7 @@ def run(
     recording: Recording,
     options: Options,
     matrix_per_block: float | None = None,
-    more: Callable[[dict[str, Any]], str] | None = None,
+    more: Callable[[Replay, dict[str, Any]], str] | None = None,
 ) -> None:
     """Replay a recording, print the result and draw it. Raises EmulatorError, OSError.
 
@@ -100,7 +100,7 @@ def run(
         top=options.top,
         clock_ghz=options.clock_ghz,
     )
-    words = "" if more is None else more(data)
+    words = "" if more is None else more(result, data)
     if options.timeline is not None:
         try:
             picture.draw(result, options.timeline)
