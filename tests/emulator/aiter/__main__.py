@@ -5,7 +5,7 @@ import sys
 from liteattention_emulator.timing import work
 from liteattention_emulator.timing.report import WORK_HEAD, work_row
 
-from . import clocks
+from . import clocks, public_kernel, whole_tables
 from .cases import run, table_cases
 from .launch import VARIABLE, folder
 
@@ -42,6 +42,13 @@ def main() -> None:
         print(f"| {kernel} | {measured} | {result.per_matrix:.2f} | {result.use:.0%} |")
     print(f"\n| kernel | {' | '.join(WORK_HEAD)} |\n|---|{'---:|' * len(WORK_HEAD)}")
     print("\n".join(spent))
+    print("\n" + "\n".join(whole_tables.counted(root)))
+    print("\n" + "\n".join(whole_tables.own(root)))
+    source = public_kernel.folder()
+    if source is None:
+        print(f"\n{public_kernel.VARIABLE} names no checkout of moonmath-ai/amd-kernels")
+    else:
+        print("\n" + "\n".join(whole_tables.ratios(root, source)))
 
 
 if __name__ == "__main__":
