@@ -17,6 +17,8 @@ from liteattention_emulator import set_option
 from liteattention_emulator.device import Module
 from liteattention_emulator.recording import Recording
 
+from .launch import on_a_page
+
 VARIABLE = "AMD_KERNELS"
 ROWS = 384
 HERE = Path(__file__).parent
@@ -63,9 +65,12 @@ def record(file: Path, keys: int) -> tuple[Recording, float]:
     The checks are off: this kernel's missing wait states are known.
     """
     g = torch.Generator().manual_seed(0)
-    q, k, v = (torch.randn(1, n, 1, 128, generator=g).bfloat16() for n in (ROWS, keys, keys))
+    q, k, v = (
+        on_a_page(torch.randn(1, n, 1, 128, generator=g).bfloat16()) for n in (ROWS, keys, keys)
+    )
     blocks = -(-keys // 64)
-    out, packed = torch.zeros_like(q), torch.zeros(blocks * 64 * 128, dtype=torch.bfloat16)
+    out = torch.zeros_like(q)
+    packed = on_a_page(torch.zeros(blocks * 64 * 128, dtype=torch.bfloat16))
     scale = 128**-0.5
     set_option("check", "off")
     try:

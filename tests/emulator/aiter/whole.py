@@ -17,7 +17,7 @@ import numpy as np
 
 from liteattention_emulator.memory_constants import parameters
 from liteattention_emulator.recording import Recording
-from liteattention_emulator.timing import Chip, Cost, Launch, launch, replay
+from liteattention_emulator.timing import Chip, Cost, Launch, Replay, launch, replay
 
 from . import public_kernel
 from .cases import prepare
@@ -36,11 +36,16 @@ Fitted to the launch of 16384 rows; the same within 0.2 % at 8192 and 4096."""
 
 @dataclass(frozen=True, slots=True)
 class Kernel:
-    """rows: of a workgroup. use: the matrix cores' share of its loop's time, 0 to 1."""
+    """rows: of a workgroup. longest: the replay of most keys."""
 
     rows: int
     cost: Cost
-    use: float
+    longest: Replay
+
+    @property
+    def use(self) -> float:
+        """The matrix cores' share of the time of its loop, 0 to 1."""
+        return self.longest.use
 
 
 def _record(file: Path, shape: Prefill) -> Recording:
@@ -116,7 +121,7 @@ def public(source: Path, rounding: str) -> Kernel:
 def _kernel(rows: int, recordings: Sequence[Recording]) -> Kernel:
     found = [replay(recording) for recording in recordings]
     points = [(keys / BLOCK, each.clocks) for keys, each in zip(LENGTHS, found, strict=True)]
-    return Kernel(rows, Cost.of(points), found[-1].use)
+    return Kernel(rows, Cost.of(points), found[-1])
 
 
 def clocks_of(kernel: Kernel, shape: Shape, *, split: bool) -> float:
