@@ -43,6 +43,20 @@ def test_counts_per_flop() -> None:
     assert [flops(inst) for inst in streams(["M"]).instructions[:6]] == [MFMA] * 4 + [0] * 2
 
 
+def test_bytes_of_loads_and_copies() -> None:
+    """1024 bytes from L2, the same from L1, and 256 of them from L1 to LDS."""
+    wait = "s_waitcnt vmcnt(0)"
+    copy = ["s_mov_b32 m0, 0", "s_nop 0", "global_load_lds_dword v0, s[2:3]"]
+    product = "v_mfma_f32_16x16x16_bf16 a[0:3], v[0:1], v[2:3], a[0:3]"
+    lines = [LOAD.format(0), wait, LOAD.format(0), *copy, wait, product, "s_nop 0"]
+    found = work(replay(recorded_loads(lines)))
+    assert found is not None
+    assert found.l1_bytes == pytest.approx((2 * 1024 + 256) / MFMA)
+    assert found.l2_bytes == pytest.approx(1024 / MFMA)
+    assert found.lds_bytes == pytest.approx(256 / MFMA)
+    assert found.memory == pytest.approx(3 / (MFMA / 1e6)) and found.lds == 0
+
+
 def test_bytes_under_way() -> None:
     """A load that misses and, when it is there, one that hits: each for its own time."""
     wait = "s_waitcnt vmcnt(0)"
