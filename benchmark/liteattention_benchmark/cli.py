@@ -380,6 +380,23 @@ def mapping(
     typer.echo(text)
 
 
+@app.command("model")
+def model(
+    ranges: Annotated[
+        bool, typer.Option("--range/--no-range", help="Also vary the constants nobody measured.")
+    ] = True,
+    decode: Annotated[bool, typer.Option("--decode", help="Only the table of decode.")] = False,
+) -> None:
+    """Model our kernels' workgroups on a CU of an MI300X: the tables of docs/model.md."""
+    need("bench model", "torch", "tabulate")
+    from . import model_tables as report
+
+    with activity(Console(stderr=True), "modelling") as say:
+        rows = [] if decode else report.run(report.CASES, ranges, lambda x: say(f"modelling {x}"))
+        decoded = report.run_decode(report.DECODE, lambda x: say(f"modelling {x}"))
+    typer.echo(report.to_markdown(rows, decoded))
+
+
 @app.command("serving")
 def serving(
     framework: Annotated[str, typer.Option(help="vllm or sglang: that of this environment.")],

@@ -1,58 +1,165 @@
-"""One workgroup of a shipped kernel, recorded on the software MI300X for its timing model."""
+"""Workgroups of shipped kernels, recorded on the software MI300X for its timing model."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, fields
+from functools import cache
 from typing import Any, Literal
 
 import torch
 
 from liteattention_emulator import Recording, library, recorded, set_option
 from liteattention_emulator.recording import recording
+from liteattention_rocm import _core
 from liteattention_rocm.contract import (
     DenseRequest,
     DenseTensors,
     LiteRequest,
     LiteTensors,
+    RaggedRequest,
+    RaggedTensors,
     Rounding,
 )
 from liteattention_rocm.engines.gfx942 import Gfx942Engine
 
 PAGE = 4096
 """Bytes."""
+DIMS = {"dense": (64, 128), "lite": (64, 128), "prefill": (64, 128, 256), "decode": (64, 128, 256)}
+BLOCK = 64
+"""Keys that figures per block are given for."""
 
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """What to record: one q block of one head of a call of [B,S,H,D] tensors, bf16.
+    """What to record of a call of [B,S,H,D] tensors, bf16, or of a ragged one.
 
-    shape: B,H,S,D, where D is 64 or 128. kernel: dense, or lite, which is a LiteAttention step
-    whose threshold no tile falls below, so that it votes on every tile and keeps all of them.
+    shape: B,H,S,D. kernel: dense, one q block of one head; lite, the same in a LiteAttention step
+    whose threshold no tile falls below, so that it votes on every tile and keeps all of them;
+    prefill, the last tile of a causal request of S keys; decode, two workgroups, as many as a CU
+    holds, each of which has one request's S keys and one key head. The last two read keys through
+    a table of pages of ``page_size`` tokens in disorder, and have H / kv_heads query heads to a key
+    head. q_len: query rows of a decode request.
     """
 
     shape: tuple[int, int, int, int]
-    kernel: Literal["dense", "lite"]
+    kernel: Literal["dense", "lite", "prefill", "decode"]
     rounding: Rounding
+    kv_heads: int = 0
+    page_size: int = 16
+    q_len: int = 1
+
+    @property
+    def group(self) -> int:
+        """Query heads of a key head."""
+        return self.shape[1] // (self.kv_heads or self.shape[1])
+
+    def reasons(self) -> list[str]:
+        """Why it cannot be recorded; none: it can."""
+        _, heads, length, dim = self.shape
+        found = []
+        if dim not in DIMS[self.kernel]:
+            *most, last = map(str, DIMS[self.kernel])
+            found.append(
+                f"D of --shape must be {', '.join(most)} or {last} with --kernel {self.kernel}, "
+                f"got {dim}"
+            )
+        if self.kernel in ("dense", "lite"):
+            given = [name for name, there in self._of_requests() if there]
+            if given:
+                found.append(f"{', '.join(given)}: only with --kernel prefill or decode")
+            return found
+        if heads % (self.kv_heads or heads):
+            found.append(f"H of --shape must be a multiple of --kv-heads, got {heads}")
+            return found
+        if self.kernel == "decode":
+            if not _core.is_decode(self.q_len, self.group):
+                found.append(
+                    f"decode takes at most {_core.DECODE_ROWS} query rows times heads of a key "
+                    f"head, got {self.q_len} times {self.group}"
+                )
+            if self.q_len > length:
+                found.append(f"--q-len must be at most S = {length}, got {self.q_len}")
+            return found
+        if self.q_len != 1:
+            found.append("--q-len is for --kernel decode")
+        if _core.is_decode(min(self.tile_rows, length), self.group):
+            found.append(f"S = {length} rows times {self.group} heads of a key head are decode's")
+        return found
+
+    def _of_requests(self) -> list[tuple[str, bool]]:
+        return [
+            ("--kv-heads", self.kv_heads != 0),
+            ("--page-size", self.page_size != 16),
+            ("--q-len", self.q_len != 1),
+        ]
+
+    @property
+    def tile(self) -> int:
+        """Rows of a prefill tile, the heads of a key head each (geometry.h: PrefillRows)."""
+        return 256 if self.shape[3] <= 128 else 128
+
+    @property
+    def tile_rows(self) -> int:
+        """Query rows of which a prefill tile is full, or nearly."""
+        return max(self.tile // self.group, 1)
 
 
-def record(case: Case) -> tuple[Recording, float]:
-    """Run the case's first workgroup and record it.
+def record(case: Case) -> tuple[Recording, float | None]:
+    """Run the case's workgroup and record it.
 
-    Returns the recording and the matrix instructions of a wave per K block. Only the workgroup's
-    own rows of the first head are computed, at the places that they have in tensors of the shape.
+    Returns the recording and the matrix instructions of a wave per 64 keys (of decode, whose waves
+    share the keys, None). Only the workgroup's own rows are computed, at the places that they have
+    in tensors of the shape.
     """
+    if case.kernel == "decode":
+        first, second = (_recorded(_ragged(case, 2), f"attention_{case.kernel}", n) for n in (0, 1))
+        return first.beside(second), None
+    if case.kernel == "prefill":
+        rows = min(case.tile_rows, case.shape[2])
+        # Tiles are dealt from the last one on; of one request there is a spare number.
+        last = rows * case.group // case.tile
+        found = _recorded(_ragged(case, 1), f"attention_{case.kernel}", last)
+    else:
+        found = _recorded(_dense(case), f"attention_{case.kernel}", 0)
+    matrix = {i.index for i in found.instructions if i.unit == "mfma"}
+    executed = sum(int(index) in matrix for index in found.waves[0].steps["index"])
+    return found, executed / -(-case.shape[2] // BLOCK)
+
+
+def _recorded(run: Callable[[], None], kernel: str, workgroup: int) -> Recording:
+    set_option("check", "off")
+    try:
+        with recording(workgroup, kernel):
+            run()
+            return recorded()
+    finally:
+        set_option("check", "")
+
+
+@cache
+def _engine() -> Gfx942Engine:
+    """Of the software MI300X; a call has one part."""
+    return Gfx942Engine(kv_splits=1, library=str(library()))
+
+
+def _aligned(*shape: int) -> torch.Tensor:
+    """Zeros on a page: where lines fall in the sets of L1 does not change from run to run."""
+    count = math.prod(shape)
+    raw = torch.zeros(count + PAGE // 2, dtype=torch.bfloat16)
+    return raw[-raw.data_ptr() % PAGE // 2 :][:count].view(shape)
+
+
+def _dense(case: Case) -> Callable[[], None]:
     _, heads, length, dim = case.shape
-    engine = Gfx942Engine(kv_splits=1, library=str(library()))
+    engine = _engine()
     tile = engine.geometry(dim)
     rows = min(length, tile.q_block)
     generator = torch.Generator().manual_seed(0)
 
     def tensor(count: int) -> torch.Tensor:
-        # On a page: where lines fall in the sets of L1 does not change from run to run.
-        raw = torch.empty(length * heads * dim + PAGE // 2, dtype=torch.bfloat16)
-        whole = raw[-raw.data_ptr() % PAGE // 2 :][: length * heads * dim]
-        one = whole.view(1, length, heads, dim)[:, :count, :1]
+        one = _aligned(1, length, heads, dim)[:, :count, :1]
         return one.copy_(torch.randn(one.shape, generator=generator))
 
     q, k, v, out = tensor(rows), tensor(length), tensor(length), tensor(rows)
@@ -70,13 +177,31 @@ def record(case: Case) -> tuple[Recording, float]:
             **same, geometry=tile, threshold=-1e30, descending=True, soft_skip=False
         )
     run = engine.bind(request, tensors)
-    set_option("check", "off")
-    try:
-        with recording():
-            run(tensors)
-            found = recorded()
-    finally:
-        set_option("check", "")
-    matrix = {i.index for i in found.instructions if i.unit == "mfma"}
-    executed = sum(int(index) in matrix for index in found.waves[0].steps["index"])
-    return found, executed / tile.k_blocks(length)
+    return lambda: run(tensors)
+
+
+def _ragged(case: Case, requests: int) -> Callable[[], None]:
+    """A call of requests alike, all of one key head, which is the first of the cache's."""
+    _, heads, length, dim = case.shape
+    engine = _engine()
+    rows = min(case.tile_rows, length) if case.kernel == "prefill" else case.q_len
+    width = -(-length // case.page_size)
+    generator = torch.Generator().manual_seed(0)
+
+    def tensor(*shape: int) -> torch.Tensor:
+        return _aligned(*shape).copy_(torch.randn(shape, generator=generator))
+
+    q, out = (tensor(requests * rows, heads, dim)[:, : case.group] for _ in range(2))
+    cache = requests * width, case.page_size, case.kv_heads or heads, dim
+    k, v = (tensor(*cache)[:, :, :1] for _ in range(2))
+    table = torch.randperm(requests * width, generator=generator).int().view(requests, width)
+    tensors = RaggedTensors(
+        q, k, v, out, None, None, torch.arange(requests + 1, dtype=torch.int32) * rows,
+        torch.full((requests,), length, dtype=torch.int32), table,
+    )  # fmt: skip
+    request = RaggedRequest(
+        requests, requests * rows, case.group, 1, dim, q.dtype, k.dtype, q.device, case.page_size,
+        rows, length, 1 / math.sqrt(dim), True, 0, 0.0, False, 1.0, 1.0, case.rounding, False,
+    )  # fmt: skip
+    run = engine.bind(request, tensors)
+    return lambda: run(tensors)

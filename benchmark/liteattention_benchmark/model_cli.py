@@ -2,16 +2,65 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
 
 from liteattention_emulator import EmulatorError, Recording
-from liteattention_emulator.timing import command
+from liteattention_emulator.timing import Replay, command
 from liteattention_rocm.cli.needs import need
 from liteattention_rocm.cli.progress import activity
+
+from . import hbm
+
+if TYPE_CHECKING:
+    from .model import Case
+
+KERNELS = ("dense", "lite", "prefill", "decode")
+
+
+def beside_hbm(result: Replay, data: dict[str, Any]) -> str:
+    """Add what HBM asks for to a report; in words."""
+    asks, there = hbm.need(), result.flight.fetched_under_way
+    data["hbm"] = {
+        "latency_clk": asks.latency,
+        "bytes_per_clk_of_a_cu": asks.rate,
+        "needed_bytes": asks.needed,
+        "needed_least": asks.least,
+        "needed_most": asks.most,
+        "under_way_over_needed": there / asks.needed,
+    }
+    return (
+        f"HBM: a CU's share is {asks.rate:.1f} B/clk; at a latency of {asks.latency:.0f} clk it "
+        f"takes {asks.needed:,.0f} bytes under way ({asks.least:,.0f} to {asks.most:,.0f}), and "
+        f"there are {there / asks.needed:.1f} times as many."
+    )
+
+
+def launched(case: Case, clock_ghz: float | None, result: Replay, data: dict[str, Any]) -> str:
+    """Add what a launch of the case's whole shape takes to a report; in words."""
+    from . import launches
+
+    per_block = data["waves"][0].get("clk_per_block")
+    if per_block is None:
+        return ""
+    found, data["launch"] = launches.of(case, result, per_block)
+    at = data["launch"]
+    words = (
+        f"A launch: {at['workgroups']:,} workgroups, {at['rounds']:.2f} rounds, {at['clk']:,.0f} "
+        f"clk; CUs in use {at['cus_in_use']:.1%}, matrix cores {at['matrix_use']:.1%}."
+    )
+    if at["pass_clk"]:
+        words += f" Passes before and after, by HBM's rate: {at['pass_clk']:,.0f} clk."
+    if clock_ghz is not None:
+        at["us"] = found.microseconds(clock_ghz)
+        words += f" At {clock_ghz:g} GHz, as you asked: {at['us']:,.0f} us."
+    return words
 
 
 def model(
@@ -19,10 +68,19 @@ def model(
         Path | None, typer.Argument(help="Recording that `emulate run --record` or --record saved.")
     ] = None,
     shape: Annotated[
-        str | None, typer.Option(help="B,H,S,D: run our kernel's first workgroup instead.")
+        str | None, typer.Option(help="B,H,S,D: run a workgroup of our kernel instead.")
     ] = None,
-    kernel: Annotated[str, typer.Option(help="With --shape: dense or lite.")] = "dense",
+    kernel: Annotated[
+        str, typer.Option(help="With --shape: dense, lite, prefill or decode.")
+    ] = "dense",
     rounding: Annotated[str, typer.Option(help="With --shape: rtne, rtna or rtz.")] = "rtne",
+    kv_heads: Annotated[
+        int, typer.Option(min=0, help="With prefill and decode: key heads; 0: as many as H.")
+    ] = 0,
+    page_size: Annotated[
+        int, typer.Option(min=1, help="With prefill and decode: tokens of a page of the cache.")
+    ] = 16,
+    q_len: Annotated[int, typer.Option(min=1, help="With decode: query rows of a request.")] = 1,
     record: Annotated[
         Path | None, typer.Option(help="With --shape: also save the recording here (.npz).")
     ] = None,
@@ -37,13 +95,16 @@ def model(
 
     Give a recording or --shape. Nothing here is measured: see docs/model.md. With --shape a block
     is a K block of 64 keys, and clk per block are given by the matrix instructions that it takes.
+    prefill is the last tile of a causal request of S tokens. decode is two workgroups of one CU,
+    with S keys each, which come from HBM: l2_latency is its latency, unless --set. The others also
+    give the clk of a launch of the whole shape, rounds and tails included.
     """
     reasons = []
     sizes = None
     if (file is None) == (shape is None):
         reasons.append("give a recording or --shape, one of both")
-    if kernel not in ("dense", "lite"):
-        reasons.append(f"--kernel must be dense or lite, got {kernel!r}")
+    if kernel not in KERNELS:
+        reasons.append(f"--kernel must be dense, lite, prefill or decode, got {kernel!r}")
     if rounding not in ("rtne", "rtna", "rtz"):
         reasons.append(f"--rounding must be rtne, rtna or rtz, got {rounding!r}")
     if shape is not None:
@@ -51,8 +112,6 @@ def model(
         if len(parts) == 4 and all(part.strip().isdecimal() and int(part) for part in parts):
             batch, heads, length, dim = map(int, parts)
             sizes = batch, heads, length, dim
-            if dim not in (64, 128):
-                reasons.append(f"D of --shape must be 64 or 128, got {dim}")
         else:
             reasons.append(f"--shape must be four positive numbers B,H,S,D, got {shape!r}")
     elif record is not None:
@@ -62,21 +121,31 @@ def model(
         options = command.Options.of(overrides, ranges, top, timeline, clock_ghz, as_json)
     except command.BadOptions as error:
         reasons.append(str(error))
+    case = None
+    if sizes is not None and kernel in KERNELS:
+        need("model --shape", "torch")
+        from . import model as launch
+
+        case = launch.Case(sizes, kernel, rounding, kv_heads, page_size, q_len)  # type: ignore[arg-type]
+        reasons += case.reasons()
     if reasons or options is None:
         raise typer.BadParameter("; ".join(reasons))
     try:
         if file is not None:
             command.run(Recording.load(file), options)
             return
-        need("model --shape", "torch")
-        from . import model as launch
-
-        case = launch.Case(sizes, kernel, rounding)  # type: ignore[arg-type]
+        assert case is not None
+        more: Callable[[Replay, dict[str, Any]], str] = beside_hbm
+        if case.kernel == "decode":
+            overrides_of_decode = {"l2_latency": hbm.HBM_LATENCY} | options.overrides
+            options = replace(options, overrides=overrides_of_decode)
+        else:
+            more = partial(launched, case, clock_ghz)
         with activity(Console(stderr=True), "running the kernel on the software MI300X"):
             found, per_block = launch.record(case)
         if record is not None:
             found.save(record)
-        command.run(found, options, per_block)
+        command.run(found, options, per_block, more)
     except (command.BadOptions, EmulatorError, OSError, ValueError) as error:
         typer.echo(f"liteattention-rocm model: {error}", err=True)
         raise typer.Exit(1) from error

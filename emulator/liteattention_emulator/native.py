@@ -61,12 +61,12 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "lae_decode": (c_void_p, [c_char_p, c_size_t]),
     "lae_last_launch": (c_void_p, []),
     "lae_stored": (c_int, [c_void_p, c_size_t, c_void_p]),
-    "lae_record": (None, [c_int64]),
+    "lae_record": (None, [c_int64, c_char_p]),
     "lae_recording": (c_void_p, []),
     "lae_timing_constants": (c_void_p, []),
     "lae_replay": (
         c_void_p,
-        [c_char_p, c_size_t, c_uint32, c_uint32, *[c_void_p] * 6, c_size_t, c_void_p],
+        [c_char_p, c_size_t, c_uint32, c_uint32, *[c_void_p] * 7, c_size_t, c_void_p],
     ),
     "lae_run_snippet": (
         c_void_p,

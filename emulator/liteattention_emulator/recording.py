@@ -9,7 +9,7 @@ import json
 import zipfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -55,7 +55,9 @@ class Stream:
 class Recording:
     """The streams of one workgroup's waves over the machine code that they ran. Immutable.
 
-    kernel, workgroup: whose; "" and 0 for bare code. text: the machine code. accum_offset: which
+    ``beside`` makes one of several workgroups. kernel, workgroup: whose; "" and 0 for bare code,
+    the first one's of several. workgroups: of each wave, from 0, which of them it belongs to;
+    nothing: all to one. text: the machine code. accum_offset: which
     vector register the first AGPR is, 0 when that is not known. source: byte offset in the text ->
     "file:line", where a line begins.
     """
@@ -66,6 +68,7 @@ class Recording:
     workgroup: int = 0
     accum_offset: int = 0
     source: dict[int, str] = field(default_factory=dict)
+    workgroups: tuple[int, ...] = ()
 
     @cached_property
     def instructions(self) -> list[listing.Instruction]:
@@ -82,10 +85,25 @@ class Recording:
         at = max((start for start in self.source if start <= offset), default=None)
         return "" if at is None else self.source[at]
 
+    def beside(self, *others: "Recording") -> "Recording":
+        """These workgroups on one CU: the waves of all, and barriers of each one's own.
+
+        Raises ValueError for recordings of other machine code or of several workgroups.
+        """
+        every = (self, *others)
+        if any(one.text != self.text or one.accum_offset != self.accum_offset for one in every):
+            raise ValueError("workgroups of one CU must be recordings of the same kernel")
+        if any(one.workgroups for one in every):
+            raise ValueError("give every workgroup as a recording of its own")
+        waves = tuple(wave for one in every for wave in one.waves)
+        groups = tuple(number for number, one in enumerate(every) for _ in one.waves)
+        return replace(self, waves=waves, workgroups=groups)
+
     def save(self, path: Path | str) -> None:
         """Write everything to one compressed .npz file. Raises OSError."""
         about = {"format": _FORMAT, "kernel": self.kernel, "workgroup": self.workgroup}
         about |= {"accum_offset": self.accum_offset, "source": list(self.source.items())}
+        about |= {"workgroups": self.workgroups}
         arrays = {"about": np.array(json.dumps(about)), "text": np.frombuffer(self.text, np.uint8)}
         for number, wave in enumerate(self.waves):
             arrays |= {f"steps{number}": wave.steps, f"lines{number}": wave.lines}
@@ -117,6 +135,7 @@ class Recording:
             about["workgroup"],
             about["accum_offset"],
             dict(about["source"]),
+            tuple(about.get("workgroups", ())),
         )
         if problem := found._problem():
             raise BadRecording(f"{path}: {problem}")
@@ -131,22 +150,25 @@ class Recording:
                 return f"wave {number} executes instructions that the text does not have"
             if wave.steps["lines"].sum(dtype=np.int64) != len(wave.lines):
                 return f"wave {number} has {len(wave.lines)} lines, its steps touch others"
+        if self.workgroups and len(self.workgroups) != len(self.waves):
+            return f"{len(self.workgroups)} waves of workgroups, {len(self.waves)} streams"
         return "" if self.waves else "no waves"
 
 
 @contextmanager
-def recording(workgroup: int = 0) -> Iterator[None]:
+def recording(workgroup: int = 0, kernels: str = "") -> Iterator[None]:
     """Record that workgroup (linear id in its grid) in all launches of the calling thread.
 
-    Counters are on meanwhile. ``recorded()`` then has the latest launch's recording.
+    Counters are on meanwhile. ``recorded()`` then has the latest launch's recording, or with
+    ``kernels`` that of the latest launch of a kernel whose name begins so.
     """
     if workgroup < 0:
         raise ValueError(f"the workgroup to record must be at least 0, got {workgroup}")
-    native.functions().lae_record(workgroup)
+    native.functions().lae_record(workgroup, kernels.encode())
     try:
         yield
     finally:
-        native.functions().lae_record(-1)
+        native.functions().lae_record(-1, b"")
 
 
 def recorded() -> Recording:

@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 from importlib.metadata import EntryPoint
 from pathlib import Path
+from typing import Any
 
 import pytest
 import typer
 from typer.testing import CliRunner
 
+from liteattention_benchmark import model_tables
 from liteattention_benchmark.model_cli import model
 from liteattention_emulator import Recording
 from tests import ROOT
@@ -49,6 +51,65 @@ def test_a_shipped_kernel(kernel: str, dim: int, tmp_path: Path) -> None:
     assert json.loads(again)["clk"] == data["clk"]
 
 
+def as_json(*words: str) -> dict[str, Any]:
+    code, text = call(*words, "--no-range", "--json")
+    assert code == 0
+    found: dict[str, Any] = json.loads(text[text.index("{") : text.rindex("}") + 1])
+    return found
+
+
+def test_a_prefill_tile() -> None:
+    """The last 64 rows of 4 heads over 320 keys: two products of 32 rows a wave and 64 keys."""
+    data = as_json("--kernel", "prefill", "--shape", "1,8,320,128", "--kv-heads", "2")
+    assert data["kernel"] == "attention_prefill_bf16_d128_rtne" and "hbm" not in data
+    per_block = 2 * 32 * 64 * 128 / 16**3
+    for row in data["waves"]:
+        assert row["loop"]["matrix_instructions"] == per_block
+        assert row["clk_per_block"] == pytest.approx(row["loop"]["clk"])
+    spent = data["per_mflop_or_flop"]
+    assert spent["matrix"] == pytest.approx(1e6 / 16**3 / 2)
+    assert spent["lds_bytes"] > spent["l1_bytes"] > 0
+
+
+def test_two_decode_workgroups() -> None:
+    words = ("--kernel", "decode", "--shape", "1,16,1280,128", "--kv-heads", "2", "--q-len", "2")
+    data = as_json(*words)
+    assert data["kernel"] == "attention_decode_bf16_d128_rtne" and len(data["waves"]) == 8
+    assert data["constants"]["l2_latency"] == 876  # of HBM
+    hbm, under_way = data["hbm"], data["under_way"]
+    assert hbm["needed_bytes"] == pytest.approx(876 * 1800 / 304)
+    # K and V of a block are asked for before the one before is done: 16 KB a wave and more.
+    assert under_way["fetched_bytes"] > 8 * 16384 > 10 * hbm["needed_bytes"]
+    assert hbm["under_way_over_needed"] == under_way["fetched_bytes"] / hbm["needed_bytes"]
+    # K and V once each, two bytes times 128 an element, but for what lies outside the window.
+    window = data["accounted"]
+    fetched = under_way["fetched_bytes_per_clk"] * (window["end"] - window["begin"])
+    assert 0.3 * 2 * 1280 * 512 < fetched <= 2 * 1280 * 512
+    short = ("--kernel", "decode", "--shape", "1,1,128,64")
+    assert as_json(*short, "--set", "l2_latency=300")["constants"]["l2_latency"] == 300
+    code, text = call(*short, "--no-range")
+    assert code == 0 and "HBM: a CU's share is 5.9 B/clk" in " ".join(text.split())
+
+
+def test_the_tables_of_the_docs() -> None:
+    """A row has what the report of its case says."""
+    case = model_tables.Case((1, 1, 512, 64), "dense", "rtne")
+    decode = model_tables.Case((1, 1, 256, 64), "decode", "rtne")
+    text = model_tables.to_markdown(
+        model_tables.run({"one": case}, ranges=False), model_tables.run_decode({"two": decode})
+    )
+    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in text.splitlines()]
+    clocks, spent = (row for row in rows if row[:1] == ["one"])
+    data = as_json("--shape", "1,1,512,64")
+    assert clocks[1] == f"{data['clk_per_32x32x8']:.1f}"
+    assert clocks[4] == f"{data['waves'][0]['clk_per_block']:.0f}"
+    assert float(spent[1]) == pytest.approx(data["per_mflop_or_flop"]["matrix"], abs=0.1)
+    [found] = (row for row in rows if row[:1] == ["two"])
+    # With HBM's share of the rate no more comes, and more is under way.
+    assert float(found[5]) < 6.1 < float(found[3])
+    assert int(found[4].split()[0]) > int(found[1].split()[0])
+
+
 def test_every_mistake_is_named(tmp_path: Path) -> None:
     code, text = call("--shape", "1,2,3", "--kernel", "x", "--rounding", "y", "--set", "z=1")
     assert code == 2
@@ -56,6 +117,14 @@ def test_every_mistake_is_named(tmp_path: Path) -> None:
         assert part in text
     code, text = call("--shape", "1,1,64,96")
     assert code == 2 and "64 or 128" in text
+    code, text = call("--shape", "1,6,64,96", "--kernel", "decode", "--q-len", "99")
+    assert code == 2 and "64, 128 or 256" in text and "at most S = 64, got 99" in text
+    code, text = call("--shape", "1,6,64,64", "--kernel", "prefill", "--kv-heads", "4")
+    assert code == 2 and "multiple of --kv-heads" in text
+    code, text = call("--shape", "1,1,8,64", "--kernel", "prefill", "--q-len", "2")
+    assert code == 2 and "--q-len is for --kernel decode" in text
+    code, text = call("--shape", "1,2,64,64", "--kv-heads", "1", "--page-size", "8")
+    assert code == 2 and "--kv-heads, --page-size: only with --kernel prefill" in text
     for words in ((), ("file.npz", "--shape", "1,1,64,128")):
         code, text = call(*words)
         assert code == 2 and "one of both" in text

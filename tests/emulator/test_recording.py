@@ -101,6 +101,21 @@ def test_recording_changes_no_result_and_costs_nothing_later() -> None:
             recorded()
 
 
+def test_one_kernel_of_several() -> None:
+    """Launches of others in between neither record nor take the recording away."""
+    with Module(compile_hip(SOURCE)) as module:
+        data = np.arange(64, dtype=np.float32)
+        with recording(0, "hal"):
+            with pytest.raises(EmulatorError, match="recorded nothing"):
+                recorded()
+            module.launch("halve", [1], [64], [data])
+            module.launch("reverse", [1], [64], [data, 1], dynamic_lds=256)
+            assert recorded().kernel == "halve"
+        with recording():
+            module.launch("reverse", [1], [64], [data, 1], dynamic_lds=256)
+            assert recorded().kernel == "reverse"
+
+
 def test_a_workgroup_that_is_not_there() -> None:
     with Module(compile_hip(SOURCE)) as module:
         data = np.zeros(64, np.float32)

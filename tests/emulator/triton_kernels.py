@@ -3,6 +3,7 @@
 ``compile_for_gfx942`` needs the ``triton`` package (extra ``triton``); LLVM comes with it.
 """
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,11 +26,16 @@ def compile_for_gfx942(
     signature: dict[str, str],
     constants: dict[str, Any],
     options: dict[str, Any] | None = None,
+    aligned: Collection[str] = (),
 ) -> Compiled:
-    """signature: argument name -> Triton type ("*fp32", "i32", ...), run-time arguments only."""
+    """signature: argument name -> Triton type ("*fp32", "i32", ...), run-time arguments only.
+
+    aligned: arguments that are multiples of 16, as Triton finds out when it launches.
+    """
     types = signature | {name: "constexpr" for name in constants}
     ordered = {name: types[name] for name in kernel.arg_names}
-    source = ASTSource(fn=kernel, signature=ordered, constexprs=constants)
+    attrs = {(i,): [["tt.divisibility", 16]] for i, name in enumerate(ordered) if name in aligned}
+    source = ASTSource(fn=kernel, signature=ordered, constexprs=constants, attrs=attrs)
     built = triton.compile(source, target=GPUTarget("hip", "gfx942", 64), options=options or {})
     metadata = built.metadata
     threads = metadata.num_warps * 64

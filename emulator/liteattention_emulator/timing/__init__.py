@@ -5,20 +5,30 @@
 docs/model.md says what is modelled and how far it can be believed.
 """
 
+from .chip import Chip, Cost, Launch, launch, residency
 from .constants import BadConstants, Constant, checked, table
 from .loops import Loop, find
-from .model import Idle, Replay, Spread, replay, spread
+from .model import Flight, Idle, Replay, Spread, replay, spread
+from .work import Work, work
 
 __all__ = [
     "BadConstants",
+    "Chip",
     "Constant",
+    "Cost",
+    "Flight",
     "Idle",
+    "Launch",
     "Loop",
     "Replay",
     "Spread",
+    "Work",
     "checked",
     "find",
+    "launch",
     "replay",
+    "residency",
     "spread",
     "table",
+    "work",
 ]

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
@@ -14,7 +15,7 @@ from liteattention_emulator.recording import Recording
 
 from . import picture, report
 from .constants import BadConstants, checked
-from .model import replay, spread
+from .model import Replay, replay, spread
 
 Overrides = Annotated[
     list[str] | None,
@@ -80,8 +81,16 @@ class Options:
         return Options(values, ranges, top, timeline, clock_ghz, as_json)
 
 
-def run(recording: Recording, options: Options, matrix_per_block: float | None = None) -> None:
-    """Replay a recording, print the result and draw it. Raises EmulatorError, OSError."""
+def run(
+    recording: Recording,
+    options: Options,
+    matrix_per_block: float | None = None,
+    more: Callable[[Replay, dict[str, Any]], str] | None = None,
+) -> None:
+    """Replay a recording, print the result and draw it. Raises EmulatorError, OSError.
+
+    more: may add to what ``--json`` prints, and says the same in words, or nothing.
+    """
     result = replay(recording, options.overrides)
     ranges = spread(recording, options.overrides) if options.ranges else None
     data = report.to_dict(
@@ -91,6 +100,7 @@ def run(recording: Recording, options: Options, matrix_per_block: float | None =
         top=options.top,
         clock_ghz=options.clock_ghz,
     )
+    words = "" if more is None else more(result, data)
     if options.timeline is not None:
         try:
             picture.draw(result, options.timeline)
@@ -102,3 +112,5 @@ def run(recording: Recording, options: Options, matrix_per_block: float | None =
         typer.echo(json.dumps(data, indent=1))
     else:
         report.show(data, Console())
+        if words:
+            Console().print(words, highlight=False, soft_wrap=True)

@@ -3,7 +3,7 @@
 import ctypes
 import os
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property
@@ -38,6 +38,36 @@ class Idle:
     clocks: float
 
 
+@dataclass(frozen=True, slots=True)
+class Flight:
+    """Loads from memory, to registers or LDS, that issued in a window of ``span`` clk, in bytes.
+
+    asked: by instructions. fetched: of the lines of 128 bytes among them that L1 did not have.
+    asked_clocks, fetched_clocks: the same, each times the clk from its issue until it was there.
+    """
+
+    asked: float
+    fetched: float
+    asked_clocks: float
+    fetched_clocks: float
+    span: int
+
+    @property
+    def asked_under_way(self) -> float:
+        """Bytes under way at a time, the mean (Little's law)."""
+        return self.asked_clocks / max(self.span, 1)
+
+    @property
+    def fetched_under_way(self) -> float:
+        """The same of lines from beyond L1."""
+        return self.fetched_clocks / max(self.span, 1)
+
+    @property
+    def rate(self) -> float:
+        """B/clk from beyond L1."""
+        return self.fetched / max(self.span, 1)
+
+
 @dataclass(frozen=True, eq=False)
 class Replay:
     """When the instructions of a recording issue on the modelled CU.
@@ -45,8 +75,8 @@ class Replay:
     constants: all of them by name. clocks: of the whole replay. begin, end: of what is accounted
     for (``window`` of wave 0's steps). matrix: clk of the matrix instructions issued in it, summed
     over the SIMDs. idle: the rest. lds_busy, address_busy: clk in which the banks of the LDS and
-    the address unit of vector memory worked, in the whole replay. issued: of each wave int64
-    [steps], the clk of issue.
+    the address unit of vector memory worked, in the whole replay. flight: of the window. issued: of
+    each wave int64 [steps], the clk of issue.
     """
 
     recording: Recording
@@ -61,6 +91,7 @@ class Replay:
     address_busy: float
     l1_hits: int
     l1_misses: int
+    flight: Flight
     idle: tuple[Idle, ...]
     issued: tuple[Clocks, ...]
 
@@ -147,6 +178,7 @@ def replay(
             _sizes([len(array) for array in steps]),
             _addresses(lines),
             _sizes([len(array) for array in lines]),
+            _sizes(recording.workgroups or [0] * len(steps)),
             _sizes([0, *window]),
             (ctypes.c_double * len(constants))(*constants.values()),
             len(constants),
@@ -154,7 +186,12 @@ def replay(
         )
     )
     idle = tuple(Idle(*row) for row in found.pop("idle"))
-    return Replay(recording, constants, window, loops, idle=idle, issued=tuple(issued), **found)
+    sums: list[float] = found.pop("flight")
+    flight = Flight(sums[0], sums[1], sums[2], sums[3], found["end"] - found["begin"])
+    arrays = tuple(issued)
+    return Replay(
+        recording, constants, window, loops, flight=flight, idle=idle, issued=arrays, **found
+    )
 
 
 def spread(recording: Recording, overrides: Mapping[str, float] | None = None) -> list[Spread]:
@@ -184,5 +221,5 @@ def _addresses(arrays: list[npt.NDArray[Any]]) -> Any:
     return (ctypes.c_void_p * len(arrays))(*(array.ctypes.data for array in arrays))
 
 
-def _sizes(values: list[int]) -> Any:
+def _sizes(values: Sequence[int]) -> Any:
     return (ctypes.c_size_t * len(values))(*values)

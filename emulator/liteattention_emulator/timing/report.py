@@ -8,9 +8,25 @@ from rich.console import Console
 from rich.table import Table
 
 from .model import MATRIX_CLK, Replay, Spread
+from .work import PER_MFLOP, Work, work
 
 SMALL = 0.0005
 """Shares of the time below this are left out of tables, and effects of constants."""
+
+
+WORK_HEAD = (
+    *("matrix", "plain", "packed", "exp", "LDS", "memory", "scalar"),
+    *("LDS B", "L1 B", "L2 B", "matrix operands B", "other operands B"),
+)
+"""Columns of ``work_row``: instructions per MFLOP, then bytes per flop."""
+
+
+def work_row(spent: Work) -> list[str]:
+    """Cells of a table."""
+    return [
+        f"{value:.1f}" if name in PER_MFLOP else f"{value:.4f}"
+        for name, value in spent.to_dict().items()
+    ]
 
 
 def to_dict(
@@ -28,6 +44,7 @@ def to_dict(
     the CU; only with it are there microseconds.
     """
     recording = result.recording
+    flight, spent = result.flight, work(result)
     data: dict[str, Any] = {
         "kernel": recording.kernel,
         "workgroup": recording.workgroup,
@@ -43,6 +60,12 @@ def to_dict(
         "l1_misses": result.l1_misses,
         "lds_busy": result.lds_busy / max(result.clocks, 1),
         "address_unit_busy": result.address_busy / max(result.clocks, 1),
+        "under_way": {
+            "asked_bytes": flight.asked_under_way,
+            "fetched_bytes": flight.fetched_under_way,
+            "fetched_bytes_per_clk": flight.rate,
+        },
+        "per_mflop_or_flop": None if spent is None else spent.to_dict(),
         "constants": dict(result.constants),
     }
     if ranges is not None:
@@ -137,8 +160,18 @@ def show(data: dict[str, Any], console: Console) -> None:
             highlight=False,
             soft_wrap=True,
         )
+    under_way = data["under_way"]
+    say(
+        f"vector memory: {under_way['asked_bytes']:,.0f} bytes under way (mean), "
+        f"{under_way['fetched_bytes']:,.0f} of them from beyond L1, which gives "
+        f"{under_way['fetched_bytes_per_clk']:.1f} B/clk",
+        highlight=False,
+        soft_wrap=True,
+    )
     say(_wave_table(data))
     say(_share_table(data))
+    if data["per_mflop_or_flop"]:
+        say(_work_table(data))
     if data["at"]:
         say(_place_table(data))
     if "range" in data:
@@ -174,6 +207,16 @@ def _share_table(data: dict[str, Any]) -> Table:
     for cause, share in data["not_used"].items():
         if share >= SMALL:
             table.add_row(cause, f"{share:.1%}")
+    return table
+
+
+def _work_table(data: dict[str, Any]) -> Table:
+    table = _table("what its flops cost", "")
+    for name, value in data["per_mflop_or_flop"].items():
+        counted = name in PER_MFLOP
+        what = name if counted else f"{name.replace('_bytes', '').replace('_', ' ')} bytes"
+        unit = "instructions per MFLOP" if counted else "per flop"
+        table.add_row(f"{what} {unit}", f"{value:.1f}" if counted else f"{value:.4f}")
     return table
 
 

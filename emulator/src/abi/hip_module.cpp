@@ -134,7 +134,8 @@ EXPORT hipError_t hipModuleLaunchKernel(void* function, unsigned grid_x, unsigne
             return hipErrorInvalidConfiguration;
         }
         latest.report = std::make_unique<Report>();
-        run(launch, Device::get().memory, recording(Device::get().options()), *latest.report);
+        const Options options = recording(Device::get().options(), latest.kernel->name);
+        run(launch, Device::get().memory, options, *latest.report);
         keep_recording(*latest.report, latest.module->object, *latest.kernel);
         latest.text = latest.report->text(latest.module->object, *latest.kernel);
         return latest.text.empty() ? hipSuccess : hipErrorLaunchFailure;

@@ -108,7 +108,7 @@ EXPORT char* lae_run_snippet(const void* text, size_t bytes, uint32_t waves, uin
     return text_of([&] {
         if (waves == 0 || waves > 16) throw std::invalid_argument("waves must be 1 to 16");
         if (lds_bytes > 65536) throw std::invalid_argument("there are 65536 bytes of LDS");
-        const Options options = recording(Device::get().options());
+        const Options options = recording(Device::get().options(), "");
         forget_recording();
         Code code = decode(static_cast<const uint8_t*>(text), bytes);
         code.address = reinterpret_cast<uint64_t>(text);

@@ -24,9 +24,14 @@ Recorded& latest() {
     return recorded;
 }
 
-std::optional<uint64_t>& wanted() {
-    thread_local std::optional<uint64_t> workgroup;
-    return workgroup;
+struct Wanted {
+    std::optional<uint64_t> workgroup;
+    std::string kernels;  // begin with this
+};
+
+Wanted& wanted() {
+    thread_local Wanted wanted;
+    return wanted;
 }
 
 std::vector<uint8_t> text_of_code(const Code& code) {
@@ -42,13 +47,16 @@ std::string place(const std::vector<T>& list) {
 
 }  // namespace
 
-Options recording(Options options) {
-    options.record = wanted();
+Options recording(Options options, const std::string& kernel) {
+    options.record.reset();
+    if (kernel.starts_with(wanted().kernels)) options.record = wanted().workgroup;
     if (options.record) options.count = true;
     return options;
 }
 
-void forget_recording() { latest() = Recorded{}; }
+void forget_recording() {
+    if (wanted().kernels.empty()) latest() = Recorded{};
+}
 
 void keep_recording(Report& report, const CodeObject& object, const Kernel& kernel) {
     if (!report.recording) return;
@@ -69,10 +77,13 @@ void keep_recording(Report& report, const Code& code) {
 using namespace emulator;
 
 // The calling thread's launches and snippets from now on record this workgroup (its linear id) and
-// count; -1: none.
-EXPORT void lae_record(int64_t workgroup) {
-    wanted().reset();
-    if (workgroup >= 0) wanted() = static_cast<uint64_t>(workgroup);
+// count; -1: none. With `kernels` only those whose names begin so do, and others leave the latest
+// recording as it is.
+EXPORT void lae_record(int64_t workgroup, const char* kernels) {
+    wanted() = Wanted{};
+    if (workgroup < 0) return;
+    wanted() = {static_cast<uint64_t>(workgroup), kernels};
+    if (*kernels) latest() = Recorded{};
 }
 
 // What the calling thread's latest launch or snippet recorded; {} when nothing:

@@ -50,22 +50,24 @@ EXPORT char* lae_timing_constants() {
 // Replays streams over machine code (timing/compute_unit.h):
 //   steps, counts          Steps of each wave, and how many
 //   lines, line_counts     128-byte lines of each wave, and how many
+//   workgroups             of each wave, from 0: which one of those on the CU it belongs to
 //   window                 wave, first step, step behind the last: what is accounted for
 //   constants              values of all of them, in the table's order
 //   issued                 out: of each wave the clk at which each step issued
 // {"clocks", "begin", "end", "matrix", "lds_busy", "address_busy", "l1_hits",
-//  "l1_misses", "idle": [[instruction, cause, clk], ...]}, clk of all four SIMDs together
+//  "l1_misses", "flight": [asked, fetched, asked_clocks, fetched_clocks], "idle": [[instruction,
+//  cause, clk], ...]}, clk of all four SIMDs together
 EXPORT char* lae_replay(const void* text, size_t bytes, uint32_t accum_offset, uint32_t waves,
                         const Step* const* steps, const size_t* counts,
                         const uint64_t* const* lines, const size_t* line_counts,
-                        const size_t* window, const double* constants, size_t constant_count,
-                        int64_t* const* issued) {
+                        const size_t* workgroups, const size_t* window, const double* constants,
+                        size_t constant_count, int64_t* const* issued) {
     return text_of([&] {
         const auto table = timing::Constants::of({constants, constant_count});
         const Code code = decode(static_cast<const uint8_t*>(text), bytes);
         std::vector<timing::WaveSteps> streams;
         for (uint32_t i = 0; i < waves; ++i)
-            streams.push_back({{steps[i], counts[i]}, {lines[i], line_counts[i]}});
+            streams.push_back({{steps[i], counts[i]}, {lines[i], line_counts[i]}, workgroups[i]});
         const timing::Result result = timing::replay(timing::describe(code, accum_offset), streams,
                                                      {window[0], window[1], window[2]}, table);
         for (uint32_t i = 0; i < waves; ++i)
@@ -80,6 +82,10 @@ EXPORT char* lae_replay(const void* text, size_t bytes, uint32_t accum_offset, u
         out.field("address_busy", number(result.address_busy));
         out.field("l1_hits", result.l1_hits);
         out.field("l1_misses", result.l1_misses);
+        const timing::Flight& flight = result.flight;
+        out.field("flight", "[" + number(flight.asked) + "," + number(flight.fetched) + "," +
+                                number(flight.asked_clocks) + "," + number(flight.fetched_clocks) +
+                                "]");
         out.field("idle", idle_json(result.account));
         return out.object();
     });

@@ -15,7 +15,7 @@
 namespace emulator::timing {
 namespace {
 
-constexpr size_t kMostWaves = 16;
+constexpr size_t kMostWaves = kMostWavesOfSimd * kSimds;
 // Without any issue: far longer than anything takes, so that the replay does not come to its end.
 constexpr int64_t kLongestPause = 10'000'000;
 
@@ -29,6 +29,11 @@ struct Wave {
     State working{Cause::scalar, 0};  // while `next` has not come
     Scoreboard registers;
     InFlight memory, lds;
+};
+
+// Waves of one workgroup.
+struct Group {
+    size_t alive = 0, at_barrier = 0;
 };
 
 Cause work_of(Class kind) {
@@ -69,12 +74,15 @@ class ComputeUnit {
           result_{.account = Account(code.size())} {
         for (int i = 0; i < kSimds; ++i) ports_.emplace_back(constants_);
         result_.issued.resize(streams.size());
+        for (const WaveSteps& stream : streams)
+            if (stream.workgroup >= groups_.size()) groups_.resize(stream.workgroup + 1);
         for (size_t i = 0; i < streams.size(); ++i) {
             auto wave = std::make_unique<Wave>();
             wave->id = static_cast<int>(i);
             wave->stream = streams[i];
             wave->ended = streams[i].steps.empty();
             alive_ += !wave->ended;
+            groups_[streams[i].workgroup].alive += !wave->ended;
             result_.issued[i].reserve(streams[i].steps.size());
             of_simd_[i % kSimds].push_back(wave.get());
             waves_.push_back(std::move(wave));
@@ -90,7 +98,7 @@ class ComputeUnit {
                                          std::to_string(kLongestPause) + " clk");
             for (int simd = 0; simd < kSimds; ++simd)
                 if (now_ % period == simd % period) clock(simd, static_cast<double>(period));
-            release_barrier();
+            release_barriers();
         }
         result_.clocks = now_;
         if (counting_) result_.end = now_;
@@ -172,7 +180,9 @@ class ComputeUnit {
         if (++wave.at == wave.stream.steps.size()) {
             wave.ended = true;
             --alive_;
-            at_barrier_ -= wave.at_barrier;  // it is no more one of those that others wait for
+            Group& group = groups_[wave.stream.workgroup];
+            --group.alive;
+            group.at_barrier -= wave.at_barrier;  // it is no more one of those that others wait for
         }
         return wave.working;
     }
@@ -195,7 +205,11 @@ class ComputeUnit {
                 return arrive(wave, inst, wave.lds, lds_.issue(simd, step, now));
             case Class::memory: {
                 const auto lines = wave.stream.lines.subspan(wave.line, step.lines);
+                const uint64_t missed = memory_.misses();
                 const double done = memory_.issue(inst, step, lines, now);
+                if (counting_ && !inst.store)
+                    fly(step.bytes, kLineBytes * static_cast<double>(memory_.misses() - missed),
+                        done - now);
                 if (inst.to_lds) lds_.copy(step, now);
                 if (inst.flat) wave.lds.add(done);
                 return arrive(wave, inst, wave.memory, done);
@@ -204,7 +218,7 @@ class ComputeUnit {
                 return arrive(wave, inst, wave.lds, now + constants_.smem_latency);
             case Class::barrier:
                 wave.at_barrier = true;
-                ++at_barrier_;
+                ++groups_[wave.stream.workgroup].at_barrier;
                 return constants_.salu_issue;
             case Class::branch:
                 if (step.taken) return constants_.branch_taken;
@@ -246,6 +260,14 @@ class ComputeUnit {
         return taken;
     }
 
+    void fly(double asked, double fetched, double clocks) {
+        Flight& flight = result_.flight;
+        flight.asked += asked;
+        flight.fetched += fetched;
+        flight.asked_clocks += asked * clocks;
+        flight.fetched_clocks += fetched * clocks;
+    }
+
     double arrive(Wave& wave, const Description& inst, InFlight& queue, double at) {
         queue.add(at);
         wave.registers.result(inst, at, at, at);
@@ -264,14 +286,17 @@ class ComputeUnit {
         }
     }
 
-    void release_barrier() {
-        if (!at_barrier_ || at_barrier_ < alive_) return;
-        for (const auto& wave : waves_)
-            if (wave->at_barrier) {
-                wave->at_barrier = false;
-                wave->next = static_cast<double>(now_) + constants_.barrier_release;
-            }
-        at_barrier_ = 0;
+    void release_barriers() {
+        for (size_t group = 0; group < groups_.size(); ++group) {
+            Group& it = groups_[group];
+            if (!it.at_barrier || it.at_barrier < it.alive) continue;
+            for (const auto& wave : waves_)
+                if (wave->at_barrier && wave->stream.workgroup == group) {
+                    wave->at_barrier = false;
+                    wave->next = static_cast<double>(now_) + constants_.barrier_release;
+                }
+            it.at_barrier = 0;
+        }
     }
 
     const std::vector<Description>& code_;
@@ -286,15 +311,17 @@ class ComputeUnit {
     VectorMemory memory_;
     Result result_;
     int64_t now_ = 0, issued_ = 0;  // issued_: when anything last did
-    size_t alive_ = 0, at_barrier_ = 0;
+    size_t alive_ = 0;
+    std::vector<Group> groups_;
     bool counting_ = false;
 };
 
 std::string fault(const std::vector<Description>& code, std::span<const WaveSteps> waves,
                   const Window& window) {
     if (waves.empty() || waves.size() > kMostWaves)
-        return "the model takes 1 to 16 waves, got " + std::to_string(waves.size());
+        return "the model takes 1 to 32 waves, got " + std::to_string(waves.size());
     for (const WaveSteps& wave : waves) {
+        if (wave.workgroup >= waves.size()) return "more workgroups than waves";
         size_t lines = 0;
         for (const Step& step : wave.steps) {
             if (step.index >= code.size()) return "a step of an instruction that is not there";

@@ -7,6 +7,8 @@
 
 namespace emulator::timing {
 
+inline constexpr int kSimds = 4, kMostWavesOfSimd = 8;
+
 struct Constants {
 #define CONSTANT(name, value, unit, low, high, source) double name = value;
 #include "timing/constants.def"

@@ -3,12 +3,6 @@
 #include <algorithm>
 
 namespace emulator::timing {
-namespace {
-
-constexpr double kLineBytes = 128;
-
-}  // namespace
-
 const double* L1::find(uint64_t line) {
     Set& set = set_of(line);
     const auto found = set.lines.find(line);

@@ -37,6 +37,8 @@ class L1 {
     std::vector<Set> sets_;
 };
 
+inline constexpr double kLineBytes = 128;
+
 class VectorMemory {
    public:
     explicit VectorMemory(const Constants& constants)

@@ -37,8 +37,9 @@ class VectorPorts {
 
     const Constants& constants_;
     double port_free_ = 0, trans_free_ = 0, matrix_free_ = 0;
-    double matrix_allowed_ = 0;                        // behind a packed one
-    std::array<double, 16> matrix_allowed_of_wave_{};  // behind a packed one of its own
+    // Behind a packed instruction: of any wave, of a wave's own.
+    double matrix_allowed_ = 0;
+    std::array<double, kMostWavesOfSimd * kSimds> matrix_allowed_of_wave_{};
     Class port_class_ = Class::vector;
     int port_wave_ = -1, matrix_wave_ = -1;
     int kept_waiting_ = -1;  // wave whose matrix instruction waits for another's packed one to end

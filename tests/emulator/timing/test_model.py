@@ -117,8 +117,8 @@ def test_overrides_are_checked_all_at_once() -> None:
 
 
 def test_streams_that_cannot_be_replayed() -> None:
-    with pytest.raises(EmulatorError, match="1 to 16 waves"):
-        replay(streams(["V"] * 17))
+    with pytest.raises(EmulatorError, match="1 to 32 waves"):
+        replay(streams(["V"] * 33))
     bad = streams(["V"])
     bad.waves[0].steps["index"] = 1000
     with pytest.raises(EmulatorError, match="instruction that is not there"):

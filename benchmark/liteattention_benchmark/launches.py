@@ -1,0 +1,97 @@
+"""Our kernels' launches on the whole chip: which workgroups there are and how many blocks each has.
+
+What a workgroup costs is a replay's (``liteattention_emulator.timing.Cost``).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from liteattention_emulator.memory_constants import parameters
+from liteattention_emulator.timing import Cost, Launch, Replay, launch
+from liteattention_rocm import _core
+
+from .hbm import CUS
+from .model import BLOCK, Case
+
+Blocks = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """K blocks (64 keys) of each workgroup in the order of their ids; 0: it ends at once.
+
+    pass_bytes: what the passes before and after the kernel read and write, V packed and parts
+    merged.
+    """
+
+    blocks: Blocks
+    pass_bytes: int = 0
+
+
+def work_of(case: Case) -> Work:
+    """The launch of a case's whole shape; prefill is causal, of requests of S tokens."""
+    batch, heads, length, dim = case.shape
+    if case.kernel == "prefill":
+        return Work(_prefill(case))
+    blocks = -(-length // _core.GFX942_K_BLOCK)
+    shape = _core.DenseShape(batch, heads, heads, length, length, dim)
+    packing = 2 * 2 * batch * heads * blocks * _core.GFX942_K_BLOCK * dim
+    if case.kernel == "lite":
+        return Work(np.full(_core.plan_lite(shape).lite_grid, blocks), packing)
+    plan = _core.plan_dense(shape, CUS, 0)
+    whole = np.full(plan.whole_tiles, blocks)
+    splits = max(plan.splits, 1)
+    parts = [blocks // splits + (part < blocks % splits) for part in range(splits)]
+    tail = np.repeat(parts, plan.tail_tiles)
+    merged = 0
+    if splits > 1:
+        merged = plan.tail_tiles * _core.GFX942_Q_BLOCK * dim * (2 * 4 * splits + 2)
+    return Work(np.concatenate([whole, tail]).astype(np.int64), packing + merged)
+
+
+def _prefill(case: Case) -> Blocks:
+    """As csrc/gfx942/geometry.h deals tiles: PrefillBegin, PrefillTileOf."""
+    batch, heads, length, _ = case.shape
+    kv_heads, rows = case.kv_heads or heads, case.tile
+    slots = batch * length * case.group // rows + batch
+    of_slot = np.zeros(slots, np.int64)
+    for request in range(batch):
+        begin = request * length * case.group // rows + request
+        for tile in range(-(-length * case.group // rows)):
+            seen = -(-min((tile + 1) * rows, length * case.group) // case.group)
+            of_slot[begin + tile] = -(-seen // BLOCK)
+    ids = np.arange(slots * kv_heads)
+    sets = min(kv_heads & -kv_heads, 8)
+    return of_slot[slots - 1 - ids // sets % slots]
+
+
+def cost_of(result: Replay, clocks_per_block: float, blocks: int) -> Cost:
+    """What a replayed workgroup of so many blocks says of others."""
+    return Cost(max(result.clocks - clocks_per_block * blocks, 0.0), clocks_per_block)
+
+
+def of(case: Case, result: Replay, clocks_per_block: float) -> tuple[Launch, dict[str, Any]]:
+    """The launch of a case's shape, and its figures for ``--json``.
+
+    result: of the workgroup that ``model.record`` records. pass_clk is by HBM's rate alone.
+    """
+    work = work_of(case)
+    cost = cost_of(result, clocks_per_block, -(-case.shape[2] // BLOCK))
+    clocks = np.where(work.blocks > 0, cost.fixed + cost.per_block * work.blocks, 0.0)
+    found = launch(clocks)
+    matrix = float(work.blocks.sum()) * result.use * result.simds * clocks_per_block
+    return found, {
+        "workgroups": int((work.blocks > 0).sum()),
+        "rounds": found.rounds,
+        "clk": found.clocks,
+        "cus_in_use": found.occupied,
+        "matrix_use": found.matrix_use(matrix),
+        "pass_clk": work.pass_bytes / parameters()["hbm_rate"],
+        "workgroup_fixed_clk": cost.fixed,
+        "workgroup_clk_per_block": cost.per_block,
+    }

@@ -1,0 +1,138 @@
+"""Tables of docs/model.md about our kernels: the cycle model on workgroups of each of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from liteattention_emulator.timing import Replay, Work, replay, spread, work
+from liteattention_emulator.timing.report import WORK_HEAD, work_row
+from liteattention_rocm.cli import tables
+
+from .hbm import HBM_LATENCY, Need, need
+from .model import Case, record
+
+KEYS = 4096
+GROUPED = {"kv_heads": 8}
+CASES = {
+    "dense, D = 128": Case((1, 24, KEYS, 128), "dense", "rtne"),
+    "dense, D = 128, RTNA": Case((1, 24, KEYS, 128), "dense", "rtna"),
+    "dense, D = 128, RTZ": Case((1, 24, KEYS, 128), "dense", "rtz"),
+    "lite, D = 128, every tile kept": Case((1, 24, KEYS, 128), "lite", "rtne"),
+    "dense, D = 64": Case((1, 24, KEYS, 64), "dense", "rtne"),
+    "prefill, D = 128": Case((1, 32, KEYS, 128), "prefill", "rtne", **GROUPED),
+    "prefill, D = 64": Case((1, 32, KEYS, 64), "prefill", "rtne", **GROUPED),
+    "prefill, D = 256": Case((1, 32, KEYS, 256), "prefill", "rtne", **GROUPED),
+}
+DECODE = {
+    f"decode, D = {dim}, {group} heads to a key head": Case(
+        (1, 8 * group, KEYS, dim), "decode", "rtne", **GROUPED
+    )
+    for dim in (64, 128, 256)
+    for group in (4, 8)
+}
+
+
+@dataclass(frozen=True)
+class Row:
+    """A workgroup's replay; ``span``: its time at the open constants' bounds, over the time."""
+
+    name: str
+    result: Replay
+    per_block: float | None
+    span: tuple[float, float] | None
+
+    @property
+    def clocks_per_block(self) -> float | None:
+        """clk of the first wave per 64 keys."""
+        loop, clocks = self.result.loops[0], self.result.per_iteration(0)
+        if loop is None or clocks is None or self.per_block is None:
+            return None
+        return clocks * self.per_block * loop.iterations / loop.matrix
+
+
+@dataclass(frozen=True)
+class DecodeRow:
+    """Two decode workgroups of a CU, alone with HBM's latency, and with its share of HBM's rate."""
+
+    name: str
+    alone: Replay
+    saturated: Replay
+    need: Need
+
+
+def run(
+    cases: dict[str, Case], ranges: bool, say: Callable[[str], None] = lambda _: None
+) -> list[Row]:
+    """Record and replay; ``ranges``: also over the bounds of the open constants."""
+    rows = []
+    for name, case in cases.items():
+        say(name)
+        found, per_block = record(case)
+        result = replay(found)
+        moves = [0.0]
+        if ranges:
+            moves += [at for each in spread(found) for at in (each.at_low, each.at_high)]
+        span = (1 + min(moves), 1 + max(moves)) if ranges else None
+        rows.append(Row(name, result, per_block, span))
+    return rows
+
+
+def run_decode(
+    cases: dict[str, Case], say: Callable[[str], None] = lambda _: None
+) -> list[DecodeRow]:
+    """Record and replay pairs of decode workgroups."""
+    rows = []
+    for name, case in cases.items():
+        say(name)
+        found, _ = record(case)
+        wanted = need()
+        alone = replay(found, {"l2_latency": HBM_LATENCY})
+        shared = {"l2_latency": HBM_LATENCY, "l2_bytes": wanted.rate}
+        rows.append(DecodeRow(name, alone, replay(found, shared), wanted))
+    return rows
+
+
+def clocks(rows: Sequence[Row]) -> list[str]:
+    """How long they take."""
+    lines = []
+    for row in rows:
+        per_matrix, block = row.result.per_matrix or 0.0, row.clocks_per_block
+        span = "" if row.span is None else " to ".join(f"{per_matrix * x:.1f}" for x in row.span)
+        use = f"{row.result.use:.0%}"
+        cells = [row.name, f"{per_matrix:.1f}", span, use, "" if block is None else f"{block:.0f}"]
+        lines.append(cells)
+    head = ["kernel", "clk per 32x32x8", "over the open constants", "matrix cores in use"]
+    return tables.markdown([*head, "clk per wave and 64 keys"], lines)
+
+
+def spent(rows: Sequence[Row]) -> list[str]:
+    """What their flops take."""
+    found: list[tuple[str, Work | None]] = [(row.name, work(row.result)) for row in rows]
+    lines = [[name, *work_row(each)] for name, each in found if each is not None]
+    return tables.markdown(["kernel", *WORK_HEAD], lines)
+
+
+def decode(rows: Sequence[DecodeRow]) -> list[str]:
+    """What decode has under way, beside what HBM asks for."""
+    lines = []
+    for row in rows:
+        flight, full = row.alone.flight, row.saturated.flight
+        lines.append(
+            [
+                row.name,
+                f"{flight.fetched_under_way / 1024:.0f} KB",
+                f"{flight.fetched_under_way / row.need.needed:.0f}",
+                f"{flight.rate:.1f}",
+                f"{full.fetched_under_way / 1024:.0f} KB",
+                f"{full.rate:.1f}",
+            ]
+        )
+    head = ["", "under way", "of what HBM needs, times", "B/clk", "at HBM's rate", "B/clk"]
+    return tables.markdown(head, lines)
+
+
+def to_markdown(rows: Sequence[Row], decoded: Sequence[DecodeRow]) -> str:
+    """All tables."""
+    parts = [clocks(rows), spent(rows)] if rows else []
+    return "\n\n".join("\n".join(part) for part in [*parts, decode(decoded)])
