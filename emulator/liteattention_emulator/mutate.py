@@ -323,7 +323,7 @@ def _m0(kernel: Kernel, inst: Instruction) -> Iterator[Mutation]:
     source = inst.src[0]
     if source is None:
         return
-    if source.kind == "c":
+    if any(given is not None and given.kind == "c" for given in inst.src[:2]):
         yield from _larger_constant(kernel, inst, "m0 shifted by 4")
         return
     block = kernel.graph.blocks[kernel.graph.block_of[inst.index]]

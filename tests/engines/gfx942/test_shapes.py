@@ -144,9 +144,7 @@ def sample(inputs: Inputs, first_rows: list[int], head_step: int, parts: list[in
         runs += [(ROUNDINGS[(n + i) % 3], number) for i, number in enumerate(parts[1:])]
         for i, (rounding, number) in enumerate(runs):
             out, lse = run(q, k, v, rounding, number)
-            expect_close(
-                out, lse, expected, rounding, what=f"{number} parts:", p_as_output=True
-            )
+            expect_close(out, lse, expected, rounding, what=f"{number} parts:", p_as_output=True)
             if i < len(ROUNDINGS):
                 tallies[rounding].add(
                     out[:, :, rows], expected.out[:, :, rows], models[rounding], rounding

@@ -129,10 +129,8 @@ def test_refusals_list_every_reason(
         "its tile is q_block 256, k_block 64, vote_rows 32, got 128, 64, 16",
     ]
     half = bf16(1, 4, 1, 64).half()
-    assert engine.reasons(
-        request_of(half, half, rounding="rtz", geometry=MI300X_GEOMETRY)
-    ) == [
-        "rounding 'rtz' is for bf16 outputs: use 'rtne'",
+    assert engine.reasons(request_of(half, half, rounding="rtz", geometry=MI300X_GEOMETRY)) == [
+        "rounding 'rtz' is for bf16 outputs: use 'rtne'"
     ]
     assert engine.reasons(request_of(half, half, kv_len=2**22 + 1)) == []
     good = bf16(1, 1, 1, 64)
