@@ -1,7 +1,7 @@
 """Broken copies of the shipped kernels, and three known bugs: the checkers must notice them.
 
 The quick part tries a few mutants of each kind on the dense kernel's hot loop; with ``-m slow`` all
-kernels have their turn, with one in three of the mutants of each kind, or all of them if the
+kernels have their turn, with one in five of the mutants of each kind, or all of them if the
 environment says ``MUTANTS=all``.
 """
 
@@ -40,11 +40,11 @@ def dense() -> Iterator[Bench]:
 
 
 def tried(bench: Bench, places: list[listing.Instruction]) -> list[mutate.Verdict]:
-    """Judge the mutants at these places: one in three of each kind, or all."""
+    """Judge the mutants at these places: one in five of each kind, or all."""
     of_kind: dict[str, list[mutate.Mutation]] = {}
     for mutation in mutate.mutations(bench.kernel, places):
         of_kind.setdefault(mutation.kind, []).append(mutation)
-    step = 1 if ALL else 3
+    step = 1 if ALL else 5
     return bench.judge([mutation for kind in of_kind.values() for mutation in kind[::step]])
 
 
