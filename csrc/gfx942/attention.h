@@ -1,36 +1,38 @@
-// The main loop of attention: one tile, 384 query rows of one (batch, q head), over a sequence of K
+// The main loop of attention: one tile, 256 query rows of one (batch, q head), over a sequence of K
 // blocks. attention_dense.hip and attention_lite.hip differ in the sequence only.
 //
-// Road map. One workgroup of 8 waves computes a tile; a wave owns 48 rows in three MFMA tiles. Per
-// K block of 64 keys it runs
+// Road map. One workgroup of 8 waves computes a tile; a wave owns 32 rows, one MFMA tile. Per K
+// block of 64 keys it runs
 //
 //   Qk       S^T = K Q^T        matrix core   K from LDS, Q in registers
 //   Softmax  P^T, m, l          vector ALU    P^T stays in registers, in the layout Pv wants
-//   Pv       O^T += V^T P^T     matrix core   V from global memory (L1), packed by transpose_v
+//   Pv       O^T += V^T P^T     matrix core   V from LDS, packed by transpose_v
 //
 // Schedule. Waves 0-3 are group A, 4-7 group B; wave i and i + 4 share a SIMD. Both groups run the
 // same program, B one barrier later, so that one is on the matrix core while the other is on the
-// vector ALU. A line is one stretch between two barriers:
+// vector ALU (softmax.h: Exponentials). A line is one stretch between two barriers:
 //
 //   A  Qk[0]          Softmax[0]        Pv[0] Qk[1]       Softmax[1]        Pv[1] Qk[2]
-//   B  -              Qk[0]             Softmax[0]        Pv[0] Qk[1]       Softmax[1]
 //                                       copy K[2]                           copy K[3]
+//   B  -              Qk[0]             Softmax[0]        Pv[0] Qk[1]       Softmax[1]
+//                                       copy V[1]                           copy V[2]
 //
-// K[n], the n-th block of the sequence, lies in half n % 2 of the LDS. Its readers are Qk[n] of A
-// and, one stretch later, of B; in the stretch after that B, then in Softmax[n], starts copying K[n
-// + 2] over it. B waits for that copy in its next stretch (Pv[n] Qk[n + 1]), a barrier before A's
-// Qk[n + 2]. The wait at its end states the rule and costs nothing: loads retire in order, so the
-// fragments of V that Pv asks for behind the copy have waited for it already. The copy thus has one
-// stretch, ~3000 clocks, to land. The copies of K[0] and K[1] precede all this, behind a barrier.
+// K[n] and V[n], of the n-th block of the sequence, lie in half n % 2 of their LDS. K[n + 2] goes
+// over K[n], which B reads in the stretch before A copies; A asks for it among the MFMAs of Pv[n],
+// where scalar instructions are free, waits at the end of its next stretch and reads it after the
+// barrier there: it has more than a stretch, ~2200 clocks, to land. V[n + 1] goes over V[n - 1],
+// which B itself has read in the stretch before; B waits at the end of the stretch, and A asks for
+// its first fragments right after that barrier. The copies of K[0], K[1] and V[0] precede all this.
 //
-// The matrix core must not wait at the seams: Pv's first V fragments are asked for at the start of
-// Softmax, where A, who comes to a V block first, also touches all of it, so that it lies in L1;
-// Qk's first K fragments two fragments before Pv ends.
+// The matrix core must not wait at the seams: Pv's first V fragments are read at the start of
+// Softmax, Qk's first K fragments two fragments before Pv ends.
 //
-// Registers at D = 128, of 256 per lane (two waves a SIMD): outputs 96, queries 48, scores 48 or,
-// after them, probabilities 24, fragments 16 + 12; the rest is addresses. All three q tiles stay in
-// registers: with the phases fenced and the last K block outside the loop nothing spills. LDS: 2 x
-// 16 KiB of K.
+// Budget of a stretch: 64 MFMAs are 2048 clocks. The other group's vector instructions share the
+// port with them: 256 clocks of it are theirs, and at D = 128 Softmax takes ~1250.
+//
+// Registers at D = 128, of 256 per lane (two waves a SIMD): outputs 64, queries 32, scores 32 or,
+// after them, probabilities 16, fragments 16 + 16; the rest is addresses and numbers on their way.
+// LDS: 2 x 16 KiB of K, 2 x 16 KiB of V: all of it.
 //
 // A sequence (`Blocks`) lives in scalar registers, the same in all waves, and has
 //

@@ -1,9 +1,9 @@
 // One LiteAttention step: attention over the kept K blocks of a skip bitmap, and the bitmap of the
-// next step. D = 64 and 128, any Sq and Skv up to 64 * 32 * kMaxLiteWords keys.
+// next step. D = 64 and 128, any Sq and Skv.
 //
 // Road map: as attention_dense.hip, but the sequence of K blocks is what the bitmap keeps
-// (skip_vote.h): a block that is not kept costs a zero bit. The waves' votes meet in LDS and leave
-// as whole words after the last barrier. One workgroup per tile; nothing is split, since the
+// (skip_vote.h): a block that is not kept costs a zero bit. The waves' votes meet in the next step's
+// bitmap, which the workgroup clears first. One workgroup per tile; nothing is split, since the
 // heaviest q blocks start first (plan_lpt). Budget: VGPR 216, LDS 65536 (32768 at D = 64).
 
 #include "skip_vote.h"

@@ -1,11 +1,10 @@
 // One function per machine instruction, with the hazard that it brings.
 //
-// All of them are compiler builtins or intrinsics, none is an asm instruction: LLVM then counts
-// outstanding loads, inserts s_waitcnt before the first use, and pads every wait state that gfx942
-// leaves to software. It does neither next to an asm block. "Covered" below means covered by that,
-// and it is the reason why an asm instruction must not be added here without its own s_nop and
-// s_waitcnt. What no compiler knows, namely who hands which LDS bytes to whom, is said where it is
-// done.
+// All but CopyToLds and Pause are compiler builtins or intrinsics: LLVM then counts outstanding
+// loads, inserts s_waitcnt before the first use, and pads every wait state that gfx942 leaves to
+// software. It does neither next to an asm block. "Covered" below means covered by that, and it is
+// the reason why an asm instruction must not be added here without its own s_nop and s_waitcnt.
+// What no compiler knows, namely who hands which LDS bytes to whom, is said where it is done.
 #pragma once
 
 #include "hip_shim.h"
@@ -128,15 +127,8 @@ LITE_DEVICE Word4 DescriptorWords(const char* base, uint32_t bytes) {
 
 LITE_DEVICE uint32_t LdsAddress(const char* lds) { return (uint32_t)(LdsVoid*)lds; }
 
-// buffer_load_dwordx4: 16 bytes at base + lane_offset + offset; `base`, `bytes` and `offset` are
-// scalar, so a stream of them costs one address register. In flight until vmcnt; covered.
-LITE_DEVICE Half8 LoadBlock(const char* base, uint32_t bytes, uint32_t lane_offset,
-                            uint32_t offset) {
-    return __builtin_bit_cast(Half8, __builtin_amdgcn_raw_buffer_load_b128(Descriptor(base, bytes),
-                                                                           lane_offset, offset, 0));
-}
-
-// buffer_load_dword: 4 bytes, likewise. With `bytes` 0 nothing is fetched and the result is 0.
+// buffer_load_dword: 4 bytes at base + lane_offset; `base` and `bytes` are scalar. In flight until
+// vmcnt; covered. With `bytes` 0 nothing is fetched and the result is 0.
 LITE_DEVICE uint32_t LoadWord(const char* base, uint32_t bytes, uint32_t lane_offset) {
     return __builtin_amdgcn_raw_buffer_load_b32(Descriptor(base, bytes), lane_offset, 0, 0);
 }
@@ -194,19 +186,6 @@ LITE_DEVICE uint32_t LaneHere() {
     const uint32_t all = static_cast<uint32_t>(ScalarHere(-1));
     return __builtin_amdgcn_mbcnt_hi(all, __builtin_amdgcn_mbcnt_lo(all, 0));
 }
-
-// No instruction: x twice, in a register pair of its own. Packed arithmetic can take one register
-// for both halves but still names the aligned pair; left to itself the compiler gives the unused
-// half to a load in flight, and then waits for that load here.
-LITE_DEVICE Float2 Twice(float x) {
-    Float2 pair = {x, x};
-    asm("" : "+v"(pair));
-    return pair;
-}
-
-// No instruction: keeps a load whose result nobody wants, and keeps its register from being given
-// to anything else before it has arrived, which is at the latest here.
-LITE_DEVICE void Discard(uint32_t x) { asm volatile("" : : "v"(x)); }
 
 // s_setprio: 0 (default) to 3, which wave of a SIMD issues first. No hazard.
 template <int kLevel>

@@ -43,7 +43,7 @@ struct TransposeVParams {
     int32_t reserved;  // 0
 };
 
-// Dense attention. A tile is 384 query rows of one (batch, q head); Tiles(...) of them, in the
+// Dense attention. A tile is 256 query rows of one (batch, q head); Tiles(...) of them, in the
 // order of `mapping` (TileOf). The first `whole_tiles` of that order are computed by one workgroup
 // each, which writes `out` and `lse`. Each of the other ("tail") tiles is computed by `splits`
 // workgroups, each over a part of the K blocks, which write partial results for merge_parts. No
@@ -54,8 +54,8 @@ struct DenseParams {
     const uint16_t* v_t;
     uint16_t* out;
     float* lse;         // natural log, [batch][q_heads][q_len] contiguous; null: not wanted
-    float* part_out;    // [tail tile][part][384][D] not normalised; null when nothing is split
-    float* part_stats;  // [tail tile][part][2][384]: running maximum (log2 units), sum
+    float* part_out;    // [tail tile][part][256][D] not normalised; null when nothing is split
+    float* part_stats;  // [tail tile][part][2][256]: what they are relative to (log2 units), sum
     Strides q_strides;
     Strides k_strides;  // seq: at most kMaxKRowStride
     Strides out_strides;
@@ -98,7 +98,7 @@ struct LiteParams {
     float scale_log2;    // scale * log2(e), any finite value, also 0 or negative
     float threshold;     // log2 units, <= 0; -inf keeps every tile
     int32_t descending;  // walk K blocks 0: from the first to the last, 1: from the last
-    int32_t soft_skip;   // 1: 48 rows that all vote skip drop the tile's contribution at once
+    int32_t soft_skip;   // 1: 32 rows that all vote skip drop the tile's contribution at once
     int32_t mapping;     // Mapping in geometry.h; 0 is the default
 };
 
