@@ -1,10 +1,10 @@
 """The shapes of video models on the dense kernel's machine code, sampled by workgroup.
 
-Wan's self-attention, (B, H, Sq, Skv, D) = (1, 12, 32760, 32760, 128), has 12 x 86 tiles of
+Wan's self-attention, (B, H, Sq, Skv, D) = (1, 12, 32760, 32760, 128), has 12 x 128 tiles of
 256 query rows. A tile depends on no other, so some are run, each against all keys: queries are
-sliced out of the call's own tensors, with its strides. On an MI300X 912 tiles of this call are
-whole and the last 120 are in 5 parts along the keys; both are run here, and the 74 parts that the
-slice alone gets from ``attention``. Checkers are on.
+sliced out of the call's own tensors, with its strides. On an MI300X 1520 tiles of this call are
+whole and the last 16 are in 19 parts along the keys. Whole tiles and 5 parts are run here, and the
+parts that the slice alone gets from ``attention``. Checkers are on.
 
 Outputs are held against float64 inside the derived bound, and against the rounding model, whose
 docstring says what it is: at least 99.9 % within one bf16 ulp. ``pytest -s`` prints the shares.
