@@ -385,7 +385,7 @@ def cases(kernel: str) -> tuple[str, Sequence[Case]]:
         lengths = [257 + 8 * i for i in range(8)] if dim == 64 else [299]
         return "attention_dense", [
             *(Problem(dim, 200, n, growth=12.0) for n in (40, 100, *lengths)),
-            Problem(dim, 200, 200, reach=3000.0),
+            Problem(dim, 200, 256, reach=3000.0),  # the last block is whole
         ]
     if kernel.startswith("attention_lite"):
         lengths = [257 + 8 * i for i in range(8)] if dim == 64 else []
@@ -401,7 +401,7 @@ def cases(kernel: str) -> tuple[str, Sequence[Case]]:
             LiteProblem(dim, 200, 400, descending=False, growth=12.0),
             LiteProblem(dim, 200, 200, keep=1.0, descending=False, reach=3000.0),
             # a last block that ends between any two keys of a lane, walked first
-            *(LiteProblem(dim, 20, 68 + 16 * t + i, keep=1.0) for t in range(4) for i in range(4)),
+            *(LiteProblem(dim, 20, 68 + 8 * t + i, keep=1.0) for t in range(8) for i in range(4)),
             # walked last, so that the loop copies the block that ends in the middle
             *(LiteProblem(dim, 200, n, descending=False, keep=1.0) for n in lengths),
         ]

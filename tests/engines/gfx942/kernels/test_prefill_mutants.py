@@ -79,6 +79,10 @@ def test_mutants(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         Case(tmp_path, ragged.make([(256, 256 + 33)], (1, 1), 128, 0)),
         Case(tmp_path, ragged.make([(256, 256 + 49)], (1, 1), 128, 0)),
     ]
+    # scores beyond what one rounding of the shift bears, and rows that see nothing yet beside them
+    large = ragged.make([(100, 390)], (2, 1), 128, 1)
+    large.q[::4] *= 3000
+    cases.append(Case(tmp_path, large, window=130))
     with mutants.Bench(KERNEL, image, cases) as bench:
         verdicts = bench.judge(chosen_mutations(bench.kernel, SAMPLE))
     with capsys.disabled():
