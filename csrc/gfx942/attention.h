@@ -108,7 +108,7 @@ LITE_DEVICE float Factor(float scale_log2) {
     return scale_log2 == 0.0f ? 1.0f : __builtin_fabsf(scale_log2);
 }
 
-// Computes a tile into `out` and `stats`. `k_lds` is 2 kBlockBytes of LDS, 16-byte aligned. All
+// Computes a tile into `out` and `stats`. `lds` is kAttentionLds bytes of LDS, 16-byte aligned. All
 // waves of the workgroup call it and leave it having passed the same number of barriers.
 template <class Number, int kDim, class Params, class Blocks>
 LITE_DEVICE void Attend(const Params& p, const Tile& tile, const WaveId& me, char* lds,

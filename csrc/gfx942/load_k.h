@@ -9,7 +9,7 @@ namespace liteattention::gfx942 {
 // The keys of one (batch, kv head).
 struct KSource {
     const char* base;    // key 0
-    uint32_t row_bytes;  // from key to key, below 4 GiB (geometry.h: kMaxKRowStride)
+    uint32_t row_bytes;  // from key to key (geometry.h: kMaxKRowStride)
     int32_t kv_len;
 };
 
