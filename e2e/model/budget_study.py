@@ -44,7 +44,9 @@ class Variant:
     by then (what kernels write), "mass" of the whole row, "rms" of the rows' masses instead of
     their mean, or "value": the share times how far the tile's mean value lies from that of all
     tiles, relative to the mean distance. ``remainder``: what the first skipping step leaves out is
-    kept and added to every later output, out = w out_kept + R.
+    kept and added to every later output, out = w out_kept + R. ``estimate``: tiles left out weigh
+    what the means of their queries and keys say, relative to the tiles computed, and come back if
+    that is too much; the budget is then one of all tiles, not of what is left.
     """
 
     name: str
@@ -53,6 +55,7 @@ class Variant:
     rows: int = 128
     weight: str = "share"
     remainder: bool = False
+    estimate: bool = False
 
 
 def flat(value: float) -> Budget:
@@ -83,6 +86,8 @@ VARIANTS = (
     Variant("budget 0.1 falling to 0.01", ramp(0.1, 0.01)),
     Variant("budget 0.03, three dense steps", flat(0.03), dense_steps=3),
     Variant("budget 0.05, remainder added", flat(0.05), remainder=True),
+    Variant("budget 0.1, left-out tiles estimated", flat(0.1), weight="mass", estimate=True),
+    Variant("budget 0.2, left-out tiles estimated", flat(0.2), weight="mass", estimate=True),
     Variant("by layer", by_layer(*LAYERS)),
     Variant("by layer, rms over the rows", by_layer(*LAYERS), weight="rms"),
     Variant("budget 0.02, 256 rows", flat(0.02), rows=256),
@@ -152,11 +157,14 @@ class Study:
         sums = e.view(*tiles, K_BLOCK).sum(-1)
         total = sums.sum(-1).view(length, 1)
         out = (e.to(v.dtype) @ v).float() / total
-        weight = torch.where(kept, self._weigh(sums, v, step % 2 == 1), 0.0)
+        weight = self._weigh(sums, v, step % 2 == 1)
+        weight = torch.where(kept, weight, _estimate(q, k, kept) if self.variant.estimate else 0.0)
         ordered, order = weight.sort(-1)
         drop = ordered.cumsum(-1) <= budget
         drop[:, -1] = False
-        after = kept & ~torch.zeros_like(kept).scatter(-1, order, drop)
+        after = ~torch.zeros_like(kept).scatter(-1, order, drop)
+        if not self.variant.estimate:
+            after &= kept
         if not (self.variant.remainder and step == self.variant.dense_steps):
             return out, after, None
         lost = e.view(*tiles, K_BLOCK) * ~after[:, None, :, None]
@@ -179,6 +187,16 @@ class Study:
             far = (means - means.mean(0)).norm(dim=-1)
             share = share * far / far.mean()
         return share
+
+
+def _estimate(q: torch.Tensor, k: torch.Tensor, kept: torch.Tensor) -> torch.Tensor:
+    """Mass of every tile [q_blocks, K_blocks] by mean query and mean key; the kept ones have 1."""
+    mean_q, mean_k = (
+        x.float().unflatten(0, (count, -1)).mean(1)
+        for x, count in zip((q, k), kept.shape, strict=True)
+    )
+    scores = mean_q @ mean_k.T / math.sqrt(q.shape[-1])
+    return (scores - scores.masked_fill(~kept, -math.inf).logsumexp(-1, keepdim=True)).exp()
 
 
 def _dense(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
