@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from liteattention_rocm import LiteAttention, SkipPolicy, TileGeometry, lite_attention
@@ -191,6 +191,9 @@ def _select_row(weights, write, mass, kept, k_blocks, words, limit, SPAN: tl.con
 
 
 @settings(max_examples=25, deadline=None)
+@example([(0.125, "w"), (0.1875, "w"), (0.1875, "w"), (0.5, "w")], 0.5)  # the budget exactly
+@example([(0.125, "w"), (0.1875, "w"), (0.1875, "w"), (0.5, "w")], 0.499)
+@example([(math.nan, "w"), (0.1, "d"), (0.9, "w"), (0.1, "n")] + [(1.0, "w")] * 60, 0.9)
 @given(
     st.lists(st.tuples(masses, st.sampled_from("wwwdn")), min_size=1, max_size=70),
     st.floats(2.0**-40, 0.999),
