@@ -63,10 +63,14 @@ Library::Library(void* handle, std::string path) : path_(std::move(path)) {
     if (!api_.name) missing.emplace_back(#name);
     LITEATTENTION_HIP_FUNCTIONS(LITEATTENTION_FIND)
 #undef LITEATTENTION_FIND
+    emulated_ = dlsym(handle, "lae_abi_version") != nullptr;
+#define LITEATTENTION_FIND(name, parameters, result)                                   \
+    emulator_.name = reinterpret_cast<decltype(emulator_.name)>(dlsym(handle, #name)); \
+    if (emulated_ && !emulator_.name) missing.emplace_back(#name);
+    LITEATTENTION_EMULATOR_FUNCTIONS(LITEATTENTION_FIND)
+#undef LITEATTENTION_FIND
     if (!missing.empty())
         throw Unavailable("the HIP run-time " + path_ + " lacks " + Join(missing, ", ") + kRemedy);
-    abi_version_ = reinterpret_cast<int (*)()>(dlsym(handle, "lae_abi_version"));
-    last_report_ = reinterpret_cast<const char* (*)()>(dlsym(handle, "lae_last_report"));
     host_spans_ = SpansOf(handle, api_);
 }
 
@@ -135,13 +139,19 @@ void Library::Check(Error error, const std::string& what, bool reported) const {
     const auto text = [](const char* s) { return std::string(s ? s : "?"); };
     std::string message = what + " failed: " + text(api_.hipGetErrorName(error)) + " (" +
                           std::to_string(error) + "): " + text(api_.hipGetErrorString(error));
-    if (last_report_ && reported) {
-        const std::string report = text(last_report_());
+    if (emulated_ && reported) {
+        const std::string report = text(emulator_.lae_last_report());
         if (!report.empty()) message += "\n" + report;
     }
     // Otherwise the next unrelated PyTorch call would report this error as its own.
     api_.hipGetLastError();
     throw CallFailed(message);
+}
+
+void* Library::GraphMemory(Stream stream, size_t bytes, const void* contents) const {
+    void* memory = nullptr;
+    Check(emulator_.lae_graph_memory(stream, bytes, contents, &memory), "lae_graph_memory");
+    return memory;
 }
 
 int Library::DeviceCount() const {

@@ -54,13 +54,15 @@ bool active(const Stream& stream) { return stream.capture && !stream.capture->in
 
 }  // namespace
 
-GraphMemory::GraphMemory(size_t bytes) : bytes_(bytes) {
+GraphMemory::GraphMemory(size_t bytes, const void* contents)
+    : bytes_(bytes), constant_(contents != nullptr) {
     const size_t block_bytes = (bytes + 3 * kPage - 1) / kPage * kPage;
     block_ = std::aligned_alloc(kPage, block_bytes);
     if (!block_) throw std::bad_alloc();
     std::memset(block_, kFill, block_bytes);
     begin_ = address(block_) + kPage;
-    Device::get().memory.add(begin_, bytes_, {.tracked = true});
+    Device::get().memory.add(begin_, bytes_, {.tracked = !constant_, .constant = constant_});
+    if (constant_) std::memcpy(reinterpret_cast<void*>(begin_), contents, bytes_);
 }
 
 GraphMemory::~GraphMemory() {
@@ -68,7 +70,9 @@ GraphMemory::~GraphMemory() {
     std::free(block_);
 }
 
-void GraphMemory::forget() const { Device::get().memory.mark_unwritten(begin_, bytes_); }
+void GraphMemory::forget() const {
+    if (!constant_) Device::get().memory.mark_unwritten(begin_, bytes_);
+}
 
 hipError_t Graph::launch() const {
     struct Registered {

@@ -30,11 +30,12 @@ struct Node {
     std::function<hipError_t()> run;
 };
 
-// Memory that belongs to a graph and to what was instantiated from it. Each launch begins with all
-// of it undefined.
+// Memory that belongs to a graph and to what was instantiated from it.
 class GraphMemory {
    public:
-    explicit GraphMemory(size_t bytes);  // throws std::bad_alloc
+    // Constants, where `contents` are given; else each launch begins with all of it undefined.
+    // Throws std::bad_alloc.
+    GraphMemory(size_t bytes, const void* contents);
     ~GraphMemory();
     GraphMemory(const GraphMemory&) = delete;
     GraphMemory& operator=(const GraphMemory&) = delete;
@@ -49,6 +50,7 @@ class GraphMemory {
     void* block_;
     uint64_t begin_;
     size_t bytes_;
+    bool constant_;
 };
 
 // Nodes in an order that respects their dependencies. Immutable once the capture has ended; what is

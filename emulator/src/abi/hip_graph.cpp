@@ -282,7 +282,9 @@ EXPORT hipError_t lae_graph_touches(void* stream, void* memory, size_t bytes) {
 }
 
 // Memory that belongs to the graph that `stream` is recording: no hipMalloc, as none is permitted.
-EXPORT hipError_t lae_graph_memory(void* stream, size_t bytes, void** memory) {
+// With `contents` it is constant; else each launch of the graph begins with it undefined.
+EXPORT hipError_t lae_graph_memory(void* stream, size_t bytes, const void* contents,
+                                   void** memory) {
     return call([&] {
         if (!memory || !bytes) return hipErrorInvalidValue;
         Handles& handles = Handles::get();
@@ -290,7 +292,7 @@ EXPORT hipError_t lae_graph_memory(void* stream, size_t bytes, void** memory) {
         const Stream* const found = find_stream(handles, stream);
         if (status_of(found) == CaptureStatus::kNone) return hipErrorIllegalState;
         auto& own = found->capture->graph->memory;
-        own.push_back(std::make_shared<const GraphMemory>(bytes));
+        own.push_back(std::make_shared<const GraphMemory>(bytes, contents));
         *memory = reinterpret_cast<void*>(own.back()->begin());
         return hipSuccess;
     });
