@@ -44,13 +44,14 @@ std::string LoadedAlready() {
 
 // A run-time that is opened twice is loaded once, and registers for all who opened it. Key: its
 // handle; lifetime of an entry: that of the Library objects of the handle.
-std::shared_ptr<HostSpans> SpansOf(void* handle, const Functions& api) {
+std::shared_ptr<HostSpans> SpansOf(void* handle, const Functions& api,
+                                   const EmulatorFunctions& emulator) {
     static std::mutex mutex;
     static std::map<void*, std::weak_ptr<HostSpans>> all;
     const std::lock_guard lock(mutex);
     std::weak_ptr<HostSpans>& entry = all[handle];
     std::shared_ptr<HostSpans> spans = entry.lock();
-    if (!spans) entry = spans = std::make_shared<HostSpans>(api);
+    if (!spans) entry = spans = std::make_shared<HostSpans>(api, emulator);
     return spans;
 }
 
@@ -71,10 +72,28 @@ Library::Library(void* handle, std::string path) : path_(std::move(path)) {
 #undef LITEATTENTION_FIND
     if (!missing.empty())
         throw Unavailable("the HIP run-time " + path_ + " lacks " + Join(missing, ", ") + kRemedy);
-    host_spans_ = SpansOf(handle, api_);
+    host_spans_ = SpansOf(handle, api_, emulator_);
 }
 
+namespace {
+
+// What a capture forbids to others is permitted to this thread meanwhile.
+class Relaxed {
+   public:
+    explicit Relaxed(Error (*exchange)(int*)) : exchange_(exchange) { exchange_(&mode_); }
+    ~Relaxed() { exchange_(&mode_); }
+    Relaxed(const Relaxed&) = delete;
+    Relaxed& operator=(const Relaxed&) = delete;
+
+   private:
+    Error (*exchange_)(int*);
+    int mode_ = 2;  // hipStreamCaptureModeRelaxed, then what it was before
+};
+
+}  // namespace
+
 Error HostSpans::Add(void* begin, size_t bytes) {
+    const Relaxed relaxed(exchange_mode_);
     const std::lock_guard lock(mutex_);
     Spans& spans = spans_[begin];
     if (spans.registered.empty() || spans.registered.back() < bytes) {
@@ -89,6 +108,7 @@ Error HostSpans::Add(void* begin, size_t bytes) {
 }
 
 void HostSpans::Remove(void* begin, size_t bytes) {
+    const Relaxed relaxed(exchange_mode_);
     const std::lock_guard lock(mutex_);
     const auto found = spans_.find(begin);
     Spans& spans = found->second;

@@ -54,6 +54,7 @@ struct Functions {
 // What the software MI300X offers a host program whose tensors lie in plain memory: streams and
 // graphs, which PyTorch has for a GPU's tensors only. X(name, parameters, result)
 #define LITEATTENTION_EMULATOR_FUNCTIONS(X)                                  \
+    X(hipThreadExchangeStreamCaptureMode, (int* mode), Error)                \
     X(lae_last_report, (), const char*)                                      \
     X(lae_current_stream, (), Stream)                                        \
     X(lae_capturing, (Stream stream), int)                                   \
@@ -80,12 +81,15 @@ class CallFailed : public std::runtime_error {
 // Which host memory the software MI300X may touch: the spans of all launches that are running.
 // hipHostUnregister knows a span by its address alone and drops the newest, so two threads whose
 // spans begin at one address would drop each other's. Here they are counted, and at each address
-// the longest of those wanted stays registered. Key: the loaded run-time; owner: its Library
+// the longest of those wanted stays registered. Another thread's capture does not concern them: on
+// a GPU there is nothing to register. Key: the loaded run-time; owner: its Library
 // objects, which share it; thread-safe.
 class HostSpans {
    public:
-    explicit HostSpans(const Functions& api)
-        : register_(api.hipHostRegister), unregister_(api.hipHostUnregister) {}
+    HostSpans(const Functions& api, const EmulatorFunctions& emulator)
+        : register_(api.hipHostRegister),
+          unregister_(api.hipHostUnregister),
+          exchange_mode_(emulator.hipThreadExchangeStreamCaptureMode) {}
     // An error leaves nothing behind, so nothing is to be removed then.
     Error Add(void* begin, size_t bytes);
     void Remove(void* begin, size_t bytes);
@@ -98,6 +102,7 @@ class HostSpans {
 
     Error (*register_)(void*, size_t, unsigned);
     Error (*unregister_)(void*);
+    Error (*exchange_mode_)(int*);
     std::mutex mutex_;
     std::map<void*, Spans> spans_;
 };

@@ -129,6 +129,7 @@ EXPORT int hipMemcpy(void* d, const void* s, size_t n, int k) {
 }
 
 #ifdef FAKE_EMULATOR
+EXPORT int hipThreadExchangeStreamCaptureMode(int* mode) { return *mode = 0; }
 EXPORT int lae_abi_version(void) { return 1; }
 static void* stream;
 static int capturing;
