@@ -18,7 +18,7 @@ scheduled longest first (Graham 1969).
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -305,18 +305,18 @@ class Gfx942Engine(Engine):
 
         def triangular(t: DenseTensors) -> None:
             stream, workspace = scratch()
-            starts = known.get(stream)
+            starts: Sequence[torch.Tensor | _GraphMemory] | None = known.get(stream)
             if starts is None or capturing():
-                starts = [
+                starts = made = [
                     torch.arange(entries + 1, dtype=torch.int32, device=where) * length
                     for length in (request.q_len, request.kv_len)
                 ]
                 if not capturing():  # memory of a graph is the graph's
-                    known[stream] = starts
+                    known[stream] = made
                 elif library.emulated:
                     starts = [
                         _GraphMemory(library.graph_memory(stream, x.nbytes, x.data_ptr()))
-                        for x in starts
+                        for x in made
                     ]
             q_start, kv_start = starts
             for q, k, v, out, lse in jumps:
