@@ -458,6 +458,7 @@ def test_host_memory_and_memory_of_a_graph(hip: Any, image: bytes) -> None:
     with emulator.capture(stream) as graph:
         assert hip.lae_graph_memory(on, c_size_t(256), None, byref(own)) == SUCCESS
         assert launch(hip, halved.kernel, 64, own, stream=on) == SUCCESS
+    put(hip, own, np.ones(64, np.float32))  # which no launch sees
     undefined = r"node 0 of the graph, halve.*\n.*undefined"
     with graph, pytest.raises(emulator.EmulatorError, match=undefined):
         graph.launch()
