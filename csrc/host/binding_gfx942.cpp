@@ -69,6 +69,19 @@ void BindGfx942(py::module_& m) {
              py::arg("path"), py::call_guard<py::gil_scoped_release>())
         .def_property_readonly("path", &hip::Library::path)
         .def_property_readonly("emulated", &hip::Library::emulated)
+        .def("current_stream",
+             [](const hip::Library& library, int) {
+                 return reinterpret_cast<uintptr_t>(library.CurrentStream());
+             })
+        .def("capturing",
+             [](const hip::Library& library) { return library.Capturing(library.CurrentStream()); })
+        .def(
+            "graph_memory",
+            [](const hip::Library& library, uintptr_t stream, size_t bytes, uintptr_t contents) {
+                return reinterpret_cast<uintptr_t>(
+                    library.GraphMemory(At<void>(stream), bytes, At<void>(contents)));
+            },
+            py::arg("stream"), py::arg("size"), py::arg("contents") = 0)
         .def("device_count", &hip::Library::DeviceCount)
         .def("version", &hip::Library::Version);
 

@@ -44,13 +44,14 @@ std::string LoadedAlready() {
 
 // A run-time that is opened twice is loaded once, and registers for all who opened it. Key: its
 // handle; lifetime of an entry: that of the Library objects of the handle.
-std::shared_ptr<HostSpans> SpansOf(void* handle, const Functions& api) {
+std::shared_ptr<HostSpans> SpansOf(void* handle, const Functions& api,
+                                   const EmulatorFunctions& emulator) {
     static std::mutex mutex;
     static std::map<void*, std::weak_ptr<HostSpans>> all;
     const std::lock_guard lock(mutex);
     std::weak_ptr<HostSpans>& entry = all[handle];
     std::shared_ptr<HostSpans> spans = entry.lock();
-    if (!spans) entry = spans = std::make_shared<HostSpans>(api);
+    if (!spans) entry = spans = std::make_shared<HostSpans>(api, emulator);
     return spans;
 }
 
@@ -63,14 +64,36 @@ Library::Library(void* handle, std::string path) : path_(std::move(path)) {
     if (!api_.name) missing.emplace_back(#name);
     LITEATTENTION_HIP_FUNCTIONS(LITEATTENTION_FIND)
 #undef LITEATTENTION_FIND
+    emulated_ = dlsym(handle, "lae_abi_version") != nullptr;
+#define LITEATTENTION_FIND(name, parameters, result)                                   \
+    emulator_.name = reinterpret_cast<decltype(emulator_.name)>(dlsym(handle, #name)); \
+    if (emulated_ && !emulator_.name) missing.emplace_back(#name);
+    LITEATTENTION_EMULATOR_FUNCTIONS(LITEATTENTION_FIND)
+#undef LITEATTENTION_FIND
     if (!missing.empty())
         throw Unavailable("the HIP run-time " + path_ + " lacks " + Join(missing, ", ") + kRemedy);
-    abi_version_ = reinterpret_cast<int (*)()>(dlsym(handle, "lae_abi_version"));
-    last_report_ = reinterpret_cast<const char* (*)()>(dlsym(handle, "lae_last_report"));
-    host_spans_ = SpansOf(handle, api_);
+    host_spans_ = SpansOf(handle, api_, emulator_);
 }
 
+namespace {
+
+// What a capture forbids to others is permitted to this thread meanwhile.
+class Relaxed {
+   public:
+    explicit Relaxed(Error (*exchange)(int*)) : exchange_(exchange) { exchange_(&mode_); }
+    ~Relaxed() { exchange_(&mode_); }
+    Relaxed(const Relaxed&) = delete;
+    Relaxed& operator=(const Relaxed&) = delete;
+
+   private:
+    Error (*exchange_)(int*);
+    int mode_ = 2;  // hipStreamCaptureModeRelaxed, then what it was before
+};
+
+}  // namespace
+
 Error HostSpans::Add(void* begin, size_t bytes) {
+    const Relaxed relaxed(exchange_mode_);
     const std::lock_guard lock(mutex_);
     Spans& spans = spans_[begin];
     if (spans.registered.empty() || spans.registered.back() < bytes) {
@@ -85,6 +108,7 @@ Error HostSpans::Add(void* begin, size_t bytes) {
 }
 
 void HostSpans::Remove(void* begin, size_t bytes) {
+    const Relaxed relaxed(exchange_mode_);
     const std::lock_guard lock(mutex_);
     const auto found = spans_.find(begin);
     Spans& spans = found->second;
@@ -135,13 +159,19 @@ void Library::Check(Error error, const std::string& what, bool reported) const {
     const auto text = [](const char* s) { return std::string(s ? s : "?"); };
     std::string message = what + " failed: " + text(api_.hipGetErrorName(error)) + " (" +
                           std::to_string(error) + "): " + text(api_.hipGetErrorString(error));
-    if (last_report_ && reported) {
-        const std::string report = text(last_report_());
+    if (emulated_ && reported) {
+        const std::string report = text(emulator_.lae_last_report());
         if (!report.empty()) message += "\n" + report;
     }
     // Otherwise the next unrelated PyTorch call would report this error as its own.
     api_.hipGetLastError();
     throw CallFailed(message);
+}
+
+void* Library::GraphMemory(Stream stream, size_t bytes, const void* contents) const {
+    void* memory = nullptr;
+    Check(emulator_.lae_graph_memory(stream, bytes, contents, &memory), "lae_graph_memory");
+    return memory;
 }
 
 int Library::DeviceCount() const {

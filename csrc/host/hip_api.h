@@ -49,8 +49,22 @@ inline void* const kLaunchBufferEnd = reinterpret_cast<void*>(3);
 struct Functions {
 #define LITEATTENTION_DECLARE(name, parameters, result) result(*name) parameters = nullptr;
     LITEATTENTION_HIP_FUNCTIONS(LITEATTENTION_DECLARE)
-#undef LITEATTENTION_DECLARE
 };
+
+// What the software MI300X offers a host program whose tensors lie in plain memory: streams and
+// graphs, which PyTorch has for a GPU's tensors only. X(name, parameters, result)
+#define LITEATTENTION_EMULATOR_FUNCTIONS(X)                                  \
+    X(hipThreadExchangeStreamCaptureMode, (int* mode), Error)                \
+    X(lae_last_report, (), const char*)                                      \
+    X(lae_current_stream, (), Stream)                                        \
+    X(lae_capturing, (Stream stream), int)                                   \
+    X(lae_graph_touches, (Stream stream, void* memory, size_t bytes), Error) \
+    X(lae_graph_memory, (Stream stream, size_t bytes, const void* contents, void** memory), Error)
+
+struct EmulatorFunctions {
+    LITEATTENTION_EMULATOR_FUNCTIONS(LITEATTENTION_DECLARE)
+};
+#undef LITEATTENTION_DECLARE
 
 // There is no usable HIP run-time; the text says what was tried and what to do.
 class Unavailable : public std::runtime_error {
@@ -67,12 +81,15 @@ class CallFailed : public std::runtime_error {
 // Which host memory the software MI300X may touch: the spans of all launches that are running.
 // hipHostUnregister knows a span by its address alone and drops the newest, so two threads whose
 // spans begin at one address would drop each other's. Here they are counted, and at each address
-// the longest of those wanted stays registered. Key: the loaded run-time; owner: its Library
+// the longest of those wanted stays registered. Another thread's capture does not concern them: on
+// a GPU there is nothing to register. Key: the loaded run-time; owner: its Library
 // objects, which share it; thread-safe.
 class HostSpans {
    public:
-    explicit HostSpans(const Functions& api)
-        : register_(api.hipHostRegister), unregister_(api.hipHostUnregister) {}
+    HostSpans(const Functions& api, const EmulatorFunctions& emulator)
+        : register_(api.hipHostRegister),
+          unregister_(api.hipHostUnregister),
+          exchange_mode_(emulator.hipThreadExchangeStreamCaptureMode) {}
     // An error leaves nothing behind, so nothing is to be removed then.
     Error Add(void* begin, size_t bytes);
     void Remove(void* begin, size_t bytes);
@@ -85,6 +102,7 @@ class HostSpans {
 
     Error (*register_)(void*, size_t, unsigned);
     Error (*unregister_)(void*);
+    Error (*exchange_mode_)(int*);
     std::mutex mutex_;
     std::map<void*, Spans> spans_;
 };
@@ -102,10 +120,22 @@ class Library {
     const Functions& api() const { return api_; }
     const std::string& path() const { return path_; }
     // The software MI300X: device addresses are host addresses and launches are synchronous.
-    bool emulated() const { return abi_version_ != nullptr; }
+    bool emulated() const { return emulated_; }
 
     // Of the software MI300X; a GPU needs none.
     HostSpans& host_spans() const { return *host_spans_; }
+    // The stream that this thread's launches go to.
+    Stream CurrentStream() const { return emulator_.lae_current_stream(); }
+    // Whether launches on `stream` become part of a graph now.
+    bool Capturing(Stream stream) const { return emulator_.lae_capturing(stream) != 0; }
+    // The graph that `stream` is recording may touch these bytes whenever it is launched. The
+    // caller keeps them for as long as it is.
+    Error GraphTouches(Stream stream, void* memory, size_t bytes) const {
+        return emulator_.lae_graph_touches(stream, memory, bytes);
+    }
+    // Memory that lives as long as the graph that `stream` is recording, undefined at each launch,
+    // or constant with `contents`. Throws CallFailed.
+    void* GraphMemory(Stream stream, size_t bytes, const void* contents) const;
 
     // Throws CallFailed unless `error` is success. `what` names the call and its object;
     // `reported` says that the software MI300X has more to say on this very call.
@@ -120,8 +150,8 @@ class Library {
     Functions api_;
     std::string path_;
     std::shared_ptr<HostSpans> host_spans_;
-    int (*abi_version_)() = nullptr;
-    const char* (*last_report_)() = nullptr;
+    bool emulated_ = false;
+    EmulatorFunctions emulator_;  // null on a GPU
 };
 
 // Modules belong to a device and a null stream is the current device's: makes `device` current for

@@ -79,7 +79,7 @@ void Device::Attention(const DensePlan& plan, const DenseRequest& request, void*
         split ? reinterpret_cast<float*>(base + plan.part_stats_offset) : nullptr;
 
     const hip::CurrentDevice current(*library_, ordinal_);
-    TouchedMemory touched(*library_);
+    TouchedMemory touched(*library_, stream);
     TouchTensors(touched, s, request);
     // Buffer by buffer, so that running over one into the padding behind it is found, too.
     touched.Add("the workspace", v_t, VtBytes(s.batch, s.kv_heads, s.kv_len, s.head_dim));
@@ -137,7 +137,7 @@ void Device::Lite(const LitePlan& plan, const DenseRequest& request, const LiteS
         plan.lpt_grid ? reinterpret_cast<int32_t*>(base + plan.order_offset) : nullptr;
 
     const hip::CurrentDevice current(*library_, ordinal_);
-    TouchedMemory touched(*library_);
+    TouchedMemory touched(*library_, stream);
     TouchTensors(touched, s, request);
     touched.Add("read", step.read, list_bytes);
     touched.Add("write", step.write, list_bytes);
@@ -196,7 +196,7 @@ void Device::PlanLpt(const LptRequest& request, hip::Stream stream) const {
     if (!reasons.empty()) Refuse("no LPT order for this bitmap", reasons);
 
     const hip::CurrentDevice current(*library_, ordinal_);
-    TouchedMemory touched(*library_);
+    TouchedMemory touched(*library_, stream);
     const int64_t mask_bytes = request.words * 4;
     touched.Add("skip", request.skip, request.rows * request.q_blocks * mask_bytes);
     touched.Add("must_do", request.must_do, mask_bytes);

@@ -78,7 +78,7 @@ void Device::Ragged(const RaggedPlan& plan, const RaggedRequest& request, void* 
     params.group_shift = group.shift;
 
     const hip::CurrentDevice current(*library_, ordinal_);
-    TouchedMemory touched(*library_);
+    TouchedMemory touched(*library_, stream);
     touched.Add("q", request.q, request.q_strides, s.rows, s.q_heads, s.head_dim);
     touched.Add("out", request.out, request.out_strides, s.rows, s.q_heads, s.head_dim);
     if (request.pages > 0 && request.page_rows > 0) {
@@ -148,7 +148,7 @@ void Device::WriteKv(const WriteKvRequest& request, hip::Stream stream) const {
     params.wide = request.wide;
 
     const hip::CurrentDevice current(*library_, ordinal_);
-    TouchedMemory touched(*library_);
+    TouchedMemory touched(*library_, stream);
     touched.Add("k", request.k, request.k_strides, request.rows, request.kv_heads,
                 request.head_dim);
     touched.Add("v", request.v, request.v_strides, request.rows, request.kv_heads,

@@ -13,10 +13,14 @@
 namespace liteattention::gfx942 {
 
 // Tells the software MI300X which host bytes a launch may touch, exactly; a GPU's tensors are
-// device memory and need nothing.
+// device memory and need nothing. A launch that `stream` records in a graph runs later: then the
+// graph is told, as a capture permits no registering.
 class TouchedMemory {
    public:
-    explicit TouchedMemory(const hip::Library& library) : library_(library) {}
+    TouchedMemory(const hip::Library& library, hip::Stream stream)
+        : library_(library),
+          stream_(stream),
+          capturing_(library.emulated() && library.Capturing(stream)) {}
     ~TouchedMemory() {
         while (count_ > 0) {
             const auto& [begin, bytes] = spans_[--count_];
@@ -29,6 +33,11 @@ class TouchedMemory {
     void Add(const char* what, const void* begin, int64_t bytes) {
         if (!library_.emulated() || begin == nullptr) return;
         const std::pair<void*, size_t> span{const_cast<void*>(begin), static_cast<size_t>(bytes)};
+        if (capturing_) {
+            library_.Check(library_.GraphTouches(stream_, span.first, span.second),
+                           std::string("lae_graph_touches of ") + what);
+            return;
+        }
         library_.Check(library_.host_spans().Add(span.first, span.second),
                        std::string("hipHostRegister of ") + what);
         spans_[count_++] = span;
@@ -52,6 +61,8 @@ class TouchedMemory {
    private:
     static constexpr int kMost = 12;
     const hip::Library& library_;
+    const hip::Stream stream_;
+    const bool capturing_;
     std::array<std::pair<void*, size_t>, kMost> spans_{};
     int count_ = 0;
 };

@@ -16,23 +16,29 @@ from liteattention_emulator.device import (
     last_launch,
     registered,
 )
+from liteattention_emulator.graphs import CAPTURE_MODES, Graph, Stream, capture, on_stream
 from liteattention_emulator.native import EmulatorError, LaunchFailed, library, set_option
 from liteattention_emulator.recording import BadRecording, Recording, recorded
 
 __all__ = [
+    "CAPTURE_MODES",
     "BadRecording",
     "EmulatorError",
     "Executed",
     "Finding",
+    "Graph",
     "Kernel",
     "LaunchFailed",
     "Module",
     "Recording",
     "Report",
+    "Stream",
+    "capture",
     "disassemble",
     "kernels",
     "last_launch",
     "library",
+    "on_stream",
     "recorded",
     "registered",
     "set_option",

@@ -2,10 +2,13 @@
 
 from collections.abc import Iterator
 from importlib.util import find_spec
+from typing import Any
 
 import pytest
 
 from liteattention_emulator import native, snippet
+
+from . import hip_calls
 
 # `make test-machine-code` installs Triton and runs it.
 collect_ignore = [] if find_spec("triton") else ["test_triton.py"]
@@ -46,3 +49,9 @@ def variant(request: pytest.FixtureRequest, default_options: None) -> str:
     """Each variant that this machine can run: test_toolchain.py skips once for each other one."""
     native.set_option("variant", request.param)
     return str(request.param)
+
+
+@pytest.fixture
+def hip() -> Any:
+    """The library's HIP functions, without an error from before."""
+    return hip_calls.opened()

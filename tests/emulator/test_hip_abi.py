@@ -3,7 +3,7 @@
 import ctypes
 import subprocess
 import threading
-from ctypes import POINTER, byref, c_char, c_char_p, c_float, c_int, c_size_t, c_uint, c_void_p
+from ctypes import byref, c_char, c_float, c_int, c_size_t, c_uint, c_void_p
 from pathlib import Path
 from typing import Any
 
@@ -12,14 +12,32 @@ import pytest
 
 import liteattention_emulator as emulator
 
+from .hip_calls import (
+    DEFAULT,
+    INVALID_CONFIGURATION,
+    INVALID_DEVICE,
+    INVALID_HANDLE,
+    INVALID_IMAGE,
+    INVALID_VALUE,
+    LAUNCH_FAILURE,
+    NO_BINARY,
+    NOT_FOUND,
+    NOT_REGISTERED,
+    NOT_SUPPORTED,
+    ON_DEVICE,
+    OUT_OF_MEMORY,
+    OUT_OF_RESOURCES,
+    SUCCESS,
+    TO_DEVICE,
+    TO_HOST,
+    allocate,
+    function,
+    launch,
+    read,
+)
 from .toolchain import build_hip, compile_hip
 
 SOURCE = Path(__file__).with_name("machine_kernels.hip")
-
-SUCCESS, INVALID_VALUE, OUT_OF_MEMORY, INVALID_CONFIGURATION = 0, 1, 2, 9
-INVALID_DEVICE, INVALID_IMAGE, NO_BINARY, INVALID_HANDLE, NOT_FOUND = 101, 200, 209, 400, 500
-OUT_OF_RESOURCES, NOT_REGISTERED, LAUNCH_FAILURE, NOT_SUPPORTED = 701, 713, 719, 801
-TO_DEVICE, TO_HOST, ON_DEVICE, DEFAULT = 1, 2, 3, 4
 
 FUNCTIONS = set(
     """
@@ -30,6 +48,10 @@ hipMemcpy hipMemcpyAsync hipMemset hipMemsetAsync hipStreamCreate hipStreamDestr
 hipStreamSynchronize hipDeviceSynchronize hipEventCreate hipEventDestroy hipEventRecord
 hipEventSynchronize hipEventElapsedTime hipHostRegister hipHostUnregister hipHostGetDevicePointer
 hipPointerGetAttributes hipGetErrorName hipGetErrorString hipGetLastError
+hipStreamCreateWithFlags hipStreamQuery hipEventQuery hipLaunchHostFunc
+hipStreamBeginCapture hipStreamEndCapture hipStreamIsCapturing hipStreamGetCaptureInfo
+hipStreamGetCaptureInfo_v2 hipThreadExchangeStreamCaptureMode hipGraphGetNodes hipGraphNodeGetType
+hipGraphInstantiate hipGraphInstantiateWithFlags hipGraphLaunch hipGraphExecDestroy hipGraphDestroy
 """.split()  # noqa: SIM905
 )
 
@@ -37,51 +59,6 @@ hipPointerGetAttributes hipGetErrorName hipGetErrorString hipGetLastError
 @pytest.fixture(scope="module")
 def image() -> bytes:
     return compile_hip(SOURCE)
-
-
-@pytest.fixture
-def hip() -> Any:
-    """The library without any signatures but those of C."""
-    library = ctypes.CDLL(str(emulator.library()))
-    for name in ("hipGetErrorName", "hipGetErrorString", "lae_last_report"):
-        getattr(library, name).restype = c_char_p
-    pointers = "hipFree hipModuleUnload hipHostUnregister hipStreamDestroy hipEventDestroy"
-    for name in (*pointers.split(), "hipStreamSynchronize", "hipEventSynchronize"):
-        getattr(library, name).argtypes = [c_void_p]
-    library.hipMemcpy.argtypes = [c_void_p, c_void_p, c_size_t, c_int]
-    library.hipMemset.argtypes = [c_void_p, c_int, c_size_t]
-    library.hipHostRegister.argtypes = [c_void_p, c_size_t, c_uint]
-    library.hipModuleGetFunction.argtypes = [POINTER(c_void_p), c_void_p, c_char_p]
-    library.hipFuncGetAttribute.argtypes = [POINTER(c_int), c_int, c_void_p]
-    launch = [c_void_p, *[c_uint] * 7, c_void_p, c_void_p, c_void_p]
-    library.hipModuleLaunchKernel.argtypes = launch
-    library.hipGetLastError()
-    return library
-
-
-def function(hip: Any, image: bytes, name: str) -> c_void_p:
-    module, kernel = c_void_p(), c_void_p()
-    assert hip.hipModuleLoadData(byref(module), image) == SUCCESS
-    assert hip.hipModuleGetFunction(byref(kernel), module, name.encode()) == SUCCESS
-    return kernel
-
-
-def allocate(hip: Any, size: int) -> c_void_p:
-    pointer = c_void_p()
-    assert hip.hipMalloc(byref(pointer), c_size_t(size)) == SUCCESS
-    return pointer
-
-
-def launch(hip: Any, kernel: c_void_p, block: int, *args: Any, grid: int = 1, lds: int = 0) -> int:
-    params = (c_void_p * (len(args) + 1))(*[ctypes.addressof(a) for a in args], None)
-    sizes = (grid, 1, 1, block, 1, 1)
-    return int(hip.hipModuleLaunchKernel(kernel, *sizes, lds, None, params, None))
-
-
-def read(hip: Any, pointer: c_void_p, kind: str, count: int) -> Any:
-    out = np.zeros(count, kind)
-    assert hip.hipMemcpy(out.ctypes.data, pointer, out.nbytes, TO_HOST) == SUCCESS
-    return out
 
 
 def test_exports_are_the_interface_and_nothing_else() -> None:

@@ -12,6 +12,7 @@
 #include <string>
 #include <utility>
 
+#include "abi/capture.h"
 #include "abi/device.h"
 #include "abi/hip_types.h"
 
@@ -22,9 +23,13 @@ struct Function {
     const Kernel* kernel;
 };
 
-struct Stream {};
+struct Stream {
+    bool blocking = true;              // it waits for the legacy stream, and that for it
+    std::unique_ptr<Capture> capture;  // under way
+};
 struct Event {
     bool recorded = false;
+    const void* captured = nullptr;  // stream whose capture the last record belongs to
     std::chrono::steady_clock::time_point time;
 };
 
@@ -41,7 +46,11 @@ struct Handles {
     std::multimap<uint64_t, size_t> registered;
     std::map<const void*, std::unique_ptr<Stream>> streams;
     std::map<const void*, std::unique_ptr<Event>> events;
+    std::map<const void*, std::shared_ptr<const Graph>> graphs;
+    std::map<const void*, std::shared_ptr<const Graph>> executables;
+    uint64_t captures = 0;  // begun so far
 
+    Handles() { Device::get(); }  // outlives what the graphs hold
     ~Handles() {
         for (auto& [begin, allocation] : allocations) std::free(allocation.first);
     }
@@ -56,6 +65,9 @@ struct Handles {
         return streams.count(handle) != 0;
     }
 };
+
+// The default stream that waits for all blocking ones: the null handle and hipStreamLegacy.
+inline bool is_legacy(const void* stream) { return reinterpret_cast<uintptr_t>(stream) <= 1; }
 
 inline hipError_t& last_error() {
     thread_local hipError_t error = hipSuccess;

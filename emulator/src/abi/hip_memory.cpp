@@ -31,7 +31,8 @@ void copy(void* to, const void* from, size_t bytes, bool from_device, bool to_de
     }
 }
 
-hipError_t copy_checked(void* to, const void* from, size_t bytes, int kind) {
+// The check and, where `copies`, the copy.
+hipError_t copy_checked(void* to, const void* from, size_t bytes, int kind, bool copies = true) {
     if (bytes == 0) return hipSuccess;
     if (!to || !from) return hipErrorInvalidValue;
     if (kind < 0 || kind > 4) return hipErrorInvalidMemcpyDirection;
@@ -42,14 +43,23 @@ hipError_t copy_checked(void* to, const void* from, size_t bytes, int kind) {
     const bool to_device = kind == 4 ? to_known : kind == 1 || kind == 3;
     if (from_device && !memory.contains(address(from), bytes)) return hipErrorInvalidValue;
     if (to_device && !memory.contains(address(to), bytes)) return hipErrorInvalidValue;
-    copy(to, from, bytes, from_device, to_device);
+    if (copies) copy(to, from, bytes, from_device, to_device);
     return hipSuccess;
 }
 
+hipError_t check_copy(void* to, const void* from, size_t bytes, int kind) {
+    return copy_checked(to, from, bytes, kind, false);
+}
+
+hipError_t check_fill(void* to, size_t bytes) {
+    const bool known = bytes == 0 || (to && Device::get().memory.contains(address(to), bytes));
+    return known ? hipSuccess : hipErrorInvalidValue;
+}
+
 hipError_t fill_checked(void* to, int value, size_t bytes) {
-    if (bytes == 0) return hipSuccess;
+    const hipError_t error = check_fill(to, bytes);
+    if (error || bytes == 0) return error;
     Memory& memory = Device::get().memory;
-    if (!to || !memory.contains(address(to), bytes)) return hipErrorInvalidValue;
     std::memset(to, value, bytes);
     memory.mark_written(address(to), bytes);
     return hipSuccess;
@@ -61,9 +71,10 @@ hipError_t fill_checked(void* to, int value, size_t bytes) {
 using namespace emulator;
 
 EXPORT hipError_t hipMalloc(void** pointer, size_t bytes) {
-    return call([&] {
+    return call([&]() -> hipError_t {
         if (!pointer) return hipErrorInvalidValue;
         *pointer = nullptr;
+        if (const hipError_t error = refuse_unsafe("hipMalloc")) return error;
         if (bytes == 0) return hipSuccess;
         if (bytes > kGlobalMemory) return hipErrorOutOfMemory;
         const size_t block_bytes = (bytes + 2 * kRedZone + kRedZone - 1) / kRedZone * kRedZone;
@@ -81,7 +92,8 @@ EXPORT hipError_t hipMalloc(void** pointer, size_t bytes) {
 }
 
 EXPORT hipError_t hipFree(void* pointer) {
-    return call([&] {
+    return call([&]() -> hipError_t {
+        if (const hipError_t error = refuse_unsafe("hipFree")) return error;
         if (!pointer) return hipSuccess;
         Handles& handles = Handles::get();
         const std::lock_guard lock(handles.mutex);
@@ -95,31 +107,44 @@ EXPORT hipError_t hipFree(void* pointer) {
 }
 
 EXPORT hipError_t hipMemcpy(void* to, const void* from, size_t bytes, int kind) {
-    return call([&] { return copy_checked(to, from, bytes, kind); });
+    return call([&] {
+        const hipError_t error = refuse_synchronous("hipMemcpy");
+        return error ? error : copy_checked(to, from, bytes, kind);
+    });
 }
 
 EXPORT hipError_t hipMemcpyAsync(void* to, const void* from, size_t bytes, int kind, void* stream) {
-    return call([&] {
+    return call([&]() -> hipError_t {
         if (!Handles::get().stream(stream)) return hipErrorInvalidHandle;
-        return static_cast<decltype(hipErrorInvalidHandle)>(copy_checked(to, from, bytes, kind));
+        if (const hipError_t error = check_copy(to, from, bytes, kind)) return error;
+        return enqueue("hipMemcpyAsync", stream, {NodeType::kMemcpy, "hipMemcpyAsync", [=] {
+                                                      return copy_checked(to, from, bytes, kind);
+                                                  }});
     });
 }
 
 EXPORT hipError_t hipMemset(void* to, int value, size_t bytes) {
-    return call([&] { return fill_checked(to, value, bytes); });
+    return call([&] {
+        const hipError_t error = refuse_synchronous("hipMemset");
+        return error ? error : fill_checked(to, value, bytes);
+    });
 }
 
 EXPORT hipError_t hipMemsetAsync(void* to, int value, size_t bytes, void* stream) {
     return call([&]() -> hipError_t {
         if (!Handles::get().stream(stream)) return hipErrorInvalidHandle;
-        return fill_checked(to, value, bytes);
+        if (const hipError_t error = check_fill(to, bytes)) return error;
+        return enqueue("hipMemsetAsync", stream, {NodeType::kMemset, "hipMemsetAsync", [=] {
+                                                      return fill_checked(to, value, bytes);
+                                                  }});
     });
 }
 
 // Ranges may be registered more than once and overlap; each registration is undone by one call.
 EXPORT hipError_t hipHostRegister(void* memory, size_t bytes, unsigned) {
-    return call([&] {
+    return call([&]() -> hipError_t {
         if (!memory || !bytes) return hipErrorInvalidValue;
+        if (const hipError_t error = refuse_unsafe("hipHostRegister")) return error;
         Handles& handles = Handles::get();
         const std::lock_guard lock(handles.mutex);
         auto after = handles.allocations.upper_bound(address(memory));
@@ -134,13 +159,15 @@ EXPORT hipError_t hipHostRegister(void* memory, size_t bytes, unsigned) {
 }
 
 EXPORT hipError_t hipHostUnregister(void* memory) {
-    return call([&] {
+    return call([&]() -> hipError_t {
+        if (const hipError_t error = refuse_unsafe("hipHostUnregister")) return error;
         Handles& handles = Handles::get();
         const std::lock_guard lock(handles.mutex);
-        const auto found = handles.registered.find(address(memory));
-        if (found == handles.registered.end()) return hipErrorHostMemoryNotRegistered;
-        handles.registered.erase(found);
-        Device::get().memory.remove(address(memory));
+        const auto [first, last] = handles.registered.equal_range(address(memory));
+        if (first == last) return hipErrorHostMemoryNotRegistered;
+        const auto newest = std::prev(last);
+        Device::get().memory.remove(newest->first, newest->second);
+        handles.registered.erase(newest);
         return hipSuccess;
     });
 }

@@ -1,4 +1,5 @@
-// HIP functions for modules, kernels and launches. A launch is done when the call returns.
+// HIP functions for modules, kernels and launches. A launch is done when the call returns, or it is
+// captured.
 #include <algorithm>
 #include <cstring>
 
@@ -51,14 +52,30 @@ std::string gather(const Kernel& kernel, void** params, void** extra,
     return "";
 }
 
+// Runs a launch without objections on the calling thread, whose latest it becomes.
+hipError_t run_now(const std::shared_ptr<const Module>& module, const Launch& launch) {
+    Latest& latest = Device::latest();
+    latest = Latest{};
+    forget_recording();
+    latest.module = module;
+    latest.kernel = launch.kernel;
+    latest.report = std::make_unique<Report>();
+    const Options options = recording(Device::get().options(), launch.kernel->name);
+    run(launch, Device::get().memory, options, *latest.report);
+    keep_recording(*latest.report, module->object, *launch.kernel);
+    latest.text = latest.report->text(module->object, *launch.kernel);
+    return latest.text.empty() ? hipSuccess : hipErrorLaunchFailure;
+}
+
 }  // namespace
 }  // namespace emulator
 
 using namespace emulator;
 
 EXPORT hipError_t hipModuleLoadData(void** module, const void* image) {
-    return call([&] {
+    return call([&]() -> hipError_t {
         if (!module || !image) return hipErrorInvalidValue;
+        if (const hipError_t error = refuse_unsafe("hipModuleLoadData")) return error;
         auto loaded = std::make_shared<const Module>(image, 0, Device::get().options());
         Handles& handles = Handles::get();
         const std::lock_guard lock(handles.mutex);
@@ -70,7 +87,8 @@ EXPORT hipError_t hipModuleLoadData(void** module, const void* image) {
 }
 
 EXPORT hipError_t hipModuleUnload(void* module) {
-    return call([&] {
+    return call([&]() -> hipError_t {
+        if (const hipError_t error = refuse_unsafe("hipModuleUnload")) return error;
         Handles& handles = Handles::get();
         const std::lock_guard lock(handles.mutex);
         const auto found = handles.modules.find(module);
@@ -105,7 +123,7 @@ EXPORT hipError_t hipModuleLaunchKernel(void* function, unsigned grid_x, unsigne
                                         unsigned grid_z, unsigned block_x, unsigned block_y,
                                         unsigned block_z, unsigned lds_bytes, void* stream,
                                         void** params, void** extra) {
-    return call([&] {
+    return call([&]() -> hipError_t {
         Latest& latest = Device::latest();
         latest = Latest{};
         forget_recording();
@@ -133,12 +151,12 @@ EXPORT hipError_t hipModuleLaunchKernel(void* function, unsigned grid_x, unsigne
                 return hipErrorLaunchOutOfResources;
             return hipErrorInvalidConfiguration;
         }
-        latest.report = std::make_unique<Report>();
-        const Options options = recording(Device::get().options(), latest.kernel->name);
-        run(launch, Device::get().memory, options, *latest.report);
-        keep_recording(*latest.report, latest.module->object, *latest.kernel);
-        latest.text = latest.report->text(latest.module->object, *latest.kernel);
-        return latest.text.empty() ? hipSuccess : hipErrorLaunchFailure;
+        const std::string name = latest.kernel->name;
+        return enqueue(
+            "hipModuleLaunchKernel", stream,
+            {NodeType::kKernel, name, [module = latest.module, launch = std::move(launch)] {
+                 return run_now(module, launch);
+             }});
     });
 }
 

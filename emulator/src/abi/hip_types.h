@@ -6,24 +6,40 @@
 #define EXPORT extern "C" __attribute__((visibility("default")))
 
 // X(name, value, text)
-#define HIP_ERRORS(X)                                                                          \
-    X(hipSuccess, 0, "no error")                                                               \
-    X(hipErrorInvalidValue, 1, "invalid argument")                                             \
-    X(hipErrorOutOfMemory, 2, "out of memory")                                                 \
-    X(hipErrorInvalidConfiguration, 9, "invalid configuration argument")                       \
-    X(hipErrorInvalidDevicePointer, 17, "invalid device pointer")                              \
-    X(hipErrorInvalidMemcpyDirection, 21, "invalid copy direction for memcpy")                 \
-    X(hipErrorInvalidDevice, 101, "invalid device ordinal")                                    \
-    X(hipErrorInvalidImage, 200, "device kernel image is invalid")                             \
-    X(hipErrorNoBinaryForGpu, 209, "no kernel image is available for execution on the device") \
-    X(hipErrorInvalidHandle, 400, "invalid resource handle")                                   \
-    X(hipErrorNotFound, 500, "named symbol not found")                                         \
-    X(hipErrorNotReady, 600, "device not ready")                                               \
-    X(hipErrorLaunchOutOfResources, 701, "out of resources")                                   \
-    X(hipErrorHostMemoryNotRegistered, 713,                                                    \
-      "pointer does not correspond to a registered memory region")                             \
-    X(hipErrorLaunchFailure, 719, "unspecified launch failure")                                \
-    X(hipErrorNotSupported, 801, "operation not supported")                                    \
+#define HIP_ERRORS(X)                                                                              \
+    X(hipSuccess, 0, "no error")                                                                   \
+    X(hipErrorInvalidValue, 1, "invalid argument")                                                 \
+    X(hipErrorOutOfMemory, 2, "out of memory")                                                     \
+    X(hipErrorInvalidConfiguration, 9, "invalid configuration argument")                           \
+    X(hipErrorInvalidDevicePointer, 17, "invalid device pointer")                                  \
+    X(hipErrorInvalidMemcpyDirection, 21, "invalid copy direction for memcpy")                     \
+    X(hipErrorInvalidDevice, 101, "invalid device ordinal")                                        \
+    X(hipErrorInvalidImage, 200, "device kernel image is invalid")                                 \
+    X(hipErrorNoBinaryForGpu, 209, "no kernel image is available for execution on the device")     \
+    X(hipErrorInvalidHandle, 400, "invalid resource handle")                                       \
+    X(hipErrorIllegalState, 401, "the operation cannot be performed in the present state")         \
+    X(hipErrorNotFound, 500, "named symbol not found")                                             \
+    X(hipErrorNotReady, 600, "device not ready")                                                   \
+    X(hipErrorLaunchOutOfResources, 701, "out of resources")                                       \
+    X(hipErrorHostMemoryNotRegistered, 713,                                                        \
+      "pointer does not correspond to a registered memory region")                                 \
+    X(hipErrorLaunchFailure, 719, "unspecified launch failure")                                    \
+    X(hipErrorNotSupported, 801, "operation not supported")                                        \
+    X(hipErrorStreamCaptureUnsupported, 900, "operation not permitted when stream is capturing")   \
+    X(hipErrorStreamCaptureInvalidated, 901,                                                       \
+      "operation failed due to a previous error during capture")                                   \
+    X(hipErrorStreamCaptureMerge, 902,                                                             \
+      "operation would result in a merge of separate capture sequences")                           \
+    X(hipErrorStreamCaptureUnmatched, 903, "capture was not ended in the same stream as it began") \
+    X(hipErrorStreamCaptureUnjoined, 904, "capturing stream has unjoined work")                    \
+    X(hipErrorStreamCaptureIsolation, 905,                                                         \
+      "dependency created on uncaptured work in another stream")                                   \
+    X(hipErrorStreamCaptureImplicit, 906,                                                          \
+      "operation would make the legacy stream depend on a capturing blocking stream")              \
+    X(hipErrorCapturedEvent, 907,                                                                  \
+      "operation not permitted on an event last recorded in a capturing stream")                   \
+    X(hipErrorStreamCaptureWrongThread, 908,                                                       \
+      "attempt to terminate a thread-local capture sequence from another thread")                  \
     X(hipErrorUnknown, 999, "unknown error")
 
 using hipError_t = int;

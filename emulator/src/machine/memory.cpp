@@ -171,6 +171,19 @@ bool Memory::remove(uint64_t begin) {
     return true;
 }
 
+bool Memory::remove(uint64_t begin, uint64_t bytes) {
+    std::lock_guard lock(impl_->mutex);
+    auto [first, last] = impl_->all.equal_range(begin);
+    while (last != first) {
+        --last;
+        if (last->second.end - last->second.begin != bytes) continue;
+        impl_->all.erase(last);
+        impl_->publish();
+        return true;
+    }
+    return false;
+}
+
 bool Memory::contains(uint64_t begin, uint64_t bytes) const {
     return impl_->find(begin, begin + bytes) != nullptr;
 }

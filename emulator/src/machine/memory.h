@@ -26,6 +26,8 @@ class Memory {
     void add(uint64_t begin, uint64_t bytes, Contents contents);
     // False when no such range begins there.
     bool remove(uint64_t begin);
+    // The same for a range of that size.
+    bool remove(uint64_t begin, uint64_t bytes);
     // True when [begin, begin + bytes) lies inside one range.
     bool contains(uint64_t begin, uint64_t bytes) const;
     // Bytes of the largest range that begins at or contains `address`, 0 when there is none.

@@ -3,9 +3,10 @@
 The run-time is opened on first use, never at import: ``LITEATTENTION_HIP_LIBRARY`` if it is set,
 else the libamdhip64 that PyTorch has loaded, else the usual sonames. If it is the software MI300X
 of :mod:`liteattention_emulator`, the engine takes CPU tensors and the same machine code runs in
-software; otherwise it takes tensors on a gfx942 GPU. Launches go to PyTorch's current stream,
-nothing waits, and the workspace comes from PyTorch's allocator, so calls can be captured in a
-graph and made from several streams and threads.
+software, on the stream that is the emulator's current one; otherwise it takes tensors on a gfx942
+GPU. There launches go to PyTorch's current stream, nothing waits, and the workspace comes from
+PyTorch's allocator. On both, calls can be captured in a graph and made from several streams and
+threads.
 
 Methods: online softmax over K blocks (FlashAttention, Dao et al., arXiv 2205.14135); in dense
 calls the last partly filled round of workgroups is split along the keys and merged by log-sum-exp
@@ -17,8 +18,8 @@ scheduled longest first (Graham 1969).
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 import torch
 
@@ -53,6 +54,18 @@ _NUMBERS = {
     (torch.bfloat16, "rtz"): _core.Number.bf16_rtz,
     (torch.float16, "rtne"): _core.Number.fp16,
 }
+
+
+class _GraphMemory(NamedTuple):
+    """Memory that belongs to a graph of the software MI300X."""
+
+    address: int
+
+    def data_ptr(self) -> int:
+        """Address of the first byte."""
+        return self.address
+
+
 _CodeObject = tuple[str, bytes, list[tuple[str, int]]]
 
 
@@ -176,21 +189,37 @@ class Gfx942Engine(Engine):
 
     def _scratch(
         self, device: _core.Gfx942Device, request: Request, size: int
-    ) -> Callable[[], tuple[int, torch.Tensor]]:
+    ) -> Callable[[], tuple[int, torch.Tensor | _GraphMemory]]:
         """Return what gives the current stream and ``size`` bytes for the launches of one call."""
         where, index, workspaces = request.device, device.ordinal, self._workspaces
-        current, capturing = stream_of(where), capturing_on(where)
+        current, capturing = self._stream(where), self._capturing(where)
+        library = self.library()
 
-        def scratch() -> tuple[int, torch.Tensor]:
+        def of_graph(stream: int) -> torch.Tensor | _GraphMemory:
+            if library.emulated and size:
+                return _GraphMemory(library.graph_memory(stream, size))
+            return workspaces.take(where, stream, size)
+
+        def scratch() -> tuple[int, torch.Tensor | _GraphMemory]:
             stream = current(index)
-            if (
-                capturing()
-                or (workspace := workspaces.held.get((where, stream), NOTHING)).numel() < size
-            ):
+            if capturing():
+                return stream, of_graph(stream)
+            workspace = workspaces.held.get((where, stream), NOTHING)
+            if workspace.numel() < size:
                 workspace = workspaces.take(where, stream, size)
             return stream, workspace
 
         return scratch
+
+    def _stream(self, device: torch.device) -> Callable[[int], int]:
+        """Return what gives the current stream: PyTorch's, or the software MI300X's."""
+        library = self.library()
+        return library.current_stream if library.emulated else stream_of(device)
+
+    def _capturing(self, device: torch.device) -> Callable[[], bool]:
+        """Return what says whether launches become part of a graph now."""
+        library = self.library()
+        return library.capturing if library.emulated else capturing_on(device)
 
     def _bind_dense(
         self, device: _core.Gfx942Device, request: DenseRequest, like: DenseTensors
@@ -263,7 +292,8 @@ class Gfx942Engine(Engine):
         launch.causal = True
         launch.scale = request.scale
         launch.number = _NUMBERS[request.dtype, request.rounding]
-        where, capturing = request.device, capturing_on(request.device)
+        where, library = request.device, self.library()
+        capturing = self._capturing(where)
         # Bytes to each entry of q, k, v, out and the log-sum-exp.
         number = request.dtype.itemsize
         apart = (*[number * step[0] for step in steps], 4 * request.q_heads * request.q_len)
@@ -275,14 +305,19 @@ class Gfx942Engine(Engine):
 
         def triangular(t: DenseTensors) -> None:
             stream, workspace = scratch()
-            starts = known.get(stream)
+            starts: Sequence[torch.Tensor | _GraphMemory] | None = known.get(stream)
             if starts is None or capturing():
-                starts = [
+                starts = made = [
                     torch.arange(entries + 1, dtype=torch.int32, device=where) * length
                     for length in (request.q_len, request.kv_len)
                 ]
                 if not capturing():  # memory of a graph is the graph's
-                    known[stream] = starts
+                    known[stream] = made
+                elif library.emulated:
+                    starts = [
+                        _GraphMemory(library.graph_memory(stream, x.nbytes, x.data_ptr()))
+                        for x in made
+                    ]
             q_start, kv_start = starts
             for q, k, v, out, lse in jumps:
                 run(
@@ -340,7 +375,7 @@ class Gfx942Engine(Engine):
         launch.set_shape(
             request.rows, request.kv_heads, request.head_dim, request.pages, request.page_size
         )
-        run, index, current = device.write_kv, device.ordinal, stream_of(request.device)
+        run, index, current = device.write_kv, device.ordinal, self._stream(request.device)
         on_cpu = request.device.type == "cpu"
 
         def write(t: WriteTensors) -> None:
@@ -386,7 +421,7 @@ class Gfx942Engine(Engine):
             batch * heads,
             q_blocks,
             words,
-            stream_of(skip.device)(device.ordinal),
+            self._stream(skip.device)(device.ordinal),
             k_blocks or 0,
         )
         return order

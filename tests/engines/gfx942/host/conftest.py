@@ -57,6 +57,10 @@ class FakeHip:
     def devices(self, count: int) -> None:
         self.native.fake_devices(count)
 
+    def stream(self, handle: int, *, captured: bool) -> None:
+        """Make ``handle`` the current stream, and let it be captured or not."""
+        self.native.fake_stream(ctypes.c_size_t(handle), int(captured))
+
     def library(self) -> _core.HipLibrary:
         return _core.HipLibrary(self.path)
 

@@ -129,6 +129,22 @@ EXPORT int hipMemcpy(void* d, const void* s, size_t n, int k) {
 }
 
 #ifdef FAKE_EMULATOR
+EXPORT int hipThreadExchangeStreamCaptureMode(int* mode) { return *mode = 0; }
 EXPORT int lae_abi_version(void) { return 1; }
+static void* stream;
+static int capturing;
+EXPORT void fake_stream(size_t handle, int captured) {
+    stream = (void*)handle, capturing = captured;
+}
+EXPORT void* lae_current_stream(void) { return stream; }
+EXPORT int lae_capturing(void* of) { return (void)of, capturing; }
+EXPORT int lae_graph_touches(void* of, void* memory, size_t bytes) {
+    return (void)of, note("lae_graph_touches", " %zu %zu", (size_t)memory, bytes);
+}
+static char graph_memory[1 << 20];
+EXPORT int lae_graph_memory(void* of, size_t bytes, const void* contents, void** memory) {
+    (void)of, (void)contents, *memory = graph_memory;
+    return note("lae_graph_memory", " %zu", bytes);
+}
 EXPORT const char* lae_last_report(void) { return "LDS race: wave 3 reads dword 17 unordered"; }
 #endif

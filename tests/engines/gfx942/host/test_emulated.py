@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import ctypes
 import math
-import threading
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -14,8 +12,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import liteattention_rocm
+from liteattention_emulator import Stream, on_stream
 from liteattention_rocm import _core, engines
-from liteattention_rocm.engines import gfx942, workspace
+from liteattention_rocm.engines import gfx942
 from tests.oracle.attention import exact, expect_close
 from tests.oracle.tensors import qkv
 
@@ -149,34 +148,28 @@ def test_parts_along_the_keys_merge_to_the_whole(splits: int, dim: int) -> None:
     assert torch.equal(again, out)
 
 
-def test_calls_from_two_threads_on_two_streams_do_not_mix(
-    emulator: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_calls_from_two_threads_on_two_streams_do_not_mix() -> None:
     inputs = [qkv(1, 1, 1, 40 + 9 * i, 70, 64, seed=i) for i in range(4)]
 
     def call(i: int) -> torch.Tensor:
         return liteattention_rocm.attention(*inputs[i], layout="bhsd", engine="gfx942")
 
-    mine = threading.local()
-    mine.stream = 0
-    monkeypatch.setattr(workspace, "_no_stream", lambda index: mine.stream)
     alone = [call(i) for i in range(4)]
-    native = ctypes.CDLL(emulator)
-    streams = [ctypes.c_void_p() for _ in range(2)]
-    assert not any(native.hipStreamCreate(ctypes.byref(stream)) for stream in streams)
+    streams = [Stream() for _ in range(2)]
 
-    def on_stream(index: int) -> list[torch.Tensor]:
-        mine.stream = streams[index].value
-        return [call(i) for i in range(4) for _ in range(3)]
+    def work(index: int) -> list[torch.Tensor]:
+        with on_stream(streams[index]):
+            return [call(i) for i in range(4) for _ in range(3)]
 
     with ThreadPoolExecutor(2) as pool:
-        for found in pool.map(on_stream, range(2)):
+        for found in pool.map(work, range(2)):
             assert all(torch.equal(x, alone[i // 3]) for i, x in enumerate(found))
     # a stream that the run-time does not know is an error, not a launch somewhere else
-    assert not any(native.hipStreamDestroy(stream) for stream in streams)
-    mine.stream = streams[0].value
-    with pytest.raises(_core.HipError, match="hipErrorInvalidHandle"):
-        call(0)
+    streams[1].close()
+    with on_stream(streams[0]):
+        streams[0].close()
+        with pytest.raises(_core.HipError, match="hipErrorInvalidHandle"):
+            call(0)
 
 
 def test_compiled_equals_eager() -> None:

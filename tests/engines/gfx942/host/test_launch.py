@@ -315,7 +315,8 @@ def test_bound_calls_go_to_pytorchs_stream_on_the_tensors_gpu(
     monkeypatch.setattr(gfx942.engine, "code_objects", lambda: OBJECTS)
     current = {1: 0}
     monkeypatch.setattr(workspace, "raw_stream", lambda index: current[index])
-    monkeypatch.setattr(workspace, "_capturing", lambda: False)
+    captured = []
+    monkeypatch.setattr(workspace, "_capturing", lambda: bool(captured))
     engine, gpu = gfx942.Gfx942Engine(kv_splits=1), torch.device("cuda:1")
     streams = {0: torch.empty(2**18), 0xF00D: torch.empty(2**18)}
     for stream, memory in streams.items():
@@ -340,17 +341,22 @@ def test_bound_calls_go_to_pytorchs_stream_on_the_tensors_gpu(
         assert [(of["device"], of["stream"]) for of, _ in made] == [("1", str(stream))] * len(made)
         assert made[0][0]["name"] == "transpose_v_bf16_d64" and len(made) >= 6
         assert struct.unpack_from("<2Q", made[0][1])[1] == memory.data_ptr()
+    # A captured call takes memory of its own, from PyTorch's pool of the graph.
+    pool = torch.empty(2**20, dtype=torch.uint8)
+    monkeypatch.setattr(workspace.Workspaces, "take", lambda *_: pool)
+    captured.append(True)
+    before = len(launches(gpu_hip))
+    for bound, tensors in calls:
+        bound(tensors)
+    assert struct.unpack_from("<2Q", launches(gpu_hip)[before][1])[1] == pool.data_ptr()
 
 
-def test_a_graph_has_a_workspace_of_its_own(
-    engine: gfx942.Gfx942Engine, cpu_hip: FakeHip, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    graph = False
-    monkeypatch.setattr(workspace, "_never", lambda: graph)
+def test_a_graph_has_a_workspace_of_its_own(engine: gfx942.Gfx942Engine, cpu_hip: FakeHip) -> None:
     x = bf16(1, 400, 1, 64)
     tensors = DenseTensors(x, x, x, torch.empty_like(x), None)
     bound = engine.bind(request_of(x, x), tensors)
-    for graph in (False, True, False):  # noqa: B007
+    for graph in (False, True, False):
+        cpu_hip.stream(0, captured=graph)
         bound(tensors)
     (held,) = engine._workspaces.held.values()
     made = [
@@ -362,16 +368,14 @@ def test_a_graph_has_a_workspace_of_its_own(
 def test_starts_of_a_causal_call_are_kept_by_stream_and_not_for_a_graph(
     engine: gfx942.Gfx942Engine, cpu_hip: FakeHip, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    stream, graph = 0, 0
-    monkeypatch.setattr(workspace, "_no_stream", lambda index: stream)
-    monkeypatch.setattr(workspace, "_never", lambda: graph)
     made = []
     arange = torch.arange
-    monkeypatch.setattr(torch, "arange", lambda *a, **b: made.append(stream) or arange(*a, **b))
+    monkeypatch.setattr(torch, "arange", lambda *a, **b: made.append(at) or arange(*a, **b))
     x = bf16(2, 9, 1, 64)
     tensors = DenseTensors(x, x, x, torch.empty_like(x), None)
     bound = engine.bind(request_of(x, x, causal=True), tensors)
-    for stream, graph in ((0, 0), (0, 0), (7, 1), (7, 1), (7, 0), (7, 0), (0, 0)):  # noqa: B007
+    for at, graph in ((0, 0), (0, 0), (7, 1), (7, 1), (7, 0), (7, 0), (0, 0)):
+        cpu_hip.stream(at, captured=bool(graph))
         bound(tensors)
     assert made == [0, 0, 7, 7, 7, 7, 7, 7]  # of queries and of keys
     seen = [struct.unpack_from("<9Q", data) for _, data in launches(cpu_hip)]

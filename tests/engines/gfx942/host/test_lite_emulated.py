@@ -7,9 +7,7 @@ oracle's in every bit, with no tolerance for near ties.
 
 from __future__ import annotations
 
-import ctypes
 import math
-import threading
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
@@ -17,6 +15,7 @@ from typing import Any
 import pytest
 import torch
 
+from liteattention_emulator import Stream, on_stream
 from liteattention_rocm import (
     MI300X_GEOMETRY,
     LiteAttention,
@@ -25,7 +24,7 @@ from liteattention_rocm import (
     attention,
     lite_attention,
 )
-from liteattention_rocm.engines import gfx942, workspace
+from liteattention_rocm.engines import gfx942
 from liteattention_rocm.lite import bitmap
 from tests.lite import stray_bits
 
@@ -230,9 +229,7 @@ def test_a_q_block_without_tiles_gives_zeros() -> None:
     assert lse[:, :, :256].isfinite().all()
 
 
-def test_states_of_two_shapes_on_two_streams_do_not_meet(
-    emulator: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_states_of_two_shapes_on_two_streams_do_not_meet() -> None:
     """Interleaved in one thread, and side by side in two, one object or two: as if alone."""
     cases = [Case(257, 700, policy={"threshold": -3.0}), Case(70, 900, 128, kv_heads=2)]
     policy = SkipPolicy(threshold=-3.0, soft_skip=True)
@@ -246,9 +243,6 @@ def test_states_of_two_shapes_on_two_streams_do_not_meet(
     def alone(index: int, lite: LiteAttention) -> list[torch.Tensor]:
         return [x for step in range(3) for x in step_of(lite, index, step)]
 
-    mine = threading.local()
-    mine.stream = 0
-    monkeypatch.setattr(workspace, "_no_stream", lambda index: mine.stream)
     expected = [alone(i, LiteAttention(policy, engine="gfx942")) for i in range(2)]
     assert all(int(bitmap.count(found[-1])) < int(bitmap.count(found[1])) for found in expected)
 
@@ -260,22 +254,21 @@ def test_states_of_two_shapes_on_two_streams_do_not_meet(
     for index in range(2):
         assert all(map(torch.equal, found[index], expected[index]))
 
-    native = ctypes.CDLL(emulator)
-    streams = [ctypes.c_void_p() for _ in range(2)]
-    assert not any(native.hipStreamCreate(ctypes.byref(stream)) for stream in streams)
+    streams = [Stream() for _ in range(2)]
 
-    def on_stream(index: int, lite: LiteAttention) -> list[torch.Tensor]:
-        mine.stream = streams[index].value
-        return alone(index, lite)
+    def work(index: int, lite: LiteAttention) -> list[torch.Tensor]:
+        with on_stream(streams[index]):
+            return alone(index, lite)
 
     objects = [LiteAttention(policy, engine="gfx942") for _ in range(2)]
     one = LiteAttention(policy, engine="gfx942")
     for owners in (objects, [one, one]):
         with ThreadPoolExecutor(2) as pool:
-            results = list(pool.map(on_stream, range(2), owners))
+            results = list(pool.map(work, range(2), owners))
         for index in range(2):
             assert all(map(torch.equal, results[index], expected[index]))
-    assert not any(native.hipStreamDestroy(stream) for stream in streams)
+    for stream in streams:
+        stream.close()
 
 
 def test_threads_on_views_of_one_tensor() -> None:
