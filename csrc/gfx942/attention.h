@@ -43,6 +43,7 @@
 //   kRaggedLast     whether a K block of fewer than 64 keys can only be the last one
 //   Vote(...)       what a wave thinks of the current block once it knows its maxima: false leaves
 //                   it out (softmax.h)
+//   Weigh(...)      optional: takes what the probabilities of the current block add up to
 #pragma once
 
 #include "load_k.h"

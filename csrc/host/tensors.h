@@ -3,6 +3,7 @@
 #pragma once
 
 #include <array>
+#include <stdexcept>
 #include <string>
 #include <utility>
 #include <vector>
@@ -28,6 +29,7 @@ class TouchedMemory {
 
     void Add(const char* what, const void* begin, int64_t bytes) {
         if (!library_.emulated() || begin == nullptr) return;
+        if (count_ == kMost) throw std::logic_error("TouchedMemory: make kMost larger");
         const std::pair<void*, size_t> span{const_cast<void*>(begin), static_cast<size_t>(bytes)};
         library_.Check(library_.host_spans().Add(span.first, span.second),
                        std::string("hipHostRegister of ") + what);
@@ -50,7 +52,7 @@ class TouchedMemory {
     }
 
    private:
-    static constexpr int kMost = 12;
+    static constexpr int kMost = 16;
     const hip::Library& library_;
     std::array<std::pair<void*, size_t>, kMost> spans_{};
     int count_ = 0;
