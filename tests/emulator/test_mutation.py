@@ -23,6 +23,7 @@ ALL = os.environ.get("MUTANTS") == "all"
 BAR = 0.95 if ALL else 0.85
 DENSE = "attention_dense_bf16_d128_rtne"
 LITE = ["attention_lite_bf16_d128_rtne", "attention_lite_bf16_d64_rtne"]
+WEIGH = "attention_weigh_bf16_d128_rtne"
 KERNELS = [
     DENSE,
     "attention_dense_bf16_d64_rtne",
@@ -93,6 +94,30 @@ def test_mutants_of_the_lite_kernel(name: str, capsys: pytest.CaptureFixture[str
     # from in turn, so the bytes of the two instructions do not tell them apart.
     left = {v.mutation.offset for v in verdicts if v.survived and v.mutation.kind in ALWAYS}
     assert len(left) <= 1, left
+
+
+@pytest.mark.slow
+def test_mutants_of_weighing_and_choosing(capsys: pytest.CaptureFixture[str]) -> None:
+    """What weighs a tile, up to where its list is left, and all of the kernel that chooses.
+
+    The rest of the loop is the voting kernel's.
+    """
+    with shipped(WEIGH) as bench:
+        loop = bench.kernel.loop()
+        ends = [i for i, inst in enumerate(loop) if inst.name == "v_writelane_b32"]
+        starts = [max(i for i in range(end) if loop[i].name == "ds_bpermute_b32") for end in ends]
+        places = [
+            inst
+            for start, end in zip(starts, ends, strict=True)
+            for inst in loop[start - 2 : end + 60]
+        ]
+        verdicts = bench.judge(mutate.mutations(bench.kernel, places))
+    with shipped("select_tiles") as bench:
+        reached = [bench.kernel.listing.instructions[index] for index in bench.kernel.graph.next]
+        chosen = bench.judge(mutate.mutations(bench.kernel, reached))
+    with capsys.disabled():
+        print("\n" + summary(WEIGH, verdicts) + "\n" + summary("select_tiles", chosen))
+    expect_noticed(verdicts + chosen, 0.96)
 
 
 @pytest.mark.slow
