@@ -212,6 +212,11 @@ LITE_DEVICE int32_t ScalarHere(int32_t x) {
     return x;
 }
 
+// s_cmp, s_cbranch: a branch that is never taken, which the compiler does not know.
+LITE_DEVICE void NeverTaken() {
+    if (ScalarHere(0)) __builtin_trap();
+}
+
 // v_mbcnt_lo/hi_u32_b32: this lane's number, computed at this point: two instructions instead of a
 // register held through the main loop.
 LITE_DEVICE uint32_t LaneHere() {

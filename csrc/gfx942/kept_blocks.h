@@ -78,7 +78,7 @@ struct SkipRows : KeptWords {
 template <class Params>
 class KeptBlocks {
    public:
-    static constexpr bool kRaggedLast = false, kFewScalars = true;
+    static constexpr bool kRaggedLast = false, kFewScalars = true, kBranchToPv = false;
 
     LITE_DEVICE KeptBlocks(const Params& p, int64_t bitmap)
         : bitmap_(bitmap),

@@ -34,6 +34,8 @@ LITE_DEVICE void ClearWeights(const WeighParams& p, int64_t index) {
 
 class WeighedBlocks : public KeptBlocks<WeighParams> {
    public:
+    static constexpr bool kBranchToPv = true;
+
     // `index` is the tile's number.
     LITE_DEVICE WeighedBlocks(const WeighParams& p, const Tile& tile, int64_t index,
                               const WaveId& me)

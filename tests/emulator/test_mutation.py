@@ -98,19 +98,18 @@ def test_mutants_of_the_lite_kernel(name: str, capsys: pytest.CaptureFixture[str
 
 @pytest.mark.slow
 def test_mutants_of_weighing_and_choosing(capsys: pytest.CaptureFixture[str]) -> None:
-    """What weighs a tile, up to where its list is left, and all of the kernel that chooses.
+    """What weighs a tile and hands weights over, and all of the kernel that chooses.
 
-    The rest of the loop is the voting kernel's.
+    The rest of the weighing kernel's loop is the voting kernel's.
     """
     with shipped(WEIGH) as bench:
         loop = bench.kernel.loop()
-        ends = [i for i, inst in enumerate(loop) if inst.name == "v_writelane_b32"]
-        starts = [max(i for i in range(end) if loop[i].name == "ds_bpermute_b32") for end in ends]
-        places = [
-            inst
-            for start, end in zip(starts, ends, strict=True)
-            for inst in loop[start - 2 : end + 60]
-        ]
+        names = [inst.name for inst in loop]
+        places = []
+        for end, name in enumerate(names):
+            if name == "global_atomic_add":
+                begin = max(i for i in range(end) if names[i] == "ds_bpermute_b32")
+                places += loop[begin - 2 : end + 3]
         verdicts = bench.judge(mutate.mutations(bench.kernel, places))
     with shipped("select_tiles") as bench:
         reached = [bench.kernel.listing.instructions[index] for index in bench.kernel.graph.next]
