@@ -83,11 +83,12 @@ def threads(request: pytest.FixtureRequest) -> Iterator[None]:
 @pytest.fixture(scope="session")
 def app() -> typer.Typer:
     """The commands that make videos, with tracebacks of what they do not catch."""
-    from liteattention_e2e import cli
+    from liteattention_e2e import calibrate_cli, cli
 
     made = typer.Typer(pretty_exceptions_enable=False)
     made.command("e2e")(cli.e2e)
     made.command("generate")(cli.generate)
+    made.command("calibrate")(calibrate_cli.calibrate)
     return made
 
 

@@ -218,7 +218,9 @@ class LiteTensors(NamedTuple):
     [B, Hq, q_blocks, words]; the masks int32 [words] over K blocks, or None. The tiles
     ``(read | must_do) & ~must_skip`` are computed. Bits past the last K block mean nothing where
     they are read and are 0 where they are written. ``mass`` is fp32, contiguous
-    [B, Hq, q_blocks, K_blocks], or None; only a step with a budget writes it.
+    [B, Hq, q_blocks, K_blocks], or None; only a step with a budget writes it. ``tally`` is int64
+    [2] or None; an engine that :attr:`Engine.tallies` writes the numbers of tiles computed and of
+    tiles in ``write``.
     """
 
     q: torch.Tensor
@@ -231,6 +233,7 @@ class LiteTensors(NamedTuple):
     must_do: torch.Tensor | None
     must_skip: torch.Tensor | None
     mass: torch.Tensor | None = None
+    tally: torch.Tensor | None = None
 
 
 class RaggedTensors(NamedTuple):
@@ -300,6 +303,8 @@ class Engine(ABC):
     plans_from_bounds: ClassVar[bool] = False
     #: Whether it can weigh tiles, as a budget of softmax mass needs.
     weighs: ClassVar[bool] = False
+    #: Whether a LiteAttention step counts the tiles that it computes and keeps.
+    tallies: ClassVar[bool] = False
 
     @property
     def emulated(self) -> bool:
@@ -374,7 +379,7 @@ class Engine(ABC):
 
 
 #: Names of the engines that weigh tiles.
-WEIGHING = ("cpu", "gfx942", "reference")
+WEIGHING = ("cpu", "gfx942", "portable", "reference")
 
 _DTYPE_NAMES = {
     torch.bfloat16: "bf16",

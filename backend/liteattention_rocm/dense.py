@@ -301,7 +301,7 @@ def lite_attention(
             engine or "",
         )  # fmt: skip
         return out if lse is None else (out, lse)
-    found = lite_tensors((q, k, v, out, lse, read, write, must_do, must_skip, mass))
+    found = lite_tensors((q, k, v, out, lse, read, write, must_do, must_skip, mass, None))
     if call is None:
         assert geometry is not None and scale is not None
         request = lite_request(
@@ -446,7 +446,7 @@ def check_lite_attention(
     engine: str,
 ) -> tuple[Engine, LiteRequest]:
     """Raise if anything is wrong with a step whose outputs are there; else describe it."""
-    q, k, v, out, lse, read, write, must_do, must_skip, mass = tensors
+    q, k, v, out, lse, read, write, must_do, must_skip, mass, _ = tensors
     wrong = validation.dense(
         q, k, v, out, lse, layout, scale, False, rounding, lse is not None, engine
     )

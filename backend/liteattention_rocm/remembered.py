@@ -128,6 +128,18 @@ def bound_call(run: Bound, tensors: Any, written: tuple[int, ...]) -> Call:
     return Call(run, tensors._fields, spans, written, set())
 
 
+def watched() -> bool:
+    """Whether a mode, a transform, a tracer or a profiler is to see calls of operators."""
+    return bool(
+        _dispatch_modes()
+        or _function_modes()
+        or _transforms() is not None
+        or forward_ad._current_level >= 0
+        or _tracing() is not None
+        or _profiling()
+    )
+
+
 def recall(found: Calls, tensors: tuple[Any, ...], options: tuple[Any, ...]) -> tuple[Any, Any]:
     """Look up a call: (key, call), with None for a call that is not remembered.
 

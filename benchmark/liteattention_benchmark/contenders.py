@@ -20,6 +20,8 @@ from .peers import Call, Maker, Unavailable
 
 #: Low enough that no tile of random data is voted away, while voting does run.
 NOTHING_SKIPPED = -64.0
+#: Small enough that no tile is dropped, while all are weighed.
+NOTHING_DROPPED = 2.0**-30
 _SAMPLED_ROWS = 64
 
 
@@ -70,7 +72,8 @@ def _self_attention(
         geometry = default_geometry(q)
         size = geometry.q_block, geometry.k_block
         tiles = tiles_to_keep(cell, *size, device)
-        calls["ours, lite"] = _ours_lite(q, k, v, tiles)
+        calls["ours, lite"] = _ours_lite(q, k, v, tiles, threshold=NOTHING_SKIPPED)
+        calls["ours, budget"] = _ours_lite(q, k, v, tiles, budget=NOTHING_DROPPED)
         for name, tile_maker in peers.TILE_PEERS.items() if device.type == "cuda" else ():
             try:
                 calls[name] = tile_maker(q, k, v, tiles, size)
@@ -78,7 +81,7 @@ def _self_attention(
                 absent[name] = str(error)
 
     def difference(name: str, out: torch.Tensor) -> float:
-        kept = tiles if name == "ours, lite" or name in peers.TILE_PEERS else None
+        kept = tiles if name in ("ours, lite", "ours, budget", *peers.TILE_PEERS) else None
         blocks = (1, 1) if tiles is None else size
         return _error(q, k, v, out, causal, kept, blocks)
 
@@ -136,14 +139,22 @@ def _ours(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool) -> Ca
     return call
 
 
-def _ours_lite(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, tiles: torch.Tensor) -> Call:
+def _ours_lite(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    tiles: torch.Tensor,
+    *,
+    threshold: float | None = None,
+    budget: float | None = None,
+) -> Call:
     read = bitmap.pack(tiles)
     write = torch.empty_like(read)
 
     def call() -> torch.Tensor:
-        out = lite_attention(q, k, v, read, write, threshold=NOTHING_SKIPPED, layout="bhsd")
-        assert isinstance(out, torch.Tensor)
-        return out
+        return lite_attention(
+            q, k, v, read, write, layout="bhsd", threshold=threshold, budget=budget
+        )
 
     return call
 
@@ -178,7 +189,7 @@ def _host(cell: Host, device: torch.device) -> Job:
     tiles = torch.ones(cell.batch, cell.heads, *blocks, dtype=torch.bool, device=device)
     calls = {
         "ours": _ours(q, k, v, False),
-        "ours, lite": _ours_lite(q, k, v, tiles),
+        "ours, lite": _ours_lite(q, k, v, tiles, threshold=NOTHING_SKIPPED),
         "SDPA": peers.sdpa(None)(q, k, v, False),
     }
     return Job(calls, {}, lambda name, out: _error(q, k, v, out, False, None, (1, 1)))

@@ -17,6 +17,7 @@ from .timing import Ceilings
 _COLOURS = {
     "ours": "#c0392b",
     "ours, lite": "#c0392b",
+    "ours, budget": "#7d3c98",
     "cuDNN (SDPA)": "#4c9a2a",
     "FA3": "#2f6db3",
     "FA2 (SDPA)": "#8fb8de",
@@ -136,7 +137,7 @@ def _counters(rows: list[Row]) -> list[str]:
 def _lite(cells: Iterable[Lite], rows: list[Row]) -> list[str]:
     """Time against the dense call's share: ratio = lite / ((1 - sparsity) * dense)."""
     names = [
-        "ours, lite", "ours", "cuDNN (SDPA)", "FA3", "FlexAttention, BlockMask",
+        "ours, lite", "ours, budget", "ours", "cuDNN (SDPA)", "FA3", "FlexAttention, BlockMask",
         "SpargeAttn (int8), same tiles", "SDPA",
     ]  # fmt: skip
     present = {row.contender for row in rows if row.kind == "lite" and not row.absent}
@@ -148,13 +149,16 @@ def _lite(cells: Iterable[Lite], rows: list[Row]) -> list[str]:
         times = [found[name].median_ms if name in found else None for name in names]
         values = ["" if t is None else f"{t:.3f}" for t in times]
         mine, base = found.get("ours, lite"), found.get("ours")
-        ratio = error = ""
-        if mine is not None and base is not None and mine.median_ms and base.median_ms:
-            ratio = f"{mine.median_ms / ((1 - cell.sparsity) * base.median_ms):.3f}"
-            error = f"{mine.error:.1e}"
-        lines.append([str(cell), *values, ratio, error])
+        ratios = ["", ""]
+        for i, name in enumerate(("ours, lite", "ours, budget")):
+            one = found.get(name)
+            if one is not None and base is not None and one.median_ms and base.median_ms:
+                ratios[i] = f"{one.median_ms / ((1 - cell.sparsity) * base.median_ms):.3f}"
+        error = "" if mine is None else f"{mine.error:.1e}"
+        lines.append([str(cell), *values, *ratios, error])
     titles = [f"{name} ms" for name in head]
-    return tables.markdown(["", *titles, "lite / share of dense", "error"], lines)
+    shares = [f"{name} / share of dense" for name in ("lite", "budget")]
+    return tables.markdown(["", *titles, *shares, "error"], lines)
 
 
 def _figure(width: float, height: float) -> Any:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import json
 import os
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, cast
@@ -24,8 +25,8 @@ if TYPE_CHECKING:
     from .suite import Result
 
 #: What the runners need: diffusers', then SGLang's, whose diffusion runtime is an extra of its own.
-_FRAMEWORK = (("torch",), ("torch", "sglang"))
-_EXTRAS = (("diffusers", "bench"), ("sglang-diffusion", "bench"))
+FRAMEWORK = (("torch",), ("torch", "sglang"))
+EXTRAS = (("diffusers", "bench"), ("sglang-diffusion", "bench"))
 
 DEFAULT_PROMPT = "a red circle moves right and a green square moves up on a white background"
 #: `generate` takes the largest of these that its time budget allows: 8,192 and 4,608 tokens of
@@ -36,37 +37,47 @@ _EMULATED = {"height": "64", "width": "64", "frames": "4", "steps": "8"}
 
 
 # Every option is text here and is checked, all of them together, by the configuration.
-def _option(text: str, metavar: str = "TEXT", *names: str) -> Any:
+def option(text: str, metavar: str = "TEXT", *names: str) -> Any:
+    """An option with this help text, None where it is left out."""
     # typer 0.27 takes a metavar that is the option's own name for the option: --DEVICE
     return typer.Option(*names, help=text, metavar=metavar, show_default=False)
 
 
-# Options of both commands.
-Model = Annotated[
-    str | None, _option("Directory or hub id of a diffusers text-to-video pipeline.", "DIR|ID")
+# Options that several commands have.
+RunnerName = Annotated[
+    str | None, option("diffusers (default), or sglang: SGLang's own pipeline.", "WORD")
 ]
-Height = Annotated[str | None, _option("Pixels.", "N")]
-Width = Annotated[str | None, _option("Pixels.", "N")]
-Frames = Annotated[str | None, _option("Frames of the video.", "N")]
-Guidance = Annotated[str | None, _option("Classifier-free guidance scale.", "X")]
+Prompts = Annotated[str | None, option("A prompt per line, or a JSON list.", "FILE")]
+TextLength = Annotated[str | None, option("Text tokens to pad prompts to.", "N")]
+Seeds = Annotated[str | None, option("Seeds, each with every prompt; 0 by default.", "LIST")]
+Model = Annotated[
+    str | None, option("Directory or hub id of a diffusers text-to-video pipeline.", "DIR|ID")
+]
+Height = Annotated[str | None, option("Pixels.", "N")]
+Width = Annotated[str | None, option("Pixels.", "N")]
+Frames = Annotated[str | None, option("Frames of the video.", "N")]
+Guidance = Annotated[str | None, option("Classifier-free guidance scale.", "X")]
 Geometry = Annotated[
-    str | None, _option("cpu (the engine's own), mi300x or QxKxV such as 128x64x32.", "TILE")
+    str | None, option("cpu (the engine's own), mi300x or QxKxV such as 128x64x32.", "TILE")
 ]
 Engine = Annotated[
-    str | None, _option("cpu, portable, gfx942 or reference; by default by device.", "NAME")
+    str | None, option("cpu, portable, gfx942 or reference; by default by device.", "NAME")
 ]
-Threads = Annotated[str | None, _option("CPU threads; by default PyTorch's.", "N")]
-Dtype = Annotated[str | None, _option("bfloat16 (default), float16 or float32.", "WORD")]
-Device = Annotated[str | None, _option("cpu (default), cuda, cuda:1 ...", "NAME")]
-Out = Annotated[str | None, _option("Folder for videos and report; out by default.", "DIR")]
+Threads = Annotated[str | None, option("CPU threads; by default PyTorch's.", "N")]
+Dtype = Annotated[str | None, option("bfloat16 (default), float16 or float32.", "WORD")]
+Device = Annotated[str | None, option("cpu (default), cuda, cuda:1 ...", "NAME")]
+Out = Annotated[str | None, option("Folder for videos and report; out by default.", "DIR")]
 
 
-def _load(options: dict[str, Any], console: Console) -> AnyRunner:
-    """Check the options and load the model; says everything that is wrong and exits with 2."""
+def load(options: dict[str, Any], console: Console, problems: Sequence[str] = ()) -> AnyRunner:
+    """Check the options and load the model; says everything that is wrong and exits with 2.
+
+    ``problems`` are those that the caller has found already.
+    """
     from .artefacts import earlier_files
     from .config import load_config
 
-    problems = []
+    problems = list(problems)
     out = Path(options["out"] or "out")
     unwritable = files.problem(out)
     if unwritable is not None:
@@ -89,26 +100,25 @@ def _load(options: dict[str, Any], console: Console) -> AnyRunner:
                 return Runner(config)
     except ValueError as error:
         problems = [*str(error).splitlines(), *problems]
-    _say(problems, console)
+    say(problems, console)
     raise typer.Exit(2)
 
 
-def _say(problems: list[str], console: Console) -> None:
+def say(problems: Sequence[str], console: Console) -> None:
+    """Print what is wrong with the options."""
     console.print("[bold red]these options do not work:[/]")
     for line in problems:
         console.print(f"  {line}", markup=False, highlight=False, soft_wrap=True)
 
 
 def e2e(
-    runner: Annotated[
-        str | None, _option("diffusers (default), or sglang: SGLang's own pipeline.", "WORD")
-    ] = None,
+    runner: RunnerName = None,
     model: Model = None,
-    prompts: Annotated[str | None, _option("A prompt per line, or a JSON list.", "FILE")] = None,
-    negative_prompt: Annotated[str | None, _option("What guidance leads away from.")] = None,
+    prompts: Prompts = None,
+    negative_prompt: Annotated[str | None, option("What guidance leads away from.")] = None,
     attention: Annotated[
         str | None,
-        _option(
+        option(
             "Of diffusers (the pipeline's own), dense (our dense kernel), lite (LiteAttention at "
             "each threshold); all three by default.",
             "LIST",
@@ -116,13 +126,13 @@ def e2e(
     ] = None,
     threshold: Annotated[
         str | None,
-        _option(
+        option(
             "Thresholds of lite, log2 units; -inf,-8,-6,-4 by default (-inf skips nothing).", "LIST"
         ),
     ] = None,
     budgets: Annotated[
         str | None,
-        _option(
+        option(
             "Budgets of lite, shares of softmax mass that a step may drop, such as 0.05,0.1; "
             "without --threshold they are run in place of the default thresholds.",
             "LIST",
@@ -130,62 +140,64 @@ def e2e(
     ] = None,
     policies: Annotated[
         str | None,
-        _option("JSON object: name -> fields of SkipPolicy; each adds a lite run.", "FILE"),
+        option("JSON object: name -> fields of SkipPolicy; each adds a lite run.", "FILE"),
     ] = None,
     threshold_scale: Annotated[
-        str | None, _option("absolute, or length: subtract log2(tokens).", "WORD")
+        str | None, option("absolute, or length: subtract log2(tokens).", "WORD")
     ] = None,
     layer_threshold: Annotated[
         list[str] | None,
-        _option("PATTERN=THRESHOLD for layers by name; may be repeated.", "PATTERN=T"),
+        option("PATTERN=THRESHOLD for layers by name; may be repeated.", "PATTERN=T"),
     ] = None,
     layer_budget: Annotated[
-        list[str] | None,
-        _option("PATTERN=BUDGET for layers by name; may be repeated.", "PATTERN=B"),
+        list[str] | None, option("PATTERN=BUDGET for layers by name; may be repeated.", "PATTERN=B")
     ] = None,
-    dense_steps: Annotated[str | None, _option("First steps that run dense.", "N")] = None,
+    dense_steps: Annotated[str | None, option("First steps that run dense.", "N")] = None,
     last_step: Annotated[
-        str | None, _option("Last step that may skip; negative counts from the end.", "N")
+        str | None, option("Last step that may skip; negative counts from the end.", "N")
     ] = None,
-    retest: Annotated[str | None, _option("Walk the full list again every N-th step.", "N")] = None,
+    retest: Annotated[str | None, option("Walk the full list again every N-th step.", "N")] = None,
     branches: Annotated[
-        str | None, _option("separate or shared lists for the guidance branches.", "WORD")
+        str | None, option("separate or shared lists for the guidance branches.", "WORD")
     ] = None,
     soft_skip: Annotated[
-        str | None, _option("true: drop tiles in the step that finds them.", "BOOL")
+        str | None, option("true: drop tiles in the step that finds them.", "BOOL")
     ] = None,
-    direction: Annotated[str | None, _option("alternate, ascending or descending.", "WORD")] = None,
-    steps: Annotated[str | None, _option("Denoising steps.", "N")] = None,
+    direction: Annotated[str | None, option("alternate, ascending or descending.", "WORD")] = None,
+    steps: Annotated[str | None, option("Denoising steps.", "N")] = None,
     short_steps: Annotated[
-        str | None, _option("Also run everything on a schedule of so few steps.", "N")
+        str | None, option("Also run everything on a schedule of so few steps.", "N")
     ] = None,
     height: Height = None,
     width: Width = None,
     frames: Frames = None,
     guidance: Guidance = None,
-    max_sequence_length: Annotated[
-        str | None, _option("Text tokens to pad prompts to.", "N")
-    ] = None,
-    seeds: Annotated[
-        str | None, _option("Seeds, each with every prompt; 0 by default.", "LIST")
-    ] = None,
-    repeats: Annotated[str | None, _option("Timed runs of everything; 1 by default.", "N")] = None,
+    max_sequence_length: TextLength = None,
+    seeds: Seeds = None,
+    repeats: Annotated[str | None, option("Timed runs of everything; 1 by default.", "N")] = None,
     warmup: Annotated[
-        str | None, _option("Untimed two-step runs per configuration; 1 by default.", "N")
+        str | None, option("Untimed two-step runs per configuration; 1 by default.", "N")
     ] = None,
     geometry: Geometry = None,
     engine: Engine = None,
     cross_attention: Annotated[
         str | None,
-        _option(
+        option(
             "own (the pipeline's) or dense (our kernel); own by default, dense on gfx942.", "WORD"
         ),
     ] = None,
     threads: Threads = None,
     dtype: Dtype = None,
     device: Device = None,
+    check_prompts: Annotated[
+        bool,
+        typer.Option(
+            "--check-prompts",
+            help="Read shapes, colours and directions from the videos: prompts of the small model.",
+        ),
+    ] = False,
     fps: Annotated[
-        str | None, _option("Frames per second of the videos; 8 by default.", "N")
+        str | None, option("Frames per second of the videos; 8 by default.", "N")
     ] = None,
     out: Out = None,
     print_json: Annotated[
@@ -193,7 +205,7 @@ def e2e(
     ] = False,
 ) -> None:
     """Compare attention configurations end to end: time, memory, sparsity, quality, videos."""
-    need("e2e", *_FRAMEWORK[runner == "sglang"], extras=_EXTRAS[runner == "sglang"])
+    need("e2e", *FRAMEWORK[runner == "sglang"], extras=EXTRAS[runner == "sglang"])
     console = Console(stderr=True)
     policy = {
         "threshold_scale": threshold_scale,
@@ -232,10 +244,11 @@ def e2e(
         "threads": threads,
         "dtype": dtype,
         "device": device,
+        "check_prompts": check_prompts,
         "fps": fps,
         "out": out,
     }
-    report = _suite(_load(options, console), console)
+    report = _suite(load(options, console), console)
     if print_json:
         typer.echo(json.dumps(report, allow_nan=False))
 
@@ -247,16 +260,14 @@ def generate(
     model: Model = None,
     out: Out = None,
     threshold: Annotated[
-        str | None, _option("Threshold of LiteAttention, log2 units; -4 by default.", "X")
+        str | None, option("Threshold of LiteAttention, log2 units; -4 by default.", "X")
     ] = None,
-    steps: Annotated[
-        str | None, _option("Denoising steps; 20 by default, 8 emulated.", "N")
-    ] = None,
+    steps: Annotated[str | None, option("Denoising steps; 20 by default, 8 emulated.", "N")] = None,
     height: Height = None,
     width: Width = None,
     frames: Frames = None,
     guidance: Guidance = None,
-    seed: Annotated[str | None, _option("Seed; 0 by default.", "N")] = None,
+    seed: Annotated[str | None, option("Seed; 0 by default.", "N")] = None,
     engine: Engine = None,
     emulate: Annotated[
         bool,
@@ -280,7 +291,7 @@ def generate(
     the machine code for the MI300X, run in software on this processor: a small
     video by default.
     """
-    need("generate", *_FRAMEWORK[False], extras=_EXTRAS[False])
+    need("generate", *FRAMEWORK[False], extras=EXTRAS[False])
     console = Console(stderr=True)
     if emulate:
         engine = _emulate(engine, console)
@@ -306,7 +317,7 @@ def generate(
     if model is None:
         defaults = _EMULATED if emulated else {"steps": "20"}
         options |= {name: value for name, value in defaults.items() if options[name] is None}
-    loaded = _load(options, console)
+    loaded = load(options, console)
     if model is None and all(options[name] is None for name in ("height", "width", "frames")):
         loaded.settings = _size_within(cast("Runner", loaded), budget, console)
     report = _suite(loaded, console)
@@ -332,7 +343,7 @@ def _emulate(engine: str | None, console: Console) -> str:
     except (ImportError, RuntimeError) as error:
         problems.append(f"--emulate: {error}")
     if problems:
-        _say(problems, console)
+        say(problems, console)
         raise typer.Exit(2)
     return "gfx942"
 

@@ -27,6 +27,8 @@ from pydantic import (
 from liteattention_rocm import MI300X_GEOMETRY, SkipPolicy, TileGeometry, engines
 from liteattention_rocm.contract import Engine
 
+from .clips import parse_prompt
+
 Attention = Literal["diffusers", "dense", "lite"]
 #: What is taken if nothing is named. Both lie in the repository, beside this package, and are
 #: not installed with it.
@@ -35,7 +37,7 @@ DEFAULT_PROMPTS = Path(__file__).resolve().parents[1] / "prompts" / "shapes.txt"
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
 
 
-def _split(value: Any) -> Any:
+def split(value: Any) -> Any:
     """'a,b' -> ['a', 'b']; anything that is no text is left as it is."""
     if isinstance(value, str):
         return [part.strip() for part in value.split(",") if part.strip()]
@@ -91,7 +93,7 @@ class PolicyOptions(BaseModel):
     @classmethod
     def _parse_layers(cls, value: Any, info: ValidationInfo) -> Any:
         if isinstance(value, str):
-            value = _split(value)
+            value = split(value)
         if isinstance(value, list | tuple):
             pairs = [str(item).rpartition("=") for item in value]
             wrong = [str(item) for item, pair in zip(value, pairs, strict=True) if not pair[0]]
@@ -129,18 +131,18 @@ class SuiteConfig(BaseModel):
     model: str = Field(default=str(DEFAULT_MODEL), min_length=1, validate_default=True)
     prompts: tuple[str, ...] = Field(default=DEFAULT_PROMPTS, validate_default=True)
     negative_prompt: str | None = None
-    attention: Annotated[tuple[Attention, ...], BeforeValidator(_split)] = (
+    attention: Annotated[tuple[Attention, ...], BeforeValidator(split)] = (
         "diffusers",
         "dense",
         "lite",
     )
-    thresholds: Annotated[tuple[float, ...], BeforeValidator(_split)] = (
+    thresholds: Annotated[tuple[float, ...], BeforeValidator(split)] = (
         float("-inf"),  # what it costs where nothing can be skipped
         -8.0,
         -6.0,
         -4.0,
     )
-    budgets: Annotated[tuple[float, ...], BeforeValidator(_split)] = ()
+    budgets: Annotated[tuple[float, ...], BeforeValidator(split)] = ()
     policy: PolicyOptions = Field(default_factory=PolicyOptions)
     policies: dict[str, SkipPolicy] = {}
     steps: int | None = Field(default=None, ge=1)
@@ -150,7 +152,7 @@ class SuiteConfig(BaseModel):
     frames: int | None = Field(default=None, ge=1)
     guidance: float | None = Field(default=None, ge=0, allow_inf_nan=False)
     max_sequence_length: int | None = Field(default=None, ge=1)
-    seeds: Annotated[tuple[int, ...], BeforeValidator(_split)] = (0,)
+    seeds: Annotated[tuple[int, ...], BeforeValidator(split)] = (0,)
     repeats: int = Field(default=1, ge=1)
     warmup: int = Field(default=1, ge=0)
     geometry: TileGeometry | None = None
@@ -159,6 +161,7 @@ class SuiteConfig(BaseModel):
     threads: int | None = Field(default=None, ge=1)
     dtype: Literal["bfloat16", "float16", "float32"] = "bfloat16"
     device: str = "cpu"
+    check_prompts: bool = False
     fps: int = Field(default=8, ge=1)
     out: Path = Path("out")
 
@@ -253,6 +256,22 @@ class SuiteConfig(BaseModel):
     def _something_skips(self) -> Self:
         if "lite" in self.attention and not (self.thresholds or self.budgets or self.policies):
             raise ValueError("lite: give at least one threshold, budget or policy")
+        return self
+
+    @model_validator(mode="after")
+    def _checkable(self) -> Self:
+        if self.check_prompts:
+            problems = []
+            for prompt in self.prompts:
+                try:
+                    parse_prompt(prompt)
+                except ValueError as error:
+                    problems.append(str(error))
+            if problems:
+                raise ValueError(
+                    "check_prompts reads moving shapes, prompts of the small model: "
+                    + "; ".join(problems)
+                )
         return self
 
     @model_validator(mode="after")

@@ -36,6 +36,7 @@ def rows(report: dict[str, Any]) -> list[dict[str, Any]]:
             "speedup_vs_diffusers": None,
             "sparsity": None if sparsity is None else sparsity["mean"],
             "sparsity_last_step": None if sparsity is None else sparsity["last_step"],
+            "prompts_followed": (item["prompts_followed"] or {}).get("all"),
             "peak_memory_mib": None,
             "repeats_bit_equal": item["repeats_bit_equal"],
         }
@@ -69,6 +70,7 @@ _COLUMNS: tuple[tuple[str, str, str], ...] = (
     ("psnr_vs_dense_min_db", "worst", "{:.1f} dB"),
     ("ssim_vs_dense", "SSIM", "{:.4f}"),
     ("psnr_vs_diffusers_db", "PSNR vs diffusers", "{:.1f} dB"),
+    ("prompts_followed", "prompts followed", "{:.0%}"),
     ("peak_memory_mib", "peak MiB", "{:.0f}"),
 )
 
@@ -87,8 +89,14 @@ _TERMINAL = {
 
 def _columns(report: dict[str, Any]) -> list[tuple[str, str, str]]:
     """Columns of the tables: no seconds side by side where they are an emulator's."""
-    emulated = report["settings"]["emulated"]
-    return [column for column in _COLUMNS if not (emulated and column[0].endswith("_s"))]
+    settings = report["settings"]
+
+    def shown(key: str) -> bool:
+        if key == "prompts_followed":
+            return bool(settings["check_prompts"])
+        return not (settings["emulated"] and key.endswith("_s"))
+
+    return [column for column in _COLUMNS if shown(column[0])]
 
 
 def _cells(row: dict[str, Any], columns: list[tuple[str, str, str]]) -> list[str]:

@@ -24,7 +24,8 @@ from liteattention_rocm import collect_env
 from liteattention_rocm.cli.progress import Steps
 from liteattention_rocm.lite.statistics import SkipStatistics
 
-from . import metrics
+from . import checker, metrics
+from .clips import parse_prompt
 from .config import Configuration, SuiteConfig
 from .metrics import Spread
 from .runs import WARMUP_STEPS, AnyRunner, Run
@@ -199,6 +200,7 @@ def summarise(result: Result) -> dict[str, Any]:
             "engine": config.engine,
             "emulated": config.emulated,
             "cross_attention": "dense" if config.dense_cross_attention else "own",
+            "check_prompts": config.check_prompts,
             "fps": config.fps,
         },
         "notes": notes(config),
@@ -289,6 +291,7 @@ def _summary(result: Result, configuration: Configuration) -> dict[str, Any]:
             f"vs_{reference}": _quality(result, configuration, reference)
             for reference in ("dense", "diffusers")
         },
+        "prompts_followed": _followed(result, configuration),
         "repeats_bit_equal": all(
             len({item.digest for item in runs if (item.prompt, item.seed) == case}) <= 1
             for case in result.cases
@@ -332,6 +335,25 @@ def _quality(result: Result, configuration: Configuration, kind: str) -> dict[st
     assert reference is not None
     pairs = (result.distance(configuration.name, reference, *case) for case in result.cases)
     return metrics.summarise_quality([pair for pair in pairs if pair is not None])
+
+
+def _followed(result: Result, configuration: Configuration) -> dict[str, float] | None:
+    """Shares of the videos that show what their prompts ask for, by attribute and in all of them.
+
+    None unless the suite is asked to look: only the small model's shapes can be read.
+    """
+    if not result.config.check_prompts:
+        return None
+    found = []
+    for run in result.of(configuration.name):
+        if run.repeat == 0:
+            video = torch.from_numpy(run.frames).permute(3, 0, 1, 2).float() / 127.5 - 1
+            found.append(checker.check(video, parse_prompt(result.config.prompts[run.prompt])))
+    shares = {
+        name: statistics.fmean(getattr(item, name) for item in found) for name in checker.ATTRIBUTES
+    }
+    every = (all(getattr(item, name) for name in checker.ATTRIBUTES) for item in found)
+    return {**shares, "all": statistics.fmean(every)}
 
 
 def _run_record(item: Run) -> dict[str, Any]:

@@ -75,6 +75,22 @@ class TileStudy:
                 by_layer.setdefault(layer, []).append(1.0 - float(keep.float().mean()))
 
 
+def queries_and_keys(
+    attn: Any, hidden_states: torch.Tensor, rotary_emb: tuple[torch.Tensor, torch.Tensor]
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Q and K of a self-attention layer of Wan, [B, S, H, D], with the rotary embedding."""
+    cos, sin = (table[..., ::2].to(hidden_states.device, torch.float32) for table in rotary_emb)
+
+    def rotate(x: torch.Tensor) -> torch.Tensor:
+        even, odd = x.unflatten(2, (attn.heads, -1)).float().unflatten(-1, (-1, 2)).unbind(-1)
+        turned = torch.stack([even * cos - odd * sin, even * sin + odd * cos], dim=-1)
+        return turned.flatten(-2).type_as(x)
+
+    return rotate(attn.norm_q(attn.to_q(hidden_states))), rotate(
+        attn.norm_k(attn.to_k(hidden_states))
+    )
+
+
 class StudyProcessor(WanAttnProcessor):  # type: ignore[misc]
     """Computes attention as before and shows q and k to a `TileStudy` on the way."""
 
@@ -95,18 +111,7 @@ class StudyProcessor(WanAttnProcessor):  # type: ignore[misc]
             raise ValueError("the study is for self-attention, which has rotary embeddings")
         branch = ("cond", "uncond")[self.calls % 2]
         self.calls += 1
-        q = attn.norm_q(attn.to_q(hidden_states)).unflatten(2, (attn.heads, -1))
-        k = attn.norm_k(attn.to_k(hidden_states)).unflatten(2, (attn.heads, -1))
-        cos, sin = (table[..., ::2].to(q.device, torch.float32) for table in (
-            rotary_emb[0], rotary_emb[1]
-        ))  # fmt: skip
-
-        def rotate(x: torch.Tensor) -> torch.Tensor:
-            even, odd = x.float().unflatten(-1, (-1, 2)).unbind(-1)
-            turned = torch.stack([even * cos - odd * sin, even * sin + odd * cos], dim=-1)
-            return turned.flatten(-2).type_as(x)
-
-        self.study.look(self.layer, branch, rotate(q), rotate(k))
+        self.study.look(self.layer, branch, *queries_and_keys(attn, hidden_states, rotary_emb))
         return super().__call__(
             attn, hidden_states, encoder_hidden_states, attention_mask, rotary_emb
         )

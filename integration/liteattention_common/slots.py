@@ -14,6 +14,8 @@ from typing import Protocol
 
 import torch
 
+from liteattention_rocm.remembered import watched
+
 
 class AttendingLayer(Protocol):
     """What the operators call: one self-attention layer that has skip state."""
@@ -52,6 +54,22 @@ def self_attention(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, slot: torch.Tensor, scale: float | None
 ) -> torch.Tensor:
     """Return :meth:`AttendingLayer.attend` of the layer in ``slot``."""
+    out = q.new_empty(q.shape)
+    _layers[int(slot)].attend(q, k, v, scale, out)
+    return out
+
+
+def attend(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, slot: torch.Tensor, scale: float | None
+) -> torch.Tensor:
+    """Same as :func:`self_attention`, without the operator where nothing has to see one.
+
+    The operator takes 20 us of the host, as much as a whole call of our kernel: a compiler, a
+    mode, a transform or a derivative must see it, and a call of eager inference need not.
+    """
+    if torch.compiler.is_compiling() or watched() or torch.is_grad_enabled():
+        seen: torch.Tensor = self_attention(q, k, v, slot, scale)
+        return seen
     out = q.new_empty(q.shape)
     _layers[int(slot)].attend(q, k, v, scale, out)
     return out

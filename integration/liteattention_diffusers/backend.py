@@ -96,7 +96,7 @@ def _run(
     return_lse: bool,
 ) -> Result:
     if slot is not None:
-        out: torch.Tensor = slots.self_attention(query, key, value, slot, scale)
+        out: torch.Tensor = slots.attend(query, key, value, slot, scale)
         return out
     if return_lse:
         dense, lse = attention(

@@ -19,7 +19,8 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 import liteattention_diffusers
-from liteattention_e2e import cli, metrics, pixel_vae, report, tiny
+from liteattention_e2e import checker, cli, metrics, pixel_vae, report, tiny
+from liteattention_e2e.clips import parse_prompt
 from liteattention_e2e.config import load_config, parse_geometry
 from liteattention_rocm import MI300X_GEOMETRY, SkipPolicy, TileGeometry
 
@@ -49,7 +50,8 @@ def done(
     outcome = CliRunner().invoke(
         app,
         ["e2e", "--model", str(model), "--prompts", str(prompts), "--threshold", "-inf,-2",
-         "--policies", str(policies), "--repeats", "2", *arguments, "--out", str(out), "--json"],
+         "--policies", str(policies), "--repeats", "2", *arguments, "--out", str(out), "--json",
+         "--check-prompts"],
     )  # fmt: skip
     assert outcome.exit_code == 0, outcome.output
     return json.loads(outcome.stdout), out
@@ -57,6 +59,31 @@ def done(
 
 def item(printed: dict[str, Any], name: str) -> dict[str, Any]:
     return next(each for each in printed["configurations"] if each["name"] == name)
+
+
+def test_prompts_are_checked_on_the_frames_that_are_kept(done: tuple[dict[str, Any], Path]) -> None:
+    printed, out = done
+    for one in printed["configurations"]:
+        slug = one["name"].replace(" ", "_")
+        seen = []
+        for index, name in enumerate(printed["artefacts"]["frames"]):
+            with np.load(out / name) as stored:
+                frames = torch.from_numpy(stored[slug])
+            video = frames.permute(3, 0, 1, 2).float() / 127.5 - 1
+            seen.append(checker.check(video, parse_prompt(PROMPTS[index])))
+        wanted = {
+            name: np.mean([getattr(item, name) for item in seen]) for name in checker.ATTRIBUTES
+        }
+        wanted["all"] = np.mean(
+            [all(getattr(item, name) for name in checker.ATTRIBUTES) for item in seen]
+        )
+        assert one["prompts_followed"] == pytest.approx(wanted)
+    assert "prompts followed" in (out / "report.md").read_text()
+
+
+def test_only_prompts_about_shapes_can_be_checked() -> None:
+    with pytest.raises(ValueError, match=r"check_prompts.*a cat.*is not of the form"):
+        load_config({"prompts": ["a cat plays the piano"], "check_prompts": True})
 
 
 def test_every_file_named_exists_and_opens(done: tuple[dict[str, Any], Path]) -> None:

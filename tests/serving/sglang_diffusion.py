@@ -34,6 +34,8 @@ from .sglang_worker import (
     state_of,
 )
 
+LITTLE, MUCH = {"budget": 0.1}, {"budget": 0.4}
+
 
 @pytest.fixture(scope="session")
 def worker() -> Worker:
@@ -44,6 +46,15 @@ def worker() -> Worker:
 def clean(worker: Worker) -> Result:
     """The reference request on a worker that has done nothing else."""
     result = worker.run(BOLD)
+    assert result.report is not None
+    assert result.report["sparsity_last_step"] > 0.1, "nothing is skipped: no test of lists"
+    return result
+
+
+@pytest.fixture(scope="session")
+def weighed(worker: Worker) -> Result:
+    """A request with a budget on a worker that has done nothing with one."""
+    result = worker.run(LITTLE)
     assert result.report is not None
     assert result.report["sparsity_last_step"] > 0.1, "nothing is skipped: no test of lists"
     return result
@@ -141,6 +152,7 @@ DISTURBANCES: dict[str, Callable[[Worker], Any]] = {
     "nothing": lambda worker: None,
     "the same request": other(),
     "another threshold": lambda worker: worker.run({"threshold": -0.5, "soft_skip": True}),
+    "a budget": lambda worker: worker.run(MUCH),
     "another prompt and schedule": other(prompt=GREEN, num_inference_steps=3),
     "another resolution": other(height=32, width=64),
     "another resolution with as many tokens": other(height=144, width=16),
@@ -168,6 +180,19 @@ def test_a_request_is_the_same_after(worker: Worker, clean: Result, name: str) -
     assert live_states() == 0
 
 
+@pytest.mark.parametrize(
+    "name",
+    ["the same request", "another threshold", "a budget", "another resolution",
+     "an abort at step 1, uncond"],
+)  # fmt: skip
+def test_a_request_with_a_budget_is_the_same_after(
+    worker: Worker, weighed: Result, name: str
+) -> None:
+    DISTURBANCES[name](worker)
+    assert worker.run(LITTLE) == weighed
+    assert live_states() == 0
+
+
 def test_lists_of_a_request_that_nobody_finishes_go_with_it(worker: Worker) -> None:
     """A stage that ends without our hook, or a worker that drops a request in the queue."""
     request = worker.request(BOLD)
@@ -182,7 +207,12 @@ def test_lists_of_a_request_that_nobody_finishes_go_with_it(worker: Worker) -> N
 
 @pytest.mark.parametrize(
     "options",
-    [{"threshold": -4.0, "warmup_steps": 2}, {"threshold": [-8.0, -3.0, -1.0]}, {"last_step": -2}],
+    [
+        {"threshold": -4.0, "warmup_steps": 2},
+        {"threshold": [-8.0, -3.0, -1.0]},
+        {"last_step": -2},
+        {"budget": [0.0, 0.1], "warmup_steps": 1},
+    ],
     ids=str,
 )
 def test_a_schedule_goes_by_the_step(worker: Worker, options: dict[str, Any]) -> None:
@@ -191,9 +221,13 @@ def test_a_schedule_goes_by_the_step(worker: Worker, options: dict[str, Any]) ->
     policy = SkipPolicy(**options)
     for record in result.report["records"]:
         tokens = 4 * 12 * 12
-        wanted = policy.threshold_at(record["step"], record["layer"], tokens, 4)
+        if policy.budget is None:
+            wanted = policy.threshold_at(record["step"], record["layer"], tokens, 4)
+        else:
+            wanted = policy.budget_at(record["step"], record["layer"], 4)
         assert record["dense"] == (wanted is None)
-        assert record["threshold"] == wanted
+        limits = (record["threshold"], record["budget"])
+        assert limits == ((wanted, None) if policy.budget is None else (None, wanted))
     keys = [(r["step"], r["layer"], r["branch"]) for r in result.report["records"]]
     assert len(keys) == len(set(keys)) == 4 * 6 * 2
 

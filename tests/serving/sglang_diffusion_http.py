@@ -76,8 +76,11 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
         yield running
 
 
-def test_two_requests_at_once_with_different_thresholds(served: Server) -> None:
-    options = [{"threshold": -2.0}, {"threshold": "-inf"}, {"threshold": -8.0}, False]
+def test_requests_at_once_with_different_thresholds_and_budgets(served: Server) -> None:
+    options = [
+        {"threshold": -2.0}, {"threshold": "-inf"}, {"threshold": -8.0}, False, {"budget": 0.3},
+        {"budget": 0.05},
+    ]  # fmt: skip
     with ThreadPoolExecutor(len(options)) as pool:
         together = list(pool.map(served.video, options))
     alone = [served.video(item) for item in options]
@@ -89,10 +92,13 @@ def test_two_requests_at_once_with_different_thresholds(served: Server) -> None:
         assert report["records"] == report_again["records"]
         assert lists.keys() == lists_again.keys()
         assert all(np.array_equal(lists[name], lists_again[name]) for name in lists)
-    bold, exact, shy, dense = (report for _, report, _ in together)
+    bold, exact, shy, dense, much, little = (report for _, report, _ in together)
     assert bold["policy"]["threshold"] == -2.0
     assert bold["policy"]["must_do"] == [[500, 576]], "the server's defaults lie beneath"
     assert bold["sparsity"] > shy["sparsity"] >= exact["sparsity"] == 0.0
+    assert much["sparsity"] > little["sparsity"] > 0.0
+    assert (much["policy"]["threshold"], much["policy"]["budget"]) == (None, 0.3)
+    assert {record["budget"] for record in little["records"]} == {0.05}
     assert dense["records"] == []
     assert np.array_equal(together[1][0], together[3][0])
     assert not np.array_equal(together[0][0], together[1][0])

@@ -71,6 +71,12 @@ class Steps:
     def __exit__(self, *error: object) -> None:
         self._stack.close()
 
+    def expect(self, total: int) -> None:
+        """Set the number of steps, once more is known."""
+        self._total = total
+        if self._bar is not None:
+            self._bar.update(self._task, total=total)
+
     def part(self, name: str, size: int) -> None:
         """Begin a part of ``size`` steps."""
         self._name, self._size, self._in_part = name, size, 0

@@ -35,9 +35,9 @@ _Result = torch.Tensor | tuple[torch.Tensor, torch.Tensor]
 _Given = tuple[Any, Any, Any, Any]  #: q, k, v, out
 _Options = tuple[Any, ...]
 _Where = tuple[Hashable, int, str, str]  #: generation, step, layer, branch
-#: The list to read, the one to write, the number of tiles in the first, whether it is known to hold
-#: all tiles, and whether it is walked downwards.
-_Turn = tuple[torch.Tensor, torch.Tensor, Count, bool, bool]
+#: The list to read, the one to write, the number of tiles in the first (None if nobody counted
+#: them), whether it is known to hold all tiles, and whether it is walked downwards.
+_Turn = tuple[torch.Tensor, torch.Tensor, Count | None, bool, bool]
 
 
 class LiteAttention:
@@ -237,8 +237,10 @@ class LiteAttention:
             limit = limits[step] if step < len(limits) else limits[-1]
             if tiles is None:
                 tiles = state.tiles = self._tiles_of(state.shape)
-        computed: Count = plan.tiles
-        kept, write, kind = computed, None, None
+        computed: Count | None = plan.tiles
+        kept: Count = plan.tiles
+        write = kind = None
+        counted = False
         lists: tuple[torch.Tensor | None, ...] = ()
         with self._lock:
             state.step = step
@@ -248,7 +250,7 @@ class LiteAttention:
                 )
                 if not whole or limit.threshold > -math.inf or limit.budget > 0:
                     kind = (limit, descending)
-                    lists = (read, write, tiles.must_do, tiles.must_skip, None)
+                    lists = (read, write, tiles.must_do, tiles.must_skip, None, None)
                 # else dense is the same, and the engine's kernel may divide the work otherwise
 
         result: _Result
@@ -258,19 +260,27 @@ class LiteAttention:
             target = torch.empty_like(q) if out is None else out
             shape = plan.lse_shape
             lse = None if shape is None else q.new_empty(shape, dtype=torch.float32)
+            if lists and plan.tallies:
+                tally, computed, kept = self._counters.tally(q.device)
+                lists, counted = (*lists[:5], tally), True
             tensors = (lite_tensors if lists else dense_tensors)((q, k, v, target, lse, *lists))
             call = plan.calls.get(kind)
             if call is None:
                 call = self._bind(state, plan, kind, tensors, given, options)
             if out is not None:
-                call.claim(tensors, _WHAT)
+                call.claim(tensors[:9], _WHAT)  # the tally is another one every time
             call.run(tensors)
             result = target if lse is None else (target, lse)
 
         if write is not None and tiles is not None:
+            if computed is None:
+                computed = state.read_count = self._counters.count(read)
             if kind is None:
                 write.copy_(tiles.full)
-            if write.device.type == "cpu":
+                kept = tiles.full_count
+            elif counted:
+                pass
+            elif write.device.type == "cpu":
                 from .._core import count_bits  # a machine with a GPU does without the module
 
                 kept = count_bits(write.data_ptr(), write.numel())
@@ -337,7 +347,7 @@ class LiteAttention:
             if others:
                 for branch in others:
                     merged.bitwise_or_(state.writes[branch])
-                state.read_count = self._counters.count(merged)
+                state.read_count = None
             state.ordinal += 1
         state.started.clear()
         state.counts.clear()
@@ -378,6 +388,7 @@ class LiteAttention:
                 schedule,
                 batch * q_heads * tile.q_blocks(q_len) * tile.k_blocks(kv_len),
                 None if known is None else {},
+                engines.choose(q.device, self.engine).tallies,
                 1.0 / math.sqrt(head_dim) if scale is None else float(scale),
                 (batch, q_heads, q_len) if return_lse else None,
                 self.policy,
@@ -430,7 +441,7 @@ class LiteAttention:
         arguments = self._arguments(given, options)
         if kind is None:
             return dense.attention(q, k, v, **arguments)
-        (read, write, must_do, must_skip, _), (limit, descending) = lists, kind
+        (read, write, must_do, must_skip, *_), (limit, descending) = lists, kind
         if limit.budget:
             arguments["budget"] = limit.budget
         else:

@@ -12,7 +12,7 @@ from .bitmap import popcount_into
 
 
 class _Chunk:
-    """512 int64 counters on one device, handed out one by one and read back together."""
+    """512 int64 counters on one device, handed out in pairs and read back together."""
 
     SIZE = 512
 
@@ -34,14 +34,14 @@ Count = int | Counter
 
 
 class TileCounters(threading.local):
-    """Counts the tiles of bitmaps.
+    """Counts the tiles of bitmaps, or has the engine count them.
 
-    Key: thread, device and stream of the work space, which must not be shared. Owner: a
+    Key: thread, device and stream of counters and work space, which must not be shared. Owner: a
     :class:`~liteattention_rocm.LiteAttention`. Lifetime: its owner's, or the thread's.
     """
 
     def __init__(self) -> None:
-        self._chunks: dict[torch.device, _Chunk] = {}
+        self._chunks: dict[tuple[torch.device, int], _Chunk] = {}
         self._scratch: dict[tuple[torch.device, int], torch.Tensor] = {}
 
     def count(self, bitmap: torch.Tensor) -> Count:
@@ -59,20 +59,29 @@ class TileCounters(threading.local):
         one, but for 512 counters at a time.
         """
         size, device = bitmap.numel(), bitmap.device
-        chunk = self._chunks.get(device)
-        if chunk is None or chunk.used == chunk.SIZE:
-            chunk = self._chunks[device] = _Chunk(device)
+        _, counter, _ = self.tally(device)
         key = (device, stream_of(device)(device.index or 0))
         scratch = self._scratch.get(key)
         if scratch is None or scratch.numel() < 2 * size:
             with torch.inference_mode(False):
                 scratch = torch.empty(2 * size, dtype=torch.int32, device=device)
             self._scratch[key] = scratch
-        counter = Counter(chunk, chunk.used)
-        chunk.used += 1
-        out = chunk.values[counter.place]
+        out = counter.chunk.values[counter.place]
         popcount_into(bitmap.view(-1), scratch[:size], scratch[size : 2 * size], out)
         return counter
+
+    def tally(self, device: torch.device) -> tuple[torch.Tensor, Counter, Counter]:
+        """Hand out two counters: the tensor of both, int64 [2], and each of them.
+
+        For launches on the device's current stream. Allocates 512 counters at a time.
+        """
+        key = (device, stream_of(device)(device.index or 0))
+        chunk = self._chunks.get(key)
+        if chunk is None or chunk.used == chunk.SIZE:
+            chunk = self._chunks[key] = _Chunk(device)
+        place = chunk.used
+        chunk.used = place + 2
+        return chunk.values.narrow(0, place, 2), Counter(chunk, place), Counter(chunk, place + 1)
 
 
 class CountReader:

@@ -63,12 +63,13 @@ class Plan(NamedTuple):
 
     ``tiles`` is the number of all tiles. ``calls`` are bound, or it is None: the dispatcher has to
     see every call. ``lse_shape`` is None if no LSE is wanted. ``policy`` and ``geometry`` are those
-    that it was made with.
+    that it was made with. ``tallies`` says whether the engine counts tiles.
     """
 
     schedule: Schedule
     tiles: int
     calls: dict[Kind, Call] | None
+    tallies: bool
     scale: float
     lse_shape: tuple[int, int, int] | None
     policy: SkipPolicy
@@ -87,9 +88,9 @@ class State:
     a step replaces its votes and leaves those of other branches alone. ``started`` names the
     branches called in ``lite_step``, ``counts`` those that returned, with their number of tiles.
     ``full`` names the branches whose list of ``lite_step`` has every tile, for all that the host
-    knows; ``read_full`` says it of ``read``. ``ordinal`` counts the LiteAttention steps executed
-    before ``lite_step``. ``step`` is the last step of any kind, dense ones included: it tells a
-    new generation from the old one.
+    knows; ``read_full`` says it of ``read``. ``read_count`` is None while nobody has counted it.
+    ``ordinal`` counts the LiteAttention steps executed before ``lite_step``. ``step`` is the last
+    step of any kind, dense ones included: it tells a new generation from the old one.
     """
 
     shape: Shape
@@ -98,7 +99,7 @@ class State:
     lite_step: int = -1
     ordinal: int = 0
     read: torch.Tensor | None = None
-    read_count: Count = 0
+    read_count: Count | None = 0
     read_full: bool = True
     writes: dict[str, torch.Tensor] = field(default_factory=dict)
     spare: list[torch.Tensor] = field(default_factory=list)
@@ -131,7 +132,7 @@ class State:
             return replace(
                 self,
                 read=None if self.read is None else self.read.clone(),
-                read_count=number(self.read_count),
+                read_count=None if self.read_count is None else number(self.read_count),
                 writes={branch: self.writes[branch].clone() for branch in self.counts},
                 spare=[],
                 started=set(self.started),

@@ -3,9 +3,13 @@
 import os
 from importlib.util import find_spec
 
+import torch
+
 COMPILED = ["test_compiled.py", "test_launch.py"]
 # TRITON_INTERPRET decides when kernels are defined: these want a process of their own.
 INTERPRETED = ["test_interpreter.py", "test_ragged_interpreter.py", "test_replay.py"]
+# With a GPU, the kernels themselves: named on the command line.
+INTERPRETED += [] if torch.cuda.is_available() else ["test_weighing.py"]
 
 if find_spec("triton") is None:
     collect_ignore = [*COMPILED, *INTERPRETED, "test_tuning.py"]

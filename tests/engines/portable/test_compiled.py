@@ -21,7 +21,7 @@ import liteattention_emulator as emulator
 from liteattention_rocm import TileGeometry, lite_attention
 from liteattention_rocm.contract import LOG2E
 from liteattention_rocm.engines.triton import hopper, kernels, ragged, tiles
-from liteattention_rocm.lite import bitmap
+from liteattention_rocm.lite import bitmap, budget
 from tests.emulator.triton_kernels import compile_for_gfx942
 from tests.oracle.attention import bound, exact
 
@@ -31,8 +31,8 @@ TARGETS = {
     "sm_90": GPUTarget("cuda", 90, 32),
 }
 INTEGERS = {"k_blocks", "words", "q_blocks", "q_heads", "groups", "group", "q_len", "kv_len"}
-INTEGERS |= {"requests", "window", "page_size", "rows", "splits", "tiles"}
-TABLES = {"read", "must_do", "must_skip", "counts", "order", "sorted_counts", "next_tile", "votes"}
+INTEGERS |= {"requests", "window", "page_size", "rows", "splits", "tiles", "limit"}
+TABLES = {"read", "must_do", "must_skip", "counts", "order", "next_tile", "votes", "weights"}
 TABLES |= {"q_start", "page_table", "part_count"}
 
 
@@ -57,11 +57,11 @@ def signature(kernel: Any, dtype: str, constants: dict[str, Any]) -> dict[str, s
             types[name] = "i32"
         elif name in ("c", "threshold", "scale_log2", "soft_cap"):
             types[name] = "fp32"
-        elif name in ("lse", "sinks", "part_out", "part_lse"):
+        elif name in ("lse", "sinks", "part_out", "part_lse", "mass"):
             types[name] = "*fp32"
         elif name == "items":
             types[name] = "*i16"
-        elif name == "slots":
+        elif name in ("slots", "tally"):
             types[name] = "*i64"
         else:
             types[name] = f"*{dtype}"
@@ -71,7 +71,7 @@ def signature(kernel: Any, dtype: str, constants: dict[str, Any]) -> dict[str, s
 def dense(**changes: Any) -> dict[str, Any]:
     chosen = dict(
         BLOCK_M=128, BLOCK_N=64, HEAD_DIM=128, CAUSAL=False, EVEN_K=False, LITE=False, VOTE_ROWS=0,
-        HAS_DO=False, HAS_LSE=True, SIGN=1, ROUNDING=0, WIDEN=False,
+        HAS_DO=False, WEIGH=False, HAS_MASS=False, HAS_LSE=True, SIGN=1, ROUNDING=0, WIDEN=False,
     )  # fmt: skip
     return chosen | changes
 
@@ -85,8 +85,11 @@ CASES = {
     "causal": (kernels.attention, dense(CAUSAL=True, HEAD_DIM=64)),
     "lite": (kernels.attention, dense(BLOCK_N=128, LITE=True, HAS_DO=True)),
     "soft-skip": (kernels.attention, dense(BLOCK_N=128, LITE=True, VOTE_ROWS=64)),
-    "list": (kernels.list_tiles, dict(WORDS=8, DESCENDING=True, HAS_DO=True, HAS_SKIP=True)),
-    "order": (kernels.order_longest_first, dict(BLOCK=64)),
+    "weigh": (kernels.attention, dense(LITE=True, HAS_DO=True, WEIGH=True, HAS_MASS=True)),
+    "plan": (
+        kernels.plan,
+        dict(WORDS=8, ROWS=64, DESCENDING=True, HAS_DO=True, HAS_SKIP=True, WEIGH=True),
+    ),
     "decode": (ragged.attention, RAGGED),
     "varlen": (ragged.attention, RAGGED | dict(TILE_ROWS=16, PART_BLOCKS=0, PAGED=False)),
     "merge": (ragged.merge, dict(HEADS=4, HEAD_DIM=128, HAS_SINKS=True, HAS_LSE=True, ROUNDING=0)),
@@ -116,6 +119,11 @@ HOPPER = {
         tiles._HOPPER_LITE,
         dict(HEAD_DIM=128, LITE=True, SOFT_SKIP=True, HAS_DO=True, HAS_LSE=True, ROUNDING=1),
     ),
+    "weigh": (
+        tiles._HOPPER_LITE,
+        dict(HEAD_DIM=128, LITE=True, WEIGH=True, HAS_DO=True, HAS_LSE=True),
+    ),
+    "weigh-64": (tiles._HOPPER_LITE, dict(HEAD_DIM=64, LITE=True, WEIGH=True)),
 }
 
 
@@ -125,7 +133,8 @@ def test_the_hopper_kernel_keeps_its_registers(case: str, tmp_path: Path) -> Non
     tile, changes = HOPPER[case]
     constants = dict(
         GROUPS=tile.groups, BLOCK_N=tile.block_n, STAGES=tile.stages, CAUSAL=False, LITE=False,
-        SOFT_SKIP=False, HAS_DO=False, HAS_LSE=False, TURNS=tile.turns, SIGN=1, ROUNDING=0,
+        SOFT_SKIP=False, HAS_DO=False, WEIGH=False, HAS_MASS=False, HAS_LSE=False,
+        TURNS=tile.turns, SIGN=1, ROUNDING=0,
         REGISTERS=tile.registers, LOADER_REGISTERS=tile.loader_registers,
     ) | changes  # fmt: skip
     kernel = hopper.attention
@@ -183,21 +192,39 @@ def test_dense_attention_on_the_emulator(causal: bool) -> None:
     out, lse = torch.full_like(q, math.nan), torch.full((1, 2, 70), math.nan)
     constants = dense(BLOCK_M=64, BLOCK_N=32, HEAD_DIM=64, CAUSAL=causal)
     none = torch.zeros(4, dtype=torch.int32)
-    args = [q, k, v, out, lse, none.short(), none, none, none, none]
+    args = [
+        q,
+        k,
+        v,
+        out,
+        lse,
+        none.short(),
+        none,
+        none,
+        none,
+        none,
+        none.float(),
+        none.long(),
+        none,
+    ]
     args += [*steps(q), *steps(k), *steps(v), *steps(out)]
-    args += [2, 2, 70, 150, 2, 5, 1, 64**-0.5 * LOG2E, math.nan]
+    args += [2, 2, 70, 150, 2, 5, 1, 0, 64**-0.5 * LOG2E, math.nan]
     run_on_emulator(kernels.attention, constants, [4], args, 4)
     expected = exact(q, k, v, causal=causal)
     assert ((out.double() - expected.out).abs() <= bound(expected, torch.bfloat16)).all()
     assert torch.allclose(lse.double(), expected.lse, atol=1e-5)
 
 
-def test_lists_on_the_emulator_equal_the_oracle_bit_for_bit() -> None:
-    """The three launches of a step, gfx942 machine code, two steps in both directions."""
+@pytest.mark.parametrize("share", [0.0, 0.2], ids=["vote", "weigh"])
+def test_lists_on_the_emulator_equal_the_oracle_bit_for_bit(share: float) -> None:
+    """Both launches of a step, gfx942 machine code, two steps in both directions.
+
+    Votes equal the oracle's; of weighed tiles those go that the rule names for their weights.
+    """
     tile, q_len, kv_len = TileGeometry(32, 16, 32), 60, 600
     q_blocks, k_blocks, words = tile.q_blocks(q_len), tile.k_blocks(kv_len), tile.words(kv_len)
-    must_do = bitmap.pack(torch.arange(k_blocks) % 9 == 2)
-    must_skip = bitmap.pack(torch.arange(k_blocks) % 7 == 3)
+    do = torch.arange(k_blocks) % 9 == 2
+    must_do, must_skip = bitmap.pack(do), bitmap.pack(torch.arange(k_blocks) % 7 == 3)
     generator = torch.Generator().manual_seed(0)
 
     def grid(rows: int) -> torch.Tensor:
@@ -212,37 +239,51 @@ def test_lists_on_the_emulator_equal_the_oracle_bit_for_bit() -> None:
         q[..., 0] = 4.0
         votes = torch.full_like(read, -5)
         items = torch.zeros(q_blocks, k_blocks, dtype=torch.int16)
-        counts, order, ranked = (torch.zeros(q_blocks, dtype=torch.int32) for _ in range(3))
-        counter = torch.full((1,), 7, dtype=torch.int32)
+        counts, order = (torch.zeros(q_blocks, dtype=torch.int32) for _ in range(2))
+        counter, tally = torch.full((1,), 7, dtype=torch.int32), torch.full((2,), 7)
+        weights = torch.zeros(q_blocks, k_blocks, dtype=torch.int32)
+        mass = torch.full((1, 1, q_blocks, k_blocks), math.nan)
         out, lse = torch.full_like(q, math.nan), torch.full((1, 1, q_len), math.nan)
         run_on_emulator(
-            kernels.list_tiles,
-            dict(WORDS=2, DESCENDING=descending, HAS_DO=True, HAS_SKIP=True),
+            kernels.plan,
+            dict(
+                WORDS=2, ROWS=16, DESCENDING=descending, HAS_DO=True, HAS_SKIP=True, WEIGH=share > 0
+            ),
             [q_blocks],
-            [read, must_do, must_skip, items, counts, votes, k_blocks, words],
+            [
+                read, must_do, must_skip, items, counts, order, counter, votes, weights, tally,
+                q_blocks, k_blocks, words,
+            ],
             1,
-        )
-        run_on_emulator(
-            kernels.order_longest_first,
-            dict(BLOCK=64),
-            [1, 1],
-            [counts, order, ranked, counter, q_blocks],
-            4,
-        )
-        assert counter.item() == 0
-        assert torch.equal(ranked, counts.sort(descending=True, stable=True).values)
-        args = [q, k, v, out, lse, items, ranked, order, votes, must_do]
+        )  # fmt: skip
+        here = bitmap.unpack((read | must_do) & ~must_skip, k_blocks)
+        lengths = here.sum(-1).flatten()
+        assert counter.item() == 0 and tally.tolist() == [0, 0]
+        assert torch.equal(order, lengths.argsort(descending=True, stable=True).int())
+        assert torch.equal(counts, lengths[order.long()].int())
+        args = [q, k, v, out, lse, items, counts, order, votes, weights, mass, tally, must_do]
         args += [*steps(q), *steps(k), *steps(v), *steps(out)]
-        args += [1, 1, q_len, kv_len, q_blocks, k_blocks, words, 0.25 * LOG2E, -4.0]
-        constants = dense(BLOCK_M=32, BLOCK_N=16, HEAD_DIM=64, LITE=True, HAS_DO=True)
+        args += [1, 1, q_len, kv_len, q_blocks, k_blocks, words, budget.limit_of(share)]
+        args += [0.25 * LOG2E, math.nan if share else -4.0]
+        constants = dense(
+            BLOCK_M=32, BLOCK_N=16, HEAD_DIM=64, LITE=True, HAS_DO=True, WEIGH=share > 0,
+            HAS_MASS=share > 0,
+        )  # fmt: skip
         run_on_emulator(kernels.attention, constants, [q_blocks], args, 4)
-        expected = torch.empty_like(read)
+        expected, masses = torch.empty_like(read), torch.empty_like(mass)
+        limit: dict[str, Any] = {"threshold": -4.0}
+        if share:
+            limit = {"budget": share, "mass": masses}
         other, other_lse = lite_attention(
-            q, k, v, read, expected, threshold=-4.0, descending=descending, must_do=must_do,
+            q, k, v, read, expected, **limit, descending=descending, must_do=must_do,
             must_skip=must_skip, geometry=tile, layout="bhsd", scale=0.25, return_lse=True,
             engine="reference",
         )  # fmt: skip
+        if share:
+            assert torch.allclose(mass, masses, atol=1e-5)
+            expected = bitmap.pack(budget.select(mass, here, do, share))
         assert torch.equal(votes, expected)
+        assert tally.tolist() == [int(here.sum()), int(bitmap.count(votes))]
         assert torch.allclose(out.double(), other.double(), atol=0.02, rtol=0.01)
         assert torch.allclose(lse, other_lse, atol=1e-4)
         read = votes

@@ -4,6 +4,7 @@ The kernels and Triton's driver are stand-ins that note what they are given; wha
 with it is compiled, interpreted and emulated in the other files of this folder.
 """
 
+import math
 import sys
 import types
 from typing import Any
@@ -111,7 +112,7 @@ def driver(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> D
 @pytest.fixture
 def kernels(driver: Driver, monkeypatch: pytest.MonkeyPatch) -> dict[str, Function]:
     found = {}
-    for name, boxes in (("_HOPPER", 4), ("_PLAIN", 0), ("_LIST_TILES", 0), ("_ORDER", 0)):
+    for name, boxes in (("_HOPPER", 4), ("_PLAIN", 0), ("_LISTS", 0)):
         found[name] = Function(Compiled(boxes))
         monkeypatch.setattr(launch, name, launch.Kernel(found[name]))
     return found
@@ -125,7 +126,8 @@ def request(**changes: Any) -> Any:
     )  # fmt: skip
     if "descending" in changes:
         tile = TileGeometry(128, 128, 64)
-        return LiteRequest(**values, geometry=tile, threshold=-4.0, soft_skip=False, **changes)
+        changes = {"threshold": -4.0, **changes}
+        return LiteRequest(**values, geometry=tile, soft_skip=False, **changes)
     return DenseRequest(**(values | changes))
 
 
@@ -186,9 +188,9 @@ def test_a_bound_hopper_launch_gets_the_addresses_of_each_call(
         assert where == (5, 1, 1, STREAM)
         expected = [number for x in t[:4] for number in described(x)]
         sums = t.out if t.lse is None else t.lse
-        expected += [sums.data_ptr()] + 6 * [t.out.data_ptr()]
+        expected += [sums.data_ptr()] + 9 * [t.out.data_ptr()]
         # the numbers and constants are those that it was compiled with
-        assert flat(found, driver) == expected + list(started[11:])
+        assert flat(found, driver) == expected + list(started[14:])
     assert len(function.started) == 1
 
 
@@ -238,60 +240,63 @@ def test_plain_code_depends_on_alignment(driver: Driver, kernels: dict[str, Func
     where, found = arguments(function.result, driver)
     assert where[0] == 3 * 4 and len(function.started) == 2
     assert found[:5] == tuple(x.data_ptr() for x in (*t[:4], t.out))
-    assert found[10:] == function.started[0][1][10:]
+    assert found[13:] == function.started[0][1][13:]
 
 
-@pytest.mark.parametrize("masks", [False, True])
+@pytest.mark.parametrize("share", [0.0, 0.1], ids=["vote", "weigh"])
+@pytest.mark.parametrize("given", [False, True])
 @pytest.mark.parametrize("hopper", [False, True])
 def test_a_bound_step_hands_its_workspace_on(
-    driver: Driver, kernels: dict[str, Function], hopper: bool, masks: bool
+    driver: Driver, kernels: dict[str, Function], hopper: bool, given: bool, share: float
 ) -> None:
+    """``given``: masks and a tally of the caller's, and masses where tiles are weighed."""
     read = bitmap.full(1, 4, 3, 3)
     write = torch.empty_like(read)
-    do, skip = (torch.zeros(1, dtype=torch.int32) if masks else None for _ in range(2))
-    step = request(descending=True)
+    do, skip = (torch.zeros(1, dtype=torch.int32) if given else None for _ in range(2))
+    mass = torch.empty(1, 4, 3, 3) if given and share else None
+    tally = torch.zeros(2, dtype=torch.int64) if given else None
+    step = request(descending=True, budget=share, threshold=-math.inf if share else -4.0)
     tile = tiles.hopper_lite(step) if hopper else tiles.plain_lite(step)
     assert tile is not None
-    everything = LiteTensors(*tensors(), read, write, do, skip)
+    everything = LiteTensors(*tensors(), read, write, do, skip, mass, tally)
     out = everything.out
     bound = launch.LiteStep(step, tile, everything)
     bound(everything)
     attend = kernels["_HOPPER" if hopper else "_PLAIN"]
-    first = [kernels[name].started[0][1] for name in ("_LIST_TILES", "_ORDER")]
-    first.append(attend.started[0][1])
+    first = [kernels["_LISTS"].started[0][1], attend.started[0][1]]
     bound(everything)
-    listed, ordered, attended = (
-        flat(arguments(f.result, driver)[1], driver)
-        for f in (kernels["_LIST_TILES"], kernels["_ORDER"], attend)
+    planned, attended = (
+        flat(arguments(f.result, driver)[1], driver) for f in (kernels["_LISTS"], attend)
     )
     masked = [read.data_ptr() if x is None else x.data_ptr() for x in (do, skip)]
-    items, counts = listed[3:5]
-    assert listed[:3] == [read.data_ptr(), *masked] and listed[5] == write.data_ptr()
-    assert tuple(listed[6:]) == first[0][6:] and tuple(ordered[4:]) == first[1][4:]
-    order, in_order, counter = ordered[1:4]
-    assert ordered[0] == counts
-    must = write.data_ptr() if do is None else do.data_ptr()
+    items, counts, order, counter = planned[3:7]
+    weights, sums = planned[8:10]
+    assert planned[:3] == [read.data_ptr(), *masked] and planned[7] == write.data_ptr()
+    assert tally is None or sums == tally.data_ptr()
+    assert tuple(planned[10:]) == first[0][10:]
     begin = 4 * 9 if hopper else 4
-    sums, *pointers = attended[begin : begin + (7 if hopper else 6)]
+    lse, *pointers = attended[begin : begin + (10 if hopper else 9)]
     middle = [counter] if hopper else []
-    assert sums == out.data_ptr()
-    assert pointers == [items, in_order, order, *middle, write.data_ptr(), must]
-    # 12 lists of 3 K blocks (int16), 12 counts three times, a counter: apart and aligned
-    assert [x % 16 for x in (items, counts, order, in_order, counter)] == [0] * 5
-    for low, high, size in (
-        (items, counts, 12 * 3 * 2),
-        (counts, order, 12 * 4),
-        (order, in_order, 12 * 4),
-        (in_order, counter, 12 * 4),
-    ):
+    masses = out.data_ptr() if mass is None else mass.data_ptr()
+    assert lse == out.data_ptr()
+    last = [write.data_ptr(), weights, masses, sums, masked[0]]
+    assert pointers == [items, counts, order, *middle, *last]
+    # 12 lists of 3 K blocks (int16), 12 counts twice, a counter, a tally, weights: apart, aligned
+    places = [items, counts, order, counter, *([] if given else [sums]), weights]
+    assert [x % 16 for x in places] == [0] * len(places)
+    sizes = [12 * 3 * 2, 12 * 4, 12 * 4, 4, 16][: len(places) - 1]
+    for low, high, size in zip(places, places[1:], sizes, strict=False):
         assert high - low >= size
+    assert bound._size - (weights - items) >= (12 * 3 * 4 if share else 0)
     # the first time they were tensors laid out the same way
-    views = first[0][3:5] + first[1][1:4]
+    views = [*first[0][3:7], *([] if given else [first[0][9]])]
+    views += [first[0][8]] if share else []
     base = views[0].data_ptr()
     assert [x.data_ptr() - base for x in views] == [
-        x - items for x in (items, counts, order, in_order, counter)
+        x - items for x in (places if share else places[:-1])
     ]
-    assert views[0].dtype == torch.int16 and {x.dtype for x in views[1:]} == {torch.int32}
+    assert views[0].dtype == torch.int16 and first[0][9].dtype == torch.int64
+    assert {x.dtype for x in (*first[0][4:7], first[0][8])} == {torch.int32}
 
 
 def test_a_step_whose_kernels_are_not_all_compiled_yet_compiles_the_rest(
@@ -305,13 +310,9 @@ def test_a_step_whose_kernels_are_not_all_compiled_yet_compiles_the_rest(
         tile = tiles.hopper_lite(step)
         assert tile is not None
         launch.LiteStep(step, tile, everything)(everything)
-    assert [len(kernels[name].started) for name in ("_LIST_TILES", "_ORDER", "_HOPPER")] == [
-        2,
-        1,
-        1,
-    ]
-    listed = flat(arguments(kernels["_LIST_TILES"].result, driver)[1], driver)
-    assert listed[0] == read.data_ptr()
+    assert [len(kernels[name].started) for name in ("_LISTS", "_HOPPER")] == [2, 1]
+    planned = flat(arguments(kernels["_LISTS"].result, driver)[1], driver)
+    assert planned[0] == read.data_ptr()
 
 
 def test_profilers_see_launches(

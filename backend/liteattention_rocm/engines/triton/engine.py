@@ -47,6 +47,8 @@ class PortableEngine(Engine):
     name = "portable"
     dtypes = (torch.bfloat16, torch.float16)
     plans_from_bounds = True
+    weighs = True
+    tallies = True
 
     def unavailable(self, device: torch.device) -> list[str]:
         """Return every reason why it cannot run on ``device``; see :meth:`Engine.unavailable`."""

@@ -8,7 +8,9 @@ units work while it computes the softmax; the warpgroups take turns in issuing (
 one's softmax falls into the other's products.
 
 K blocks are walked in the order of a list (LiteAttention) or from the last to the first: what needs
-a mask, the tail and the diagonal, comes first.
+a mask, the tail and the diagonal, comes first. In a LiteAttention step one more warp settles the q
+blocks that the warpgroups are through with: it chooses among tiles that were weighed, writes their
+bitmap, and counts, while the next q block is computed.
 
 Methods: online softmax over K blocks (FlashAttention, arXiv 2205.14135), asynchronous warpgroups in
 alternation (FlashAttention-3, arXiv 2407.08608), skipped tiles (LiteAttention, arXiv 2511.11062).
@@ -29,10 +31,17 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 
 # Triton 3.9 names for what 3.6 has under longer ones.
 _copy_in = getattr(tma, "async_load", None) or tma.async_copy_global_to_shared
+_barrier = getattr(gl, "barrier", None) or gl.thread_barrier
 _copy_out = getattr(tma, "async_store", None) or tma.async_copy_shared_to_global
 
 #: Query rows of one warpgroup; the height of a warpgroup's matrix product.
 WARPGROUP_ROWS = 64
+#: Tiles of a q block that are held in registers while a cut is searched for; more are read anew.
+_SPAN = gl.constexpr(256)
+#: A mass of 1 as a weight, its bits, and what is set in weights of must-do tiles: above every cut.
+_UNIT = gl.constexpr(1 << 24)
+_UNIT_BITS = gl.constexpr(24)
+_FIRM = gl.constexpr(1 << 30)
 
 
 @gluon.jit
@@ -95,7 +104,7 @@ def _load(
     q_desc, k_desc, v_desc = inputs
     tiles = sizes[0]
     q_smem, k_smem, v_smem, o_smem, tile_smem = smem
-    q_full, q_empty, k_full, k_empty, v_full, v_empty, turns, tile_full, tile_empty = bars
+    q_full, q_empty, k_full, k_empty, v_full, v_empty, turns, tile_full, tile_empty, walked = bars
     one: gl.constexpr = gl.BlockedLayout([1], [32], [1], [0])
     tile = gl.program_id(0)
     done = 0
@@ -198,11 +207,11 @@ def _larger(a, b):
 @gluon.jit
 def _softmax(
     scores, top, c, threshold, bits, i, block, rows, q_len, must_do,
-    LITE: gl.constexpr, SOFT_SKIP: gl.constexpr, HAS_DO: gl.constexpr,
+    VOTE: gl.constexpr, SOFT_SKIP: gl.constexpr, HAS_DO: gl.constexpr,
 ):  # fmt: skip
     """Fold one tile into the running maxima: weights, rescaling factor, new maxima, votes."""
     peak = gl.reduce(scores, 1, _larger)
-    if LITE:
+    if VOTE:
         # Not "above > threshold": a threshold of NaN keeps every tile, and so does a first one.
         negligible = (peak - top) * c <= threshold
         bits = bits | gl.where(negligible, 0, 1 << (i & 31))
@@ -240,6 +249,151 @@ def _flush(bits, first, count, items, votes, must_do, rows, q_len, HAS_DO: gl.co
 
 
 @gluon.jit
+def _share(shares, here, total, i, rows, q_len):
+    """Keep the sum over a warp's rows of what lies in tile ``i`` of a walk: lane ``i`` of a word.
+
+    ``here`` of each row's ``total`` so far lies in it. Rows past the end do not count.
+    """
+    layout: gl.constexpr = shares.type.layout
+    # 16 rows per warp, summed in its registers, without a barrier of the warpgroup.
+    warps = gl.reshape(gl.where(rows < q_len, here / total, 0.0), [4, 16])
+    share = gl.convert_layout(gl.sum(warps, 1), gl.SliceLayout(1, layout))
+    lane = gl.arange(0, 32, gl.SliceLayout(0, layout))
+    return gl.where((lane == (i & 31))[None, :], share[:, None], shares)
+
+
+@gluon.jit
+def _flush_shares(shares, first, count, items, weights, unit):
+    """Add what 32 tiles of a walk weigh in each warp, in integers: their order does not matter."""
+    layout: gl.constexpr = shares.type.layout
+    lane = gl.arange(0, 32, gl.SliceLayout(0, layout))
+    inside = first + lane < count
+    block = gl.load(items + first + lane, mask=inside, other=0).to(gl.int32)
+    scaled = gl.ceil(shares * unit)
+    # a NaN weighs 1
+    weight = gl.where(scaled < _UNIT, scaled, _UNIT).to(gl.int32)
+    everywhere = gl.zeros([4, 32], gl.int32, layout)
+    target = weights + block[None, :] + everywhere
+    gl.atomic_add(target, weight, mask=inside[None, :] & (everywhere == 0), sem="relaxed")
+
+
+@gluon.jit
+def _weights(weights, block, k_blocks):
+    """Weights of tiles and which of them may be dropped; a tile that was not walked has -1."""
+    # Volatile: atomics pass the nearest cache by, which may hold the line.
+    found = gl.load(weights + block, mask=block < k_blocks, other=-1, volatile=True)
+    # What was rounded up to more than 1 weighs 1.
+    weight = gl.where(found < 0, -1, gl.minimum(found & (_FIRM - 1), _UNIT))
+    return weight, (found >= 0) & (found < _FIRM)
+
+
+@gluon.jit
+def _loose(weights, block, k_blocks):
+    """Weights of the tiles that may be dropped; of others, what no cut reaches."""
+    weight, loose = _weights(weights, block, k_blocks)
+    return gl.where(loose, weight, _FIRM)
+
+
+@gluon.jit
+def _up_to(cut, loose):
+    """Sum of the weights that are at most ``cut``, where more than 2 is all the same."""
+    lanes = gl.sum(gl.reshape(gl.where(loose <= cut, loose, 0), [32, _SPAN // 32]), 1)
+    return gl.minimum(gl.sum(gl.minimum(lanes, 2 * _UNIT), 0), 2 * _UNIT)
+
+
+@gluon.jit
+def _select(weights, votes, mass, k_blocks, words, limit, HAS_MASS: gl.constexpr):
+    """What :func:`.kernels.select` does, in one warp: returns the number of tiles kept."""
+    layout: gl.constexpr = gl.BlockedLayout([_SPAN // 32], [32], [1], [0])
+    grid: gl.constexpr = gl.BlockedLayout([1, 8], [8, 4], [1, 1], [1, 0])
+    first = gl.arange(0, _SPAN, layout)
+    held = _loose(weights, first, k_blocks)
+    largest = gl.max(_weights(weights, first, k_blocks)[0], 0)
+    for start in range(_SPAN, k_blocks, _SPAN):
+        largest = gl.maximum(largest, gl.max(_weights(weights, start + first, k_blocks)[0], 0))
+    # The largest cut for which the weights up to it stay within the limit, bit by bit from above.
+    cut = gl.to_tensor(0)
+    for step in range(_UNIT_BITS):
+        tried = cut | (_UNIT >> (step + 1))
+        total = _up_to(tried, held)
+        for start in range(_SPAN, k_blocks, _SPAN):
+            more = _loose(weights, start + first, k_blocks)
+            total = gl.minimum(total + _up_to(tried, more), 2 * _UNIT)
+        cut = gl.where(total <= limit, tried, cut)
+    kept = gl.to_tensor(0)
+    for start in range(0, k_blocks, _SPAN):
+        block = start + first
+        weight, loose = _weights(weights, block, k_blocks)
+        keep = gl.where((weight >= 0) & ~(loose & (weight <= cut) & (weight < largest)), 1, 0)
+        kept += gl.sum(keep, 0)
+        lane = gl.arange(0, 32, gl.SliceLayout(0, grid))
+        bits = gl.convert_layout(gl.reshape(keep, [_SPAN // 32, 32]), grid) << lane[None, :]
+        at = start // 32 + gl.arange(0, _SPAN // 32, gl.SliceLayout(1, grid))
+        gl.store(votes + at, gl.sum(bits, 1), mask=at < words)
+        if HAS_MASS:
+            share = gl.maximum(weight, 0).to(gl.float32) * (1.0 / _UNIT)
+            gl.store(mass + block, share, mask=block < k_blocks)
+    return kept
+
+
+@gluon.jit
+def _count(votes, words):
+    """Number of bits set in a bitmap row, in one warp."""
+    lane = gl.arange(0, 32, gl.BlockedLayout([1], [32], [1], [0]))
+    kept = gl.to_tensor(0)
+    for start in range(0, words, 32):
+        # Volatile: atomics pass the nearest cache by, which may hold the line.
+        word = gl.load(votes + start + lane, mask=start + lane < words, other=0, volatile=True)
+        # Sums over pairs, nibbles, bytes and the word; masks clear the copies of the sign.
+        pairs = word - ((word >> 1) & 0x55555555)
+        nibbles = (pairs & 0x33333333) + ((pairs >> 2) & 0x33333333)
+        kept += gl.sum((((nibbles + (nibbles >> 4)) & 0x0F0F0F0F) * 0x01010101) >> 24, 0)
+    return kept
+
+
+@gluon.jit
+def _settle(
+    results, smem, bars, walk, sizes, words, limit,
+    GROUPS: gl.constexpr, BLOCK_N: gl.constexpr, WEIGH: gl.constexpr, HAS_MASS: gl.constexpr,
+):  # fmt: skip
+    """The settling warp: what there is to do once a q block was walked."""
+    o_desc, lse, votes, weights, mass, tally, must_do = results
+    tiles, q_heads, q_len, kv_len, q_blocks, k_blocks = sizes
+    q_smem, k_smem, v_smem, o_smem, tile_smem = smem
+    q_full, q_empty, k_full, k_empty, v_full, v_empty, turns, tile_full, tile_empty, walked = bars
+    done = 0
+    tile = _tile_of_warp(tile_smem, tile_full, 0)
+    while tile < tiles:
+        batch, head, lane, row, at, row_items, count, keys, mask_from = _place(
+            tile, walk, sizes, GROUPS, BLOCK_N, False, True
+        )
+        mbarrier.wait(walked.index(done & 1), (done >> 1) & 1)
+        # Not before: two tiles that were walked and not settled are all that two bars tell apart.
+        mbarrier.arrive(tile_empty.index(done & 1))
+        if WEIGH:
+            kept = _select(
+                weights + at * k_blocks, votes + at * words, mass + at * k_blocks, k_blocks, words,
+                limit, HAS_MASS,
+            )  # fmt: skip
+        else:
+            kept = _count(votes + at * words, words)
+        computed = gl.where(keys == 0, 0, count)
+        gl.atomic_add(tally, computed.to(gl.int64), sem="relaxed")
+        gl.atomic_add(tally + 1, kept.to(gl.int64), sem="relaxed")
+        done += 1
+        tile = _tile_of_warp(tile_smem, tile_full, done)
+    mbarrier.arrive(tile_empty.index(done & 1))
+
+
+@gluon.jit
+def _tile_of_warp(tile_smem, tile_full, done):
+    """Tile that the loading warp hands out next, for a single warp, which keeps its place."""
+    mbarrier.wait(tile_full.index(done & 1), (done >> 1) & 1)
+    shared: gl.constexpr = gl.BlockedLayout([1], [32], [1], [0])
+    return gl.sum(tile_smem.index(done & 1).load(shared), axis=0)
+
+
+@gluon.jit
 def rounded(x, dtype: gl.constexpr, ROUNDING: gl.constexpr):
     """fp32 -> ``dtype``: to nearest even (0); for bf16 also to nearest away (1), to zero (2)."""
     if ROUNDING == 0:
@@ -264,13 +418,14 @@ def _compute(
     results, smem, bars, walk, sizes, words, c, threshold,
     GROUPS: gl.constexpr, BLOCK_N: gl.constexpr, HEAD_DIM: gl.constexpr, STAGES: gl.constexpr,
     CAUSAL: gl.constexpr, LITE: gl.constexpr, SOFT_SKIP: gl.constexpr, HAS_DO: gl.constexpr,
-    HAS_LSE: gl.constexpr, TURNS: gl.constexpr, SIGN: gl.constexpr, ROUNDING: gl.constexpr,
+    WEIGH: gl.constexpr, HAS_LSE: gl.constexpr, TURNS: gl.constexpr, SIGN: gl.constexpr,
+    ROUNDING: gl.constexpr,
 ):  # fmt: skip
     """A computing warpgroup: rows ``GROUP * 64`` and on of every tile that is handed out."""
-    o_desc, lse, votes, must_do = results
+    o_desc, lse, votes, weights, mass, tally, must_do = results
     tiles, q_heads, q_len, kv_len, q_blocks, k_blocks = sizes
     q_smem, k_smem, v_smem, o_smem, tile_smem = smem
-    q_full, q_empty, k_full, k_empty, v_full, v_empty, turns, tile_full, tile_empty = bars
+    q_full, q_empty, k_full, k_empty, v_full, v_empty, turns, tile_full, tile_empty, walked = bars
     dtype: gl.constexpr = q_smem.dtype
     s_layout: gl.constexpr = gl.NVMMADistributedLayout(
         version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, BLOCK_N, 16]
@@ -281,6 +436,8 @@ def _compute(
     p_layout: gl.constexpr = gl.DotOperandLayout(0, o_layout, 2)
     per_row: gl.constexpr = gl.SliceLayout(1, s_layout)
     per_out: gl.constexpr = gl.SliceLayout(1, o_layout)
+    per_word: gl.constexpr = gl.BlockedLayout([1, 1], [1, 32], [4, 1], [1, 0])
+    VOTE: gl.constexpr = LITE and not WEIGH
     first: gl.constexpr = 1 if GROUP == 0 else 0
     following: gl.constexpr = (GROUP + 1) % GROUPS
     diagonal = kv_len - q_len
@@ -302,6 +459,8 @@ def _compute(
         upcoming = _item(row_items, 1, count, LITE)
         top = gl.full([64], float("-inf"), gl.float32, per_row)
         bits = gl.full([64], 0, gl.int32, per_row)
+        shares = gl.zeros([4, 32], gl.float32, per_word)
+        unit = _UNIT * 1.0 / gl.minimum(q_len - block_row, GROUPS * 64).to(gl.float32)
         out = gl.zeros([64, HEAD_DIM], gl.float32, o_layout)
 
         mbarrier.wait(q_full.index(GROUP), done & 1)
@@ -318,10 +477,11 @@ def _compute(
         scores = _signed(scores, SIGN)
         scores = _masked(scores, block, mask_from, row, keys, diagonal, CAUSAL, BLOCK_N)
         p, fade, top, bits = _softmax(
-            scores, top, c, threshold, bits, 0, block, rows, q_len, must_do, LITE, SOFT_SKIP, HAS_DO
+            scores, top, c, threshold, bits, 0, block, rows, q_len, must_do, VOTE, SOFT_SKIP, HAS_DO
         )
         total = gl.sum(p, axis=1)
-        weights = gl.convert_layout(p.to(dtype), p_layout)
+        here = total
+        pv_weights = gl.convert_layout(p.to(dtype), p_layout)
         # The votes of 32 steps fill a word; a branch in the inner loop would keep the compiler from
         # converting weights under the exponentials (8 % of the time).
         if LITE:
@@ -343,30 +503,46 @@ def _compute(
                 scores = warpgroup_mma(q, k, none, use_acc=False, is_async=True)
                 mbarrier.wait(v_full.index(before), parity)
                 v = v_smem.index(before).reshape([BLOCK_N, HEAD_DIM])
-                out = warpgroup_mma(weights, v, out, is_async=True)
+                out = warpgroup_mma(pv_weights, v, out, is_async=True)
                 if TURNS:
                     mbarrier.arrive(turns.index(following))
+                if WEIGH:
+                    # of the tile before: now there is nothing else to do but wait
+                    shares = _share(shares, here, total, i - 1, rows, q_len)
                 scores = warpgroup_mma_wait(1, deps=[scores])
                 mbarrier.arrive(k_empty.index(stage))
                 scores = _signed(scores, SIGN)
                 scores = _masked(scores, block, mask_from, row, keys, diagonal, CAUSAL, BLOCK_N)
                 p, fade, top, bits = _softmax(
                     scores, top, c, threshold, bits, i, block, rows, q_len, must_do,
-                    LITE, SOFT_SKIP, HAS_DO,
+                    VOTE, SOFT_SKIP, HAS_DO,
                 )  # fmt: skip
-                total = total * fade + gl.sum(p, axis=1)
+                here = gl.sum(p, axis=1)
+                total = total * fade + here
                 out = warpgroup_mma_wait(0, deps=[out])
                 mbarrier.arrive(v_empty.index(before))
                 out = out * gl.convert_layout(fade, per_out)[:, None]
-                weights = gl.convert_layout(p.to(dtype), p_layout)
+                pv_weights = gl.convert_layout(p.to(dtype), p_layout)
             if LITE:
                 inside = gl.where(keys == 0, 0, count)
-                _flush(bits, first_step, inside, row_items, row_votes, must_do, rows, q_len, HAS_DO)
-                bits = gl.full([64], 0, gl.int32, per_row)
+                if WEIGH:
+                    last = gl.minimum(first_step + span, count) - 1
+                    shares = _share(shares, here, total, last, rows, q_len)
+                    _flush_shares(
+                        shares, first_step, inside, row_items, weights + at * k_blocks, unit
+                    )
+                else:
+                    _flush(
+                        bits, first_step, inside, row_items, row_votes, must_do, rows, q_len, HAS_DO
+                    )
+                    bits = gl.full([64], 0, gl.int32, per_row)
+        if LITE:
+            _barrier()  # what all warps wrote is told by one thread
+            mbarrier.arrive(walked.index(done & 1))
         mbarrier.arrive(q_empty.index(GROUP))
         mbarrier.wait(v_full.index(stage), (step // STAGES) & 1)
         v = v_smem.index(stage).reshape([BLOCK_N, HEAD_DIM])
-        out = warpgroup_mma(weights, v, out, is_async=True)
+        out = warpgroup_mma(pv_weights, v, out, is_async=True)
         out = warpgroup_mma_wait(0, deps=[out])
         mbarrier.arrive(v_empty.index(stage))
         step += 1
@@ -388,17 +564,19 @@ def _compute(
 
 
 #: Sizes are no reason to compile again.
-_SIZES = ["tiles", "q_heads", "groups", "q_len", "kv_len", "q_blocks", "k_blocks", "words"]
+_SIZES = ["tiles", "q_heads", "groups", "q_len", "kv_len", "q_blocks", "k_blocks", "words", "limit"]
 
 
 @gluon.jit(do_not_specialize=_SIZES)
 def attention(
-    q_desc, k_desc, v_desc, o_desc, lse, items, counts, order, next_tile, votes, must_do, tiles,
-    q_heads, groups, q_len, kv_len, q_blocks, k_blocks, words, c, threshold,
+    q_desc, k_desc, v_desc, o_desc, lse, items, counts, order, next_tile, votes, weights, mass,
+    tally, must_do, tiles, q_heads, groups, q_len, kv_len, q_blocks, k_blocks, words, limit, c,
+    threshold,
     GROUPS: gl.constexpr, BLOCK_N: gl.constexpr, HEAD_DIM: gl.constexpr, STAGES: gl.constexpr,
     CAUSAL: gl.constexpr, LITE: gl.constexpr, SOFT_SKIP: gl.constexpr, HAS_DO: gl.constexpr,
-    HAS_LSE: gl.constexpr, TURNS: gl.constexpr, SIGN: gl.constexpr, ROUNDING: gl.constexpr,
-    REGISTERS: gl.constexpr, LOADER_REGISTERS: gl.constexpr,
+    WEIGH: gl.constexpr, HAS_MASS: gl.constexpr, HAS_LSE: gl.constexpr, TURNS: gl.constexpr,
+    SIGN: gl.constexpr, ROUNDING: gl.constexpr, REGISTERS: gl.constexpr,
+    LOADER_REGISTERS: gl.constexpr,
 ):  # fmt: skip
     """Tiles of ``GROUPS * 64`` query rows; tile = turn + q_blocks * (head + heads * batch).
 
@@ -406,7 +584,8 @@ def attention(
     unequal length, taken from the counter ``next_tile``, which is 0 at first. ``order`` and
     ``counts`` are in the order of work: turn -> q block and length of its list. ``c`` =
     abs(scale) * log2(e), ``SIGN`` the sign of the scale. ``threshold`` is in log2 units; NaN keeps
-    every tile.
+    every tile. ``WEIGH``: tiles are weighed in place of the vote and chosen by ``limit``. ``tally``
+    gets the numbers of tiles computed and kept added.
     """
     dtype: gl.constexpr = q_desc.dtype
     plain: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0])
@@ -425,6 +604,7 @@ def attention(
     turns = gl.allocate_shared_memory(gl.int64, [GROUPS, 1], bar)
     tile_full = gl.allocate_shared_memory(gl.int64, [2, 1], bar)
     tile_empty = gl.allocate_shared_memory(gl.int64, [2, 1], bar)
+    walked = gl.allocate_shared_memory(gl.int64, [2, 1], bar)
     for i in gl.static_range(GROUPS):
         mbarrier.init(q_full.index(i), count=1)
         mbarrier.init(q_empty.index(i), count=1)
@@ -436,20 +616,43 @@ def attention(
         mbarrier.init(v_empty.index(i), count=GROUPS)
     for i in gl.static_range(2):
         mbarrier.init(tile_full.index(i), count=1)
-        mbarrier.init(tile_empty.index(i), count=GROUPS)
+        mbarrier.init(tile_empty.index(i), count=GROUPS + (1 if LITE else 0))
+        mbarrier.init(walked.index(i), count=GROUPS)
     smem = (q_smem, k_smem, v_smem, o_smem, tile_smem)
-    bars = (q_full, q_empty, k_full, k_empty, v_full, v_empty, turns, tile_full, tile_empty)
-    results = (o_desc, lse, votes, must_do)
+    bars = (
+        q_full, q_empty, k_full, k_empty, v_full, v_empty, turns, tile_full, tile_empty, walked
+    )  # fmt: skip
+    results = (o_desc, lse, votes, weights, mass, tally, must_do)
     walk = (items, counts, order)
     sizes = (tiles, q_heads, q_len, kv_len, q_blocks, k_blocks)
     # A tuple bound to a name would turn its compile-time numbers into run-time ones.
-    if GROUPS == 2:
+    if LITE:
+        gl.static_assert(GROUPS == 2)
         gl.warp_specialize(
             [
             (_compute, (0, results, smem, bars, walk, sizes, words, c, threshold, GROUPS, BLOCK_N,
-                HEAD_DIM, STAGES, CAUSAL, LITE, SOFT_SKIP, HAS_DO, HAS_LSE, TURNS, SIGN, ROUNDING)),
+                HEAD_DIM, STAGES, CAUSAL, LITE, SOFT_SKIP, HAS_DO, WEIGH, HAS_LSE, TURNS, SIGN,
+                ROUNDING)),
             (_compute, (1, results, smem, bars, walk, sizes, words, c, threshold, GROUPS, BLOCK_N,
-                HEAD_DIM, STAGES, CAUSAL, LITE, SOFT_SKIP, HAS_DO, HAS_LSE, TURNS, SIGN, ROUNDING)),
+                HEAD_DIM, STAGES, CAUSAL, LITE, SOFT_SKIP, HAS_DO, WEIGH, HAS_LSE, TURNS, SIGN,
+                ROUNDING)),
+            (_load, ((q_desc, k_desc, v_desc), smem, bars, walk, next_tile, sizes, groups, GROUPS,
+                BLOCK_N, STAGES, CAUSAL, LITE)),
+            (_settle, (results, smem, bars, walk, sizes, words, limit, GROUPS, BLOCK_N, WEIGH,
+                HAS_MASS)),
+            ],
+            [4, 1, 1],
+            [REGISTERS, LOADER_REGISTERS, LOADER_REGISTERS],
+        )  # fmt: skip
+    elif GROUPS == 2:
+        gl.warp_specialize(
+            [
+            (_compute, (0, results, smem, bars, walk, sizes, words, c, threshold, GROUPS, BLOCK_N,
+                HEAD_DIM, STAGES, CAUSAL, LITE, SOFT_SKIP, HAS_DO, WEIGH, HAS_LSE, TURNS, SIGN,
+                ROUNDING)),
+            (_compute, (1, results, smem, bars, walk, sizes, words, c, threshold, GROUPS, BLOCK_N,
+                HEAD_DIM, STAGES, CAUSAL, LITE, SOFT_SKIP, HAS_DO, WEIGH, HAS_LSE, TURNS, SIGN,
+                ROUNDING)),
             (_load, ((q_desc, k_desc, v_desc), smem, bars, walk, next_tile, sizes, groups, GROUPS,
                 BLOCK_N, STAGES, CAUSAL, LITE)),
             ],
@@ -460,11 +663,14 @@ def attention(
         gl.warp_specialize(
             [
             (_compute, (0, results, smem, bars, walk, sizes, words, c, threshold, GROUPS, BLOCK_N,
-                HEAD_DIM, STAGES, CAUSAL, LITE, SOFT_SKIP, HAS_DO, HAS_LSE, TURNS, SIGN, ROUNDING)),
+                HEAD_DIM, STAGES, CAUSAL, LITE, SOFT_SKIP, HAS_DO, WEIGH, HAS_LSE, TURNS, SIGN,
+                ROUNDING)),
             (_compute, (1, results, smem, bars, walk, sizes, words, c, threshold, GROUPS, BLOCK_N,
-                HEAD_DIM, STAGES, CAUSAL, LITE, SOFT_SKIP, HAS_DO, HAS_LSE, TURNS, SIGN, ROUNDING)),
+                HEAD_DIM, STAGES, CAUSAL, LITE, SOFT_SKIP, HAS_DO, WEIGH, HAS_LSE, TURNS, SIGN,
+                ROUNDING)),
             (_compute, (2, results, smem, bars, walk, sizes, words, c, threshold, GROUPS, BLOCK_N,
-                HEAD_DIM, STAGES, CAUSAL, LITE, SOFT_SKIP, HAS_DO, HAS_LSE, TURNS, SIGN, ROUNDING)),
+                HEAD_DIM, STAGES, CAUSAL, LITE, SOFT_SKIP, HAS_DO, WEIGH, HAS_LSE, TURNS, SIGN,
+                ROUNDING)),
             (_load, ((q_desc, k_desc, v_desc), smem, bars, walk, next_tile, sizes, groups, GROUPS,
                 BLOCK_N, STAGES, CAUSAL, LITE)),
             ],

@@ -3,9 +3,11 @@
 Methods: online softmax over K blocks (FlashAttention, Dao et al., arXiv 2205.14135); tiles skipped
 from step to step (LiteAttention, arXiv 2511.11062), q blocks scheduled longest first (Graham 1969).
 
-A LiteAttention step is three launches: :func:`list_tiles` turns the bitmap into a list of K blocks
-per q block, in walking order, :func:`order_longest_first` sorts the q blocks of a head by the
-length of their lists, and :func:`attention` (or the kernel of :mod:`.hopper`) walks them and votes.
+A LiteAttention step is two launches. :func:`plan` turns the bitmap into a list of K blocks per q
+block, in walking order, and sorts the q blocks of a head by the length of their lists.
+:func:`attention` (or the kernel of :mod:`.hopper`) walks them, votes or weighs, and settles every q
+block that it is through with: it counts the tiles that the next step has to compute, after choosing
+them if they were weighed (:mod:`liteattention_rocm.lite.budget`).
 """
 
 from __future__ import annotations
@@ -17,60 +19,161 @@ import triton.language as tl
 ROUNDING = {"rtne": 0, "rtna": 1, "rtz": 2}
 
 
-@triton.jit(do_not_specialize=["k_blocks", "words"])
-def list_tiles(
-    read, must_do, must_skip, items, counts, votes, k_blocks, words,
-    WORDS: tl.constexpr, DESCENDING: tl.constexpr, HAS_DO: tl.constexpr, HAS_SKIP: tl.constexpr,
-):  # fmt: skip
-    """Bitmap rows [rows, words] -> K blocks to walk, int16 [rows, k_blocks], and their counts.
+#: Tiles of a q block that are held in registers while a cut is searched for; more are read anew.
+SPAN = tl.constexpr(512)
+#: A mass of 1 as a weight, its bits, and what is set in weights of must-do tiles: above every cut.
+_UNIT = tl.constexpr(1 << 24)
+_UNIT_BITS = tl.constexpr(24)
+_FIRM = tl.constexpr(1 << 30)
 
-    An empty list names K block 0. Also clears ``votes`` [rows, words], which the walk fills. One
-    program per row; ``WORDS`` is a power of two >= words.
-    """
-    row = tl.program_id(0).to(tl.int64)
-    at = tl.arange(0, WORDS)
-    inside = at < words
+
+@triton.jit
+def set_bits(word):
+    """Number of set bits of each int32: sums over pairs, nibbles, bytes and the word."""
+    # The shifts bring in copies of the sign; every mask that follows one clears them.
+    pairs = word - ((word >> 1) & 0x55555555)
+    nibbles = (pairs & 0x33333333) + ((pairs >> 2) & 0x33333333)
+    return (((nibbles + (nibbles >> 4)) & 0x0F0F0F0F) * 0x01010101) >> 24
+
+
+@triton.jit
+def _walked(
+    read, must_do, must_skip, row, rows, at, k_blocks, words,
+    HAS_DO: tl.constexpr, HAS_SKIP: tl.constexpr,
+):  # fmt: skip
+    """Words ``at`` of bitmap rows ``row``: the tiles that a step computes; 0 from ``rows`` on."""
+    inside = (row < rows) & (at < words)
     word = tl.load(read + row * words + at, mask=inside, other=0)
     if HAS_DO:
-        word = word | tl.load(must_do + at, mask=inside, other=0)
+        word = tl.where(inside, word | tl.load(must_do + at, mask=at < words, other=0), 0)
     if HAS_SKIP:
-        word = word & ~tl.load(must_skip + at, mask=inside, other=0)
+        word = word & ~tl.load(must_skip + at, mask=at < words, other=0)
+    left = tl.maximum(k_blocks - at * 32, 0)  # what lies past the last K block means nothing
+    return tl.where(left < 32, word & ((1 << (left & 31)) - 1), word)
+
+
+@triton.jit(do_not_specialize=["q_blocks", "k_blocks", "words"])
+def plan(
+    read, must_do, must_skip, items, counts, order, next_tile, votes, weights, tally,
+    q_blocks, k_blocks, words,
+    WORDS: tl.constexpr, ROWS: tl.constexpr, DESCENDING: tl.constexpr, HAS_DO: tl.constexpr,
+    HAS_SKIP: tl.constexpr, WEIGH: tl.constexpr,
+):  # fmt: skip
+    """Bitmap [heads, q_blocks, words] -> K blocks to walk and q blocks in the order of work.
+
+    One program per q block; ``WORDS`` is a power of two >= words.
+
+    - ``items`` int16 [heads, q_blocks, k_blocks]: K blocks to walk; an empty list names block 0.
+    - ``order``, ``counts`` int32 [heads, q_blocks]: q blocks, most K blocks first, stable, and
+      their counts in that order. Every program finds its own rank, counting the lists of all q
+      blocks of its head, ``ROWS`` at a time.
+    - Cleared for the walk: the counter ``next_tile``, ``tally`` int64 [2], and ``votes`` [heads,
+      q_blocks, words] or, if ``WEIGH``, ``weights`` [heads, q_blocks, k_blocks] as :func:`select`
+      takes them.
+    """
+    program = tl.program_id(0)
+    head = (program // q_blocks).to(tl.int64) * q_blocks
+    mine = program % q_blocks
+    row = head + mine
+    at = tl.arange(0, WORDS)
+    word = _walked(
+        read + head * words, must_do, must_skip, at * 0 + mine, q_blocks, at, k_blocks, words,
+        HAS_DO, HAS_SKIP,
+    )  # fmt: skip
     lane = tl.arange(0, 32)
-    block = at[:, None] * 32 + lane[None, :]
-    bit = tl.where(block < k_blocks, (word[:, None] >> lane[None, :]) & 1, 0)
-    bit = tl.reshape(bit, (WORDS * 32,))
-    block = tl.reshape(block, (WORDS * 32,))
+    bit = tl.reshape((word[:, None] >> lane[None, :]) & 1, (WORDS * 32,))
+    block = tl.arange(0, WORDS * 32)
     total = tl.sum(bit, axis=0)
     place = tl.cumsum(bit, axis=0) - 1
     if DESCENDING:
         place = total - 1 - place
     tl.store(items + row * k_blocks + place, block.to(tl.int16), mask=bit != 0)
     tl.store(items + row * k_blocks, 0, mask=total == 0)
-    tl.store(counts + row, total)
-    tl.store(votes + row * words + at, tl.zeros((WORDS,), tl.int32), mask=inside)
+    if WEIGH:
+        weight = bit - 1
+        if HAS_DO:
+            must = tl.load(must_do + (block >> 5), mask=block < k_blocks, other=0) >> (block & 31)
+            weight = tl.where(bit != 0, (must & 1) * _FIRM, weight)
+        tl.store(weights + row * k_blocks + block, weight, mask=block < k_blocks)
+    else:
+        tl.store(votes + row * words + at, tl.zeros((WORDS,), tl.int32), mask=at < words)
 
-
-@triton.jit(do_not_specialize=["q_blocks"])
-def order_longest_first(counts, order, sorted_counts, next_tile, q_blocks, BLOCK: tl.constexpr):
-    """counts [heads, q_blocks] -> order [heads, q_blocks]: q blocks, most K blocks first, stable.
-
-    ``sorted_counts`` gets their counts in that order, the counter ``next_tile`` 0. Program
-    (i, head) finds the ranks of ``BLOCK`` q blocks of a head.
-    """
-    start_of_head = tl.program_id(1).to(tl.int64) * q_blocks
-    mine = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    count = tl.load(counts + start_of_head + mine, mask=mine < q_blocks, other=0)
-    rank = tl.zeros((BLOCK,), tl.int32)
-    for start in range(0, q_blocks, BLOCK):
-        other = start + tl.arange(0, BLOCK)
-        theirs = tl.load(counts + start_of_head + other, mask=other < q_blocks, other=-1)
-        longer = theirs[None, :] > count[:, None]
-        earlier = (theirs[None, :] == count[:, None]) & (other[None, :] < mine[:, None])
-        rank += tl.sum((longer | earlier).to(tl.int32), axis=1)
-    tl.store(order + start_of_head + rank, mine, mask=mine < q_blocks)
-    tl.store(sorted_counts + start_of_head + rank, count, mask=mine < q_blocks)
-    if (tl.program_id(0) == 0) & (tl.program_id(1) == 0):
+    rank = tl.zeros((), tl.int32)
+    for start in range(0, q_blocks, ROWS):
+        other = start + tl.arange(0, ROWS)
+        theirs = tl.sum(
+            set_bits(
+                _walked(
+                    read + head * words, must_do, must_skip, other[:, None], q_blocks,
+                    at[None, :], k_blocks, words, HAS_DO, HAS_SKIP,
+                )
+            ),
+            axis=1,
+        )  # fmt: skip
+        before = (theirs > total) | ((theirs == total) & (other < mine))
+        rank += tl.sum((before & (other < q_blocks)).to(tl.int32), axis=0)
+    tl.store(order + head + rank, mine)
+    tl.store(counts + head + rank, total)
+    if program == 0:
         tl.store(next_tile, 0)
+        tl.store(tally + tl.arange(0, 2), tl.zeros((2,), tl.int64))
+
+
+@triton.jit
+def _weights(weights, block, k_blocks):
+    """Weights of tiles and which of them may be dropped; a tile that was not walked has -1."""
+    found = tl.load(weights + block, mask=block < k_blocks, other=-1)
+    # What was rounded up to more than 1 weighs 1.
+    weight = tl.where(found < 0, -1, tl.minimum(found & (_FIRM - 1), _UNIT))
+    return weight, (found >= 0) & (found < _FIRM)
+
+
+@triton.jit
+def _loose(weights, block, k_blocks):
+    """Weights of the tiles that may be dropped; of others, what no cut reaches."""
+    weight, loose = _weights(weights, block, k_blocks)
+    return tl.where(loose, weight, _FIRM)
+
+
+@triton.jit
+def select(
+    weights, write, mass, k_blocks, words, limit, SPAN: tl.constexpr, HAS_MASS: tl.constexpr
+):  # fmt: skip
+    """Write the next bitmap row of a q block that was weighed, and what its tiles weigh.
+
+    The rule of :mod:`liteattention_rocm.lite.budget`, bit for bit. Returns the number of tiles
+    kept. ``weights`` [k_blocks] has -1 where a tile was not walked, and the bit ``_FIRM`` where it
+    must be computed; those dropped add up to ``limit`` at most.
+    """
+    first = tl.arange(0, SPAN)
+    held = _loose(weights, first, k_blocks)
+    largest = tl.max(_weights(weights, first, k_blocks)[0], axis=0)
+    for start in range(SPAN, k_blocks, SPAN):
+        more = _weights(weights, start + first, k_blocks)[0]
+        largest = tl.maximum(largest, tl.max(more, axis=0))
+    # The largest cut for which the weights up to it stay within the limit, bit by bit from above.
+    cut = tl.zeros((), tl.int32)
+    for step in range(_UNIT_BITS):
+        tried = cut | (_UNIT >> (step + 1))
+        total = tl.sum(tl.where(held <= tried, held, 0).to(tl.int64), axis=0)
+        for start in range(SPAN, k_blocks, SPAN):
+            more = _loose(weights, start + first, k_blocks)
+            total += tl.sum(tl.where(more <= tried, more, 0).to(tl.int64), axis=0)
+        cut = tl.where(total <= limit, tried, cut)
+    kept = tl.zeros((), tl.int32)
+    for start in range(0, k_blocks, SPAN):
+        block = start + first
+        weight, loose = _weights(weights, block, k_blocks)
+        dropped = loose & (weight <= cut) & (weight < largest)
+        keep = ((weight >= 0) & ~dropped).to(tl.int32)
+        kept += tl.sum(keep, axis=0)
+        word = tl.sum(tl.reshape(keep, (SPAN // 32, 32)) << tl.arange(0, 32)[None, :], axis=1)
+        at = start // 32 + tl.arange(0, SPAN // 32)
+        tl.store(write + at, word, mask=at < words)
+        if HAS_MASS:
+            share = tl.maximum(weight, 0).to(tl.float32) * (1.0 / _UNIT)
+            tl.store(mass + block, share, mask=block < k_blocks)
+    return kept
 
 
 @triton.jit
@@ -119,7 +222,10 @@ def product(a, b, c, WIDEN: tl.constexpr):
 
 @triton.jit
 def _flush(bits, first, count, items, votes, must_do, rows, q_len, HAS_DO: tl.constexpr):
-    """Write the votes of 32 steps of a walk, one bit per step and row, into the next bitmap."""
+    """Write the votes of 32 steps of a walk, one bit per step and row, into the next bitmap.
+
+    Returns the number of tiles that it keeps.
+    """
     word = tl.reduce(tl.where(rows < q_len, bits, 0), 0, _either)
     lane = tl.arange(0, 32)
     inside = first + lane < count
@@ -128,19 +234,25 @@ def _flush(bits, first, count, items, votes, must_do, rows, q_len, HAS_DO: tl.co
     if HAS_DO:
         keep = keep | ((tl.load(must_do + (block >> 5), mask=inside, other=0) >> (block & 31)) & 1)
     bit = tl.full((32,), 1, tl.int32) << (block & 31)
-    tl.atomic_or(votes + (block >> 5), bit, mask=inside & (keep != 0), sem="relaxed")
+    keep = tl.where(inside, keep, 0)
+    tl.atomic_or(votes + (block >> 5), bit, mask=keep != 0, sem="relaxed")
+    return tl.sum(keep, axis=0)
 
 
 @triton.jit
 def _walk(
-    state, first, end, query, k, v, stride_k, stride_v, items, count, votes, must_do, rows,
-    q_len, kv_len, diagonal, c, threshold,
+    state, first, end, query, k, v, stride_k, stride_v, items, count, votes, weights_of, must_do,
+    rows, q_len, kv_len, diagonal, c, threshold, unit,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, HEAD_DIM: tl.constexpr, MASKED: tl.constexpr,
     CAUSAL: tl.constexpr, LITE: tl.constexpr, VOTE_ROWS: tl.constexpr, HAS_DO: tl.constexpr,
-    SIGN: tl.constexpr, WIDEN: tl.constexpr,
+    WEIGH: tl.constexpr, SIGN: tl.constexpr, WIDEN: tl.constexpr,
 ):  # fmt: skip
-    """Fold steps ``first`` to ``end`` of a walk into the running (output, maxima, sums, votes)."""
-    out, top, total, bits = state
+    """Fold steps ``first`` to ``end`` of a walk into its state.
+
+    The state is (output, maxima, sums, votes, tiles that the votes of finished words keep).
+    ``unit`` is what a row's whole mass weighs.
+    """
+    out, top, total, bits, kept = state
     dim = tl.arange(0, HEAD_DIM)
     lane = tl.arange(0, BLOCK_N)
     for i in range(first, end):
@@ -172,9 +284,11 @@ def _walk(
             # A NaN stays in the running maximum, so that its row keeps every later tile.
             peak = row_maxima(scores, WIDEN)
             highest = _larger(top, peak)
-            # Not "above > threshold": a threshold of NaN keeps every tile, and so does a first one.
-            negligible = (peak - top) * c <= threshold
-            bits = bits | tl.where(negligible, 0, tl.full((BLOCK_M,), 1, tl.int32) << (i & 31))
+            if not WEIGH:
+                # Not "above > threshold": NaN as a threshold keeps every tile, and so does a
+                # first tile.
+                negligible = (peak - top) * c <= threshold
+                bits = bits | tl.where(negligible, 0, tl.full((BLOCK_M,), 1, tl.int32) << (i & 31))
         else:
             highest = tl.maximum(top, tl.max(scores, axis=1))
         # A row that has seen no key: exp2(-inf - 0) = 0 instead of exp2(-inf + inf) = NaN.
@@ -191,35 +305,46 @@ def _walk(
                 drop = drop * (1 - must)
             drop = tl.reshape(tl.broadcast_to(drop[:, None], (GROUPS, VOTE_ROWS)), (BLOCK_M,))
             weights = tl.where(drop[:, None] != 0, 0.0, weights)
-        total = total * fade + tl.sum(weights, axis=1)
+        here = tl.sum(weights, axis=1)
+        total = total * fade + here
+        if WEIGH:
+            # Rows past the end do not count. A NaN weighs 1, like what adds up to more.
+            share = tl.sum(tl.where(rows < q_len, here / total, 0.0), axis=0) * unit
+            weight = tl.where(share < _UNIT, tl.ceil(share), _UNIT).to(tl.int32)
+            if HAS_DO:
+                must = (tl.load(must_do + (block >> 5)) >> (block & 31)) & 1
+                weight = weight | (must * _FIRM)
+            tl.store(weights_of + block, weight)
         out = product(weights.to(values.dtype), values, out * fade[:, None], WIDEN)
         top = highest
-        if LITE:
+        if LITE and not WEIGH:
             if (i & 31) == 31:
-                _flush(bits, i - 31, count, items, votes, must_do, rows, q_len, HAS_DO)
+                kept += _flush(bits, i - 31, count, items, votes, must_do, rows, q_len, HAS_DO)
                 bits = tl.zeros((BLOCK_M,), tl.int32)
-    return out, top, total, bits
+    return out, top, total, bits, kept
 
 
 #: Sizes are no reason to compile again.
-_SIZES = ["q_heads", "groups", "q_len", "kv_len", "q_blocks", "k_blocks", "words"]
+_SIZES = ["q_heads", "groups", "q_len", "kv_len", "q_blocks", "k_blocks", "words", "limit"]
 
 
 @triton.jit(do_not_specialize=_SIZES)
 def attention(
-    q, k, v, out, lse, items, counts, order, votes, must_do,
+    q, k, v, out, lse, items, counts, order, votes, weights, mass, tally, must_do,
     stride_qb, stride_qs, stride_qh, stride_kb, stride_ks, stride_kh,
     stride_vb, stride_vs, stride_vh, stride_ob, stride_os, stride_oh,
-    q_heads, groups, q_len, kv_len, q_blocks, k_blocks, words, c, threshold,
+    q_heads, groups, q_len, kv_len, q_blocks, k_blocks, words, limit, c, threshold,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, HEAD_DIM: tl.constexpr, CAUSAL: tl.constexpr,
     EVEN_K: tl.constexpr, LITE: tl.constexpr, VOTE_ROWS: tl.constexpr, HAS_DO: tl.constexpr,
-    HAS_LSE: tl.constexpr, SIGN: tl.constexpr, ROUNDING: tl.constexpr,
-    WIDEN: tl.constexpr,
+    WEIGH: tl.constexpr, HAS_MASS: tl.constexpr, HAS_LSE: tl.constexpr, SIGN: tl.constexpr,
+    ROUNDING: tl.constexpr, WIDEN: tl.constexpr,
 ):  # fmt: skip
     """One q block of ``BLOCK_M`` rows; program = q block + q_blocks * (head + heads * batch).
 
     ``c`` = abs(scale) * log2(e), ``SIGN`` the sign of the scale. ``threshold`` is in log2 units;
-    NaN keeps every tile. ``VOTE_ROWS`` 0: computed tiles always contribute.
+    NaN keeps every tile. ``VOTE_ROWS`` 0: computed tiles always contribute. ``WEIGH``: tiles are
+    weighed in place of the vote, and :func:`select` chooses by ``limit``. ``tally`` gets the
+    numbers of tiles computed and kept added.
     """
     program = tl.program_id(0)
     lane = program // q_blocks
@@ -231,6 +356,8 @@ def attention(
         at = (lane * q_blocks + q_block).to(tl.int64)
         items += at * k_blocks
         votes += at * words
+        weights += at * k_blocks
+        mass += at * k_blocks
         count = tl.load(counts + program)
     elif CAUSAL:
         # the last q blocks see the most keys and go first
@@ -258,32 +385,39 @@ def attention(
         tl.full((BLOCK_M,), float("-inf"), tl.float32),
         tl.zeros((BLOCK_M,), tl.float32),
         tl.zeros((BLOCK_M,), tl.int32),
+        tl.full((), 0, tl.int32),
     )
+    unit = _UNIT * 1.0 / tl.minimum(q_len - q_block * BLOCK_M, BLOCK_M).to(tl.float32)
     if LITE:
         state = _walk(
-            state, 0, count, query, k, v, stride_ks, stride_vs, items, count, votes, must_do, rows,
-            q_len, kv_len, diagonal, c, threshold, BLOCK_M, BLOCK_N, HEAD_DIM, not EVEN_K, False,
-            True, VOTE_ROWS, HAS_DO, SIGN, WIDEN,
+            state, 0, count, query, k, v, stride_ks, stride_vs, items, count, votes, weights,
+            must_do, rows, q_len, kv_len, diagonal, c, threshold, unit, BLOCK_M, BLOCK_N, HEAD_DIM,
+            not EVEN_K, False, True, VOTE_ROWS, HAS_DO, WEIGH, SIGN, WIDEN,
         )  # fmt: skip
     else:
         whole = kv_len // BLOCK_N
         if CAUSAL:
             whole = tl.minimum(tl.maximum(q_block * BLOCK_M + diagonal + 1, 0), kv_len) // BLOCK_N
         state = _walk(
-            state, 0, whole, query, k, v, stride_ks, stride_vs, items, count, votes, must_do, rows,
-            q_len, kv_len, diagonal, c, threshold, BLOCK_M, BLOCK_N, HEAD_DIM, False, CAUSAL,
-            False, 0, False, SIGN, WIDEN,
+            state, 0, whole, query, k, v, stride_ks, stride_vs, items, count, votes, weights,
+            must_do, rows, q_len, kv_len, diagonal, c, threshold, unit, BLOCK_M, BLOCK_N, HEAD_DIM,
+            False, CAUSAL, False, 0, False, False, SIGN, WIDEN,
         )  # fmt: skip
         if CAUSAL or not EVEN_K:
             state = _walk(
                 state, whole, count, query, k, v, stride_ks, stride_vs, items, count, votes,
-                must_do, rows, q_len, kv_len, diagonal, c, threshold, BLOCK_M, BLOCK_N, HEAD_DIM,
-                True, CAUSAL, False, 0, False, SIGN, WIDEN,
+                weights, must_do, rows, q_len, kv_len, diagonal, c, threshold, unit, BLOCK_M,
+                BLOCK_N, HEAD_DIM, True, CAUSAL, False, 0, False, False, SIGN, WIDEN,
             )  # fmt: skip
-    result, top, total, bits = state
+    result, top, total, bits, kept = state
     if LITE:
-        if (count & 31) != 0:
-            _flush(bits, count & -32, count, items, votes, must_do, rows, q_len, HAS_DO)
+        if WEIGH:
+            tl.debug_barrier()  # one warp wrote a weight, all read it
+            kept = select(weights, votes, mass, k_blocks, words, limit, SPAN, HAS_MASS)
+        elif (count & 31) != 0:
+            kept += _flush(bits, count & -32, count, items, votes, must_do, rows, q_len, HAS_DO)
+        tl.atomic_add(tally, count.to(tl.int64), sem="relaxed")
+        tl.atomic_add(tally + 1, kept.to(tl.int64), sem="relaxed")
     # A row that saw no key: 0 / 1 instead of 0 / 0.
     result = result / tl.where(total == 0.0, 1.0, total)[:, None]
     tl.store(

@@ -24,11 +24,12 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from ...contract import LOG2E, DenseRequest, DenseTensors, LiteRequest, LiteTensors, strides
+from ...lite.budget import limit_of
 from ..workspace import Workspaces, raw_stream
 from . import hopper, kernels
 
 _WORD_BLOCK = 32  # K blocks in a bitmap word
-_RANK_BLOCK = 64  # q blocks ranked by one program
+_RANK_WORDS = 512  # bitmap words that a program reads at a time when it ranks its q block
 #: Sets of addresses that a launch keeps tensor maps for; past it, all are made anew.
 _MOST_MAPS = 32
 #: What the entry point of a compiled kernel takes before the kernel's own arguments, in the
@@ -85,8 +86,7 @@ def _current_device() -> int:
     return torch.cuda.current_device() if torch.cuda.is_available() else -1
 
 
-_LIST_TILES = Kernel(kernels.list_tiles)
-_ORDER = Kernel(kernels.order_longest_first)
+_LISTS = Kernel(kernels.plan)
 _PLAIN = Kernel(kernels.attention)
 _HOPPER = Kernel(hopper.attention)
 
@@ -296,25 +296,25 @@ class Attention(BoundCall):
             with on(self.device):
                 lse = t.out if t.lse is None else t.lse
                 if self._hopper:
-                    launch.start(t[:4], (lse,) + 6 * (t.out,))
+                    launch.start(t[:4], (lse,) + 9 * (t.out,))
                 else:
-                    launch.start((), (*t[:4], lse) + 5 * (t.out,))
+                    launch.start((), (*t[:4], lse) + 8 * (t.out,))
             return
         unused = t.out.data_ptr()
         sums = unused if t.lse is None else t.lse.data_ptr()
         stream = raw_stream(self.index)
         if self._hopper:
-            launch(stream, t[:4], (sums,) + 6 * (unused,))
+            launch(stream, t[:4], (sums,) + 9 * (unused,))
         else:
             addresses = (t.q.data_ptr(), t.k.data_ptr(), t.v.data_ptr(), unused, sums)
-            launch(stream, (), addresses + 5 * (unused,))
+            launch(stream, (), addresses + 8 * (unused,))
 
 
 class LiteStep(BoundCall):
-    """One LiteAttention step, bound as :class:`Attention` is: three launches and a workspace.
+    """One LiteAttention step, bound as :class:`Attention` is: two launches and a workspace.
 
-    ``list_tiles`` lists the tiles of every q block in walking order and clears ``write``,
-    ``order_longest_first`` orders the q blocks, the attention kernel walks them and votes.
+    ``plan`` lists the tiles of every q block in walking order, orders the q blocks and clears what
+    the attention kernel writes its votes or weights to, which walks them, chooses and counts.
     """
 
     def __init__(
@@ -324,74 +324,79 @@ class LiteStep(BoundCall):
         size = request.geometry
         q_blocks, k_blocks = size.q_blocks(request.q_len), size.k_blocks(request.kv_len)
         words = size.words(request.kv_len)
-        heads = request.batch * request.q_heads
-        rows = heads * q_blocks
-        # items: int16 [rows, K blocks]; counts, order and counts in that order: int32 [rows]; the
-        # counter that tiles are taken from. Parts begin at multiples of 16 bytes.
-        parts = (2 * rows * k_blocks, 4 * rows, 4 * rows, 4 * rows, 4)
+        rows = request.batch * request.q_heads * q_blocks
+        weigh = request.budget > 0
+        # items: int16 [rows, K blocks]; counts and order: int32 [rows]; the counter that tiles are
+        # taken from; the tally, where the caller has none: int64 [2]; weights: int32
+        # [rows, K blocks]. Parts begin at multiples of 16 bytes.
+        parts = (2 * rows * k_blocks, 4 * rows, 4 * rows, 4, 16, 4 * rows * k_blocks * weigh)
         self._parts = tuple(-(-part // 16) * 16 for part in parts)
-        # The dense order of the Hopper kernel descends; at -inf a step is dense bit for bit.
-        descending = request.walks_down or (self._hopper and request.threshold == -math.inf)
-        self._list = Launch(
-            _LIST_TILES,
+        self._size = sum(self._parts)
+        self._places = tuple(sum(self._parts[:i]) for i in range(len(parts)))
+        # The dense order of the Hopper kernel descends; a step that keeps every tile is dense bit
+        # for bit.
+        descending = request.walks_down or (self._hopper and not request.drops)
+        width = 1 << (words - 1).bit_length()
+        self._plan = Launch(
+            _LISTS,
             (rows,),
-            (k_blocks, words),
+            (q_blocks, k_blocks, words),
             (
-                1 << (words - 1).bit_length(), descending, like.must_do is not None,
-                like.must_skip is not None,
+                width, max(1, _RANK_WORDS // width), descending, like.must_do is not None,
+                like.must_skip is not None, weigh,
             ),
             (("num_warps", 1 if words <= 8 else 4),),
-            alignments(like.read, like.must_do, like.must_skip, like.write),
+            alignments(like.read, like.must_do, like.must_skip, like.write, like.tally),
         )  # fmt: skip
-        self._order = Launch(
-            _ORDER, (-(-q_blocks // _RANK_BLOCK), heads), (q_blocks,), (_RANK_BLOCK,), (), ()
-        )
         self._attend = _attend(request, tile, like)
-        super().__init__(request.device, self._list, self._order, self._attend)
+        super().__init__(request.device, self._plan, self._attend)
 
     def __call__(self, t: LiteTensors) -> None:
-        """Compute the tiles in ``read``; write ``out``, ``lse`` and the votes."""
+        """Compute the tiles in ``read``; write ``out``, ``lse``, the next bitmap and the tally."""
         if not self.ready:
             with on(self.device):
                 self._start(t)
             return
-        workspace = self.workspace(sum(self._parts))
+        _, _, _, out, lse, read, write, must_do, must_skip, mass, tally = t
+        workspace = self.workspace(self._size)  # kept until everything is launched
         items = workspace.data_ptr()
-        ends = self._parts
-        counts = items + ends[0]
-        order = counts + ends[1]
-        ordered = order + ends[2]
-        counter = ordered + ends[3]
-        old, votes = t.read.data_ptr(), t.write.data_ptr()
-        do = old if t.must_do is None else t.must_do.data_ptr()
-        skip = old if t.must_skip is None else t.must_skip.data_ptr()
+        _, counts, order, counter, sums, weights = self._places
+        counts, order, counter, weights = (
+            items + counts, items + order, items + counter, items + weights
+        )  # fmt: skip
+        sums = items + sums if tally is None else tally.data_ptr()
+        old, new, unused = read.data_ptr(), write.data_ptr(), out.data_ptr()
+        do = old if must_do is None else must_do.data_ptr()
+        skip = old if must_skip is None else must_skip.data_ptr()
         stream = raw_stream(self.index)
-        self._list(stream, (), (old, do, skip, items, counts, votes))
-        self._order(stream, (), (counts, order, ordered, counter))
-        unused = t.out.data_ptr()
-        sums = unused if t.lse is None else t.lse.data_ptr()
-        do = votes if t.must_do is None else do
+        self._plan(stream, (), (old, do, skip, items, counts, order, counter, new, weights, sums))
+        lse_at = unused if lse is None else lse.data_ptr()
+        mass_at = unused if mass is None else mass.data_ptr()
+        rest = (new, weights, mass_at, sums, do)
         if self._hopper:
-            self._attend(stream, t[:4], (sums, items, ordered, order, counter, votes, do))
+            self._attend(stream, t[:4], (lse_at, items, counts, order, counter, *rest))
         else:
-            addresses = (t.q.data_ptr(), t.k.data_ptr(), t.v.data_ptr(), unused, sums)
-            self._attend(stream, (), (*addresses, items, ordered, order, votes, do))
+            q, k, v = t.q.data_ptr(), t.k.data_ptr(), t.v.data_ptr()
+            self._attend(stream, (), (q, k, v, unused, lse_at, items, counts, order, *rest))
 
     def _start(self, t: LiteTensors) -> None:
-        workspace = self.workspace(sum(self._parts))[: sum(self._parts)]
+        workspace = self.workspace(self._size)[: self._size]
         items, *rest = torch.split(workspace, list(self._parts))
         items = items.view(torch.int16)
-        counts, order, ordered, counter = (part.view(torch.int32) for part in rest)
+        counts, order, counter, sums, weights = (part.view(torch.int32) for part in rest)
+        tally = sums.view(torch.int64) if t.tally is None else t.tally
         do = t.read if t.must_do is None else t.must_do
         skip = t.read if t.must_skip is None else t.must_skip
-        self._list.start((), (t.read, do, skip, items, counts, t.write))
-        self._order.start((), (counts, order, ordered, counter))
-        sums = t.out if t.lse is None else t.lse
-        do = t.write if t.must_do is None else t.must_do
+        self._plan.start(
+            (), (t.read, do, skip, items, counts, order, counter, t.write, weights, tally)
+        )
+        lse = t.out if t.lse is None else t.lse
+        mass = t.out if t.mass is None else t.mass
+        last = (t.write, weights, mass, tally, do)
         if self._hopper:
-            self._attend.start(t[:4], (sums, items, ordered, order, counter, t.write, do))
+            self._attend.start(t[:4], (lse, items, counts, order, counter, *last))
         else:
-            self._attend.start((), (*t[:4], sums, items, ordered, order, t.write, do))
+            self._attend.start((), (*t[:4], lse, items, counts, order, *last))
 
 
 def _attend(
@@ -404,13 +409,17 @@ def _attend(
     tiles = q_blocks * request.batch * request.q_heads
     sizes = [
         request.q_heads, request.q_heads // request.kv_heads, request.q_len, request.kv_len,
-        q_blocks, k_blocks, -(-k_blocks // _WORD_BLOCK), _log2_scale(request), _threshold(lite),
+        q_blocks, k_blocks, -(-k_blocks // _WORD_BLOCK), 0 if lite is None else
+        limit_of(lite.budget), _log2_scale(request), _threshold(lite),
     ]  # fmt: skip
     soft = lite is not None and lite.soft_skip
     rounding = kernels.ROUNDING[request.rounding]
-    votes, must_do = (like.write, like.must_do) if isinstance(like, LiteTensors) else (None, None)
+    votes = must_do = mass = tally = None
+    if isinstance(like, LiteTensors):
+        votes, must_do, mass, tally = like.write, like.must_do, like.mass, like.tally
     has_do = must_do is not None
-    aligned = alignments(like.lse, votes, must_do)
+    weigh = lite is not None and lite.budget > 0
+    aligned = alignments(like.lse, votes, must_do, mass, tally)
     boxed = like[:4]
     if isinstance(tile, HopperTile):
         rows, keys = hopper.WARPGROUP_ROWS, tile.block_n
@@ -420,8 +429,9 @@ def _attend(
             [tiles, *sizes],
             (
                 tile.groups, tile.block_n, request.head_dim, tile.stages, request.causal,
-                lite is not None, soft, has_do, request.return_lse, tile.turns,
-                _sign(request.scale), rounding, tile.registers, tile.loader_registers,
+                lite is not None, soft, has_do, weigh, mass is not None, request.return_lse,
+                tile.turns, _sign(request.scale), rounding, tile.registers,
+                tile.loader_registers,
             ),
             (("num_warps", 4),),
             (request.dtype, aligned),
@@ -439,7 +449,7 @@ def _attend(
             tile.block_m, tile.block_n, request.head_dim, request.causal,
             request.kv_len % tile.block_n == 0, lite is not None,
             lite.geometry.vote_rows if lite is not None and soft else 0,
-            has_do, request.return_lse, _sign(request.scale), rounding,
+            has_do, weigh, mass is not None, request.return_lse, _sign(request.scale), rounding,
             request.device.type == "cpu",
         ),
         (("num_warps", tile.warps), ("num_stages", tile.stages)),

@@ -1,0 +1,314 @@
+"""Budgets by layer, chosen by what they cost in the video: trials, a model of them, a check.
+
+Layers differ in how much softmax mass they can lose before the video shows it. A calibration
+
+1. makes the videos with dense attention: the reference;
+2. lets one group of layers at a time skip with a trial budget, all others being kept whole, and
+   measures how far the videos are from the reference and how many tiles the group skipped;
+3. chooses the budgets that skip the most tiles at a wanted quality, on the assumption that the
+   groups' mean squared errors add up;
+4. runs that policy, compares, and corrects the assumption until the quality is met.
+
+The choice is a Lagrangian one: for a price of error, each group takes the budget for which the
+tiles it skips, less the price of its error, are the most; the price is found by bisection
+(Shoham and Gersho, Efficient bit allocation for an arbitrary set of quantizers, 1988).
+
+Quality is PSNR in dB of 8-bit frames, the mean over the videos, so errors are geometric means.
+"""
+
+from __future__ import annotations
+
+import bisect
+import itertools
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from liteattention_rocm import SkipPolicy
+
+from . import metrics
+from .config import Configuration
+from .runs import AnyRunner, Run
+
+#: PSNR that equal videos count as, dB: less than one 8-bit level in 1,000 pixels.
+MOST_DB = 80.0
+#: No budget is chosen outside of these.
+LEAST_BUDGET, MOST_BUDGET = 1e-3, 0.5
+#: How far above the wanted quality a policy may end, dB, before another one is tried.
+SLACK_DB = 0.3
+_GRID = 96  # budgets to choose from, in equal ratios
+
+
+@dataclass(frozen=True)
+class Trial:
+    """What a budget did when only ``layers`` had one.
+
+    ``psnr_db`` is the mean over the videos against dense attention, ``skipped`` the share of the
+    tiles of these layers that was not computed, over all steps.
+    """
+
+    layers: tuple[str, ...]
+    budget: float
+    psnr_db: float
+    skipped: float
+
+
+@dataclass(frozen=True)
+class Round:
+    """A policy that was run: budgets by group, what was predicted of it and what it gave.
+
+    ``psnr_db`` and ``worst_db`` are over the videos, ``skipped`` over all layers and steps.
+    """
+
+    aim_db: float
+    budgets: tuple[float, ...]
+    predicted_db: float
+    psnr_db: float
+    worst_db: float
+    skipped: float
+
+
+@dataclass
+class Calibration:
+    """Everything measured so far; :meth:`to_json` is what is kept of it."""
+
+    dense_steps: int
+    groups: tuple[tuple[str, ...], ...] = ()
+    trials: list[Trial] = field(default_factory=list)
+    #: Wanted PSNR in dB -> the policies run for it.
+    rounds: dict[float, list[Round]] = field(default_factory=dict)
+
+    def best(self, target: float) -> Round | None:
+        """The round that skips the most at ``target`` dB or more, else the nearest; None yet."""
+        made = self.rounds.get(target, [])
+        good = [item for item in made if item.psnr_db >= target]
+        if good:
+            return max(good, key=lambda item: item.skipped)
+        return max(made, key=lambda item: item.psnr_db, default=None)
+
+    def policy(self, budgets: Sequence[float]) -> SkipPolicy:
+        """The policy with a budget for each group; a layer that was not seen is kept whole."""
+        by_layer = {
+            name: value
+            for layers, value in zip(self.groups, budgets, strict=True)
+            for name in layers
+        }
+        return SkipPolicy(budget=0.0, layer_budgets=by_layer, warmup_steps=self.dense_steps)
+
+    def policies(self) -> dict[str, dict[str, Any]]:
+        """The best policy for each wanted quality, as ``e2e --policies`` takes them."""
+        found = {}
+        for target in self.rounds:
+            best = self.best(target)
+            if best is not None:
+                policy = self.policy(best.budgets)
+                found[f"calibrated {target:g} dB"] = {
+                    "budget": policy.budget,
+                    "layer_budgets": dict(policy.layer_budgets),
+                    "warmup_steps": policy.warmup_steps,
+                }
+        return found
+
+    def to_json(self) -> dict[str, Any]:
+        """As plain data."""
+        return {
+            "dense_steps": self.dense_steps,
+            "groups": [list(layers) for layers in self.groups],
+            "trials": [asdict(item) for item in self.trials],
+            "rounds": [
+                {"target_db": target, **asdict(item)}
+                for target, made in self.rounds.items()
+                for item in made
+            ],
+        }
+
+
+class Curve:
+    """Error and skipped share of a group by budget, through its trials.
+
+    Between trials the logarithm of the error and the share are linear in the logarithm of the
+    budget; beyond them, as between the nearest two. Neither ever falls as the budget grows.
+
+    Args:
+        trials: of one group, at least two with different budgets.
+    """
+
+    def __init__(self, trials: Iterable[Trial]) -> None:
+        ordered = sorted(trials, key=lambda item: item.budget)
+        self._x = [math.log(item.budget) for item in ordered]
+        if len(set(self._x)) < 2:
+            raise ValueError("a curve needs trials at two budgets at least")
+        self._error = _rising([-item.psnr_db for item in ordered])
+        self._skipped = _rising([item.skipped for item in ordered])
+
+    def error(self, budget: float) -> float:
+        """Mean squared error, relative to the squared peak."""
+        return float(10 ** (self._at(budget, self._error) / 10))
+
+    def skipped(self, budget: float) -> float:
+        """Share of the group's tiles."""
+        return min(1.0, max(0.0, self._at(budget, self._skipped)))
+
+    def _at(self, budget: float, values: list[float]) -> float:
+        x = math.log(budget)
+        i = min(max(bisect.bisect(self._x, x), 1), len(self._x) - 1)
+        share = (x - self._x[i - 1]) / (self._x[i] - self._x[i - 1])
+        return values[i - 1] + share * (values[i] - values[i - 1])
+
+
+def _rising(values: list[float]) -> list[float]:
+    """Each value, or the largest before it."""
+    found: list[float] = []
+    for value in values:
+        found.append(max([value, *found[-1:]]))
+    return found
+
+
+def choose(curves: Sequence[Curve], sizes: Sequence[int], target_db: float) -> tuple[float, ...]:
+    """The budgets that skip the most tiles while the summed errors stay within ``target_db``.
+
+    Args:
+        curves: of every group.
+        sizes: number of layers of every group.
+        target_db: PSNR; not met if even the least budgets lose more.
+    """
+    ratio = (MOST_BUDGET / LEAST_BUDGET) ** (1 / (_GRID - 1))
+    grid = [LEAST_BUDGET * ratio**i for i in range(_GRID)]
+    options = [
+        [(size * curve.skipped(b), curve.error(b), b) for b in grid]
+        for curve, size in zip(curves, sizes, strict=True)
+    ]
+
+    def at(price: float) -> tuple[float, ...]:
+        # The larger budget of two that are worth the same.
+        best = [max(rows, key=lambda row: (row[0] - price * row[1], row[2])) for rows in options]
+        return tuple(row[2] for row in best)
+
+    low, high = 1e-6, 1e12  # of a price per squared error relative to the squared peak
+    for _ in range(80):
+        middle = math.sqrt(low * high)
+        if predicted_db(curves, at(middle)) < target_db:
+            low = middle
+        else:
+            high = middle
+    return at(high)
+
+
+def predicted_db(curves: Sequence[Curve], budgets: Sequence[float]) -> float:
+    """PSNR, dB, if the groups' errors add up."""
+    total = sum(curve.error(b) for curve, b in zip(curves, budgets, strict=True))
+    return -10 * math.log10(total)
+
+
+def in_groups(layers: Sequence[str], count: int | None) -> tuple[tuple[str, ...], ...]:
+    """Neighbouring layers in ``count`` groups of nearly the same size; None: each for itself.
+
+    Raises:
+        ValueError: there are fewer layers than groups.
+    """
+    if count is None:
+        count = len(layers)
+    if not 1 <= count <= len(layers):
+        raise ValueError(f"groups must be 1 to {len(layers)}, the number of layers, got {count}")
+    edges = [len(layers) * i // count for i in range(count + 1)]
+    return tuple(tuple(layers[a:b]) for a, b in itertools.pairwise(edges))
+
+
+class Calibrator:
+    """Runs a calibration on a loaded pipeline.
+
+    Owner: the command. Lifetime: one calibration. It holds the dense frames of every case.
+
+    Args:
+        loaded: the runner; its configuration says prompts, seeds and sizes.
+        dense_steps: first steps that every policy runs dense.
+        budgets: trial budgets, two at least.
+        keep: called after every trial and round; what it writes is what a stopped one leaves.
+        say: is told what comes next and of how many videos it consists.
+        step: called after each denoising step.
+    """
+
+    def __init__(
+        self,
+        loaded: AnyRunner,
+        dense_steps: int,
+        budgets: Sequence[float],
+        keep: Callable[[Calibration], None],
+        say: Callable[[str, int], None],
+        step: Callable[[], None],
+    ) -> None:
+        self.made = Calibration(dense_steps)
+        self._loaded, self._budgets = loaded, tuple(budgets)
+        self._keep, self._say, self._step = keep, say, step
+        config = loaded.config
+        self._cases = [(i, seed) for i in range(len(config.prompts)) for seed in config.seeds]
+        self._dense: dict[tuple[int, int], metrics.Frames] = {}
+
+    def layers(self) -> list[str]:
+        """Names of the layers that can skip, from two steps in which none does.
+
+        Raises:
+            ValueError: none can.
+        """
+        policy = SkipPolicy(budget=0.0)
+        self._say("which layers there are", 2)
+        run = self._loaded.run(
+            Configuration("layers", "lite", policy), *self._cases[0], 0, self._step, steps=2
+        )
+        found = list(dict.fromkeys(str(record["layer"]) for record in run.skips))
+        if not found:
+            raise ValueError("no layer of this model runs LiteAttention")
+        return found
+
+    def measure(self, groups: tuple[tuple[str, ...], ...]) -> None:
+        """Make the reference and all trials."""
+        self.made.groups = groups
+        for run in self._runs("dense", Configuration("dense", "dense", SkipPolicy(enabled=False))):
+            self._dense[run.prompt, run.seed] = run.frames
+        for index, layers in enumerate(groups):
+            for budget in self._budgets:
+                alone = [budget if i == index else 0.0 for i in range(len(groups))]
+                text = f"layers {layers[0]} to {layers[-1]}" if layers[1:] else layers[0]
+                psnr, _, skipped = self._try(f"{text}, budget {budget:g}", alone, set(layers))
+                self.made.trials.append(Trial(layers, budget, psnr, skipped))
+                self._keep(self.made)
+
+    def aim(self, target_db: float, rounds: int) -> None:
+        """Find a policy for a quality: at most ``rounds`` are run."""
+        groups = self.made.groups
+        curves = [
+            Curve(item for item in self.made.trials if item.layers == layers) for layers in groups
+        ]
+        done = self.made.rounds.setdefault(target_db, [])
+        aim = target_db
+        for number in range(rounds):
+            budgets = choose(curves, [len(layers) for layers in groups], aim)
+            if any(budgets == item.budgets for item in done):
+                break
+            title = f"policy for {target_db:g} dB, round {number + 1}"
+            psnr, worst, skipped = self._try(title, budgets, None)
+            predicted = predicted_db(curves, budgets)
+            done.append(Round(aim, budgets, predicted, psnr, worst, skipped))
+            self._keep(self.made)
+            if target_db <= psnr <= target_db + SLACK_DB:
+                break
+            aim += target_db + SLACK_DB / 2 - psnr
+
+    def _try(
+        self, title: str, budgets: Sequence[float], layers: set[str] | None
+    ) -> tuple[float, float, float]:
+        """Mean and worst PSNR in dB and the share skipped in ``layers`` (None: in all)."""
+        ratios, total, computed = [], 0, 0
+        for run in self._runs(title, Configuration(title, "lite", self.made.policy(budgets))):
+            ratio = metrics.psnr(run.frames, self._dense[run.prompt, run.seed])
+            ratios.append(min(ratio, MOST_DB))
+            for record in run.skips:
+                if layers is None or record["layer"] in layers:
+                    total += record["tiles_total"]
+                    computed += record["tiles_computed"]
+        return sum(ratios) / len(ratios), min(ratios), 1 - computed / total
+
+    def _runs(self, title: str, configuration: Configuration) -> list[Run]:
+        self._say(title, len(self._cases) * self._loaded.settings.steps)
+        return [self._loaded.run(configuration, *case, 0, self._step) for case in self._cases]

@@ -1,0 +1,248 @@
+"""The command ``liteattention-rocm calibrate``."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, field_validator
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from liteattention_rocm.cli import files, tables
+from liteattention_rocm.cli.needs import need
+from liteattention_rocm.cli.progress import Steps
+
+from . import cli, config
+
+if TYPE_CHECKING:
+    from .calibrate import Calibration
+    from .runs import AnyRunner
+
+#: What the command writes.
+POLICIES, CALIBRATION, SUMMARY = "policies.json", "calibration.json", "calibration.md"
+
+
+class Options(BaseModel):
+    """What is calibrated for; every option may come as text."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    psnr: Annotated[tuple[float, ...], BeforeValidator(config.split)] = (40.0, 33.0)
+    budgets: Annotated[tuple[float, ...], BeforeValidator(config.split)] = (0.03, 0.12)
+    dense_steps: int = Field(default=4, ge=0)
+    groups: int | None = Field(default=None, ge=1)
+    rounds: int = Field(default=3, ge=1)
+
+    @field_validator("psnr")
+    @classmethod
+    def _decibels(cls, value: tuple[float, ...]) -> tuple[float, ...]:
+        if not value or not all(10 <= item <= 60 for item in value):
+            raise ValueError("qualities are PSNR in dB, from 10 to 60")
+        return value
+
+    @field_validator("budgets")
+    @classmethod
+    def _two(cls, value: tuple[float, ...]) -> tuple[float, ...]:
+        if len(set(value)) < 2 or not all(0 < item < 1 for item in value):
+            raise ValueError("give at least two trial budgets between 0 and 1")
+        return value
+
+
+def calibrate(
+    psnr: Annotated[
+        str | None,
+        cli.option("Wanted qualities, mean PSNR against dense in dB; 40,33 by default.", "LIST"),
+    ] = None,
+    runner: cli.RunnerName = None,
+    model: cli.Model = None,
+    prompts: cli.Prompts = None,
+    trial_budgets: Annotated[
+        str | None,
+        cli.option("Budgets that each group of layers is tried with; 0.03,0.12.", "LIST"),
+    ] = None,
+    dense_steps: Annotated[
+        str | None, cli.option("First steps that run dense; 4 by default.", "N")
+    ] = None,
+    groups: Annotated[
+        str | None, cli.option("Groups of neighbouring layers; by default each layer is one.", "N")
+    ] = None,
+    rounds: Annotated[
+        str | None, cli.option("Policies to run for a quality, at most; 3 by default.", "N")
+    ] = None,
+    steps: Annotated[str | None, cli.option("Denoising steps.", "N")] = None,
+    height: cli.Height = None,
+    width: cli.Width = None,
+    frames: cli.Frames = None,
+    guidance: cli.Guidance = None,
+    max_sequence_length: cli.TextLength = None,
+    seeds: cli.Seeds = None,
+    geometry: cli.Geometry = None,
+    engine: cli.Engine = None,
+    threads: cli.Threads = None,
+    dtype: cli.Dtype = None,
+    device: cli.Device = None,
+    out: cli.Out = None,
+) -> None:
+    """Choose budgets by layer for a wanted quality, and write them as policies.
+
+    It makes (groups x trial budgets + 1 + rounds x qualities) videos for each prompt and seed.
+    """
+    need("calibrate", *cli.FRAMEWORK[runner == "sglang"], extras=cli.EXTRAS[runner == "sglang"])
+    console = Console(stderr=True)
+    asked = {
+        "psnr": psnr, "budgets": trial_budgets, "dense_steps": dense_steps, "groups": groups,
+        "rounds": rounds,
+    }  # fmt: skip
+    problems = []
+    try:
+        options = Options.model_validate({k: v for k, v in asked.items() if v is not None})
+    except ValidationError as error:
+        problems = config.reasons(error)
+    loaded = cli.load(
+        {
+            "runner": runner, "model": model, "prompts": prompts, "attention": "dense",
+            "steps": steps, "height": height, "width": width, "frames": frames,
+            "guidance": guidance, "max_sequence_length": max_sequence_length, "seeds": seeds,
+            "geometry": geometry, "engine": engine, "threads": threads, "dtype": dtype,
+            "device": device, "out": out,
+        },
+        console,
+        problems,
+    )  # fmt: skip
+    Command(loaded, options, console).run()
+
+
+class Command:
+    """One calibration from the command line. Lifetime: the call."""
+
+    def __init__(self, loaded: AnyRunner, options: Options, console: Console) -> None:
+        self._loaded, self._options, self._console = loaded, options, console
+        self._out = loaded.config.out
+        self._environment: dict[str, Any] = {}
+
+    def run(self) -> None:
+        """Measure, choose and write; one that is stopped keeps what it has measured."""
+        from .calibrate import Calibrator, in_groups
+
+        options, console = self._options, self._console
+        with files.stoppable():
+            try:
+                videos = len(self._loaded.config.prompts) * len(self._loaded.config.seeds)
+                with Steps(console, self._steps(videos)) as progress:
+                    work = Calibrator(
+                        self._loaded,
+                        options.dense_steps,
+                        options.budgets,
+                        self._write,
+                        progress.part,
+                        progress.done,
+                    )
+                    groups = in_groups(work.layers(), options.groups)
+                    progress.expect(self._steps(videos, len(groups)))
+                    work.measure(groups)
+                    for target in options.psnr:
+                        work.aim(target, options.rounds)
+            except ValueError as error:
+                cli.say([str(error)], console)
+                raise typer.Exit(2) from error
+            except KeyboardInterrupt as error:
+                console.print(f"stopped: what was measured is in {self._out / CALIBRATION}")
+                raise typer.Exit(files.exit_code(error)) from error
+        self._show(work.made)
+
+    def _steps(self, videos: int, groups: int = 1) -> int:
+        options = self._options
+        runs = 1 + groups * len(options.budgets) + options.rounds * len(options.psnr)
+        return 2 + runs * videos * self._loaded.settings.steps
+
+    def _write(self, made: Calibration) -> None:
+        from . import suite
+
+        if not self._environment:
+            files.set_aside(self._out, (POLICIES, CALIBRATION, SUMMARY))
+            self._environment = suite.environment(self._loaded)
+        settings = self._loaded.settings
+        data = {
+            "environment": self._environment,
+            "prompts": list(self._loaded.config.prompts),
+            "seeds": list(self._loaded.config.seeds),
+            "tokens": self._loaded.tokens(),
+            "steps": settings.steps,
+            **made.to_json(),
+        }
+        write = files.write_text
+        write(self._out / CALIBRATION, json.dumps(data, indent=1) + "\n")
+        write(self._out / POLICIES, json.dumps(made.policies(), indent=1) + "\n")
+        write(self._out / SUMMARY, "\n".join(summary(made)) + "\n")
+
+    def _show(self, made: Calibration) -> None:
+        console = self._console
+        table = Table(title="calibrated policies", box=box.SIMPLE)
+        for name in _ROUNDS:
+            table.add_column(name, justify="right")
+        for target in made.rounds:
+            for cells in _rounds(made, target):
+                table.add_row(*cells)
+        console.print(table)
+        for target in made.rounds:
+            best = made.best(target)
+            if best is None or best.psnr_db < target:
+                console.print(
+                    f"{target:g} dB was not met: raise --rounds or --dense-steps, or try smaller "
+                    "--trial-budgets",
+                    highlight=False,
+                )
+        console.print(f"policies: {self._out / POLICIES}", highlight=False, soft_wrap=True)
+
+
+_ROUNDS = ("wanted dB", "predicted", "PSNR", "worst", "skipped", "taken")
+
+
+def _rounds(made: Calibration, target: float) -> list[list[str]]:
+    best = made.best(target)
+    return [
+        [
+            f"{target:g}",
+            f"{item.predicted_db:.1f}",
+            f"{item.psnr_db:.1f}",
+            f"{item.worst_db:.1f}",
+            f"{item.skipped:.1%}",
+            "yes" if item is best else "",
+        ]
+        for item in made.rounds[target]
+    ]
+
+
+def summary(made: Calibration) -> list[str]:
+    """The calibration as Markdown: the trials, the policies run, the budgets taken."""
+    lines = ["# Budgets by layer", "", "One group of layers skips, the others are kept whole:", ""]
+    lines += tables.markdown(
+        ["layers", "budget", "PSNR dB", "skipped in them"],
+        [
+            [_span(item.layers), f"{item.budget:g}", f"{item.psnr_db:.1f}", f"{item.skipped:.1%}"]
+            for item in made.trials
+        ],
+    )
+    if not made.rounds:
+        return lines
+    lines += ["", "Policies run:", ""]
+    lines += tables.markdown(
+        list(_ROUNDS), [cells for target in made.rounds for cells in _rounds(made, target)]
+    )
+    taken = [(target, best) for target in made.rounds if (best := made.best(target)) is not None]
+    lines += ["", "Budgets taken:", ""]
+    lines += tables.markdown(
+        ["layers", *(f"{target:g} dB" for target, _ in taken)],
+        [
+            [_span(layers), *(f"{best.budgets[i]:.3g}" for _, best in taken)]
+            for i, layers in enumerate(made.groups)
+        ],
+    )
+    return lines
+
+
+def _span(layers: tuple[str, ...]) -> str:
+    return f"`{layers[0]}` to `{layers[-1]}`" if layers[1:] else f"`{layers[0]}`"

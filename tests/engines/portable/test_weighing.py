@@ -1,0 +1,228 @@
+"""Tiles weighed by the portable kernels: masses against float64, choices bit for bit, outputs.
+
+In Triton's interpreter on CPU tensors; on a machine with a GPU (``python -m pytest`` of this file,
+without ``TRITON_INTERPRET``) with the compiled kernels.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from liteattention_rocm import LiteAttention, SkipPolicy, TileGeometry, lite_attention
+from liteattention_rocm.contract import LOG2E
+from liteattention_rocm.lite import bitmap, budget
+
+triton = pytest.importorskip("triton")
+import triton.language as tl  # noqa: E402
+
+from liteattention_rocm.engines.triton import kernels  # noqa: E402
+
+pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
+
+masses = st.one_of(
+    st.sampled_from([0.0, 2.0**-30, 2.0**-24, 0.01, 0.25, 1.0, 1.5, math.nan, math.inf]),
+    st.floats(0, 1, width=32),
+)
+GPU = torch.cuda.is_available()
+DEVICE = torch.device("cuda" if GPU else "cpu")
+
+
+@dataclass(frozen=True)
+class Case:
+    """Lengths, heads (queries, keys), head dim and tile of a call."""
+
+    q_len: int
+    kv_len: int
+    heads: tuple[int, int]
+    head_dim: int
+    tile: TileGeometry
+    masks: bool = False
+
+    @property
+    def shape(self) -> tuple[int, int, int, int]:
+        """Of masses: [B, Hq, q_blocks, K_blocks]."""
+        tile = self.tile
+        return 1, self.heads[0], tile.q_blocks(self.q_len), tile.k_blocks(self.kv_len)
+
+
+CASES = [
+    Case(40, 600, (2, 1), 64, TileGeometry(32, 16, 16)),  # 38 K blocks: more than one word
+    Case(70, 200, (4, 2), 128, TileGeometry(64, 32, 32), masks=True),
+    Case(33, 100, (1, 1), 64, TileGeometry(16, 16, 16), masks=True),
+]
+if GPU:
+    for dim in (64, 128):
+        CASES += [
+            Case(300, 1000, (4, 2), dim, TileGeometry(128, 128, 64), masks=True),  # Hopper's own
+            Case(1000, 1000, (2, 2), dim, TileGeometry(128, 128, 64)),
+            Case(130, 41 * 128 + 5, (2, 1), dim, TileGeometry(128, 128, 64)),
+            Case(200, 300 * 128 - 9, (2, 1), dim, TileGeometry(128, 128, 64), masks=True),
+            Case(300, 1000, (4, 2), dim, TileGeometry(128, 64, 64), masks=True),
+            Case(90, 600 * 16, (1, 1), dim, TileGeometry(64, 16, 64)),
+        ]
+
+
+def grid(*shape: int, seed: int) -> torch.Tensor:
+    """Eighths within +-4: every dot product is exact in fp32."""
+    generator = torch.Generator().manual_seed(seed)
+    return ((torch.randn(shape, generator=generator) * 8).round() / 8).clamp(-4, 4).bfloat16()
+
+
+def tensors(case: Case, seed: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """q, k, v [B, H, S, D]: K blocks at different heights along one direction."""
+    q = grid(1, case.heads[0], case.q_len, case.head_dim, seed=seed)
+    k, v = (grid(1, case.heads[1], case.kv_len, case.head_dim, seed=seed + i) for i in (1, 2))
+    numbers = torch.arange(case.shape[-1])
+    heights = torch.linspace(-3, 3, len(numbers))[(numbers * 7 + seed) % len(numbers)]
+    k[..., 0] = heights.repeat_interleave(case.tile.k_block)[: case.kv_len].bfloat16()
+    q[..., 0] = 2.0
+    return q, k, v
+
+
+def lists(case: Case) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+    """Must-do and must-skip."""
+    numbers = torch.arange(case.shape[-1])
+    if not case.masks:
+        return None, None
+    return bitmap.pack(numbers % 5 == 2), bitmap.pack(numbers % 7 == 3)
+
+
+def step(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    case: Case,
+    read: torch.Tensor,
+    **options: Any,
+) -> dict[str, torch.Tensor]:
+    """One call of the portable engine: out, lse, write and mass, on the CPU."""
+    write = torch.full(read.shape, 0x3C3C3C3C, dtype=torch.int32, device=DEVICE)
+    mass = torch.full(case.shape, math.nan, device=DEVICE)
+    must_do, must_skip = (None if x is None else x.to(DEVICE) for x in lists(case))
+    if "budget" in options:
+        options["mass"] = mass
+    out, lse = lite_attention(
+        q.to(DEVICE), k.to(DEVICE), v.to(DEVICE), read.to(DEVICE), write, must_do=must_do,
+        must_skip=must_skip, geometry=case.tile, layout="bhsd", return_lse=True, scale=0.25,
+        engine="portable", **options,
+    )  # fmt: skip
+    return {"out": out.cpu(), "lse": lse.cpu(), "write": write.cpu(), "mass": mass.cpu()}
+
+
+def rounding(case: Case, q: torch.Tensor, k: torch.Tensor) -> float:
+    """How far a mass may be from the exact one.
+
+    Relative, in units of 2^-24: the exponent of a probability comes of two products, each as large
+    as the largest score (log2 units), and a difference, all rounded once, and an exponential
+    (2 units; 2^-22 of ``ex2.approx`` on a GPU); each key of a tile, K block and rescaling rounds a
+    sum. Twice, for numerator and denominator. A weight is rounded up to 2^-24, in each of 8 warps.
+    """
+    rows, keys = (x.double().norm(dim=-1).amax() for x in (q, k))
+    score = 0.25 * LOG2E * float(rows * keys)
+    blocks = case.shape[-1]
+    return (2 * (3 * score + 8 + case.tile.k_block + 4 * blocks) + 8) * 2.0**-24
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_masses_are_near_choices_exact_and_outputs_unchanged(case: Case) -> None:
+    """Three steps in turns of the walk: masses, the rule given them, and the step at -inf."""
+    k_blocks = case.shape[-1]
+    must_do, must_skip = lists(case)
+    do = torch.zeros(k_blocks, dtype=torch.bool)
+    if must_do is not None:
+        do = bitmap.unpack(must_do, k_blocks)
+    read = bitmap.full(*case.shape)
+    read[0, -1, 0] = 0  # nothing to compute but what must be
+    seen = dropped = 0
+    # The dense order: what a step at -inf walks, on either kernel.
+    dense_order = GPU and (case.tile.q_block, case.tile.k_block) == (128, 128)
+    for number, share in enumerate((0.02, 0.3, 0.1)):
+        q, k, v = tensors(case, 10 * number)
+        descending = number % 2 == 1
+        ours = step(q, k, v, case, read, budget=share, descending=descending)
+        expected = torch.empty_like(ours["mass"])
+        lite_attention(
+            q, k, v, read, torch.empty_like(read), budget=share, descending=descending,
+            mass=expected, must_do=must_do, must_skip=must_skip, geometry=case.tile, layout="bhsd",
+            scale=0.25, engine="reference",
+        )  # fmt: skip
+        here = read if must_do is None else (read | must_do) & ~must_skip
+        walked = bitmap.unpack(here, k_blocks)
+        error = (ours["mass"] - expected).abs().max()
+        assert error <= rounding(case, q, k), f"{float(error / rounding(case, q, k)):.3g}"
+        assert not bool(ours["mass"][~walked].any())
+        chosen = budget.select(ours["mass"], walked, do, share)
+        assert torch.equal(ours["write"], bitmap.pack(chosen))
+        if GPU:  # what warps add up does not depend on their order
+            again = step(q, k, v, case, read, budget=share, descending=descending)
+            assert all(torch.equal(ours[name], again[name]) for name in ours)
+        if descending == dense_order:
+            plain = step(q, k, v, case, read, threshold=-math.inf)
+            assert torch.equal(ours["out"], plain["out"])
+            assert torch.equal(ours["lse"], plain["lse"])
+        seen += int(walked.sum())
+        dropped += int(walked.sum()) - int(chosen.sum())
+        read = ours["write"]
+    assert 0.1 < dropped / seen < 0.95
+
+
+def test_a_nan_score_keeps_its_tile_and_later_ones() -> None:
+    case = Case(40, 200, (1, 1), 64, TileGeometry(32, 16, 16))
+    q, k, v = tensors(case, 0)
+    k[0, 0, 100, 3] = math.nan
+    for descending in (False, True):
+        found = step(q, k, v, case, bitmap.full(*case.shape), budget=0.5, descending=descending)
+        kept = bitmap.unpack(found["write"], 13)
+        later = kept[..., :7] if descending else kept[..., 6:]
+        assert bool(later.all()) and not bool(kept.all())
+        assert bool((found["mass"][..., 6] == 1).all())
+
+
+@triton.jit
+def _select_row(weights, write, mass, kept, k_blocks, words, limit, SPAN: tl.constexpr):
+    tl.store(kept, kernels.select(weights, write, mass, k_blocks, words, limit, SPAN, True))
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    st.lists(st.tuples(masses, st.sampled_from("wwwdn")), min_size=1, max_size=70),
+    st.floats(2.0**-40, 0.999),
+)
+def test_the_kernels_rule_is_the_rule(row: list[tuple[float, str]], share: float) -> None:
+    """Weights given, the next row: ties, NaN (which weighs 1), must-do, tiles not walked."""
+    mass = torch.tensor([entry[0] for entry in row])
+    walked = torch.tensor([kind != "n" for _, kind in row])
+    must = torch.tensor([kind == "d" for _, kind in row])
+    weight = torch.where(must, budget.weights(mass) + (1 << 30), budget.weights(mass))
+    weight = torch.where(walked, weight, -1).int().to(DEVICE)
+    words = -(-len(row) // 32)
+    write = torch.full((words,), -5, dtype=torch.int32, device=DEVICE)
+    shares = torch.full((len(row),), math.nan, device=DEVICE)
+    kept = torch.zeros(1, dtype=torch.int32, device=DEVICE)
+    _select_row[(1,)](weight, write, shares, kept, len(row), words, budget.limit_of(share), 32)
+    expected = budget.select(mass, walked, must, share)
+    assert torch.equal(bitmap.unpack(write.cpu(), len(row)), expected)
+    assert kept.item() == int(expected.sum())
+    assert torch.equal((shares.cpu() * 2**24).long(), torch.where(walked, budget.weights(mass), 0))
+
+
+def test_statistics_count_what_the_bitmaps_hold() -> None:
+    """With budgets and with votes: numbers that the kernels counted, read late."""
+    case = Case(40, 100, (1, 1), 64, TileGeometry(16, 16, 16))
+    for policy in (SkipPolicy(budget=0.2), SkipPolicy(threshold=-2.0)):
+        lite = LiteAttention(policy, geometry=case.tile, engine="portable")
+        expected = []
+        for number in range(3):
+            q, k, v = (x.to(DEVICE) for x in tensors(case, number))
+            read = lite.lists("a") if number else bitmap.full(*case.shape)
+            lite(q, k, v, step=number, layer="a", layout="bhsd", scale=0.25)
+            expected.append((int(bitmap.count(read)), int(bitmap.count(lite.lists("a")))))
+        found = [(r["tiles_computed"], r["tiles_kept"]) for r in lite.statistics.to_records()]
+        assert found == expected and found[-1][1] < found[0][0]
