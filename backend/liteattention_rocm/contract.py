@@ -337,9 +337,10 @@ class Engine(ABC):
         elif isinstance(request, LiteRequest) and request.causal:
             reasons.append("LiteAttention is for non-causal self-attention")
         if isinstance(request, LiteRequest) and request.budget and not self.weighs:
+            *others, last = map(repr, WEIGHING)
             reasons.append(
                 "it cannot weigh tiles, so it has no budget of softmax mass: use a threshold, or "
-                f"engine {' or '.join(map(repr, WEIGHING))}"
+                f"engine {', '.join(others)} or {last}"
             )
         if not isinstance(request, WriteRequest) and (
             request.rounding != "rtne" and request.dtype != torch.bfloat16
@@ -378,7 +379,7 @@ class Engine(ABC):
 
 
 #: Names of the engines that weigh tiles.
-WEIGHING = ("cpu", "portable", "reference")
+WEIGHING = ("cpu", "gfx942", "portable", "reference")
 
 _DTYPE_NAMES = {
     torch.bfloat16: "bf16",

@@ -41,7 +41,7 @@ def work_of(case: Case) -> Work:
     blocks = -(-length // _core.GFX942_K_BLOCK)
     shape = _core.DenseShape(batch, heads, heads, length, length, dim)
     packing = 2 * 2 * batch * heads * blocks * _core.GFX942_K_BLOCK * dim
-    if case.kernel == "lite":
+    if case.kernel in ("lite", "weigh"):
         return Work(np.full(_core.plan_lite(shape).lite_grid, blocks), packing)
     plan = _core.plan_dense(shape, CUS, 0)
     whole = np.full(plan.whole_tiles, blocks)

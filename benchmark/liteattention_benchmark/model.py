@@ -26,7 +26,8 @@ from liteattention_rocm.engines.gfx942 import Gfx942Engine
 
 PAGE = 4096
 """Bytes."""
-DIMS = {"dense": (64, 128), "lite": (64, 128), "prefill": (64, 128, 256), "decode": (64, 128, 256)}
+DIMS: dict[str, tuple[int, ...]] = {name: (64, 128) for name in ("dense", "lite", "weigh")}
+DIMS |= {name: (64, 128, 256) for name in ("prefill", "decode")}
 BLOCK = 64
 """Keys that figures per block are given for."""
 
@@ -37,14 +38,15 @@ class Case:
 
     shape: B,H,S,D. kernel: dense, one q block of one head; lite, the same in a LiteAttention step
     whose threshold no tile falls below, so that it votes on every tile and keeps all of them;
-    prefill, the last tile of a causal request of S keys; decode, two workgroups, as many as a CU
-    holds, each of which has one request's S keys and one key head. The last two read keys through
-    a table of pages of ``page_size`` tokens in disorder, and have H / kv_heads query heads to a key
-    head. q_len: query rows of a decode request.
+    weigh, the same in a step with a budget, which weighs every tile; prefill, the last tile of a
+    causal request of S keys; decode, two workgroups, as many as a CU holds, each of which has one
+    request's S keys and one key head. The last two read keys through a table of pages of
+    ``page_size`` tokens in disorder, and have H / kv_heads query heads to a key head. q_len: query
+    rows of a decode request.
     """
 
     shape: tuple[int, int, int, int]
-    kernel: Literal["dense", "lite", "prefill", "decode"]
+    kernel: Literal["dense", "lite", "weigh", "prefill", "decode"]
     rounding: Rounding
     kv_heads: int = 0
     page_size: int = 16
@@ -65,7 +67,7 @@ class Case:
                 f"D of --shape must be {', '.join(most)} or {last} with --kernel {self.kernel}, "
                 f"got {dim}"
             )
-        if self.kernel in ("dense", "lite"):
+        if self.kernel in ("dense", "lite", "weigh"):
             given = [name for name, there in self._of_requests() if there]
             if given:
                 found.append(f"{', '.join(given)}: only with --kernel prefill or decode")
@@ -169,13 +171,15 @@ def _dense(case: Case) -> Callable[[], None]:
     )  # fmt: skip
     request: DenseRequest = dense
     tensors: DenseTensors | LiteTensors = DenseTensors(q, k, v, out, None)
-    if case.kernel == "lite":
+    if case.kernel != "dense":
         every = torch.full((1, 1, 1, tile.words(length)), -1, dtype=torch.int32)
         tensors = LiteTensors(q, k, v, out, None, every, torch.zeros_like(every), None, None)
         same: dict[str, Any] = {field.name: getattr(dense, field.name) for field in fields(dense)}
+        budget = 0.01 if case.kernel == "weigh" else 0.0
         request = LiteRequest(
-            **same, geometry=tile, threshold=-1e30, descending=True, soft_skip=False
-        )
+            **same, geometry=tile, threshold=-math.inf if budget else -1e30, descending=True,
+            soft_skip=False, budget=budget,
+        )  # fmt: skip
     run = engine.bind(request, tensors)
     return lambda: run(tensors)
 

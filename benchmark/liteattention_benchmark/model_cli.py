@@ -21,7 +21,7 @@ from . import hbm
 if TYPE_CHECKING:
     from .model import Case
 
-KERNELS = ("dense", "lite", "prefill", "decode")
+KERNELS = ("dense", "lite", "weigh", "prefill", "decode")
 
 
 def beside_hbm(result: Replay, data: dict[str, Any]) -> str:
@@ -71,7 +71,7 @@ def model(
         str | None, typer.Option(help="B,H,S,D: run a workgroup of our kernel instead.")
     ] = None,
     kernel: Annotated[
-        str, typer.Option(help="With --shape: dense, lite, prefill or decode.")
+        str, typer.Option(help="With --shape: dense, lite, weigh, prefill or decode.")
     ] = "dense",
     rounding: Annotated[str, typer.Option(help="With --shape: rtne, rtna or rtz.")] = "rtne",
     kv_heads: Annotated[
@@ -104,7 +104,7 @@ def model(
     if (file is None) == (shape is None):
         reasons.append("give a recording or --shape, one of both")
     if kernel not in KERNELS:
-        reasons.append(f"--kernel must be dense, lite, prefill or decode, got {kernel!r}")
+        reasons.append(f"--kernel must be dense, lite, weigh, prefill or decode, got {kernel!r}")
     if rounding not in ("rtne", "rtna", "rtz"):
         reasons.append(f"--rounding must be rtne, rtna or rtz, got {rounding!r}")
     if shape is not None:

@@ -41,8 +41,11 @@
 //   Advance()       steps on
 //   kFewScalars     whether it leaves too few scalar registers to make copies' addresses ahead
 //   kRaggedLast     whether a K block of fewer than 64 keys can only be the last one
+//   kBranchToPv     whether a branch that is never taken comes before Pv. Where blocks are weighed
+//                   the compiler sinks Pv's MFMAs behind the copies beside them if there is none.
 //   Vote(...)       what a wave thinks of the current block once it knows its maxima: false leaves
 //                   it out (softmax.h)
+//   Weigh(...)      optional: takes what the probabilities of the current block add up to
 #pragma once
 
 #include "load_k.h"
@@ -193,6 +196,7 @@ LITE_DEVICE void Attend(const Params& p, const Tile& tile, const WaveId& me, cha
             const auto copy_one = [&](auto i) {
                 if constexpr (!kGroupB && i < Copies::kCount) copy.template Copy<i>(copier);
             };
+            if constexpr (Blocks::kBranchToPv) NeverTaken();
             if (counts) {
                 pv(copy_one, start_qk);
             } else {

@@ -10,7 +10,7 @@ namespace liteattention::gfx942 {
 // K blocks now .. end - 1, one after the other. The last one of the sequence is the only one that
 // can be ragged.
 struct AllBlocks {
-    static constexpr bool kRaggedLast = true, kFewScalars = false;
+    static constexpr bool kRaggedLast = true, kFewScalars = false, kBranchToPv = false;
     int32_t now, end;
 
     LITE_DEVICE bool Has(int32_t i) const { return now < end - i; }

@@ -21,7 +21,14 @@ inline constexpr int kDenseThreads = kWaves * kWaveSize;
 inline constexpr int kTransposeThreads = 256;  // one workgroup per (batch, kv head, K block)
 inline constexpr int kMergeThreads = 256;      // a thread merges 8 neighbouring outputs of a row
 inline constexpr int kMergeVector = 8;
-inline constexpr int kPlanThreads = 256;  // one q block each
+inline constexpr int kPlanThreads = 256;          // one q block each
+inline constexpr int kSelectThreads = kWaveSize;  // a wave chooses for a q block
+
+// A softmax mass of 1 as a tile's weight (docs/budget.md). Waves add up finer parts of it, each
+// rounded up, so that eight roundings together are less than one of the weight.
+inline constexpr uint32_t kMassUnit = 1u << 24;
+inline constexpr uint32_t kMassParts = 16;
+static_assert(uint64_t{kWaves} * kMassUnit * kMassParts <= uint64_t{1} << 31);
 
 // Every row of q, k, v and out must start on this boundary: rows travel as whole dwords.
 inline constexpr int kRowAlignBytes = 4;

@@ -79,6 +79,38 @@ LITE_DEVICE uint64_t Lanes(bool x) { return __builtin_amdgcn_ballot_w64(x); }
 // from a VALU write of the lane's number.
 LITE_DEVICE int32_t OfLane(int32_t x, int32_t lane) { return __builtin_amdgcn_readlane(x, lane); }
 
+// v_writelane_b32: x with `value` in `lane`; both are scalar. Covered: 2 wait states from a VALU
+// write of either. clang has no builtin for it, LLVM an intrinsic.
+extern "C" __device__ int32_t WriteLane(int32_t value, uint32_t lane,
+                                        int32_t x) __asm("llvm.amdgcn.writelane.i32");
+LITE_DEVICE int32_t WithLane(int32_t x, uint32_t lane, int32_t value) {
+    return WriteLane(value, lane, x);
+}
+
+// x of another lane of the wave as kDpp says, 0 where there is none: part of the VALU instruction
+// that takes it. Covered: 2 wait states from a VALU write of x.
+template <int kDpp, class T>
+LITE_DEVICE T Neighbour(T x) {
+    constexpr int kAll = 15;
+    return __builtin_bit_cast(
+        T, __builtin_amdgcn_update_dpp(0, __builtin_bit_cast(int, x), kDpp, kAll, kAll, true));
+}
+
+// Combines x of all lanes into the last one; 0 must be neutral. Six steps: over the 16 lanes of a
+// row, then from row to row (row_shr:1, 2, 4, 8, row_bcast:15, row_bcast:31).
+template <class T, class Combine>
+LITE_DEVICE T OverWave(T x, Combine combine) {
+    x = combine(x, Neighbour<0x111>(x));
+    x = combine(x, Neighbour<0x112>(x));
+    x = combine(x, Neighbour<0x114>(x));
+    x = combine(x, Neighbour<0x118>(x));
+    x = combine(x, Neighbour<0x142>(x));
+    return combine(x, Neighbour<0x143>(x));
+}
+LITE_DEVICE uint32_t LastLane(uint32_t x) {
+    return static_cast<uint32_t>(OfLane(static_cast<int32_t>(x), 63));
+}
+
 // The lanes in which a <= b, a == b, or either is NaN: v_cmp_le_f32, v_cmp_eq_f32, v_cmp_u_f32.
 // Exact in the face of NaN, which the operators of the language are compiled to ignore here. No
 // hazard to a scalar reader of the mask.
@@ -178,6 +210,11 @@ LITE_DEVICE void Pause() { asm volatile("s_nop 0"); }
 LITE_DEVICE int32_t ScalarHere(int32_t x) {
     asm volatile("" : "+s"(x));
     return x;
+}
+
+// s_cmp, s_cbranch: a branch that is never taken, which the compiler does not know.
+LITE_DEVICE void NeverTaken() {
+    if (ScalarHere(0)) __builtin_trap();
 }
 
 // v_mbcnt_lo/hi_u32_b32: this lane's number, computed at this point: two instructions instead of a

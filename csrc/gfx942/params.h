@@ -8,6 +8,8 @@
 //   transpose_v         TransposeVParams  TransposeGrid
 //   attention_dense     DenseParams       DenseGrid
 //   attention_lite      LiteParams        LiteGrid
+//   attention_weigh     WeighParams       LiteGrid
+//   select_tiles        SelectParams      LiteGrid, a wave each
 //   merge_parts         MergeParams       MergeGrid
 //   plan_lpt            PlanParams        PlanGrid
 //   attention_prefill   RaggedParams      PrefillGrid
@@ -100,6 +102,46 @@ struct LiteParams {
     int32_t descending;  // walk K blocks 0: from the first to the last, 1: from the last
     int32_t soft_skip;   // 1: 32 rows that all vote skip drop the tile's contribution at once
     int32_t mapping;     // Mapping in geometry.h; 0 is the default
+};
+
+// One LiteAttention step with a budget: computes what LiteParams would, and adds up what each tile
+// weighs, in units of 1 / (kMassUnit kMassParts): 0 of tiles that are not computed. select_tiles
+// writes the next step's bitmap.
+struct WeighParams {
+    const uint16_t* q;
+    const uint16_t* k;
+    const uint16_t* v_t;
+    uint16_t* out;
+    float* lse;                 // natural log, [batch][q_heads][q_len] contiguous; null: not wanted
+    const uint32_t* read;       // [batch][q_heads][QBlocks(q_len)][SkipWords(kv_len)]
+    uint32_t* weights;          // [batch][q_heads][QBlocks(q_len)][KBlocks(kv_len)]
+    const uint32_t* must_do;    // [SkipWords(kv_len)]; may be null
+    const uint32_t* must_skip;  // [SkipWords(kv_len)]; may be null
+    const int32_t* order;       // of plan_lpt, [batch][q_heads][QBlocks(q_len)]; null: ascending
+    Strides q_strides;
+    Strides k_strides;  // seq: at most kMaxKRowStride
+    Strides out_strides;
+    int32_t batch;
+    int32_t q_heads;
+    int32_t kv_heads;  // divides q_heads
+    int32_t q_len;
+    int32_t kv_len;
+    float scale_log2;    // scale * log2(e), any finite value, also 0 or negative
+    int32_t descending;  // walk K blocks 0: from the first to the last, 1: from the last
+    int32_t mapping;     // Mapping in geometry.h; 0 is the default
+};
+
+// Chooses what of (read | must_do) & ~must_skip the next step computes: all but the lightest tiles,
+// which weigh `limit` together at most. `weights` are those of attention_weigh and work space.
+struct SelectParams {
+    uint32_t* weights;          // [tiles][KBlocks(kv_len)]
+    const uint32_t* read;       // [tiles][SkipWords(kv_len)]
+    uint32_t* write;            // likewise
+    const uint32_t* must_do;    // [SkipWords(kv_len)]; may be null
+    const uint32_t* must_skip;  // [SkipWords(kv_len)]; may be null
+    float* mass;                // [tiles][KBlocks(kv_len)]: weights / kMassUnit; null: not wanted
+    int32_t kv_len;
+    uint32_t limit;  // below kMassUnit
 };
 
 // Merges the parts of the tail tiles of a DenseParams call into `out` and `lse`.
@@ -217,6 +259,8 @@ struct WriteKvParams {
 static_assert(sizeof(TransposeVParams) == 56);
 static_assert(sizeof(DenseParams) == 168);
 static_assert(sizeof(LiteParams) == 192);
+static_assert(sizeof(WeighParams) == 184);
+static_assert(sizeof(SelectParams) == 56);
 static_assert(sizeof(MergeParams) == 88);
 static_assert(sizeof(PlanParams) == 48);
 static_assert(sizeof(RaggedParams) == 256);

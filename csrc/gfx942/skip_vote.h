@@ -1,4 +1,4 @@
-// The K block sequence of LiteAttention: walks the kept blocks of a skip bitmap and votes on them.
+// What a step learns by voting: which tiles the next one may leave out.
 //
 // A tile is one q block against one K block. It stays in the list of the next step unless every row
 // of the q block says that it lies too far below what the row has seen before:
@@ -11,95 +11,41 @@
 // sequence repeat the last row (qk.h) and so vote as it does. Method: LiteAttention,
 // arXiv 2511.11062.
 //
-// A row of the bitmap is read word by word as the walk gets there, by scalar loads, one every 32 K
-// blocks; LDS is K's and V's. In walking order words are reversed, and bits in words, if K blocks
-// are walked from the last to the first, so the walk is find-first-bit either way. A wave's vote is
-// one bit, kept in a scalar register for up to 32 K blocks and then OR-ed into the next step's row
-// in memory: it costs the hot loop 7 vector instructions, and the workgroup no barrier.
+// A wave's vote is one bit, kept in a scalar register for up to 32 K blocks and then OR-ed into the
+// next step's row in memory: it costs the hot loop 7 vector instructions, and the workgroup no
+// barrier.
 #pragma once
 
-#include "attention.h"
+#include "kept_blocks.h"
 
 namespace liteattention::gfx942 {
 
-// A tile's rows of the bitmaps. All scalar.
-struct SkipRows {
-    const uint32_t* read;
-    uint32_t* write;
-    const uint32_t* must_do;    // null: none
-    const uint32_t* must_skip;  // null: none
-    int32_t words;
-    uint32_t tail;  // the bits of the last word that are K blocks
-    bool descending;
-
-    LITE_DEVICE SkipRows(const LiteParams& p, int64_t bitmap)
-        : read(p.read + bitmap),
-          write(p.write + bitmap),
-          must_do(p.must_do),
-          must_skip(p.must_skip),
-          words(static_cast<int32_t>(SkipWords(p.kv_len))),
-          tail(~0u >> (-static_cast<uint32_t>(KBlocks(p.kv_len)) % 32u)),
-          descending(p.descending != 0) {}
-
-    // Word `w` in walking order is word Place(w) in memory, with its bits in Walk order.
-    LITE_DEVICE int32_t Place(int32_t w) const { return descending ? words - 1 - w : w; }
-    LITE_DEVICE uint32_t Walk(uint32_t bits) const {
-        return descending ? __builtin_bitreverse32(bits) : bits;
-    }
-    LITE_DEVICE uint32_t MustDo(int32_t place) const {
-        return must_do ? ScalarWord(must_do, place) : 0u;
-    }
-    // (read | must_do) & ~must_skip; bits past the last K block are dropped.
-    LITE_DEVICE uint32_t Kept(int32_t place) const {
-        uint32_t kept = ScalarWord(read, place) | MustDo(place);
-        if (must_skip) kept &= ~ScalarWord(must_skip, place);
-        return place == words - 1 ? kept & tail : kept;
-    }
-
-    // The workgroup clears the row that votes are OR-ed into. WaitLoads() and a barrier must
-    // follow.
-    LITE_DEVICE void ClearVotes() const {
+// The workgroup clears the row that votes are OR-ed into. WaitLoads() and a barrier must follow.
+LITE_DEVICE void ClearVotes(const LiteParams& p, int64_t bitmap) {
+    uint32_t* const write = p.write + bitmap;
+    const int32_t words = static_cast<int32_t>(SkipWords(p.kv_len));
 #pragma unroll 1
-        for (int32_t w = static_cast<int32_t>(ThreadId()); w < words; w += kDenseThreads)
-            write[w] = 0;
-    }
-    // From the whole wave, scalar.
-    LITE_DEVICE void AddVotes(int32_t w, uint32_t votes) const {
-        // All lanes name the same word and bits: the compiler lets one of them do it.
-        __hip_atomic_fetch_or(&write[Place(w)], Walk(votes), __ATOMIC_RELAXED,
-                              __HIP_MEMORY_SCOPE_AGENT);
-    }
-};
+    for (int32_t w = static_cast<int32_t>(ThreadId()); w < words; w += kDenseThreads) write[w] = 0;
+}
 
-class KeptBlocks {
+class VotedBlocks : public KeptBlocks<LiteParams> {
    public:
-    static constexpr bool kRaggedLast = false, kFewScalars = true;
-
     // `bitmap` is where the tile's rows begin, in words.
-    LITE_DEVICE KeptBlocks(const LiteParams& p, int64_t bitmap)
-        : bitmap_(bitmap),
-          words_(static_cast<int32_t>(SkipWords(p.kv_len))),
-          flip_(p.descending ? ~0u : 0u),
+    LITE_DEVICE VotedBlocks(const LiteParams& p, int64_t bitmap)
+        : KeptBlocks(p, bitmap),
           threshold_(Bits(p.threshold) == kMinusInfinity ? kNever : Bits(p.threshold)),
-          soft_(p.soft_skip != 0) {
-        now_ = Find();
-        next_ = Find();
-    }
-
-    LITE_DEVICE bool Has(int32_t i) const { return Entry(i) != kNone; }
-    LITE_DEVICE int32_t At(int32_t i) const { return Block(Entry(i)); }
+          soft_(p.soft_skip != 0) {}
 
     LITE_DEVICE void Advance() {
-        if ((now_ ^ next_) & kPlace & ~31u) Flush();
-        now_ = next_;
-        next_ = Find();
+        if (LeavesWord()) Flush();
+        Step();
     }
 
     // `top` are the maxima of the tile, `before` the statistics without it. False: the wave drops
     // the tile's contribution, too (soft_skip). No maximum rises then, since the threshold is <= 0.
     LITE_DEVICE bool Vote(const float (&top)[kQTiles], const WaveStatistics& before,
                           const WaveScores& scores, float c) {
-        const float threshold = FromBits(now_ & kMust ? kNever : threshold_);
+        const float threshold = FromBits(Now() & kMust ? kNever : threshold_);
         uint64_t drop = ~uint64_t{0};
         float highest = FromBits(kMinusInfinity);
 #pragma unroll
@@ -110,46 +56,26 @@ class KeptBlocks {
         const bool all = drop == ~uint64_t{0};
         if (all || LanesEqual(highest, FromBits(kPlusInfinity))) NoteNan(before, scores);
         const bool keep = !all || met_nan_;
-        if (keep) unflushed_ |= 1u << (now_ & 31u);
+        if (keep) unflushed_ |= 1u << (Now() & 31u);
         return keep || !soft_;
     }
 
-    // Hands the last votes over.
+    // Hands the last votes over. From the whole wave, scalar.
     LITE_DEVICE void Flush() {
-        if (unflushed_) Rows().AddVotes(static_cast<int32_t>((now_ & kPlace) / 32), unflushed_);
+        if (unflushed_) {
+            const LiteParams& p = ArgumentAgain<LiteParams>();
+            const SkipRows rows(p, Bitmap());
+            const int32_t place = rows.Place(static_cast<int32_t>((Now() & kPlace) / 32));
+            // All lanes name the same word and bits: the compiler lets one of them do it.
+            __hip_atomic_fetch_or(&(p.write + Bitmap())[place], rows.Walk(unflushed_),
+                                  __ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_AGENT);
+        }
         unflushed_ = 0;
     }
 
    private:
-    // An entry is a place in walking order, with kMust if it is in the must-do list, or kNone.
-    static constexpr uint32_t kMust = 1u << 31, kPlace = kMust - 1, kNone = kPlace;
     static constexpr uint32_t kPlusInfinity = 0x7f800000u;
     static constexpr uint32_t kNever = 0x7fc00000u;  // a NaN: nothing is <= it
-
-    LITE_DEVICE uint32_t Entry(int32_t i) const { return i == 0 ? now_ : next_; }
-    LITE_DEVICE int32_t Block(uint32_t entry) const {
-        // Descending: words * 32 - 1 - place, as ~x is -x - 1.
-        const uint32_t last = static_cast<uint32_t>(words_) * 32u & flip_;
-        return static_cast<int32_t>(((entry & kPlace) ^ flip_) + last);
-    }
-
-    // Found anew once every 32 K blocks: held, they would take 10 scalar registers.
-    LITE_DEVICE SkipRows Rows() const { return SkipRows(ArgumentAgain<LiteParams>(), bitmap_); }
-
-    // The next kept K block.
-    LITE_DEVICE uint32_t Find() {
-        while (bits_ == 0) {
-            if (word_ + 1 >= words_) return kNone;
-            ++word_;
-            const SkipRows rows = Rows();
-            const int32_t place = rows.Place(word_);
-            bits_ = rows.Walk(rows.Kept(place));
-            must_ = rows.Walk(rows.MustDo(place));
-        }
-        const uint32_t bit = static_cast<uint32_t>(__builtin_ctz(bits_));
-        bits_ &= bits_ - 1;
-        return static_cast<uint32_t>(word_) * 32u + bit + (must_ >> bit << 31);
-    }
 
     // Finds lanes that have met a NaN: now, or before, which shows in their sum. A maximum of +inf
     // makes the sum NaN without one (inf - inf), so once a row's maximum is +inf this must look at
@@ -171,17 +97,11 @@ class KeptBlocks {
         }
     }
 
-    int64_t bitmap_;
-    int32_t words_;
-    uint32_t flip_;       // of a place, to count from the other end
     uint32_t threshold_;  // bits
     bool soft_;
 
-    int32_t word_ = -1;             // of bits_
-    uint32_t bits_ = 0, must_ = 0;  // of that word: not yet returned by Find; must-do
-    uint32_t now_, next_;           // entries
-    uint32_t unflushed_ = 0;        // votes of the word of now_
-    uint64_t met_nan_ = 0;          // lanes, of any of their rows
+    uint32_t unflushed_ = 0;  // votes of the word of the current block
+    uint64_t met_nan_ = 0;    // lanes, of any of their rows
 };
 
 }  // namespace liteattention::gfx942

@@ -231,6 +231,7 @@ LITE_DEVICE bool Softmax(Scores<L, kTiles, kKeys>& scores, float c, uint32_t acr
                 for (int i = 0; i < L::kRegisters; ++i) scores.tile[t][x][i] -= exact;
         }
     }
+    float own[kTiles];
 #pragma unroll
     for (int x = 0; x < kTiles; ++x) {
         constexpr int kRuns = kKeys / L::kTile * L::kRuns;
@@ -238,7 +239,8 @@ LITE_DEVICE bool Softmax(Scores<L, kTiles, kKeys>& scores, float c, uint32_t acr
 #pragma unroll
         for (int e = 0; e < kRuns * 4; ++e)
             exponentials.x[e] = scores.tile[e / L::kRegisters][x][e % L::kRegisters];
-        stats.sum[x] += exponentials.Run();
+        own[x] = exponentials.Run();
+        stats.sum[x] += own[x];
         Pin(stats.sum[x]);
 #pragma unroll
         for (int r = 0; r < kRuns; ++r) {
@@ -247,6 +249,7 @@ LITE_DEVICE bool Softmax(Scores<L, kTiles, kKeys>& scores, float c, uint32_t acr
             Pin(probs.operand[r][x]);
         }
     }
+    if constexpr (requires { blocks.Weigh(own, stats, across); }) blocks.Weigh(own, stats, across);
     return true;
 }
 

@@ -127,6 +127,8 @@ void BindGfx942(py::module_& m) {
         .def_readonly("lite_grid", &L::lite_grid)
         .def_readonly("v_t_offset", &L::v_t_offset)
         .def_readonly("order_offset", &L::order_offset)
+        .def_readonly("weights_offset", &L::weights_offset)
+        .def_readonly("weights_bytes", &L::weights_bytes)
         .def_readonly("workspace_bytes", &L::workspace_bytes);
     m.def(
         "tiles_of",
@@ -140,7 +142,7 @@ void BindGfx942(py::module_& m) {
         },
         py::arg("mapping"), py::arg("rows"), py::arg("q_blocks"), py::arg("count"));
     m.def("dense_reasons", &gfx942::DenseReasons, py::arg("shape"));
-    m.def("plan_lite", &gfx942::PlanLite, py::arg("shape"));
+    m.def("plan_lite", &gfx942::PlanLite, py::arg("shape"), py::arg("weighs") = false);
     m.def("plan_dense", &gfx942::PlanDense, py::arg("shape"), py::arg("compute_units"),
           py::arg("splits"));
     m.def("tail_cost", &gfx942::TailCost, py::arg("tail_tiles"), py::arg("splits"),
@@ -212,6 +214,7 @@ void BindGfx942(py::module_& m) {
     py::class_<T>(m, "LiteLaunch")
         .def(py::init<>())
         .def_readwrite("threshold", &T::threshold)
+        .def_readwrite("budget", &T::budget)
         .def_readwrite("descending", &T::descending)
         .def_readwrite("soft_skip", &T::soft_skip);
 
@@ -272,12 +275,13 @@ void BindGfx942(py::module_& m) {
             "lite",
             [](const D& device, const L& plan, R r, T t, uintptr_t q, uintptr_t k, uintptr_t v,
                uintptr_t out, uintptr_t lse, uintptr_t read, uintptr_t write, uintptr_t must_do,
-               uintptr_t must_skip, uintptr_t workspace, uintptr_t stream) {
+               uintptr_t must_skip, uintptr_t mass, uintptr_t workspace, uintptr_t stream) {
                 SetAddresses(r, q, k, v, out, lse);
                 t.read = At<uint32_t>(read);
                 t.write = At<uint32_t>(write);
                 t.must_do = At<uint32_t>(must_do);
                 t.must_skip = At<uint32_t>(must_skip);
+                t.mass = At<float>(mass);
                 device.Lite(plan, r, t, At<void>(workspace), At<void>(stream));
             },
             py::call_guard<py::gil_scoped_release>())

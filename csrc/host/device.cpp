@@ -28,6 +28,9 @@ struct KernelType {
 #define LITE_PLAN_LPT(name) LITE_TYPE(kPlanLpt, name, Any, 0, kPlanThreads, PlanParams)
 #define LITE_ATTENTION_LITE(name, number, dim) \
     LITE_TYPE(kLite, name, number, dim, kDenseThreads, LiteParams)
+#define LITE_ATTENTION_WEIGH(name, number, dim) \
+    LITE_TYPE(kWeigh, name, number, dim, kDenseThreads, WeighParams)
+#define LITE_SELECT_TILES(name) LITE_TYPE(kSelectTiles, name, Any, 0, kSelectThreads, SelectParams)
 #define LITE_ATTENTION_PREFILL(name, number, dim) \
     LITE_TYPE(kPrefill, name, number, dim, kDenseThreads, RaggedParams)
 #define LITE_ATTENTION_DECODE(name, number, dim) \

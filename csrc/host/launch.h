@@ -23,6 +23,8 @@ enum class Family {
     kMergeParts,
     kPlanLpt,
     kLite,
+    kWeigh,
+    kSelectTiles,
     kPrefill,
     kDecode,
     kMergeDecode,
@@ -56,13 +58,15 @@ struct DenseRequest {
     Number number = Number::kBf16Rtne;
 };
 
-// What one LiteAttention step adds; see LiteParams.
+// What one LiteAttention step adds; see LiteParams and, with a budget, WeighParams.
 struct LiteStep {
     const uint32_t* read = nullptr;
     uint32_t* write = nullptr;
     const uint32_t* must_do = nullptr;
     const uint32_t* must_skip = nullptr;
+    float* mass = nullptr;  // with a budget; null: not wanted
     double threshold = 0.0;
+    double budget = 0.0;  // share of softmax mass; above 0: threshold -inf, no soft_skip
     bool descending = false;
     bool soft_skip = false;
 };

@@ -1,4 +1,5 @@
 // Launches of dense attention and LiteAttention.
+#include <cmath>
 #include <limits>
 #include <numbers>
 
@@ -29,7 +30,7 @@ void TouchTensors(TouchedMemory& touched, const DenseShape& s, const DenseReques
     touched.Add("lse", request.lse, s.batch * s.q_heads * s.q_len * 4);
 }
 
-// What DenseParams and LiteParams have in common.
+// What DenseParams, LiteParams and WeighParams have in common.
 template <class Params>
 Params AttentionParams(const DenseShape& s, const DenseRequest& request, const uint16_t* v_t) {
     Params params{};
@@ -47,6 +48,20 @@ Params AttentionParams(const DenseShape& s, const DenseRequest& request, const u
     params.q_len = Int(s.q_len);
     params.kv_len = Int(s.kv_len);
     params.scale_log2 = static_cast<float>(request.scale * std::numbers::log2e);
+    return params;
+}
+
+// What LiteParams and WeighParams have in common beyond that.
+template <class Params>
+Params StepParams(const DenseShape& s, const DenseRequest& request, const uint16_t* v_t,
+                  const LiteStep& step, const int32_t* order) {
+    auto params = AttentionParams<Params>(s, request, v_t);
+    params.read = step.read;
+    params.must_do = step.must_do;
+    params.must_skip = step.must_skip;
+    params.order = order;
+    params.descending = step.descending;
+    params.mapping = Int(static_cast<int64_t>(Mapping::kSwizzledHeadFirst));
     return params;
 }
 
@@ -122,6 +137,11 @@ void Device::Lite(const LitePlan& plan, const DenseRequest& request, const LiteS
     if (!step.write) reasons.emplace_back("write has no memory");
     if (!(step.threshold <= 0.0))
         reasons.push_back("threshold must be <= 0, got " + std::to_string(step.threshold));
+    const bool weighs = plan.weights_bytes > 0;
+    if (!(step.budget >= 0.0 && step.budget < 1.0) || weighs != (step.budget > 0.0))
+        reasons.push_back("budget must be " +
+                          std::string(weighs ? "above 0 and below 1" : "0 in a plan without one") +
+                          ", got " + std::to_string(step.budget));
     const int64_t rows = s.batch * s.q_heads, q_blocks = QBlocks(s.q_len);
     const int64_t mask_bytes = plan.words * 4, list_bytes = rows * q_blocks * mask_bytes;
     // Workgroups write rows of it while others have yet to read theirs.
@@ -135,6 +155,8 @@ void Device::Lite(const LitePlan& plan, const DenseRequest& request, const LiteS
     auto* const v_t = reinterpret_cast<uint16_t*>(base + plan.v_t_offset);
     auto* const order =
         plan.lpt_grid ? reinterpret_cast<int32_t*>(base + plan.order_offset) : nullptr;
+    auto* const weights =
+        weighs ? reinterpret_cast<uint32_t*>(base + plan.weights_offset) : nullptr;
 
     const hip::CurrentDevice current(*library_, ordinal_);
     TouchedMemory touched(*library_, stream);
@@ -145,6 +167,8 @@ void Device::Lite(const LitePlan& plan, const DenseRequest& request, const LiteS
     touched.Add("must_skip", step.must_skip, mask_bytes);
     touched.Add("the workspace", v_t, VtBytes(s.batch, s.kv_heads, s.kv_len, s.head_dim));
     touched.Add("the workspace", order, rows * q_blocks * 4);
+    touched.Add("the workspace", weights, plan.weights_bytes);
+    touched.Add("mass", step.mass, plan.weights_bytes);
 
     TransposeV(s, plan.transpose_grid, request, v_t, stream);
 
@@ -161,17 +185,28 @@ void Device::Lite(const LitePlan& plan, const DenseRequest& request, const LiteS
         Launch(Find(Family::kPlanLpt), plan.lpt_grid, lpt, stream);
     }
 
-    auto lite = AttentionParams<LiteParams>(s, request, v_t);
-    lite.read = step.read;
-    lite.write = step.write;
-    lite.must_do = step.must_do;
-    lite.must_skip = step.must_skip;
-    lite.order = order;
-    lite.threshold = static_cast<float>(step.threshold);
-    lite.descending = step.descending;
-    lite.soft_skip = step.soft_skip;
-    lite.mapping = Int(static_cast<int64_t>(Mapping::kSwizzledHeadFirst));
-    Launch(Find(Family::kLite, s.head_dim, request.number), plan.lite_grid, lite, stream);
+    if (!weighs) {
+        auto lite = StepParams<LiteParams>(s, request, v_t, step, order);
+        lite.write = step.write;
+        lite.threshold = static_cast<float>(step.threshold);
+        lite.soft_skip = step.soft_skip;
+        Launch(Find(Family::kLite, s.head_dim, request.number), plan.lite_grid, lite, stream);
+        return;
+    }
+    auto weigh = StepParams<WeighParams>(s, request, v_t, step, order);
+    weigh.weights = weights;
+    Launch(Find(Family::kWeigh, s.head_dim, request.number), plan.lite_grid, weigh, stream);
+
+    SelectParams select{};
+    select.weights = weights;
+    select.read = step.read;
+    select.write = step.write;
+    select.must_do = step.must_do;
+    select.must_skip = step.must_skip;
+    select.mass = step.mass;
+    select.kv_len = Int(s.kv_len);
+    select.limit = static_cast<uint32_t>(std::floor(step.budget * kMassUnit));
+    Launch(Find(Family::kSelectTiles), plan.lite_grid, select, stream);
 }
 
 void Device::PlanLpt(const LptRequest& request, hip::Stream stream) const {

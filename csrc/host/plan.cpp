@@ -148,7 +148,7 @@ DensePlan PlanDense(const DenseShape& shape, int64_t compute_units, int64_t spli
     return plan;
 }
 
-LitePlan PlanLite(const DenseShape& shape) {
+LitePlan PlanLite(const DenseShape& shape, bool weighs) {
     RaiseNoPlan(DenseReasons(shape));
     const int64_t rows = shape.batch * shape.q_heads, q_blocks = QBlocks(shape.q_len);
     LitePlan plan;
@@ -158,7 +158,9 @@ LitePlan PlanLite(const DenseShape& shape) {
     plan.lite_grid = LiteGrid(rows * q_blocks);
     plan.words = SkipWords(shape.kv_len);
     plan.order_offset = AlignUp(VtBytes(shape.batch, shape.kv_heads, shape.kv_len, shape.head_dim));
-    plan.workspace_bytes = plan.order_offset + AlignUp(q_blocks > 1 ? rows * q_blocks * 4 : 0);
+    plan.weights_offset = plan.order_offset + AlignUp(q_blocks > 1 ? rows * q_blocks * 4 : 0);
+    plan.weights_bytes = weighs ? rows * q_blocks * KBlocks(shape.kv_len) * 4 : 0;
+    plan.workspace_bytes = plan.weights_offset + AlignUp(plan.weights_bytes);
     return plan;
 }
 

@@ -51,7 +51,7 @@ struct DensePlan {
 };
 
 // One LiteAttention step: V is transposed, the q blocks of each head are ordered by the K blocks
-// they keep, the lite kernel runs.
+// they keep, the lite kernel runs. With a budget it weighs its tiles, and another kernel chooses.
 struct LitePlan {
     DenseShape shape;
     int64_t transpose_grid = 0;
@@ -60,6 +60,8 @@ struct LitePlan {
     int64_t words = 0;  // of a bitmap row
     int64_t v_t_offset = 0;
     int64_t order_offset = 0;
+    int64_t weights_offset = 0;
+    int64_t weights_bytes = 0;  // 0 without a budget
     int64_t workspace_bytes = 0;
 };
 
@@ -98,6 +100,6 @@ std::vector<std::string> DenseReasons(const DenseShape& shape);
 // `splits` 0 chooses; any other number of parts, at most one per K block, is forced upon the last
 // round of workgroups even if it is full. Throws std::invalid_argument with every reason.
 DensePlan PlanDense(const DenseShape& shape, int64_t compute_units, int64_t splits);
-LitePlan PlanLite(const DenseShape& shape);
+LitePlan PlanLite(const DenseShape& shape, bool weighs);
 
 }  // namespace liteattention::gfx942

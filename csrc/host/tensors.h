@@ -3,6 +3,7 @@
 #pragma once
 
 #include <array>
+#include <stdexcept>
 #include <string>
 #include <utility>
 #include <vector>
@@ -32,6 +33,7 @@ class TouchedMemory {
 
     void Add(const char* what, const void* begin, int64_t bytes) {
         if (!library_.emulated() || begin == nullptr) return;
+        if (count_ == kMost) throw std::logic_error("TouchedMemory: make kMost larger");
         const std::pair<void*, size_t> span{const_cast<void*>(begin), static_cast<size_t>(bytes)};
         if (capturing_) {
             library_.Check(library_.GraphTouches(stream_, span.first, span.second),
@@ -59,7 +61,7 @@ class TouchedMemory {
     }
 
    private:
-    static constexpr int kMost = 12;
+    static constexpr int kMost = 16;
     const hip::Library& library_;
     const hip::Stream stream_;
     const bool capturing_;

@@ -8,16 +8,20 @@ from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
+import torch
 
 from liteattention_emulator import device, mutate, native
 from liteattention_rocm.engines.gfx942 import manifest
+from liteattention_rocm.lite import bitmap, budget
 from tests.engines.gfx942.kernels.machine import (
     DenseParams,
     LiteParams,
     MergeParams,
     PlanParams,
+    SelectParams,
     Strides,
     TransposeVParams,
+    WeighParams,
 )
 
 Float = npt.NDArray[np.float32]
@@ -171,9 +175,9 @@ class LiteProblem(Problem):
             k[0, 650, 0, :2] = infinity  # inf - inf in row 3, -inf in all others
         return q, k, v
 
-    def launch(self, image: bytes, kernel: str, out: Half, lse: Float) -> None:
-        """Run one workgroup; also writes ``self.write``, the next step's bitmap."""
-        q, k, _ = self.inputs
+    @cached_property
+    def lists(self) -> tuple[npt.NDArray[np.uint32], npt.NDArray[np.uint32]]:
+        """The bitmap to read and the must-do mask."""
         words = -(-self.kv_len // 64 // 32)
         kept = np.setdiff1d(np.arange(words), self.empty)
         rng = np.random.default_rng(self.seed + 1)
@@ -182,7 +186,12 @@ class LiteProblem(Problem):
         must_do = np.zeros(words, np.uint32)
         must_do[kept] = 0x00010001
         read[list(self.empty)] = 0
-        self.write = np.full(words, 0xAAAAAAAA, np.uint32)
+        return read, must_do
+
+    def launch(self, image: bytes, kernel: str, out: Half, lse: Float) -> None:
+        """Run one workgroup; also writes ``self.write``, the next step's bitmap."""
+        (q, k, _), (read, must_do) = self.inputs, self.lists
+        self.write = np.full(len(read), 0xAAAAAAAA, np.uint32)
         params = LiteParams(
             q.ctypes.data, k.ctypes.data, self.packed_v.ctypes.data, out.ctypes.data,
             lse.ctypes.data, read.ctypes.data, self.write.ctypes.data, must_do.ctypes.data, None,
@@ -206,6 +215,92 @@ class LiteProblem(Problem):
         """Whether the latest run gave the same bits."""
         written = self.out, self.lse.view(np.uint32), self.write
         return all(np.array_equal(a, b) for a, b in zip(written, self.accepted, strict=True))
+
+
+@dataclass
+class WeighProblem(LiteProblem):
+    """A step with a budget of one q block; weights, too, are compared bit for bit."""
+
+    def launch(self, image: bytes, kernel: str, out: Half, lse: Float) -> None:
+        """Run one workgroup; also writes ``self.write``, the weights of its tiles."""
+        (q, k, _), (read, must_do) = self.inputs, self.lists
+        self.write = np.full(-(-self.kv_len // 64), 0xAAAAAAAA, np.uint32)
+        params = WeighParams(
+            q.ctypes.data, k.ctypes.data, self.packed_v.ctypes.data, out.ctypes.data,
+            lse.ctypes.data, read.ctypes.data, self.write.ctypes.data, must_do.ctypes.data, None,
+            None, contiguous(q), contiguous(k), contiguous(out), 1, 1, 1, self.q_len, self.kv_len,
+            np.log2(np.e) / np.sqrt(self.dim), self.descending, 0,
+        )  # fmt: skip
+        with (
+            device.Module(image) as module,
+            device.registered(q, k, self.packed_v, out, lse, read, self.write, must_do),
+        ):
+            module.launch(kernel, [1], [512], [params])
+
+
+class Select:
+    """The choice of tiles of three q blocks, bit for bit from their weights.
+
+    ``exactly``: weights are 1 to 4, and the limit is what those of q block 0 up to this one add up
+    to. Otherwise there are no masks, and masses are not wanted, if ``masked`` is false.
+    """
+
+    def __init__(
+        self, k_blocks: int, share: float = 0.0, *, exactly: int = 0, masked: bool = True
+    ) -> None:
+        rng = np.random.default_rng(k_blocks)
+        words = -(-k_blocks // 32)
+
+        def bits(*shape: int, share: float) -> npt.NDArray[np.uint32]:
+            drawn = rng.random((*shape, words, 32)) < share
+            return np.packbits(drawn, axis=-1, bitorder="little").view(np.uint32)[..., 0]
+
+        def blocks(words: npt.NDArray[np.uint32]) -> npt.NDArray[np.bool_]:
+            one_by_one = np.unpackbits(words.view(np.uint8), axis=-1, bitorder="little")
+            return one_by_one[..., :k_blocks] > 0
+
+        draw = rng.random((3, k_blocks)) ** 4
+        draw[1] = np.round(draw[1] * 4) / 4  # ties
+        parts = np.ceil(draw / draw.sum(axis=1, keepdims=True) * 2**28).astype(np.int64)
+        parts[2, ::3] *= 8  # more than a mass of 1 in places
+        if exactly:
+            parts = 16 * rng.integers(1, 5, (3, k_blocks))
+        self.read = bits(3, share=0.9)
+        self.masks = [bits(share=0.1), bits(share=0.1)] if masked else [None, None]
+        do, skip = (np.zeros(words, np.uint32) if mask is None else mask for mask in self.masks)
+        walked, firm = blocks((self.read | do) & ~skip), blocks(do)
+        self.weights = np.where(walked, parts, 0).astype(np.uint32)
+        weight = np.minimum(-(-self.weights.astype(np.int64) // 16), 2**24)
+        loose = walked[0] & ~firm
+        if exactly:
+            share = float(weight[0][loose & (weight[0] <= exactly)].sum()) / 2.0**24
+        self.limit, self.mass, self.expected_mass = budget.limit_of(share), masked, weight / 2.0**24
+        chosen = budget.select(
+            torch.from_numpy(self.expected_mass).float(),
+            torch.from_numpy(walked),
+            torch.from_numpy(firm),
+            share,
+        )
+        self.k_blocks, self.expected = k_blocks, bitmap.pack(chosen).numpy().view(np.uint32)
+
+    def run(self, image: bytes, kernel: str) -> None:
+        """Launch; ``right`` then looks at what was written, also where this raises."""
+        self.write = np.full_like(self.read, 0xAAAAAAAA)
+        self.found_mass = np.full(self.weights.shape, np.nan, np.float32)
+        mass = self.found_mass if self.mass else None
+        given = [self.weights.copy(), self.read, self.write, *self.masks, mass]
+        pointers = (None if array is None else array.ctypes.data for array in given)
+        params = SelectParams(*pointers, self.k_blocks * 64, self.limit)
+        arrays = [array for array in given if array is not None]
+        with device.Module(image) as module, device.registered(*arrays):
+            module.launch(kernel, [3], [64], [params])
+
+    def accept(self) -> None:
+        assert self.right()
+
+    def right(self) -> bool:
+        mass = not self.mass or np.array_equal(self.found_mass, self.expected_mass)
+        return mass and np.array_equal(self.write, self.expected)
 
 
 class Plan:
@@ -404,6 +499,26 @@ def cases(kernel: str) -> tuple[str, Sequence[Case]]:
             *(LiteProblem(dim, 20, 68 + 8 * t + i, keep=1.0) for t in range(8) for i in range(4)),
             # walked last, so that the loop copies the block that ends in the middle
             *(LiteProblem(dim, 200, n, descending=False, keep=1.0) for n in lengths),
+        ]
+    if kernel.startswith("attention_weigh"):
+        return "attention_weigh", [
+            WeighProblem(dim, 50, 69 * 64 + 20, keep=0.15),  # three words of the bitmap
+            WeighProblem(dim, 20, 69 * 64 + 20, keep=0.2, empty=(0,)),  # the last one walked
+            WeighProblem(dim, 20, 69 * 64 + 20, keep=0.2, empty=(1,), descending=False),
+            WeighProblem(dim, 20, 800, keep=1.0, infinite=True),
+            WeighProblem(dim, 200, 299, nan=True, keep=1.0),
+            WeighProblem(dim, 200, 400, descending=False, growth=12.0),
+            WeighProblem(dim, 200, 200, keep=1.0, descending=False, reach=3000.0),
+            WeighProblem(dim, 20, 131, keep=1.0),
+        ]
+    if kernel == "select_tiles":
+        return "select_tiles", [
+            *(Select(n, 0.1) for n in (1, 31, 33, 64, 65, 200)),
+            Select(40, 0.5),
+            Select(90, 2.0**-20),
+            Select(80, exactly=2),
+            Select(40, exactly=4),
+            Select(96, exactly=3, masked=False),
         ]
     if kernel.startswith("transpose_v"):
         return "transpose_v", [Transpose(dim, n, 2, 3) for n in (64, 73, 89, 105, 121)]

@@ -23,6 +23,7 @@ ALL = os.environ.get("MUTANTS") == "all"
 BAR = 0.95 if ALL else 0.85
 DENSE = "attention_dense_bf16_d128_rtne"
 LITE = ["attention_lite_bf16_d128_rtne", "attention_lite_bf16_d64_rtne"]
+WEIGH = "attention_weigh_bf16_d128_rtne"
 KERNELS = [
     DENSE,
     "attention_dense_bf16_d64_rtne",
@@ -93,6 +94,29 @@ def test_mutants_of_the_lite_kernel(name: str, capsys: pytest.CaptureFixture[str
     # from in turn, so the bytes of the two instructions do not tell them apart.
     left = {v.mutation.offset for v in verdicts if v.survived and v.mutation.kind in ALWAYS}
     assert len(left) <= 1, left
+
+
+@pytest.mark.slow
+def test_mutants_of_weighing_and_choosing(capsys: pytest.CaptureFixture[str]) -> None:
+    """What weighs a tile and hands weights over, and all of the kernel that chooses.
+
+    The rest of the weighing kernel's loop is the voting kernel's.
+    """
+    with shipped(WEIGH) as bench:
+        loop = bench.kernel.loop()
+        names = [inst.name for inst in loop]
+        places = []
+        for end, name in enumerate(names):
+            if name == "global_atomic_add":
+                begin = max(i for i in range(end) if names[i] == "ds_bpermute_b32")
+                places += loop[begin - 2 : end + 3]
+        verdicts = bench.judge(mutate.mutations(bench.kernel, places))
+    with shipped("select_tiles") as bench:
+        reached = [bench.kernel.listing.instructions[index] for index in bench.kernel.graph.next]
+        chosen = bench.judge(mutate.mutations(bench.kernel, reached))
+    with capsys.disabled():
+        print("\n" + summary(WEIGH, verdicts) + "\n" + summary("select_tiles", chosen))
+    expect_noticed(verdicts + chosen, 0.96)
 
 
 @pytest.mark.slow

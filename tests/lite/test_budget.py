@@ -155,17 +155,20 @@ def test_a_policy_that_changes_its_rule_counts_from_the_next_call() -> None:
     assert torch.equal(lite.lists("blocks.0"), write)
 
 
-@pytest.mark.parametrize("name", ["gfx942"])
-def test_engines_that_cannot_weigh_say_who_can(name: str) -> None:
+def test_every_engine_weighs_and_one_that_could_not_would_say_who_can(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     found = engines.available()
     assert tuple(other for other in found if engines.get(other).weighs) == WEIGHING
+    name = "portable"
     engine = engines.get(name)
+    monkeypatch.setattr(type(engine), "weighs", False)
     request = LiteRequest(
         1, 1, 1, 384, 384, 128, torch.bfloat16, torch.device("cuda", 0), "bshd", 0.1, False,
         "rtne", False, engine.geometry(128), -math.inf, False, False, 0.02,
     )  # fmt: skip
     (reason,) = [text for text in engine.reasons(request) if "budget" in text]
-    assert reason.endswith("use a threshold, or engine 'cpu' or 'portable' or 'reference'")
+    assert reason.endswith("use a threshold, or engine 'cpu', 'gfx942', 'portable' or 'reference'")
     with pytest.raises(ValueError, match=f"engine '{name}' cannot run this.*it cannot weigh tiles"):
         engines.admit(request, name)
 

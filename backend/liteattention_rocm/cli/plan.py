@@ -70,8 +70,8 @@ def describe(
         ``last_round_occupancy`` (share of the compute units that it fills, 1 if it is full);
         ``splits`` (G, 1: none), ``split_tiles`` and ``declined`` (why not, None if split);
         ``modelled_ms``, ``modelled_unsplit_ms`` and their ratio ``modelled_speedup``;
-        ``workspace_bytes`` of a dense call and ``lite_workspace_bytes`` of a LiteAttention step
-        (None where it is not supported); ``mapping`` of workgroups to tiles.
+        ``workspace_bytes`` of a dense call, ``lite_workspace_bytes`` of a LiteAttention step and
+        ``budget_workspace_bytes`` of one with a budget; ``mapping`` of workgroups to tiles.
 
     Raises:
         ValueError: the kernels cannot take the shape; lists every reason.
@@ -82,7 +82,7 @@ def describe(
     plan = _core.plan_dense(shape, compute_units, 0)
     tiles = batch * q_heads * -(-q_len // _core.GFX942_Q_BLOCK)
     tail = tiles % compute_units
-    lite = _core.plan_lite(shape).workspace_bytes
+    lite, weighs = (_core.plan_lite(shape, budget).workspace_bytes for budget in (False, True))
     return {
         "shape": {
             "batch": batch,
@@ -104,6 +104,7 @@ def describe(
         "modelled_speedup": plan.modelled_unsplit_us / plan.modelled_us,
         "workspace_bytes": plan.workspace_bytes,
         "lite_workspace_bytes": lite,
+        "budget_workspace_bytes": weighs,
         "mapping": plan.mapping.name,
     }
 
@@ -247,6 +248,7 @@ def _dense_rows(found: dict[str, Any]) -> list[tuple[str, str]]:
         ("time", f"{found['modelled_ms']:.3f} ms (modelled)"),
         ("workspace", _bytes(found["workspace_bytes"])),
         ("workspace, LiteAttention", _bytes(found["lite_workspace_bytes"])),
+        ("workspace, with a budget", _bytes(found["budget_workspace_bytes"])),
         ("mapping", found["mapping"].replace("_", " ")),
     ]
 

@@ -86,6 +86,7 @@ class Gfx942Engine(Engine):
     name = "gfx942"
     dtypes = (torch.bfloat16, torch.float16)
     plans_from_bounds = True
+    weighs = True
 
     def __init__(self, kv_splits: int = 0, library: str | None = None) -> None:
         self._kv_splits = kv_splits
@@ -168,8 +169,9 @@ class Gfx942Engine(Engine):
     def bind(self, request: Request, like: Any) -> Bound:
         """Plan the launches; see :meth:`Engine.bind`.
 
-        With threshold -inf and a full list a LiteAttention step equals dense attention with
-        ``kv_splits=1`` bit for bit. A causal call is a ragged batch of equal lengths.
+        With a full list and threshold -inf, or a budget and an ascending walk, a LiteAttention
+        step equals dense attention with ``kv_splits=1`` bit for bit. A causal call is a ragged
+        batch of equal lengths.
 
         What is returned raises:
             ValueError: a row of a tensor does not start on a multiple of 4 bytes, or pages lie too
@@ -242,9 +244,10 @@ class Gfx942Engine(Engine):
     def _bind_lite(
         self, device: _core.Gfx942Device, request: LiteRequest, like: LiteTensors
     ) -> Bound:
-        plan = _core.plan_lite(_shape(request))
+        plan = _core.plan_lite(_shape(request), request.budget > 0)
         launch, step = _launch(request, like), _core.LiteLaunch()
         step.threshold = request.threshold
+        step.budget = request.budget
         step.descending = request.walks_down
         step.soft_skip = request.soft_skip
         run = device.lite
@@ -258,6 +261,7 @@ class Gfx942Engine(Engine):
                 0 if t.lse is None else t.lse.data_ptr(), t.read.data_ptr(), t.write.data_ptr(),
                 0 if t.must_do is None else t.must_do.data_ptr(),
                 0 if t.must_skip is None else t.must_skip.data_ptr(),
+                0 if t.mass is None else t.mass.data_ptr(),
                 workspace.data_ptr(), stream,
             )  # fmt: skip
 

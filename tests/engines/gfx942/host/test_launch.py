@@ -285,12 +285,14 @@ def run_on_stream(device: _core.Gfx942Device, stream: int, splits: int = 1) -> N
     device.attention(plan, launch, 0x1000, 0x2000, 0x3000, 0x4000, 0, 0x10000, stream)
 
 
-def run_lite_on_stream(device: _core.Gfx942Device, stream: int) -> None:
-    plan = _core.plan_lite(_core.DenseShape(1, 1, 1, 400, 200, 128))
+def run_lite_on_stream(device: _core.Gfx942Device, stream: int, budget: float = 0.0) -> None:
+    plan = _core.plan_lite(_core.DenseShape(1, 1, 1, 400, 200, 128), budget > 0)
     launch = _core.DenseLaunch()
     launch.set_strides(*([(51200, 128, 128)] * 4))
-    tensors = (0x1000, 0x2000, 0x3000, 0x4000, 0, 0x5000, 0x6000, 0, 0)
-    device.lite(plan, launch, _core.LiteLaunch(), *tensors, 0x10000, stream)
+    tensors = (0x1000, 0x2000, 0x3000, 0x4000, 0, 0x5000, 0x6000, 0, 0, 0)
+    step = _core.LiteLaunch()
+    step.budget = budget
+    device.lite(plan, launch, step, *tensors, 0x10000, stream)
 
 
 def test_every_launch_goes_to_the_callers_stream_and_nothing_waits(gpu_hip: FakeHip) -> None:
@@ -300,8 +302,9 @@ def test_every_launch_goes_to_the_callers_stream_and_nothing_waits(gpu_hip: Fake
     run_on_stream(device, 0)
     device.plan_lpt(0x1000, 0, 0, 0x2000, 3, 5, 1, 77)
     run_lite_on_stream(device, 0xF00)
+    run_lite_on_stream(device, 0xF10, budget=0.1)
     streams = [made["stream"] for made, _ in launches(gpu_hip)]
-    assert streams == [str(0xABCD0)] * 3 + ["0"] * 2 + ["77"] + [str(0xF00)] * 3
+    assert streams == [str(0xABCD0)] * 3 + ["0"] * 2 + ["77"] + [str(0xF00)] * 3 + [str(0xF10)] * 4
     # and that is all: no allocation, copy, wait, module load or look-up
     assert {call.split()[0] for call in gpu_hip.calls[before:]} == {"hipModuleLaunchKernel"}
 
@@ -485,11 +488,12 @@ def test_rows_off_the_dword_grid_are_refused_with_every_reason(
 
 def test_a_lite_step_lists_every_reason_against_it(gpu_hip: FakeHip) -> None:
     device = _core.Gfx942Device(gpu_hip.library(), 0, OBJECTS)
-    plan = _core.plan_lite(_core.DenseShape(1, 1, 1, 400, 200, 128))
+    plan_shape = _core.DenseShape(1, 1, 1, 400, 200, 128)
+    plan = _core.plan_lite(plan_shape)
     step = _core.LiteLaunch()
     step.threshold = 0.5
     with pytest.raises(ValueError) as caught:
-        device.lite(plan, _core.DenseLaunch(), step, *[0] * 9, 8, 0)
+        device.lite(plan, _core.DenseLaunch(), step, *[0] * 10, 8, 0)
     text = str(caught.value)
     for name in ("q", "k", "v", "out", "read", "write"):
         assert f"{name} has no memory" in text
@@ -498,10 +502,20 @@ def test_a_lite_step_lists_every_reason_against_it(gpu_hip: FakeHip) -> None:
     row = 4  # bytes of a q block's row; there are two
     for read, write in ((4096, 4096), (4096, 4096 + row), (4096 + row, 4096)):
         with pytest.raises(ValueError, match="write must not overlap read"):
-            device.lite(plan, _core.DenseLaunch(), step, *[0] * 5, read, write, 0, 0, 16, 0)
+            device.lite(plan, _core.DenseLaunch(), step, *[0] * 5, read, write, 0, 0, 0, 16, 0)
     with pytest.raises(ValueError) as caught:
-        device.lite(plan, _core.DenseLaunch(), step, *[0] * 5, 4096, 4096 + 2 * row, 0, 0, 16, 0)
+        device.lite(plan, _core.DenseLaunch(), step, *[0] * 5, 4096, 4096 + 2 * row, 0, 0, 0, 16, 0)
     assert "overlap" not in str(caught.value)
+    for weighs, share, said in (
+        (False, 0.1, "0 in a plan"),
+        (True, 0.0, "above 0"),
+        (True, 1.0, "above 0"),
+    ):
+        step.budget = share
+        with pytest.raises(ValueError, match=f"budget must be {said}"):
+            device.lite(
+                _core.plan_lite(plan_shape, weighs), _core.DenseLaunch(), step, *[0] * 10, 16, 0
+            )
     assert not launches(gpu_hip)
 
 

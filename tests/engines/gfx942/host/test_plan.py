@@ -87,7 +87,8 @@ def test_chosen_plans_are_exact_and_never_modelled_to_lose(s: dict[str, int], un
 
 @given(sizes)
 def test_plans_of_lite_steps_are_exact(s: dict[str, int]) -> None:
-    plan = _core.plan_lite(shape_of(s))
+    weighs = s["q_len"] % 2 == 0
+    plan = _core.plan_lite(shape_of(s), weighs)
     heads, q_blocks = s["batch"] * s["kv_heads"] * s["group"], math.ceil(s["q_len"] / Q)
     k_blocks = math.ceil(s["kv_len"] / K)
     assert plan.transpose_grid == s["batch"] * s["kv_heads"] * k_blocks
@@ -97,7 +98,10 @@ def test_plans_of_lite_steps_are_exact(s: dict[str, int]) -> None:
     order = 4 * heads * q_blocks if q_blocks > 1 else 0
     assert plan.v_t_offset == 0 and plan.order_offset % ALIGN == 0
     assert 0 <= plan.order_offset - v_t < ALIGN
-    assert 0 <= plan.workspace_bytes - plan.order_offset - order < ALIGN
+    assert 0 <= plan.weights_offset - plan.order_offset - order < ALIGN
+    assert plan.weights_offset % ALIGN == 0
+    assert plan.weights_bytes == (4 * heads * q_blocks * k_blocks if weighs else 0)
+    assert 0 <= plan.workspace_bytes - plan.weights_offset - plan.weights_bytes < ALIGN
 
 
 def test_a_lite_step_takes_what_dense_attention_takes() -> None:

@@ -270,9 +270,9 @@ int main(int argc, char** argv) {
     if (argc > 1 && !std::strcmp(argv[1], "sizes")) {
         std::printf(
             "transpose_v %zu\nattention_dense %zu\nattention_lite %zu\nmerge_parts %zu\n"
-            "plan_lpt %zu\n",
+            "plan_lpt %zu\nattention_weigh %zu\nselect_tiles %zu\n",
             sizeof(TransposeVParams), sizeof(DenseParams), sizeof(LiteParams), sizeof(MergeParams),
-            sizeof(PlanParams));
+            sizeof(PlanParams), sizeof(WeighParams), sizeof(SelectParams));
         for (const char* name : {"attention_prefill", "attention_decode", "merge_decode"})
             std::printf("%s %zu\n", name, sizeof(RaggedParams));
         std::printf("write_kv %zu\n", sizeof(WriteKvParams));

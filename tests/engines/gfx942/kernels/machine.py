@@ -49,6 +49,25 @@ class LiteParams(ctypes.Structure):
     ]
 
 
+class WeighParams(ctypes.Structure):
+    _fields_ = [
+        *((n, c_void_p) for n in ("q", "k", "v_t", "out", "lse", "read", "weights")),
+        *((n, c_void_p) for n in ("must_do", "must_skip", "order")),
+        *((name, Strides) for name in ("q_strides", "k_strides", "out_strides")),
+        *((name, c_int32) for name in ("batch", "q_heads", "kv_heads", "q_len", "kv_len")),
+        ("scale_log2", c_float),
+        *((name, c_int32) for name in ("descending", "mapping")),
+    ]
+
+
+class SelectParams(ctypes.Structure):
+    _fields_ = [
+        *((n, c_void_p) for n in ("weights", "read", "write", "must_do", "must_skip", "mass")),
+        ("kv_len", c_int32),
+        ("limit", c_uint32),
+    ]
+
+
 class MergeParams(ctypes.Structure):
     _fields_ = [
         *((name, c_void_p) for name in ("part_out", "part_stats", "out", "lse")),
@@ -105,6 +124,8 @@ STRUCTS = {
     "transpose_v": TransposeVParams,
     "attention_dense": DenseParams,
     "attention_lite": LiteParams,
+    "attention_weigh": WeighParams,
+    "select_tiles": SelectParams,
     "merge_parts": MergeParams,
     "plan_lpt": PlanParams,
     "attention_prefill": RaggedParams,
@@ -228,6 +249,56 @@ def lite(
     tensors = [x for x in given if x is not None]
     grid = batch * q_heads * -(-q_len // Q_BLOCK)
     return launch(f"attention_lite_{variant(q, rounding)}", grid, params, tensors)
+
+
+def weigh(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    out: torch.Tensor,
+    lse: torch.Tensor | None,
+    read: torch.Tensor,
+    weights: torch.Tensor,
+    *,
+    scale: float | None = None,
+    rounding: str = "rtne",
+    descending: bool = False,
+    must_do: torch.Tensor | None = None,
+    must_skip: torch.Tensor | None = None,
+    order: torch.Tensor | None = None,
+    mapping: int = 0,
+) -> Any:
+    """As :func:`lite`; ``weights`` int32 [B, Hq, q_blocks, K_blocks], in units of 2^-28."""
+    batch, q_len, q_heads, dim = q.shape
+    kv_len, kv_heads = k.shape[1:3]
+    v_t = packed_values(v)
+    scale = 1 / math.sqrt(dim) if scale is None else scale
+    given = (q, k, v_t, out, lse, read, weights, must_do, must_skip, order)
+    params = WeighParams(
+        *map(pointer, given),
+        *map(strides, (q, k, out)),
+        *(batch, q_heads, kv_heads, q_len, kv_len, scale * math.log2(math.e), descending, mapping),
+    )
+    tensors = [x for x in given if x is not None]
+    grid = batch * q_heads * -(-q_len // Q_BLOCK)
+    return launch(f"attention_weigh_{variant(q, rounding)}", grid, params, tensors)
+
+
+def select(
+    weights: torch.Tensor,
+    read: torch.Tensor,
+    write: torch.Tensor,
+    limit: int,
+    *,
+    must_do: torch.Tensor | None = None,
+    must_skip: torch.Tensor | None = None,
+    mass: torch.Tensor | None = None,
+) -> Any:
+    """``weights`` as of :func:`weigh`, int32 [tiles, K_blocks], overwritten; ``mass`` likewise."""
+    tiles, k_blocks = weights.shape
+    given = (weights, read, write, must_do, must_skip, mass)
+    params = SelectParams(*map(pointer, given), k_blocks * K_BLOCK, limit)
+    return launch("select_tiles", tiles, params, [x for x in given if x is not None])
 
 
 def plan(skip: torch.Tensor) -> torch.Tensor:

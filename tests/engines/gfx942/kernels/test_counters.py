@@ -43,6 +43,10 @@ LIMITS = {
     "attention_lite_fp16_d128": Limit(64, 485),
     "attention_lite_bf16_d64_rtne": Limit(32, 435),
     "attention_lite_fp16_d64": Limit(32, 405),
+    "attention_weigh_bf16_d128_rtne": Limit(64, 500),
+    "attention_weigh_fp16_d128": Limit(64, 470),
+    "attention_weigh_bf16_d64_rtne": Limit(32, 430),
+    "attention_weigh_fp16_d64": Limit(32, 400),
 }
 
 
@@ -78,6 +82,11 @@ def count(name: str) -> Count:
             write = torch.empty_like(read)
             reports[blocks] = machine.lite(q, k, v, out, None, read, write, threshold=-6.0)
             assert torch.equal(read, write)  # random scores lose no tile
+        elif "weigh" in name:
+            read = bitmap.pack(torch.ones(1, 1, 1, blocks, dtype=torch.bool))
+            weights = torch.empty(1, 1, 1, blocks, dtype=torch.int32)
+            reports[blocks] = machine.weigh(q, k, v, out, None, read, weights)
+            assert weights.min() > 0
         else:
             rounding = kernel.variant.get("rounding", "rtne")
             reports[blocks] = machine.dense(q, k, v, out, None, rounding=str(rounding))
@@ -116,9 +125,11 @@ def test_one_wave_and_k_block(name: str) -> None:
     assert counted.instructions <= limit.instructions
     assert counted.barriers == 2
     assert counted.bank_conflicts == 0
-    # K and V once per workgroup, both straight to LDS
-    assert counted.lds_dma_bytes == counted.global_load_bytes == 2 * block_bytes
-    assert counted.distinct_load_bytes == 2 * block_bytes
+    # K and V once per workgroup, both straight to LDS; a wave adds a word to the tile's weight
+    added = 4 if "weigh" in name else 0
+    assert counted.lds_dma_bytes == 2 * block_bytes
+    assert counted.global_load_bytes == 2 * block_bytes + WAVES * added
+    assert 2 * block_bytes <= counted.distinct_load_bytes <= 2 * block_bytes + added
     assert kernel.vgprs + kernel.agprs <= 256
     assert kernel.vgpr_spills == kernel.sgpr_spills == kernel.scratch_bytes == 0
     assert kernel.lds_bytes <= 64 * 1024

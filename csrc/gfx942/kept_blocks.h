@@ -1,0 +1,140 @@
+// The K block sequence of LiteAttention: the kept blocks of a skip bitmap, one after the other.
+//
+// A row of the bitmap is read word by word as the walk gets there, by scalar loads, one every 32 K
+// blocks; LDS is K's and V's. In walking order words are reversed, and bits in words, if K blocks
+// are walked from the last to the first, so the walk is find-first-bit either way. What a step
+// learns of its blocks is handed over when the walk leaves a word: skip_vote.h, weigh.h.
+#pragma once
+
+#include "attention.h"
+
+namespace liteattention::gfx942 {
+
+// Which tile a workgroup computes. q blocks are taken in `order` within their head; heads keep the
+// mapping.
+template <class Params>
+LITE_DEVICE Tile LiteTile(const Params& p) {
+    const uint32_t q_blocks = static_cast<uint32_t>(QBlocks(p.q_len));
+    const uint32_t tile = TileOf(static_cast<Mapping>(p.mapping), WorkgroupId(),
+                                 static_cast<uint32_t>(p.batch * p.q_heads), q_blocks);
+    const uint32_t row = tile / q_blocks, heads = static_cast<uint32_t>(p.q_heads);
+    // Divisions run on the vector ALU: back to scalars.
+    Tile t;
+    t.q_block = UniformInt(p.order ? static_cast<uint32_t>(p.order[tile]) : tile % q_blocks);
+    t.q_head = UniformInt(row % heads);
+    t.batch = UniformInt(row / heads);
+    return t;
+}
+
+// The number of a tile: what bitmaps have a row for.
+template <class Params>
+LITE_DEVICE int64_t TileIndex(const Params& p, const Tile& t) {
+    const int64_t row = static_cast<int64_t>(t.batch) * p.q_heads + t.q_head;
+    return row * QBlocks(p.q_len) + t.q_block;
+}
+
+// A tile's row of what a step computes: (read | must_do) & ~must_skip. All scalar.
+struct KeptWords {
+    const uint32_t* read;
+    const uint32_t* must_do;    // null: none
+    const uint32_t* must_skip;  // null: none
+    int32_t words;
+    uint32_t tail;  // the bits of the last word that are K blocks
+
+    // `bitmap` is where the tile's rows begin, in words.
+    template <class Params>
+    LITE_DEVICE KeptWords(const Params& p, int64_t bitmap)
+        : read(p.read + bitmap),
+          must_do(p.must_do),
+          must_skip(p.must_skip),
+          words(static_cast<int32_t>(SkipWords(p.kv_len))),
+          tail(~0u >> (-static_cast<uint32_t>(KBlocks(p.kv_len)) % 32u)) {}
+
+    LITE_DEVICE uint32_t MustDo(int32_t place) const {
+        return must_do ? ScalarWord(must_do, place) : 0u;
+    }
+    // Bits past the last K block are dropped.
+    LITE_DEVICE uint32_t Kept(int32_t place) const {
+        uint32_t kept = ScalarWord(read, place) | MustDo(place);
+        if (must_skip) kept &= ~ScalarWord(must_skip, place);
+        return place == words - 1 ? kept & tail : kept;
+    }
+};
+
+// The same in walking order: word `w` is word Place(w) in memory, with its bits in Walk order.
+struct SkipRows : KeptWords {
+    bool descending;
+
+    template <class Params>
+    LITE_DEVICE SkipRows(const Params& p, int64_t bitmap)
+        : KeptWords(p, bitmap), descending(p.descending != 0) {}
+
+    LITE_DEVICE int32_t Place(int32_t w) const { return descending ? words - 1 - w : w; }
+    LITE_DEVICE uint32_t Walk(uint32_t bits) const {
+        return descending ? __builtin_bitreverse32(bits) : bits;
+    }
+};
+
+template <class Params>
+class KeptBlocks {
+   public:
+    static constexpr bool kRaggedLast = false, kFewScalars = true, kBranchToPv = false;
+
+    LITE_DEVICE KeptBlocks(const Params& p, int64_t bitmap)
+        : bitmap_(bitmap),
+          words_(static_cast<int32_t>(SkipWords(p.kv_len))),
+          flip_(p.descending ? ~0u : 0u) {
+        now_ = Find();
+        next_ = Find();
+    }
+
+    LITE_DEVICE bool Has(int32_t i) const { return Entry(i) != kNone; }
+    LITE_DEVICE int32_t At(int32_t i) const { return Block(Entry(i)); }
+
+   protected:
+    // An entry is a place in walking order, with kMust if it is in the must-do list, or kNone.
+    static constexpr uint32_t kMust = 1u << 31, kPlace = kMust - 1, kNone = kPlace;
+
+    LITE_DEVICE uint32_t Now() const { return now_; }
+    LITE_DEVICE int64_t Bitmap() const { return bitmap_; }
+    LITE_DEVICE bool LeavesWord() const { return (now_ ^ next_) & kPlace & ~31u; }
+    LITE_DEVICE void Step() {
+        now_ = next_;
+        next_ = Find();
+    }
+
+    LITE_DEVICE int32_t Block(uint32_t entry) const {
+        // Descending: words * 32 - 1 - place, as ~x is -x - 1.
+        const uint32_t last = static_cast<uint32_t>(words_) * 32u & flip_;
+        return static_cast<int32_t>(((entry & kPlace) ^ flip_) + last);
+    }
+
+   private:
+    LITE_DEVICE uint32_t Entry(int32_t i) const { return i == 0 ? now_ : next_; }
+
+    // The next kept K block.
+    LITE_DEVICE uint32_t Find() {
+        while (bits_ == 0) {
+            if (word_ + 1 >= words_) return kNone;
+            ++word_;
+            // Found anew once every 32 K blocks: held, they would take 10 scalar registers.
+            const SkipRows rows(ArgumentAgain<Params>(), bitmap_);
+            const int32_t place = rows.Place(word_);
+            bits_ = rows.Walk(rows.Kept(place));
+            must_ = rows.Walk(rows.MustDo(place));
+        }
+        const uint32_t bit = static_cast<uint32_t>(__builtin_ctz(bits_));
+        bits_ &= bits_ - 1;
+        return static_cast<uint32_t>(word_) * 32u + bit + (must_ >> bit << 31);
+    }
+
+    int64_t bitmap_;
+    int32_t words_;
+    uint32_t flip_;  // of a place, to count from the other end
+
+    int32_t word_ = -1;             // of bits_
+    uint32_t bits_ = 0, must_ = 0;  // of that word: not yet returned by Find; must-do
+    uint32_t now_, next_;           // entries
+};
+
+}  // namespace liteattention::gfx942

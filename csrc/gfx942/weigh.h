@@ -1,0 +1,101 @@
+// What a step learns by weighing: how much of the softmax mass lies in each tile (docs/budget.md).
+//
+// In a q block of R rows, let t(i) be the sum of exp(score) of row i over a tile's keys, and L(i)
+// the same over all keys that the walk has passed once it is through with the tile. The tile's
+// weight is the mean over the rows of t(i) / L(i), rounded up: an integer, so that the waves' parts
+// of it add up to the same number in any order. select_tiles.hip chooses by it.
+//
+// Dividing and adding up the rows can only make a tile heavier: what their roundings lose is added
+// beforehand (kRoundUp). So the first tile walked, of which t = L, weighs exactly 1. A row whose L
+// is NaN, or 0 (only scores of -inf so far), makes a weight of 1. Rows past the end of the sequence
+// repeat the last row (qk.h) and do not count.
+//
+// Both groups of lanes hold keys of the same row: one exchange across them gives L. The 64 shares
+// are added up in the vector ALU, 6 additions. A wave's weights of up to 32 K blocks are the lanes
+// of one register, added to the tile's row in memory when the walk leaves their word.
+#pragma once
+
+#include "kept_blocks.h"
+
+namespace liteattention::gfx942 {
+
+// A tile's row of weights.
+LITE_DEVICE uint32_t* WeightsOf(const WeighParams& p, int64_t index) {
+    return p.weights + index * KBlocks(p.kv_len);
+}
+
+// The workgroup clears the row that weights are added to. WaitLoads() and a barrier must follow.
+LITE_DEVICE void ClearWeights(const WeighParams& p, int64_t index) {
+    const int32_t k_blocks = static_cast<int32_t>(KBlocks(p.kv_len));
+    uint32_t* const row = WeightsOf(p, index);
+#pragma unroll 1
+    for (int32_t j = static_cast<int32_t>(ThreadId()); j < k_blocks; j += kDenseThreads) row[j] = 0;
+}
+
+class WeighedBlocks : public KeptBlocks<WeighParams> {
+   public:
+    static constexpr bool kBranchToPv = true;
+
+    // `index` is the tile's number.
+    LITE_DEVICE WeighedBlocks(const WeighParams& p, const Tile& tile, int64_t index,
+                              const WaveId& me)
+        : KeptBlocks(p, index * SkipWords(p.kv_len)), row_(WeightsOf(p, index)) {
+        const int32_t left = p.q_len - tile.q_block * kQBlock;  // rows of the q block that exist
+        const float mean =
+            kWhole * (1.0f + kRoundUp) * Rcp(static_cast<float>(left < kQBlock ? left : kQBlock));
+#pragma unroll
+        for (int x = 0; x < kQTiles; ++x) {
+            const int32_t row = static_cast<int32_t>(me.wave) * kWaveRows + L::kTile * x +
+                                L::Col(static_cast<int>(me.lane));
+            counts_[x] = row < left ? mean : 0.0f;
+        }
+    }
+
+    LITE_DEVICE void Advance() {
+        if (LeavesWord()) Flush();
+        Step();
+    }
+
+    // Every tile of the list is computed.
+    LITE_DEVICE bool Vote(const float (&)[kQTiles], const WaveStatistics&, const WaveScores&,
+                          float) {
+        return true;
+    }
+
+    // `own` are the sums of a lane's probabilities of the tile, `after` the statistics with them.
+    LITE_DEVICE void Weigh(const float (&own)[kQTiles], const WaveStatistics& after,
+                           uint32_t across) {
+        float share = 0.0f;
+#pragma unroll
+        for (int x = 0; x < kQTiles; ++x)
+            share += own[x] * (Rcp(TotalSum<L>(after.sum[x], across)) * counts_[x]);
+        share = OverWave(share, [](float a, float b) { return a + b; });
+        Pin(share);
+        // As integers NaN is larger than any number.
+        constexpr uint32_t kMost = __builtin_bit_cast(uint32_t, kWhole);
+        const float weight = FromBits(Bits(share) < kMost ? Bits(share) : kMost);
+        const auto rounded = static_cast<int32_t>(__builtin_ceilf(weight));
+        weights_ = WithLane(weights_, Now() & 31u, OfLane(rounded, kWaveSize - 1));
+    }
+
+    // Hands the last weights over: lane i has that of place i of the word.
+    LITE_DEVICE void Flush() {
+        const int32_t block = Block((Now() & kPlace & ~31u) + LaneHere());
+        if (weights_)
+            __hip_atomic_fetch_add(&row_[block], static_cast<uint32_t>(weights_), __ATOMIC_RELAXED,
+                                   __HIP_MEMORY_SCOPE_AGENT);
+        weights_ = 0;
+    }
+
+   private:
+    // A mass of 1 in the units that are added up.
+    static constexpr float kWhole = static_cast<float>(kMassUnit) * kMassParts;
+    // Of a share, relative: more than its 5 roundings, 2 reciprocals of 1 ulp and 6 additions lose.
+    static constexpr float kRoundUp = 0x1p-19f;
+
+    uint32_t* row_;
+    float counts_[kQTiles];  // what a share of 1 of the row counts for: 0 if it does not exist
+    int32_t weights_ = 0;    // of the word of the current block, by lane
+};
+
+}  // namespace liteattention::gfx942

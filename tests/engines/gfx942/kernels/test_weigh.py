@@ -1,0 +1,237 @@
+"""Weighing tiles and choosing among them on the software MI300X, checkers on.
+
+attention_weigh's weights against float64, select_tiles' choice bit for bit from its weights.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from liteattention_rocm.contract import MI300X_GEOMETRY, LiteRequest
+from liteattention_rocm.engines.reference import weigh
+from liteattention_rocm.lite import bitmap, budget
+
+from . import machine
+
+pytestmark = pytest.mark.usefixtures("emulator")
+
+TILE = MI300X_GEOMETRY
+WHOLE, PARTS = 2**28, 16  # a mass of 1 as the waves add it up, parts of a weight
+
+
+def masses(weights: torch.Tensor) -> torch.Tensor:
+    """fp32 masses of the sums that attention_weigh leaves, int32 that are meant as uint32."""
+    parts = weights.long() & 0xFFFFFFFF
+    weight = (-(-parts // PARTS)).clamp_max(budget.UNIT)
+    return (weight.double() / budget.UNIT).float()
+
+
+def rounding(k_blocks: int) -> float:
+    """How far a kernel's mass may be from the exact one, of at most 1. In units u = 2^-24:
+
+    A lane adds up 32 probabilities of a tile in two chains (17 u) and its sum over the K blocks
+    (1 u each), a row both of its groups (1 u); where a maximum rises by more than the slack the sum
+    is shrunk to 2^-8 (4 u, of less and less). A probability p = 2^-a has an exponential of 1 ulp
+    (2 u) and an argument in which c and the result of one multiply-add are rounded, a 2 ln 2 u of
+    p: in the mean over a row at most 2 ln 2 log2(keys) < 32 u. All of these reach t and L: twice.
+    Dividing and adding up the rows is rounded upwards, by at most 2^-19 + 14 u < 48 u, a wave's
+    part by 1/16 u and the weight by 1 u.
+    """
+    return (2 * (17 + k_blocks + 1 + 4 + 2 + 32) + 48 + 2) * 2.0**-24
+
+
+def grid(*shape: int, generator: torch.Generator) -> torch.Tensor:
+    """Eighths within +-4: products of two are exact, whatever the order of their sums."""
+    return ((torch.randn(shape, generator=generator) * 8).round() / 8).clamp(-4, 4)
+
+
+def tensors(
+    q_len: int, kv_len: int, dim: int, heads: tuple[int, int], seed: int
+) -> list[torch.Tensor]:
+    """q, k, v [2, S, H, D] bf16, strided; rows look one way, K blocks lie at different heights."""
+    g = torch.Generator().manual_seed(seed)
+    common, (q_heads, kv_heads) = grid(1, 1, 1, dim, generator=g), heads
+    height = torch.rand(2, kv_heads, -(-kv_len // 64), 1, generator=g).repeat_interleave(64, 2)
+    q = common + grid(2, q_heads, q_len, dim, generator=g) / 2
+    k = (
+        common * (height[:, :, :kv_len] * 3).round() / 2
+        + grid(2, kv_heads, kv_len, dim, generator=g) / 2
+    )
+    v = torch.randn(2, kv_heads, kv_len, dim, generator=g)
+    return [x.clamp(-4, 4).bfloat16().transpose(1, 2) for x in (q, k, v)]
+
+
+def step(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, read: torch.Tensor, **options: Any
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """(weights, out, lse) of one launch, its memory guarded; 0 wherever no tile is computed."""
+    shape = (*read.shape[:3], TILE.k_blocks(k.shape[1]))
+    guarded = torch.full((math.prod(shape) + 64,), 0x5A5A5A5A, dtype=torch.int32)
+    weights = guarded[32:-32].view(shape)
+    out = torch.full_like(q, 7.0)
+    lse = torch.full((q.shape[0], q.shape[2], q.shape[1]), math.nan)
+    machine.weigh(q, k, v, out, lse, read, weights, **options)
+    assert (guarded[:32] == 0x5A5A5A5A).all() and (guarded[-32:] == 0x5A5A5A5A).all()
+    return weights, out, lse
+
+
+def exact(
+    q: torch.Tensor, k: torch.Tensor, read: torch.Tensor, scale: float, descending: bool,
+    must_do: torch.Tensor | None, must_skip: torch.Tensor | None,
+) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
+    batch, q_len, q_heads, dim = q.shape
+    request = LiteRequest(
+        batch, q_heads, k.shape[2], q_len, k.shape[1], dim, q.dtype, q.device, "bshd", scale,
+        False, "rtne", False, TILE, -math.inf, descending, False, 0.5,
+    )  # fmt: skip
+    return weigh(request, q, k, read, must_do, must_skip)
+
+
+@pytest.mark.parametrize("descending", [False, True])
+@pytest.mark.parametrize(
+    ("q_len", "kv_len", "dim", "heads", "scale"),
+    [
+        (390, 715, 128, (2, 1), 0.02),  # waves with all, some and none of their rows; ragged K
+        (33, 2111, 64, (1, 1), 0.05),  # two words of bits
+        (256, 256, 64, (2, 2), -0.05),
+        (1, 64, 128, (1, 1), 0.0),
+    ],
+)
+def test_weights_are_near_float64_and_outputs_those_without_a_threshold(
+    q_len: int, kv_len: int, dim: int, heads: tuple[int, int], scale: float, descending: bool
+) -> None:
+    q, k, v = tensors(q_len, kv_len, dim, heads, seed=q_len)
+    k_blocks = TILE.k_blocks(kv_len)
+    g = torch.Generator().manual_seed(kv_len)
+    shape = (2, heads[0], TILE.q_blocks(q_len), k_blocks)
+    read = bitmap.pack(torch.rand(shape, generator=g) < 0.8)
+    must_do, must_skip = (
+        bitmap.pack(torch.rand(k_blocks, generator=g) < share) for share in (0.1, 0.1)
+    )
+    for n, dtype in itertools.product(range(2), (torch.bfloat16, torch.float16)):
+        masks = {"must_do": must_do, "must_skip": must_skip} if n else {}
+        given = [x.to(dtype) for x in (q, k, v)]
+        options = {"scale": scale, "descending": descending, **masks}
+        weights, out, lse = step(*given, read, order=machine.plan(read), **options)
+        walked, expected = exact(
+            *given[:2], read, scale, descending, masks.get("must_do"), masks.get("must_skip")
+        )
+        found = masses(weights)
+        assert not found[~walked].any()
+        assert (found - expected).abs().max() <= rounding(k_blocks)
+        first = walked.int().flip(-1) if descending else walked.int()
+        at = first.argmax(-1, keepdim=True)
+        at = k_blocks - 1 - at if descending else at
+        assert (found.gather(-1, at)[walked.any(-1, keepdim=True)] == 1).all()
+        voted, voted_lse = torch.full_like(out, 7.0), torch.empty_like(lse)
+        write = torch.empty_like(read)
+        machine.lite(*given, voted, voted_lse, read, write, threshold=-math.inf, **options)
+        assert torch.equal(out.view(torch.int16), voted.view(torch.int16))
+        assert torch.equal(lse, voted_lse)
+
+
+@pytest.mark.parametrize("special", [math.nan, math.inf, -math.inf])
+def test_rows_that_met_a_special_score(special: float) -> None:
+    q, k, v = tensors(70, 640, 64, (1, 1), seed=5)
+    read = bitmap.full(2, 1, 1, 10)
+    q[..., 63], k[..., 63] = 0.0, 0.0
+    q[1, 40, 0, 63] = 1.0
+    k[1, 300, 0, 63] = special  # in tile 4; 0 * special is NaN in the other rows
+    for descending in (False, True):
+        found = masses(step(q, k, v, read, scale=0.02, descending=descending)[0])
+        after = slice(0, 5) if descending else slice(4, 10)
+        assert (found[1, ..., after] == 1).all()
+        assert (found[0, ..., 1:9] < 1).all()
+        assert (found[1, ..., 6:9] < 1).all() if descending else (found[1, ..., 1:4] < 1).all()
+
+
+def test_rows_that_have_seen_nothing_keep_their_tiles() -> None:
+    q, k, v = tensors(300, 256, 64, (1, 1), seed=6)
+    q[..., 63], k[..., 63] = 1.0, 0.0
+    k[:, :128, :, 63] = -math.inf  # every row scores -inf in the first two blocks
+    found = masses(step(q, k, v, bitmap.full(2, 1, 2, 4), scale=0.02)[0])
+    assert (found[..., :3] == 1).all() and (found[..., 3] < 1).all()
+
+
+def test_all_interleavings_of_waves_agree() -> None:
+    import liteattention_emulator as emulator
+
+    q, k, v = tensors(300, 330, 64, (1, 1), seed=23)
+    results = []
+    for order in ("round-robin", "first-ahead", "last-ahead", "random:1"):
+        emulator.set_option("order", order)
+        try:
+            results.append(step(q, k, v, bitmap.full(2, 1, 2, 6), scale=0.05, descending=True))
+        finally:
+            emulator.set_option("order", "")
+    for other in results[1:]:
+        assert all(torch.equal(a, b) for a, b in zip(results[0], other, strict=True))
+
+
+parts = st.one_of(
+    st.sampled_from([0, 1, 15, 16, 17, 2**20, 2**27, WHOLE - 15, WHOLE, WHOLE + 1, 8 * WHOLE]),
+    st.integers(0, WHOLE),
+    st.integers(0, 2**12),
+)
+tile_rows = st.lists(
+    st.tuples(parts, st.sampled_from([True, True, True, False]), st.booleans(), st.booleans()),
+    min_size=1,
+    max_size=140,
+)
+
+
+def choose(
+    weights: torch.Tensor, listed: torch.Tensor, share: float, must_do: torch.Tensor | None,
+    must_skip: torch.Tensor | None,
+) -> None:  # fmt: skip
+    """``weights`` int64 [tiles, K_blocks]; checks the choice and the masses that are written."""
+    k_blocks = weights.shape[-1]
+    nothing = torch.zeros(k_blocks, dtype=torch.bool)
+    do, skip = (nothing if x is None else x for x in (must_do, must_skip))
+    walked = (listed | do) & ~skip
+    raw = torch.where(walked, weights, 0)
+    stored = torch.where(raw > 2**31 - 1, raw - 2**32, raw).int()
+    read = bitmap.pack(listed)
+    if k_blocks % 32:  # bits past the last block mean nothing
+        read[..., -1] |= -1 << k_blocks % 32
+    guarded = torch.full((read.numel() + 2,), 0x5A5A5A5A, dtype=torch.int32)
+    write = guarded[1:-1].view_as(read)
+    mass = torch.full(raw.shape, math.nan)
+    masks = [None if x is None else bitmap.pack(x) for x in (must_do, must_skip)]
+    machine.select(
+        stored.clone(), read, write, budget.limit_of(share), must_do=masks[0], must_skip=masks[1],
+        mass=mass,
+    )  # fmt: skip
+    assert torch.equal(mass, masses(stored))
+    assert torch.equal(write, bitmap.pack(budget.select(mass, walked, do, share)))
+    assert guarded[0] == guarded[-1] == 0x5A5A5A5A
+
+
+@settings(max_examples=120, deadline=None)
+@given(tile_rows, st.floats(2.0**-40, 0.999), st.booleans())
+def test_the_choice_is_the_rules(
+    row: list[tuple[int, bool, bool, bool]], share: float, masked: bool
+) -> None:
+    weight, listed, must_do, must_skip = (torch.tensor([e[i] for e in row]) for i in range(4))
+    masks = (must_do, must_skip & must_do.roll(1)) if masked else (None, None)
+    choose(weight[None], listed[None].bool(), share, *masks)
+
+
+@pytest.mark.parametrize("k_blocks", [1, 31, 32, 33, 64, 2100])
+def test_rows_of_any_length_and_ties(k_blocks: int) -> None:
+    g = torch.Generator().manual_seed(k_blocks)
+    fine = torch.randint(0, WHOLE // k_blocks * 2, (5, k_blocks), generator=g)
+    ties = torch.randint(1, 4, (5, k_blocks), generator=g) * (WHOLE // k_blocks // 4)
+    huge = torch.full((5, k_blocks), 8 * WHOLE)
+    listed = torch.rand(5, k_blocks, generator=g) < 0.9
+    listed[4] = False  # nothing computed, nothing kept
+    for weights, share in itertools.product((fine, ties, huge), (2.0**-30, 0.1, 0.5)):
+        choose(weights, listed, share, None, None)
+        choose(weights, listed, share, torch.rand(k_blocks, generator=g) < 0.1, None)
