@@ -108,6 +108,33 @@ LITE_DEVICE float Factor(float scale_log2) {
     return scale_log2 == 0.0f ? 1.0f : __builtin_fabsf(scale_log2);
 }
 
+// What a wave does beside its MFMAs in the slots of Pv and Qk, counted from Pv's first: a slot
+// hides seven instructions. A copy to LDS is four or five, every fourth slot, where no fragment is
+// read; those left over are in the last slots, which read none either.
+template <int kDim, int kSteps>
+struct SlotsOf {
+    static constexpr int kPv = kPvSlots<L, kDim, kKBlock>;
+    static constexpr int kAll = kPv + kQkSlots<L, kDim, kKBlock>;
+    static constexpr int kKCopies = kKBlock / KCopyRows(kDim) / 4;
+    static constexpr int kVCopies = kBlockBytes<kDim> / kCopyToLdsBytes / 4 - kVAhead;
+
+    static constexpr int kAdvance = 1;                  // on to the next K block
+    static constexpr int kBegin = kAdvance + kSteps;    // addresses of K[n + 2]
+    static constexpr int kFirstK = (kBegin + 5) / 4 * 4 + 1, kFirstV = 1 + 4;
+    static constexpr int kNextV = kAll - 3;             // address of V[n + 2]
+
+    // Which copy is made in a slot, or -1.
+    static constexpr int CopyOf(int slot, int first, int count) {
+        const int regular = (kAll - first + 3) / 4;
+        if (slot >= first && slot % 4 == first % 4 && (slot - first) / 4 < count)
+            return (slot - first) / 4;
+        const int rest = slot - kAll + (count - regular);
+        return rest >= 0 && count > regular ? regular + rest : -1;
+    }
+    static constexpr int CopyOfK(int slot) { return CopyOf(slot, kFirstK, kKCopies); }
+    static constexpr int CopyOfV(int slot) { return CopyOf(slot, kFirstV, kVCopies); }
+};
+
 // Computes a tile into `out` and `stats`. `lds` is kAttentionLds bytes of LDS, 16-byte aligned. All
 // waves of the workgroup call it and leave it having passed the same number of barriers.
 template <class Number, int kDim, class Params, class Blocks>
@@ -122,7 +149,8 @@ LITE_DEVICE void Attend(const Params& p, const Tile& tile, const WaveId& me, cha
     const KSource keys{At(p.k, p.k_strides, tile.batch, 0, kv_head),
                        static_cast<uint32_t>(p.k_strides.seq * 2), p.kv_len};
     const KCopier<kDim> copier(lane, quarter);
-    using Copies = KCopies<kDim, Blocks::kFewScalars>;
+    using CopyK = KCopies<kDim, Blocks::kFewScalars>;
+    using CopyV = VCopies<kDim, Blocks::kFewScalars>;
 
     const int32_t k_blocks = static_cast<int32_t>(KBlocks(p.kv_len));
     const char* v_t = reinterpret_cast<const char*>(p.v_t) +
@@ -135,7 +163,9 @@ LITE_DEVICE void Attend(const Params& p, const Tile& tile, const WaveId& me, cha
     } else {
         if (blocks.Has(1))
             LoadK<kDim, Blocks::kFewScalars>(keys, copier, blocks.At(1), quarter, lds + kBytes);
-        LoadV<kDim, Blocks::kFewScalars>(v_block(blocks.At(0)), lane, quarter, v_lds);
+        CopyV copy;
+        copy.Begin(v_block(blocks.At(0)), quarter, v_lds);
+        Unroll<CopyV::kCount>([&](auto i) { copy.template Copy<i>(lane); });
     }
 
     Queries<L, kDim, kQTiles> queries;
@@ -147,9 +177,7 @@ LITE_DEVICE void Attend(const Params& p, const Tile& tile, const WaveId& me, cha
     const char* const v_read = v_lds + lane * kChunkBytes;
 
     WaveScores scores;
-    Probabilities<L, kQTiles, kKBlock> probs;
     KRing k_ring;
-    VRing v_ring;
 
     // Hides what is missing of the last block.
     const auto mask = [&] {
@@ -164,57 +192,81 @@ LITE_DEVICE void Attend(const Params& p, const Tile& tile, const WaveId& me, cha
     // branch.
     const auto run = [&](auto is_group_b) {
         constexpr bool kGroupB = is_group_b;
+        using Slots = SlotsOf<kDim, Blocks::kSteps>;
         uint32_t half = 0;  // of K and of V in LDS, holding the current K block
-        const auto pv = [&](auto beside, auto near_end) {
-            PvFrom<Number>([&](int f) { return VFragment(v_read + half, f); }, probs, v_ring, out,
-                           beside, near_end);
+        const auto v_fragment = [&](int f) { return VFragment(v_read + half, f); };
+        CopyK copy_k;
+        CopyV copy_v;
+        const auto copy_v_at = [&](auto place) {
+            if constexpr (kGroupB) copy_v.template Copy<VPlace<L, kQTiles, kKBlock>(place)>(lane);
         };
-        StartQk<L, kDim>(lds, k_read, k_ring);
-        Qk<Number>(lds, k_read, queries, k_ring, scores);
+        const auto next_v = [&](uint32_t to) {
+            if constexpr (kGroupB) copy_v.Begin(v_block(blocks.At(1)), quarter, v_lds + to);
+        };
+        StartQk<L, kDim, kQTiles>(lds, k_read, k_ring);
+        Qk<Number>(lds, k_read, queries, k_ring, scores, [](auto) {});
+        next_v(kBytes);
         Barrier();
         while (blocks.Has(1)) {
             const uint32_t other = half ^ kBytes;
-            StartPv(v_read + half, v_ring);
-            if constexpr (kGroupB)
-                LoadV<kDim, Blocks::kFewScalars>(v_block(blocks.At(1)), lane, quarter,
-                                                 v_lds + other);
+            Probabilities<L, kQTiles, kKBlock> probs;
+            VRing v_ring;
             if constexpr (!Blocks::kRaggedLast) mask();
-            const bool counts = Softmax<Number>(scores, c, me.across, blocks, stats, out, probs);
-            blocks.Advance();
+            const bool counts =
+                Softmax<Number>(scores, c, me.across, blocks, stats, out, probs, [&] {
+                    StartPv<L, kQTiles, kKBlock>(v_fragment, v_ring);
+                    Unroll<kVAhead>(copy_v_at);
+                });
             WaitLoads();
+            Priority<1>();
             Barrier();
 
-            Priority<1>();
-            // Nothing to copy: the same instructions, but nothing is fetched. A branch around each
-            // would cost 2 % of the time.
-            const bool more = blocks.Has(1);
-            Copies copy(keys, blocks.At(more), more, quarter, lds + half);
-            const auto start_qk = [&] { StartQk<L, kDim>(lds + other, k_read, k_ring); };
-            const auto copy_one = [&](auto i) {
-                if constexpr (!kGroupB && i < Copies::kCount) copy.template Copy<i>(copier);
+            const auto beside = [&](auto slot) {
+                if constexpr (slot >= Slots::kAdvance && slot < Slots::kAdvance + Blocks::kSteps)
+                    blocks.template Advance<slot - Slots::kAdvance>();
+                // Nothing to copy: the same instructions, but nothing is fetched. A branch around
+                // each would cost 2 % of the time.
+                if constexpr (!kGroupB && slot == Slots::kBegin)
+                    copy_k.Begin(keys, blocks.At(blocks.Has(1)), blocks.Has(1));
+                if constexpr (!kGroupB && slot == Slots::kBegin + 1)
+                    copy_k.Begin(keys, blocks.At(blocks.Has(1)), quarter, lds + half);
+                if constexpr (!kGroupB && Slots::CopyOfK(slot) >= 0)
+                    copy_k.template Copy<Slots::CopyOfK(slot)>(copier);
+                if constexpr (Slots::CopyOfV(slot) >= 0)
+                    copy_v_at(Constant<kVAhead + Slots::CopyOfV(slot)>{});
+                if constexpr (slot == Slots::kNextV) next_v(half);
+            };
+            const auto start_qk = [&](auto f) {
+                k_ring[f] = KFragment<L, kDim, kQTiles>(lds + other, k_read, f);
             };
             if (counts) {
-                pv(copy_one, start_qk);
+                PvFrom<Number>(v_fragment, probs, v_ring, out, beside, start_qk);
             } else {
-                start_qk();
-                Unroll<Copies::kCount>(copy_one);
+                Unroll<kKAhead>(start_qk);
+                Unroll<Slots::kPv>(beside);
             }
-            Qk<Number>(lds + other, k_read, queries, k_ring, scores);
-            Priority<0>();
+            Qk<Number>(lds + other, k_read, queries, k_ring, scores,
+                       [&](auto slot) { beside(Constant<slot + Slots::kPv>{}); });
             half = other;
+            if constexpr (kGroupB) WaitLoads();
             Barrier();
+            Priority<0>();
         }
-        StartPv(v_read + half, v_ring);
+        Probabilities<L, kQTiles, kKBlock> probs;
+        VRing v_ring;
         mask();
-        if (Softmax<Number>(scores, c, me.across, blocks, stats, out, probs))
-            pv([](auto) {}, [] {});
+        const bool counts = Softmax<Number>(
+            scores, c, me.across, blocks, stats, out, probs,
+            [&] { StartPv<L, kQTiles, kKBlock>(v_fragment, v_ring); });
+        if constexpr (!kGroupB) Barrier();  // the rest of V has landed
+        if (counts)
+            PvFrom<Number>(v_fragment, probs, v_ring, out, [](auto) {}, [](auto) {});
     };
     if (group_b) {
         Barrier();  // half a K block behind from here on
         run(Constant<true>{});
     } else {
         run(Constant<false>{});
-        Barrier();  // as many as group B
     }
 }
 

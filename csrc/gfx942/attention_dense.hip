@@ -15,11 +15,13 @@ struct AllBlocks {
 
     LITE_DEVICE bool Has(int32_t i) const { return now < end - i; }
     LITE_DEVICE int32_t At(int32_t i) const { return now + i; }
-    LITE_DEVICE void Advance() { ++now; }
-    LITE_DEVICE bool Vote(const float (&)[kQTiles], const WaveStatistics&, const WaveScores&,
-                          float) {
-        return true;
+    static constexpr int kSteps = 1;
+    template <int kStep>
+    LITE_DEVICE void Advance() {
+        ++now;
     }
+    LITE_DEVICE uint64_t Look(const float (&)[kQTiles], const WaveStatistics&, float) { return 0; }
+    LITE_DEVICE bool Decide(const WaveStatistics&, const WaveScores&) { return true; }
 };
 
 struct Assignment {

@@ -89,35 +89,52 @@ class KeptBlocks {
     LITE_DEVICE bool Has(int32_t i) const { return Entry(i) != kNone; }
     LITE_DEVICE int32_t At(int32_t i) const { return Block(Entry(i)); }
 
+    // In kSteps steps, each of which fits beside one MFMA.
+    static constexpr int kSteps = 4;
+    template <int kStep>
     LITE_DEVICE void Advance() {
-        if ((now_ ^ next_) & kPlace & ~31u) Flush();
-        now_ = next_;
-        next_ = Find();
+        if constexpr (kStep == 0) {
+            if ((now_ ^ next_) & kPlace & ~31u) Flush();
+        } else if constexpr (kStep == 1) {
+            Record();
+            now_ = next_;
+        } else if constexpr (kStep == 2) {
+            FindWord();
+        } else {
+            next_ = TakeBit();
+        }
     }
 
-    // `top` are the maxima of the tile, `before` the statistics without it. False: the wave drops
-    // the tile's contribution, too (soft_skip). No maximum rises then, since the threshold is <= 0.
-    LITE_DEVICE bool Vote(const float (&top)[kQTiles], const WaveStatistics& before,
-                          const WaveScores& scores, float c) {
+    // `top` are the maxima of the tile, `before` the statistics without it: whether Decide must
+    // look at the tile, nonzero if so; if not, the wave keeps it.
+    LITE_DEVICE uint64_t Look(const float (&top)[kQTiles], const WaveStatistics& before, float c) {
         const float threshold = FromBits(now_ & kMust ? kNever : threshold_);
-        uint64_t drop = ~uint64_t{0};
         float highest = FromBits(kMinusInfinity);
+        drop_ = ~uint64_t{0};
 #pragma unroll
         for (int x = 0; x < kQTiles; ++x) {
-            drop &= LanesLessEqual((top[x] - before.max[x]) * c, threshold);
+            drop_ &= LanesLessEqual((top[x] - before.max[x]) * c, threshold);
             highest = __builtin_fmaxf(highest, __builtin_fmaxf(before.max[x], top[x]));
         }
-        const bool all = drop == ~uint64_t{0};
-        if (all || LanesEqual(highest, FromBits(kPlusInfinity))) NoteNan(before, scores);
-        const bool keep = !all || met_nan_;
-        if (keep) unflushed_ |= 1u << (now_ & 31u);
-        return keep || !soft_;
+        keep_ = 1;
+        look_ = LanesEqual(highest, FromBits(kPlusInfinity)) | (drop_ == ~uint64_t{0} ? 1u : 0u);
+        return look_;
+    }
+
+    // False: the wave drops the tile's contribution, too (soft_skip). No maximum rises then, since
+    // the threshold is <= 0.
+    LITE_DEVICE bool Decide(const WaveStatistics& before, const WaveScores& scores) {
+        const bool all = drop_ == ~uint64_t{0};
+        if (look_) NoteNan(before, scores);
+        keep_ = !all || met_nan_;
+        return keep_ || !soft_;
     }
 
     // Hands the last votes over.
     LITE_DEVICE void Flush() {
+        Record();
         if (unflushed_) Rows().AddVotes(static_cast<int32_t>((now_ & kPlace) / 32), unflushed_);
-        unflushed_ = 0;
+        unflushed_ = keep_ = 0;
     }
 
    private:
@@ -136,19 +153,29 @@ class KeptBlocks {
     // Found anew once every 32 K blocks: held, they would take 10 scalar registers.
     LITE_DEVICE SkipRows Rows() const { return SkipRows(ArgumentAgain<LiteParams>(), bitmap_); }
 
-    // The next kept K block.
-    LITE_DEVICE uint32_t Find() {
-        while (bits_ == 0) {
-            if (word_ + 1 >= words_) return kNone;
+    // Notes the vote on the current block.
+    LITE_DEVICE void Record() { unflushed_ |= keep_ << (now_ & 31u); }
+
+    // The next kept K block: its word, if there is one, and it.
+    LITE_DEVICE void FindWord() {
+        while (bits_ == 0 && word_ + 1 < words_) {
             ++word_;
             const SkipRows rows = Rows();
             const int32_t place = rows.Place(word_);
             bits_ = rows.Walk(rows.Kept(place));
             must_ = rows.Walk(rows.MustDo(place));
         }
+    }
+    LITE_DEVICE uint32_t TakeBit() {
         const uint32_t bit = static_cast<uint32_t>(__builtin_ctz(bits_));
+        const uint32_t entry = static_cast<uint32_t>(word_) * 32u + bit + (must_ >> bit << 31);
+        const uint32_t found = bits_ ? entry : kNone;
         bits_ &= bits_ - 1;
-        return static_cast<uint32_t>(word_) * 32u + bit + (must_ >> bit << 31);
+        return found;
+    }
+    LITE_DEVICE uint32_t Find() {
+        FindWord();
+        return TakeBit();
     }
 
     // Finds lanes that have met a NaN: now, or before, which shows in their sum. A maximum of +inf
@@ -181,6 +208,8 @@ class KeptBlocks {
     uint32_t bits_ = 0, must_ = 0;  // of that word: not yet returned by Find; must-do
     uint32_t now_, next_;           // entries
     uint32_t unflushed_ = 0;        // votes of the word of now_
+    uint32_t keep_ = 0;             // the vote on now_, until it is in there
+    uint64_t drop_ = 0, look_ = 0;  // from Look to Decide
     uint64_t met_nan_ = 0;          // lanes, of any of their rows
 };
 
