@@ -108,31 +108,22 @@ LITE_DEVICE float Factor(float scale_log2) {
     return scale_log2 == 0.0f ? 1.0f : __builtin_fabsf(scale_log2);
 }
 
-// What a wave does beside its MFMAs in the slots of Pv and Qk, counted from Pv's first: a slot
-// hides seven instructions. A copy to LDS is four or five, every fourth slot, where no fragment is
-// read; those left over are in the last slots, which read none either.
-template <int kDim, int kSteps>
+// What a wave does beside its MFMAs in the slots of Pv and Qk, counted from Pv's first. A slot hides
+// seven instructions of its wave; of each four, the first two read no fragment. A copy to LDS is
+// four or five instructions.
+template <int kSteps>
 struct SlotsOf {
-    static constexpr int kPv = kPvSlots<L, kDim, kKBlock>;
-    static constexpr int kAll = kPv + kQkSlots<L, kDim, kKBlock>;
-    static constexpr int kKCopies = kKBlock / KCopyRows(kDim) / 4;
-    static constexpr int kVCopies = kBlockBytes<kDim> / kCopyToLdsBytes / 4 - kVAhead;
+    static constexpr int kAdvance = 1;                 // on to the next K block
+    static constexpr int kBeginV = kAdvance + kSteps;  // addresses of V of that block
+    static constexpr int kV = (kBeginV + 5) / 4 * 4;   // the first of V
+    static constexpr int kBeginK = kV + 2;             // addresses of K of the one behind it
+    static constexpr int kK = kV + 8;                  // the first of K
 
-    static constexpr int kAdvance = 1;                  // on to the next K block
-    static constexpr int kBegin = kAdvance + kSteps;    // addresses of K[n + 2]
-    static constexpr int kFirstK = (kBegin + 5) / 4 * 4 + 1, kFirstV = 1 + 4;
-    static constexpr int kNextV = kAll - 3;             // address of V[n + 2]
-
-    // Which copy is made in a slot, or -1.
-    static constexpr int CopyOf(int slot, int first, int count) {
-        const int regular = (kAll - first + 3) / 4;
-        if (slot >= first && slot % 4 == first % 4 && (slot - first) / 4 < count)
-            return (slot - first) / 4;
-        const int rest = slot - kAll + (count - regular);
-        return rest >= 0 && count > regular ? regular + rest : -1;
+    // Which copy is made in a slot, of those that begin in slot `first`; or -1.
+    static constexpr int Copy(int slot, int first) {
+        const int past = slot - first;
+        return past >= 0 && past % 4 < 2 ? past / 4 * 2 + past % 2 : -1;
     }
-    static constexpr int CopyOfK(int slot) { return CopyOf(slot, kFirstK, kKCopies); }
-    static constexpr int CopyOfV(int slot) { return CopyOf(slot, kFirstV, kVCopies); }
 };
 
 // Computes a tile into `out` and `stats`. `lds` is kAttentionLds bytes of LDS, 16-byte aligned. All
@@ -182,7 +173,7 @@ LITE_DEVICE void Attend(const Params& p, const Tile& tile, const WaveId& me, cha
     // Hides what is missing of the last block.
     const auto mask = [&] {
         const int32_t valid = keys.kv_len - blocks.At(0) * kKBlock;
-        if (valid < kKBlock) MaskKeys(valid, scores);
+        if (__builtin_expect(valid < kKBlock, 0)) MaskKeys(valid, scores);
     };
 
     WaitLoads();
@@ -192,20 +183,16 @@ LITE_DEVICE void Attend(const Params& p, const Tile& tile, const WaveId& me, cha
     // branch.
     const auto run = [&](auto is_group_b) {
         constexpr bool kGroupB = is_group_b;
-        using Slots = SlotsOf<kDim, Blocks::kSteps>;
+        using Slots = SlotsOf<Blocks::kSteps>;
+        constexpr int kPv = kPvSlots<L, kDim, kKBlock>, kQk = kQkSlots<L, kDim, kKBlock>;
+        // V of the next K block: group A copies what Pv begins with, B the rest.
+        constexpr int kFirstV = kGroupB ? kVAhead : 0, kEndV = kGroupB ? CopyV::kCount : kVAhead;
+        constexpr int kEndK = kGroupB ? 0 : CopyK::kCount;
+        static_assert(Slots::Copy(kPv + kQk - 3, Slots::kK) + 1 >= CopyK::kCount);
         uint32_t half = 0;  // of K and of V in LDS, holding the current K block
         const auto v_fragment = [&](int f) { return VFragment(v_read + half, f); };
-        CopyK copy_k;
-        CopyV copy_v;
-        const auto copy_v_at = [&](auto place) {
-            if constexpr (kGroupB) copy_v.template Copy<VPlace<L, kQTiles, kKBlock>(place)>(lane);
-        };
-        const auto next_v = [&](uint32_t to) {
-            if constexpr (kGroupB) copy_v.Begin(v_block(blocks.At(1)), quarter, v_lds + to);
-        };
         StartQk<L, kDim, kQTiles>(lds, k_read, k_ring);
         Qk<Number>(lds, k_read, queries, k_ring, scores, [](auto) {});
-        next_v(kBytes);
         Barrier();
         while (blocks.Has(1)) {
             const uint32_t other = half ^ kBytes;
@@ -213,28 +200,30 @@ LITE_DEVICE void Attend(const Params& p, const Tile& tile, const WaveId& me, cha
             VRing v_ring;
             if constexpr (!Blocks::kRaggedLast) mask();
             const bool counts =
-                Softmax<Number>(scores, c, me.across, blocks, stats, out, probs, [&] {
-                    StartPv<L, kQTiles, kKBlock>(v_fragment, v_ring);
-                    Unroll<kVAhead>(copy_v_at);
-                });
-            WaitLoads();
+                Softmax<Number>(scores, c, me.across, blocks, stats, out, probs,
+                                [&] { StartPv<L, kQTiles, kKBlock>(v_fragment, v_ring); });
+            if constexpr (!kGroupB) WaitLoads();
             Priority<1>();
             Barrier();
 
+            CopyK copy_k;
+            CopyV copy_v;
             const auto beside = [&](auto slot) {
-                if constexpr (slot >= Slots::kAdvance && slot < Slots::kAdvance + Blocks::kSteps)
+                if constexpr (slot >= Slots::kAdvance && slot < Slots::kBeginV)
                     blocks.template Advance<slot - Slots::kAdvance>();
+                if constexpr (slot == Slots::kBeginV)
+                    copy_v.Begin(v_block(blocks.At(0)), quarter, v_lds + other);
+                constexpr int v = Slots::Copy(slot, Slots::kV);
+                if constexpr (v >= 0 && kFirstV + v < kEndV)
+                    copy_v.template Copy<VPlace<L, kQTiles, kKBlock>(kFirstV + v)>(lane);
                 // Nothing to copy: the same instructions, but nothing is fetched. A branch around
                 // each would cost 2 % of the time.
-                if constexpr (!kGroupB && slot == Slots::kBegin)
-                    copy_k.Begin(keys, blocks.At(blocks.Has(1)), blocks.Has(1));
-                if constexpr (!kGroupB && slot == Slots::kBegin + 1)
-                    copy_k.Begin(keys, blocks.At(blocks.Has(1)), quarter, lds + half);
-                if constexpr (!kGroupB && Slots::CopyOfK(slot) >= 0)
-                    copy_k.template Copy<Slots::CopyOfK(slot)>(copier);
-                if constexpr (Slots::CopyOfV(slot) >= 0)
-                    copy_v_at(Constant<kVAhead + Slots::CopyOfV(slot)>{});
-                if constexpr (slot == Slots::kNextV) next_v(half);
+                constexpr int begin = slot - Slots::kBeginK;
+                if constexpr (kEndK > 0 && begin >= 0 && begin < CopyK::kSteps)
+                    copy_k.template Begin<begin>(keys, blocks.At(blocks.Has(1)), blocks.Has(1),
+                                                 quarter, lds + half);
+                constexpr int k = Slots::Copy(slot, Slots::kK);
+                if constexpr (k >= 0 && k < kEndK) copy_k.template Copy<k>(copier);
             };
             const auto start_qk = [&](auto f) {
                 k_ring[f] = KFragment<L, kDim, kQTiles>(lds + other, k_read, f);
@@ -243,21 +232,21 @@ LITE_DEVICE void Attend(const Params& p, const Tile& tile, const WaveId& me, cha
                 PvFrom<Number>(v_fragment, probs, v_ring, out, beside, start_qk);
             } else {
                 Unroll<kKAhead>(start_qk);
-                Unroll<Slots::kPv>(beside);
+                Unroll<kPv>(beside);
             }
             Qk<Number>(lds + other, k_read, queries, k_ring, scores,
-                       [&](auto slot) { beside(Constant<slot + Slots::kPv>{}); });
+                       [&](auto slot) { beside(Constant<slot + kPv>{}); });
             half = other;
-            if constexpr (kGroupB) WaitLoads();
+            WaitLoadsBut<kEndK>();
             Barrier();
             Priority<0>();
         }
         Probabilities<L, kQTiles, kKBlock> probs;
         VRing v_ring;
         mask();
-        const bool counts = Softmax<Number>(
-            scores, c, me.across, blocks, stats, out, probs,
-            [&] { StartPv<L, kQTiles, kKBlock>(v_fragment, v_ring); });
+        const bool counts =
+            Softmax<Number>(scores, c, me.across, blocks, stats, out, probs,
+                            [&] { StartPv<L, kQTiles, kKBlock>(v_fragment, v_ring); });
         if constexpr (!kGroupB) Barrier();  // the rest of V has landed
         if (counts)
             PvFrom<Number>(v_fragment, probs, v_ring, out, [](auto) {}, [](auto) {});

@@ -10,7 +10,7 @@ namespace liteattention::gfx942 {
 // K blocks now .. end - 1, one after the other. The last one of the sequence is the only one that
 // can be ragged.
 struct AllBlocks {
-    static constexpr bool kRaggedLast = true, kFewScalars = false;
+    static constexpr bool kRaggedLast = true, kFewScalars = false, kLeavesOut = false;
     int32_t now, end;
 
     LITE_DEVICE bool Has(int32_t i) const { return now < end - i; }
@@ -21,7 +21,7 @@ struct AllBlocks {
         ++now;
     }
     LITE_DEVICE uint64_t Look(const float (&)[kQTiles], const WaveStatistics&, float) { return 0; }
-    LITE_DEVICE bool Decide(const WaveStatistics&, const WaveScores&) { return true; }
+    LITE_DEVICE int32_t Decide(const WaveStatistics&, const WaveScores&) { return 1; }
 };
 
 struct Assignment {

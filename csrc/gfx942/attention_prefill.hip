@@ -46,13 +46,14 @@ namespace liteattention::gfx942 {
 
 // Every K block counts (softmax.h).
 struct NoVote {
+    static constexpr bool kLeavesOut = false;
     template <class... Arguments>
     LITE_DEVICE uint64_t Look(const Arguments&...) const {
         return 0;
     }
     template <class... Arguments>
-    LITE_DEVICE bool Decide(const Arguments&...) const {
-        return true;
+    LITE_DEVICE int32_t Decide(const Arguments&...) const {
+        return 1;
     }
 };
 

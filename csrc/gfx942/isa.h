@@ -1,6 +1,6 @@
 // One function per machine instruction, with the hazard that it brings.
 //
-// All but CopyToLds and Pause are compiler builtins or intrinsics: LLVM then counts outstanding
+// All but CopyToLds, OrWord and Pause are compiler builtins or intrinsics: LLVM then counts outstanding
 // loads, inserts s_waitcnt before the first use, and pads every wait state that gfx942 leaves to
 // software. It does neither next to an asm block. "Covered" below means covered by that, and it is
 // the reason why an asm instruction must not be added here without its own s_nop and s_waitcnt.
@@ -125,6 +125,17 @@ LITE_DEVICE Word4 DescriptorWords(const char* base, uint32_t bytes) {
     return {static_cast<uint32_t>(at), static_cast<uint32_t>(at >> 32) & 0xffffu, bytes, 4u << 15};
 }
 
+// buffer_atomic_or: bits into the word at base + lane_offset, by the lanes whose offset is within the
+// descriptor's bytes; nothing comes back. In assembly since LLVM would put a branch of lanes around
+// its own, and then restructure every scalar branch of the loop around that. The descriptor must
+// come from the scalar ALU (5 wait states from a VALU write); vmcnt counts it.
+LITE_DEVICE void OrWord(Word4 descriptor, uint32_t lane_offset, uint32_t bits) {
+    asm volatile("buffer_atomic_or %0, %1, %2, 0 offen"
+                 :
+                 : "v"(bits), "v"(lane_offset), "s"(descriptor)
+                 : "memory");
+}
+
 LITE_DEVICE uint32_t LdsAddress(const char* lds) { return (uint32_t)(LdsVoid*)lds; }
 
 // buffer_load_dword: 4 bytes at base + lane_offset; `base` and `bytes` are scalar. In flight until
@@ -142,6 +153,13 @@ LITE_DEVICE uint32_t ScalarWord(const uint32_t* words, int32_t i) {
 
 // s_waitcnt vmcnt(0): all vector loads of this wave, copies to LDS included, have landed.
 LITE_DEVICE void WaitLoads() { __builtin_amdgcn_s_waitcnt(0x0f70); }
+
+// s_waitcnt vmcnt(kLeft): all but the kLeft latest of them, which may be 63 at most. Loads arrive in
+// the order in which they were issued.
+template <int kLeft>
+LITE_DEVICE void WaitLoadsBut() {
+    __builtin_amdgcn_s_waitcnt(0x0f70 | (kLeft & 15) | kLeft >> 4 << 14);
+}
 
 // s_barrier, with this wave's LDS reads and writes done before it (s_waitcnt lgkmcnt(0), from the
 // fence) and none of later code moved above it. Copies to LDS are not LDS accesses in this sense:

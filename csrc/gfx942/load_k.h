@@ -44,17 +44,23 @@ class KCopies {
    public:
     static constexpr int kRows = KCopyRows(kDim), kCount = kKBlock / kRows / 4;
 
-    // In two steps, each of which fits beside one MFMA.
-    LITE_DEVICE void Begin(const KSource& k, int32_t block, bool wanted) {
-        from_ = DescriptorWords(
-            k.base + static_cast<uint64_t>(static_cast<uint32_t>(block * kKBlock)) * k.row_bytes,
-            wanted ? kAnyBytes : 0u);
-    }
-    LITE_DEVICE void Begin(const KSource& k, int32_t block, uint32_t quarter, char* lds) {
-        row_bytes_ = k.row_bytes;
-        last_ = static_cast<uint32_t>(k.kv_len - 1 - block * kKBlock) * k.row_bytes;
-        row_ = Here<kFewScalars>(quarter * kRows * k.row_bytes);
-        to_ = LdsAddress(lds) + quarter * kRows * kDim * 2;
+    // In kSteps steps, each of which fits beside one MFMA.
+    static constexpr int kSteps = 3;
+    template <int kStep>
+    LITE_DEVICE void Begin(const KSource& k, int32_t block, bool wanted, uint32_t quarter,
+                           char* lds) {
+        if constexpr (kStep == 0) {
+            block_ = block;
+            bytes_ = wanted ? kAnyBytes : 0u;
+        } else if constexpr (kStep == 1) {
+            const uint64_t first = static_cast<uint32_t>(block_ * kKBlock);
+            from_ = DescriptorWords(k.base + first * k.row_bytes, bytes_);
+        } else {
+            row_bytes_ = k.row_bytes;
+            last_ = static_cast<uint32_t>(k.kv_len - 1 - block_ * kKBlock) * k.row_bytes;
+            row_ = Here<kFewScalars>(quarter * kRows * k.row_bytes);
+            to_ = LdsAddress(lds) + quarter * kRows * kDim * 2;
+        }
     }
 
     // The i-th copy; they must come in order.
@@ -77,6 +83,8 @@ class KCopies {
     // and CopyToLds must not have that.
     static constexpr uint32_t kAnyBytes = 0xfffffff0u;
 
+    int32_t block_;
+    uint32_t bytes_;
     Word4 from_;
     uint32_t row_bytes_, last_, row_;
     uint32_t to_;
@@ -86,8 +94,8 @@ template <int kDim, bool kFewScalars>
 LITE_DEVICE void LoadK(const KSource& k, const KCopier<kDim>& copier, int32_t block,
                        uint32_t quarter, char* lds) {
     KCopies<kDim, kFewScalars> copies;
-    copies.Begin(k, block, true);
-    copies.Begin(k, block, quarter, lds);
+    Unroll<copies.kSteps>(
+        [&](auto i) { copies.template Begin<i>(k, block, true, quarter, lds); });
     Unroll<KCopies<kDim, kFewScalars>::kCount>([&](auto i) { copies.template Copy<i>(copier); });
 }
 

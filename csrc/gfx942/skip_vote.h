@@ -37,9 +37,14 @@ struct SkipRows {
           write(p.write + bitmap),
           must_do(p.must_do),
           must_skip(p.must_skip),
-          words(static_cast<int32_t>(SkipWords(p.kv_len))),
-          tail(~0u >> (-static_cast<uint32_t>(KBlocks(p.kv_len)) % 32u)),
+          words(static_cast<int32_t>((Blocks(p) + 31u) / 32u)),
+          tail(~0u >> (-Blocks(p) % 32u)),
           descending(p.descending != 0) {}
+
+    // In 32 bits: the 64-bit quotients of geometry.h take the vector ALU.
+    static LITE_DEVICE uint32_t Blocks(const LiteParams& p) {
+        return (static_cast<uint32_t>(p.kv_len) + kKBlock - 1u) / kKBlock;
+    }
 
     // Word `w` in walking order is word Place(w) in memory, with its bits in Walk order.
     LITE_DEVICE int32_t Place(int32_t w) const { return descending ? words - 1 - w : w; }
@@ -63,17 +68,16 @@ struct SkipRows {
         for (int32_t w = static_cast<int32_t>(ThreadId()); w < words; w += kDenseThreads)
             write[w] = 0;
     }
-    // From the whole wave, scalar.
+    // From the whole wave, scalar; its first lane does it.
     LITE_DEVICE void AddVotes(int32_t w, uint32_t votes) const {
-        // All lanes name the same word and bits: the compiler lets one of them do it.
-        __hip_atomic_fetch_or(&write[Place(w)], Walk(votes), __ATOMIC_RELAXED,
-                              __HIP_MEMORY_SCOPE_AGENT);
+        const Word4 row = DescriptorWords(reinterpret_cast<const char*>(write + Place(w)), 4);
+        OrWord(row, LaneHere() * 4, Walk(votes));
     }
 };
 
 class KeptBlocks {
    public:
-    static constexpr bool kRaggedLast = false, kFewScalars = true;
+    static constexpr bool kRaggedLast = false, kFewScalars = true, kLeavesOut = true;
 
     // `bitmap` is where the tile's rows begin, in words.
     LITE_DEVICE KeptBlocks(const LiteParams& p, int64_t bitmap)
@@ -90,7 +94,7 @@ class KeptBlocks {
     LITE_DEVICE int32_t At(int32_t i) const { return Block(Entry(i)); }
 
     // In kSteps steps, each of which fits beside one MFMA.
-    static constexpr int kSteps = 4;
+    static constexpr int kSteps = 5;
     template <int kStep>
     LITE_DEVICE void Advance() {
         if constexpr (kStep == 0) {
@@ -100,34 +104,37 @@ class KeptBlocks {
             now_ = next_;
         } else if constexpr (kStep == 2) {
             FindWord();
+        } else if constexpr (kStep == 3) {
+            next_ = Lowest();
         } else {
-            next_ = TakeBit();
+            if (bits_ == 0) next_ = kNone;
+            bits_ &= bits_ - 1;
         }
     }
 
-    // `top` are the maxima of the tile, `before` the statistics without it: whether Decide must
-    // look at the tile, nonzero if so; if not, the wave keeps it.
+    // `top` are the maxima of the tile, `before` the statistics without it: not 0 if Decide must look
+    // at the tile; if 0, the wave keeps it.
     LITE_DEVICE uint64_t Look(const float (&top)[kQTiles], const WaveStatistics& before, float c) {
         const float threshold = FromBits(now_ & kMust ? kNever : threshold_);
         float highest = FromBits(kMinusInfinity);
-        drop_ = ~uint64_t{0};
+        uint64_t drop = ~uint64_t{0};
 #pragma unroll
         for (int x = 0; x < kQTiles; ++x) {
-            drop_ &= LanesLessEqual((top[x] - before.max[x]) * c, threshold);
+            drop &= LanesLessEqual((top[x] - before.max[x]) * c, threshold);
             highest = __builtin_fmaxf(highest, __builtin_fmaxf(before.max[x], top[x]));
         }
         keep_ = 1;
-        look_ = LanesEqual(highest, FromBits(kPlusInfinity)) | (drop_ == ~uint64_t{0} ? 1u : 0u);
+        drops_ = All(drop);
+        look_ = LanesEqual(highest, FromBits(kPlusInfinity)) | drops_;
         return look_;
     }
 
-    // False: the wave drops the tile's contribution, too (soft_skip). No maximum rises then, since
-    // the threshold is <= 0.
-    LITE_DEVICE bool Decide(const WaveStatistics& before, const WaveScores& scores) {
-        const bool all = drop_ == ~uint64_t{0};
-        if (look_) NoteNan(before, scores);
-        keep_ = !all || met_nan_;
-        return keep_ || !soft_;
+    // 0: the wave drops the tile's contribution, too (soft_skip). No maximum rises then, since the
+    // threshold is <= 0.
+    LITE_DEVICE int32_t Decide(const WaveStatistics& before, const WaveScores& scores) {
+        if (look_ != 0) NoteNan(before, scores);
+        keep_ = drops_ == 0 || met_nan_ != 0 ? 1u : 0u;
+        return keep_ != 0 || !soft_;
     }
 
     // Hands the last votes over.
@@ -166,16 +173,20 @@ class KeptBlocks {
             must_ = rows.Walk(rows.MustDo(place));
         }
     }
-    LITE_DEVICE uint32_t TakeBit() {
+    LITE_DEVICE uint32_t Lowest() const {
         const uint32_t bit = static_cast<uint32_t>(__builtin_ctz(bits_));
-        const uint32_t entry = static_cast<uint32_t>(word_) * 32u + bit + (must_ >> bit << 31);
-        const uint32_t found = bits_ ? entry : kNone;
-        bits_ &= bits_ - 1;
-        return found;
+        return static_cast<uint32_t>(word_) * 32u + bit + (must_ >> bit << 31);
     }
     LITE_DEVICE uint32_t Find() {
         FindWord();
-        return TakeBit();
+        const uint32_t found = bits_ ? Lowest() : kNone;
+        bits_ &= bits_ - 1;
+        return found;
+    }
+    // 1 if all lanes are in it, else 0. No comparison: its result would become a mask of lanes.
+    static LITE_DEVICE uint32_t All(uint64_t lanes) {
+        const uint32_t both = static_cast<uint32_t>(lanes) & static_cast<uint32_t>(lanes >> 32);
+        return __builtin_elementwise_min(both + 1u, 1u) ^ 1u;
     }
 
     // Finds lanes that have met a NaN: now, or before, which shows in their sum. A maximum of +inf
@@ -209,7 +220,8 @@ class KeptBlocks {
     uint32_t now_, next_;           // entries
     uint32_t unflushed_ = 0;        // votes of the word of now_
     uint32_t keep_ = 0;             // the vote on now_, until it is in there
-    uint64_t drop_ = 0, look_ = 0;  // from Look to Decide
+    uint32_t drops_ = 0;            // from Look to Decide: 1 if every row would drop the tile
+    uint64_t look_ = 0;             // likewise: not 0 if there may be a NaN to note
     uint64_t met_nan_ = 0;          // lanes, of any of their rows
 };
 

@@ -27,9 +27,9 @@ struct Statistics {
         top[kTiles];  // the maximum that probabilities are relative to, 256 times smaller or equal
     float base[kTiles];  // it times c, rounded, where that is exact enough; else 0 (Shift)
     float sum[kTiles];   // of this lane's own keys: the groups are added up at the end
-    bool wide;           // whether any lane needs the exact shift. Scalar.
+    uint64_t wide;       // the lanes that need the exact shift. Scalar.
 
-    LITE_DEVICE Statistics() : wide(false) {
+    LITE_DEVICE Statistics() : wide(0) {
 #pragma unroll
         for (int x = 0; x < kTiles; ++x) {
             max[x] = top[x] = FromBits(kMinusInfinity);
@@ -118,7 +118,7 @@ LITE_DEVICE void Shift(float c, Statistics<L, kTiles>& stats, Outputs<L, kDim, k
         Shrink(shrink, x, out);
         wide |= IsWide(now, c);
     }
-    stats.wide = Any(wide);
+    stats.wide = Lanes(wide);
 }
 
 // 2^(c x - base) of a lane's kCount scores, rounded to 16 bits, and their sum, in an order that
@@ -233,14 +233,14 @@ LITE_DEVICE bool Softmax(Scores<L, kTiles, kKeys>& scores, float c, uint32_t acr
         max[x] = __builtin_fmaxf(stats.max[x], top[x]);
         rose |= Rose(max[x], stats.top[x], c);
     }
-    const uint64_t risen = Lanes(rose) | blocks.Look(top, stats, c);
-    if (__builtin_expect(risen != 0 || stats.wide, 0)) {
+    const uint64_t seldom = Lanes(rose) | blocks.Look(top, stats, c) | stats.wide;
+    if (seldom != 0) {
         if (!blocks.Decide(stats, scores)) return false;
 #pragma unroll
-        for (int x = 0; x < kTiles; ++x) stats.max[x] = max[x];
+        for (int x = 0; x < kTiles; ++x) stats.max[x] = __builtin_fmaxf(stats.max[x], top[x]);
         if (Any(rose)) Shift(c, stats, out);
         SchedulingFence();
-        if (stats.wide) {
+        if (stats.wide != 0) {
 #pragma unroll
             for (int x = 0; x < kTiles; ++x) {
                 const float exact = IsWide(stats.top[x], c) ? stats.top[x] : 0.0f;
