@@ -111,18 +111,25 @@ LITE_DEVICE float Factor(float scale_log2) {
 // What a wave does beside its MFMAs in the slots of Pv and Qk, counted from Pv's first. A slot hides
 // seven instructions of its wave; of each four, the first two read no fragment. A copy to LDS is
 // four or five instructions.
-template <int kSteps>
-struct SlotsOf {
-    static constexpr int kAdvance = 1;                 // on to the next K block
-    static constexpr int kBeginV = kAdvance + kSteps;  // addresses of V of that block
-    static constexpr int kV = (kBeginV + 5) / 4 * 4;   // the first of V
-    static constexpr int kBeginK = kV + 2;             // addresses of K of the one behind it
-    static constexpr int kK = kV + 8;                  // the first of K
+template <int kDim>
+struct Slots {
+    static constexpr int kPv = kPvSlots<L, kDim, kKBlock>;
+    static constexpr int kAll = kPv + kQkSlots<L, kDim, kKBlock>;
 
-    // Which copy is made in a slot, of those that begin in slot `first`; or -1.
+    static constexpr int kAdvance = 1;  // on to the next K block: Blocks::kSteps
+    static constexpr int kBeginV = 8;   // addresses of V of that block
+    static constexpr int kV = 12;       // its copies
+    static constexpr int kK = 20;       // copies of K of the block behind it
+
+    // The step of K's addresses made in a slot, or -1.
+    static constexpr int BeginK(int slot) {
+        return slot == 6 || slot == 10 || slot == 14 ? slot / 4 - 1 : -1;
+    }
+    // Which copy is made in a slot, of those that begin in slot `first`; or -1. The last slots read
+    // no fragment.
     static constexpr int Copy(int slot, int first) {
         const int past = slot - first;
-        return past >= 0 && past % 4 < 2 ? past / 4 * 2 + past % 2 : -1;
+        return past >= 0 && (past % 4 < 2 || slot >= kAll - 2) ? past / 4 * 2 + past % 4 : -1;
     }
 };
 
@@ -146,7 +153,6 @@ LITE_DEVICE void Attend(const Params& p, const Tile& tile, const WaveId& me, cha
     const int32_t k_blocks = static_cast<int32_t>(KBlocks(p.kv_len));
     const char* v_t = reinterpret_cast<const char*>(p.v_t) +
                       (static_cast<int64_t>(tile.batch) * p.kv_heads + kv_head) * k_blocks * kBytes;
-    const auto v_block = [&](int32_t block) { return v_t + static_cast<int64_t>(block) * kBytes; };
     char* const v_lds = lds + 2 * kBytes;
 
     if (!group_b) {
@@ -155,7 +161,8 @@ LITE_DEVICE void Attend(const Params& p, const Tile& tile, const WaveId& me, cha
         if (blocks.Has(1))
             LoadK<kDim, Blocks::kFewScalars>(keys, copier, blocks.At(1), quarter, lds + kBytes);
         CopyV copy;
-        copy.Begin(v_block(blocks.At(0)), quarter, v_lds);
+        Unroll<CopyV::kSteps>(
+            [&](auto i) { copy.template Begin<i>(v_t, blocks.At(0), quarter, v_lds); });
         Unroll<CopyV::kCount>([&](auto i) { copy.template Copy<i>(lane); });
     }
 
@@ -183,12 +190,11 @@ LITE_DEVICE void Attend(const Params& p, const Tile& tile, const WaveId& me, cha
     // branch.
     const auto run = [&](auto is_group_b) {
         constexpr bool kGroupB = is_group_b;
-        using Slots = SlotsOf<Blocks::kSteps>;
-        constexpr int kPv = kPvSlots<L, kDim, kKBlock>, kQk = kQkSlots<L, kDim, kKBlock>;
+        using Slot = Slots<kDim>;
         // V of the next K block: group A copies what Pv begins with, B the rest.
         constexpr int kFirstV = kGroupB ? kVAhead : 0, kEndV = kGroupB ? CopyV::kCount : kVAhead;
         constexpr int kEndK = kGroupB ? 0 : CopyK::kCount;
-        static_assert(Slots::Copy(kPv + kQk - 3, Slots::kK) + 1 >= CopyK::kCount);
+        static_assert(Slot::Copy(Slot::kAll - 1, Slot::kK) + 1 >= CopyK::kCount);
         uint32_t half = 0;  // of K and of V in LDS, holding the current K block
         const auto v_fragment = [&](int f) { return VFragment(v_read + half, f); };
         StartQk<L, kDim, kQTiles>(lds, k_read, k_ring);
@@ -202,40 +208,45 @@ LITE_DEVICE void Attend(const Params& p, const Tile& tile, const WaveId& me, cha
             const bool counts =
                 Softmax<Number>(scores, c, me.across, blocks, stats, out, probs,
                                 [&] { StartPv<L, kQTiles, kKBlock>(v_fragment, v_ring); });
-            if constexpr (!kGroupB) WaitLoads();
-            Priority<1>();
-            Barrier();
+            const auto take_turn = [&] {
+                if constexpr (!kGroupB) WaitLoads();
+                Priority<1>();
+                Barrier();
+            };
 
             CopyK copy_k;
             CopyV copy_v;
             const auto beside = [&](auto slot) {
-                if constexpr (slot >= Slots::kAdvance && slot < Slots::kBeginV)
-                    blocks.template Advance<slot - Slots::kAdvance>();
-                if constexpr (slot == Slots::kBeginV)
-                    copy_v.Begin(v_block(blocks.At(0)), quarter, v_lds + other);
-                constexpr int v = Slots::Copy(slot, Slots::kV);
+                constexpr int step = slot - Slot::kAdvance;
+                if constexpr (step >= 0 && step < Blocks::kSteps) blocks.template Advance<step>();
+                constexpr int begin_v = slot - Slot::kBeginV;
+                if constexpr (begin_v >= 0 && begin_v < CopyV::kSteps)
+                    copy_v.template Begin<begin_v>(v_t, blocks.At(0), quarter, v_lds + other);
+                constexpr int v = Slot::Copy(slot, Slot::kV);
                 if constexpr (v >= 0 && kFirstV + v < kEndV)
                     copy_v.template Copy<VPlace<L, kQTiles, kKBlock>(kFirstV + v)>(lane);
                 // Nothing to copy: the same instructions, but nothing is fetched. A branch around
                 // each would cost 2 % of the time.
-                constexpr int begin = slot - Slots::kBeginK;
-                if constexpr (kEndK > 0 && begin >= 0 && begin < CopyK::kSteps)
-                    copy_k.template Begin<begin>(keys, blocks.At(blocks.Has(1)), blocks.Has(1),
-                                                 quarter, lds + half);
-                constexpr int k = Slots::Copy(slot, Slots::kK);
+                constexpr int begin_k = Slot::BeginK(slot);
+                if constexpr (kEndK > 0 && begin_k >= 0)
+                    copy_k.template Begin<begin_k>(keys, blocks.At(blocks.Has(1)), blocks.Has(1),
+                                                   quarter, lds + half);
+                constexpr int k = Slot::Copy(slot, Slot::kK);
                 if constexpr (k >= 0 && k < kEndK) copy_k.template Copy<k>(copier);
             };
             const auto start_qk = [&](auto f) {
                 k_ring[f] = KFragment<L, kDim, kQTiles>(lds + other, k_read, f);
             };
             if (counts) {
+                take_turn();
                 PvFrom<Number>(v_fragment, probs, v_ring, out, beside, start_qk);
             } else {
+                take_turn();
                 Unroll<kKAhead>(start_qk);
-                Unroll<kPv>(beside);
+                Unroll<Slot::kPv>(beside);
             }
             Qk<Number>(lds + other, k_read, queries, k_ring, scores,
-                       [&](auto slot) { beside(Constant<slot + kPv>{}); });
+                       [&](auto slot) { beside(Constant<slot + Slot::kPv>{}); });
             half = other;
             WaitLoadsBut<kEndK>();
             Barrier();

@@ -109,10 +109,16 @@ class VCopies {
    public:
     static constexpr int kCount = kBytes / kCopyBytes / 4;
 
-    LITE_DEVICE void Begin(const char* v_t, uint32_t quarter, char* lds) {
-        from_ = DescriptorWords(v_t, kBytes);
-        at_ = Here<kFewScalars>(quarter * kCopyBytes);
-        to_ = LdsAddress(lds) + at_;
+    // In kSteps steps, as KCopies.
+    static constexpr int kSteps = 2;
+    template <int kStep>
+    LITE_DEVICE void Begin(const char* v_t, int32_t block, uint32_t quarter, char* lds) {
+        if constexpr (kStep == 0) {
+            from_ = DescriptorWords(v_t + static_cast<int64_t>(block) * kBytes, kBytes);
+        } else {
+            at_ = Here<kFewScalars>(quarter * kCopyBytes);
+            to_ = LdsAddress(lds) + at_;
+        }
     }
 
     // Fragment `i`.

@@ -186,7 +186,8 @@ class KeptBlocks {
     // 1 if all lanes are in it, else 0. No comparison: its result would become a mask of lanes.
     static LITE_DEVICE uint32_t All(uint64_t lanes) {
         const uint32_t both = static_cast<uint32_t>(lanes) & static_cast<uint32_t>(lanes >> 32);
-        return __builtin_elementwise_min(both + 1u, 1u) ^ 1u;
+        const uint32_t next = static_cast<uint32_t>(ScalarHere(static_cast<int32_t>(both))) + 1u;
+        return __builtin_elementwise_min(next, 1u) ^ 1u;
     }
 
     // Finds lanes that have met a NaN: now, or before, which shows in their sum. A maximum of +inf
