@@ -177,11 +177,8 @@ LITE_DEVICE void Attend(const Params& p, const Tile& tile, const WaveId& me, cha
     WaveScores scores;
     KRing k_ring;
 
-    // Hides what is missing of the last block.
-    const auto mask = [&] {
-        const int32_t valid = keys.kv_len - blocks.At(0) * kKBlock;
-        if (__builtin_expect(valid < kKBlock, 0)) MaskKeys(valid, scores);
-    };
+    // Keys of the current K block.
+    const auto valid = [&] { return keys.kv_len - blocks.At(0) * kKBlock; };
 
     WaitLoads();
     Barrier();
@@ -204,15 +201,18 @@ LITE_DEVICE void Attend(const Params& p, const Tile& tile, const WaveId& me, cha
             const uint32_t other = half ^ kBytes;
             Probabilities<L, kQTiles, kKBlock> probs;
             VRing v_ring;
-            if constexpr (!Blocks::kRaggedLast) mask();
             const bool counts =
-                Softmax<Number>(scores, c, me.across, blocks, stats, out, probs,
+                Softmax<Number>(scores, Blocks::kRaggedLast ? kKBlock : valid(), c, me.across,
+                                blocks, stats, out, probs,
                                 [&] { StartPv<L, kQTiles, kKBlock>(v_fragment, v_ring); });
             const auto take_turn = [&] {
                 if constexpr (!kGroupB) WaitLoads();
                 Priority<1>();
                 Barrier();
             };
+            // The branch to what follows belongs to the shorter stretch.
+            constexpr bool kBranchAfter = kDim < 128;
+            if constexpr (kBranchAfter) take_turn();
 
             CopyK copy_k;
             CopyV copy_v;
@@ -238,10 +238,10 @@ LITE_DEVICE void Attend(const Params& p, const Tile& tile, const WaveId& me, cha
                 k_ring[f] = KFragment<L, kDim, kQTiles>(lds + other, k_read, f);
             };
             if (counts) {
-                take_turn();
+                if constexpr (!kBranchAfter) take_turn();
                 PvFrom<Number>(v_fragment, probs, v_ring, out, beside, start_qk);
             } else {
-                take_turn();
+                if constexpr (!kBranchAfter) take_turn();
                 Unroll<kKAhead>(start_qk);
                 Unroll<Slot::kPv>(beside);
             }
@@ -254,9 +254,8 @@ LITE_DEVICE void Attend(const Params& p, const Tile& tile, const WaveId& me, cha
         }
         Probabilities<L, kQTiles, kKBlock> probs;
         VRing v_ring;
-        mask();
         const bool counts =
-            Softmax<Number>(scores, c, me.across, blocks, stats, out, probs,
+            Softmax<Number>(scores, valid(), c, me.across, blocks, stats, out, probs,
                             [&] { StartPv<L, kQTiles, kKBlock>(v_fragment, v_ring); });
         if constexpr (!kGroupB) Barrier();  // the rest of V has landed
         if (counts)

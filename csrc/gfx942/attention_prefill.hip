@@ -302,7 +302,7 @@ LITE_DEVICE void AttentionPrefill(const RaggedParams& p) {
         const auto softmax = [&] {
             if (ScalarHere(cap)) CapScores(p, scores);
             if (!mine.Full(block)) MaskUnseen(p, request, rows, first_row, block, scores);
-            Softmax<Number>(scores, c, me.across, no_vote, stats, out, probs,
+            Softmax<Number>(scores, kKeys, c, me.across, no_vote, stats, out, probs,
                             [&] { StartPv<L, kTiles, kKeys>(fragment, v_ring); });
         };
         // A period with nothing to compute for this wave.

@@ -75,6 +75,11 @@ LITE_DEVICE bool Any(bool x) { return __builtin_amdgcn_ballot_w64(x) != 0; }
 // The active lanes in which x holds: v_cmp into a scalar pair, no hazard to a scalar reader.
 LITE_DEVICE uint64_t Lanes(bool x) { return __builtin_amdgcn_ballot_w64(x); }
 
+// Not 0 if any lane is in the mask: s_or_b32, half the registers.
+LITE_DEVICE uint32_t AnyBits(uint64_t lanes) {
+    return static_cast<uint32_t>(lanes) | static_cast<uint32_t>(lanes >> 32);
+}
+
 // v_readlane_b32: x of `lane`, which is scalar. Covered: as v_readfirstlane_b32, and 4 wait states
 // from a VALU write of the lane's number.
 LITE_DEVICE int32_t OfLane(int32_t x, int32_t lane) { return __builtin_amdgcn_readlane(x, lane); }

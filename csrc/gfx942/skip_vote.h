@@ -85,7 +85,7 @@ class KeptBlocks {
           words_(static_cast<int32_t>(SkipWords(p.kv_len))),
           flip_(p.descending ? ~0u : 0u),
           threshold_(Bits(p.threshold) == kMinusInfinity ? kNever : Bits(p.threshold)),
-          soft_(p.soft_skip != 0) {
+          soft_(static_cast<uint32_t>(p.soft_skip)) {
         now_ = Find();
         next_ = Find();
     }
@@ -134,7 +134,7 @@ class KeptBlocks {
     LITE_DEVICE int32_t Decide(const WaveStatistics& before, const WaveScores& scores) {
         if (look_ != 0) NoteNan(before, scores);
         keep_ = drops_ == 0 || met_nan_ != 0 ? 1u : 0u;
-        return keep_ != 0 || !soft_;
+        return (keep_ | (soft_ ^ 1u)) != 0;
     }
 
     // Hands the last votes over.
@@ -185,36 +185,36 @@ class KeptBlocks {
     }
     // 1 if all lanes are in it, else 0. No comparison: its result would become a mask of lanes.
     static LITE_DEVICE uint32_t All(uint64_t lanes) {
-        const uint32_t both = static_cast<uint32_t>(lanes) & static_cast<uint32_t>(lanes >> 32);
-        const uint32_t next = static_cast<uint32_t>(ScalarHere(static_cast<int32_t>(both))) + 1u;
-        return __builtin_elementwise_min(next, 1u) ^ 1u;
+        return static_cast<uint32_t>(__builtin_popcountll(lanes)) / kWaveSize;
     }
 
     // Finds lanes that have met a NaN: now, or before, which shows in their sum. A maximum of +inf
     // makes the sum NaN without one (inf - inf), so once a row's maximum is +inf this must look at
     // every tile; else only at those that would be dropped.
     LITE_DEVICE void NoteNan(const WaveStatistics& before, const WaveScores& scores) {
+        uint64_t lanes = 0;
 #pragma unroll
         for (int x = 0; x < kQTiles; ++x) {
-            met_nan_ |= LanesUnordered(before.sum[x], before.sum[x]) &
+            lanes |= LanesUnordered(before.sum[x], before.sum[x]) &
                         ~LanesEqual(before.max[x], FromBits(kPlusInfinity));
 #pragma unroll
             for (int t = 0; t < kKBlock / L::kTile; ++t)
 #pragma unroll
                 for (int i = 0; i < L::kRegisters; i += 4) {
                     const auto& tile = scores.tile[t][x];
-                    met_nan_ |= LanesUnordered(tile[i], tile[i + 1]) |
+                    lanes |= LanesUnordered(tile[i], tile[i + 1]) |
                                 LanesUnordered(tile[i + 2], tile[i + 3]);
                     SchedulingFence();  // 16 masks at once would not fit in the scalar registers
                 }
         }
+        met_nan_ |= AnyBits(lanes);
     }
 
     int64_t bitmap_;
     int32_t words_;
     uint32_t flip_;       // of a place, to count from the other end
     uint32_t threshold_;  // bits
-    bool soft_;
+    uint32_t soft_;  // 0 or 1: a bool would be a mask of lanes
 
     int32_t word_ = -1;             // of bits_
     uint32_t bits_ = 0, must_ = 0;  // of that word: not yet returned by Find; must-do
@@ -223,7 +223,7 @@ class KeptBlocks {
     uint32_t keep_ = 0;             // the vote on now_, until it is in there
     uint32_t drops_ = 0;            // from Look to Decide: 1 if every row would drop the tile
     uint64_t look_ = 0;             // likewise: not 0 if there may be a NaN to note
-    uint64_t met_nan_ = 0;          // lanes, of any of their rows
+    uint32_t met_nan_ = 0;          // not 0 if any lane has, in any of its rows
 };
 
 }  // namespace liteattention::gfx942

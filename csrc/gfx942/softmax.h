@@ -27,7 +27,7 @@ struct Statistics {
         top[kTiles];  // the maximum that probabilities are relative to, 256 times smaller or equal
     float base[kTiles];  // it times c, rounded, where that is exact enough; else 0 (Shift)
     float sum[kTiles];   // of this lane's own keys: the groups are added up at the end
-    uint64_t wide;       // the lanes that need the exact shift. Scalar.
+    uint32_t wide;       // not 0 if any lane needs the exact shift. Scalar.
 
     LITE_DEVICE Statistics() : wide(0) {
 #pragma unroll
@@ -118,7 +118,7 @@ LITE_DEVICE void Shift(float c, Statistics<L, kTiles>& stats, Outputs<L, kDim, k
         Shrink(shrink, x, out);
         wide |= IsWide(now, c);
     }
-    stats.wide = Lanes(wide);
+    stats.wide = AnyBits(Lanes(wide));
 }
 
 // 2^(c x - base) of a lane's kCount scores, rounded to 16 bits, and their sum, in an order that
@@ -209,13 +209,15 @@ struct Exponentials {
 };
 
 // Turns scores into probabilities P^T, rounded to 16 bits, and adds them to the sums. `c` > 0;
-// `across` is 4 (lane ^ 32). Calls `meanwhile()` while maxima pass between lanes. All that seldom
-// happens is behind one branch. If `blocks.Decide` says false, the wave leaves the K block out:
-// nothing changes, and the result is false.
+// `across` is 4 (lane ^ 32). Keys `valid` .. 63 do not exist: their scores are the last one's
+// (load_k.h), so that they do not change a maximum, and are hidden after it. Calls `meanwhile()`
+// while maxima pass between lanes. All that seldom happens is behind one branch. If `blocks.Decide`
+// says false, the wave leaves the K block out: nothing changes, and the result is false.
 template <class Number, class L, int kDim, int kTiles, int kKeys, class Blocks, class Meanwhile>
-LITE_DEVICE bool Softmax(Scores<L, kTiles, kKeys>& scores, float c, uint32_t across, Blocks& blocks,
-                         Statistics<L, kTiles>& stats, Outputs<L, kDim, kTiles>& out,
-                         Probabilities<L, kTiles, kKeys>& probs, Meanwhile meanwhile) {
+LITE_DEVICE bool Softmax(Scores<L, kTiles, kKeys>& scores, int32_t valid, float c, uint32_t across,
+                         Blocks& blocks, Statistics<L, kTiles>& stats,
+                         Outputs<L, kDim, kTiles>& out, Probabilities<L, kTiles, kKeys>& probs,
+                         Meanwhile meanwhile) {
     float top[kTiles], max[kTiles];
 #pragma unroll
     for (int x = 0; x < kTiles; ++x) {
@@ -233,12 +235,21 @@ LITE_DEVICE bool Softmax(Scores<L, kTiles, kKeys>& scores, float c, uint32_t acr
         max[x] = __builtin_fmaxf(stats.max[x], top[x]);
         rose |= Rose(max[x], stats.top[x], c);
     }
-    const uint64_t seldom = Lanes(rose) | blocks.Look(top, stats, c) | stats.wide;
+    // kKeys - valid, or 0 if that is less.
+    const int32_t hidden = __builtin_elementwise_max(kKeys - valid, 0);
+    const uint64_t seldom = Lanes(rose) | blocks.Look(top, stats, c) | stats.wide |
+                            static_cast<uint32_t>(hidden);
     if (seldom != 0) {
+        if (valid < kKeys) MaskKeys(valid, scores);
         if (!blocks.Decide(stats, scores)) return false;
+        bool again = false;
 #pragma unroll
-        for (int x = 0; x < kTiles; ++x) stats.max[x] = __builtin_fmaxf(stats.max[x], top[x]);
-        if (Any(rose)) Shift(c, stats, out);
+        for (int x = 0; x < kTiles; ++x) {
+            stats.max[x] = max[x];
+            Pin(stats.max[x]);  // found out anew, so as not to hold a mask of lanes till here
+            again |= Rose(stats.max[x], stats.top[x], c);
+        }
+        if (Any(again)) Shift(c, stats, out);
         SchedulingFence();
         if (stats.wide != 0) {
 #pragma unroll
