@@ -183,9 +183,10 @@ class KeptBlocks {
         bits_ &= bits_ - 1;
         return found;
     }
-    // 1 if all lanes are in it, else 0. No comparison: its result would become a mask of lanes.
+    // 1 if all lanes are in it, else 0. Counted out of the compiler's sight, which would compare,
+    // and make a mask of lanes of the result.
     static LITE_DEVICE uint32_t All(uint64_t lanes) {
-        return static_cast<uint32_t>(__builtin_popcountll(lanes)) / kWaveSize;
+        return static_cast<uint32_t>(ScalarHere(__builtin_popcountll(lanes))) / kWaveSize;
     }
 
     // Finds lanes that have met a NaN: now, or before, which shows in their sum. A maximum of +inf
