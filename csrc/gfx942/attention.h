@@ -13,19 +13,21 @@
 // vector ALU (softmax.h: Exponentials). A line is one stretch between two barriers:
 //
 //   A  Qk[0]          Softmax[0]        Pv[0] Qk[1]       Softmax[1]        Pv[1] Qk[2]
-//                                       copy K[2]                           copy K[3]
+//                                       copy V[1] K[2]                      copy V[2] K[3]
 //   B  -              Qk[0]             Softmax[0]        Pv[0] Qk[1]       Softmax[1]
-//                                       copy V[1]                           copy V[2]
+//                                                         copy V[1]
 //
 // K[n] and V[n], of the n-th block of the sequence, lie in half n % 2 of their LDS. K[n + 2] goes
-// over K[n], which B reads in the stretch before A copies; A asks for it among the MFMAs of Pv[n],
-// where scalar instructions are free, waits at the end of its next stretch and reads it after the
-// barrier there: it has more than a stretch, ~2200 clocks, to land. V[n + 1] goes over V[n - 1],
-// which B itself has read in the stretch before; B waits at the end of the stretch, and A asks for
-// its first fragments right after that barrier. The copies of K[0], K[1] and V[0] precede all this.
+// over K[n], which B reads in the stretch before A copies; A waits for it at the end of its next
+// stretch and reads it after the barrier there: it has more than a stretch, ~2100 clocks, to land.
+// V[n + 1] goes over V[n - 1], which B has read in the stretch before A copies what Pv begins with
+// and waits for that alone; B copies the rest in the next stretch, before A begins Pv. All copies
+// stand among MFMAs, far apart (Slots): scalar instructions are free there, and the address unit
+// has time. The copies of K[0], K[1] and V[0] precede all this.
 //
-// The matrix core must not wait at the seams: Pv's first V fragments are read at the start of
-// Softmax, Qk's first K fragments two fragments before Pv ends.
+// The matrix core must not wait at the seams: Pv's first V fragments are read while Softmax waits
+// for maxima, Qk's first K fragments among the last MFMAs of Pv. Nor must an MFMA wait for the one
+// before it: they alternate between two accumulators (qk.h: kAbreast).
 //
 // Budget of a stretch: 64 MFMAs are 2048 clocks. The other group's vector instructions share the
 // port with them: 256 clocks of it are theirs, and at D = 128 Softmax takes ~1250.
@@ -38,11 +40,11 @@
 //
 //   Has(i)          whether there is a K block i places after the current one, i = 0, 1
 //   At(i)           its number
-//   Advance()       steps on
+//   Advance<step>() steps on, in kSteps steps
 //   kFewScalars     whether it leaves too few scalar registers to make copies' addresses ahead
 //   kRaggedLast     whether a K block of fewer than 64 keys can only be the last one
-//   Vote(...)       what a wave thinks of the current block once it knows its maxima: false leaves
-//                   it out (softmax.h)
+//   Look, Decide    what a wave thinks of the current block once it knows its maxima: false of
+//                   Decide leaves it out (softmax.h)
 #pragma once
 
 #include "load_k.h"
@@ -108,9 +110,9 @@ LITE_DEVICE float Factor(float scale_log2) {
     return scale_log2 == 0.0f ? 1.0f : __builtin_fabsf(scale_log2);
 }
 
-// What a wave does beside its MFMAs in the slots of Pv and Qk, counted from Pv's first. A slot hides
-// seven instructions of its wave; of each four, the first two read no fragment. A copy to LDS is
-// four or five instructions.
+// What a wave does beside its MFMAs in the slots of Pv and Qk, counted from Pv's first. A slot
+// hides seven instructions of its wave; of each four, the first two read no fragment. A copy to LDS
+// is four or five instructions.
 template <int kDim>
 struct Slots {
     static constexpr int kPv = kPvSlots<L, kDim, kKBlock>;
@@ -201,16 +203,15 @@ LITE_DEVICE void Attend(const Params& p, const Tile& tile, const WaveId& me, cha
             const uint32_t other = half ^ kBytes;
             Probabilities<L, kQTiles, kKBlock> probs;
             VRing v_ring;
-            const bool counts =
-                Softmax<Number>(scores, Blocks::kRaggedLast ? kKBlock : valid(), c, me.across,
-                                blocks, stats, out, probs,
-                                [&] { StartPv<L, kQTiles, kKBlock>(v_fragment, v_ring); });
+            const bool counts = Softmax<Number>(
+                scores, Blocks::kRaggedLast ? kKBlock : valid(), c, me.across, blocks, stats, out,
+                probs, [&] { StartPv<L, kQTiles, kKBlock>(v_fragment, v_ring); });
             const auto take_turn = [&] {
                 if constexpr (!kGroupB) WaitLoads();
                 Priority<1>();
                 Barrier();
             };
-            // The branch to what follows belongs to the shorter stretch.
+            // The branch to what follows belongs to the shorter stretch: Softmax at D = 128.
             constexpr bool kBranchAfter = kDim < 128;
             if constexpr (kBranchAfter) take_turn();
 
@@ -248,7 +249,7 @@ LITE_DEVICE void Attend(const Params& p, const Tile& tile, const WaveId& me, cha
             Qk<Number>(lds + other, k_read, queries, k_ring, scores,
                        [&](auto slot) { beside(Constant<slot + Slot::kPv>{}); });
             half = other;
-            WaitLoadsBut<kEndK>();
+            WaitLoadsBut<kEndK>();  // V, which is older than K
             Barrier();
             Priority<0>();
         }
@@ -257,9 +258,8 @@ LITE_DEVICE void Attend(const Params& p, const Tile& tile, const WaveId& me, cha
         const bool counts =
             Softmax<Number>(scores, valid(), c, me.across, blocks, stats, out, probs,
                             [&] { StartPv<L, kQTiles, kKBlock>(v_fragment, v_ring); });
-        if constexpr (!kGroupB) Barrier();  // the rest of V has landed
-        if (counts)
-            PvFrom<Number>(v_fragment, probs, v_ring, out, [](auto) {}, [](auto) {});
+        if constexpr (!kGroupB) Barrier();  // the rest of V has landed; as many barriers as group B
+        if (counts) PvFrom<Number>(v_fragment, probs, v_ring, out, [](auto) {}, [](auto) {});
     };
     if (group_b) {
         Barrier();  // half a K block behind from here on

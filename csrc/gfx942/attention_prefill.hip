@@ -330,8 +330,7 @@ LITE_DEVICE void AttentionPrefill(const RaggedParams& p) {
                 const char* k_next = lds + (half ^ kBytes);
                 // K's ring has one place more.
                 const auto start_qk = [&](auto f) {
-                    if constexpr (f == 0)
-                        k_ring[0] = KFragment<L, kDim, kTiles>(k_next, k_read, 0);
+                    if constexpr (f == 0) k_ring[0] = KFragment<L, kDim, kTiles>(k_next, k_read, 0);
                     k_ring[f + 1] = KFragment<L, kDim, kTiles>(k_next, k_read, f + 1);
                 };
                 PvFrom<Number>(fragment, probs, v_ring, out, [](auto) {}, start_qk);

@@ -1,10 +1,11 @@
 // One function per machine instruction, with the hazard that it brings.
 //
-// All but CopyToLds, OrWord and Pause are compiler builtins or intrinsics: LLVM then counts outstanding
-// loads, inserts s_waitcnt before the first use, and pads every wait state that gfx942 leaves to
-// software. It does neither next to an asm block. "Covered" below means covered by that, and it is
-// the reason why an asm instruction must not be added here without its own s_nop and s_waitcnt.
-// What no compiler knows, namely who hands which LDS bytes to whom, is said where it is done.
+// All but CopyToLds, OrWord and Pause are compiler builtins or intrinsics: LLVM then counts
+// outstanding loads, inserts s_waitcnt before the first use, and pads every wait state that gfx942
+// leaves to software. It does neither next to an asm block. "Covered" below means covered by that,
+// and it is the reason why an asm instruction must not be added here without its own s_nop and
+// s_waitcnt. What no compiler knows, namely who hands which LDS bytes to whom, is said where it is
+// done.
 #pragma once
 
 #include "hip_shim.h"
@@ -130,10 +131,10 @@ LITE_DEVICE Word4 DescriptorWords(const char* base, uint32_t bytes) {
     return {static_cast<uint32_t>(at), static_cast<uint32_t>(at >> 32) & 0xffffu, bytes, 4u << 15};
 }
 
-// buffer_atomic_or: bits into the word at base + lane_offset, by the lanes whose offset is within the
-// descriptor's bytes; nothing comes back. In assembly since LLVM would put a branch of lanes around
-// its own, and then restructure every scalar branch of the loop around that. The descriptor must
-// come from the scalar ALU (5 wait states from a VALU write); vmcnt counts it.
+// buffer_atomic_or: bits into the word at base + lane_offset, by the lanes whose offset is within
+// the descriptor's bytes; nothing comes back. In assembly since LLVM would put a branch of lanes
+// around its own, and then restructure every scalar branch of the loop around that. The descriptor
+// must come from the scalar ALU (5 wait states from a VALU write); vmcnt counts it.
 LITE_DEVICE void OrWord(Word4 descriptor, uint32_t lane_offset, uint32_t bits) {
     asm volatile("buffer_atomic_or %0, %1, %2, 0 offen"
                  :
@@ -159,8 +160,8 @@ LITE_DEVICE uint32_t ScalarWord(const uint32_t* words, int32_t i) {
 // s_waitcnt vmcnt(0): all vector loads of this wave, copies to LDS included, have landed.
 LITE_DEVICE void WaitLoads() { __builtin_amdgcn_s_waitcnt(0x0f70); }
 
-// s_waitcnt vmcnt(kLeft): all but the kLeft latest of them, which may be 63 at most. Loads arrive in
-// the order in which they were issued.
+// s_waitcnt vmcnt(kLeft): all but the kLeft latest of them, which may be 63 at most. Loads arrive
+// in the order in which they were issued.
 template <int kLeft>
 LITE_DEVICE void WaitLoadsBut() {
     __builtin_amdgcn_s_waitcnt(0x0f70 | (kLeft & 15) | kLeft >> 4 << 14);

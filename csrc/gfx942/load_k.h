@@ -94,8 +94,7 @@ template <int kDim, bool kFewScalars>
 LITE_DEVICE void LoadK(const KSource& k, const KCopier<kDim>& copier, int32_t block,
                        uint32_t quarter, char* lds) {
     KCopies<kDim, kFewScalars> copies;
-    Unroll<copies.kSteps>(
-        [&](auto i) { copies.template Begin<i>(k, block, true, quarter, lds); });
+    Unroll<copies.kSteps>([&](auto i) { copies.template Begin<i>(k, block, true, quarter, lds); });
     Unroll<KCopies<kDim, kFewScalars>::kCount>([&](auto i) { copies.template Copy<i>(copier); });
 }
 

@@ -38,6 +38,7 @@ constexpr int VPlace(int f) {
     return at.tile * kPairs + at.step;
 }
 
+// As kQkSlots.
 template <class L, int kDim, int kKeys>
 inline constexpr int kPvSlots = 2 * kDim / L::kTile * kKeys / (2 * L::kDepth);
 
@@ -49,8 +50,8 @@ LITE_DEVICE void StartPv(Fragment fragment, Half8 (&v)[kAhead]) {
 }
 
 // The product over a ring `v` that holds the fragments of the first kAhead places; `fragment(i)`
-// asks for the i-th of V_t. Calls beside(i) in slot i, as Qk does, and next(i) where the ring has no
-// more use for its i-th fragment: what comes next issues its first loads there.
+// asks for the i-th of V_t. Calls beside(i) in slot i, as Qk does, and next(i) where the ring has
+// no more use for its i-th fragment: what comes next issues its first loads there.
 template <class Number, class L, int kDim, int kTiles, int kKeys, int kAhead, class Fragment,
           class Beside, class Next>
 LITE_DEVICE void PvFrom(Fragment fragment, const Probabilities<L, kTiles, kKeys>& probs,

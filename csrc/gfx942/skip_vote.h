@@ -112,8 +112,8 @@ class KeptBlocks {
         }
     }
 
-    // `top` are the maxima of the tile, `before` the statistics without it: not 0 if Decide must look
-    // at the tile; if 0, the wave keeps it.
+    // `top` are the maxima of the tile, `before` the statistics without it: not 0 if Decide must
+    // look at the tile; if 0, the wave keeps it.
     LITE_DEVICE uint64_t Look(const float (&top)[kQTiles], const WaveStatistics& before, float c) {
         const float threshold = FromBits(now_ & kMust ? kNever : threshold_);
         float highest = FromBits(kMinusInfinity);
@@ -197,14 +197,14 @@ class KeptBlocks {
 #pragma unroll
         for (int x = 0; x < kQTiles; ++x) {
             lanes |= LanesUnordered(before.sum[x], before.sum[x]) &
-                        ~LanesEqual(before.max[x], FromBits(kPlusInfinity));
+                     ~LanesEqual(before.max[x], FromBits(kPlusInfinity));
 #pragma unroll
             for (int t = 0; t < kKBlock / L::kTile; ++t)
 #pragma unroll
                 for (int i = 0; i < L::kRegisters; i += 4) {
                     const auto& tile = scores.tile[t][x];
                     lanes |= LanesUnordered(tile[i], tile[i + 1]) |
-                                LanesUnordered(tile[i + 2], tile[i + 3]);
+                             LanesUnordered(tile[i + 2], tile[i + 3]);
                     SchedulingFence();  // 16 masks at once would not fit in the scalar registers
                 }
         }
@@ -215,7 +215,7 @@ class KeptBlocks {
     int32_t words_;
     uint32_t flip_;       // of a place, to count from the other end
     uint32_t threshold_;  // bits
-    uint32_t soft_;  // 0 or 1: a bool would be a mask of lanes
+    uint32_t soft_;       // 0 or 1: a bool would be a mask of lanes
 
     int32_t word_ = -1;             // of bits_
     uint32_t bits_ = 0, must_ = 0;  // of that word: not yet returned by Find; must-do

@@ -75,7 +75,7 @@ LITE_DEVICE void MaskKeys(int32_t valid, Scores<L, kTiles, kKeys>& scores) {
         }
 }
 
-// Maximum of a q tile's keys that this lane has, and of a pair of quads with 16 rows.
+// Maximum of a q tile's keys that this lane has; with 16 rows, that it and the quad beside it have.
 template <class L, int kTiles, int kKeys>
 LITE_DEVICE float LaneMaximum(const Scores<L, kTiles, kKeys>& scores, int x) {
     float top = FromBits(kMinusInfinity);
@@ -221,9 +221,8 @@ LITE_DEVICE bool Softmax(Scores<L, kTiles, kKeys>& scores, int32_t valid, float 
     float top[kTiles], max[kTiles];
 #pragma unroll
     for (int x = 0; x < kTiles; ++x) {
-        const float own = LaneMaximum(scores, x);
-        max[x] = FromLane(across, own);
-        top[x] = own;
+        top[x] = LaneMaximum(scores, x);
+        max[x] = FromLane(across, top[x]);
     }
     SchedulingFence();
     meanwhile();
@@ -237,8 +236,8 @@ LITE_DEVICE bool Softmax(Scores<L, kTiles, kKeys>& scores, int32_t valid, float 
     }
     // kKeys - valid, or 0 if that is less.
     const int32_t hidden = __builtin_elementwise_max(kKeys - valid, 0);
-    const uint64_t seldom = Lanes(rose) | blocks.Look(top, stats, c) | stats.wide |
-                            static_cast<uint32_t>(hidden);
+    const uint64_t seldom =
+        Lanes(rose) | blocks.Look(top, stats, c) | stats.wide | static_cast<uint32_t>(hidden);
     if (seldom != 0) {
         if (valid < kKeys) MaskKeys(valid, scores);
         if (!blocks.Decide(stats, scores)) return false;

@@ -85,11 +85,12 @@ class Kernel:
         return self.listing.index_of[offset]
 
     def loop(self) -> list[Instruction]:
-        """Instructions of the hot loop; of the whole kernel when it has no loop."""
-        hot = self.graph.hot_loop()
-        if hot is None:
+        """Instructions of the hot loops, by address; of the whole kernel when it has no loop."""
+        hot = self.graph.hot_loops()
+        if not hot:
             return [self.listing.instructions[index] for index in sorted(self.graph.next)]
-        return self.graph.body(hot)
+        found = {inst.index: inst for loop in hot for inst in self.graph.body(loop)}
+        return [found[index] for index in sorted(found)]
 
 
 def mutations(kernel: Kernel, where: Iterable[Instruction]) -> list[Mutation]:
