@@ -204,8 +204,8 @@ LITE_DEVICE void Attend(const Params& p, const Tile& tile, const WaveId& me, cha
             Probabilities<L, kQTiles, kKBlock> probs;
             VRing v_ring;
             const bool counts = Softmax<Number>(
-                scores, Blocks::kRaggedLast ? kKBlock : valid(), c, me.across, blocks, stats, out,
-                probs, [&] { StartPv<L, kQTiles, kKBlock>(v_fragment, v_ring); });
+                scores, Blocks::kRaggedLast ? kKBlock : valid(), 0, c, me.across, blocks, stats,
+                out, probs, [&] { StartPv<L, kQTiles, kKBlock>(v_fragment, v_ring); });
             const auto take_turn = [&] {
                 if constexpr (!kGroupB) WaitLoads();
                 Priority<1>();
@@ -255,8 +255,10 @@ LITE_DEVICE void Attend(const Params& p, const Tile& tile, const WaveId& me, cha
         }
         Probabilities<L, kQTiles, kKBlock> probs;
         VRing v_ring;
+        const uint32_t hidden =
+            static_cast<uint32_t>(__builtin_elementwise_max(kKBlock - valid(), 0));
         const bool counts =
-            Softmax<Number>(scores, valid(), c, me.across, blocks, stats, out, probs,
+            Softmax<Number>(scores, valid(), hidden, c, me.across, blocks, stats, out, probs,
                             [&] { StartPv<L, kQTiles, kKBlock>(v_fragment, v_ring); });
         if constexpr (!kGroupB) Barrier();  // the rest of V has landed; as many barriers as group B
         if (counts) PvFrom<Number>(v_fragment, probs, v_ring, out, [](auto) {}, [](auto) {});

@@ -36,7 +36,7 @@
 // clocks of the LDS: 56 % of its rate with the stores. At D = 256 it feeds two: there the LDS sets
 // the pace.
 //
-// Budget: VGPR 216, LDS 65536 (32768 at D = 64).
+// Budget: VGPR 208, LDS 65536 (32768 at D = 64).
 
 #include "attention.h"
 #include "paged.h"
@@ -302,7 +302,7 @@ LITE_DEVICE void AttentionPrefill(const RaggedParams& p) {
         const auto softmax = [&] {
             if (ScalarHere(cap)) CapScores(p, scores);
             if (!mine.Full(block)) MaskUnseen(p, request, rows, first_row, block, scores);
-            Softmax<Number>(scores, kKeys, c, me.across, no_vote, stats, out, probs,
+            Softmax<Number>(scores, kKeys, 0, c, me.across, no_vote, stats, out, probs,
                             [&] { StartPv<L, kTiles, kKeys>(fragment, v_ring); });
         };
         // A period with nothing to compute for this wave.

@@ -115,7 +115,9 @@ class KeptBlocks {
     // `top` are the maxima of the tile, `before` the statistics without it: not 0 if Decide must
     // look at the tile; if 0, the wave keeps it.
     LITE_DEVICE uint64_t Look(const float (&top)[kQTiles], const WaveStatistics& before, float c) {
-        const float threshold = FromBits(now_ & kMust ? kNever : threshold_);
+        // All ones are a NaN, too: nothing is <= it.
+        const uint32_t must = static_cast<uint32_t>(static_cast<int32_t>(now_) >> 31);
+        const float threshold = FromBits(threshold_ | must);
         float highest = FromBits(kMinusInfinity);
         uint64_t drop = ~uint64_t{0};
 #pragma unroll

@@ -209,13 +209,17 @@ struct Exponentials {
 };
 
 // Turns scores into probabilities P^T, rounded to 16 bits, and adds them to the sums. `c` > 0;
-// `across` is 4 (lane ^ 32). Keys `valid` .. 63 do not exist: their scores are the last one's
-// (load_k.h), so that they do not change a maximum, and are hidden after it. Calls `meanwhile()`
-// while maxima pass between lanes. All that seldom happens is behind one branch. If `blocks.Decide`
-// says false, the wave leaves the K block out: nothing changes, and the result is false.
+// `across` is 4 (lane ^ 32). Calls `meanwhile()` while maxima pass between lanes. All that seldom
+// happens is behind one branch. If `blocks.Decide` says false, the wave leaves the K block out:
+// nothing changes, and the result is false.
+//
+// Keys `valid` .. 63 do not exist. Where that may be so, `look_anyway` is not 0, or the K block is
+// the first one that its rows meet: there maxima rise from -inf, unless every score is -inf, or
+// NaN, and so hidden or NaN as it is. Either way the branch is taken. Until then the scores of
+// these keys are those of the last key (load_k.h), which no maximum and no vote sees.
 template <class Number, class L, int kDim, int kTiles, int kKeys, class Blocks, class Meanwhile>
-LITE_DEVICE bool Softmax(Scores<L, kTiles, kKeys>& scores, int32_t valid, float c, uint32_t across,
-                         Blocks& blocks, Statistics<L, kTiles>& stats,
+LITE_DEVICE bool Softmax(Scores<L, kTiles, kKeys>& scores, int32_t valid, uint32_t look_anyway,
+                         float c, uint32_t across, Blocks& blocks, Statistics<L, kTiles>& stats,
                          Outputs<L, kDim, kTiles>& out, Probabilities<L, kTiles, kKeys>& probs,
                          Meanwhile meanwhile) {
     float top[kTiles], max[kTiles];
@@ -234,10 +238,7 @@ LITE_DEVICE bool Softmax(Scores<L, kTiles, kKeys>& scores, int32_t valid, float 
         max[x] = __builtin_fmaxf(stats.max[x], top[x]);
         rose |= Rose(max[x], stats.top[x], c);
     }
-    // kKeys - valid, or 0 if that is less.
-    const int32_t hidden = __builtin_elementwise_max(kKeys - valid, 0);
-    const uint64_t seldom =
-        Lanes(rose) | blocks.Look(top, stats, c) | stats.wide | static_cast<uint32_t>(hidden);
+    const uint64_t seldom = Lanes(rose) | blocks.Look(top, stats, c) | stats.wide | look_anyway;
     if (seldom != 0) {
         if (valid < kKeys) MaskKeys(valid, scores);
         if (!blocks.Decide(stats, scores)) return false;

@@ -132,7 +132,7 @@ def judge(
         flagged.append("results")
     argument = "" if flagged else _redundant(kernel, mutation, left, mutant, reference)
     if not flagged and mutation.kind in _EXTENTS and outcome.traffic == reference.traffic:
-        argument = "stops no lane in any run: as many bytes are read and written without it"
+        argument = "stops no lane in any run: as many bytes are read and written with either"
     return Verdict(mutation, tuple(flagged), argument)
 
 
@@ -144,7 +144,7 @@ def _hazards(kernel: Kernel, mutation: Mutation, mutant: Listing) -> list[hazard
     return hazards.check_listing(mutant)
 
 
-_EXTENTS = ("buffer extent unlimited",)
+_EXTENTS = ("buffer extent unlimited", "buffer extent halved")
 _WAITS = ("wait deleted", "wait weakened by one")
 
 
