@@ -20,6 +20,7 @@ CASES = {
     "dense, D = 128, RTZ": Case((1, 24, KEYS, 128), "dense", "rtz"),
     "lite, D = 128, every tile kept": Case((1, 24, KEYS, 128), "lite", "rtne"),
     "dense, D = 64": Case((1, 24, KEYS, 64), "dense", "rtne"),
+    "lite, D = 64, every tile kept": Case((1, 24, KEYS, 64), "lite", "rtne"),
     "prefill, D = 128": Case((1, 32, KEYS, 128), "prefill", "rtne", **GROUPED),
     "prefill, D = 64": Case((1, 32, KEYS, 64), "prefill", "rtne", **GROUPED),
     "prefill, D = 256": Case((1, 32, KEYS, 256), "prefill", "rtne", **GROUPED),

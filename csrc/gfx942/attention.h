@@ -13,19 +13,21 @@
 // vector ALU (softmax.h: Exponentials). A line is one stretch between two barriers:
 //
 //   A  Qk[0]          Softmax[0]        Pv[0] Qk[1]       Softmax[1]        Pv[1] Qk[2]
-//                                       copy K[2]                           copy K[3]
+//                                       copy V[1] K[2]                      copy V[2] K[3]
 //   B  -              Qk[0]             Softmax[0]        Pv[0] Qk[1]       Softmax[1]
-//                                       copy V[1]                           copy V[2]
+//                                                         copy V[1]
 //
 // K[n] and V[n], of the n-th block of the sequence, lie in half n % 2 of their LDS. K[n + 2] goes
-// over K[n], which B reads in the stretch before A copies; A asks for it among the MFMAs of Pv[n],
-// where scalar instructions are free, waits at the end of its next stretch and reads it after the
-// barrier there: it has more than a stretch, ~2200 clocks, to land. V[n + 1] goes over V[n - 1],
-// which B itself has read in the stretch before; B waits at the end of the stretch, and A asks for
-// its first fragments right after that barrier. The copies of K[0], K[1] and V[0] precede all this.
+// over K[n], which B reads in the stretch before A copies; A waits for it at the end of its next
+// stretch and reads it after the barrier there: it has more than a stretch, ~2100 clocks, to land.
+// V[n + 1] goes over V[n - 1], which B has read in the stretch before A copies what Pv begins with
+// and waits for that alone; B copies the rest in the next stretch, before A begins Pv. All copies
+// stand among MFMAs, far apart (Slots): scalar instructions are free there, and the address unit
+// has time. The copies of K[0], K[1] and V[0] precede all this.
 //
-// The matrix core must not wait at the seams: Pv's first V fragments are read at the start of
-// Softmax, Qk's first K fragments two fragments before Pv ends.
+// The matrix core must not wait at the seams: Pv's first V fragments are read while Softmax waits
+// for maxima, Qk's first K fragments among the last MFMAs of Pv. Nor must an MFMA wait for the one
+// before it: they alternate between two accumulators (qk.h: kAbreast).
 //
 // Budget of a stretch: 64 MFMAs are 2048 clocks. The other group's vector instructions share the
 // port with them: 256 clocks of it are theirs, and at D = 128 Softmax takes ~1250.
@@ -38,13 +40,11 @@
 //
 //   Has(i)          whether there is a K block i places after the current one, i = 0, 1
 //   At(i)           its number
-//   Advance()       steps on
+//   Advance<step>() steps on, in kSteps steps
 //   kFewScalars     whether it leaves too few scalar registers to make copies' addresses ahead
 //   kRaggedLast     whether a K block of fewer than 64 keys can only be the last one
-//   kBranchToPv     whether a branch that is never taken comes before Pv. Where blocks are weighed
-//                   the compiler sinks Pv's MFMAs behind the copies beside them if there is none.
-//   Vote(...)       what a wave thinks of the current block once it knows its maxima: false leaves
-//                   it out (softmax.h)
+//   Look, Decide    what a wave thinks of the current block once it knows its maxima: false of
+//                   Decide leaves it out (softmax.h)
 //   Weigh(...)      optional: takes what the probabilities of the current block add up to
 #pragma once
 
@@ -111,6 +111,31 @@ LITE_DEVICE float Factor(float scale_log2) {
     return scale_log2 == 0.0f ? 1.0f : __builtin_fabsf(scale_log2);
 }
 
+// What a wave does beside its MFMAs in the slots of Pv and Qk, counted from Pv's first. A slot
+// hides seven instructions of its wave; of each four, the first two read no fragment. A copy to LDS
+// is four or five instructions.
+template <int kDim>
+struct Slots {
+    static constexpr int kPv = kPvSlots<L, kDim, kKBlock>;
+    static constexpr int kAll = kPv + kQkSlots<L, kDim, kKBlock>;
+
+    static constexpr int kAdvance = 1;  // on to the next K block: Blocks::kSteps
+    static constexpr int kBeginV = 8;   // addresses of V of that block
+    static constexpr int kV = 12;       // its copies
+    static constexpr int kK = 20;       // copies of K of the block behind it
+
+    // The step of K's addresses made in a slot, or -1.
+    static constexpr int BeginK(int slot) {
+        return slot == 6 || slot == 10 || slot == 14 ? slot / 4 - 1 : -1;
+    }
+    // Which copy is made in a slot, of those that begin in slot `first`; or -1. The last slots read
+    // no fragment.
+    static constexpr int Copy(int slot, int first) {
+        const int past = slot - first;
+        return past >= 0 && (past % 4 < 2 || slot >= kAll - 2) ? past / 4 * 2 + past % 4 : -1;
+    }
+};
+
 // Computes a tile into `out` and `stats`. `lds` is kAttentionLds bytes of LDS, 16-byte aligned. All
 // waves of the workgroup call it and leave it having passed the same number of barriers.
 template <class Number, int kDim, class Params, class Blocks>
@@ -125,12 +150,12 @@ LITE_DEVICE void Attend(const Params& p, const Tile& tile, const WaveId& me, cha
     const KSource keys{At(p.k, p.k_strides, tile.batch, 0, kv_head),
                        static_cast<uint32_t>(p.k_strides.seq * 2), p.kv_len};
     const KCopier<kDim> copier(lane, quarter);
-    using Copies = KCopies<kDim, Blocks::kFewScalars>;
+    using CopyK = KCopies<kDim, Blocks::kFewScalars>;
+    using CopyV = VCopies<kDim, Blocks::kFewScalars>;
 
     const int32_t k_blocks = static_cast<int32_t>(KBlocks(p.kv_len));
     const char* v_t = reinterpret_cast<const char*>(p.v_t) +
                       (static_cast<int64_t>(tile.batch) * p.kv_heads + kv_head) * k_blocks * kBytes;
-    const auto v_block = [&](int32_t block) { return v_t + static_cast<int64_t>(block) * kBytes; };
     char* const v_lds = lds + 2 * kBytes;
 
     if (!group_b) {
@@ -138,7 +163,10 @@ LITE_DEVICE void Attend(const Params& p, const Tile& tile, const WaveId& me, cha
     } else {
         if (blocks.Has(1))
             LoadK<kDim, Blocks::kFewScalars>(keys, copier, blocks.At(1), quarter, lds + kBytes);
-        LoadV<kDim, Blocks::kFewScalars>(v_block(blocks.At(0)), lane, quarter, v_lds);
+        CopyV copy;
+        Unroll<CopyV::kSteps>(
+            [&](auto i) { copy.template Begin<i>(v_t, blocks.At(0), quarter, v_lds); });
+        Unroll<CopyV::kCount>([&](auto i) { copy.template Copy<i>(lane); });
     }
 
     Queries<L, kDim, kQTiles> queries;
@@ -150,15 +178,10 @@ LITE_DEVICE void Attend(const Params& p, const Tile& tile, const WaveId& me, cha
     const char* const v_read = v_lds + lane * kChunkBytes;
 
     WaveScores scores;
-    Probabilities<L, kQTiles, kKBlock> probs;
     KRing k_ring;
-    VRing v_ring;
 
-    // Hides what is missing of the last block.
-    const auto mask = [&] {
-        const int32_t valid = keys.kv_len - blocks.At(0) * kKBlock;
-        if (valid < kKBlock) MaskKeys(valid, scores);
-    };
+    // Keys of the current K block.
+    const auto valid = [&] { return keys.kv_len - blocks.At(0) * kKBlock; };
 
     WaitLoads();
     Barrier();
@@ -167,58 +190,85 @@ LITE_DEVICE void Attend(const Params& p, const Tile& tile, const WaveId& me, cha
     // branch.
     const auto run = [&](auto is_group_b) {
         constexpr bool kGroupB = is_group_b;
+        using Slot = Slots<kDim>;
+        // V of the next K block: group A copies what Pv begins with, B the rest.
+        constexpr int kFirstV = kGroupB ? kVAhead : 0, kEndV = kGroupB ? CopyV::kCount : kVAhead;
+        constexpr int kEndK = kGroupB ? 0 : CopyK::kCount;
+        static_assert(Slot::Copy(Slot::kAll - 1, Slot::kK) + 1 >= CopyK::kCount);
         uint32_t half = 0;  // of K and of V in LDS, holding the current K block
-        const auto pv = [&](auto beside, auto near_end) {
-            PvFrom<Number>([&](int f) { return VFragment(v_read + half, f); }, probs, v_ring, out,
-                           beside, near_end);
-        };
-        StartQk<L, kDim>(lds, k_read, k_ring);
-        Qk<Number>(lds, k_read, queries, k_ring, scores);
+        const auto v_fragment = [&](int f) { return VFragment(v_read + half, f); };
+        StartQk<L, kDim, kQTiles>(lds, k_read, k_ring);
+        Qk<Number>(lds, k_read, queries, k_ring, scores, [](auto) {});
         Barrier();
         while (blocks.Has(1)) {
             const uint32_t other = half ^ kBytes;
-            StartPv(v_read + half, v_ring);
-            if constexpr (kGroupB)
-                LoadV<kDim, Blocks::kFewScalars>(v_block(blocks.At(1)), lane, quarter,
-                                                 v_lds + other);
-            if constexpr (!Blocks::kRaggedLast) mask();
-            const bool counts = Softmax<Number>(scores, c, me.across, blocks, stats, out, probs);
-            blocks.Advance();
-            WaitLoads();
-            Barrier();
-
-            Priority<1>();
-            // Nothing to copy: the same instructions, but nothing is fetched. A branch around each
-            // would cost 2 % of the time.
-            const bool more = blocks.Has(1);
-            Copies copy(keys, blocks.At(more), more, quarter, lds + half);
-            const auto start_qk = [&] { StartQk<L, kDim>(lds + other, k_read, k_ring); };
-            const auto copy_one = [&](auto i) {
-                if constexpr (!kGroupB && i < Copies::kCount) copy.template Copy<i>(copier);
+            Probabilities<L, kQTiles, kKBlock> probs;
+            VRing v_ring;
+            const bool counts = Softmax<Number>(
+                scores, Blocks::kRaggedLast ? kKBlock : valid(), 0, c, me.across, blocks, stats,
+                out, probs, [&] { StartPv<L, kQTiles, kKBlock>(v_fragment, v_ring); });
+            const auto take_turn = [&] {
+                if constexpr (!kGroupB) WaitLoads();
+                Priority<1>();
+                Barrier();
             };
-            if constexpr (Blocks::kBranchToPv) NeverTaken();
+            // The branch to what follows belongs to the shorter stretch: Softmax at D = 128.
+            constexpr bool kBranchAfter = kDim < 128;
+            if constexpr (kBranchAfter) take_turn();
+
+            CopyK copy_k;
+            CopyV copy_v;
+            const auto beside = [&](auto slot) {
+                constexpr int step = slot - Slot::kAdvance;
+                if constexpr (step >= 0 && step < Blocks::kSteps) blocks.template Advance<step>();
+                constexpr int begin_v = slot - Slot::kBeginV;
+                if constexpr (begin_v >= 0 && begin_v < CopyV::kSteps)
+                    copy_v.template Begin<begin_v>(v_t, blocks.At(0), quarter, v_lds + other);
+                constexpr int v = Slot::Copy(slot, Slot::kV);
+                if constexpr (v >= 0 && kFirstV + v < kEndV)
+                    copy_v.template Copy<VPlace<L, kQTiles, kKBlock>(kFirstV + v)>(lane);
+                // Nothing to copy: the same instructions, but nothing is fetched. A branch around
+                // each would cost 2 % of the time.
+                constexpr int begin_k = Slot::BeginK(slot);
+                if constexpr (kEndK > 0 && begin_k >= 0)
+                    copy_k.template Begin<begin_k>(keys, blocks.At(blocks.Has(1)), blocks.Has(1),
+                                                   quarter, lds + half);
+                constexpr int k = Slot::Copy(slot, Slot::kK);
+                if constexpr (k >= 0 && k < kEndK) copy_k.template Copy<k>(copier);
+            };
+            const auto start_qk = [&](auto f) {
+                k_ring[f] = KFragment<L, kDim, kQTiles>(lds + other, k_read, f);
+            };
             if (counts) {
-                pv(copy_one, start_qk);
+                if constexpr (!kBranchAfter) take_turn();
+                PvFrom<Number>(v_fragment, probs, v_ring, out, beside, start_qk);
             } else {
-                start_qk();
-                Unroll<Copies::kCount>(copy_one);
+                if constexpr (!kBranchAfter) take_turn();
+                Unroll<kKAhead>(start_qk);
+                Unroll<Slot::kPv>(beside);
             }
-            Qk<Number>(lds + other, k_read, queries, k_ring, scores);
-            Priority<0>();
+            Qk<Number>(lds + other, k_read, queries, k_ring, scores,
+                       [&](auto slot) { beside(Constant<slot + Slot::kPv>{}); });
             half = other;
+            WaitLoadsBut<kEndK>();  // V, which is older than K
             Barrier();
+            Priority<0>();
         }
-        StartPv(v_read + half, v_ring);
-        mask();
-        if (Softmax<Number>(scores, c, me.across, blocks, stats, out, probs))
-            pv([](auto) {}, [] {});
+        Probabilities<L, kQTiles, kKBlock> probs;
+        VRing v_ring;
+        const uint32_t hidden =
+            static_cast<uint32_t>(__builtin_elementwise_max(kKBlock - valid(), 0));
+        const bool counts =
+            Softmax<Number>(scores, valid(), hidden, c, me.across, blocks, stats, out, probs,
+                            [&] { StartPv<L, kQTiles, kKBlock>(v_fragment, v_ring); });
+        if constexpr (!kGroupB) Barrier();  // the rest of V has landed; as many barriers as group B
+        if (counts) PvFrom<Number>(v_fragment, probs, v_ring, out, [](auto) {}, [](auto) {});
     };
     if (group_b) {
         Barrier();  // half a K block behind from here on
         run(Constant<true>{});
     } else {
         run(Constant<false>{});
-        Barrier();  // as many as group B
     }
 }
 

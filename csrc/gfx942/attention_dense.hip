@@ -10,16 +10,18 @@ namespace liteattention::gfx942 {
 // K blocks now .. end - 1, one after the other. The last one of the sequence is the only one that
 // can be ragged.
 struct AllBlocks {
-    static constexpr bool kRaggedLast = true, kFewScalars = false, kBranchToPv = false;
+    static constexpr bool kRaggedLast = true, kFewScalars = false;
     int32_t now, end;
 
     LITE_DEVICE bool Has(int32_t i) const { return now < end - i; }
     LITE_DEVICE int32_t At(int32_t i) const { return now + i; }
-    LITE_DEVICE void Advance() { ++now; }
-    LITE_DEVICE bool Vote(const float (&)[kQTiles], const WaveStatistics&, const WaveScores&,
-                          float) {
-        return true;
+    static constexpr int kSteps = 1;
+    template <int kStep>
+    LITE_DEVICE void Advance() {
+        ++now;
     }
+    LITE_DEVICE uint64_t Look(const float (&)[kQTiles], const WaveStatistics&, float) { return 0; }
+    LITE_DEVICE int32_t Decide(const WaveStatistics&, const WaveScores&) { return 1; }
 };
 
 struct Assignment {

@@ -36,7 +36,7 @@
 // clocks of the LDS: 56 % of its rate with the stores. At D = 256 it feeds two: there the LDS sets
 // the pace.
 //
-// Budget: VGPR 216, LDS 65536 (32768 at D = 64).
+// Budget: VGPR 208, LDS 65536 (32768 at D = 64).
 
 #include "attention.h"
 #include "paged.h"
@@ -47,8 +47,12 @@ namespace liteattention::gfx942 {
 // Every K block counts (softmax.h).
 struct NoVote {
     template <class... Arguments>
-    LITE_DEVICE bool Vote(const Arguments&...) const {
-        return true;
+    LITE_DEVICE uint64_t Look(const Arguments&...) const {
+        return 0;
+    }
+    template <class... Arguments>
+    LITE_DEVICE int32_t Decide(const Arguments&...) const {
+        return 1;
     }
 };
 
@@ -295,12 +299,10 @@ LITE_DEVICE void AttentionPrefill(const RaggedParams& p) {
             find(block + 3);
         };
         const auto softmax = [&] {
-#pragma unroll
-            for (int f = 0; f < kVAhead; ++f) v_ring[f] = fragment(f);
-            SchedulingFence();
             if (ScalarHere(cap)) CapScores(p, scores);
             if (!mine.Full(block)) MaskUnseen(p, request, rows, first_row, block, scores);
-            Softmax<Number>(scores, c, me.across, no_vote, stats, out, probs);
+            Softmax<Number>(scores, kKeys, 0, c, me.across, no_vote, stats, out, probs,
+                            [&] { StartPv<L, kTiles, kKeys>(fragment, v_ring); });
         };
         // A period with nothing to compute for this wave.
         const auto idle = [&] {
@@ -316,8 +318,8 @@ LITE_DEVICE void AttentionPrefill(const RaggedParams& p) {
 
         while (block < mine.begin) idle();
         if (block < mine.end) {
-            StartQk<L, kDim>(lds + half, k_read, k_ring);
-            Qk<Number>(lds + half, k_read, queries, k_ring, scores);
+            StartQk<L, kDim, kTiles>(lds + half, k_read, k_ring);
+            Qk<Number>(lds + half, k_read, queries, k_ring, scores, [](auto) {});
             while (block + 1 < mine.end) {
                 Barrier();
                 copy();
@@ -325,10 +327,13 @@ LITE_DEVICE void AttentionPrefill(const RaggedParams& p) {
                 Barrier();
                 Priority<1>();
                 const char* k_next = lds + (half ^ kBytes);
-                PvFrom<Number>(
-                    fragment, probs, v_ring, out, [](auto) {},
-                    [&] { StartQk<L, kDim>(k_next, k_read, k_ring); });
-                Qk<Number>(k_next, k_read, queries, k_ring, scores);
+                // K's ring has one place more.
+                const auto start_qk = [&](auto f) {
+                    if constexpr (f == 0) k_ring[0] = KFragment<L, kDim, kTiles>(k_next, k_read, 0);
+                    k_ring[f + 1] = KFragment<L, kDim, kTiles>(k_next, k_read, f + 1);
+                };
+                PvFrom<Number>(fragment, probs, v_ring, out, [](auto) {}, start_qk);
+                Qk<Number>(k_next, k_read, queries, k_ring, scores, [](auto) {});
                 Priority<0>();
                 half ^= kBytes;
                 ++block;
@@ -337,7 +342,7 @@ LITE_DEVICE void AttentionPrefill(const RaggedParams& p) {
             copy();
             softmax();
             Barrier();
-            PvFrom<Number>(fragment, probs, v_ring, out, [](auto) {}, [] {});
+            PvFrom<Number>(fragment, probs, v_ring, out, [](auto) {}, [](auto) {});
             half ^= kBytes;
             ++block;
         }

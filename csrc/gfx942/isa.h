@@ -1,10 +1,11 @@
 // One function per machine instruction, with the hazard that it brings.
 //
-// All but CopyToLds and Pause are compiler builtins or intrinsics: LLVM then counts outstanding
-// loads, inserts s_waitcnt before the first use, and pads every wait state that gfx942 leaves to
-// software. It does neither next to an asm block. "Covered" below means covered by that, and it is
-// the reason why an asm instruction must not be added here without its own s_nop and s_waitcnt.
-// What no compiler knows, namely who hands which LDS bytes to whom, is said where it is done.
+// All but CopyToLds, OrWord, AddWord and Pause are compiler builtins or intrinsics: LLVM then
+// counts outstanding loads, inserts s_waitcnt before the first use, and pads every wait state that
+// gfx942 leaves to software. It does neither next to an asm block. "Covered" below means covered by
+// that, and it is the reason why an asm instruction must not be added here without its own s_nop
+// and s_waitcnt. What no compiler knows, namely who hands which LDS bytes to whom, is said where it
+// is done.
 #pragma once
 
 #include "hip_shim.h"
@@ -74,6 +75,11 @@ LITE_DEVICE bool Any(bool x) { return __builtin_amdgcn_ballot_w64(x) != 0; }
 
 // The active lanes in which x holds: v_cmp into a scalar pair, no hazard to a scalar reader.
 LITE_DEVICE uint64_t Lanes(bool x) { return __builtin_amdgcn_ballot_w64(x); }
+
+// Not 0 if any lane is in the mask: s_or_b32, half the registers.
+LITE_DEVICE uint32_t AnyBits(uint64_t lanes) {
+    return static_cast<uint32_t>(lanes) | static_cast<uint32_t>(lanes >> 32);
+}
 
 // v_readlane_b32: x of `lane`, which is scalar. Covered: as v_readfirstlane_b32, and 4 wait states
 // from a VALU write of the lane's number.
@@ -157,6 +163,25 @@ LITE_DEVICE Word4 DescriptorWords(const char* base, uint32_t bytes) {
     return {static_cast<uint32_t>(at), static_cast<uint32_t>(at >> 32) & 0xffffu, bytes, 4u << 15};
 }
 
+// buffer_atomic_or: bits into the word at base + lane_offset, by the lanes whose offset is within
+// the descriptor's bytes; nothing comes back. In assembly since LLVM would put a branch of lanes
+// around its own, and then restructure every scalar branch of the loop around that. The descriptor
+// must come from the scalar ALU (5 wait states from a VALU write); vmcnt counts it.
+LITE_DEVICE void OrWord(Word4 descriptor, uint32_t lane_offset, uint32_t bits) {
+    asm volatile("buffer_atomic_or %0, %1, %2, 0 offen"
+                 :
+                 : "v"(bits), "v"(lane_offset), "s"(descriptor)
+                 : "memory");
+}
+
+// buffer_atomic_add: the same, adding.
+LITE_DEVICE void AddWord(Word4 descriptor, uint32_t lane_offset, uint32_t value) {
+    asm volatile("buffer_atomic_add %0, %1, %2, 0 offen"
+                 :
+                 : "v"(value), "v"(lane_offset), "s"(descriptor)
+                 : "memory");
+}
+
 LITE_DEVICE uint32_t LdsAddress(const char* lds) { return (uint32_t)(LdsVoid*)lds; }
 
 // buffer_load_dword: 4 bytes at base + lane_offset; `base` and `bytes` are scalar. In flight until
@@ -174,6 +199,13 @@ LITE_DEVICE uint32_t ScalarWord(const uint32_t* words, int32_t i) {
 
 // s_waitcnt vmcnt(0): all vector loads of this wave, copies to LDS included, have landed.
 LITE_DEVICE void WaitLoads() { __builtin_amdgcn_s_waitcnt(0x0f70); }
+
+// s_waitcnt vmcnt(kLeft): all but the kLeft latest of them, which may be 63 at most. Loads arrive
+// in the order in which they were issued.
+template <int kLeft>
+LITE_DEVICE void WaitLoadsBut() {
+    __builtin_amdgcn_s_waitcnt(0x0f70 | (kLeft & 15) | kLeft >> 4 << 14);
+}
 
 // s_barrier, with this wave's LDS reads and writes done before it (s_waitcnt lgkmcnt(0), from the
 // fence) and none of later code moved above it. Copies to LDS are not LDS accesses in this sense:
@@ -210,11 +242,6 @@ LITE_DEVICE void Pause() { asm volatile("s_nop 0"); }
 LITE_DEVICE int32_t ScalarHere(int32_t x) {
     asm volatile("" : "+s"(x));
     return x;
-}
-
-// s_cmp, s_cbranch: a branch that is never taken, which the compiler does not know.
-LITE_DEVICE void NeverTaken() {
-    if (ScalarHere(0)) __builtin_trap();
 }
 
 // v_mbcnt_lo/hi_u32_b32: this lane's number, computed at this point: two instructions instead of a

@@ -47,8 +47,14 @@ struct KeptWords {
         : read(p.read + bitmap),
           must_do(p.must_do),
           must_skip(p.must_skip),
-          words(static_cast<int32_t>(SkipWords(p.kv_len))),
-          tail(~0u >> (-static_cast<uint32_t>(KBlocks(p.kv_len)) % 32u)) {}
+          words(static_cast<int32_t>((Blocks(p) + 31u) / 32u)),
+          tail(~0u >> (-Blocks(p) % 32u)) {}
+
+    // In 32 bits: the 64-bit quotients of geometry.h take the vector ALU.
+    template <class Params>
+    static LITE_DEVICE uint32_t Blocks(const Params& p) {
+        return (static_cast<uint32_t>(p.kv_len) + kKBlock - 1u) / kKBlock;
+    }
 
     LITE_DEVICE uint32_t MustDo(int32_t place) const {
         return must_do ? ScalarWord(must_do, place) : 0u;
@@ -78,7 +84,7 @@ struct SkipRows : KeptWords {
 template <class Params>
 class KeptBlocks {
    public:
-    static constexpr bool kRaggedLast = false, kFewScalars = true, kBranchToPv = false;
+    static constexpr bool kRaggedLast = false, kFewScalars = true;
 
     LITE_DEVICE KeptBlocks(const Params& p, int64_t bitmap)
         : bitmap_(bitmap),
@@ -91,41 +97,61 @@ class KeptBlocks {
     LITE_DEVICE bool Has(int32_t i) const { return Entry(i) != kNone; }
     LITE_DEVICE int32_t At(int32_t i) const { return Block(Entry(i)); }
 
+    static constexpr int kSteps = 5;
+
    protected:
     // An entry is a place in walking order, with kMust if it is in the must-do list, or kNone.
     static constexpr uint32_t kMust = 1u << 31, kPlace = kMust - 1, kNone = kPlace;
 
     LITE_DEVICE uint32_t Now() const { return now_; }
     LITE_DEVICE int64_t Bitmap() const { return bitmap_; }
-    LITE_DEVICE bool LeavesWord() const { return (now_ ^ next_) & kPlace & ~31u; }
-    LITE_DEVICE void Step() {
-        now_ = next_;
-        next_ = Find();
-    }
-
+    // Found anew once every 32 K blocks: held, they would take 10 scalar registers.
+    LITE_DEVICE SkipRows Rows() const { return SkipRows(ArgumentAgain<Params>(), bitmap_); }
     LITE_DEVICE int32_t Block(uint32_t entry) const {
         // Descending: words * 32 - 1 - place, as ~x is -x - 1.
         const uint32_t last = static_cast<uint32_t>(words_) * 32u & flip_;
         return static_cast<int32_t>(((entry & kPlace) ^ flip_) + last);
     }
 
+    // Whether the next block is in another word, so that what is known of this word's blocks must
+    // be handed over: step 0 of Advance. Walk does the others.
+    LITE_DEVICE bool LeavesWord() const { return (now_ ^ next_) & kPlace & ~31u; }
+    template <int kStep>
+    LITE_DEVICE void Walk() {
+        if constexpr (kStep == 1) {
+            now_ = next_;
+        } else if constexpr (kStep == 2) {
+            FindWord();
+        } else if constexpr (kStep == 3) {
+            next_ = Lowest();
+        } else if constexpr (kStep == 4) {
+            if (bits_ == 0) next_ = kNone;
+            bits_ &= bits_ - 1;
+        }
+    }
+
    private:
     LITE_DEVICE uint32_t Entry(int32_t i) const { return i == 0 ? now_ : next_; }
 
-    // The next kept K block.
-    LITE_DEVICE uint32_t Find() {
-        while (bits_ == 0) {
-            if (word_ + 1 >= words_) return kNone;
+    // The next kept K block: its word, if there is one, and it.
+    LITE_DEVICE void FindWord() {
+        while (bits_ == 0 && word_ + 1 < words_) {
             ++word_;
-            // Found anew once every 32 K blocks: held, they would take 10 scalar registers.
-            const SkipRows rows(ArgumentAgain<Params>(), bitmap_);
+            const SkipRows rows = Rows();
             const int32_t place = rows.Place(word_);
             bits_ = rows.Walk(rows.Kept(place));
             must_ = rows.Walk(rows.MustDo(place));
         }
+    }
+    LITE_DEVICE uint32_t Lowest() const {
         const uint32_t bit = static_cast<uint32_t>(__builtin_ctz(bits_));
-        bits_ &= bits_ - 1;
         return static_cast<uint32_t>(word_) * 32u + bit + (must_ >> bit << 31);
+    }
+    LITE_DEVICE uint32_t Find() {
+        FindWord();
+        const uint32_t found = bits_ ? Lowest() : kNone;
+        bits_ &= bits_ - 1;
+        return found;
     }
 
     int64_t bitmap_;

@@ -44,14 +44,24 @@ class KCopies {
    public:
     static constexpr int kRows = KCopyRows(kDim), kCount = kKBlock / kRows / 4;
 
-    LITE_DEVICE KCopies(const KSource& k, int32_t block, bool wanted, uint32_t quarter, char* lds)
-        : from_(DescriptorWords(
-              k.base + static_cast<uint64_t>(static_cast<uint32_t>(block * kKBlock)) * k.row_bytes,
-              wanted ? kAnyBytes : 0u)),
-          row_bytes_(k.row_bytes),
-          last_(static_cast<uint32_t>(k.kv_len - 1 - block * kKBlock) * k.row_bytes),
-          row_(Here<kFewScalars>(quarter * kRows * k.row_bytes)),
-          to_(LdsAddress(lds) + quarter * kRows * kDim * 2) {}
+    // In kSteps steps, each of which fits beside one MFMA.
+    static constexpr int kSteps = 3;
+    template <int kStep>
+    LITE_DEVICE void Begin(const KSource& k, int32_t block, bool wanted, uint32_t quarter,
+                           char* lds) {
+        if constexpr (kStep == 0) {
+            block_ = block;
+            bytes_ = wanted ? kAnyBytes : 0u;
+        } else if constexpr (kStep == 1) {
+            const uint64_t first = static_cast<uint32_t>(block_ * kKBlock);
+            from_ = DescriptorWords(k.base + first * k.row_bytes, bytes_);
+        } else {
+            row_bytes_ = k.row_bytes;
+            last_ = static_cast<uint32_t>(k.kv_len - 1 - block_ * kKBlock) * k.row_bytes;
+            row_ = Here<kFewScalars>(quarter * kRows * k.row_bytes);
+            to_ = LdsAddress(lds) + quarter * kRows * kDim * 2;
+        }
+    }
 
     // The i-th copy; they must come in order.
     template <int i>
@@ -73,6 +83,8 @@ class KCopies {
     // and CopyToLds must not have that.
     static constexpr uint32_t kAnyBytes = 0xfffffff0u;
 
+    int32_t block_;
+    uint32_t bytes_;
     Word4 from_;
     uint32_t row_bytes_, last_, row_;
     uint32_t to_;
@@ -81,22 +93,43 @@ class KCopies {
 template <int kDim, bool kFewScalars>
 LITE_DEVICE void LoadK(const KSource& k, const KCopier<kDim>& copier, int32_t block,
                        uint32_t quarter, char* lds) {
-    KCopies<kDim, kFewScalars> copies(k, block, true, quarter, lds);
+    KCopies<kDim, kFewScalars> copies;
+    Unroll<copies.kSteps>([&](auto i) { copies.template Begin<i>(k, block, true, quarter, lds); });
     Unroll<KCopies<kDim, kFewScalars>::kCount>([&](auto i) { copies.template Copy<i>(copier); });
 }
 
 // Copies a K block of V_t, which lies in one piece, to `lds`: four waves as above, 256 bytes a
-// copy.
+// copy, a fragment (1 KiB) by the four. 4 scalar instructions per copy, 16 copies per wave and K
+// block at D = 128.
 template <int kDim, bool kFewScalars>
-LITE_DEVICE void LoadV(const char* v_t, uint32_t lane, uint32_t quarter, char* lds) {
-    constexpr uint32_t kCopyBytes = kWaveSize * 4, kBytes = kKBlock * kDim * 2;
-    const Word4 from = DescriptorWords(v_t, kBytes);
-    uint32_t at = Here<kFewScalars>(quarter * kCopyBytes);
-    const uint32_t to = LdsAddress(lds) + at;
-    Unroll<kBytes / kCopyBytes / 4>([&](auto i) {
-        CopyToLds<i * 4 * kCopyBytes>(from, lane * 4u, at, to);
-        at += 4 * kCopyBytes;
-    });
-}
+class VCopies {
+    static constexpr uint32_t kCopyBytes = kCopyToLdsBytes, kBytes = kKBlock * kDim * 2;
+
+   public:
+    static constexpr int kCount = kBytes / kCopyBytes / 4;
+
+    // In kSteps steps, as KCopies.
+    static constexpr int kSteps = 2;
+    template <int kStep>
+    LITE_DEVICE void Begin(const char* v_t, int32_t block, uint32_t quarter, char* lds) {
+        if constexpr (kStep == 0) {
+            from_ = DescriptorWords(v_t + static_cast<int64_t>(block) * kBytes, kBytes);
+        } else {
+            at_ = Here<kFewScalars>(quarter * kCopyBytes);
+            to_ = LdsAddress(lds) + at_;
+        }
+    }
+
+    // Fragment `i`.
+    template <int i>
+    LITE_DEVICE void Copy(uint32_t lane) {
+        constexpr uint32_t kTo = i * 4 * kCopyBytes;
+        CopyToLds<kTo>(from_, lane * 4u, at_ + kTo, to_);
+    }
+
+   private:
+    Word4 from_;
+    uint32_t at_, to_;
+};
 
 }  // namespace liteattention::gfx942

@@ -89,7 +89,8 @@ constexpr int KReadByte(int dim, int tile, int step, int lane) {
 
 // A copy to LDS moves 64 dwords to consecutive LDS bytes: one row of D = 128, two of D = 64. The
 // swizzle is therefore applied to the source: the row and byte that `lane` fetches.
-constexpr int KCopyRows(int dim) { return kWaveSize * 4 / (dim * 2); }
+inline constexpr int kCopyToLdsBytes = kWaveSize * 4;
+constexpr int KCopyRows(int dim) { return kCopyToLdsBytes / (dim * 2); }
 constexpr int KCopyRow(int dim, int lane) { return lane / (dim / 2); }
 constexpr int KCopyByte(int dim, int row, int lane) {
     const int dword = lane % (dim / 2);

@@ -30,36 +30,50 @@ LITE_DEVICE Half8 VFragment(const char* v_lds, int index) {
     return *reinterpret_cast<const Half8*>(v_lds + index * kWaveSize * kChunkBytes);
 }
 
-LITE_DEVICE void StartPv(const char* v_lds, VRing& v) {
+// The fragment of V_t that the f-th place of the product takes.
+template <class L, int kTiles, int kKeys>
+constexpr int VPlace(int f) {
+    constexpr int kPairs = kKeys / (2 * L::kDepth);
+    const Place at = PlaceOf(f, kPairs, kAbreast<kTiles>);
+    return at.tile * kPairs + at.step;
+}
+
+// As kQkSlots.
+template <class L, int kDim, int kKeys>
+inline constexpr int kPvSlots = 2 * kDim / L::kTile * kKeys / (2 * L::kDepth);
+
+template <class L, int kTiles, int kKeys, int kAhead, class Fragment>
+LITE_DEVICE void StartPv(Fragment fragment, Half8 (&v)[kAhead]) {
 #pragma unroll
-    for (int f = 0; f < kVAhead; ++f) v[f] = VFragment(v_lds, f);
+    for (int f = 0; f < kAhead; ++f) v[f] = fragment(VPlace<L, kTiles, kKeys>(f));
     SchedulingFence();
 }
 
-// The product over a ring `v` that holds the first kAhead fragments; `fragment(f)` asks for the
-// f-th. Fragment f is output tile f / pairs, operands 2 (f % pairs) and the next. Calls `beside(f)`
-// among the MFMAs of each, and `near_end` when two fragments are left: what comes next issues its
-// first loads there.
+// The product over a ring `v` that holds the fragments of the first kAhead places; `fragment(i)`
+// asks for the i-th of V_t. Calls beside(i) in slot i, as Qk does, and next(i) where the ring has
+// no more use for its i-th fragment: what comes next issues its first loads there.
 template <class Number, class L, int kDim, int kTiles, int kKeys, int kAhead, class Fragment,
-          class Beside, class NearEnd>
+          class Beside, class Next>
 LITE_DEVICE void PvFrom(Fragment fragment, const Probabilities<L, kTiles, kKeys>& probs,
                         Half8 (&v)[kAhead], Outputs<L, kDim, kTiles>& out, Beside beside,
-                        NearEnd near_end) {
+                        Next next) {
     constexpr int kPairs = kKeys / (2 * L::kDepth), kFragments = kDim / L::kTile * kPairs;
+    constexpr int kSide = kAbreast<kTiles>;
     static_assert(kFragments >= kAhead);
-    Unroll<kFragments>([&](auto f) {
-        constexpr int t = f / kPairs, pair = f % kPairs;
+    Unroll<kPvSlots<L, kDim, kKeys>>([&](auto slot) {
+        constexpr bool high = slot % (2 * kSide) >= kSide;
+        constexpr int f = slot / (2 * kSide) * kSide + slot % kSide;
+        constexpr Place at = PlaceOf(f, kPairs, kSide);
         Half8& now = v[f % kAhead];
-        if (f == kFragments - 2) near_end();
 #pragma unroll
         for (int x = 0; x < kTiles; ++x)
-            Number::Multiply(Low(now), probs.operand[2 * pair][x], out.tile[t][x]);
-        SchedulingFence();
-        beside(f);
-#pragma unroll
-        for (int x = 0; x < kTiles; ++x)
-            Number::Multiply(High(now), probs.operand[2 * pair + 1][x], out.tile[t][x]);
-        if (f + kAhead < kFragments) now = fragment(f + kAhead);
+            Number::Multiply(high ? High(now) : Low(now), probs.operand[2 * at.step + high][x],
+                             out.tile[at.tile][x]);
+        if constexpr (high && f + kAhead < kFragments)
+            now = fragment(VPlace<L, kTiles, kKeys>(f + kAhead));
+        else if constexpr (high)
+            next(Constant<f + kAhead - kFragments>{});
+        beside(slot);
         SchedulingFence();
     });
 }

@@ -66,41 +66,65 @@ inline constexpr int kKAhead = 4;
 
 using KRing = Half8[kKAhead];
 
-template <class L, int kDim>
-LITE_DEVICE Half8 KFragment(const char* k_lds, uint32_t k_read, int index) {
-    constexpr int kSteps = kQkSteps<L, kDim>;
-    const int t = index / kSteps, s = index % kSteps;
-    const uint32_t chunk = static_cast<uint32_t>(s * L::kGroups * kChunkBytes);
-    const uint32_t at = (k_read ^ chunk % 128u) + chunk / 128u * 128u + t * L::kTile * kDim * 2u;
-    return *reinterpret_cast<const Half8*>(k_lds + at);
+// Result tiles that the products alternate between: an MFMA never waits for the sum of the one
+// before. With two q tiles those alternate already.
+template <int kTiles>
+inline constexpr int kAbreast = kTiles == 1 ? 2 : 1;
+
+// Which result tile and which step of its contraction the f-th fragment of `steps` a tile is for.
+struct Place {
+    int tile, step;
+};
+constexpr Place PlaceOf(int f, int steps, int abreast) {
+    const int set = abreast * steps;
+    return {f / set * abreast + f % abreast, f % set / abreast};
 }
 
-template <class L, int kDim>
+// The f-th fragment of a K block.
+template <class L, int kDim, int kTiles>
+LITE_DEVICE Half8 KFragment(const char* k_lds, uint32_t k_read, int f) {
+    const Place at = PlaceOf(f, kQkSteps<L, kDim>, kAbreast<kTiles>);
+    const uint32_t chunk = static_cast<uint32_t>(at.step * L::kGroups * kChunkBytes);
+    const uint32_t byte = (k_read ^ chunk % 128u) + chunk / 128u * 128u +
+                          static_cast<uint32_t>(at.tile * L::kTile * kDim * 2);
+    return *reinterpret_cast<const Half8*>(k_lds + byte);
+}
+
+template <class L, int kDim, int kTiles>
 LITE_DEVICE void StartQk(const char* k_lds, uint32_t k_read, KRing& k) {
 #pragma unroll
-    for (int f = 0; f < kKAhead; ++f) k[f] = KFragment<L, kDim>(k_lds, k_read, f);
+    for (int f = 0; f < kKAhead; ++f) k[f] = KFragment<L, kDim, kTiles>(k_lds, k_read, f);
     SchedulingFence();
 }
 
-template <class Number, class L, int kDim, int kTiles, int kKeys>
+// How many MFMAs, or pairs of them with two q tiles, a wave runs per K block; `beside` is called
+// after each.
+template <class L, int kDim, int kKeys>
+inline constexpr int kQkSlots = 2 * kKeys / L::kTile * kQkSteps<L, kDim>;
+
+// The product, with a ring `k` that holds the first kKAhead fragments. Calls beside(i) in slot i.
+template <class Number, class L, int kDim, int kTiles, int kKeys, class Beside>
 LITE_DEVICE void Qk(const char* k_lds, uint32_t k_read, const Queries<L, kDim, kTiles>& q, KRing& k,
-                    Scores<L, kTiles, kKeys>& scores) {
+                    Scores<L, kTiles, kKeys>& scores, Beside beside) {
     constexpr int kSteps = kQkSteps<L, kDim>, kFragments = kKeys / L::kTile * kSteps;
-#pragma unroll
-    for (int f = 0; f < kFragments; ++f) {
-        const int t = f / kSteps, s = f % kSteps;
+    constexpr int kSide = kAbreast<kTiles>;
+    Unroll<kQkSlots<L, kDim, kKeys>>([&](auto slot) {
+        constexpr bool high = slot % (2 * kSide) >= kSide;
+        constexpr int f = slot / (2 * kSide) * kSide + slot % kSide;
+        constexpr Place at = PlaceOf(f, kSteps, kSide);
         Half8& now = k[f % kKAhead];
 #pragma unroll
         for (int x = 0; x < kTiles; ++x) {
-            if (s == 0) scores.tile[t][x] = Accumulator<L>{};
-            Number::Multiply(Low(now), Low(q.fragment[x][s]), scores.tile[t][x]);
+            auto& sum = scores.tile[at.tile][x];
+            const Half8& query = q.fragment[x][at.step];
+            if constexpr (at.step == 0 && !high) sum = Accumulator<L>{};
+            Number::Multiply(high ? High(now) : Low(now), high ? High(query) : Low(query), sum);
         }
-#pragma unroll
-        for (int x = 0; x < kTiles; ++x)
-            Number::Multiply(High(now), High(q.fragment[x][s]), scores.tile[t][x]);
-        if (f + kKAhead < kFragments) now = KFragment<L, kDim>(k_lds, k_read, f + kKAhead);
+        if constexpr (high && f + kKAhead < kFragments)
+            now = KFragment<L, kDim, kTiles>(k_lds, k_read, f + kKAhead);
+        beside(slot);
         SchedulingFence();
-    }
+    });
 }
 
 }  // namespace liteattention::gfx942

@@ -27,9 +27,9 @@ struct Statistics {
         top[kTiles];  // the maximum that probabilities are relative to, 256 times smaller or equal
     float base[kTiles];  // it times c, rounded, where that is exact enough; else 0 (Shift)
     float sum[kTiles];   // of this lane's own keys: the groups are added up at the end
-    bool wide;           // whether any lane needs the exact shift. Scalar.
+    uint32_t wide;       // not 0 if any lane needs the exact shift. Scalar.
 
-    LITE_DEVICE Statistics() : wide(false) {
+    LITE_DEVICE Statistics() : wide(0) {
 #pragma unroll
         for (int x = 0; x < kTiles; ++x) {
             max[x] = top[x] = FromBits(kMinusInfinity);
@@ -75,22 +75,16 @@ LITE_DEVICE void MaskKeys(int32_t valid, Scores<L, kTiles, kKeys>& scores) {
         }
 }
 
-// The maximum over the groups of lanes with the same column. `across` is 4 (lane ^ 32).
-template <class L>
-LITE_DEVICE float MaximumOfGroups(float x, uint32_t across) {
-    if constexpr (L::kGroups == 4) x = __builtin_fmaxf(x, Xor16(x));
-    return __builtin_fmaxf(x, FromLane(across, x));
-}
-
-// Maximum of a q tile's keys, the same in all groups of a column.
+// Maximum of a q tile's keys that this lane has; with 16 rows, that it and the quad beside it have.
 template <class L, int kTiles, int kKeys>
-LITE_DEVICE float TileMaximum(const Scores<L, kTiles, kKeys>& scores, int x, uint32_t across) {
+LITE_DEVICE float LaneMaximum(const Scores<L, kTiles, kKeys>& scores, int x) {
     float top = FromBits(kMinusInfinity);
 #pragma unroll
     for (int t = 0; t < kKeys / L::kTile; ++t)
 #pragma unroll
         for (int i = 0; i < L::kRegisters; ++i) top = __builtin_fmaxf(top, scores.tile[t][x][i]);
-    return MaximumOfGroups<L>(top, across);
+    if constexpr (L::kGroups == 4) top = __builtin_fmaxf(top, Xor16(top));
+    return top;
 }
 
 // Probabilities are 2^(c (score - top)). One fused multiply-add computes c score - base, base = c
@@ -124,7 +118,7 @@ LITE_DEVICE void Shift(float c, Statistics<L, kTiles>& stats, Outputs<L, kDim, k
         Shrink(shrink, x, out);
         wide |= IsWide(now, c);
     }
-    stats.wide = Any(wide);
+    stats.wide = AnyBits(Lanes(wide));
 }
 
 // 2^(c x - base) of a lane's kCount scores, rounded to 16 bits, and their sum, in an order that
@@ -138,7 +132,7 @@ LITE_DEVICE void Shift(float c, Statistics<L, kTiles>& stats, Outputs<L, kDim, k
 // kLead pairs ahead, two additions to the sum, Number::kSteps to round.
 template <class Number, int kCount>
 struct Exponentials {
-    static constexpr int kLead = 2, kOthers = 4 + Number::kSteps;
+    static constexpr int kLead = 3, kAtOnce = 2, kOthers = 4 + Number::kSteps;
     static constexpr int kBeside = 3, kWindow = 7;
 
     float c, base;
@@ -149,7 +143,8 @@ struct Exponentials {
     LITE_DEVICE Exponentials(float factor, float shift) : c(factor), base(shift) {}
 
     LITE_DEVICE float Run() {
-        Unroll<2 * kLead>([&](auto e) { Prepare<e>(); });
+        // Two exponentials precede the first others: what the lead needs stands beside them.
+        Unroll<kAtOnce>([&](auto e) { Prepare<e>(); });
         Window<0, 0>();
         return sum[0] + sum[1];
     }
@@ -195,45 +190,82 @@ struct Exponentials {
             constexpr int kNow = kReady < kBeside ? kReady : kBeside;
             x[e] = Exp2(x[e]);
             Pin(x[e]);
-            Others<kDone, kNow>();
-            if constexpr (e > 1 && kNow < kBeside) Unroll<kBeside - kNow>([](auto) { Pause(); });
+            if constexpr (e < 2) {
+                Unroll<kBeside>([&](auto i) {
+                    constexpr int ahead = kAtOnce + kBeside * e + i;
+                    if constexpr (ahead < 2 * kLead)
+                        Prepare<ahead>();
+                    else
+                        Pause();
+                });
+                SchedulingFence();
+            } else {
+                Others<kDone, kNow>();
+                if constexpr (kNow < kBeside) Unroll<kBeside - kNow>([](auto) { Pause(); });
+            }
             Window<e + 1, kDone + kNow>();
         }
     }
 };
 
 // Turns scores into probabilities P^T, rounded to 16 bits, and adds them to the sums. `c` > 0;
-// `across` is 4 (lane ^ 32). If `blocks.Vote` says false, the wave leaves the K block out: nothing
-// changes, and the result is false.
-template <class Number, class L, int kDim, int kTiles, int kKeys, class Blocks>
-LITE_DEVICE bool Softmax(Scores<L, kTiles, kKeys>& scores, float c, uint32_t across, Blocks& blocks,
-                         Statistics<L, kTiles>& stats, Outputs<L, kDim, kTiles>& out,
-                         Probabilities<L, kTiles, kKeys>& probs) {
-    float top[kTiles];
+// `across` is 4 (lane ^ 32). Calls `meanwhile()` while maxima pass between lanes. All that seldom
+// happens is behind one branch. If `blocks.Decide` says false, the wave leaves the K block out:
+// nothing changes, and the result is false.
+//
+// Keys `valid` .. 63 do not exist. Where that may be so, `look_anyway` is not 0, or the K block is
+// the first one that its rows meet: there maxima rise from -inf, unless every score is -inf, or
+// NaN, and so hidden or NaN as it is. Either way the branch is taken. Until then the scores of
+// these keys are those of the last key (load_k.h), which no maximum and no vote sees.
+template <class Number, class L, int kDim, int kTiles, int kKeys, class Blocks, class Meanwhile>
+LITE_DEVICE bool Softmax(Scores<L, kTiles, kKeys>& scores, int32_t valid, uint32_t look_anyway,
+                         float c, uint32_t across, Blocks& blocks, Statistics<L, kTiles>& stats,
+                         Outputs<L, kDim, kTiles>& out, Probabilities<L, kTiles, kKeys>& probs,
+                         Meanwhile meanwhile) {
+    float top[kTiles], max[kTiles];
 #pragma unroll
-    for (int x = 0; x < kTiles; ++x) top[x] = TileMaximum(scores, x, across);
-    if (!blocks.Vote(top, stats, scores, c)) return false;
+    for (int x = 0; x < kTiles; ++x) {
+        top[x] = LaneMaximum(scores, x);
+        max[x] = FromLane(across, top[x]);
+    }
+    SchedulingFence();
+    meanwhile();
+    SchedulingFence();
     bool rose = false;
 #pragma unroll
     for (int x = 0; x < kTiles; ++x) {
-        stats.max[x] = __builtin_fmaxf(stats.max[x], top[x]);
-        rose |= Rose(stats.max[x], stats.top[x], c);
+        top[x] = __builtin_fmaxf(top[x], max[x]);
+        max[x] = __builtin_fmaxf(stats.max[x], top[x]);
+        rose |= Rose(max[x], stats.top[x], c);
     }
-    if (Any(rose)) Shift(c, stats, out);
-    SchedulingFence();
-    if (stats.wide) {
+    const uint64_t seldom = Lanes(rose) | blocks.Look(top, stats, c) | stats.wide | look_anyway;
+    if (seldom != 0) {
+        if (valid < kKeys) MaskKeys(valid, scores);
+        if (!blocks.Decide(stats, scores)) return false;
+        bool again = false;
 #pragma unroll
         for (int x = 0; x < kTiles; ++x) {
-            const float exact = IsWide(stats.top[x], c) ? stats.top[x] : 0.0f;
+            stats.max[x] = max[x];
+            Pin(stats.max[x]);  // found out anew, so as not to hold a mask of lanes till here
+            again |= Rose(stats.max[x], stats.top[x], c);
+        }
+        if (Any(again)) Shift(c, stats, out);
+        SchedulingFence();
+        if (stats.wide != 0) {
 #pragma unroll
-            for (int t = 0; t < kKeys / L::kTile; ++t)
+            for (int x = 0; x < kTiles; ++x) {
+                const float exact = IsWide(stats.top[x], c) ? stats.top[x] : 0.0f;
 #pragma unroll
-                for (int i = 0; i < L::kRegisters; ++i) scores.tile[t][x][i] -= exact;
+                for (int t = 0; t < kKeys / L::kTile; ++t)
+#pragma unroll
+                    for (int i = 0; i < L::kRegisters; ++i) scores.tile[t][x][i] -= exact;
+            }
         }
     }
     float own[kTiles];
 #pragma unroll
     for (int x = 0; x < kTiles; ++x) {
+        stats.max[x] = max[x];
         constexpr int kRuns = kKeys / L::kTile * L::kRuns;
         Exponentials<Number, kRuns * 4> exponentials(c, stats.base[x]);
 #pragma unroll

@@ -34,8 +34,6 @@ LITE_DEVICE void ClearWeights(const WeighParams& p, int64_t index) {
 
 class WeighedBlocks : public KeptBlocks<WeighParams> {
    public:
-    static constexpr bool kBranchToPv = true;
-
     // `index` is the tile's number.
     LITE_DEVICE WeighedBlocks(const WeighParams& p, const Tile& tile, int64_t index,
                               const WaveId& me)
@@ -51,16 +49,19 @@ class WeighedBlocks : public KeptBlocks<WeighParams> {
         }
     }
 
+    // In kSteps steps, each of which fits beside one MFMA.
+    template <int kStep>
     LITE_DEVICE void Advance() {
-        if (LeavesWord()) Flush();
-        Step();
+        if constexpr (kStep == 0) {
+            if (LeavesWord()) Flush();
+        } else {
+            Walk<kStep>();
+        }
     }
 
     // Every tile of the list is computed.
-    LITE_DEVICE bool Vote(const float (&)[kQTiles], const WaveStatistics&, const WaveScores&,
-                          float) {
-        return true;
-    }
+    LITE_DEVICE uint64_t Look(const float (&)[kQTiles], const WaveStatistics&, float) { return 0; }
+    LITE_DEVICE int32_t Decide(const WaveStatistics&, const WaveScores&) { return 1; }
 
     // `own` are the sums of a lane's probabilities of the tile, `after` the statistics with them.
     LITE_DEVICE void Weigh(const float (&own)[kQTiles], const WaveStatistics& after,
@@ -78,12 +79,14 @@ class WeighedBlocks : public KeptBlocks<WeighParams> {
         weights_ = WithLane(weights_, Now() & 31u, OfLane(rounded, kWaveSize - 1));
     }
 
-    // Hands the last weights over: lane i has that of place i of the word.
+    // Hands the last weights over: lane i has that of place i of the word. Lanes 32 .. 63 add 0; a
+    // block that does not exist lies outside of the row.
     LITE_DEVICE void Flush() {
+        const WeighParams& p = ArgumentAgain<WeighParams>();
         const int32_t block = Block((Now() & kPlace & ~31u) + LaneHere());
-        if (weights_)
-            __hip_atomic_fetch_add(&row_[block], static_cast<uint32_t>(weights_), __ATOMIC_RELAXED,
-                                   __HIP_MEMORY_SCOPE_AGENT);
+        const Word4 row =
+            DescriptorWords(reinterpret_cast<const char*>(row_), KeptWords::Blocks(p) * 4u);
+        AddWord(row, static_cast<uint32_t>(block) * 4u, static_cast<uint32_t>(weights_));
         weights_ = 0;
     }
 

@@ -213,16 +213,21 @@ class Graph:
         """Instructions of a loop by unit ("valu", "trans", "mfma", ...), each counted once."""
         return Counter(inst.unit for inst in self.body(loop))
 
-    def hot_loop(self) -> Loop | None:
-        """The loop with the most MFMA among those whose inner loops have none.
+    def hot_loops(self) -> list[Loop]:
+        """The loops with MFMA whose inner loops have none, most MFMA first.
 
-        Without MFMA the loop with the most instructions; None for code without a loop.
+        Code that groups of waves do not share has one for each group. Without MFMA the loop with
+        the most instructions; none for code without a loop.
         """
         matrix = [loop for loop in self.loops if self.mix(loop)["mfma"]]
         inner = [loop for loop in matrix if not any(other.blocks < loop.blocks for other in matrix)]
         if inner:
-            return max(inner, key=lambda loop: self.mix(loop)["mfma"])
-        return max(self.loops, key=lambda loop: len(self.body(loop)), default=None)
+            return sorted(inner, key=lambda loop: -self.mix(loop)["mfma"])
+        return sorted(self.loops, key=lambda loop: -len(self.body(loop)))[:1]
+
+    def hot_loop(self) -> Loop | None:
+        """The first of them, or None."""
+        return next(iter(self.hot_loops()), None)
 
 
 def graph(listing: Listing, kernel: str) -> Graph:

@@ -85,11 +85,12 @@ class Kernel:
         return self.listing.index_of[offset]
 
     def loop(self) -> list[Instruction]:
-        """Instructions of the hot loop; of the whole kernel when it has no loop."""
-        hot = self.graph.hot_loop()
-        if hot is None:
+        """Instructions of the hot loops, by address; of the whole kernel when it has no loop."""
+        hot = self.graph.hot_loops()
+        if not hot:
             return [self.listing.instructions[index] for index in sorted(self.graph.next)]
-        return self.graph.body(hot)
+        found = {inst.index: inst for loop in hot for inst in self.graph.body(loop)}
+        return [found[index] for index in sorted(found)]
 
 
 def mutations(kernel: Kernel, where: Iterable[Instruction]) -> list[Mutation]:
@@ -131,7 +132,7 @@ def judge(
         flagged.append("results")
     argument = "" if flagged else _redundant(kernel, mutation, left, mutant, reference)
     if not flagged and mutation.kind in _EXTENTS and outcome.traffic == reference.traffic:
-        argument = "stops no lane in any run: as many bytes are read and written without it"
+        argument = "stops no lane in any run: as many bytes are read and written with either"
     return Verdict(mutation, tuple(flagged), argument)
 
 
@@ -143,7 +144,7 @@ def _hazards(kernel: Kernel, mutation: Mutation, mutant: Listing) -> list[hazard
     return hazards.check_listing(mutant)
 
 
-_EXTENTS = ("buffer extent unlimited",)
+_EXTENTS = ("buffer extent unlimited", "buffer extent halved")
 _WAITS = ("wait deleted", "wait weakened by one")
 
 

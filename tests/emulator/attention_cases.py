@@ -153,9 +153,10 @@ class LiteProblem(Problem):
     descending: bool = True
     soft_skip: bool = False
     keep: float = 0.7
+    row: int = 3  # of the query with a NaN, or of the one that meets +inf
     nan: bool = False  # in one query: its row keeps every tile
     nan_key: int = -1  # its scores are NaN, among others of a tile that could be dropped
-    infinite: bool = False  # row 3 meets +inf, and later NaN in a tile that others keep
+    infinite: bool = False  # a row meets +inf, and later NaN in a tile that others keep
     empty: tuple[int, ...] = ()  # words of the bitmap in which nothing is kept
 
     @cached_property
@@ -163,16 +164,16 @@ class LiteProblem(Problem):
         """As `Problem.inputs`."""
         q, k, v = super().inputs
         if self.nan:
-            q[0, 3, 0, 5] = 0x7FC0
+            q[0, self.row, 0, 5] = 0x7FC0
         if self.nan_key >= 0:
             k[0, self.nan_key, 0, 5] = 0x7FC0
         if self.infinite:
             one, minus, infinity = 0x3F80, 0xBF80, 0x7F80
             q[0, :, 0, :2] = minus
-            q[0, 3, 0, 0] = one
+            q[0, self.row, 0, 0] = one
             k[0, :, 0, :2] = 0
-            k[0, 770, 0, 0] = infinity  # +inf in row 3, -inf in all others
-            k[0, 650, 0, :2] = infinity  # inf - inf in row 3, -inf in all others
+            k[0, 770, 0, 0] = infinity  # +inf in that row, -inf in all others
+            k[0, 650, 0, :2] = infinity  # inf - inf in that row, -inf in all others
         return q, k, v
 
     @cached_property
@@ -207,8 +208,8 @@ class LiteProblem(Problem):
     def accept(self) -> None:
         """The results are the kernel's own, which its tests hold against the oracle."""
         out, every = from_bf16(self.out)[0], self.nan_key >= 0
-        assert np.isnan(out[3]).all() == (self.nan or self.infinite or every)
-        assert (np.isnan if every else np.isfinite)(np.delete(out, 3, axis=0)).all()
+        assert np.isnan(out[self.row]).all() == (self.nan or self.infinite or every)
+        assert (np.isnan if every else np.isfinite)(np.delete(out, self.row, axis=0)).all()
         self.accepted = self.out, self.lse.view(np.uint32), self.write
 
     def right(self) -> bool:
@@ -490,13 +491,20 @@ def cases(kernel: str) -> tuple[str, Sequence[Case]]:
             LiteProblem(dim, 20, 69 * 64 + 20, keep=0.2, empty=(1,), descending=False),
             LiteProblem(dim, 20, 800, keep=1.0, nan_key=70),
             LiteProblem(dim, 20, 800, keep=1.0, infinite=True),
+            # the same, and a NaN, in a row of group B, which has a loop of its own
+            LiteProblem(dim, 148, 800, keep=1.0, infinite=True, row=140),
+            LiteProblem(dim, 148, 299, nan=True, keep=1.0, row=140),
+            # tiles left out where a word of the bitmap ends
+            LiteProblem(dim, 148, 69 * 64 + 20, keep=0.2, soft_skip=True),
+            LiteProblem(dim, 20, 69 * 64 + 20, keep=0.2, soft_skip=True, growth=-1.0),
             LiteProblem(dim, 200, 40, descending=False, keep=1.0),
             LiteProblem(dim, 200, 299, nan=True, keep=1.0),
             LiteProblem(dim, 200, 700, soft_skip=True, keep=1.0),
             LiteProblem(dim, 200, 400, descending=False, growth=12.0),
             LiteProblem(dim, 200, 200, keep=1.0, descending=False, reach=3000.0),
-            # a last block that ends between any two keys of a lane, walked first
-            *(LiteProblem(dim, 20, 68 + 8 * t + i, keep=1.0) for t in range(8) for i in range(4)),
+            # a last block that ends between any two keys of a lane, walked first, by rows of both
+            # groups
+            *(LiteProblem(dim, 148, 68 + 8 * t + i, keep=1.0) for t in range(8) for i in range(4)),
             # walked last, so that the loop copies the block that ends in the middle
             *(LiteProblem(dim, 200, n, descending=False, keep=1.0) for n in lengths),
         ]

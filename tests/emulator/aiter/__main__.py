@@ -5,7 +5,7 @@ import sys
 from liteattention_emulator.timing import replay, work
 from liteattention_emulator.timing.report import WORK_HEAD, work_row
 
-from . import clocks, public_kernel, triton_forward, whole, whole_tables
+from . import bounds, clocks, public_kernel, triton_forward, whole, whole_tables
 from .cases import run, table_cases
 from .launch import VARIABLE, folder
 from .published import ROUNDINGS
@@ -52,6 +52,7 @@ def main() -> None:
         spent.append(f"| moonmath-ai {rounding} | {' | '.join(work_row(found))} |")
     print(f"\n| kernel | {' | '.join(WORK_HEAD)} |\n|---|{'---:|' * len(WORK_HEAD)}")
     print("\n".join(spent))
+    print("\n" + "\n".join(bounds.lines(root)))
     print("\n" + "\n".join(whole_tables.counted(root)))
     print("\n" + "\n".join(whole_tables.own(root)))
     if source is None:

@@ -5,9 +5,10 @@ from pathlib import Path
 import pytest
 import torch
 
+from liteattention_rocm.contract import Rounding
 from tests.oracle.attention import exact_rows
 
-from . import clocks, launch
+from . import bounds, clocks, launch
 from .cases import FLAWS, Case, decode_cases, prefill_cases, prepare, run
 from .decode import Decode
 from .prefill import Prefill
@@ -55,6 +56,13 @@ def test_kernels_do_not_take_any_shape() -> None:
     planned = ROOT / "pa/pa_bf16_pertokenFp8_gqa16_1tg_4w_qlen16_msk1_ps.co"
     with pytest.raises(ValueError, match="as many rows of q of every request"):
         prepare(planned, Decode(((1, 4), (2, 4)), 8))
+
+
+@pytest.mark.parametrize(("rounding", "most"), [("rtne", 0.9), ("rtna", 0.93), ("rtz", 1.0)])
+def test_ours_is_ahead_whatever_the_open_constants_are(rounding: Rounding, most: float) -> None:
+    found = bounds.ratios(ROOT, rounding)
+    assert len(found) > 20
+    assert [each for each in found if each.ratio > most] == []
 
 
 def test_every_flaw_is_met() -> None:
