@@ -486,7 +486,9 @@ def cases(kernel: str) -> tuple[str, Sequence[Case]]:
     if kernel.startswith("attention_lite"):
         lengths = [257 + 8 * i for i in range(8)] if dim == 64 else []
         return "attention_lite", [
-            LiteProblem(dim, 50, 69 * 64 + 20, keep=0.15),  # three words of the bitmap
+            # three words of the bitmap; votes that one wave group alone casts in each
+            LiteProblem(dim, 148, 69 * 64 + 20, keep=0.15, nan=True),
+            LiteProblem(dim, 148, 69 * 64 + 20, keep=0.15, nan=True, row=140),
             LiteProblem(dim, 20, 69 * 64 + 20, keep=0.2, empty=(0,)),  # the last one walked
             LiteProblem(dim, 20, 69 * 64 + 20, keep=0.2, empty=(1,), descending=False),
             LiteProblem(dim, 20, 800, keep=1.0, nan_key=70),
