@@ -43,10 +43,10 @@ LIMITS = {
     "attention_lite_fp16_d128": Limit(64, 485),
     "attention_lite_bf16_d64_rtne": Limit(32, 435),
     "attention_lite_fp16_d64": Limit(32, 405),
-    "attention_weigh_bf16_d128_rtne": Limit(64, 500),
-    "attention_weigh_fp16_d128": Limit(64, 470),
-    "attention_weigh_bf16_d64_rtne": Limit(32, 430),
-    "attention_weigh_fp16_d64": Limit(32, 400),
+    "attention_weigh_bf16_d128_rtne": Limit(64, 515),
+    "attention_weigh_fp16_d128": Limit(64, 485),
+    "attention_weigh_bf16_d64_rtne": Limit(32, 435),
+    "attention_weigh_fp16_d64": Limit(32, 405),
 }
 
 
