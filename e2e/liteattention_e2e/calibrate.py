@@ -9,6 +9,10 @@ Layers differ in how much softmax mass they can lose before the video shows it. 
    groups' mean squared errors add up;
 4. runs that policy, compares, and corrects the assumption until the quality is met.
 
+A part of the error is there whatever is skipped: where products are rounded otherwise, a video of
+bf16 numbers changes. It must not be counted once a group. Half of the least error of all trials is
+taken for it.
+
 The choice is a Lagrangian one: for a price of error, each group takes the budget for which the
 tiles it skips, less the price of its error, are the most; the price is found by bisection
 (Shoham and Gersho, Efficient bit allocation for an arbitrary set of quantizers, 1988).
@@ -33,8 +37,8 @@ from .runs import AnyRunner, Run
 
 #: PSNR that equal videos count as, dB: less than one 8-bit level in 1,000 pixels.
 MOST_DB = 80.0
-#: No budget is chosen outside of these.
-LEAST_BUDGET, MOST_BUDGET = 1e-3, 0.5
+#: The least budget that is chosen; the most is the largest that was tried.
+LEAST_BUDGET = 1e-3
 #: How far above the wanted quality a policy may end, dB, before another one is tried.
 SLACK_DB = 0.3
 _GRID = 96  # budgets to choose from, in equal ratios
@@ -128,18 +132,21 @@ class Curve:
     """Error and skipped share of a group by budget, through its trials.
 
     Between trials the logarithm of the error and the share are linear in the logarithm of the
-    budget; beyond them, as between the nearest two. Neither ever falls as the budget grows.
+    budget; below them, as between the least two. Neither ever falls as the budget grows. Nothing is
+    said of budgets above ``most``, the largest tried.
 
     Args:
         trials: of one group, at least two with different budgets.
+        floor: squared error that is there without this group, relative to the squared peak.
     """
 
-    def __init__(self, trials: Iterable[Trial]) -> None:
+    def __init__(self, trials: Iterable[Trial], floor: float = 0.0) -> None:
         ordered = sorted(trials, key=lambda item: item.budget)
         self._x = [math.log(item.budget) for item in ordered]
         if len(set(self._x)) < 2:
             raise ValueError("a curve needs trials at two budgets at least")
-        self._error = _rising([-item.psnr_db for item in ordered])
+        self.most = ordered[-1].budget
+        self._error = _rising([10 * math.log10(_beyond(item, floor)) for item in ordered])
         self._skipped = _rising([item.skipped for item in ordered])
 
     def error(self, budget: float) -> float:
@@ -157,6 +164,16 @@ class Curve:
         return values[i - 1] + share * (values[i] - values[i - 1])
 
 
+def _beyond(trial: Trial, floor: float) -> float:
+    """Squared error of a trial without the floor; not 0, of which there is no logarithm."""
+    return max(error_of(trial.psnr_db) - floor, 1e-12)
+
+
+def error_of(psnr_db: float) -> float:
+    """Mean squared error relative to the squared peak."""
+    return float(10 ** (-psnr_db / 10))
+
+
 def _rising(values: list[float]) -> list[float]:
     """Each value, or the largest before it."""
     found: list[float] = []
@@ -165,18 +182,19 @@ def _rising(values: list[float]) -> list[float]:
     return found
 
 
-def choose(curves: Sequence[Curve], sizes: Sequence[int], target_db: float) -> tuple[float, ...]:
+def choose(
+    curves: Sequence[Curve], sizes: Sequence[int], target_db: float, floor: float = 0.0
+) -> tuple[float, ...]:
     """The budgets that skip the most tiles while the summed errors stay within ``target_db``.
 
     Args:
         curves: of every group.
         sizes: number of layers of every group.
         target_db: PSNR; not met if even the least budgets lose more.
+        floor: squared error that is there anyhow, relative to the squared peak.
     """
-    ratio = (MOST_BUDGET / LEAST_BUDGET) ** (1 / (_GRID - 1))
-    grid = [LEAST_BUDGET * ratio**i for i in range(_GRID)]
     options = [
-        [(size * curve.skipped(b), curve.error(b), b) for b in grid]
+        [(size * curve.skipped(b), curve.error(b), b) for b in _budgets_up_to(curve.most)]
         for curve, size in zip(curves, sizes, strict=True)
     ]
 
@@ -188,17 +206,23 @@ def choose(curves: Sequence[Curve], sizes: Sequence[int], target_db: float) -> t
     low, high = 1e-6, 1e12  # of a price per squared error relative to the squared peak
     for _ in range(80):
         middle = math.sqrt(low * high)
-        if predicted_db(curves, at(middle)) < target_db:
+        if predicted_db(curves, at(middle), floor) < target_db:
             low = middle
         else:
             high = middle
     return at(high)
 
 
-def predicted_db(curves: Sequence[Curve], budgets: Sequence[float]) -> float:
-    """PSNR, dB, if the groups' errors add up."""
+def _budgets_up_to(most: float) -> list[float]:
+    """Budgets in equal ratios, the last one exactly ``most``."""
+    ratio = (LEAST_BUDGET / most) ** (1 / (_GRID - 1))
+    return [most * ratio**i for i in range(_GRID - 1, -1, -1)]
+
+
+def predicted_db(curves: Sequence[Curve], budgets: Sequence[float], floor: float = 0.0) -> float:
+    """PSNR, dB, if the groups' errors add up, and to the floor."""
     total = sum(curve.error(b) for curve, b in zip(curves, budgets, strict=True))
-    return -10 * math.log10(total)
+    return -10 * math.log10(floor + total)
 
 
 def in_groups(layers: Sequence[str], count: int | None) -> tuple[tuple[str, ...], ...]:
@@ -277,18 +301,20 @@ class Calibrator:
     def aim(self, target_db: float, rounds: int) -> None:
         """Find a policy for a quality: at most ``rounds`` are run."""
         groups = self.made.groups
+        floor = min(error_of(item.psnr_db) for item in self.made.trials) / 2
         curves = [
-            Curve(item for item in self.made.trials if item.layers == layers) for layers in groups
+            Curve([item for item in self.made.trials if item.layers == layers], floor)
+            for layers in groups
         ]
         done = self.made.rounds.setdefault(target_db, [])
         aim = target_db
         for number in range(rounds):
-            budgets = choose(curves, [len(layers) for layers in groups], aim)
+            budgets = choose(curves, [len(layers) for layers in groups], aim, floor)
             if any(budgets == item.budgets for item in done):
                 break
             title = f"policy for {target_db:g} dB, round {number + 1}"
             psnr, worst, skipped = self._try(title, budgets, None)
-            predicted = predicted_db(curves, budgets)
+            predicted = predicted_db(curves, budgets, floor)
             done.append(Round(aim, budgets, predicted, psnr, worst, skipped))
             self._keep(self.made)
             if target_db <= psnr <= target_db + SLACK_DB:

@@ -31,7 +31,7 @@ class Options(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     psnr: Annotated[tuple[float, ...], BeforeValidator(config.split)] = (40.0, 33.0)
-    budgets: Annotated[tuple[float, ...], BeforeValidator(config.split)] = (0.03, 0.12)
+    budgets: Annotated[tuple[float, ...], BeforeValidator(config.split)] = (0.01, 0.05, 0.25)
     dense_steps: int = Field(default=4, ge=0)
     groups: int | None = Field(default=None, ge=1)
     rounds: int = Field(default=3, ge=1)
@@ -61,7 +61,7 @@ def calibrate(
     prompts: cli.Prompts = None,
     trial_budgets: Annotated[
         str | None,
-        cli.option("Budgets that each group of layers is tried with; 0.03,0.12.", "LIST"),
+        cli.option("Budgets that each group of layers is tried with; 0.01,0.05,0.25.", "LIST"),
     ] = None,
     dense_steps: Annotated[
         str | None, cli.option("First steps that run dense; 4 by default.", "N")

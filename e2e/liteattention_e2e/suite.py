@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from rich.console import Console
 
-from liteattention_rocm import collect_env
+from liteattention_rocm import SkipPolicy, collect_env
 from liteattention_rocm.cli.progress import Steps
 from liteattention_rocm.lite.statistics import SkipStatistics
 
@@ -223,9 +223,7 @@ def notes(config: SuiteConfig) -> list[str]:
     exact = [
         item.name
         for item in config.configurations()
-        if item.kind == "lite"
-        and item.policy is not None
-        and (item.policy.threshold == float("-inf") or item.policy.budget == 0)
+        if item.kind == "lite" and item.policy is not None and _keeps_all(item.policy)
     ]
     if exact:
         found.append(
@@ -249,6 +247,14 @@ def notes(config: SuiteConfig) -> list[str]:
                 f"Cross-attention ran on engine {engine.name}, too, except under diffusers."
             )
     return found
+
+
+def _keeps_all(policy: SkipPolicy) -> bool:
+    """Whether a policy keeps every tile at every step of every layer."""
+    if policy.budget is None:
+        numbers: list[Any] = [policy.threshold, *policy.layer_thresholds.values()]
+        return all(value == float("-inf") for value in numbers)
+    return all(value == 0 for value in (policy.budget, *policy.layer_budgets.values()))
 
 
 def _summary(result: Result, configuration: Configuration) -> dict[str, Any]:

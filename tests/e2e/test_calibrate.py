@@ -16,7 +16,6 @@ from typer.testing import CliRunner
 
 from liteattention_e2e.calibrate import (
     LEAST_BUDGET,
-    MOST_BUDGET,
     Calibration,
     Curve,
     Round,
@@ -50,9 +49,22 @@ def test_a_curve_goes_through_its_trials_and_on_in_straight_lines() -> None:
     assert curve.error(0.03) == pytest.approx(1e-4)
     assert curve.error(0.12) == pytest.approx(10**-3.4)
     assert curve.error(0.06) == pytest.approx(10**-3.7)
-    assert curve.error(0.48) == pytest.approx(10**-2.8)
+    assert curve.error(0.0075) == pytest.approx(10**-4.6)
     assert curve.skipped(0.06) == pytest.approx(0.4)
     assert curve.skipped(0.001) == 0.0
+    assert curve.most == 0.12
+
+
+def test_what_is_there_anyhow_is_counted_once() -> None:
+    trials = [trial(0.03, 40.0, 0.3), trial(0.12, 36.0, 0.5)]
+    curve = Curve(trials, 4e-5)
+    assert curve.error(0.03) == pytest.approx(6e-5)
+    assert predicted_db([curve, curve], [0.03, 0.03], 4e-5) == pytest.approx(
+        -10 * math.log10(4e-5 + 2 * 6e-5)
+    )
+    alone = choose([Curve(trials)] * 3, [1] * 3, 35.0)
+    above = choose([curve] * 3, [1] * 3, 35.0, 4e-5)
+    assert above > alone, "three layers share one floor, so each may lose more"
 
 
 def test_noise_does_not_make_a_larger_budget_look_better() -> None:
@@ -84,9 +96,7 @@ def test_no_other_budgets_skip_more_with_as_little_error(
         return sum(size * c.skipped(b) for c, size, b in zip(listed, sizes, budgets, strict=True))
 
     for _ in range(50):
-        other = [
-            math.exp(rng.uniform(math.log(LEAST_BUDGET), math.log(MOST_BUDGET))) for _ in groups
-        ]
+        other = [math.exp(rng.uniform(math.log(LEAST_BUDGET), math.log(c.most))) for c in listed]
         if predicted_db(listed, other) >= predicted_db(listed, chosen):
             # A step of the grid, 6.8 % of a budget, is 0.02 of a share at most.
             assert skipped(other) <= skipped(chosen) + 0.02 * sum(sizes)
@@ -96,7 +106,7 @@ def test_what_costs_nothing_is_taken_whole() -> None:
     free = Curve([trial(0.03, 60.0, 0.3), trial(0.12, 60.0, 0.5)])
     dear = Curve([trial(0.03, 36.0, 0.3), trial(0.12, 30.0, 0.5)])
     budgets = choose([free, dear], [1, 1], 35.0)
-    assert budgets[0] == pytest.approx(MOST_BUDGET)
+    assert budgets[0] == pytest.approx(0.12)
     assert 0.03 < budgets[1] < 0.04
 
 
