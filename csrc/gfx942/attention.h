@@ -1,5 +1,6 @@
 // The main loop of attention: one tile, 256 query rows of one (batch, q head), over a sequence of K
-// blocks. attention_dense.hip and attention_lite.hip differ in the sequence only.
+// blocks. attention_dense.hip, attention_lite.hip and attention_weigh.hip differ in the sequence,
+// and in what they learn of it.
 //
 // Road map. One workgroup of 8 waves computes a tile; a wave owns 32 rows, one MFMA tile. Per K
 // block of 64 keys it runs

@@ -142,7 +142,7 @@ LITE_DEVICE __amdgpu_buffer_rsrc_t Descriptor(const char* base, uint32_t bytes) 
 }
 
 // buffer_load_dword ... lds: lane i copies the dword at base + offset + lane_offset to lds + 4 i
-// without a register in between. All but `lane_offset` are scalar. The one asm instruction here:
+// without a register in between. All but `lane_offset` are scalar. In assembly, since
 // before every LDS read LLVM would wait for the copies of its own builtin, wherever they go, and
 // they are to be in flight for a whole stretch. What LLVM does not see it does not cover: m0, which
 // carries the LDS address, is written here, 1 wait state ahead; `offset` and the descriptor must

@@ -143,8 +143,8 @@ class Curve:
     def __init__(self, trials: Iterable[Trial], floor: float = 0.0) -> None:
         ordered = sorted(trials, key=lambda item: item.budget)
         self._x = [math.log(item.budget) for item in ordered]
-        if len(set(self._x)) < 2:
-            raise ValueError("a curve needs trials at two budgets at least")
+        if len(set(self._x)) < max(2, len(self._x)):
+            raise ValueError("a curve needs trials at two budgets at least, one at each")
         self.most = ordered[-1].budget
         self._error = _rising([10 * math.log10(_beyond(item, floor)) for item in ordered])
         self._skipped = _rising([item.skipped for item in ordered])
@@ -273,8 +273,14 @@ class Calibrator:
         """Names of the layers that can skip, from two steps in which none does.
 
         Raises:
-            ValueError: none can.
+            ValueError: none can, or every step is to be dense.
         """
+        steps = self._loaded.settings.steps
+        if self.made.dense_steps >= steps:
+            raise ValueError(
+                f"dense_steps: {self.made.dense_steps} of {steps} steps would be dense, so that "
+                "nothing skips: give fewer"
+            )
         policy = SkipPolicy(budget=0.0)
         self._say("which layers there are", 2)
         run = self._loaded.run(

@@ -6,7 +6,6 @@ import json
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, field_validator
 from rich import box
 from rich.console import Console
 from rich.table import Table
@@ -15,40 +14,15 @@ from liteattention_rocm.cli import files, tables
 from liteattention_rocm.cli.needs import need
 from liteattention_rocm.cli.progress import Steps
 
-from . import cli, config
+from . import cli
 
 if TYPE_CHECKING:
     from .calibrate import Calibration
+    from .config import CalibrationOptions
     from .runs import AnyRunner
 
 #: What the command writes.
 POLICIES, CALIBRATION, SUMMARY = "policies.json", "calibration.json", "calibration.md"
-
-
-class Options(BaseModel):
-    """What is calibrated for; every option may come as text."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    psnr: Annotated[tuple[float, ...], BeforeValidator(config.split)] = (40.0, 33.0)
-    budgets: Annotated[tuple[float, ...], BeforeValidator(config.split)] = (0.01, 0.05, 0.25)
-    dense_steps: int = Field(default=4, ge=0)
-    groups: int | None = Field(default=None, ge=1)
-    rounds: int = Field(default=3, ge=1)
-
-    @field_validator("psnr")
-    @classmethod
-    def _decibels(cls, value: tuple[float, ...]) -> tuple[float, ...]:
-        if not value or not all(10 <= item <= 60 for item in value):
-            raise ValueError("qualities are PSNR in dB, from 10 to 60")
-        return value
-
-    @field_validator("budgets")
-    @classmethod
-    def _two(cls, value: tuple[float, ...]) -> tuple[float, ...]:
-        if len(set(value)) < 2 or not all(0 < item < 1 for item in value):
-            raise ValueError("give at least two trial budgets between 0 and 1")
-        return value
 
 
 def calibrate(
@@ -91,6 +65,10 @@ def calibrate(
     It makes (groups x trial budgets + 1 + rounds x qualities) videos for each prompt and seed.
     """
     need("calibrate", *cli.FRAMEWORK[runner == "sglang"], extras=cli.EXTRAS[runner == "sglang"])
+    from pydantic import ValidationError
+
+    from .config import CalibrationOptions, reasons
+
     console = Console(stderr=True)
     asked = {
         "psnr": psnr, "budgets": trial_budgets, "dense_steps": dense_steps, "groups": groups,
@@ -98,9 +76,9 @@ def calibrate(
     }  # fmt: skip
     problems = []
     try:
-        options = Options.model_validate({k: v for k, v in asked.items() if v is not None})
+        options = CalibrationOptions.model_validate({k: v for k, v in asked.items() if v is not None})
     except ValidationError as error:
-        problems = config.reasons(error)
+        problems = reasons(error)
     loaded = cli.load(
         {
             "runner": runner, "model": model, "prompts": prompts, "attention": "dense",
@@ -118,7 +96,7 @@ def calibrate(
 class Command:
     """One calibration from the command line. Lifetime: the call."""
 
-    def __init__(self, loaded: AnyRunner, options: Options, console: Console) -> None:
+    def __init__(self, loaded: AnyRunner, options: CalibrationOptions, console: Console) -> None:
         self._loaded, self._options, self._console = loaded, options, console
         self._out = loaded.config.out
         self._environment: dict[str, Any] = {}
@@ -149,7 +127,10 @@ class Command:
                 cli.say([str(error)], console)
                 raise typer.Exit(2) from error
             except KeyboardInterrupt as error:
-                console.print(f"stopped: what was measured is in {self._out / CALIBRATION}")
+                if self._environment:
+                    console.print(f"stopped: what was measured is in {self._out / CALIBRATION}")
+                else:
+                    console.print("stopped: nothing was measured yet")
                 raise typer.Exit(files.exit_code(error)) from error
         self._show(work.made)
 

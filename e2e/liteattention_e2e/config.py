@@ -122,6 +122,32 @@ class PolicyOptions(BaseModel):
         return make_policy({**self.model_dump(exclude={other}), limit: value})
 
 
+class CalibrationOptions(BaseModel):
+    """What ``calibrate`` aims at and tries; every option may come as text."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    psnr: Annotated[tuple[float, ...], BeforeValidator(split)] = (40.0, 33.0)
+    budgets: Annotated[tuple[float, ...], BeforeValidator(split)] = (0.01, 0.05, 0.25)
+    dense_steps: int = Field(default=4, ge=0)
+    groups: int | None = Field(default=None, ge=1)
+    rounds: int = Field(default=3, ge=1)
+
+    @field_validator("psnr")
+    @classmethod
+    def _decibels(cls, value: tuple[float, ...]) -> tuple[float, ...]:
+        if not value or not all(10 <= item <= 60 for item in value):
+            raise ValueError("qualities are PSNR in dB, from 10 to 60")
+        return value
+
+    @field_validator("budgets")
+    @classmethod
+    def _two(cls, value: tuple[float, ...]) -> tuple[float, ...]:
+        if len(set(value)) < max(2, len(value)) or not all(0.001 <= item < 1 for item in value):
+            raise ValueError("give at least two trial budgets, 0.001 to below 1, each once")
+        return value
+
+
 class SuiteConfig(BaseModel):
     """A whole run. Sizes left out are the model's own defaults (see ``runner.defaults``)."""
 

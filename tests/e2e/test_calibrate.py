@@ -76,6 +76,8 @@ def test_noise_does_not_make_a_larger_budget_look_better() -> None:
 def test_a_curve_needs_two_budgets() -> None:
     with pytest.raises(ValueError, match="two budgets"):
         Curve([trial(0.03, 40.0, 0.3), trial(0.03, 41.0, 0.3)])
+    with pytest.raises(ValueError, match="one at each"):
+        Curve([trial(0.03, 40.0, 0.3), trial(0.03, 41.0, 0.3), trial(0.1, 30.0, 0.4)])
 
 
 @given(
@@ -179,10 +181,23 @@ def test_the_command_writes_policies_that_the_suite_takes(
         assert measured is None or measured == pytest.approx(item["psnr_db"], abs=0.01)
 
 
+def test_a_calibration_in_which_nothing_can_skip_is_refused(
+    app: typer.Typer, model: Path, tmp_path: Path
+) -> None:
+    outcome = CliRunner().invoke(
+        app,
+        ["calibrate", "--model", str(model), "--height", "32", "--width", "32", "--steps", "4",
+         "--dense-steps", "4", "--dtype", "float32", "--out", str(tmp_path / "out")],
+    )  # fmt: skip
+    assert outcome.exit_code == 2
+    assert "4 of 4 steps would be dense" in outcome.output
+    assert not (tmp_path / "out").exists()
+
+
 def test_everything_that_is_wrong_is_said_at_once(app: typer.Typer, tmp_path: Path) -> None:
     outcome = CliRunner().invoke(
         app,
-        ["calibrate", "--psnr", "400", "--trial-budgets", "0.1", "--rounds", "0",
+        ["calibrate", "--psnr", "400", "--trial-budgets", "0.1,0.1,0.2", "--rounds", "0",
          "--model", str(tmp_path / "none"), "--dtype", "int8"],
     )  # fmt: skip
     assert outcome.exit_code == 2

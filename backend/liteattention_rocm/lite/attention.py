@@ -413,7 +413,9 @@ class LiteAttention:
         engine, tile, soft_skip = self.engine, state.shape.geometry, self.policy.soft_skip
         depends: _Options = ("dense", layout, scale, False, rounding, return_lse, engine)
         if kind is not None:
-            depends = ("lite state", *depends, *kind, soft_skip, tile)
+            # Engines may compile in whether there are forced tiles.
+            forced = (tensors.must_do is not None, tensors.must_skip is not None)
+            depends = ("lite state", *depends, *kind, soft_skip, tile, *forced)
         key, found = recall(calls, given, depends)
         call: Call | None = found
         if call is None:

@@ -123,18 +123,17 @@ hipError_t refuse_device_wait(const char* function) {
 
 hipError_t refuse_wait(const char* function, void* stream) {
     if (const hipError_t error = refuse_legacy(function, stream)) return error;
-    bool own = false;
+    const Stream* captured = nullptr;
     {
         Handles& handles = Handles::get();
         const std::lock_guard lock(handles.mutex);
         const auto found = handles.streams.find(stream);
-        own = found != handles.streams.end() && found->second->capture;
+        if (found != handles.streams.end() && found->second->capture)
+            captured = found->second.get();
     }
-    if (!own) return refuse_unsafe(function);
-    const Handles& handles = Handles::get();
-    invalidate_those(function, "the stream is being captured", [&](const Stream& s) {
-        return &s == handles.streams.find(stream)->second.get();
-    });
+    if (!captured) return refuse_unsafe(function);
+    invalidate_those(function, "the stream is being captured",
+                     [&](const Stream& s) { return &s == captured; });
     return hipErrorStreamCaptureUnsupported;
 }
 

@@ -32,11 +32,11 @@ def dense() -> Recording:
 def test_the_dense_kernel(dense: Recording) -> None:
     """The figures of docs/model.md, to 5 %: the data here grows, so that maxima rise more often."""
     found = replay(dense)
-    assert found.per_matrix == pytest.approx(34.6, rel=0.05)
-    assert 0.88 < found.use < 0.96
+    assert found.per_matrix == pytest.approx(33.5, rel=0.03)
+    assert 0.92 < found.use < 0.98
     for wave in range(8):
         loop = found.loops[wave]
-        assert loop is not None and loop.matrix == 64 * loop.iterations
+        assert loop is not None and loop.matrix == 64 * (K_BLOCKS - 3)
         clocks = found.per_iteration(wave)
         assert clocks == pytest.approx(2 * 64 * found.per_matrix, rel=0.01)  # two waves a SIMD
 
@@ -95,7 +95,8 @@ def test_a_loop_is_the_one_around_the_matrix_instructions(dense: Recording) -> N
         assert loop is not None
         index = dense.waves[wave].steps["index"]
         assert (index[loop.starts] == loop.head).all()
-        assert K_BLOCKS - 3 <= loop.iterations < K_BLOCKS
+        # Where a maximum rises late, two K blocks are one iteration: the way back is another.
+        assert K_BLOCKS - 4 <= loop.iterations <= K_BLOCKS - 3
     assert find(streams(["MVVV"]), 0) is None
 
 
@@ -153,7 +154,9 @@ def test_the_command_prints_what_the_model_found(file: str, dense: Recording) ->
     assert {"offset", "text", "line", "share", "causes"} == set(top)
     code, text = call(file, "--no-range", "--top", "3", "--clock-ghz", "1.25")
     assert code == 0 and "modelled, not measured" in text and "at 1.25 GHz, as you asked" in text
-    assert f"{found.recording.kernel}, workgroup 0" in text and "s_barrier" in text
+    assert (
+        f"{found.recording.kernel}, workgroup 0" in text and " ".join(top["text"].split()) in text
+    )
 
 
 def test_the_command_draws(file: str, tmp_path: Path) -> None:

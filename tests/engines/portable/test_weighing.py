@@ -229,3 +229,26 @@ def test_statistics_count_what_the_bitmaps_hold() -> None:
             expected.append((int(bitmap.count(read)), int(bitmap.count(lite.lists("a")))))
         found = [(r["tiles_computed"], r["tiles_kept"]) for r in lite.statistics.to_records()]
         assert found == expected and found[-1][1] < found[0][0]
+
+
+@pytest.mark.parametrize("limit", [{"budget": 0.6}, {"threshold": -0.5}], ids=["budget", "votes"])
+def test_policies_with_and_without_forced_tiles_do_not_share_a_kernel(
+    limit: dict[str, Any],
+) -> None:
+    """One process, one shape, several policies, as a server has them, in every order."""
+    torch.manual_seed(0)
+    q, k, v = (2 * torch.randn(1, 160, 1, 64, device=DEVICE).bfloat16() for _ in range(3))
+    forced: list[dict[str, Any]] = [{}, {"must_do": ((0, 128),)}, {"must_skip": ((0, 48),)}]
+
+    def lists(engine: str, more: dict[str, Any]) -> list[int]:
+        lite = LiteAttention(
+            SkipPolicy(**limit, **more), geometry=TileGeometry(32, 16, 16), engine=engine
+        )
+        for step in range(2):
+            lite(q, k, v, step=step, layer="a")
+        return list(lite.lists("a").flatten().tolist())
+
+    wanted = [lists("reference", more) for more in forced]
+    assert len({tuple(each) for each in wanted}) == 3
+    for index in (0, 1, 0, 2, 0, 1, 2):
+        assert lists("portable", forced[index]) == wanted[index], forced[index]
