@@ -75,8 +75,9 @@ def calibrate(
         "rounds": rounds,
     }  # fmt: skip
     problems = []
+    given = {name: value for name, value in asked.items() if value is not None}
     try:
-        options = CalibrationOptions.model_validate({k: v for k, v in asked.items() if v is not None})
+        options = CalibrationOptions.model_validate(given)
     except ValidationError as error:
         problems = reasons(error)
     loaded = cli.load(
