@@ -142,7 +142,7 @@ void BindGfx942(py::module_& m) {
         },
         py::arg("mapping"), py::arg("rows"), py::arg("q_blocks"), py::arg("count"));
     m.def("dense_reasons", &gfx942::DenseReasons, py::arg("shape"));
-    m.def("plan_lite", &gfx942::PlanLite, py::arg("shape"), py::arg("weighs"));
+    m.def("plan_lite", &gfx942::PlanLite, py::arg("shape"), py::arg("weighs") = false);
     m.def("plan_dense", &gfx942::PlanDense, py::arg("shape"), py::arg("compute_units"),
           py::arg("splits"));
     m.def("tail_cost", &gfx942::TailCost, py::arg("tail_tiles"), py::arg("splits"),
