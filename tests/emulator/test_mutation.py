@@ -1,7 +1,7 @@
 """Broken copies of the shipped kernels, and three known bugs: the checkers must notice them.
 
 The quick part tries a few mutants of each kind on the dense kernel's hot loop; with ``-m slow`` all
-kernels have their turn, with one in five of the mutants of each kind, or all of them if the
+kernels have their turn, with one in ten of the mutants of each kind, or all of them if the
 environment says ``MUTANTS=all``.
 """
 
@@ -41,11 +41,11 @@ def dense() -> Iterator[Bench]:
 
 
 def tried(bench: Bench, places: list[listing.Instruction]) -> list[mutate.Verdict]:
-    """Judge the mutants at these places: one in five of each kind, or all."""
+    """Judge the mutants at these places: one in ten of each kind, or all."""
     of_kind: dict[str, list[mutate.Mutation]] = {}
     for mutation in mutate.mutations(bench.kernel, places):
         of_kind.setdefault(mutation.kind, []).append(mutation)
-    step = 1 if ALL else 5
+    step = 1 if ALL else 10
     return bench.judge([mutation for kind in of_kind.values() for mutation in kind[::step]])
 
 
@@ -106,10 +106,14 @@ def test_mutants_of_weighing_and_choosing(capsys: pytest.CaptureFixture[str]) ->
         loop = bench.kernel.loop()
         names = [inst.name for inst in loop]
         places = []
-        for end, name in enumerate(names):
-            if name == "global_atomic_add":
-                begin = max(i for i in range(end) if names[i] == "ds_bpermute_b32")
-                places += loop[begin - 2 : end + 3]
+        # From where L comes from the other lane to the weight in its lane, and the atomics.
+        for at, name in enumerate(names):
+            if name == "v_writelane_b32":
+                begin = max(i for i in range(at) if names[i] == "ds_bpermute_b32")
+                places += loop[begin - 2 : at + 1]
+            elif name == "buffer_atomic_add":
+                places += loop[at - 2 : at + 3]
+        assert places
         verdicts = bench.judge(mutate.mutations(bench.kernel, places))
     with shipped("select_tiles") as bench:
         reached = [bench.kernel.listing.instructions[index] for index in bench.kernel.graph.next]
