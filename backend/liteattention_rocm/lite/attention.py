@@ -66,6 +66,7 @@ class LiteAttention:
     May be called from several threads as long as one (generation, layer, branch) is in one thread
     at a time. Nothing synchronises a GPU; nothing but the output is allocated after the first
     call of a layer and branch with a given shape. Under ``torch.compile`` a call is a graph break.
+    A call is one step: do not capture it in a CUDA graph, whose replay would be that step again.
 
     A copy (shallow or deep) has lists and statistics of its own from then on, and so has what is
     loaded from a pickle or with ``torch.load``. Calls that another thread has under way are not in
