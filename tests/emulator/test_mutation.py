@@ -74,7 +74,7 @@ def test_mutants_of_every_kernel(capsys: pytest.CaptureFixture[str]) -> None:
             verdicts = tried(bench, bench.kernel.loop())
         with capsys.disabled():
             print("\n" + summary(name, verdicts))
-        expect_noticed(verdicts, 0.0)
+        expect_noticed(bench.kernel, verdicts, 0.0, between_halves=2)
         total += verdicts
     with capsys.disabled():
         print("\n" + "\n".join(summary("all kernels", total).splitlines()[:16]))
@@ -115,12 +115,14 @@ def test_mutants_of_weighing_and_choosing(capsys: pytest.CaptureFixture[str]) ->
                 places += loop[at - 2 : at + 3]
         assert places
         verdicts = bench.judge(mutate.mutations(bench.kernel, places))
+        expect_noticed(bench.kernel, verdicts, 0.9)
     with shipped("select_tiles") as bench:
         reached = [bench.kernel.listing.instructions[index] for index in bench.kernel.graph.next]
         chosen = bench.judge(mutate.mutations(bench.kernel, reached))
+        expect_noticed(bench.kernel, chosen, 0.96)
     with capsys.disabled():
         print("\n" + summary(WEIGH, verdicts) + "\n" + summary("select_tiles", chosen))
-    expect_noticed(verdicts + chosen, 0.96)
+    assert mutate.noticed(verdicts + chosen) >= 0.96
 
 
 @pytest.mark.slow
@@ -132,7 +134,8 @@ def test_no_wait_of_a_whole_kernel_can_go(name: str, capsys: pytest.CaptureFixtu
         verdicts = bench.judge(mutations if ALL else mutations[::3])
     with capsys.disabled():
         print("\n" + summary(f"{name}, not only its loop", verdicts))
-    assert not any(verdict.survived for verdict in verdicts)
+    # Of the dense kernel, the first reads of V of either group, before the barrier to Pv.
+    expect_noticed(bench.kernel, verdicts, 0.9, between_halves=2 if name == DENSE else 0)
 
 
 def test_unchanged_kernels_are_clean(dense: Bench) -> None:

@@ -103,4 +103,4 @@ def test_mutants(capsys: pytest.CaptureFixture[str]) -> None:
         print(f"\n{len(everything)} mutants, {len(chosen)} tried")
         print(mutants.summary(KERNEL, verdicts))
     # The rest: masks of keys that no case ends at, second corrections of integer division.
-    mutants.expect_noticed(verdicts, 0.85)
+    mutants.expect_noticed(bench.kernel, verdicts, 0.85)

@@ -88,4 +88,4 @@ def test_mutants(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with capsys.disabled():
         print(f"\n{len(verdicts)} mutants of the hot loop tried")
         print(mutants.summary(KERNEL, verdicts))
-    mutants.expect_noticed(verdicts, 0.9)
+    mutants.expect_noticed(bench.kernel, verdicts, 0.9, between_halves=2)
