@@ -4,8 +4,8 @@
 
 Each variant makes the videos of all prompts with its tiles left out exactly, in fp32 from bf16
 products, and is compared with dense attention: PSNR of 8-bit frames, mean and worst over the
-prompts, and the share of tiles that were not computed. Variants whose tiles do not fit the number of
-tokens are left out: those of 384 rows need --height 96. docs/budget.md has the rule that engines
+prompts, and the share of tiles that were not computed. Variants whose tiles do not fit the number
+of tokens are left out: those of 384 rows need --height 96. docs/budget.md has the rule that engines
 follow (`share`); the others are here to be held against it.
 """
 

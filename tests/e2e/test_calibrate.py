@@ -32,6 +32,27 @@ PROMPTS = [
 ]
 
 
+def test_prompts_to_calibrate_with_are_not_those_to_compare_on() -> None:
+    folder = Path(__file__).parents[2] / "e2e" / "prompts"
+    calibrate, compare = (
+        {line for line in (folder / name).read_text().splitlines() if not line.startswith("#")}
+        for name in ("shapes-calibrate.txt", "shapes-12.txt")
+    )
+    assert len(calibrate) == len(compare) == 12
+    assert not calibrate & compare
+
+
+def test_the_policies_kept_for_the_small_model_name_its_layers() -> None:
+    e2e = Path(__file__).parents[2] / "e2e"
+    depth = json.loads((e2e / "model" / "wan-shapes" / "transformer" / "config.json").read_text())
+    kept = json.loads((e2e / "policies" / "wan-shapes.json").read_text())
+    for fields in kept.values():
+        policy = SkipPolicy(**fields)
+        assert list(policy.layer_budgets) == [
+            f"blocks.{i}.attn1" for i in range(depth["num_layers"])
+        ]
+
+
 def trial(budget: float, psnr: float, skipped: float) -> Trial:
     return Trial(("layer",), budget, psnr, skipped)
 
