@@ -1,0 +1,57 @@
+"""What CONTRIBUTING.md and the workflows name is there."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import tomllib
+from pathlib import Path
+
+import pytest
+import yaml
+
+from tests import ROOT
+
+PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md"), ROOT / "tests" / "README.md"])
+
+
+def make_targets() -> set[str]:
+    return set(re.findall(r"^([a-z][\w-]*):", (ROOT / "Makefile").read_text(), re.MULTILINE)) | {
+        "test-serving-vllm", "test-serving-sglang", ".venv/dev.stamp",
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_relative_links_lead_somewhere(page: Path) -> None:
+    links = re.findall(r"\]\((?!https?:|#)([^)#\s]+)", page.read_text())
+    assert [link for link in links if not (page.parent / link).exists()] == []
+
+
+def test_contributing_names_paths_that_are_there() -> None:
+    named = re.findall(r"`([\w./]+)`", (ROOT / "CONTRIBUTING.md").read_text())
+    paths = [name for name in named if "/" in name and not name.startswith((".venv", "engines/"))]
+    assert len(paths) > 12
+    assert [path for path in paths if not (ROOT / path).exists()] == []
+
+
+def test_contributing_and_the_workflow_name_make_targets_that_are_there() -> None:
+    workflow = yaml.safe_load((ROOT / ".github" / "workflows" / "ci.yml").read_text())
+    asked = " ".join(workflow["jobs"]["make"]["strategy"]["matrix"]["target"]).split()
+    asked += re.findall(r"`make ([\w./-]+)`", (ROOT / "CONTRIBUTING.md").read_text())
+    assert {"lint", "test", "test-machine-code"} <= set(asked) <= make_targets()
+
+
+def test_the_changelog_has_the_version_of_the_package() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert f"## {project['version']}" in (ROOT / "CHANGELOG.md").read_text()
+
+
+def test_hooks_are_what_lint_runs() -> None:
+    hooks = yaml.safe_load((ROOT / ".pre-commit-config.yaml").read_text())["repos"][0]["hooks"]
+    lint = subprocess.run(
+        ["make", "-n", "-o", ".venv/dev.stamp", "lint"], cwd=ROOT, capture_output=True, text=True,
+        check=True,
+    ).stdout  # fmt: skip
+    assert {Path(hook["entry"].split()[0]).name for hook in hooks} == set(
+        re.findall(r"^\.venv/bin/([\w-]+)", lint, re.MULTILINE)
+    )
