@@ -336,9 +336,7 @@ def resolved(model: str, **options: Any) -> Any:
     return resolved_view(arguments)
 
 
-def test_graphs_are_off_where_the_backend_runs(
-    model: str, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_graphs_are_off_on_a_cpu(model: str, caplog: pytest.LogCaptureFixture) -> None:
     """By default SGLang would capture decode steps."""
     ours, other = srt.BACKEND_NAME, "triton"
     assert resolved(model, attention_backend=other).cuda_graph_config.decode.backend == "full"
@@ -350,6 +348,17 @@ def test_graphs_are_off_where_the_backend_runs(
     assert config.cuda_graph_config.decode.backend == "disabled"
     config = resolved(model, attention_backend=other, prefill_attention_backend=ours)
     assert config.cuda_graph_config.decode.backend == "full"
+
+
+def test_graphs_are_on_on_a_gpu(model: str) -> None:
+    """Decode steps whole, prompts in pieces; whole prompts are refused."""
+    options = {"attention_backend": srt.BACKEND_NAME, "device": "cuda"}
+    config = resolved(model, **options).cuda_graph_config
+    assert config.decode.backend == "full"
+    config = resolved(model, **options, cuda_graph_backend_prefill="breakable").cuda_graph_config
+    assert config.decode.backend == "full" and config.prefill.backend == "breakable"
+    with pytest.raises(ValueError, match="no prompts whole"):
+        resolved(model, **options, cuda_graph_backend_prefill="full")
 
 
 def test_every_reason_against_the_arguments_at_once(model: str) -> None:
