@@ -150,7 +150,8 @@ class Steps:
             )
         if self._from_bounds:  # later steps find the plans of these bounds
             most_rows = _rounded_up(most_rows)
-            longest = min(_rounded_up(longest), self._columns * self._page_size)
+            # Dummy steps of warm-ups may be longer than any request.
+            longest = max(longest, min(_rounded_up(longest), self._columns * self._page_size))
         entries = requests * -(-longest // self._page_size)
         buffers = self._eager if self._graphs is None else self._graphs
         if not buffers.hold(requests, tokens, entries):

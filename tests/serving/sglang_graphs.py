@@ -613,6 +613,23 @@ def test_no_memory_grows_with_the_context(monkeypatch: pytest.MonkeyPatch, page:
         assert not operations.names
 
 
+def test_bounds_are_never_below_a_step() -> None:
+    """Warm-ups bring dummy steps that are longer than the cache; plans are shared below that."""
+    with engine("reference"):
+        steps = srt_step.Steps(torch.zeros(3, 300, dtype=torch.int32), 1, 200)
+        bounds = []
+        for length in (5, 8, 150, 200, 290):
+            batch = SimpleNamespace(
+                forward_mode=ForwardMode.DECODE, batch_size=1, req_pool_indices=torch.tensor([2]),
+                seq_lens=torch.tensor([length]), seq_lens_cpu=torch.tensor([length]),
+                out_cache_loc=torch.tensor([0]),
+            )  # fmt: skip
+            step = steps.eager(batch)
+            assert step is not None
+            bounds.append((step.batch.max_kv_len, step.batch.page_table.shape[1]))
+    assert bounds == [(n, n) for n in (8, 8, 200, 200, 290)]
+
+
 def test_graphs_need_an_engine_that_plans_from_bounds() -> None:
     with engine("cpu"), pytest.raises(ValueError, match="--cuda-graph-backend-decode=disabled"):
         Runner().make_buffers()
