@@ -82,7 +82,9 @@ def _adjust(server_args: Any, previous: Callable[[Any], None]) -> None:
 
 
 def _resolve(server_args: Any, previous: Callable[[Any], None]) -> None:
-    """Refuse what the backend cannot serve, and turn graphs off, while arguments are resolved.
+    """Refuse what the backend cannot serve, while arguments are resolved.
+
+    On a CPU, whose engine plans every step on the host, graphs are turned off.
 
     Raises:
         ValueError: with every reason, in the process the user started.
@@ -92,25 +94,29 @@ def _resolve(server_args: Any, previous: Callable[[Any], None]) -> None:
     if BACKEND_NAME not in (prefill, decode):
         return
     view = resolving_view(server_args)
+    on_cpu = str(view.device).startswith("cpu")
     reasons = _unsupported(view, model_config_of(server_args), use_mla_backend(server_args))
+    graphs = view.cuda_graph_config
+    if prefill == BACKEND_NAME and not on_cpu and graphs.prefill.backend == Backend.FULL:
+        reasons.append(
+            "it captures no prompts whole: use --cuda-graph-backend-prefill=breakable or disabled"
+        )
     if reasons:
         raise ValueError(f"attention backend {BACKEND_NAME!r}: " + "; ".join(reasons))
     phases = [
         phase
         for phase, name in ((Phase.PREFILL, prefill), (Phase.DECODE, decode))
-        if name == BACKEND_NAME
-        and getattr(view.cuda_graph_config, phase).backend != Backend.DISABLED
+        if on_cpu and name == BACKEND_NAME and getattr(graphs, phase).backend != Backend.DISABLED
     ]
     if phases:
         logger.info(
-            "attention backend %r plans every step on the host: graphs are off for %s",
+            "attention backend %r plans every step on the host on a CPU: graphs are off for %s",
             BACKEND_NAME,
             " and ".join(phases),
         )
-        config = view.cuda_graph_config
         for phase in phases:
-            config = with_phase(config, phase, backend=Backend.DISABLED)
-        declare_resolution(server_args, BACKEND_NAME, cuda_graph_config=config)
+            graphs = with_phase(graphs, phase, backend=Backend.DISABLED)
+        declare_resolution(server_args, BACKEND_NAME, cuda_graph_config=graphs)
 
 
 def _unsupported(view: Any, model: Any, mla: bool) -> list[str]:

@@ -12,6 +12,8 @@ from liteattention_rocm import admission
 
 #: Pools whose layers are [slots, Hkv, D]. Subclasses may lay them out otherwise.
 _LAYOUT = "nhd"
+#: How a pool writes such layers, which this backend does in its place. Subclasses may write more.
+_WRITERS = {name: getattr(MHATokenToKVPool, name) for name in ("set_kv_buffer", "_store_kv_layer")}
 
 
 def reasons(runner: Any, layers: list[Any], page_size: int) -> list[str]:
@@ -40,6 +42,10 @@ def _runner_reasons(runner: Any) -> list[str]:
         elif part.is_quantized_kv_cache:
             reasons.append(
                 f"it does not read caches quantised by blocks (--kv-cache-dtype {part.dtype})"
+            )
+        elif any(getattr(type(part), name) is not own for name, own in _WRITERS.items()):
+            reasons.append(
+                f"it writes keys and values itself, a {type(part).__name__} writes its own way"
             )
     return reasons
 

@@ -5,6 +5,7 @@ What no small model asks for: sinks, fp8 caches, refusals, and batches made by h
 
 from __future__ import annotations
 
+import inspect
 import math
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,6 +15,7 @@ import pytest
 import torch
 from sglang.srt.arg_groups.overrides import resolved_view
 from sglang.srt.layers.attention.attention_registry import ATTENTION_BACKENDS
+from sglang.srt.layers.attention.base_attn_backend import AttentionBackend
 from sglang.srt.layers.radix_attention import AttentionType, RadixAttention
 from sglang.srt.mem_cache.memory_pool import MHATokenToKVPool
 from sglang.srt.mem_cache.swa_memory_pool import SWAKVPool
@@ -253,6 +255,37 @@ def test_every_reason_against_a_model_at_once() -> None:
         assert part in text, (part, text)
 
 
+def test_a_pool_that_writes_its_own_way_is_refused() -> None:
+    class Writes(MHATokenToKVPool):
+        def set_kv_buffer(self, *arguments: Any, **options: Any) -> None:
+            raise RuntimeError("it writes elsewhere")
+
+    cache = pool()
+    cache.__class__ = Writes
+    with pytest.raises(ValueError, match="a Writes writes its own way"):
+        ATTENTION_BACKENDS[srt.BACKEND_NAME](
+            runner([RadixAttention(HEADS, DIM, 1.0, KV_HEADS, 0)], cache)
+        )
+
+
+def test_the_hooks_are_sglangs() -> None:
+    """A renamed hook would never be called, and SGLang would do without."""
+    from liteattention_sglang.srt_attention import LiteAttentionBackend
+
+    overridden = [
+        name
+        for name, method in vars(LiteAttentionBackend).items()
+        if callable(method) and not name.startswith("_")
+    ]
+    assert len(overridden) == 8
+    for name in overridden:
+        if name == "get_cpu_graph_seq_len_fill_value":  # of its runner on CPUs
+            continue
+        own = inspect.signature(getattr(LiteAttentionBackend, name)).parameters
+        theirs = inspect.signature(getattr(AttentionBackend, name)).parameters
+        assert list(own)[: len(theirs)] == list(theirs) or name.startswith("forward")
+
+
 def test_a_model_that_passes_more_is_refused() -> None:
     layer = RadixAttention(HEADS, DIM, 1.0, KV_HEADS, 0)
     made = runner([layer], pool())
@@ -336,9 +369,7 @@ def resolved(model: str, **options: Any) -> Any:
     return resolved_view(arguments)
 
 
-def test_graphs_are_off_where_the_backend_runs(
-    model: str, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_graphs_are_off_on_a_cpu(model: str, caplog: pytest.LogCaptureFixture) -> None:
     """By default SGLang would capture decode steps."""
     ours, other = srt.BACKEND_NAME, "triton"
     assert resolved(model, attention_backend=other).cuda_graph_config.decode.backend == "full"
@@ -350,6 +381,17 @@ def test_graphs_are_off_where_the_backend_runs(
     assert config.cuda_graph_config.decode.backend == "disabled"
     config = resolved(model, attention_backend=other, prefill_attention_backend=ours)
     assert config.cuda_graph_config.decode.backend == "full"
+
+
+def test_graphs_are_on_on_a_gpu(model: str) -> None:
+    """Decode steps whole, prompts in pieces; whole prompts are refused."""
+    options = {"attention_backend": srt.BACKEND_NAME, "device": "cuda"}
+    config = resolved(model, **options).cuda_graph_config
+    assert config.decode.backend == "full"
+    config = resolved(model, **options, cuda_graph_backend_prefill="breakable").cuda_graph_config
+    assert config.decode.backend == "full" and config.prefill.backend == "breakable"
+    with pytest.raises(ValueError, match="no prompts whole"):
+        resolved(model, **options, cuda_graph_backend_prefill="full")
 
 
 def test_every_reason_against_the_arguments_at_once(model: str) -> None:
