@@ -34,6 +34,7 @@ INTEGERS = {"k_blocks", "words", "q_blocks", "q_heads", "groups", "group", "q_le
 INTEGERS |= {"requests", "window", "page_size", "rows", "splits", "tiles", "limit"}
 TABLES = {"read", "must_do", "must_skip", "counts", "order", "next_tile", "votes", "weights"}
 TABLES |= {"q_start", "page_table", "part_count"}
+CACHES = {ragged.attention: ("k", "v"), ragged.write_kv: ("k_cache", "v_cache")}
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -45,8 +46,10 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Any:
     patch.undo()
 
 
-def signature(kernel: Any, dtype: str, constants: dict[str, Any]) -> dict[str, str]:
-    """Type of every run-time argument, by its name."""
+def signature(
+    kernel: Any, dtype: str, constants: dict[str, Any], cache: str = ""
+) -> dict[str, str]:
+    """Type of every run-time argument, by its name; ``cache`` of keys and values if not dtype."""
     types = {}
     for name in kernel.arg_names:
         if name in constants:
@@ -55,7 +58,7 @@ def signature(kernel: Any, dtype: str, constants: dict[str, Any]) -> dict[str, s
             types[name] = "*i32"
         elif name in INTEGERS or name.startswith("stride"):
             types[name] = "i32"
-        elif name in ("c", "threshold", "scale_log2", "soft_cap"):
+        elif name in ("c", "threshold", "scale_log2", "soft_cap", "k_scale", "v_scale"):
             types[name] = "fp32"
         elif name in ("lse", "sinks", "part_out", "part_lse", "mass"):
             types[name] = "*fp32"
@@ -63,6 +66,8 @@ def signature(kernel: Any, dtype: str, constants: dict[str, Any]) -> dict[str, s
             types[name] = "*i16"
         elif name in ("slots", "tally"):
             types[name] = "*i64"
+        elif cache and name in CACHES[kernel]:
+            types[name] = f"*{cache}"
         else:
             types[name] = f"*{dtype}"
     return types
@@ -77,8 +82,9 @@ def dense(**changes: Any) -> dict[str, Any]:
 
 
 RAGGED = dict(
-    TILE_ROWS=2, GROUP=8, BLOCK_N=64, HEAD_DIM=128, PART_BLOCKS=4, ONE_TILE=False, PAGED=True,
-    CAUSAL=True, WINDOW=False, CAP=False, HAS_SINKS=False, HAS_LSE=True, ROUNDING=0, WIDEN=False,
+    TILE_ROWS=2, GROUP=8, BLOCK_N=64, HEAD_DIM=128, WIDTH=128, PART_BLOCKS=4, ONE_TILE=False,
+    PAGED=True, CAUSAL=True, WINDOW=False, CAP=False, HAS_SINKS=False, HAS_LSE=True, ROUNDING=0,
+    WIDEN=False,
 )  # fmt: skip
 CASES = {
     "dense": (kernels.attention, dense()),
@@ -92,9 +98,29 @@ CASES = {
     ),
     "decode": (ragged.attention, RAGGED),
     "varlen": (ragged.attention, RAGGED | dict(TILE_ROWS=16, PART_BLOCKS=0, PAGED=False)),
-    "merge": (ragged.merge, dict(HEADS=4, HEAD_DIM=128, HAS_SINKS=True, HAS_LSE=True, ROUNDING=0)),
-    "write": (ragged.write_kv, dict(HEAD_DIM=128)),
+    "merge": (
+        ragged.merge,
+        dict(HEADS=4, HEAD_DIM=128, WIDTH=128, HAS_SINKS=True, HAS_LSE=True, ROUNDING=0),
+    ),
+    "write": (ragged.write_kv, dict(HEAD_DIM=128, WIDTH=128, FP8_MANTISSA=0)),
 }
+NARROW, WIDE = dict(HEAD_DIM=80, WIDTH=128), dict(HEAD_DIM=256, WIDTH=256, BLOCK_N=32)
+#: As :data:`CASES`, with the cache's type and stages of the loads.
+CACHED = {
+    "decode-80": (ragged.attention, RAGGED | NARROW, "bf16", 3),
+    "decode-256": (ragged.attention, RAGGED | WIDE, "bf16", 2),
+    "varlen-192": (
+        ragged.attention,
+        RAGGED | WIDE | dict(HEAD_DIM=192, TILE_ROWS=16, PART_BLOCKS=0, PAGED=False),
+        "bf16",
+        2,
+    ),
+    "decode-e4m3": (ragged.attention, RAGGED, "fp8e4nv", 3),
+    "prefill-e5m2": (ragged.attention, RAGGED | dict(TILE_ROWS=16, PART_BLOCKS=0), "fp8e5", 3),
+    "write-e4m3": (ragged.write_kv, dict(HEAD_DIM=80, WIDTH=128, FP8_MANTISSA=3), "u8", 3),
+}
+#: Local memory of a workgroup, bytes.
+LOCAL = {"gfx942": 64 << 10, "sm_90": 227 << 10}
 
 
 @pytest.mark.parametrize("target", TARGETS)
@@ -106,6 +132,18 @@ def test_plain_kernels_compile(case: str, target: str) -> None:
     source = ASTSource(fn=kernel, signature=ordered, constexprs=constants)
     built = triton.compile(source, target=TARGETS[target], options={"num_warps": 8})
     assert built.asm["cubin" if target == "sm_90" else "hsaco"]
+
+
+@pytest.mark.parametrize("target", LOCAL)
+@pytest.mark.parametrize("case", CACHED)
+def test_head_dims_and_fp8_caches_compile_and_fit(case: str, target: str) -> None:
+    kernel, constants, held, stages = CACHED[case]
+    types = signature(kernel, "bf16", constants, held)
+    ordered = {name: types.get(name, "constexpr") for name in kernel.arg_names}
+    source = ASTSource(fn=kernel, signature=ordered, constexprs=constants)
+    options = {"num_warps": 8, "num_stages": stages}
+    built = triton.compile(source, target=TARGETS[target], options=options)
+    assert built.metadata.shared <= LOCAL[target]
 
 
 HOPPER = {
