@@ -23,7 +23,7 @@ import triton.language as tl
 from .kernels import product, rounded
 
 #: Do not specialise on sizes.
-_SIZES = ["requests", "q_heads", "group", "window", "page_size", "rows", "splits"]
+_SIZES = ["requests", "q_heads", "group", "window", "rows", "splits"]
 _MERGE_SIZES = ["requests", "q_heads", "rows"]
 
 
@@ -62,9 +62,9 @@ def _capped(scores, scale_log2, soft_cap):
 @triton.jit
 def _fold(
     state, first, end, query, k, v, table, stride_kp, stride_kt, stride_vp, stride_vt,
-    page_size, position, kv_len, window, scale_log2, soft_cap,
+    position, kv_len, window, scale_log2, soft_cap,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, HEAD_DIM: tl.constexpr, WIDTH: tl.constexpr,
-    MASKED: tl.constexpr, PAGED: tl.constexpr, CAUSAL: tl.constexpr, WINDOW: tl.constexpr,
+    MASKED: tl.constexpr, PAGE: tl.constexpr, CAUSAL: tl.constexpr, WINDOW: tl.constexpr,
     CAP: tl.constexpr, WIDEN: tl.constexpr,
 ):  # fmt: skip
     """Fold the keys from ``first`` to ``end`` into the running (output, maxima, sums)."""
@@ -74,9 +74,9 @@ def _fold(
     for start in range(first, end, BLOCK_N):
         key = start + lane
         inside = key < kv_len
-        if PAGED:
-            page = tl.load(table + key // page_size, mask=inside, other=0).to(tl.int64)
-            token = (key % page_size).to(tl.int64)
+        if PAGE > 0:
+            page = tl.load(table + key // PAGE, mask=inside, other=0).to(tl.int64)
+            token = (key % PAGE).to(tl.int64)
             at_k = page * stride_kp + token * stride_kt
             at_v = page * stride_vp + token * stride_vt
         else:
@@ -124,17 +124,18 @@ def attention(
     q, k, v, out, lse, sinks, part_out, part_lse, part_count, q_start, kv_len, page_table,
     stride_qt, stride_qh, stride_kp, stride_kt, stride_kh, stride_vp, stride_vt, stride_vh,
     stride_ot, stride_oh, stride_table,
-    requests, q_heads, group, window, page_size, rows, splits, scale_log2, soft_cap, v_scale,
+    requests, q_heads, group, window, rows, splits, scale_log2, soft_cap, v_scale,
     TILE_ROWS: tl.constexpr, GROUP: tl.constexpr, BLOCK_N: tl.constexpr, HEAD_DIM: tl.constexpr,
-    WIDTH: tl.constexpr, PART_BLOCKS: tl.constexpr, ONE_TILE: tl.constexpr, PAGED: tl.constexpr,
+    WIDTH: tl.constexpr, PART_BLOCKS: tl.constexpr, ONE_TILE: tl.constexpr, PAGE: tl.constexpr,
     CAUSAL: tl.constexpr, WINDOW: tl.constexpr, CAP: tl.constexpr, HAS_SINKS: tl.constexpr,
     HAS_LSE: tl.constexpr, ROUNDING: tl.constexpr, WIDEN: tl.constexpr,
 ):  # fmt: skip
     """Program (tile, key head, part): ``TILE_ROWS`` rows x ``GROUP`` heads of one request.
 
     ``GROUP`` is a power of two >= ``group``, heads of the tile past ``group`` are idle.
-    ``ONE_TILE``: no request has more rows than a tile, tile r is request r. Packed keys: ``kv_len``
-    holds kv_start [requests + 1]. ``v_scale`` is what an fp8 cache's values are multiplied by.
+    ``ONE_TILE``: no request has more rows than a tile, tile r is request r. ``PAGE``: tokens of a
+    page, 0 for packed keys; ``kv_len`` then holds kv_start [requests + 1]. ``v_scale`` is what an
+    fp8 cache's values are multiplied by.
 
     ``PART_BLOCKS`` = 0: ``splits`` is 1, ``out`` and ``lse`` are final. Otherwise a tile's keys are
     cut into as many parts as have ``PART_BLOCKS`` blocks of keys each, ``splits`` at most; programs
@@ -156,7 +157,7 @@ def attention(
     q_len = tl.load(q_start + request + 1) - row_start
     if (first_row < 0) | (first_row >= q_len):
         return
-    if PAGED:
+    if PAGE > 0:
         length = tl.load(kv_len + request)
         table = page_table + request.to(tl.int64) * stride_table
     else:
@@ -217,13 +218,13 @@ def attention(
     if not WINDOW:
         state = _fold(
             state, begin, whole, query, k, v, table, stride_kp, stride_kt, stride_vp, stride_vt,
-            page_size, position, length, window, scale_log2, soft_cap, BLOCK_M, BLOCK_N, HEAD_DIM,
-            WIDTH, False, PAGED, CAUSAL, WINDOW, CAP, WIDEN,
+            position, length, window, scale_log2, soft_cap, BLOCK_M, BLOCK_N, HEAD_DIM, WIDTH,
+            False, PAGE, CAUSAL, WINDOW, CAP, WIDEN,
         )  # fmt: skip
     state = _fold(
         state, whole, end, query, k, v, table, stride_kp, stride_kt, stride_vp, stride_vt,
-        page_size, position, length, window, scale_log2, soft_cap, BLOCK_M, BLOCK_N, HEAD_DIM,
-        WIDTH, True, PAGED, CAUSAL, WINDOW, CAP, WIDEN,
+        position, length, window, scale_log2, soft_cap, BLOCK_M, BLOCK_N, HEAD_DIM, WIDTH,
+        True, PAGE, CAUSAL, WINDOW, CAP, WIDEN,
     )  # fmt: skip
     result, top, total = state
     if k.dtype.element_ty.primitive_bitwidth == 8:
@@ -287,38 +288,36 @@ def _finish(
 @triton.jit(do_not_specialize=_MERGE_SIZES)
 def merge(
     part_out, part_lse, part_count, out, lse, sinks, q_start, stride_ot, stride_oh, requests,
-    q_heads, rows, HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, WIDTH: tl.constexpr,
+    q_heads, rows, PARTS: tl.constexpr, HEAD_DIM: tl.constexpr, WIDTH: tl.constexpr,
     HAS_SINKS: tl.constexpr, HAS_LSE: tl.constexpr, ROUNDING: tl.constexpr,
 ):  # fmt: skip
-    """Merge the parts of :func:`attention`. Program (row, i): heads i * ``HEADS`` and on."""
+    """Merge the parts of :func:`attention`, ``PARTS`` at most. Program (row, head).
+
+    All parts are read at once: one after the other, each would wait for memory.
+    """
     row = tl.program_id(0)
     if (row < tl.load(q_start)) | (row >= tl.load(q_start + requests)):
         return  # padding
     parts = tl.load(part_count + row)
     if parts <= 1:
         return  # final already
-    head = tl.program_id(1) * HEADS + tl.arange(0, HEADS)
-    here = head < q_heads
+    part = tl.arange(0, PARTS)
     dim = tl.arange(0, WIDTH)
-    there = _there(here, dim, HEAD_DIM, WIDTH)
-    result = tl.zeros((HEADS, WIDTH), tl.float32)
-    top = tl.full((HEADS,), float("-inf"), tl.float32)
-    total = tl.zeros((HEADS,), tl.float32)
-    token = row.to(tl.int64) + tl.zeros((HEADS,), tl.int64)
-    for part in range(parts):
-        at = (part * rows + token) * q_heads + head
-        share = tl.load(part_lse + at, mask=here, other=float("-inf"))
-        values = tl.load(part_out + at[:, None] * HEAD_DIM + dim[None, :], mask=there, other=0.0)
-        highest = tl.maximum(top, share)
-        base = tl.where(highest == float("-inf"), 0.0, highest)
-        fade = tl.exp2(top - base)
-        weight = tl.exp2(share - base)
-        result = result * fade[:, None] + values * weight[:, None]
-        total = total * fade + weight
-        top = highest
+    token = row.to(tl.int64) + tl.zeros((1,), tl.int64)
+    head = tl.program_id(1) + tl.zeros((1,), tl.int32)
+    at = (part * rows + token) * q_heads + head
+    written = part < parts
+    share = tl.load(part_lse + at, mask=written, other=float("-inf"))
+    there = _there(written, dim, HEAD_DIM, WIDTH)
+    values = tl.load(part_out + at[:, None] * HEAD_DIM + dim[None, :], mask=there, other=0.0)
+    top = tl.max(share, axis=0)
+    weight = tl.exp2(share - tl.where(top == float("-inf"), 0.0, top))
+    result = tl.sum(values * weight[:, None], axis=0)[None, :]
+    total = tl.sum(weight, axis=0) + tl.zeros((1,), tl.float32)
+    top += tl.zeros((1,), tl.float32)
     _finish(
-        result, top, total, out, lse, sinks, token, head, here, rows, stride_ot, stride_oh,
-        HEAD_DIM, WIDTH, HAS_SINKS, HAS_LSE, ROUNDING,
+        result, top, total, out, lse, sinks, token, head, head < q_heads, rows, stride_ot,
+        stride_oh, HEAD_DIM, WIDTH, HAS_SINKS, HAS_LSE, ROUNDING,
     )  # fmt: skip
 
 

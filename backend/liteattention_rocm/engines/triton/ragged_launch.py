@@ -33,7 +33,8 @@ FP8_MANTISSA = {torch.float8_e4m3fn: 3, torch.float8_e5m2: 2}
 _PROGRAMS_PER_UNIT = 6
 #: Fewest K blocks of a part, and most parts.
 _PART_BLOCKS, _MAX_SPLITS = 4, 64
-_MERGE_HEADS = 4
+#: Numbers of partial results that a warp of the merge holds.
+_MERGED_BY_WARP = 1024
 
 
 class Cut(NamedTuple):
@@ -88,7 +89,6 @@ class Attention(BoundCall):
 
     def __init__(self, request: RaggedRequest, like: RaggedTensors) -> None:
         step = cut(request)
-        paged = like.page_table is not None
         table = like.q_start if like.page_table is None else like.page_table
         q_step, out_step = page_strides(like.q)[1:], page_strides(like.out)[1:]
         steps = (
@@ -105,14 +105,15 @@ class Attention(BoundCall):
             (tiles, request.kv_heads, step.splits),
             (
                 *steps, request.requests, request.q_heads, request.q_heads // request.kv_heads,
-                request.window, max(request.page_size, 1), request.rows, step.splits,
+                request.window, request.rows, step.splits,
                 request.scale * request.k_scale * LOG2E, request.soft_cap, request.v_scale,
             ),
             (
                 step.tile_rows, step.group, step.block_n, request.head_dim, columns,
                 _PART_BLOCKS if step.splits > 1 else 0,
-                step.one_tile, paged, request.causal, request.window > 0, request.soft_cap > 0,
-                request.sinks, request.return_lse, rounding, request.device.type == "cpu",
+                step.one_tile, request.page_size, request.causal, request.window > 0,
+                request.soft_cap > 0, request.sinks, request.return_lse, rounding,
+                request.device.type == "cpu",
             ),
             (("num_warps", step.warps), ("num_stages", step.stages)),
             (request.dtype, request.kv_dtype, pointers, tuple(map(kind, steps))),
@@ -124,16 +125,17 @@ class Attention(BoundCall):
             self._outputs = 4 * rows * request.head_dim
             self._sums = 4 * rows
             self._size = self._outputs + self._sums + 4 * request.rows
+            parts = 1 << (step.splits - 1).bit_length()
             launches.append(
                 Launch(
                     _MERGE,
-                    (request.rows, -(-request.q_heads // _MERGE_HEADS)),
+                    (request.rows, request.q_heads),
                     (*out_step, request.requests, request.q_heads, request.rows),
                     (
-                        _MERGE_HEADS, request.head_dim, columns, request.sinks, request.return_lse,
-                        rounding,
+                        parts, request.head_dim, columns,
+                        request.sinks, request.return_lse, rounding,
                     ),
-                    (("num_warps", 2),),
+                    (("num_warps", min(max(parts * columns // _MERGED_BY_WARP, 1), 8)),),
                     (request.dtype, pointers, tuple(map(kind, out_step))),
                 )
             )  # fmt: skip
