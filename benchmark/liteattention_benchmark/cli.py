@@ -400,22 +400,51 @@ def model(
 @app.command("serving")
 def serving(
     framework: Annotated[str, typer.Option(help="vllm or sglang: that of this environment.")],
+    device: Annotated[
+        str, typer.Option(help="cpu or cuda (NVIDIA and AMD GPUs, vllm only).")
+    ] = "cpu",
+    sizes: Annotated[
+        str | None,
+        typer.Option(
+            help="vllm: a model of these sizes, backend against backend: llama-3-8b (the default "
+            "on GPUs), qwen2-7b, gemma-3-4b or tiny."
+        ),
+    ] = None,
+    backend: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="With sizes: attention backends of vLLM; may be given several times. CUSTOM is "
+            "ours."
+        ),
+    ] = None,
     case: Annotated[
         list[str] | None,
         typer.Option(help="decode|prefill,BATCH,CONTEXT; may be given several times."),
     ] = None,
     rounds: Annotated[int, typer.Option(min=3, help="Counted rounds.")] = 5,
     dtype: Annotated[str, typer.Option(help="bfloat16, float16 or float32.")] = "bfloat16",
-    head_dim: Annotated[int, typer.Option(help="64 or 128.")] = 64,
+    kv_cache_dtype: Annotated[
+        str, typer.Option(help="With sizes: auto, fp8, fp8_e4m3 or fp8_e5m2.")
+    ] = "auto",
+    tokens: Annotated[
+        int, typer.Option(min=8, help="With sizes: new tokens of a request in a decode case.")
+    ] = 128,
+    head_dim: Annotated[int | None, typer.Option(help="Without sizes: 64 or 128.")] = None,
     threads: Annotated[int, typer.Option(min=1, help="OpenMP threads of each engine.")] = 2,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    out: Annotated[
+        Path | None, typer.Option(help="With sizes: also write the JSON here, case by case.")
+    ] = None,
 ) -> None:
-    """Compare a serving engine with our attention and with its own on the CPU, tokens per second.
+    """Compare a serving engine's tokens per second with our attention and with others.
 
-    Run it in the environment of the framework; see docs/serving.md.
+    On the CPU its own; with --sizes or on a GPU, vLLM's backends for that device, and also times to
+    the first token and between tokens. Run it in the environment of the framework; see
+    docs/serving.md.
     """
     from . import serving as benchmark
     from . import serving_sglang, serving_vllm
+    from .serving_sizes import SIZES
 
     frameworks = {"vllm": serving_vllm, "sglang": serving_sglang}
     reasons = []
@@ -423,17 +452,49 @@ def serving(
         reasons.append(f"--framework must be one of {', '.join(frameworks)}, got {framework!r}")
     if dtype not in ("bfloat16", "float16", "float32"):
         reasons.append(f"--dtype must be bfloat16, float16 or float32, got {dtype!r}")
-    if head_dim not in (64, 128):
+    sized = device == "cuda" or sizes is not None
+    if head_dim not in (None, 64, 128):
         reasons.append(f"--head-dim must be 64 or 128, got {head_dim}")
+    if device not in ("cpu", "cuda"):
+        reasons.append(f"--device must be cpu or cuda, got {device!r}")
+    if sizes not in (None, *SIZES):
+        reasons.append(f"--sizes must be one of {', '.join(SIZES)}, got {sizes!r}")
+    if kv_cache_dtype not in ("auto", "fp8", "fp8_e4m3", "fp8_e5m2"):
+        reasons.append(
+            f"--kv-cache-dtype must be auto, fp8, fp8_e4m3 or fp8_e5m2, got {kv_cache_dtype!r}"
+        )
+    if sized:
+        if framework == "sglang":
+            reasons.append("--sizes and --device cuda are for --framework vllm")
+        if head_dim is not None:
+            reasons.append("--head-dim is not for --sizes, which have one of their own")
+    elif backend or out or kv_cache_dtype != "auto" or tokens != 128:
+        reasons.append("--backend, --out, --kv-cache-dtype and --tokens need --sizes")
+    unwritable = None if out is None else files.file_problem(out)
+    if unwritable is not None:
+        reasons.append(f"--out: {unwritable}")
     cases = []
     for text in case or ():
-        kind, _, sizes = text.partition(",")
-        if kind not in ("decode", "prefill") or not re.fullmatch(r"[1-9]\d*,[1-9]\d*", sizes):
+        kind, _, numbers = text.partition(",")
+        if kind not in ("decode", "prefill") or not re.fullmatch(r"[1-9]\d*,[1-9]\d*", numbers):
             reasons.append(f"--case must be decode|prefill,BATCH,CONTEXT, got {text!r}")
         else:
-            cases.append(benchmark.Case(kind, *map(int, sizes.split(","))))  # type: ignore[arg-type]
+            cases.append(benchmark.Case(kind, *map(int, numbers.split(","))))  # type: ignore[arg-type]
     if reasons:
         raise typer.BadParameter("; ".join(reasons))
+    if sized:
+        from . import serving_cli
+        from .serving_backends import DEFAULT_CASES, Plan
+
+        asked = Plan(
+            device, sizes or "llama-3-8b", tuple(backend or ()), tuple(cases or DEFAULT_CASES),
+            rounds, dtype, kv_cache_dtype, tokens, threads,
+        )  # fmt: skip
+        console = Console(stderr=as_json)
+        ready, machine = serving_cli.prepare(asked)
+        with _kept(out, (out.name,) if out else (), console):
+            serving_cli.compare(ready, machine, console, as_json, out)
+        return
     need("bench serving", "torch", framework)
     console = Console(stderr=as_json)
     with activity(console, "starting") as say:
@@ -442,7 +503,7 @@ def serving(
             cases or benchmark.DEFAULT_CASES,
             rounds,
             dtype,
-            head_dim,
+            head_dim or 64,
             threads,
             say,
         )
@@ -452,12 +513,13 @@ def serving(
             "framework": framework,
             "threads": threads,
             "dtype": dtype,
-            "head_dim": head_dim,
+            "head_dim": head_dim or 64,
         }
         typer.echo(json.dumps(environment | {"rows": [row.as_dict() for row in rows]}, indent=2))
         return
     table = Table(
-        title=f"{framework} on the CPU, {dtype}, head dim {head_dim}, {threads} threads: tokens/s"
+        title=f"{framework} on the CPU, {dtype}, head dim {head_dim or 64}, {threads} threads: "
+        "tokens/s"
     )
     for name in ("case", "ours", "built-in", "ratio, median", "least"):
         table.add_column(name, justify="left" if name == "case" else "right")

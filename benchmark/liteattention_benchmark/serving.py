@@ -148,7 +148,9 @@ def run(
             report(f"starting {backend}")
             options = framework.options(model, backend, dtype, cases)
             engines[backend] = stack.enter_context(
-                _engine(framework.__name__, Path(folder) / f"{backend}.log", options, threads)
+                engine_process(
+                    framework.__name__, Path(folder) / f"{backend}.log", options, threads
+                )
             )
         return [_measure(case, rounds, engines, report) for case in cases]
 
@@ -181,6 +183,18 @@ class _Engine:
         self._connection = connection
         self._log = log
 
+    def ask(self, *question: Any) -> Any:
+        """Return the answer of the process, see :func:`answer`.
+
+        Raises:
+            RuntimeError: it died; with the end of what it printed.
+        """
+        try:
+            self._connection.send(question)
+            return self._connection.recv()
+        except (EOFError, OSError) as error:
+            raise _died(self._log) from error
+
     def rate(self, case: Case, number: int) -> float:
         """Return tokens per second: new ones of a decode case, the prompts' of a prefill case."""
         # A prompt that is prefilled must be new; one that is decoded after must be cached.
@@ -188,11 +202,7 @@ class _Engine:
         prompts = [
             [draw.randrange(3, 1024) for _ in range(case.context)] for _ in range(case.batch)
         ]
-        try:
-            self._connection.send((case.kind, prompts))
-            seconds: float = self._connection.recv()
-        except (EOFError, OSError) as error:
-            raise _died(self._log) from error
+        seconds: float = self.ask(case.kind, prompts)
         return case.batch * (case.context if case.kind == "prefill" else 1) / seconds
 
 
@@ -201,7 +211,14 @@ def _died(log: Path) -> RuntimeError:
 
 
 @contextlib.contextmanager
-def _engine(module: str, log: Path, options: dict[str, Any], threads: int) -> Iterator[_Engine]:
+def engine_process(
+    module: str, log: Path, options: dict[str, Any], threads: int
+) -> Iterator[_Engine]:
+    """Run an engine in a process of its own, ``module`` called with its options, until left.
+
+    Raises:
+        RuntimeError: it did not start; with the end of what it printed into ``log``.
+    """
     near, far = Pipe()
     with near, log.open("wb") as output:
         with far:
@@ -226,10 +243,11 @@ def _engine(module: str, log: Path, options: dict[str, Any], threads: int) -> It
             process.wait()
 
 
-def answer(descriptor: int, measure: Callable[[str, list[list[int]]], float]) -> None:
+def answer(descriptor: int, measure: Callable[..., Any]) -> None:
     """In an engine's process: say that it is ready, and answer until the other side hangs up.
 
-    ``measure(kind, prompts)`` returns seconds: of the whole prefill, or of one decode step.
+    ``measure(kind, prompts)`` returns seconds: of the whole prefill, or of one decode step. vLLM's
+    also takes kind "arrivals" with the number of new tokens, see :mod:`.serving_backends`.
     """
     connection = Connection(descriptor)
     with contextlib.suppress(EOFError):

@@ -32,10 +32,16 @@ def need(command: str, *packages: str, extras: Iterable[str] = ()) -> None:
     for extra, name in _requirements():
         if extra in extras:
             wanted.append(_import_name(name))
-    missing = [name for name in dict.fromkeys(wanted) if not installed(name)]
-    if missing:
-        typer.echo(f"liteattention-rocm {command} {_advice(missing, extras)}", err=True)
+    advice = lacking(*wanted, extras=extras)
+    if advice:
+        typer.echo(f"liteattention-rocm {command} {advice}", err=True)
         raise typer.Exit(1)
+
+
+def lacking(*packages: str, extras: tuple[str, ...] = ()) -> str:
+    """Say which of the packages are not installed and how to get them; empty if all are."""
+    missing = [name for name in dict.fromkeys(packages) if not installed(name)]
+    return _advice(missing, extras) if missing else ""
 
 
 def explain(error: ImportError | OSError) -> str:

@@ -23,7 +23,7 @@ from liteattention_rocm.contract import LOG2E
 from liteattention_rocm.engines.triton import hopper, kernels, ragged, tiles
 from liteattention_rocm.lite import bitmap, budget
 from tests.emulator.triton_kernels import compile_for_gfx942
-from tests.oracle.attention import bound, exact
+from tests.oracle.attention import bound, exact, exact_rows, expect_out
 
 TARGETS = {
     "gfx942": GPUTarget("hip", "gfx942", 64),
@@ -34,6 +34,8 @@ INTEGERS = {"k_blocks", "words", "q_blocks", "q_heads", "groups", "group", "q_le
 INTEGERS |= {"requests", "window", "page_size", "rows", "splits", "tiles", "limit"}
 TABLES = {"read", "must_do", "must_skip", "counts", "order", "next_tile", "votes", "weights"}
 TABLES |= {"q_start", "page_table", "part_count"}
+CACHED_NAMES = {ragged.attention: ("k", "v"), ragged.write_kv: ("k_cache", "v_cache")}
+MANTISSA = {None: 0, torch.float8_e4m3fn: 3, torch.float8_e5m2: 2}
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -45,8 +47,10 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Any:
     patch.undo()
 
 
-def signature(kernel: Any, dtype: str, constants: dict[str, Any]) -> dict[str, str]:
-    """Type of every run-time argument, by its name."""
+def signature(
+    kernel: Any, dtype: str, constants: dict[str, Any], cache: str = ""
+) -> dict[str, str]:
+    """Type of every run-time argument, by its name; ``cache`` of keys and values if not dtype."""
     types = {}
     for name in kernel.arg_names:
         if name in constants:
@@ -55,7 +59,7 @@ def signature(kernel: Any, dtype: str, constants: dict[str, Any]) -> dict[str, s
             types[name] = "*i32"
         elif name in INTEGERS or name.startswith("stride"):
             types[name] = "i32"
-        elif name in ("c", "threshold", "scale_log2", "soft_cap"):
+        elif name in ("c", "threshold", "scale_log2", "soft_cap", "k_scale", "v_scale"):
             types[name] = "fp32"
         elif name in ("lse", "sinks", "part_out", "part_lse", "mass"):
             types[name] = "*fp32"
@@ -63,6 +67,8 @@ def signature(kernel: Any, dtype: str, constants: dict[str, Any]) -> dict[str, s
             types[name] = "*i16"
         elif name in ("slots", "tally"):
             types[name] = "*i64"
+        elif cache and name in CACHED_NAMES[kernel]:
+            types[name] = f"*{cache}"
         else:
             types[name] = f"*{dtype}"
     return types
@@ -77,8 +83,9 @@ def dense(**changes: Any) -> dict[str, Any]:
 
 
 RAGGED = dict(
-    TILE_ROWS=2, GROUP=8, BLOCK_N=64, HEAD_DIM=128, PART_BLOCKS=4, ONE_TILE=False, PAGED=True,
-    CAUSAL=True, WINDOW=False, CAP=False, HAS_SINKS=False, HAS_LSE=True, ROUNDING=0, WIDEN=False,
+    TILE_ROWS=2, GROUP=8, BLOCK_N=64, HEAD_DIM=128, WIDTH=128, PART_BLOCKS=4, ONE_TILE=False,
+    PAGE=16, CAUSAL=True, WINDOW=False, CAP=False, HAS_SINKS=False, HAS_LSE=True, ROUNDING=0,
+    WIDEN=False,
 )  # fmt: skip
 CASES = {
     "dense": (kernels.attention, dense()),
@@ -91,10 +98,22 @@ CASES = {
         dict(WORDS=8, ROWS=64, DESCENDING=True, HAS_DO=True, HAS_SKIP=True, WEIGH=True),
     ),
     "decode": (ragged.attention, RAGGED),
-    "varlen": (ragged.attention, RAGGED | dict(TILE_ROWS=16, PART_BLOCKS=0, PAGED=False)),
-    "merge": (ragged.merge, dict(HEADS=4, HEAD_DIM=128, HAS_SINKS=True, HAS_LSE=True, ROUNDING=0)),
-    "write": (ragged.write_kv, dict(HEAD_DIM=128)),
+    "varlen": (ragged.attention, RAGGED | dict(TILE_ROWS=16, PART_BLOCKS=0, PAGE=0)),
+    "merge": (
+        ragged.merge,
+        dict(PARTS=16, HEAD_DIM=128, WIDTH=128, HAS_SINKS=True, HAS_LSE=True, ROUNDING=0),
+    ),
+    "write": (ragged.write_kv, dict(HEAD_DIM=128, WIDTH=128, FP8_MANTISSA=0)),
 }
+WIDE = RAGGED | dict(HEAD_DIM=256, WIDTH=256, BLOCK_N=32)
+#: Constants, the cache's type, and stages of the loads.
+CACHED = {
+    "decode-80-e4m3": (RAGGED | dict(HEAD_DIM=80), "fp8e4nv", 3),
+    "decode-256": (WIDE, "bf16", 2),
+    "prefill-192-e5m2": (WIDE | dict(HEAD_DIM=192, TILE_ROWS=16, PART_BLOCKS=0), "fp8e5", 2),
+}
+#: Local memory of a workgroup, bytes.
+LOCAL = {"gfx942": 64 << 10, "sm_90": 227 << 10}
 
 
 @pytest.mark.parametrize("target", TARGETS)
@@ -106,6 +125,19 @@ def test_plain_kernels_compile(case: str, target: str) -> None:
     source = ASTSource(fn=kernel, signature=ordered, constexprs=constants)
     built = triton.compile(source, target=TARGETS[target], options={"num_warps": 8})
     assert built.asm["cubin" if target == "sm_90" else "hsaco"]
+
+
+@pytest.mark.parametrize("target", LOCAL)
+@pytest.mark.parametrize("case", CACHED)
+def test_head_dims_and_fp8_caches_compile_and_fit(case: str, target: str) -> None:
+    constants, held, stages = CACHED[case]
+    kernel = ragged.attention
+    types = signature(kernel, "bf16", constants, held)
+    ordered = {name: types.get(name, "constexpr") for name in kernel.arg_names}
+    source = ASTSource(fn=kernel, signature=ordered, constexprs=constants)
+    options = {"num_warps": 8, "num_stages": stages}
+    built = triton.compile(source, target=TARGETS[target], options=options)
+    assert built.metadata.shared <= LOCAL[target]
 
 
 HOPPER = {
@@ -164,9 +196,14 @@ def test_the_hopper_kernel_keeps_its_registers(case: str, tmp_path: Path) -> Non
 
 
 def run_on_emulator(
-    kernel: Any, constants: dict[str, Any], grid: list[int], args: list[Any], warps: int
+    kernel: Any,
+    constants: dict[str, Any],
+    grid: list[int],
+    args: list[Any],
+    warps: int,
+    cache: str = "",
 ) -> None:
-    types = signature(kernel, "bf16", constants)
+    types = signature(kernel, "bf16", constants, cache)
     compiled = compile_for_gfx942(kernel, types, constants, {"num_warps": warps})
     assert len(types) == len(args)
     with emulator.Module(compiled.code_object) as module:
@@ -213,6 +250,75 @@ def test_dense_attention_on_the_emulator(causal: bool) -> None:
     expected = exact(q, k, v, causal=causal)
     assert ((out.double() - expected.out).abs() <= bound(expected, torch.bfloat16)).all()
     assert torch.allclose(lse.double(), expected.lse, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("dim", "fp8"),
+    [(80, None), (64, torch.float8_e4m3fn), (64, torch.float8_e5m2)],
+    ids=["80", "e4m3", "e5m2"],
+)
+def test_decoding_on_the_emulator(dim: int, fp8: torch.dtype | None) -> None:
+    """A cache write, parts of requests and their merge, gfx942 machine code, against float64."""
+    torch.manual_seed(0)
+    lengths, page, width, heads, splits = (150, 40), 16, 1 << (dim - 1).bit_length(), 3, 3
+    q = torch.randn(2, heads, dim).bfloat16()
+    rows = [torch.randn(sum(lengths), 1, dim).bfloat16() for _ in "kv"]
+    pages = [-(-n // page) for n in lengths]
+    table = torch.full((2, max(pages)), 1 << 30, dtype=torch.int32)
+    order = torch.randperm(sum(pages)).int()
+    table[0, : pages[0]], table[1, : pages[1]] = order[: pages[0]], order[pages[0] :]
+    tokens = [torch.arange(n) for n in lengths]
+    slots = [t[at // page].long() * page + at % page for t, at in zip(table, tokens, strict=True)]
+    cache = torch.full((sum(pages), 2, page, 1, dim), math.nan).to(fp8 or torch.bfloat16)
+    held = cache.view(torch.uint8) if fp8 else cache
+    caches = held.unbind(1)
+    k_scale, v_scale = (0.07, 1.3) if fp8 else (1.0, 1.0)
+    row_steps, cache_steps = 2 * [dim, dim], 2 * [2 * page * dim, dim, dim]
+    run_on_emulator(
+        ragged.write_kv,
+        dict(HEAD_DIM=dim, WIDTH=width, FP8_MANTISSA=MANTISSA[fp8]),
+        [sum(lengths), 1],
+        [*rows, *caches, torch.cat(slots), *row_steps, *cache_steps, page, k_scale, v_scale],
+        1,
+        "u8" if fp8 else "",
+    )
+    none = torch.zeros(4)
+    out, lse = torch.full_like(q, math.nan), torch.full((heads, 2), math.nan)
+    starts, keys = torch.tensor([0, 1, 2]).int(), torch.tensor(lengths).int()
+    parts = [torch.full((splits, 2, heads, *x), math.nan) for x in ((dim,), ())]
+    counts = torch.full((2,), -1, dtype=torch.int32)
+    steps = [heads * dim, dim]
+    strides = [*steps, *cache_steps, *steps, table.stride(0)]
+    numbers = [2, heads, heads, 0, 2, splits, dim**-0.5 * LOG2E * k_scale, 0.0, v_scale]
+    run_on_emulator(
+        ragged.attention,
+        RAGGED
+        | dict(HEAD_DIM=dim, WIDTH=width, TILE_ROWS=4, GROUP=4, BLOCK_N=32, PART_BLOCKS=1)
+        | dict(ONE_TILE=True),
+        [2, 1, splits],
+        [q, *caches, out, lse, none, *parts, counts, starts, keys, table, *strides, *numbers],
+        4,
+        {torch.float8_e4m3fn: "fp8e4nv", torch.float8_e5m2: "fp8e5", None: ""}[fp8],
+    )
+    assert counts.tolist() == [3, 2]
+    run_on_emulator(
+        ragged.merge,
+        dict(PARTS=4, HEAD_DIM=dim, WIDTH=width, HAS_SINKS=False, HAS_LSE=True, ROUNDING=0),
+        [2, heads],
+        [*parts, counts, out, lse, none, starts, *steps, 2, heads, 2],
+        1,
+    )
+    if fp8:
+        limit, scales = torch.finfo(fp8).max, (k_scale, v_scale)
+        rows = [
+            (x.float() / scale).clamp(-limit, limit).to(fp8).double() * scale
+            for x, scale in zip(rows, scales, strict=True)
+        ]
+    for r, (k, v) in enumerate(zip(*(x.split(lengths) for x in rows), strict=True)):
+        expected = exact_rows(q[r : r + 1], k, v, scale=dim**-0.5, causal=True)
+        allowed = 2.0**-8 * (1.01 * expected.weight + expected.out.abs()) + 1e-6
+        expect_out(out[r : r + 1], expected, allowed)
+        assert torch.allclose(lse[:, r].double(), expected.lse[:, 0], atol=1e-4)
 
 
 @pytest.mark.parametrize("share", [0.0, 0.2], ids=["vote", "weigh"])

@@ -393,7 +393,7 @@ def test_a_bound_ragged_call_hands_its_workspace_on(
         assert where == (2, 2, splits, STREAM)
         assert found == (*pointers[:6], *inner, *pointers[6:], *started[12:])
         where, found = arguments(merge.result, driver)
-        assert where == (2, 1, 1, STREAM)
+        assert where == (2, 4, 1, STREAM)
         assert found == (*inner, *pointers[3:7], *merged[7:])
     assert len(attend.started) == len(merge.started) == 1
 

@@ -19,9 +19,13 @@ def check(
     heads: tuple[int, int],
     page_size: int = 0,
     dim: int = 64,
+    fp8: torch.dtype | None = None,
     **options: Any,
 ) -> None:
-    """lengths: (rows, keys) of every request. Compare each with its own float64 attention."""
+    """lengths: (rows, keys) of every request. Compare each with its own float64 attention.
+
+    ``fp8``: of the cache, with scales that are no powers of two.
+    """
     generator = torch.Generator().manual_seed(len(lengths) + heads[0])
     q_heads, kv_heads = heads
     q_start = torch.tensor([PAD] + [n for n, _ in lengths]).cumsum(0).int()
@@ -40,17 +44,21 @@ def check(
         width = -(-int(kv_len.max()) // page_size)
         pages = torch.randperm(len(lengths) * width + 2, generator=generator).int()
         table = pages[: len(lengths) * width].view(len(lengths), width).contiguous()
-        cache = torch.full((len(pages), 2, page_size, kv_heads, dim), math.nan).bfloat16()
+        cache = torch.full((len(pages), 2, page_size, kv_heads, dim), math.nan)
+        cache = cache.to(fp8 or torch.bfloat16)
+        scales = {"k_scale": 0.07, "v_scale": 1.3} if fp8 else {}
         k_cache, v_cache = cache[:, 0], cache[:, 1]
         for r, (k, v) in enumerate(requests):
             token = torch.arange(len(k))
             slots = table[r, token // page_size].long() * page_size + token % page_size
             slots = torch.cat([slots, torch.tensor([-1])])  # a padding row
             k, v = (torch.cat([x, torch.zeros(1, kv_heads, dim).bfloat16()]) for x in (k, v))
-            write_kv(k, v, k_cache, v_cache, slots, engine="portable")
+            write_kv(k, v, k_cache, v_cache, slots, engine="portable", **scales)
         table[0, -(-int(kv_len[0]) // page_size) :] = 1 << 30  # past the last key: never followed
         batch = PagedBatch(q_start, kv_len, table)
-        _, lse = attention_paged(q, k_cache, v_cache, batch, **common)
+        _, lse = attention_paged(q, k_cache, v_cache, batch, **common, **scales)
+        if fp8:
+            requests = [tuple(map(stored, kv, [fp8] * 2, scales.values())) for kv in requests]
     else:
         k_start = torch.tensor([0] + [n for _, n in lengths]).cumsum(0).int()
         k, v = (torch.cat([r[i] for r in requests]) for i in (0, 1))
@@ -64,6 +72,12 @@ def check(
         expect_out(out[here], expected, allowed)
         expect_lse(lse[:, here], expected.lse, atol=2e-5, rtol=1e-5)
     assert (out[:PAD] == 7.0).all() and (out[rows - PAD :] == 7.0).all()
+
+
+def stored(x: torch.Tensor, dtype: torch.dtype, scale: float) -> torch.Tensor:
+    """What a cache of ``dtype`` gives back of ``x``, in float64."""
+    limit = torch.finfo(dtype).max
+    return (x.float() / scale).clamp(-limit, limit).to(dtype).double() * scale
 
 
 MIXED = [(1, 70), (20, 20), (0, 9), (5, 130), (3, 1)]
@@ -109,11 +123,48 @@ def test_what_models_ask_for(lengths: list[tuple[int, int]], options: dict[str, 
     check(lengths, (4, 2), page_size=16, **{"causal": True, **options})
 
 
-def test_another_cache_dtype_is_refused() -> None:
+@pytest.mark.parametrize("dim", [80, 96, 112, 192, 256])
+def test_head_dims(dim: int) -> None:
+    """Packed, paged and in parts; tiles of columns that do not exist, next to other heads'."""
+    check([(3, 5), (1, 40)], (2, 1), dim=dim)
+    check([(9, 40), (1, 33)], (6, 2), 16, dim, causal=True)
+    check([(1, 300), (1, 7)], (4, 1), 16, dim, causal=True, window=270)
+
+
+@pytest.mark.parametrize(("fp8", "dim"), [(torch.float8_e4m3fn, 80), (torch.float8_e5m2, 64)])
+def test_fp8_caches(fp8: torch.dtype, dim: int) -> None:
+    check([(1, 300), (1, 9)], (4, 1), 16, dim, fp8, causal=True)
+    check([(7, 30), (1, 70)], (2, 2), 16, dim, fp8, causal=True)
+
+
+@pytest.mark.parametrize("fp8", [torch.float8_e4m3fn, torch.float8_e5m2], ids=["e4m3", "e5m2"])
+def test_fp8_rows_are_rounded_as_the_reference_rounds_them(fp8: torch.dtype) -> None:
+    """Bit by bit: ties, subnormals, zeros of both signs, what is too large, NaN."""
+    every = torch.arange(256, dtype=torch.uint8).view(fp8).float()
+    numbers = every[every.isfinite()].unique()
+    ties = (numbers[1:] + numbers[:-1]) / 2
+    special = torch.tensor([math.nan, math.inf, -math.inf, 0.0, -0.0, 3e38, -3e38, 1e-30])
+    rows = torch.cat([numbers, ties, ties * 1.004, ties * 0.996, special]).bfloat16()
+    rows = torch.nn.functional.pad(rows, (0, -len(rows) % 80)).view(-1, 1, 80)
+    slots = torch.arange(len(rows))
+    for scale in (1.0, 0.37):
+        caches = torch.zeros(2, 2, 2, 16, 1, 80, dtype=torch.uint8).view(fp8)
+        for (k, v), engine in zip(caches, ("portable", "reference"), strict=True):
+            write_kv(rows, -rows, k, v, slots, k_scale=scale, v_scale=scale, engine=engine)
+        ours, expected = caches.view(torch.uint8)
+        same = (ours == expected) | (caches[0].float().isnan() & caches[1].float().isnan())
+        assert same.all()
+
+
+def test_what_no_kernel_takes_is_refused() -> None:
     k = torch.zeros(2, 1, 64, dtype=torch.bfloat16)
-    cache = torch.zeros(4, 16, 1, 64, dtype=torch.float8_e4m3fn)
+    cache = torch.zeros(4, 16, 1, 64, dtype=torch.float8_e4m3fnuz)
     with pytest.raises(ValueError, match="the cache must be"):
         write_kv(k, k, cache, cache.clone(), torch.tensor([0, 1]), engine="portable")
+    starts = torch.tensor([0, 2]).int()
+    q = torch.zeros(2, 1, 72, dtype=torch.bfloat16)
+    with pytest.raises(ValueError, match="head dim must be 64, 80, 96, 112, 128, 192 or 256"):
+        attention_varlen(q, q, q, starts, starts, engine="portable")
 
 
 @pytest.mark.parametrize("cap", [2.0**-60, 3.0, 50.0, 1e5, 1e6, 1e8, 2.0**60])

@@ -34,9 +34,13 @@ from ...contract import (
 )
 from ..environment import architecture
 
+#: Head dims of dense calls and of LiteAttention; those of packed and paged calls.
 HEAD_DIMS = (64, 128)
+RAGGED_HEAD_DIMS = (64, 80, 96, 112, 128, 192, 256)
 #: Oldest NVIDIA compute capability with bf16 matrix products.
 _OLDEST = 80
+#: The oldest whose Triton reads e4m3; it reads e5m2 everywhere.
+_OLDEST_E4M3 = 89
 #: K blocks that an int16 entry of a walk can name.
 _MAX_K_BLOCKS = 32767
 
@@ -46,6 +50,7 @@ class PortableEngine(Engine):
 
     name = "portable"
     dtypes = (torch.bfloat16, torch.float16)
+    cache_dtypes = (torch.float8_e4m3fn, torch.float8_e5m2)
     plans_from_bounds = True
     weighs = True
     tallies = True
@@ -69,11 +74,20 @@ class PortableEngine(Engine):
 
     def limits(self, request: Request) -> list[str]:
         """Return the sizes and tiles that its kernels do not take; see :meth:`Engine.limits`."""
-        if isinstance(request, WriteRequest):
-            return []
         reasons = []
-        if request.head_dim not in HEAD_DIMS:
-            reasons.append(f"head dim must be 64 or 128, got {request.head_dim}")
+        ragged = isinstance(request, RaggedRequest | WriteRequest)
+        head_dims = RAGGED_HEAD_DIMS if ragged else HEAD_DIMS
+        if request.head_dim not in head_dims:
+            *others, last = map(str, head_dims)
+            listed = f"{', '.join(others)} or {last}"
+            reasons.append(f"head dim must be {listed}, got {request.head_dim}")
+        if isinstance(request, RaggedRequest) and request.kv_dtype == torch.float8_e4m3fn:
+            found = architecture(request.device)
+            if found.startswith("sm_") and int(found.removeprefix("sm_")) < _OLDEST_E4M3:
+                reasons.append(
+                    f"a cache of e4m3 needs compute capability {_OLDEST_E4M3 / 10:.1f} or newer, "
+                    f"got {found}: use e5m2"
+                )
         if isinstance(request, LiteRequest):
             reasons += _tile_reasons(request)
         return reasons

@@ -6,6 +6,10 @@ parts that are merged by log-sum-exp (Flash-Decoding). The host bounds their num
 chooses it from the true lengths, so one launch, recorded in a graph, serves requests of any length.
 Kernels: :func:`attention`, :func:`merge`, :func:`write_kv`.
 
+Head dims are any multiple of 16: a tile is ``WIDTH`` columns wide, the next power of two, of which
+``HEAD_DIM`` are read and written and the others are zeros. fp8 caches are widened to q's dtype,
+which is exact, and their scales are factors of the scores and of the result.
+
 Methods: online softmax over K blocks (FlashAttention, Dao et al., arXiv 2205.14135), a cache in
 pages (PagedAttention, Kwon et al., arXiv 2309.06180), log-sum-exp merge of split softmax (Milakov
 and Gimelshein, arXiv 1805.02867).
@@ -19,7 +23,7 @@ import triton.language as tl
 from .kernels import product, rounded
 
 #: Do not specialise on sizes.
-_SIZES = ["requests", "q_heads", "group", "window", "page_size", "rows", "splits"]
+_SIZES = ["requests", "q_heads", "group", "window", "rows", "splits"]
 _MERGE_SIZES = ["requests", "q_heads", "rows"]
 
 
@@ -58,32 +62,40 @@ def _capped(scores, scale_log2, soft_cap):
 @triton.jit
 def _fold(
     state, first, end, query, k, v, table, stride_kp, stride_kt, stride_vp, stride_vt,
-    page_size, position, kv_len, window, scale_log2, soft_cap,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, HEAD_DIM: tl.constexpr, MASKED: tl.constexpr,
-    PAGED: tl.constexpr, CAUSAL: tl.constexpr, WINDOW: tl.constexpr, CAP: tl.constexpr,
-    WIDEN: tl.constexpr,
+    position, kv_len, window, scale_log2, soft_cap,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, HEAD_DIM: tl.constexpr, WIDTH: tl.constexpr,
+    MASKED: tl.constexpr, PAGE: tl.constexpr, CAUSAL: tl.constexpr, WINDOW: tl.constexpr,
+    CAP: tl.constexpr, WIDEN: tl.constexpr,
 ):  # fmt: skip
     """Fold the keys from ``first`` to ``end`` into the running (output, maxima, sums)."""
     out, top, total = state
-    dim = tl.arange(0, HEAD_DIM)
+    dim = tl.arange(0, WIDTH)
     lane = tl.arange(0, BLOCK_N)
     for start in range(first, end, BLOCK_N):
         key = start + lane
         inside = key < kv_len
-        if PAGED:
-            page = tl.load(table + key // page_size, mask=inside, other=0).to(tl.int64)
-            token = (key % page_size).to(tl.int64)
+        if PAGE > 0:
+            page = tl.load(table + key // PAGE, mask=inside, other=0).to(tl.int64)
+            token = (key % PAGE).to(tl.int64)
             at_k = page * stride_kp + token * stride_kt
             at_v = page * stride_vp + token * stride_vt
         else:
             at_k = key.to(tl.int64) * stride_kt
             at_v = key.to(tl.int64) * stride_vt
-        if MASKED:
+        if WIDTH != HEAD_DIM:
+            column = dim < HEAD_DIM
+            there = column[:, None] & inside[None, :]
+            keys = tl.load(k + at_k[None, :] + dim[:, None], mask=there, other=0.0)
+            there = inside[:, None] & column[None, :]
+            values = tl.load(v + at_v[:, None] + dim[None, :], mask=there, other=0.0)
+        elif MASKED:
             keys = tl.load(k + at_k[None, :] + dim[:, None], mask=inside[None, :], other=0.0)
             values = tl.load(v + at_v[:, None] + dim[None, :], mask=inside[:, None], other=0.0)
         else:
             keys = tl.load(k + at_k[None, :] + dim[:, None])
             values = tl.load(v + at_v[:, None] + dim[None, :])
+        keys = keys.to(query.dtype)
+        values = values.to(query.dtype)
         scores = product(query, keys, tl.zeros((BLOCK_M, BLOCK_N), tl.float32), WIDEN)
         if CAP:
             scores = _capped(scores, scale_log2, soft_cap)
@@ -112,17 +124,18 @@ def attention(
     q, k, v, out, lse, sinks, part_out, part_lse, part_count, q_start, kv_len, page_table,
     stride_qt, stride_qh, stride_kp, stride_kt, stride_kh, stride_vp, stride_vt, stride_vh,
     stride_ot, stride_oh, stride_table,
-    requests, q_heads, group, window, page_size, rows, splits, scale_log2, soft_cap,
+    requests, q_heads, group, window, rows, splits, scale_log2, soft_cap, v_scale,
     TILE_ROWS: tl.constexpr, GROUP: tl.constexpr, BLOCK_N: tl.constexpr, HEAD_DIM: tl.constexpr,
-    PART_BLOCKS: tl.constexpr, ONE_TILE: tl.constexpr, PAGED: tl.constexpr, CAUSAL: tl.constexpr,
-    WINDOW: tl.constexpr, CAP: tl.constexpr, HAS_SINKS: tl.constexpr, HAS_LSE: tl.constexpr,
-    ROUNDING: tl.constexpr, WIDEN: tl.constexpr,
+    WIDTH: tl.constexpr, PART_BLOCKS: tl.constexpr, ONE_TILE: tl.constexpr, PAGE: tl.constexpr,
+    CAUSAL: tl.constexpr, WINDOW: tl.constexpr, CAP: tl.constexpr, HAS_SINKS: tl.constexpr,
+    HAS_LSE: tl.constexpr, ROUNDING: tl.constexpr, WIDEN: tl.constexpr,
 ):  # fmt: skip
     """Program (tile, key head, part): ``TILE_ROWS`` rows x ``GROUP`` heads of one request.
 
     ``GROUP`` is a power of two >= ``group``, heads of the tile past ``group`` are idle.
-    ``ONE_TILE``: no request has more rows than a tile, tile r is request r. Packed keys: ``kv_len``
-    holds kv_start [requests + 1].
+    ``ONE_TILE``: no request has more rows than a tile, tile r is request r. ``PAGE``: tokens of a
+    page, 0 for packed keys; ``kv_len`` then holds kv_start [requests + 1]. ``v_scale`` is what an
+    fp8 cache's values are multiplied by.
 
     ``PART_BLOCKS`` = 0: ``splits`` is 1, ``out`` and ``lse`` are final. Otherwise a tile's keys are
     cut into as many parts as have ``PART_BLOCKS`` blocks of keys each, ``splits`` at most; programs
@@ -144,7 +157,7 @@ def attention(
     q_len = tl.load(q_start + request + 1) - row_start
     if (first_row < 0) | (first_row >= q_len):
         return
-    if PAGED:
+    if PAGE > 0:
         length = tl.load(kv_len + request)
         table = page_table + request.to(tl.int64) * stride_table
     else:
@@ -162,10 +175,10 @@ def attention(
     here = (row < q_len) & (member % GROUP < group)
     position = length - q_len + row
     token = (row_start + row).to(tl.int64)
-    dim = tl.arange(0, HEAD_DIM)
+    dim = tl.arange(0, WIDTH)
     query = tl.load(
         q + token[:, None] * stride_qt + head[:, None] * stride_qh + dim[None, :],
-        mask=here[:, None],
+        mask=_there(here, dim, HEAD_DIM, WIDTH),
         other=0.0,
     )
 
@@ -198,42 +211,55 @@ def attention(
         whole = begin + tl.maximum(whole - begin, 0) // BLOCK_N * BLOCK_N
 
     state = (
-        tl.zeros((BLOCK_M, HEAD_DIM), tl.float32),
+        tl.zeros((BLOCK_M, WIDTH), tl.float32),
         tl.full((BLOCK_M,), float("-inf"), tl.float32),
         tl.zeros((BLOCK_M,), tl.float32),
     )
     if not WINDOW:
         state = _fold(
             state, begin, whole, query, k, v, table, stride_kp, stride_kt, stride_vp, stride_vt,
-            page_size, position, length, window, scale_log2, soft_cap, BLOCK_M, BLOCK_N, HEAD_DIM,
-            False, PAGED, CAUSAL, WINDOW, CAP, WIDEN,
+            position, length, window, scale_log2, soft_cap, BLOCK_M, BLOCK_N, HEAD_DIM, WIDTH,
+            False, PAGE, CAUSAL, WINDOW, CAP, WIDEN,
         )  # fmt: skip
     state = _fold(
         state, whole, end, query, k, v, table, stride_kp, stride_kt, stride_vp, stride_vt,
-        page_size, position, length, window, scale_log2, soft_cap, BLOCK_M, BLOCK_N, HEAD_DIM,
-        True, PAGED, CAUSAL, WINDOW, CAP, WIDEN,
+        position, length, window, scale_log2, soft_cap, BLOCK_M, BLOCK_N, HEAD_DIM, WIDTH,
+        True, PAGE, CAUSAL, WINDOW, CAP, WIDEN,
     )  # fmt: skip
     result, top, total = state
+    if k.dtype.element_ty.primitive_bitwidth == 8:
+        result = result * v_scale
     if PART_BLOCKS > 0:
         if (part == 0) & (kv_head == 0):
             tl.store(part_count + token, parts, mask=here & (member % GROUP == 0))
     if parts <= 1:
         _finish(
             result, top, total, out, lse, sinks, token, head, here, rows, stride_ot, stride_oh,
-            HEAD_DIM, HAS_SINKS, HAS_LSE, ROUNDING,
+            HEAD_DIM, WIDTH, HAS_SINKS, HAS_LSE, ROUNDING,
         )  # fmt: skip
     else:
         result = result / tl.where(total == 0.0, 1.0, total)[:, None]
         at = (part * rows + token) * q_heads + head
-        tl.store(part_out + at[:, None] * HEAD_DIM + dim[None, :], result, mask=here[:, None])
+        there = _there(here, dim, HEAD_DIM, WIDTH)
+        tl.store(part_out + at[:, None] * HEAD_DIM + dim[None, :], result, mask=there)
         share_lse = tl.where(total == 0.0, float("-inf"), top + tl.log2(total))
         tl.store(part_lse + at, share_lse, mask=here)
 
 
 @triton.jit
+def _there(rows, dim, HEAD_DIM: tl.constexpr, WIDTH: tl.constexpr):
+    """Mask of the numbers that exist of rows that may not, and of columns up to ``WIDTH``."""
+    if WIDTH == HEAD_DIM:
+        mask = rows[:, None]
+    else:
+        mask = rows[:, None] & (dim < HEAD_DIM)[None, :]
+    return mask
+
+
+@triton.jit
 def _finish(
     result, top, total, out, lse, sinks, token, head, here, rows, stride_ot, stride_oh,
-    HEAD_DIM: tl.constexpr, HAS_SINKS: tl.constexpr, HAS_LSE: tl.constexpr,
+    HEAD_DIM: tl.constexpr, WIDTH: tl.constexpr, HAS_SINKS: tl.constexpr, HAS_LSE: tl.constexpr,
     ROUNDING: tl.constexpr,
 ):  # fmt: skip
     """Divide by the sums, a sink's logit among them, and store; maxima are in log2 units."""
@@ -247,11 +273,11 @@ def _finish(
         top = highest
     # A row that saw no key: 0 / 1 instead of 0 / 0.
     result = result / tl.where(total == 0.0, 1.0, total)[:, None]
-    dim = tl.arange(0, HEAD_DIM)
+    dim = tl.arange(0, WIDTH)
     tl.store(
         out + token[:, None] * stride_ot + head[:, None] * stride_oh + dim[None, :],
         rounded(result, out.dtype.element_ty, ROUNDING),
-        mask=here[:, None],
+        mask=_there(here, dim, HEAD_DIM, WIDTH),
     )
     if HAS_LSE:
         value = (top + tl.log2(total)) * 0.6931471805599453
@@ -262,56 +288,88 @@ def _finish(
 @triton.jit(do_not_specialize=_MERGE_SIZES)
 def merge(
     part_out, part_lse, part_count, out, lse, sinks, q_start, stride_ot, stride_oh, requests,
-    q_heads, rows, HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, HAS_SINKS: tl.constexpr,
-    HAS_LSE: tl.constexpr, ROUNDING: tl.constexpr,
+    q_heads, rows, PARTS: tl.constexpr, HEAD_DIM: tl.constexpr, WIDTH: tl.constexpr,
+    HAS_SINKS: tl.constexpr, HAS_LSE: tl.constexpr, ROUNDING: tl.constexpr,
 ):  # fmt: skip
-    """Merge the parts of :func:`attention`. Program (row, i): heads i * ``HEADS`` and on."""
+    """Merge the parts of :func:`attention`, ``PARTS`` at most. Program (row, head).
+
+    All parts are read at once: one after the other, each would wait for memory.
+    """
     row = tl.program_id(0)
     if (row < tl.load(q_start)) | (row >= tl.load(q_start + requests)):
         return  # padding
     parts = tl.load(part_count + row)
     if parts <= 1:
         return  # final already
-    head = tl.program_id(1) * HEADS + tl.arange(0, HEADS)
-    here = head < q_heads
-    dim = tl.arange(0, HEAD_DIM)
-    result = tl.zeros((HEADS, HEAD_DIM), tl.float32)
-    top = tl.full((HEADS,), float("-inf"), tl.float32)
-    total = tl.zeros((HEADS,), tl.float32)
-    token = row.to(tl.int64) + tl.zeros((HEADS,), tl.int64)
-    for part in range(parts):
-        at = (part * rows + token) * q_heads + head
-        share = tl.load(part_lse + at, mask=here, other=float("-inf"))
-        values = tl.load(part_out + at[:, None] * HEAD_DIM + dim[None, :], mask=here[:, None])
-        highest = tl.maximum(top, share)
-        base = tl.where(highest == float("-inf"), 0.0, highest)
-        fade = tl.exp2(top - base)
-        weight = tl.exp2(share - base)
-        result = result * fade[:, None] + values * weight[:, None]
-        total = total * fade + weight
-        top = highest
+    part = tl.arange(0, PARTS)
+    dim = tl.arange(0, WIDTH)
+    token = row.to(tl.int64) + tl.zeros((1,), tl.int64)
+    head = tl.program_id(1) + tl.zeros((1,), tl.int32)
+    at = (part * rows + token) * q_heads + head
+    written = part < parts
+    share = tl.load(part_lse + at, mask=written, other=float("-inf"))
+    there = _there(written, dim, HEAD_DIM, WIDTH)
+    values = tl.load(part_out + at[:, None] * HEAD_DIM + dim[None, :], mask=there, other=0.0)
+    top = tl.max(share, axis=0)
+    weight = tl.exp2(share - tl.where(top == float("-inf"), 0.0, top))
+    result = tl.sum(values * weight[:, None], axis=0)[None, :]
+    total = tl.sum(weight, axis=0) + tl.zeros((1,), tl.float32)
+    top += tl.zeros((1,), tl.float32)
     _finish(
-        result, top, total, out, lse, sinks, token, head, here, rows, stride_ot, stride_oh,
-        HEAD_DIM, HAS_SINKS, HAS_LSE, ROUNDING,
+        result, top, total, out, lse, sinks, token, head, head < q_heads, rows, stride_ot,
+        stride_oh, HEAD_DIM, WIDTH, HAS_SINKS, HAS_LSE, ROUNDING,
     )  # fmt: skip
+
+
+@triton.jit
+def _fp8(x, MANTISSA: tl.constexpr):
+    """Bits of fp32 numbers as e4m3 (3 bits of mantissa) or e5m2 (2) of the OCP form.
+
+    To nearest even; beyond the finite range the largest finite number; NaN stays NaN. In integers,
+    so that every GPU and the interpreter give the same bits.
+    """
+    BIAS: tl.constexpr = 7 if MANTISSA == 3 else 15
+    LARGEST: tl.constexpr = 0x7E if MANTISSA == 3 else 0x7B
+    SHIFT: tl.constexpr = 23 - MANTISSA
+    bits = x.to(tl.int32, bitcast=True)
+    sign = (bits >> 24) & 0x80
+    bits = bits & 0x7FFFFFFF
+    nearest = (bits + ((1 << (SHIFT - 1)) - 1) + ((bits >> SHIFT) & 1)) >> SHIFT
+    nearest = nearest - ((127 - BIAS) << MANTISSA)
+    # Subnormals are multiples of 2^(1 - BIAS - MANTISSA): the sum has that as its last place.
+    PLACE: tl.constexpr = 24 - BIAS - MANTISSA
+    low = bits.to(tl.float32, bitcast=True) + (1 << PLACE)
+    small = low.to(tl.int32, bitcast=True) - ((127 + PLACE) << 23)
+    result = tl.where(bits < ((128 - BIAS) << 23), small, tl.minimum(nearest, LARGEST))
+    result = tl.where(bits > 0x7F800000, 0x7F, result)
+    return (result | sign).to(tl.uint8)
 
 
 @triton.jit(do_not_specialize=["page_size"])
 def write_kv(
     k, v, k_cache, v_cache, slots, stride_kt, stride_kh, stride_vt, stride_vh,
-    stride_kp, stride_ks, stride_kc, stride_vp, stride_vs, stride_vc, page_size,
-    HEAD_DIM: tl.constexpr,
+    stride_kp, stride_ks, stride_kc, stride_vp, stride_vs, stride_vc, page_size, k_scale, v_scale,
+    HEAD_DIM: tl.constexpr, WIDTH: tl.constexpr, FP8_MANTISSA: tl.constexpr,
 ):  # fmt: skip
-    """Program (row, head): copy k and v [HEAD_DIM] into token ``slots[row]`` of the cache."""
+    """Program (row, head): copy k and v [HEAD_DIM] into token ``slots[row]`` of the cache.
+
+    ``FP8_MANTISSA``: 0, or the cache is uint8 and gets row / scale as fp8, see :func:`_fp8`.
+    """
     row = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1).to(tl.int64)
     slot = tl.load(slots + row).to(tl.int64)
     if slot < 0:
         return
-    dim = tl.arange(0, HEAD_DIM)
+    dim = tl.arange(0, WIDTH)
+    there = dim < HEAD_DIM
     page = slot // page_size
     token = slot % page_size
-    key = tl.load(k + row * stride_kt + head * stride_kh + dim)
-    tl.store(k_cache + page * stride_kp + token * stride_ks + head * stride_kc + dim, key)
-    value = tl.load(v + row * stride_vt + head * stride_vh + dim)
-    tl.store(v_cache + page * stride_vp + token * stride_vs + head * stride_vc + dim, value)
+    key = tl.load(k + row * stride_kt + head * stride_kh + dim, mask=there)
+    value = tl.load(v + row * stride_vt + head * stride_vh + dim, mask=there)
+    if FP8_MANTISSA > 0:
+        key = _fp8(tl.div_rn(key.to(tl.float32), k_scale), FP8_MANTISSA)
+        value = _fp8(tl.div_rn(value.to(tl.float32), v_scale), FP8_MANTISSA)
+    to_k = k_cache + page * stride_kp + token * stride_ks + head * stride_kc
+    tl.store(to_k + dim, key, mask=there)
+    to_v = v_cache + page * stride_vp + token * stride_vs + head * stride_vc
+    tl.store(to_v + dim, value, mask=there)

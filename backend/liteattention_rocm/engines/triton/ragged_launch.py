@@ -25,11 +25,16 @@ _WRITE = Kernel(ragged.write_kv)
 
 #: Smallest and largest height of a matrix product's tile.
 _MIN_M, _MAX_M = 16, 128
+#: Columns from which on a tile takes fewer keys at a time, so that two stages of them fit.
+_WIDE = 256
+#: Bits of mantissa of the fp8 types of a cache, OCP's.
+FP8_MANTISSA = {torch.float8_e4m3fn: 3, torch.float8_e5m2: 2}
 #: Programs that a multiprocessor should get before a request's keys are cut into more parts.
 _PROGRAMS_PER_UNIT = 6
 #: Fewest K blocks of a part, and most parts.
 _PART_BLOCKS, _MAX_SPLITS = 4, 64
-_MERGE_HEADS = 4
+#: Numbers of partial results that a warp of the merge holds.
+_MERGED_BY_WARP = 1024
 
 
 class Cut(NamedTuple):
@@ -55,7 +60,8 @@ def cut(request: RaggedRequest) -> Cut:
     block_m = max(_MIN_M, min(_MAX_M, 1 << (packed - 1).bit_length()), group)
     tile_rows = block_m // group
     one_tile = request.max_q_len <= tile_rows
-    block_n = 64
+    wide = width(request.head_dim) >= _WIDE
+    block_n = 32 if wide else 64
     tiles = request.requests if one_tile else request.rows // tile_rows + request.requests
     programs = max(1, tiles * request.kv_heads)
     wanted = _PROGRAMS_PER_UNIT * _units(request.device)
@@ -66,7 +72,12 @@ def cut(request: RaggedRequest) -> Cut:
     splits = max(1, splits)
     # On an H200, 64 requests of 32k keys decode at 4.34 TB/s with two warps, 8 at 3.7 with four.
     warps = 8 if block_m > 64 else 2 if block_m == _MIN_M and splits == 1 else 4
-    return Cut(tile_rows, group, block_n, warps, 3, one_tile, splits)
+    return Cut(tile_rows, group, block_n, warps, 2 if wide else 3, one_tile, splits)
+
+
+def width(head_dim: int) -> int:
+    """Columns of the tile that holds a head: the next power of two."""
+    return 1 << (head_dim - 1).bit_length()
 
 
 class Attention(BoundCall):
@@ -78,7 +89,6 @@ class Attention(BoundCall):
 
     def __init__(self, request: RaggedRequest, like: RaggedTensors) -> None:
         step = cut(request)
-        paged = like.page_table is not None
         table = like.q_start if like.page_table is None else like.page_table
         q_step, out_step = page_strides(like.q)[1:], page_strides(like.out)[1:]
         steps = (
@@ -88,23 +98,25 @@ class Attention(BoundCall):
         if not step.one_tile:
             tiles += request.rows // step.tile_rows
         rounding = kernels.ROUNDING[request.rounding]
+        columns = width(request.head_dim)
         pointers = alignments(*like, like.out)
         attend = Launch(
             _ATTENTION,
             (tiles, request.kv_heads, step.splits),
             (
                 *steps, request.requests, request.q_heads, request.q_heads // request.kv_heads,
-                request.window, max(request.page_size, 1), request.rows, step.splits,
-                request.scale * request.k_scale * LOG2E, request.soft_cap,
+                request.window, request.rows, step.splits,
+                request.scale * request.k_scale * LOG2E, request.soft_cap, request.v_scale,
             ),
             (
-                step.tile_rows, step.group, step.block_n, request.head_dim,
+                step.tile_rows, step.group, step.block_n, request.head_dim, columns,
                 _PART_BLOCKS if step.splits > 1 else 0,
-                step.one_tile, paged, request.causal, request.window > 0, request.soft_cap > 0,
-                request.sinks, request.return_lse, rounding, request.device.type == "cpu",
+                step.one_tile, request.page_size, request.causal, request.window > 0,
+                request.soft_cap > 0, request.sinks, request.return_lse, rounding,
+                request.device.type == "cpu",
             ),
             (("num_warps", step.warps), ("num_stages", step.stages)),
-            (request.dtype, pointers, tuple(map(kind, steps))),
+            (request.dtype, request.kv_dtype, pointers, tuple(map(kind, steps))),
         )  # fmt: skip
         launches = [attend]
         self._outputs = self._sums = self._size = 0
@@ -113,16 +125,20 @@ class Attention(BoundCall):
             self._outputs = 4 * rows * request.head_dim
             self._sums = 4 * rows
             self._size = self._outputs + self._sums + 4 * request.rows
+            parts = 1 << (step.splits - 1).bit_length()
             launches.append(
                 Launch(
                     _MERGE,
-                    (request.rows, -(-request.q_heads // _MERGE_HEADS)),
+                    (request.rows, request.q_heads),
                     (*out_step, request.requests, request.q_heads, request.rows),
-                    (_MERGE_HEADS, request.head_dim, request.sinks, request.return_lse, rounding),
-                    (("num_warps", 2),),
+                    (
+                        parts, request.head_dim, columns,
+                        request.sinks, request.return_lse, rounding,
+                    ),
+                    (("num_warps", min(max(parts * columns // _MERGED_BY_WARP, 1), 8)),),
                     (request.dtype, pointers, tuple(map(kind, out_step))),
                 )
-            )
+            )  # fmt: skip
         self._attend, self._merge = attend, launches[1:]
         super().__init__(request.device, *launches)
 
@@ -173,7 +189,7 @@ class Attention(BoundCall):
 
 
 class Write(BoundCall):
-    """A copy of new rows into the cache: one launch."""
+    """A copy of new rows into the cache, as fp8 if it is one: one launch."""
 
     def __init__(self, request: WriteRequest, like: WriteTensors) -> None:
         self._request = request
@@ -182,11 +198,16 @@ class Write(BoundCall):
         self._launch = Launch(
             _WRITE,
             (request.rows, request.kv_heads),
-            (*steps, request.page_size),
-            (request.head_dim,),
+            (*steps, request.page_size, request.k_scale, request.v_scale),
+            (
+                request.head_dim, width(request.head_dim), FP8_MANTISSA.get(request.kv_dtype, 0),
+            ),
             (("num_warps", 1),),
-            (request.dtype, like.slots.dtype, alignments(*like), tuple(map(kind, steps))),
-        )
+            (
+                request.dtype, request.kv_dtype, like.slots.dtype, alignments(*like),
+                tuple(map(kind, steps)),
+            ),
+        )  # fmt: skip
         super().__init__(request.device, self._launch)
 
     def __call__(self, t: WriteTensors) -> None:
@@ -201,6 +222,11 @@ class Write(BoundCall):
         if error is not None:
             raise error
         with on(self.device):
+            if self._request.kv_dtype in FP8_MANTISSA:
+                # The kernel makes the bits itself, as not every GPU has such conversions.
+                t = t._replace(
+                    k_cache=t.k_cache.view(torch.uint8), v_cache=t.v_cache.view(torch.uint8)
+                )
             self._launch.start((), t)
 
 
