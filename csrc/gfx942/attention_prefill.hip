@@ -51,9 +51,8 @@ struct NoVote {
         return 0;
     }
     template <class... Arguments>
-    LITE_DEVICE int32_t Decide(const Arguments&...) const {
-        return 1;
-    }
+    LITE_DEVICE void Decide(const Arguments&...) const {}
+    static constexpr bool kLeavesOut = false;
 };
 
 // A tile of one (request, kv head): rows `first` .. `rows` - 1 of its packed rows, at most
@@ -302,7 +301,9 @@ LITE_DEVICE void AttentionPrefill(const RaggedParams& p) {
             if (ScalarHere(cap)) CapScores(p, scores);
             if (!mine.Full(block)) MaskUnseen(p, request, rows, first_row, block, scores);
             Softmax<Number>(scores, kKeys, 0, c, me.across, no_vote, stats, out, probs,
-                            [&] { StartPv<L, kTiles, kKeys>(fragment, v_ring); });
+                            [&](auto part) {
+                                StartPv<L, kTiles, kKeys, 0, part ? kVAhead : 0>(fragment, v_ring);
+                            });
         };
         // A period with nothing to compute for this wave.
         const auto idle = [&] {
