@@ -130,9 +130,9 @@ def judge(
         flagged.append("launch failed")
     if not outcome.right:
         flagged.append("results")
-    if not (outcome.findings or outcome.failed) and outcome.right:
-        if outcome.traffic != reference.traffic:
-            flagged.append("bytes moved")
+    ran = outcome.right and not (outcome.findings or outcome.failed)
+    if ran and outcome.traffic != reference.traffic:
+        flagged.append("bytes moved")
     argument = "" if flagged else _redundant(kernel, mutation, left, mutant, reference)
     if not flagged and mutation.kind in _EXTENTS and outcome.traffic == reference.traffic:
         argument = "stops no lane in any run: as many bytes are read and written with either"

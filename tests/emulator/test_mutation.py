@@ -88,7 +88,7 @@ def test_mutants_of_the_lite_kernel(name: str, capsys: pytest.CaptureFixture[str
         verdicts = tried(bench, bench.kernel.loop())
     with capsys.disabled():
         print("\n" + summary(name, verdicts))
-    assert mutate.noticed(verdicts) >= BAR
+    assert mutate.noticed(verdicts) >= 0.96
     # One wait, and so two mutants, may survive: where soft_skip leaves a K block out, between the
     # copy of K into one half of the LDS and a read of the other. Both halves are copied to and read
     # from in turn, so the bytes of the two instructions do not tell them apart.
