@@ -134,8 +134,9 @@ def test_no_wait_of_a_whole_kernel_can_go(name: str, capsys: pytest.CaptureFixtu
         verdicts = bench.judge(mutations if ALL else mutations[::3])
     with capsys.disabled():
         print("\n" + summary(f"{name}, not only its loop", verdicts))
-    # Of the dense kernel, the first reads of V of either group, before the barrier to Pv.
-    expect_noticed(bench.kernel, verdicts, 0.9, between_halves=2 if name == DENSE else 0)
+    # Of the dense kernel, the first reads of V before the barrier to Pv: in the loop of either
+    # group, and behind that of group A.
+    expect_noticed(bench.kernel, verdicts, 0.96, between_halves=3 if name == DENSE else 0)
 
 
 def test_unchanged_kernels_are_clean(dense: Bench) -> None:
