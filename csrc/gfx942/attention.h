@@ -26,9 +26,9 @@
 // stand among MFMAs, far apart (Slots): scalar instructions are free there, and the address unit
 // has time. The copies of K[0], K[1] and V[0] precede all this.
 //
-// The matrix core must not wait at the seams: Pv's first V fragments are read while Softmax waits
-// for maxima, Qk's first K fragments among the last MFMAs of Pv. Nor must an MFMA wait for the one
-// before it: they alternate between two accumulators (qk.h: kAbreast).
+// The matrix core must not wait at the seams: Pv's first V fragments are read as Softmax begins and
+// while it waits for maxima, Qk's first K fragments among the last MFMAs of Pv. Nor must an MFMA
+// wait for the one before it: they alternate between two accumulators (qk.h: kAbreast).
 //
 // Budget of a stretch: 64 MFMAs are 2048 clocks. The other group's vector instructions share the
 // port with them: 256 clocks of it are theirs, and at D = 128 Softmax takes ~1250.
@@ -44,8 +44,8 @@
 //   Advance<step>() steps on, in kSteps steps
 //   kFewScalars     whether it leaves too few scalar registers to make copies' addresses ahead
 //   kRaggedLast     whether a K block of fewer than 64 keys can only be the last one
-//   Look, Decide    what a wave thinks of the current block once it knows its maxima: false of
-//                   Decide leaves it out (softmax.h)
+//   Look, Decide    what a wave thinks of the current block once it knows its maxima (softmax.h)
+//   LeftOut()       whether the wave leaves the current block out; never unless kLeavesOut
 //   Weigh(...)      optional: takes what the probabilities of the current block add up to
 #pragma once
 
@@ -198,24 +198,36 @@ LITE_DEVICE void Attend(const Params& p, const Tile& tile, const WaveId& me, cha
         static_assert(Slot::Copy(Slot::kAll - 1, Slot::kK) + 1 >= CopyK::kCount);
         uint32_t half = 0;  // of K and of V in LDS, holding the current K block
         const auto v_fragment = [&](int f) { return VFragment(v_read + half, f); };
+        // In two parts: the waves of two SIMDs share a path from LDS, and exchange maxima over it.
+        const auto start_pv = [&](VRing& ring) {
+            return [&](auto part) {
+                constexpr int kFrom = part * kVAhead / 2, kTo = kFrom + kVAhead / 2;
+                StartPv<L, kQTiles, kKBlock, kFrom, kTo>(v_fragment, ring);
+            };
+        };
         StartQk<L, kDim, kQTiles>(lds, k_read, k_ring);
         Qk<Number>(lds, k_read, queries, k_ring, scores, [](auto) {});
-        Barrier();
+        const auto end_products = [] {
+            Barrier();
+            Priority<0>();
+        };
+        // The branches to what follows, and back to the loop's head, belong to the shorter stretch:
+        // Softmax at D = 128.
+        constexpr bool kShortProducts = kDim < 128;
+        if constexpr (!kShortProducts) Barrier();
         while (blocks.Has(1)) {
+            if constexpr (kShortProducts) end_products();
             const uint32_t other = half ^ kBytes;
             Probabilities<L, kQTiles, kKBlock> probs;
             VRing v_ring;
-            const bool counts = Softmax<Number>(
-                scores, Blocks::kRaggedLast ? kKBlock : valid(), 0, c, me.across, blocks, stats,
-                out, probs, [&] { StartPv<L, kQTiles, kKBlock>(v_fragment, v_ring); });
+            Softmax<Number>(scores, Blocks::kRaggedLast ? kKBlock : valid(), 0, c, me.across,
+                            blocks, stats, out, probs, start_pv(v_ring));
             const auto take_turn = [&] {
                 if constexpr (!kGroupB) WaitLoads();
                 Priority<1>();
                 Barrier();
             };
-            // The branch to what follows belongs to the shorter stretch: Softmax at D = 128.
-            constexpr bool kBranchAfter = kDim < 128;
-            if constexpr (kBranchAfter) take_turn();
+            if constexpr (kShortProducts) take_turn();
 
             CopyK copy_k;
             CopyV copy_v;
@@ -240,11 +252,11 @@ LITE_DEVICE void Attend(const Params& p, const Tile& tile, const WaveId& me, cha
             const auto start_qk = [&](auto f) {
                 k_ring[f] = KFragment<L, kDim, kQTiles>(lds + other, k_read, f);
             };
-            if (counts) {
-                if constexpr (!kBranchAfter) take_turn();
+            if (!blocks.LeftOut()) {
+                if constexpr (!kShortProducts) take_turn();
                 PvFrom<Number>(v_fragment, probs, v_ring, out, beside, start_qk);
             } else {
-                if constexpr (!kBranchAfter) take_turn();
+                if constexpr (!kShortProducts) take_turn();
                 Unroll<kKAhead>(start_qk);
                 Unroll<Slot::kPv>(beside);
             }
@@ -252,18 +264,18 @@ LITE_DEVICE void Attend(const Params& p, const Tile& tile, const WaveId& me, cha
                        [&](auto slot) { beside(Constant<slot + Slot::kPv>{}); });
             half = other;
             WaitLoadsBut<kEndK>();  // V, which is older than K
-            Barrier();
-            Priority<0>();
+            if constexpr (!kShortProducts) end_products();
         }
+        if constexpr (kShortProducts) end_products();
         Probabilities<L, kQTiles, kKBlock> probs;
         VRing v_ring;
         const uint32_t hidden =
             static_cast<uint32_t>(__builtin_elementwise_max(kKBlock - valid(), 0));
-        const bool counts =
-            Softmax<Number>(scores, valid(), hidden, c, me.across, blocks, stats, out, probs,
-                            [&] { StartPv<L, kQTiles, kKBlock>(v_fragment, v_ring); });
+        Softmax<Number>(scores, valid(), hidden, c, me.across, blocks, stats, out, probs,
+                        start_pv(v_ring));
         if constexpr (!kGroupB) Barrier();  // the rest of V has landed; as many barriers as group B
-        if (counts) PvFrom<Number>(v_fragment, probs, v_ring, out, [](auto) {}, [](auto) {});
+        if (!blocks.LeftOut())
+            PvFrom<Number>(v_fragment, probs, v_ring, out, [](auto) {}, [](auto) {});
     };
     if (group_b) {
         Barrier();  // half a K block behind from here on

@@ -21,7 +21,9 @@ struct AllBlocks {
         ++now;
     }
     LITE_DEVICE uint64_t Look(const float (&)[kQTiles], const WaveStatistics&, float) { return 0; }
-    LITE_DEVICE int32_t Decide(const WaveStatistics&, const WaveScores&) { return 1; }
+    LITE_DEVICE void Decide(const WaveStatistics&, const WaveScores&) {}
+    static constexpr bool kLeavesOut = false;
+    LITE_DEVICE bool LeftOut() const { return false; }
 };
 
 struct Assignment {

@@ -51,9 +51,8 @@ struct NoVote {
         return 0;
     }
     template <class... Arguments>
-    LITE_DEVICE int32_t Decide(const Arguments&...) const {
-        return 1;
-    }
+    LITE_DEVICE void Decide(const Arguments&...) const {}
+    static constexpr bool kLeavesOut = false;
 };
 
 // A tile of one (request, kv head): rows `first` .. `rows` - 1 of its packed rows, at most
@@ -138,7 +137,7 @@ LITE_DEVICE void MaskUnseen(const RaggedParams& p, const Request& request, const
         const int32_t row = rows.Existing(first_row + L::kTile * x + L::Col(lane));
         const Seen seen = SeenBy(p, request, rows.Query(row));
         const uint32_t count =
-            seen.end > seen.begin ? static_cast<uint32_t>(seen.end - seen.begin) : 0u;
+            static_cast<uint32_t>(__builtin_elementwise_max(seen.end - seen.begin, 0));
         const uint32_t from =
             static_cast<uint32_t>(block * kKeys + L::ScoreKey(0, lane, 0) - seen.begin);
 #pragma unroll
@@ -288,8 +287,8 @@ LITE_DEVICE void AttentionPrefill(const RaggedParams& p) {
         };
         // Conditions are looked at where they are needed: kept, they would be lane masks.
         const auto in_group_b = [&] { return ScalarHere(wave) >= kWaves / 2; };
+        // Block `block` + 1, which the tile must have.
         const auto copy = [&] {
-            if (block + 1 >= blocks.end) return;
             if (in_group_b())
                 StoreV<kDim, kKeys>(pieces, v_store, v_lds + (half ^ kBytes));
             else
@@ -302,12 +301,14 @@ LITE_DEVICE void AttentionPrefill(const RaggedParams& p) {
             if (ScalarHere(cap)) CapScores(p, scores);
             if (!mine.Full(block)) MaskUnseen(p, request, rows, first_row, block, scores);
             Softmax<Number>(scores, kKeys, 0, c, me.across, no_vote, stats, out, probs,
-                            [&] { StartPv<L, kTiles, kKeys>(fragment, v_ring); });
+                            [&](auto part) {
+                                StartPv<L, kTiles, kKeys, 0, part ? kVAhead : 0>(fragment, v_ring);
+                            });
         };
         // A period with nothing to compute for this wave.
         const auto idle = [&] {
             Barrier();
-            copy();
+            if (block + 1 < blocks.end) copy();
             Barrier();
             half ^= kBytes;
             ++block;
@@ -339,7 +340,7 @@ LITE_DEVICE void AttentionPrefill(const RaggedParams& p) {
                 ++block;
             }
             Barrier();
-            copy();
+            if (block + 1 < blocks.end) copy();
             softmax();
             Barrier();
             PvFrom<Number>(fragment, probs, v_ring, out, [](auto) {}, [](auto) {});

@@ -3,7 +3,7 @@
 //
 // Road map: as attention_lite.hip, but instead of voting on the tiles it weighs them (weigh.h), and
 // select_tiles.hip then chooses. All kept tiles are computed: outputs are those of threshold -inf,
-// bit for bit. Budget: VGPR 200, LDS 65536 (32768 at D = 64).
+// bit for bit. Budget: VGPR 184, LDS 65536 (32768 at D = 64).
 
 #include "weigh.h"
 

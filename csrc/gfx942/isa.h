@@ -229,6 +229,11 @@ LITE_DEVICE void WaveFence() {
 // No instruction: nothing is scheduled across it.
 LITE_DEVICE void SchedulingFence() { __builtin_amdgcn_sched_barrier(0); }
 
+// No instruction: what leads here is seldom taken. The compiler forgets [[unlikely]] on its way to
+// machine code, a cold call it does not.
+extern "C" __device__ void ColdFence(int) __asm("llvm.amdgcn.sched.barrier") __attribute__((cold));
+LITE_DEVICE void Seldom() { ColdFence(0); }
+
 // No instruction: x is computed before this point and not, as the compiler may otherwise choose,
 // beside its first use in the next phase. Empty, so nothing can be too close to it.
 LITE_DEVICE void Pin(Half4& x) { asm volatile("" : "+v"(x)); }

@@ -136,6 +136,7 @@ class KeptBlocks {
     // The next kept K block: its word, if there is one, and it.
     LITE_DEVICE void FindWord() {
         while (bits_ == 0 && word_ + 1 < words_) {
+            Seldom();
             ++word_;
             const SkipRows rows = Rows();
             const int32_t place = rows.Place(word_);

@@ -42,10 +42,10 @@ constexpr int VPlace(int f) {
 template <class L, int kDim, int kKeys>
 inline constexpr int kPvSlots = 2 * kDim / L::kTile * kKeys / (2 * L::kDepth);
 
-template <class L, int kTiles, int kKeys, int kAhead, class Fragment>
+template <class L, int kTiles, int kKeys, int kFrom, int kTo, int kAhead, class Fragment>
 LITE_DEVICE void StartPv(Fragment fragment, Half8 (&v)[kAhead]) {
 #pragma unroll
-    for (int f = 0; f < kAhead; ++f) v[f] = fragment(VPlace<L, kTiles, kKeys>(f));
+    for (int f = kFrom; f < kTo; ++f) v[f] = fragment(VPlace<L, kTiles, kKeys>(f));
     SchedulingFence();
 }
 

@@ -12,8 +12,8 @@
 // arXiv 2511.11062.
 //
 // A wave's vote is one bit, kept in a scalar register for up to 32 K blocks and then OR-ed into the
-// next step's row in memory: it costs the hot loop 8 vector instructions (6 at D = 64), and the
-// workgroup no barrier.
+// next step's row in memory: it costs the hot loop 5 vector instructions, and the workgroup no
+// barrier.
 #pragma once
 
 #include "kept_blocks.h"
@@ -34,49 +34,55 @@ class VotedBlocks : public KeptBlocks<LiteParams> {
     LITE_DEVICE VotedBlocks(const LiteParams& p, int64_t bitmap)
         : KeptBlocks(p, bitmap),
           threshold_(Bits(p.threshold) == kMinusInfinity ? kNever : Bits(p.threshold)),
-          soft_(static_cast<uint32_t>(p.soft_skip)) {}
+          soft_(static_cast<uint32_t>(p.soft_skip)) {
+        Begin();
+    }
 
     // In kSteps steps, each of which fits beside one MFMA.
     template <int kStep>
     LITE_DEVICE void Advance() {
         if constexpr (kStep == 0) {
-            if (LeavesWord()) Flush();
+            if (LeavesWord()) {
+                Seldom();
+                Flush();
+            }
         } else {
-            if constexpr (kStep == 1) Record();
             Walk<kStep>();
+            if constexpr (kStep == 1) Begin();
         }
     }
 
-    // `top` are the maxima of the tile, `before` the statistics without it: not 0 if Decide must
-    // look at the tile; if 0, the wave keeps it.
+    // `top` are the maxima of the tile, `before` the statistics without it: not 0 if every row of
+    // the wave would drop it.
     LITE_DEVICE uint64_t Look(const float (&top)[kQTiles], const WaveStatistics& before, float c) {
-        // All ones are a NaN, too: nothing is <= it.
-        const uint32_t must = static_cast<uint32_t>(static_cast<int32_t>(Now()) >> 31);
-        const float threshold = FromBits(threshold_ | must);
-        float highest = FromBits(kMinusInfinity);
         uint64_t drop = ~uint64_t{0};
 #pragma unroll
-        for (int x = 0; x < kQTiles; ++x) {
-            drop &= LanesLessEqual((top[x] - before.max[x]) * c, threshold);
-            highest = __builtin_fmaxf(highest, __builtin_fmaxf(before.max[x], top[x]));
-        }
-        keep_ = 1;
+        for (int x = 0; x < kQTiles; ++x)
+            drop &= LanesLessEqual((top[x] - before.max[x]) * c, limit_);
         drops_ = All(drop);
-        look_ = LanesEqual(highest, FromBits(kPlusInfinity)) | drops_;
-        return look_;
+        return drops_;
     }
 
-    // 0: the wave drops the tile's contribution, too (soft_skip). No maximum rises then, since the
-    // threshold is <= 0.
-    LITE_DEVICE int32_t Decide(const WaveStatistics& before, const WaveScores& scores) {
-        if (look_ != 0) NoteNan(before, scores);
-        keep_ = drops_ == 0 || met_nan_ != 0 ? 1u : 0u;
-        return (keep_ | (soft_ ^ 1u)) != 0;
+    // Takes the vote: of all tiles that Look picks, and others. NaN is looked for in tiles that
+    // would be dropped, and in all once a row's maximum is +inf.
+    LITE_DEVICE void Decide(const WaveStatistics& stats, const WaveScores& scores) {
+        uint64_t look = drops_;
+#pragma unroll
+        for (int x = 0; x < kQTiles; ++x) look |= LanesEqual(stats.max[x], FromBits(kPlusInfinity));
+        if (look != 0) NoteNan(stats, scores);
+        dropped_ |= met_nan_ != 0 ? 0u : drops_;
+        unflushed_ ^= dropped_ << (Now() & 31u);
+    }
+    // Whether the wave drops the tile's contribution, too (soft_skip).
+    static constexpr bool kLeavesOut = true;
+    LITE_DEVICE bool LeftOut() {
+        // Two questions to the compiler: one answer would be held as a mask of lanes in between.
+        dropped_ = static_cast<uint32_t>(ScalarHere(static_cast<int32_t>(dropped_)));
+        return (dropped_ & soft_) != 0;
     }
 
     // Hands the last votes over. From the whole wave, scalar; its first lane does it.
     LITE_DEVICE void Flush() {
-        Record();
         if (unflushed_) {
             const LiteParams& p = ArgumentAgain<LiteParams>();
             const SkipRows rows(p, Bitmap());
@@ -85,15 +91,22 @@ class VotedBlocks : public KeptBlocks<LiteParams> {
                 DescriptorWords(reinterpret_cast<const char*>(p.write + Bitmap() + place), 4);
             OrWord(word, LaneHere() * 4, rows.Walk(unflushed_));
         }
-        unflushed_ = keep_ = 0;
+        unflushed_ = static_cast<uint32_t>(ScalarHere(0));
     }
 
    private:
     static constexpr uint32_t kPlusInfinity = 0x7f800000u;
     static constexpr uint32_t kNever = 0x7fc00000u;  // a NaN: nothing is <= it
 
-    // Notes the vote on the current block.
-    LITE_DEVICE void Record() { unflushed_ |= keep_ << (Now() & 31u); }
+    // What a vote on the current block starts from.
+    LITE_DEVICE void Begin() {
+        // All ones are a NaN, too: nothing is <= it.
+        const uint32_t must = static_cast<uint32_t>(static_cast<int32_t>(Now()) >> 31);
+        limit_ = FromBits(threshold_ | must);
+        Pin(limit_);
+        unflushed_ |= 1u << (Now() & 31u);
+        dropped_ = static_cast<uint32_t>(ScalarHere(0));
+    }
 
     // 1 if all lanes are in it, else 0. Counted out of the compiler's sight, which would compare,
     // and make a mask of lanes of the result.
@@ -101,15 +114,16 @@ class VotedBlocks : public KeptBlocks<LiteParams> {
         return static_cast<uint32_t>(ScalarHere(__builtin_popcountll(lanes))) / kWaveSize;
     }
 
-    // Finds lanes that have met a NaN: now, or before, which shows in their sum. A maximum of +inf
-    // makes the sum NaN without one (inf - inf), so once a row's maximum is +inf this must look at
-    // every tile; else only at those that would be dropped.
-    LITE_DEVICE void NoteNan(const WaveStatistics& before, const WaveScores& scores) {
+    // Finds lanes that have met a NaN: now, or before, which shows in their sum. Once probabilities
+    // are relative to +inf the sum is NaN without one (inf - inf): from then on, and in the tile
+    // where it begins, this must look at every tile. Softmax comes here for each of them, since a
+    // maximum that becomes +inf rises, and is wide ever after.
+    LITE_DEVICE void NoteNan(const WaveStatistics& stats, const WaveScores& scores) {
         uint64_t lanes = 0;
 #pragma unroll
         for (int x = 0; x < kQTiles; ++x) {
-            lanes |= LanesUnordered(before.sum[x], before.sum[x]) &
-                     ~LanesEqual(before.max[x], FromBits(kPlusInfinity));
+            lanes |= LanesUnordered(stats.sum[x], stats.sum[x]) &
+                     ~LanesEqual(stats.top[x], FromBits(kPlusInfinity));
 #pragma unroll
             for (int t = 0; t < kKBlock / L::kTile; ++t)
 #pragma unroll
@@ -126,10 +140,10 @@ class VotedBlocks : public KeptBlocks<LiteParams> {
     uint32_t threshold_;  // bits
     uint32_t soft_;       // 0 or 1: a bool would be a mask of lanes
 
+    float limit_;             // the threshold of the current block; a vector register
     uint32_t unflushed_ = 0;  // votes of the word of the current block
-    uint32_t keep_ = 0;       // the vote on the current block, until it is in there
     uint32_t drops_ = 0;      // from Look to Decide: 1 if every row would drop the tile
-    uint64_t look_ = 0;       // likewise: not 0 if there may be a NaN to note
+    uint32_t dropped_ = 0;    // 1: the wave votes to drop the current block
     uint32_t met_nan_ = 0;    // not 0 if any lane has, in any of its rows
 };
 

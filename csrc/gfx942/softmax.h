@@ -209,43 +209,47 @@ struct Exponentials {
 };
 
 // Turns scores into probabilities P^T, rounded to 16 bits, and adds them to the sums. `c` > 0;
-// `across` is 4 (lane ^ 32). Calls `meanwhile()` while maxima pass between lanes. All that seldom
-// happens is behind one branch. If `blocks.Decide` says false, the wave leaves the K block out:
-// nothing changes, and the result is false.
+// `across` is 4 (lane ^ 32). Calls `meanwhile(0)` before the maxima and `meanwhile(1)` while they
+// pass between lanes. All that seldom happens is behind one branch. If blocks.LeftOut() is true
+// afterwards, the wave leaves the K block out: no maximum has risen, nothing changes.
 //
 // Keys `valid` .. 63 do not exist. Where that may be so, `look_anyway` is not 0, or the K block is
 // the first one that its rows meet: there maxima rise from -inf, unless every score is -inf, or
 // NaN, and so hidden or NaN as it is. Either way the branch is taken. Until then the scores of
 // these keys are those of the last key (load_k.h), which no maximum and no vote sees.
 template <class Number, class L, int kDim, int kTiles, int kKeys, class Blocks, class Meanwhile>
-LITE_DEVICE bool Softmax(Scores<L, kTiles, kKeys>& scores, int32_t valid, uint32_t look_anyway,
+LITE_DEVICE void Softmax(Scores<L, kTiles, kKeys>& scores, int32_t valid, uint32_t look_anyway,
                          float c, uint32_t across, Blocks& blocks, Statistics<L, kTiles>& stats,
                          Outputs<L, kDim, kTiles>& out, Probabilities<L, kTiles, kKeys>& probs,
                          Meanwhile meanwhile) {
-    float top[kTiles], max[kTiles];
+    meanwhile(Constant<0>{});
+    SchedulingFence();
+    float top[kTiles], other[kTiles];
 #pragma unroll
     for (int x = 0; x < kTiles; ++x) {
         top[x] = LaneMaximum(scores, x);
-        max[x] = FromLane(across, top[x]);
+        other[x] = FromLane(across, top[x]);
     }
     SchedulingFence();
-    meanwhile();
+    meanwhile(Constant<1>{});
     SchedulingFence();
+#pragma unroll
+    for (int x = 0; x < kTiles; ++x) top[x] = __builtin_fmaxf(top[x], other[x]);
+    uint64_t seldom = blocks.Look(top, stats, c);
     bool rose = false;
 #pragma unroll
     for (int x = 0; x < kTiles; ++x) {
-        top[x] = __builtin_fmaxf(top[x], max[x]);
-        max[x] = __builtin_fmaxf(stats.max[x], top[x]);
-        rose |= Rose(max[x], stats.top[x], c);
+        stats.max[x] = __builtin_fmaxf(stats.max[x], top[x]);
+        rose |= Rose(stats.max[x], stats.top[x], c);
     }
-    const uint64_t seldom = Lanes(rose) | blocks.Look(top, stats, c) | stats.wide | look_anyway;
+    seldom |= Lanes(rose) | stats.wide | look_anyway;
     if (seldom != 0) {
+        Seldom();
         if (valid < kKeys) MaskKeys(valid, scores);
-        if (!blocks.Decide(stats, scores)) return false;
+        blocks.Decide(stats, scores);
         bool again = false;
 #pragma unroll
         for (int x = 0; x < kTiles; ++x) {
-            stats.max[x] = max[x];
             Pin(stats.max[x]);  // found out anew, so as not to hold a mask of lanes till here
             again |= Rose(stats.max[x], stats.top[x], c);
         }
@@ -262,10 +266,11 @@ LITE_DEVICE bool Softmax(Scores<L, kTiles, kKeys>& scores, int32_t valid, uint32
             }
         }
     }
+    if constexpr (Blocks::kLeavesOut)
+        if (blocks.LeftOut()) return;
     float own[kTiles];
 #pragma unroll
     for (int x = 0; x < kTiles; ++x) {
-        stats.max[x] = max[x];
         constexpr int kRuns = kKeys / L::kTile * L::kRuns;
         Exponentials<Number, kRuns * 4> exponentials(c, stats.base[x]);
 #pragma unroll
@@ -282,7 +287,6 @@ LITE_DEVICE bool Softmax(Scores<L, kTiles, kKeys>& scores, int32_t valid, uint32
         }
     }
     if constexpr (requires { blocks.Weigh(own, stats, across); }) blocks.Weigh(own, stats, across);
-    return true;
 }
 
 }  // namespace liteattention::gfx942

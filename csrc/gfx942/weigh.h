@@ -53,7 +53,10 @@ class WeighedBlocks : public KeptBlocks<WeighParams> {
     template <int kStep>
     LITE_DEVICE void Advance() {
         if constexpr (kStep == 0) {
-            if (LeavesWord()) Flush();
+            if (LeavesWord()) {
+                Seldom();
+                Flush();
+            }
         } else {
             Walk<kStep>();
         }
@@ -62,7 +65,9 @@ class WeighedBlocks : public KeptBlocks<WeighParams> {
     // Every tile of the list is computed. The compiler must not know: without the branch to Pv it
     // sinks Pv's MFMAs behind what stands beside them, and spills at D = 128.
     LITE_DEVICE uint64_t Look(const float (&)[kQTiles], const WaveStatistics&, float) { return 0; }
-    LITE_DEVICE int32_t Decide(const WaveStatistics&, const WaveScores&) { return ScalarHere(1); }
+    LITE_DEVICE void Decide(const WaveStatistics&, const WaveScores&) {}
+    static constexpr bool kLeavesOut = false;
+    LITE_DEVICE bool LeftOut() const { return ScalarHere(0) != 0; }
 
     // `own` are the sums of a lane's probabilities of the tile, `after` the statistics with them.
     LITE_DEVICE void Weigh(const float (&own)[kQTiles], const WaveStatistics& after,

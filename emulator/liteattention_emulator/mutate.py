@@ -45,14 +45,14 @@ class Outcome:
     """What running a mutant showed: kinds of the emulator's findings, and whether results held.
 
     ``failed`` is the text of a launch that could not run to its end; ``traffic`` the bytes that
-    all launches read from and wrote to memory; ``extents`` the LDS bytes that each instruction, by
-    its offset in the kernel, touched in any of them (``Report.lds_extents``).
+    all launches read from and wrote to memory and the LDS; ``extents`` the LDS bytes that each
+    instruction, by its offset in the kernel, touched in any of them (``Report.lds_extents``).
     """
 
     findings: tuple[str, ...] = ()
     right: bool = True
     failed: str = ""
-    traffic: tuple[int, int] = (0, 0)
+    traffic: tuple[int, ...] = ()
     extents: Mapping[int, tuple[int, int]] = field(default_factory=dict)
 
 
@@ -130,6 +130,9 @@ def judge(
         flagged.append("launch failed")
     if not outcome.right:
         flagged.append("results")
+    ran = outcome.right and not (outcome.findings or outcome.failed)
+    if ran and outcome.traffic != reference.traffic:
+        flagged.append("bytes moved")
     argument = "" if flagged else _redundant(kernel, mutation, left, mutant, reference)
     if not flagged and mutation.kind in _EXTENTS and outcome.traffic == reference.traffic:
         argument = "stops no lane in any run: as many bytes are read and written with either"

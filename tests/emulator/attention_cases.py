@@ -31,6 +31,9 @@ Half = npt.NDArray[np.uint16]
 # Whatever order the waves run in, and how far a group of them can get ahead of the other.
 ORDERS = ("round-robin", "first-ahead", "last-ahead", "random:1")
 
+# Counters of what a launch moves: a prefetch too many shows nowhere else.
+MOVED = "global_load_bytes", "global_store_bytes", "lds_dma_bytes", "lds_bytes"
+
 
 def to_bf16(values: npt.NDArray[Any]) -> Half:
     """bf16 bits, rounded to nearest even."""
@@ -447,7 +450,7 @@ class Trial:
         native.set_option("threads", "1")
         native.set_option("steps", str(self.steps))
         findings: set[str] = set()
-        right, failed, traffic = True, "", [0, 0]
+        right, failed, traffic = True, "", [0] * len(MOVED)
         extents: dict[int, tuple[int, int]] = {}
         for order, case in itertools.product(self.orders, self.cases):
             native.set_option("order", order)
@@ -461,14 +464,12 @@ class Trial:
                 break
             report = device.last_launch()
             assert report is not None
-            traffic[0] += report.counters["global_load_bytes"]
-            traffic[1] += report.counters["global_store_bytes"]
+            traffic = [sum_ + report.counters[n] for sum_, n in zip(traffic, MOVED, strict=True)]
             entry = min(row.offset for row in report.executed)
             for offset, (low, high) in report.lds_extents.items():
                 before = extents.get(offset - entry, (low, high))
                 extents[offset - entry] = min(low, before[0]), max(high, before[1])
-        bytes_moved = traffic[0], traffic[1]
-        return mutate.Outcome(tuple(sorted(findings)), right, failed, bytes_moved, extents)
+        return mutate.Outcome(tuple(sorted(findings)), right, failed, tuple(traffic), extents)
 
 
 def cases(kernel: str) -> tuple[str, Sequence[Case]]:

@@ -88,7 +88,7 @@ def test_mutants_of_the_lite_kernel(name: str, capsys: pytest.CaptureFixture[str
         verdicts = tried(bench, bench.kernel.loop())
     with capsys.disabled():
         print("\n" + summary(name, verdicts))
-    assert mutate.noticed(verdicts) >= BAR
+    assert mutate.noticed(verdicts) >= 0.96
     # One wait, and so two mutants, may survive: where soft_skip leaves a K block out, between the
     # copy of K into one half of the LDS and a read of the other. Both halves are copied to and read
     # from in turn, so the bytes of the two instructions do not tell them apart.
@@ -134,8 +134,9 @@ def test_no_wait_of_a_whole_kernel_can_go(name: str, capsys: pytest.CaptureFixtu
         verdicts = bench.judge(mutations if ALL else mutations[::3])
     with capsys.disabled():
         print("\n" + summary(f"{name}, not only its loop", verdicts))
-    # Of the dense kernel, the first reads of V of either group, before the barrier to Pv.
-    expect_noticed(bench.kernel, verdicts, 0.9, between_halves=2 if name == DENSE else 0)
+    # Of the dense kernel, the first reads of V before the barrier to Pv: in the loop of either
+    # group, and behind that of group A.
+    expect_noticed(bench.kernel, verdicts, 0.96, between_halves=3 if name == DENSE else 0)
 
 
 def test_unchanged_kernels_are_clean(dense: Bench) -> None:
@@ -228,8 +229,14 @@ def test_makers_make_what_they_say() -> None:
 
 def test_redundancy_is_proved_not_assumed() -> None:
     kernel = Small()
-    verdicts = [
+    # Whatever moves more or fewer bytes is noticed.
+    different = [
         mutate.judge(kernel, mutation, lambda _: mutate.Outcome(), mutate.Outcome(traffic=(1, 0)))
+        for mutation in mutate.mutations(kernel, kernel.listing.instructions)
+    ]
+    assert all("bytes moved" in verdict.flagged for verdict in different)
+    verdicts = [
+        mutate.judge(kernel, mutation, lambda _: mutate.Outcome(), mutate.Outcome())
         for mutation in mutate.mutations(kernel, kernel.listing.instructions)
     ]
     by_kind: dict[str, list[mutate.Verdict]] = {}
@@ -241,8 +248,8 @@ def test_redundancy_is_proved_not_assumed() -> None:
     # Nothing looked at these but the run, which says nothing is wrong.
     for kind in ("barrier deleted", "bound reversed", "m0 write dropped", "LDS offset shifted"):
         assert all(verdict.survived for verdict in by_kind[kind])
-    # More bytes read without the limit: it does stop lanes.
-    assert all(verdict.survived for verdict in by_kind["buffer extent unlimited"])
+    # As many bytes read without the limit: it stops no lane.
+    assert all(verdict.redundant for verdict in by_kind["buffer extent unlimited"])
     assert "survived" in mutate.table(verdicts) and mutate.noticed(verdicts) < BAR
 
 
