@@ -26,7 +26,8 @@ class PagedBatch:
         kv_len: int32 [R]; keys of each request, those of this step's rows included.
         page_table: int32 [R, width], any row stride; the pages of each request in order, so that
             key j is token j % page_size of page page_table[r, j // page_size]. Entries past the
-            last key, and rows of requests without query rows, may hold anything.
+            last key, and rows of requests without query rows, may hold anything; those before the
+            first row's window may name any page.
         max_q_len, max_kv_len: bounds of the lengths; None reads them from the tensors, which waits
             for a GPU to finish what it is doing.
 

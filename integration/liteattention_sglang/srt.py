@@ -101,6 +101,8 @@ def _resolve(server_args: Any, previous: Callable[[Any], None]) -> None:
         reasons.append(
             "it captures no prompts whole: use --cuda-graph-backend-prefill=breakable or disabled"
         )
+    if on_cpu and view.enable_torch_compile:
+        reasons.append("it has no graphs on a CPU: leave out --enable-torch-compile")
     if reasons:
         raise ValueError(f"attention backend {BACKEND_NAME!r}: " + "; ".join(reasons))
     phases = [

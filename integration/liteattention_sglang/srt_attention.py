@@ -22,6 +22,7 @@ from sglang.srt.layers.radix_attention import RadixAttention
 from sglang.srt.mem_cache.swa_memory_pool import SWAKVPool
 
 from liteattention_rocm import attention_paged, engines, write_kv
+from liteattention_rocm.contract import FP8
 
 from . import BACKEND_NAME, srt_admission
 from .srt_layer import ServedLayer, Sinks
@@ -167,6 +168,8 @@ class LiteAttentionBackend(AttentionBackend):
             assert v is not None
             # A breakable graph leaves the padding of a step out.
             slots = slots if slots.shape[0] == k.shape[0] else slots[: k.shape[0]]
+            if k.dtype != keys.dtype and keys.dtype not in FP8:  # fp32 rotary embeddings
+                k, v = k.to(keys.dtype), v.to(keys.dtype)
             write_kv(k, v, keys, values, slots, k_scale=k_scale, v_scale=v_scale)
         queries = q.reshape(-1, served.q_heads, served.head_dim)
         out = getattr(forward_batch, "_attn_output", None)  # a breakable graph's own memory

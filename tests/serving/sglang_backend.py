@@ -211,7 +211,7 @@ def test_fp8_cache_is_read_with_the_checkpoints_scales() -> None:
     step.fill(made.token_to_kv_pool)
     backend.init_forward_metadata(step.batch)
     q = torch.randn(4, HEADS, DIM)
-    k, v = torch.randn(2, 4, KV_HEADS, DIM)
+    k, v = torch.randn(2, 4, KV_HEADS, DIM, dtype=torch.float64)  # converted, as the pool does
     out = backend.forward_extend(q.view(4, -1), k.clone(), v.clone(), layer, step.batch)
     keys, values = made.token_to_kv_pool.get_kv_buffer(0)
     keys, values = keys.float() * 0.5, values.float() * 2.0
@@ -316,7 +316,7 @@ def test_a_padded_decode_step() -> None:
     assert backend.get_cuda_graph_seq_len_fill_value() == 1
     backend.init_forward_metadata(padded)
     q = torch.randn(4, HEADS, DIM)
-    k, v = torch.randn(2, 4, KV_HEADS, DIM)
+    k, v = torch.randn(2, 4, KV_HEADS, DIM, dtype=torch.float64)  # converted, as the pool does
     out = backend.forward_decode(q.view(4, -1), k, v, layer, padded)
     keys, values = made.token_to_kv_pool.get_kv_buffer(0)
     expected = step.expected(q[:2], keys, values)
@@ -402,8 +402,11 @@ def test_every_reason_against_the_arguments_at_once(model: str) -> None:
             speculative_algorithm="NGRAM",
             disaggregation_mode="prefill",
             enable_two_batch_overlap=True,
+            enable_torch_compile=True,
         )
-    for part in ("NGRAM", "--disaggregation-mode", "--enable-two-batch-overlap"):
+    for part in (
+        "NGRAM", "--disaggregation-mode", "--enable-two-batch-overlap", "--enable-torch-compile",
+    ):  # fmt: skip
         assert part in str(refused.value)
     resolved(model, attention_backend="triton", disaggregation_mode="prefill")  # not ours to refuse
 

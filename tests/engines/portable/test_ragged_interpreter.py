@@ -55,6 +55,11 @@ def check(
             k, v = (torch.cat([x, torch.zeros(1, kv_heads, dim).bfloat16()]) for x in (k, v))
             write_kv(k, v, k_cache, v_cache, slots, engine="portable", **scales)
         table[0, -(-int(kv_len[0]) // page_size) :] = 1 << 30  # past the last key: never followed
+        for r, (n, keys) in enumerate(lengths):  # before the window: pages of others, NaN
+            unseen = max(0, keys - n - options["window"] + 1) if options.get("window") else 0
+            table[r, : unseen // page_size] = pages[-1]
+            if unseen % page_size:
+                cache[table[r, unseen // page_size], :, : unseen % page_size] = math.nan
         batch = PagedBatch(q_start, kv_len, table)
         _, lse = attention_paged(q, k_cache, v_cache, batch, **common, **scales)
         if fp8:

@@ -190,7 +190,8 @@ def attention(
     if CAUSAL:
         high = tl.minimum(tl.maximum(last_position + 1, 0), length)
     if WINDOW:
-        low = tl.maximum(first_position - window + 1, 0) // BLOCK_N * BLOCK_N
+        # Exactly: pages before the window may be another request's, and 0 * NaN is NaN.
+        low = tl.maximum(first_position - window + 1, 0)
     blocks = tl.cdiv(tl.maximum(high - low, 0), BLOCK_N)
     share = blocks
     parts = 1
