@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import itertools
 import json
 import os
 from pathlib import Path
@@ -17,7 +18,7 @@ from liteattention_rocm.cli.needs import need
 from liteattention_rocm.cli.progress import activity
 
 if TYPE_CHECKING:
-    from liteattention_rocm.doctor.report import Report
+    from liteattention_rocm.doctor.report import Check, Report
 
 _COLOURS = {"ok": "green", "failed": "bold red", "differs": "yellow", "skipped": "dim"}
 
@@ -60,7 +61,9 @@ def command(
         report = examination.begin()
         examination.examine(report, say)
         if time and report.gpus and not emulate:
-            report.times = doctor_times.measure(torch.device("cuda"), say)
+            report.times = doctor_times.measure(
+                torch.device("cuda", torch.cuda.current_device()), say
+            )
     show(report, console)
     if out is not None:
         files.write_text(out, json.dumps(report.to_dict(), indent=1) + "\n")
@@ -105,9 +108,11 @@ def show(report: Report, console: Console) -> None:
     console.print(services)
 
     checks = _table("check", "", "result", "detail")
-    for check in report.checks:
-        result = f"[{_COLOURS[check.status]}]{check.status}[/]"
-        checks.add_row(check.group, check.name, result, check.detail)
+    for _, alike in itertools.groupby(report.checks, _row):
+        first, *more = alike
+        result = f"[{_COLOURS[first.status]}]{first.status}[/]"
+        name = f"{first.name} and {len(more)} more" if more else first.name
+        checks.add_row(first.group, name, result, first.detail)
     console.print(checks)
 
     if report.times:
@@ -117,6 +122,12 @@ def show(report: Report, console: Console) -> None:
             times.add_row(row["what"], row["contender"], taken)
         console.print(times)
     console.print(_summary(report), highlight=False)
+
+
+def _row(check: Check) -> tuple[str, ...]:
+    """What a row of the table is for: one check, or those of a group skipped for one reason."""
+    name = "" if check.status == "skipped" else check.name
+    return check.group, check.status, check.detail, name
 
 
 def _summary(report: Report) -> str:

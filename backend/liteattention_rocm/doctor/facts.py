@@ -35,7 +35,7 @@ def installation() -> dict[str, str]:
     found = {
         "python": platform.python_version(),
         "system": f"{platform.system()} {platform.machine()}, {' '.join(platform.libc_ver())}",
-        "processor": collect_env.processor(),
+        "processor": _processor(),
     }
     for package in PACKAGES:
         found[package] = _version(package)
@@ -124,8 +124,12 @@ def device_of(name: str) -> torch.device:
 
 
 def default_engines() -> dict[str, str]:
-    """Return device -> the engine that calls there get, as settings and devices say."""
-    devices = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
+    """Return device -> the engine that calls there get, as settings and devices say.
+
+    With the software MI300X for the HIP run-time, GPUs are not asked about.
+    """
+    on_gpu = torch.cuda.is_available() and not engines.get("gfx942").emulated
+    devices = ["cpu", *(["cuda"] if on_gpu else [])]
     return {device: engines.choose(device).name for device in devices}
 
 
@@ -146,6 +150,13 @@ def services() -> list[dict[str, Any]]:
                 }
             )
     return found
+
+
+def _processor() -> str:
+    try:
+        return collect_env.processor()
+    except OSError:
+        return platform.machine()
 
 
 def _version(name: str) -> str:

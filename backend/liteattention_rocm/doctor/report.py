@@ -25,7 +25,7 @@ FORMAT = 1
 Status = Literal["ok", "failed", "differs", "skipped"]
 
 _NO_GPU = (
-    "not an MI300X; `liteattention-rocm doctor --emulate` runs the same machine code in software"
+    "no MI300X here: `liteattention-rocm doctor --emulate` runs the same machine code in software"
 )
 #: Parts along the keys, so that the kernels that merge them run.
 _SPLITS = 2
@@ -145,7 +145,7 @@ def _hip() -> tuple[str, int]:
     except RuntimeError as error:
         if os.environ.get(LIBRARY_VARIABLE) or torch.version.hip:
             raise
-        raise _Nowhere(f"no HIP run-time: {_NO_GPU}") from error
+        raise _Nowhere(_NO_GPU) from error
     if library.emulated:
         return library.path, 0
     ordinal = _mi300x()
@@ -172,7 +172,8 @@ def _cases(say: Callable[[str], None]) -> Iterator[Check]:
             say(f"{engine.name}: {case.name}")
             if reasons:
                 status: Status = "failed" if wanted else "skipped"
-                yield Check(engine.name, case.name, status, facts.without_paths("; ".join(reasons)))
+                why = "; ".join(reasons) if wanted or engine.name != "gfx942" else _NO_GPU
+                yield Check(engine.name, case.name, status, facts.without_paths(why))
             else:
                 yield run_case(engine, device, case)
 
@@ -187,7 +188,8 @@ def _engines() -> Iterator[tuple[Engine, torch.device, bool]]:
     else:
         yield gfx942, torch.device("cuda", ordinal), True
     if torch.cuda.is_available():
-        yield engines.get("portable"), torch.device("cuda"), ordinal is None
+        device = torch.device("cuda", torch.cuda.current_device())
+        yield engines.get("portable"), device, ordinal is None
 
 
 def native_engine(library: str | None = None) -> Gfx942Engine:
