@@ -16,9 +16,10 @@ from typer.testing import CliRunner
 
 from liteattention_benchmark import doctor_times
 from liteattention_emulator import library, listing, set_option
+from liteattention_rocm import engines
 from liteattention_rocm.cli.root import build
 from liteattention_rocm.doctor import judge, report
-from liteattention_rocm.doctor.cases import CASES, Case
+from liteattention_rocm.doctor.cases import CASES, Case, Results, Run
 from liteattention_rocm.engines import LIBRARY_VARIABLE
 from liteattention_rocm.engines.gfx942 import manifest
 from liteattention_rocm.engines.gfx942.engine import Gfx942Engine
@@ -156,6 +157,26 @@ def test_bits_do_not_depend_on_the_order_of_sums(case: Case) -> None:
     expected = judge.read_expected()[case.name]
     engine = Gfx942Engine(kv_splits=3, library=str(library()))
     assert judge.judge(case, engine, CPU, expected).other_bits == []
+
+
+@pytest.mark.parametrize(
+    ("result", "reason"),
+    [
+        ("out 1", "1 of 114688 numbers of out 1 are wrong"),
+        ("lse 1", "lse 1 is further than 1e-05 from float64"),
+        ("list 2", "list 2 is not the exact one"),
+    ],
+)
+def test_one_wrong_number_is_found_without_expected_bits(result: str, reason: str) -> None:
+    def run(given: Run) -> Results:
+        results = CASES[1].run(given)
+        if given.engine.name == "cpu":
+            number = results[result].view(-1)[1:2]
+            number += 1 if number.dtype == torch.int32 else 0.05
+        return results
+
+    check = report.run_case(engines.get("cpu"), CPU, Case("changed", (), run))
+    assert (check.status, check.detail) == ("failed", reason)
 
 
 def test_a_real_gpu_may_round_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:
