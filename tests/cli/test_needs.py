@@ -47,6 +47,7 @@ COMMANDS = {
     "generate --emulate": ["generate", "--emulate"],
     "e2e": ["e2e", "--prompts", "none.txt"],
     "e2e --runner sglang": ["e2e", "--runner", "sglang"],
+    "doctor": ["doctor"],
     "bench cpu": ["bench", "cpu"],
     "bench kernels": ["bench", "kernels", "--config", "smoke"],
     "bench video": ["bench", "video", "--config", "wan-smoke"],
@@ -57,7 +58,7 @@ COMMANDS = {
     "bench serving --framework sglang": ["bench", "serving", "--framework", "sglang"],
 }
 HELP = [
-    [], ["env"], ["plan"], ["emulate"], ["generate"], ["e2e"], ["bench"],
+    [], ["env"], ["plan"], ["doctor"], ["emulate"], ["generate"], ["e2e"], ["bench"],
     *(["bench", name] for name in ("cpu", "kernels", "video", "tune", "emulator", "serving")),
     ["bench", "mapping"],
 ]  # fmt: skip

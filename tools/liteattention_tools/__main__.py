@@ -14,7 +14,7 @@ from liteattention_emulator import cfg, listing, llvm
 from liteattention_rocm.engines.gfx942.manifest import DIRECTORY
 
 from . import build as builder
-from . import loops, metadata
+from . import expected_bits, loops, metadata
 
 app = typer.Typer(help="The gfx942 code objects: report, build, check.", no_args_is_help=True)
 
@@ -109,6 +109,20 @@ def check() -> None:
             typer.echo(f"- {difference}", err=True)
         raise typer.Exit(1)
     typer.echo("the committed code objects are byte for byte what the sources build")
+
+
+@app.command("expected")
+def expected() -> None:
+    """Run what `liteattention-rocm doctor` runs, on the emulator, and write its expected bits.
+
+    Nothing is written unless every result is right by float64 and no checker found anything.
+    """
+    try:
+        path = expected_bits.write()
+    except (ValueError, RuntimeError) as error:
+        typer.echo(str(error), err=True)
+        raise typer.Exit(1) from error
+    typer.echo(f"expected bits: {path}")
 
 
 if __name__ == "__main__":

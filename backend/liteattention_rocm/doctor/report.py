@@ -1,0 +1,224 @@
+"""The examination: every check, what came out, and the one file to attach to a report."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass, field
+from typing import Any, Literal
+
+import torch
+
+from .. import engines
+from ..contract import Engine
+from ..engines import LIBRARY_VARIABLE
+from ..engines.gfx942 import manifest
+from ..engines.gfx942.engine import Gfx942Engine
+from . import facts, judge, objects
+from .cases import CASES, Case, Refused
+
+FORMAT = 1
+
+#: "differs": right within the tolerance, but not the expected bits, on a real GPU, which may round
+#: exponentials and reciprocals otherwise than the software MI300X.
+Status = Literal["ok", "failed", "differs", "skipped"]
+
+_NO_GPU = (
+    "no MI300X here: `liteattention-rocm doctor --emulate` runs the same machine code in software"
+)
+#: Parts along the keys, so that the kernels that merge them run.
+_SPLITS = 2
+
+
+@dataclass(frozen=True)
+class Check:
+    """One thing examined: its group ("code objects" or an engine), result, and what was seen.
+
+    ``bits`` are the SHA-256 of a case's results, ``error`` is its largest error as a share of what
+    bf16 arithmetic allows.
+    """
+
+    group: str
+    name: str
+    status: Status
+    detail: str = ""
+    seconds: float = 0.0
+    error: float | None = None
+    bits: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass
+class Report:
+    """All that ``doctor`` found. ``times`` are measured on a real GPU alone."""
+
+    emulated: bool
+    installation: dict[str, str]
+    gpus: list[dict[str, Any]]
+    default_engines: dict[str, str]
+    services: list[dict[str, Any]]
+    checks: list[Check] = field(default_factory=list)
+    times: list[dict[str, Any]] = field(default_factory=list)
+
+    @property
+    def failures(self) -> list[Check]:
+        """Return what should work and does not."""
+        return [check for check in self.checks if check.status == "failed"]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return what the file holds: only JSON's types."""
+        return {"format": FORMAT, "ok": not self.failures, **asdict(self)}
+
+
+def begin() -> Report:
+    """Return a report with everything that runs no kernel."""
+    engine = engines.get("gfx942")
+    return Report(
+        engine.emulated,
+        facts.installation(),
+        facts.gpus(),
+        facts.default_engines(),
+        facts.services(),
+    )
+
+
+def examine(report: Report, say: Callable[[str], None]) -> None:
+    """Run every check and add it to ``report``; ``say`` takes what is under way."""
+    for checks in (_defaults(report), _code_objects(), _cases(say)):
+        report.checks.extend(checks)
+
+
+def _defaults(report: Report) -> Iterator[Check]:
+    """The engine that a device gets must serve what is typical."""
+    for device, name in report.default_engines.items():
+        asked = [s for s in report.services if (s["engine"], s["device"]) == (name, device)]
+        refused = dict.fromkeys(reason for s in asked for reason in s["reasons"])
+        yield Check(
+            "engines",
+            f"{name} serves {device} tensors",
+            "failed" if refused or not asked else "ok",
+            "; ".join(refused) or ("" if asked else f"it does not take {device} tensors"),
+        )
+
+
+# --------------------------------------------------------------------------- code objects
+
+
+def _code_objects() -> Iterator[Check]:
+    group = "code objects"
+    try:
+        wrong = objects.damaged()
+    except (OSError, ValueError) as error:
+        yield Check(group, "manifest", "failed", facts.without_paths(str(error)))
+        return
+    missing, loaded = "", {}
+    try:
+        library, ordinal = _hip()
+        loaded = objects.refused(library, ordinal)
+    except _Nowhere as error:
+        missing = str(error)
+    except (OSError, RuntimeError) as error:
+        yield Check(group, "HIP run-time", "failed", facts.without_paths(str(error)))
+        missing = "the HIP run-time failed"
+    kernels = {entry.file: len(entry.kernels) for entry in manifest.read().objects}
+    for file, damage in wrong.items():
+        detail = damage or loaded.get(file, "")
+        status: Status = "failed" if detail else "skipped" if missing else "ok"
+        detail = detail or missing or f"kernels: {kernels[file]}"
+        yield Check(group, file, status, facts.without_paths(detail))
+
+
+class _Nowhere(Exception):
+    """There is no HIP run-time or no MI300X; says so, and what to do."""
+
+
+def _hip() -> tuple[str, int]:
+    """Return path and device of the HIP run-time that is to load kernels.
+
+    Raises:
+        _Nowhere: there is nothing that could.
+        RuntimeError: there should be one; says what was tried.
+    """
+    engine = Gfx942Engine()
+    try:
+        library = engine.library()
+    except RuntimeError as error:
+        if os.environ.get(LIBRARY_VARIABLE) or torch.version.hip:
+            raise
+        raise _Nowhere(_NO_GPU) from error
+    if library.emulated:
+        return library.path, 0
+    ordinal = _mi300x()
+    if ordinal is None:
+        raise _Nowhere(_NO_GPU)
+    torch.cuda.set_device(ordinal)
+    return library.path, ordinal
+
+
+def _mi300x() -> int | None:
+    """Number of the first gfx942 GPU, None if there is none."""
+    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    found = (i for i in range(count) if engines.architecture(torch.device("cuda", i)) == "gfx942")
+    return next(found, None)
+
+
+# --------------------------------------------------------------------------------- cases
+
+
+def _cases(say: Callable[[str], None]) -> Iterator[Check]:
+    for engine, device, wanted in _engines():
+        reasons = engine.unavailable(device)
+        for case in CASES:
+            say(f"{engine.name}: {case.name}")
+            if reasons:
+                status: Status = "failed" if wanted else "skipped"
+                why = "; ".join(reasons) if wanted or engine.name != "gfx942" else _NO_GPU
+                yield Check(engine.name, case.name, status, facts.without_paths(why))
+            else:
+                yield run_case(engine, device, case)
+
+
+def _engines() -> Iterator[tuple[Engine, torch.device, bool]]:
+    """Engines to run, where, and whether they must be able to."""
+    yield engines.get("cpu"), torch.device("cpu"), True
+    gfx942, ordinal = native_engine(), _mi300x()
+    asked = bool(os.environ.get(LIBRARY_VARIABLE))
+    if gfx942.emulated or ordinal is None:
+        yield gfx942, torch.device("cpu"), asked
+    else:
+        yield gfx942, torch.device("cuda", ordinal), True
+    if torch.cuda.is_available():
+        device = torch.device("cuda", torch.cuda.current_device())
+        yield engines.get("portable"), device, ordinal is None
+
+
+def native_engine(library: str | None = None) -> Gfx942Engine:
+    """Return the gfx942 engine that computes in parts wherever it can, on this HIP run-time."""
+    return Gfx942Engine(kv_splits=_SPLITS, library=library)
+
+
+def run_case(engine: Engine, device: torch.device, case: Case) -> Check:
+    """Run one case and say what came out; it never raises."""
+    begin, on_gpu = time.perf_counter(), device.type == "cuda"
+    native = engine.name == "gfx942"
+    try:
+        expected = judge.read_expected()[case.name] if native else None
+        verdict = judge.judge(case, engine, device, expected)
+    except Refused as error:
+        return Check(engine.name, case.name, "failed", f"refused: {error}")
+    except Exception as error:  # whatever a broken installation throws belongs in the report
+        text = facts.without_paths(f"{type(error).__name__}: {error}")
+        return Check(engine.name, case.name, "failed", text)
+    seconds = time.perf_counter() - begin
+    details: list[str] = list(verdict.wrong)
+    status: Status = "failed" if verdict.wrong else "ok"
+    if verdict.other_bits:
+        near = "; within the tolerance of float64, all the same" if not verdict.wrong else ""
+        details.append(f"bits differ from the expected ones: {', '.join(verdict.other_bits)}{near}")
+        if not verdict.wrong:
+            status = "differs" if on_gpu else "failed"
+    detail = "; ".join(details) or ("the expected bits" if native else "")
+    return Check(
+        engine.name, case.name, status, detail, round(seconds, 3),
+        round(verdict.worst, 3), verdict.bits,
+    )  # fmt: skip

@@ -1,0 +1,219 @@
+"""``liteattention-rocm doctor`` on the software MI300X, on broken installations and without one."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from click.testing import Result
+from typer.testing import CliRunner
+
+from liteattention_benchmark import doctor_times
+from liteattention_emulator import library, listing, set_option
+from liteattention_rocm import engines
+from liteattention_rocm.cli.root import build
+from liteattention_rocm.doctor import judge, report
+from liteattention_rocm.doctor.cases import CASES, Case, Results, Run
+from liteattention_rocm.engines import LIBRARY_VARIABLE
+from liteattention_rocm.engines.gfx942 import manifest
+from liteattention_rocm.engines.gfx942.engine import Gfx942Engine
+from liteattention_rocm.engines.workspace import Workspaces
+
+CPU = torch.device("cpu")
+OBJECTS = [entry.file for entry in manifest.read().objects]
+
+
+@pytest.fixture(autouse=True)
+def restored(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """The command sets the variable, the checkers and what is read once: all are put back."""
+    monkeypatch.setenv(LIBRARY_VARIABLE, "")
+    yield
+    set_option("check", "")
+    manifest.read.cache_clear()
+
+
+def doctor(*arguments: str) -> Result:
+    return CliRunner().invoke(build(), ["doctor", *arguments], env={"COLUMNS": "200"})
+
+
+def examined(folder: Path, *arguments: str) -> tuple[int, dict[str, Any], str]:
+    """Exit code, the file, and what was printed."""
+    file = folder / "report.json"
+    result = doctor(*arguments, "--out", str(file))
+    assert file.exists(), result.output
+    return result.exit_code, json.loads(file.read_text()), result.output
+
+
+def of(data: dict[str, Any], group: str) -> dict[str, dict[str, Any]]:
+    return {check["name"]: check for check in data["checks"] if check["group"] == group}
+
+
+def test_on_the_software_mi300x_everything_passes(tmp_path: Path) -> None:
+    code, data, printed = examined(tmp_path, "--emulate")
+    assert code == 0, printed
+    assert list(data) == [
+        "format", "ok", "emulated", "installation", "gpus", "default_engines", "services", "checks",
+        "times",
+    ]  # fmt: skip
+    assert (data["format"], data["ok"], data["emulated"]) == (1, True, True)
+    assert {check["status"] for check in data["checks"]} == {"ok"}
+    assert list(of(data, "code objects")) == OBJECTS
+    names = [case.name for case in CASES]
+    assert list(of(data, "gfx942")) == list(of(data, "cpu")) == names
+    assert {name: of(data, "gfx942")[name]["bits"] for name in names} == judge.read_expected()
+    assert all(0 <= of(data, "cpu")[name]["error"] < 1 for name in names)
+    for check in data["checks"]:
+        kinds = [type(check[key]) for key in ("name", "detail", "seconds", "bits")]
+        assert kinds == [str, str, float, dict]
+    for name in ("liteattention-rocm", "torch", "python", "HIP run-time", "ROCm", "vllm"):
+        assert data["installation"][name]
+    for service in data["services"]:
+        assert service["serves"] == (not service["reasons"])
+    served = {(s["engine"], s["request"]) for s in data["services"] if s["serves"]}
+    assert {("gfx942", "paged decode"), ("cpu", "LiteAttention, budget")} <= served
+    assert "the expected bits" in printed and "24 ok" in printed
+    text = (tmp_path / "report.json").read_text()
+    for private in (str(Path.home()), str(Path.cwd()), str(tmp_path), str(library().parent)):
+        assert private not in text
+
+
+def test_without_a_gpu_it_says_what_to_do_and_passes(tmp_path: Path) -> None:
+    code, data, printed = examined(tmp_path)
+    assert code == 0, printed
+    assert {check["status"] for check in of(data, "gfx942").values()} == {"skipped"}
+    for check in of(data, "code objects").values():
+        assert check["status"] == "skipped" and "doctor --emulate" in check["detail"]
+    assert {check["status"] for check in of(data, "cpu").values()} == {"ok"}
+
+
+def test_a_run_time_that_was_named_must_be_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(LIBRARY_VARIABLE, str(tmp_path / "libnone.so"))
+    code, data, _ = examined(tmp_path)
+    assert code == 1 and not data["ok"]
+    assert of(data, "code objects")["HIP run-time"]["status"] == "failed"
+    assert {check["status"] for check in of(data, "gfx942").values()} == {"failed"}
+
+
+def test_other_bits_than_expected_fail(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    document = json.loads(judge.EXPECTED.read_text())
+    document["cases"]["write_kv"]["keys"] = "0" * 64
+    (tmp_path / "expected.json").write_text(json.dumps(document))
+    monkeypatch.setattr(judge, "EXPECTED", tmp_path / "expected.json")
+    monkeypatch.setattr(report, "CASES", CASES[-1:])
+    code, data, printed = examined(tmp_path, "--emulate")
+    assert code == 1 and not data["ok"]
+    check = of(data, "gfx942")["write_kv"]
+    assert check["status"] == "failed" and "bits differ from the expected ones" in check["detail"]
+    assert "1 failed" in printed and "--out" in printed
+
+
+def test_a_damaged_file_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = copied(tmp_path, monkeypatch) / "write_kv.co"
+    image = bytearray(file.read_bytes())
+    image[entries(file)[0]] ^= 1
+    file.write_bytes(image)
+    monkeypatch.setattr(report, "CASES", CASES[-1:])
+    code, data, _ = examined(tmp_path, "--emulate")
+    assert code == 1 and of(data, "gfx942")["write_kv"]["status"] == "failed"
+    failed = [name for name, c in of(data, "code objects").items() if c["status"] == "failed"]
+    assert failed == ["write_kv.co"]
+    assert "manifest says" in of(data, "code objects")["write_kv.co"]["detail"]
+
+
+@pytest.mark.parametrize("name", OBJECTS)
+def test_kernels_that_do_nothing_are_noticed(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of every code object, so each of them takes part in the case that names it."""
+    folder = copied(tmp_path, monkeypatch)
+    file = folder / name
+    image = bytearray(file.read_bytes())
+    for place in entries(file):
+        image[place : place + 4] = (0xBF810000).to_bytes(4, "little")  # s_endpgm
+    file.write_bytes(image)
+    document = json.loads((folder / "manifest.json").read_text())
+    (entry,) = (entry for entry in document["objects"] if entry["file"] == name)
+    entry["sha256"] = hashlib.sha256(image).hexdigest()
+    (folder / "manifest.json").write_text(json.dumps(document))
+    manifest.read.cache_clear()
+    take = Workspaces.take
+    # A kernel that writes nothing must not find what an earlier one left there.
+    monkeypatch.setattr(Workspaces, "take", lambda *given: take(*given).fill_(0xFF))
+    (case,) = (case for case in CASES if name.removesuffix(".co") in case.kernels)
+    check = report.run_case(report.native_engine(str(library())), CPU, case)
+    assert check.status == "failed"
+
+
+@pytest.mark.parametrize("case", [CASES[0], CASES[4]], ids=lambda case: case.name)
+def test_bits_do_not_depend_on_the_order_of_sums(case: Case) -> None:
+    expected = judge.read_expected()[case.name]
+    engine = Gfx942Engine(kv_splits=3, library=str(library()))
+    assert judge.judge(case, engine, CPU, expected).other_bits == []
+
+
+@pytest.mark.parametrize(
+    ("result", "reason"),
+    [
+        ("out 1", "1 of 114688 numbers of out 1 are wrong"),
+        ("lse 1", "lse 1 is further than 1e-05 from float64"),
+        ("list 2", "list 2 is not the exact one"),
+    ],
+)
+def test_one_wrong_number_is_found_without_expected_bits(result: str, reason: str) -> None:
+    def run(given: Run) -> Results:
+        results = CASES[1].run(given)
+        if given.engine.name == "cpu":
+            number = results[result].view(-1)[1:2]
+            number += 1 if number.dtype == torch.int32 else 0.05
+        return results
+
+    check = report.run_case(engines.get("cpu"), CPU, Case("changed", (), run))
+    assert (check.status, check.detail) == ("failed", reason)
+
+
+def test_a_real_gpu_may_round_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(judge, "judge", lambda *_: judge.Verdict(other_bits=["out"]))
+    engine = report.native_engine()
+    check = report.run_case(engine, torch.device("cuda"), CASES[0])
+    assert check.status == "differs" and "within the tolerance of float64" in check.detail
+    assert report.run_case(engine, CPU, CASES[0]).status == "failed"
+    wrong = judge.Verdict(wrong=["list 1 is not the exact one"], other_bits=["list 1"])
+    monkeypatch.setattr(judge, "judge", lambda *_: wrong)
+    assert report.run_case(engine, torch.device("cuda"), CASES[0]).status == "failed"
+
+
+def test_times_of_ours_and_of_peers() -> None:
+    sizes = doctor_times.Sizes(2, 128, 4, 2, 2, 32, 2, 64)
+    rows = doctor_times.measure(CPU, lambda text: None, sizes)
+    found = {(row["what"].partition(",")[0], row["contender"]): row for row in rows}
+    for what in ("dense", "prefill", "decode"):
+        assert found[what, "ours"]["median_ms"] > 0 and found[what, "SDPA"]["median_ms"] > 0
+        assert "not installed" in found[what, "AITER"]["reason"]
+    assert found["dense", "LiteAttention, half of the tiles"]["median_ms"] > 0
+
+
+def test_out_is_checked_before_the_work(tmp_path: Path) -> None:
+    result = doctor("--out", str(tmp_path))
+    assert result.exit_code == 2 and "is a folder" in result.output
+
+
+def copied(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A copy of the code objects, which the package then takes."""
+    there = folder / "objects"
+    shutil.copytree(manifest.DIRECTORY, there)
+    monkeypatch.setattr(manifest, "DIRECTORY", there)
+    return there
+
+
+def entries(file: Path) -> list[int]:
+    """Where in a file its kernels begin."""
+    found = listing.load(file)
+    return [found.text_at + found.instructions[entry.first].offset for entry in found.entries]
