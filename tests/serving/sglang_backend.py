@@ -211,7 +211,7 @@ def test_fp8_cache_is_read_with_the_checkpoints_scales() -> None:
     step.fill(made.token_to_kv_pool)
     backend.init_forward_metadata(step.batch)
     q = torch.randn(4, HEADS, DIM)
-    k, v = torch.randn(2, 4, KV_HEADS, DIM, dtype=torch.float64)  # converted, as the pool does
+    k, v = torch.randn(2, 4, KV_HEADS, DIM)
     out = backend.forward_extend(q.view(4, -1), k.clone(), v.clone(), layer, step.batch)
     keys, values = made.token_to_kv_pool.get_kv_buffer(0)
     keys, values = keys.float() * 0.5, values.float() * 2.0
