@@ -1,4 +1,4 @@
-"""The Python in README.md runs as it stands and shows what the text says."""
+"""The Python in docs/api.md runs as it stands and shows what the text says."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 
 from tests import ROOT
 
-SNIPPETS = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+SNIPPETS = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "api.md").read_text(), re.DOTALL)
 
 
 def run(code: str, more: str = "") -> list[str]:
