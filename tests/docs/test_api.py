@@ -1,4 +1,4 @@
-"""The Python in docs/api.md runs as it stands and shows what the text says."""
+"""The Python in docs/api.md and the quickstart runs as it stands and shows what the text says."""
 
 from __future__ import annotations
 
@@ -11,7 +11,13 @@ import torch
 
 from tests import ROOT
 
-SNIPPETS = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "api.md").read_text(), re.DOTALL)
+
+def python(page: str) -> list[str]:
+    """The snippets of a page of docs/."""
+    return re.findall(r"```python\n(.*?)```", (ROOT / "docs" / page).read_text(), re.DOTALL)
+
+
+SNIPPETS = python("api.md")
 
 
 def run(code: str, more: str = "") -> list[str]:
@@ -53,3 +59,10 @@ def test_diffusers() -> None:
     sparsity, shape = run(SNIPPETS[2], "print(video.shape)")
     assert 0.02 < float(sparsity) < 0.9
     assert shape.endswith("32, 32, 3)")
+
+
+def test_quickstart() -> None:
+    on_cpu, on_gpu = python("quickstart.md")
+    (line,) = run(on_cpu)
+    assert 50 < int(line.removesuffix("% of the tiles skipped")) < 75
+    compile(on_gpu, "quickstart.md", "exec")

@@ -1,15 +1,18 @@
-"""What CONTRIBUTING.md and the workflows name is there."""
+"""What CONTRIBUTING.md, the pages and the workflows name is there."""
 
 from __future__ import annotations
 
 import re
 import subprocess
 import tomllib
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import typer.main
 import yaml
 
+from liteattention_rocm.cli.root import build
 from tests import ROOT
 
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md"), ROOT / "tests" / "README.md"])
@@ -55,3 +58,25 @@ def test_hooks_are_what_lint_runs() -> None:
     assert {Path(hook["entry"].split()[0]).name for hook in hooks} == set(
         re.findall(r"^\.venv/bin/([\w-]+)", lint, re.MULTILINE)
     )
+
+
+def commands(page: Path) -> Iterator[list[str]]:
+    """Words of each call of liteattention-rocm that a page shows."""
+    text = page.read_text().replace("\\\n", " ")
+    for line in re.findall(r"liteattention-rocm ([^`\n#|)<]*)", text):
+        yield line.split()
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_commands_and_options_are_there(page: Path) -> None:
+    wrong = []
+    for words in commands(page):
+        command = typer.main.get_command(build())
+        while words and words[0] in getattr(command, "commands", {}):
+            command = command.commands[words.pop(0)]
+        if getattr(command, "commands", {}) and words and words[0].isalpha():
+            wrong.append(words[0])
+        known = {n for option in command.params for n in (*option.opts, *option.secondary_opts)}
+        asked = {word.partition("=")[0] for word in words if word.startswith("--")} - {"--help"}
+        wrong += [f"{command.name} {option}" for option in sorted(asked - known)]
+    assert wrong == []
