@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 import subprocess
 import tomllib
@@ -80,3 +81,25 @@ def test_commands_and_options_are_there(page: Path) -> None:
         asked = {word.partition("=")[0] for word in words if word.startswith("--")} - {"--help"}
         wrong += [f"{command.name} {option}" for option in sorted(asked - known)]
     assert wrong == []
+
+
+def said() -> str:
+    """Every string that the package holds, without what is filled in."""
+    found = []
+    for path in [*ROOT.glob("backend/**/*.py"), *ROOT.glob("integration/**/*.py")]:
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Constant) and isinstance(node.value, str):
+                found.append(node.value)
+    found += (re.sub(r'"\s*"', "", path.read_text()) for path in ROOT.glob("csrc/host/*.cpp"))
+    return "\n".join(found)
+
+
+def test_errors_that_the_page_explains_are_raised() -> None:
+    page = (ROOT / "docs" / "errors.md").read_text()
+    rows = re.findall(r"^\| (`.*?) \|", page, re.MULTILINE)
+    messages = [message for row in rows for message in re.findall(r"`([^`]+)`", row)]
+    filled_in = r"\.\.\.|\bNAME\b|-?\b(?:0\.0)?[MNXYZ]\b|'[^']*'|\b\d[\d.]*\b"
+    spoken = said()
+    parts = [part.strip(" ,;:()=?") for m in messages for part in re.split(filled_in, m)]
+    assert len(messages) > 50
+    assert [part for part in parts if len(part) > 5 and part not in spoken] == []
