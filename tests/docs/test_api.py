@@ -1,4 +1,4 @@
-"""The Python in docs/api.md and the quickstart runs as it stands and shows what the text says."""
+"""The Python in the pages runs as it stands and shows what the text says."""
 
 from __future__ import annotations
 
@@ -66,3 +66,8 @@ def test_quickstart() -> None:
     (line,) = run(on_cpu)
     assert 50 < int(line.removesuffix("% of the tiles skipped")) < 75
     compile(on_gpu, "quickstart.md", "exec")
+
+
+def test_lists_of_liteattention() -> None:
+    (snippet,) = python("migration.md")
+    assert run(snippet) == ["11100011"]
