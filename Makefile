@@ -26,7 +26,7 @@ SPREAD = -n $(WORKERS) --maxprocesses 8 --dist
 SETUP_sglang := diffusion
 PACKAGED = $(NATIVE) $(shell git ls-files backend integration benchmark emulator e2e/liteattention_e2e)
 
-.PHONY: generate e2e bench kernels test machine-code test-machine-code test-serving-vllm test-serving-sglang test-serving lint format clean tools
+.PHONY: generate e2e bench kernels test machine-code test-machine-code test-serving-vllm test-serving-sglang test-serving lint format docs clean tools
 
 ## generate: a video from a text prompt, dense and with LiteAttention, and the table of both
 generate: .venv/run.stamp
@@ -93,6 +93,10 @@ format: .venv/dev.stamp
 	$(BIN)/ruff format .
 	$(BIN)/clang-format -i $(CXX_FILES)
 
+## docs: the site, in out/site; a dead link or anchor fails it
+docs: .venv/docs.stamp
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
+
 clean:
 	rm -rf .venv .venv-vllm .venv-sglang build dist out
 
@@ -141,6 +145,14 @@ build/wheel/stamp: $(PACKAGED) | .venv/build.stamp
 	@touch $@
 
 .PRECIOUS: .venv-%/ready.stamp
+
+# Reads the sources, so that nothing is built for it. Material for MkDocs ends in May 2027, which the
+# variable in `docs` silences; Zensical takes the same mkdocs.yml.
+.venv/docs.stamp: pyproject.toml constraints.txt | .venv/build.stamp
+	$(BIN)/python -c 'import tomllib; project = tomllib.load(open("pyproject.toml", "rb"))["project"]; \
+		print(*project["optional-dependencies"]["docs"], sep="\n")' > .venv/docs.txt
+	$(BIN)/python -m pip install -q $(PIP_ARGS) -c constraints.txt -r .venv/docs.txt
+	@touch $@
 
 .venv/triton.stamp: .venv/dev.stamp
 	$(BIN)/python -m pip install -q $(PIP_ARGS) -c constraints.txt triton

@@ -31,6 +31,14 @@ def test_relative_links_lead_somewhere(page: Path) -> None:
     assert [link for link in links if not (page.parent / link).exists()] == []
 
 
+def test_the_site_has_every_page() -> None:
+    site = yaml.safe_load((ROOT / "mkdocs.yml").read_text())
+    named = set(re.findall(r"'([\w/-]+\.md)'", str(site["nav"])))
+    pages = {str(page.relative_to(ROOT / "docs")) for page in (ROOT / "docs").rglob("*.md")}
+    elsewhere = re.findall(r'": "([\w-]+\.md)"', (ROOT / "docs" / "hooks.py").read_text())
+    assert named == pages | set(elsewhere)
+
+
 def test_contributing_names_paths_that_are_there() -> None:
     named = re.findall(r"`([\w./]+)`", (ROOT / "CONTRIBUTING.md").read_text())
     paths = [name for name in named if "/" in name and not name.startswith((".venv", "engines/"))]
