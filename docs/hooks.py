@@ -22,15 +22,20 @@ PAGES = {
 }
 ORIGINS = {site: repository for repository, site in PAGES.items()}
 _LINK = re.compile(r"(!?)\[([^\]]*)\]\((?!\w+:|#)([^)#\s]+)(#[^)\s]*)?\)")
+_TITLE = re.compile(r"^# (.+)$", re.MULTILINE)
 _ROLE = re.compile(r":(?:attr|class|data|func|meth|mod):<code>~?([\w.]+)</code>")
+
+
+def read(path: str) -> str:
+    """Return the text of a page by its path in the repository, "" if there is none."""
+    page = ROOT / path
+    return page.read_text(encoding="utf-8") if page.exists() else ""
 
 
 def on_files(files: Files, config: Any) -> Files:
     """Add the pages that stand outside of docs/."""
     for repository, site in PAGES.items():
-        files.append(
-            File.generated(config, site, content=(ROOT / repository).read_text(encoding="utf-8"))
-        )
+        files.append(File.generated(config, site, content=read(repository)))
     return files
 
 
@@ -45,6 +50,8 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
         site = PAGES.get(path) or (path.removeprefix("docs/") if path.startswith("docs/") else None)
         if site is None and (ROOT / path).exists():
             return text if f"`{path}`" == text else f"{text} (`{path}`)"
+        if re.fullmatch(r"[\w./-]+\.md", text) and (title := _TITLE.search(read(path))):
+            text = title[1]
         site = posixpath.relpath(site or path, posixpath.dirname(here) or ".")
         return f"{mark}[{text}]({site}{anchor or ''})"
 
