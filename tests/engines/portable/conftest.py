@@ -7,9 +7,10 @@ import torch
 
 COMPILED = ["test_compiled.py", "test_launch.py"]
 # TRITON_INTERPRET decides when kernels are defined: these want a process of their own.
-INTERPRETED = ["test_interpreter.py", "test_ragged_interpreter.py", "test_replay.py"]
+INTERPRETED = ["test_interpreter.py", "test_replay.py"]
 # With a GPU, the kernels themselves: named on the command line.
-INTERPRETED += [] if torch.cuda.is_available() else ["test_weighing.py"]
+ON_GPUS_TOO = ["test_weighing.py", "test_ragged_interpreter.py"]
+INTERPRETED += [] if torch.cuda.is_available() else ON_GPUS_TOO
 
 if find_spec("triton") is None:
     collect_ignore = [*COMPILED, *INTERPRETED, "test_tuning.py"]

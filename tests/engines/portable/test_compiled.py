@@ -20,7 +20,7 @@ from triton.experimental.gluon._runtime import GluonASTSource
 import liteattention_emulator as emulator
 from liteattention_rocm import TileGeometry, lite_attention
 from liteattention_rocm.contract import LOG2E
-from liteattention_rocm.engines.triton import hopper, kernels, ragged, tiles
+from liteattention_rocm.engines.triton import hopper, hopper_ragged, kernels, ragged, ragged_launch, tiles
 from liteattention_rocm.lite import bitmap, budget
 from tests.emulator.triton_kernels import compile_for_gfx942
 from tests.oracle.attention import bound, exact, exact_rows, expect_out
@@ -31,9 +31,9 @@ TARGETS = {
     "sm_90": GPUTarget("cuda", 90, 32),
 }
 INTEGERS = {"k_blocks", "words", "q_blocks", "q_heads", "groups", "group", "q_len", "kv_len"}
-INTEGERS |= {"requests", "window", "page_size", "rows", "splits", "tiles", "limit"}
+INTEGERS |= {"requests", "window", "page_size", "rows", "splits", "part_blocks", "tiles", "limit"}
 TABLES = {"read", "must_do", "must_skip", "counts", "order", "next_tile", "votes", "weights"}
-TABLES |= {"q_start", "page_table", "part_count"}
+TABLES |= {"q_start", "page_table", "part_count", "lengths"}
 CACHED_NAMES = {ragged.attention: ("k", "v"), ragged.write_kv: ("k_cache", "v_cache")}
 MANTISSA = {None: 0, torch.float8_e4m3fn: 3, torch.float8_e5m2: 2}
 
@@ -83,9 +83,9 @@ def dense(**changes: Any) -> dict[str, Any]:
 
 
 RAGGED = dict(
-    TILE_ROWS=2, GROUP=8, BLOCK_N=64, HEAD_DIM=128, WIDTH=128, PART_BLOCKS=4, ONE_TILE=False,
+    TILE_ROWS=2, GROUP=8, BLOCK_N=64, HEAD_DIM=128, WIDTH=128, SPLIT=True, ONE_TILE=False,
     PAGE=16, CAUSAL=True, WINDOW=False, CAP=False, HAS_SINKS=False, HAS_LSE=True, ROUNDING=0,
-    WIDEN=False,
+    WIDEN=False, CHAINED=False, BELOW=0,
 )  # fmt: skip
 CASES = {
     "dense": (kernels.attention, dense()),
@@ -98,10 +98,10 @@ CASES = {
         dict(WORDS=8, ROWS=64, DESCENDING=True, HAS_DO=True, HAS_SKIP=True, WEIGH=True),
     ),
     "decode": (ragged.attention, RAGGED),
-    "varlen": (ragged.attention, RAGGED | dict(TILE_ROWS=16, PART_BLOCKS=0, PAGE=0)),
+    "varlen": (ragged.attention, RAGGED | dict(TILE_ROWS=16, SPLIT=False, PAGE=0)),
     "merge": (
         ragged.merge,
-        dict(PARTS=16, HEAD_DIM=128, WIDTH=128, HAS_SINKS=True, HAS_LSE=True, ROUNDING=0),
+        dict(PARTS=16, HEAD_DIM=128, WIDTH=128, HAS_SINKS=True, HAS_LSE=True, ROUNDING=0, CHAINED=False),
     ),
     "write": (ragged.write_kv, dict(HEAD_DIM=128, WIDTH=128, FP8_MANTISSA=0)),
 }
@@ -110,7 +110,7 @@ WIDE = RAGGED | dict(HEAD_DIM=256, WIDTH=256, BLOCK_N=32)
 CACHED = {
     "decode-80-e4m3": (RAGGED | dict(HEAD_DIM=80), "fp8e4nv", 3),
     "decode-256": (WIDE, "bf16", 2),
-    "prefill-192-e5m2": (WIDE | dict(HEAD_DIM=192, TILE_ROWS=16, PART_BLOCKS=0), "fp8e5", 2),
+    "prefill-192-e5m2": (WIDE | dict(HEAD_DIM=192, TILE_ROWS=16, SPLIT=False), "fp8e5", 2),
 }
 #: Local memory of a workgroup, bytes.
 LOCAL = {"gfx942": 64 << 10, "sm_90": 227 << 10}
@@ -169,13 +169,55 @@ def test_the_hopper_kernel_keeps_its_registers(case: str, tmp_path: Path) -> Non
         TURNS=tile.turns, SIGN=1, ROUNDING=0,
         REGISTERS=tile.registers, LOADER_REGISTERS=tile.loader_registers,
     ) | changes  # fmt: skip
-    kernel = hopper.attention
+    boxes = {
+        name: (tile.block_n if name in "kv" else hopper.WARPGROUP_ROWS, constants["HEAD_DIM"])
+        for name in ("q", "k", "v", "o")
+    }
+    built, said = build_for_hopper(hopper.attention, constants, boxes, tmp_path)
+    assert built.metadata.num_warps == 4 * (tile.groups + 1)
+    if tile.groups == 2:
+        assert "0 bytes spill stores" in said
+
+
+#: Tile, head dim, tokens that lie together, tokens of a page, and what else is asked for.
+PROMPTS = {
+    "paged": (128, 16, 16, dict(CAUSAL=True)),
+    "packed": (128, 128, 0, dict(CAUSAL=True, HAS_LSE=True)),
+    "64": (64, 128, 256, dict(CAUSAL=True)),
+    "96": (96, 16, 16, dict(CAUSAL=True, HAS_SINKS=True)),
+    "window-192": (192, 32, 96, dict(CAUSAL=True, WINDOW=True, HAS_LSE=True)),
+    "cap-256": (256, 64, 64, dict(CAUSAL=True, WINDOW=True, CAP=True)),
+    "all": (128, 8, 8, dict(WINDOW=True, HAS_SINKS=True, HAS_LSE=True, SIGN=-1, ROUNDING=1)),
+}
+
+
+@pytest.mark.parametrize("case", PROMPTS)
+def test_the_hopper_kernel_of_prompts_keeps_its_registers(case: str, tmp_path: Path) -> None:
+    head_dim, piece, page, changes = PROMPTS[case]
+    width = ragged_launch.width(head_dim)
+    tile = tiles.PROMPTS[width]
+    constants = dict(
+        GROUPS=tile.groups, BLOCK_N=tile.block_n, HEAD_DIM=head_dim, WIDTH=width,
+        PIECE=min(piece, tile.block_n), PAGE=page, STAGES=tile.stages, CAUSAL=False, WINDOW=False,
+        CAP=False, HAS_SINKS=False, HAS_LSE=False, TURNS=tile.turns, SIGN=1, ROUNDING=0,
+        SHORTEST=64, REGISTERS=tile.registers, LOADER_REGISTERS=tile.loader_registers,
+    ) | changes  # fmt: skip
+    cache = (constants["PIECE"], hopper_ragged.COLUMNS)
+    boxes = {"q": (hopper.WARPGROUP_ROWS, width), "k": cache, "v": cache}
+    _, said = build_for_hopper(hopper_ragged.attention, constants, boxes, tmp_path)
+    # Three warpgroups have 160 registers each; a wide window spills three numbers.
+    stores = int(said.split(" bytes spill stores")[0].split()[-1])
+    assert stores <= (32 if changes.get("WINDOW") else 0) or tile.groups == 3
+
+
+def build_for_hopper(
+    kernel: Any, constants: dict[str, Any], boxes: dict[str, tuple[int, int]], directory: Path
+) -> tuple[Any, str]:
+    """Compile for sm_90 with tensor maps of ``boxes`` [rows, columns]; what ptxas says of it."""
     types = signature(kernel, "bf16", constants)
     layout = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=4)
-    for name in ("q", "k", "v", "o"):
-        rows = tile.block_n if name in "kv" else hopper.WARPGROUP_ROWS
-        box = f"bf16[1, 1, {rows}, {constants['HEAD_DIM']}]"
-        types[f"{name}_desc"] = f"tensordesc<{box},{layout!r}>"
+    for name, (rows, columns) in boxes.items():
+        types[f"{name}_desc"] = f"tensordesc<bf16[1, 1, {rows}, {columns}],{layout!r}>"
     ordered = {name: types.get(name, "constexpr") for name in kernel.arg_names}
     source = GluonASTSource(
         fn=kernel,
@@ -184,15 +226,13 @@ def test_the_hopper_kernel_keeps_its_registers(case: str, tmp_path: Path) -> Non
     )
     built = triton.compile(source, target=TARGETS["sm_90"], options={"num_warps": 4})
     assert built.metadata.shared <= 227 << 10
-    assert built.metadata.num_warps == 4 * (tile.groups + 1)
-    ptx = tmp_path / "kernel.ptx"
+    ptx = directory / "kernel.ptx"
     ptx.write_text(built.asm["ptx"])
     assembler = get_ptxas(90).path  # several come with Triton
-    command = [assembler, "-v", "--gpu-name=sm_90a", ptx, "-o", tmp_path / "kernel.cubin"]
+    command = [assembler, "-v", "--gpu-name=sm_90a", ptx, "-o", directory / "kernel.cubin"]
     said = subprocess.run(command, capture_output=True, text=True, check=True).stderr
     assert "serialized" not in said
-    if tile.groups == 2:
-        assert "0 bytes spill stores" in said
+    return built, said
 
 
 def run_on_emulator(
@@ -289,11 +329,11 @@ def test_decoding_on_the_emulator(dim: int, fp8: torch.dtype | None) -> None:
     counts = torch.full((2,), -1, dtype=torch.int32)
     steps = [heads * dim, dim]
     strides = [*steps, *cache_steps, *steps, table.stride(0)]
-    numbers = [2, heads, heads, 0, 2, splits, dim**-0.5 * LOG2E * k_scale, 0.0, v_scale]
+    numbers = [2, heads, heads, 0, 2, splits, 1, dim**-0.5 * LOG2E * k_scale, 0.0, v_scale]
     run_on_emulator(
         ragged.attention,
         RAGGED
-        | dict(HEAD_DIM=dim, WIDTH=width, TILE_ROWS=4, GROUP=4, BLOCK_N=32, PART_BLOCKS=1)
+        | dict(HEAD_DIM=dim, WIDTH=width, TILE_ROWS=4, GROUP=4, BLOCK_N=32, SPLIT=True)
         | dict(ONE_TILE=True),
         [2, 1, splits],
         [q, *caches, out, lse, none, *parts, counts, starts, keys, table, *strides, *numbers],
@@ -303,7 +343,7 @@ def test_decoding_on_the_emulator(dim: int, fp8: torch.dtype | None) -> None:
     assert counts.tolist() == [3, 2]
     run_on_emulator(
         ragged.merge,
-        dict(PARTS=4, HEAD_DIM=dim, WIDTH=width, HAS_SINKS=False, HAS_LSE=True, ROUNDING=0),
+        dict(PARTS=4, HEAD_DIM=dim, WIDTH=width, HAS_SINKS=False, HAS_LSE=True, ROUNDING=0, CHAINED=False),
         [2, heads],
         [*parts, counts, out, lse, none, starts, *steps, 2, heads, 2],
         1,

@@ -1,4 +1,7 @@
-"""The ragged kernels in Triton's interpreter against float64; see test_interpreter.py."""
+"""The ragged kernels against float64: in Triton's interpreter, on a GPU where there is one.
+
+With a GPU, name this file on the command line; see test_interpreter.py for the interpreter.
+"""
 
 import math
 from typing import Any
@@ -11,6 +14,7 @@ from liteattention_rocm.contract import RaggedRequest
 from tests.oracle.attention import exact_rows, expect_lse, expect_out
 
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 PAD = 3  # rows before the first and past the last request
 
 
@@ -30,11 +34,12 @@ def check(
     q_heads, kv_heads = heads
     q_start = torch.tensor([PAD] + [n for n, _ in lengths]).cumsum(0).int()
     rows = int(q_start[-1]) + PAD
-    q = torch.randn(rows, q_heads, dim, generator=generator).bfloat16()
-    requests = [
-        tuple(torch.randn(n, kv_heads, dim, generator=generator).bfloat16() for _ in "kv")
-        for _, n in lengths
-    ]
+
+    def normal(rows: int, heads: int) -> torch.Tensor:
+        return torch.randn(rows, heads, dim, generator=generator).bfloat16().to(DEVICE)
+
+    q = normal(rows, q_heads)
+    requests = [tuple(normal(n, kv_heads) for _ in "kv") for _, n in lengths]
     out = torch.full_like(q, 7.0)
     scale = options.pop("scale", dim**-0.5)
     causal = options.get("causal", False)
@@ -45,14 +50,14 @@ def check(
         pages = torch.randperm(len(lengths) * width + 2, generator=generator).int()
         table = pages[: len(lengths) * width].view(len(lengths), width).contiguous()
         cache = torch.full((len(pages), 2, page_size, kv_heads, dim), math.nan)
-        cache = cache.to(fp8 or torch.bfloat16)
+        cache = cache.to(fp8 or torch.bfloat16).to(DEVICE)
         scales = {"k_scale": 0.07, "v_scale": 1.3} if fp8 else {}
         k_cache, v_cache = cache[:, 0], cache[:, 1]
         for r, (k, v) in enumerate(requests):
             token = torch.arange(len(k))
             slots = table[r, token // page_size].long() * page_size + token % page_size
-            slots = torch.cat([slots, torch.tensor([-1])])  # a padding row
-            k, v = (torch.cat([x, torch.zeros(1, kv_heads, dim).bfloat16()]) for x in (k, v))
+            slots = torch.cat([slots, torch.tensor([-1])]).to(DEVICE)  # a padding row
+            k, v = (torch.cat([x, torch.zeros_like(x[:1])]) for x in (k, v))
             write_kv(k, v, k_cache, v_cache, slots, engine="portable", **scales)
         table[0, -(-int(kv_len[0]) // page_size) :] = 1 << 30  # past the last key: never followed
         for r, (n, keys) in enumerate(lengths):  # before the window: pages of others, NaN
@@ -60,15 +65,19 @@ def check(
             table[r, : unseen // page_size] = pages[-1]
             if unseen % page_size:
                 cache[table[r, unseen // page_size], :, : unseen % page_size] = math.nan
-        batch = PagedBatch(q_start, kv_len, table)
+        batch = PagedBatch(*(x.to(DEVICE) for x in (q_start, kv_len, table)))
         _, lse = attention_paged(q, k_cache, v_cache, batch, **common, **scales)
         if fp8:
             requests = [tuple(map(stored, kv, [fp8] * 2, scales.values())) for kv in requests]
     else:
         k_start = torch.tensor([0] + [n for _, n in lengths]).cumsum(0).int()
         k, v = (torch.cat([r[i] for r in requests]) for i in (0, 1))
-        _, lse = attention_varlen(q, k, v, q_start, k_start, **common)
+        starts = q_start.to(DEVICE), k_start.to(DEVICE)
+        _, lse = attention_varlen(q, k, v, *starts, **common)
     options.pop("causal", None)
+    options = {name: x.cpu() if torch.is_tensor(x) else x for name, x in options.items()}
+    q, out, lse = (x.cpu() for x in (q, out, lse))
+    requests = [tuple(x.cpu() for x in kv) for kv in requests]
     for r, (k, v) in enumerate(requests):
         here = slice(int(q_start[r]), int(q_start[r + 1]))
         expected = exact_rows(q[here], k, v, scale=scale, causal=causal, **options)
@@ -119,13 +128,42 @@ def test_parts_are_cut_where_programs_are_few() -> None:
         {"window": 20},
         {"window": 20, "causal": False},
         {"soft_cap": 5.0, "scale": 0.7},
-        {"sinks": torch.tensor([0.5, -2.0, 3.0, 0.0])},
+        {"sinks": torch.tensor([0.5, -2.0, 3.0, 0.0], device=DEVICE)},
     ],
     ids=["window", "window-of-the-past", "soft-cap", "sinks"],
 )
 @pytest.mark.parametrize("lengths", [MIXED, [(1, 600), (2, 90)]], ids=["mixed", "parts"])
 def test_what_models_ask_for(lengths: list[tuple[int, int]], options: dict[str, Any]) -> None:
     check(lengths, (4, 2), page_size=16, **{"causal": True, **options})
+
+
+PROMPTS = [(70, 200), (1, 90), (130, 130), (64, 33), (0, 7), (63, 64)]
+
+
+@pytest.mark.parametrize("page_size", [0, 8, 16, 48])
+def test_prompts_beside_shorter_requests(page_size: int) -> None:
+    """On Hopper two kernels share the step; a cache's unwritten tokens are NaN."""
+    check(PROMPTS, (3, 1), page_size, causal=page_size > 0)
+
+
+@pytest.mark.parametrize("dim", [80, 128, 192, 256])
+def test_prompts_of_all_widths(dim: int) -> None:
+    check(PROMPTS[:4], (2, 1), 16, dim, causal=True)
+    check(PROMPTS[:4], (2, 1), 0, dim, causal=True, scale=-0.3)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"window": 40},
+        {"window": 150, "causal": False},
+        {"window": 70, "soft_cap": 5.0, "scale": 0.7},
+        {"sinks": torch.tensor([0.5, -2.0], device=DEVICE), "scale": 0.0},
+    ],
+    ids=["window", "window-of-the-past", "soft-cap", "sinks"],
+)
+def test_prompts_of_what_models_ask_for(options: dict[str, Any]) -> None:
+    check([(100, 300), (66, 66), (2, 150)], (2, 1), 16, 128, **{"causal": True, **options})
 
 
 @pytest.mark.parametrize("dim", [80, 96, 112, 192, 256])
@@ -153,21 +191,28 @@ def test_fp8_rows_are_rounded_as_the_reference_rounds_them(fp8: torch.dtype) -> 
     rows = torch.nn.functional.pad(rows, (0, -len(rows) % 80)).view(-1, 1, 80)
     slots = torch.arange(len(rows))
     for scale in (1.0, 0.37):
-        caches = torch.zeros(2, 2, 2, 16, 1, 80, dtype=torch.uint8).view(fp8)
-        for (k, v), engine in zip(caches, ("portable", "reference"), strict=True):
-            write_kv(rows, -rows, k, v, slots, k_scale=scale, v_scale=scale, engine=engine)
-        ours, expected = caches.view(torch.uint8)
-        same = (ours == expected) | (caches[0].float().isnan() & caches[1].float().isnan())
+        written = []
+        for engine, device in (("portable", DEVICE), ("reference", torch.device("cpu"))):
+            k, v = torch.zeros(2, 2, 16, 1, 80, dtype=torch.uint8, device=device).view(fp8)
+            new = rows.to(device), -rows.to(device)
+            write_kv(
+                *new, k, v, slots.to(device), k_scale=scale, v_scale=scale, engine=engine
+            )
+            written.append(torch.stack([k.view(torch.uint8), v.view(torch.uint8)]).cpu())
+        ours, expected = written
+        nan = [x.view(fp8).float().isnan() for x in written]
+        same = (ours == expected) | (nan[0] & nan[1])
         assert same.all()
 
 
 def test_what_no_kernel_takes_is_refused() -> None:
-    k = torch.zeros(2, 1, 64, dtype=torch.bfloat16)
-    cache = torch.zeros(4, 16, 1, 64, dtype=torch.float8_e4m3fnuz)
+    k = torch.zeros(2, 1, 64, dtype=torch.bfloat16, device=DEVICE)
+    cache = torch.zeros(4, 16, 1, 64, dtype=torch.float8_e4m3fnuz, device=DEVICE)
     with pytest.raises(ValueError, match="the cache must be"):
-        write_kv(k, k, cache, cache.clone(), torch.tensor([0, 1]), engine="portable")
-    starts = torch.tensor([0, 2]).int()
-    q = torch.zeros(2, 1, 72, dtype=torch.bfloat16)
+        slots = torch.tensor([0, 1], device=DEVICE)
+        write_kv(k, k, cache, cache.clone(), slots, engine="portable")
+    starts = torch.tensor([0, 2], device=DEVICE).int()
+    q = torch.zeros(2, 1, 72, dtype=torch.bfloat16, device=DEVICE)
     with pytest.raises(ValueError, match="head dim must be 64, 80, 96, 112, 128, 192 or 256"):
         attention_varlen(q, q, q, starts, starts, engine="portable")
 

@@ -30,8 +30,8 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 
 # Triton 3.9 names for what 3.6 has under longer ones.
-_copy_in = getattr(tma, "async_load", None) or tma.async_copy_global_to_shared
-_barrier = getattr(gl, "barrier", None) or gl.thread_barrier
+copy_in = getattr(tma, "async_load", None) or tma.async_copy_global_to_shared
+barrier = getattr(gl, "barrier", None) or gl.thread_barrier
 _copy_out = getattr(tma, "async_store", None) or tma.async_copy_shared_to_global
 
 #: Query rows of one warpgroup; the height of a warpgroup's matrix product.
@@ -126,7 +126,7 @@ def _load(
         for group in gl.static_range(GROUPS):
             mbarrier.wait(q_empty.index(group), (done & 1) ^ 1)
             mbarrier.expect(q_full.index(group), q_desc.block_type.nbytes)
-            _copy_in(
+            copy_in(
                 q_desc, [batch, head, row + group * 64, 0], q_full.index(group), q_smem.index(group)
             )
         for i in range(count):
@@ -135,7 +135,7 @@ def _load(
             free = ((step // STAGES) & 1) ^ 1
             mbarrier.wait(k_empty.index(stage), free)
             mbarrier.expect(k_full.index(stage), k_desc.block_type.nbytes)
-            _copy_in(
+            copy_in(
                 k_desc,
                 [batch, kv_head, block * BLOCK_N, 0],
                 k_full.index(stage),
@@ -143,7 +143,7 @@ def _load(
             )
             mbarrier.wait(v_empty.index(stage), free)
             mbarrier.expect(v_full.index(stage), v_desc.block_type.nbytes)
-            _copy_in(
+            copy_in(
                 v_desc,
                 [batch, kv_head, block * BLOCK_N, 0],
                 v_full.index(stage),
@@ -170,7 +170,7 @@ def _tile(tile_smem, tile_full, tile_empty, done):
 
 
 @gluon.jit
-def _signed(scores, SIGN: gl.constexpr):
+def signed(scores, SIGN: gl.constexpr):
     """Scores as if the queries carried the sign of the scale."""
     if SIGN < 0:
         scores = -scores
@@ -205,7 +205,7 @@ def _larger(a, b):
 
 
 @gluon.jit
-def _softmax(
+def softmax(
     scores, top, c, threshold, bits, i, block, rows, q_len, must_do,
     VOTE: gl.constexpr, SOFT_SKIP: gl.constexpr, HAS_DO: gl.constexpr,
 ):  # fmt: skip
@@ -474,9 +474,9 @@ def _compute(
             mbarrier.arrive(turns.index(following))
         scores = warpgroup_mma_wait(0, deps=[scores])
         mbarrier.arrive(k_empty.index(stage))
-        scores = _signed(scores, SIGN)
+        scores = signed(scores, SIGN)
         scores = _masked(scores, block, mask_from, row, keys, diagonal, CAUSAL, BLOCK_N)
-        p, fade, top, bits = _softmax(
+        p, fade, top, bits = softmax(
             scores, top, c, threshold, bits, 0, block, rows, q_len, must_do, VOTE, SOFT_SKIP, HAS_DO
         )
         total = gl.sum(p, axis=1)
@@ -511,9 +511,9 @@ def _compute(
                     shares = _share(shares, here, total, i - 1, rows, q_len)
                 scores = warpgroup_mma_wait(1, deps=[scores])
                 mbarrier.arrive(k_empty.index(stage))
-                scores = _signed(scores, SIGN)
+                scores = signed(scores, SIGN)
                 scores = _masked(scores, block, mask_from, row, keys, diagonal, CAUSAL, BLOCK_N)
-                p, fade, top, bits = _softmax(
+                p, fade, top, bits = softmax(
                     scores, top, c, threshold, bits, i, block, rows, q_len, must_do,
                     VOTE, SOFT_SKIP, HAS_DO,
                 )  # fmt: skip
@@ -537,7 +537,7 @@ def _compute(
                     )
                     bits = gl.full([64], 0, gl.int32, per_row)
         if LITE:
-            _barrier()  # what all warps wrote is told by one thread
+            barrier()  # what all warps wrote is told by one thread
             mbarrier.arrive(walked.index(done & 1))
         mbarrier.arrive(q_empty.index(GROUP))
         mbarrier.wait(v_full.index(stage), (step // STAGES) & 1)

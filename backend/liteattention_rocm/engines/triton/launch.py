@@ -129,7 +129,7 @@ class Launch:
     """One launch of a kernel with all that stays from call to call: grid, sizes, compiled code.
 
     Its kernel takes tensors as boxes of the copy engine (``boxes``: all of their descriptors but
-    the address, see :func:`_box`), then pointers, then numbers, then constants.
+    the address, see :func:`box`), then pointers, then numbers, then constants.
 
     Key: the arguments of the constructor, made on the device that it will run on. Owner: a bound
     request. It keeps tensor maps by address, ``_MOST_MAPS`` sets at most; a map holds an address,
@@ -183,8 +183,7 @@ class Launch:
                 *self._descriptors(boxed), *addresses, *self._rest,
             )  # fmt: skip
         elif boxed:
-            q, k, v, out = boxed
-            where = stream, q.data_ptr(), k.data_ptr(), v.data_ptr(), out.data_ptr()
+            where = (stream, *[tensor.data_ptr() for tensor in boxed])
             begin = self._begins.get(where) or self._describe(where, boxed)
             self._entry(*begin, *addresses, *self._rest)
         else:
@@ -436,7 +435,7 @@ def _attend(
             (("num_warps", 4),),
             (request.dtype, aligned),
             tuple(
-                _box(x.shape, x.stride(), x.dtype, request.layout, high)
+                box(x.shape, x.stride(), x.dtype, request.layout, high, request.head_dim)
                 for x, high in zip(boxed, (rows, keys, keys, rows), strict=True)
             ),
         )  # fmt: skip
@@ -476,10 +475,18 @@ def _addressable(shape: torch.Size, steps: tuple[int, ...], size: int) -> bool:
 
 
 @functools.lru_cache(maxsize=256)
-def _box(
-    shape: torch.Size, steps: tuple[int, ...], dtype: torch.dtype, layout: str, rows: int
+def box(
+    shape: torch.Size,
+    steps: tuple[int, ...],
+    dtype: torch.dtype,
+    layout: str,
+    rows: int,
+    columns: int,
 ) -> dict[str, Any]:
-    """Everything of a descriptor but its address: checking it takes 5 us."""
+    """Everything of a descriptor but its address, which takes 5 us to check.
+
+    Of a tensor of ``layout``, in boxes of ``rows`` x ``columns`` of one head.
+    """
     batch, length, heads, dim = shape
     step_b, step_s, step_h, _ = steps
     if layout == "bhsd":
@@ -488,7 +495,7 @@ def _box(
     sizes = (batch, heads, length)
     fit = [s if n > 1 else 16 for n, s in zip(sizes, (step_b, step_h, step_s), strict=True)]
     base = torch.empty(8, dtype=dtype)
-    made = TensorDescriptor(base, [*sizes, dim], [*fit, 1], [1, 1, rows, dim], _LAYOUT)
+    made = TensorDescriptor(base, [*sizes, dim], [*fit, 1], [1, 1, rows, columns], _LAYOUT)
     return {**made.__dict__, "base": None}
 
 

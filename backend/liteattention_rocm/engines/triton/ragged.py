@@ -19,11 +19,12 @@ from __future__ import annotations
 
 import triton
 import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from .kernels import product, rounded
 
 #: Do not specialise on sizes.
-_SIZES = ["requests", "q_heads", "group", "window", "rows", "splits"]
+_SIZES = ["requests", "q_heads", "group", "window", "rows", "splits", "part_blocks"]
 _MERGE_SIZES = ["requests", "q_heads", "rows"]
 
 
@@ -124,11 +125,12 @@ def attention(
     q, k, v, out, lse, sinks, part_out, part_lse, part_count, q_start, kv_len, page_table,
     stride_qt, stride_qh, stride_kp, stride_kt, stride_kh, stride_vp, stride_vt, stride_vh,
     stride_ot, stride_oh, stride_table,
-    requests, q_heads, group, window, rows, splits, scale_log2, soft_cap, v_scale,
+    requests, q_heads, group, window, rows, splits, part_blocks, scale_log2, soft_cap, v_scale,
     TILE_ROWS: tl.constexpr, GROUP: tl.constexpr, BLOCK_N: tl.constexpr, HEAD_DIM: tl.constexpr,
-    WIDTH: tl.constexpr, PART_BLOCKS: tl.constexpr, ONE_TILE: tl.constexpr, PAGE: tl.constexpr,
+    WIDTH: tl.constexpr, SPLIT: tl.constexpr, ONE_TILE: tl.constexpr, PAGE: tl.constexpr,
     CAUSAL: tl.constexpr, WINDOW: tl.constexpr, CAP: tl.constexpr, HAS_SINKS: tl.constexpr,
-    HAS_LSE: tl.constexpr, ROUNDING: tl.constexpr, WIDEN: tl.constexpr,
+    HAS_LSE: tl.constexpr, ROUNDING: tl.constexpr, WIDEN: tl.constexpr, CHAINED: tl.constexpr,
+    BELOW: tl.constexpr,
 ):  # fmt: skip
     """Program (tile, key head, part): ``TILE_ROWS`` rows x ``GROUP`` heads of one request.
 
@@ -137,12 +139,16 @@ def attention(
     page, 0 for packed keys; ``kv_len`` then holds kv_start [requests + 1]. ``v_scale`` is what an
     fp8 cache's values are multiplied by.
 
-    ``PART_BLOCKS`` = 0: ``splits`` is 1, ``out`` and ``lse`` are final. Otherwise a tile's keys are
-    cut into as many parts as have ``PART_BLOCKS`` blocks of keys each, ``splits`` at most; programs
-    of further parts exit. int32 ``part_count`` [rows] says how many there are. One part is final;
-    several go to :func:`merge`: ``part_out`` fp32 [splits, rows, q_heads, HEAD_DIM] and
-    ``part_lse`` fp32 (log2 units) [splits, rows, q_heads].
+    Without ``SPLIT``, ``splits`` is 1, and ``out`` and ``lse`` are final. Otherwise a tile's keys
+    are cut into as many parts as have ``part_blocks`` blocks of keys each, ``splits`` at most;
+    programs of further parts exit. int32 ``part_count`` [rows] says how many there are. One part is
+    final; several go to :func:`merge`: ``part_out`` fp32 [splits, rows, q_heads, HEAD_DIM] and
+    ``part_lse`` fp32 (log2 units) [splits, rows, q_heads]. ``CHAINED``: the merge may be launched
+    as soon as every program here has begun (programmatic dependent launch); it waits for the end.
+    ``BELOW`` > 0: requests of as many rows or more are left to another kernel.
     """
+    if CHAINED:
+        gdc_launch_dependents()
     BLOCK_M: tl.constexpr = TILE_ROWS * GROUP
     tile = tl.program_id(0)
     kv_head = tl.program_id(1)
@@ -157,6 +163,9 @@ def attention(
     q_len = tl.load(q_start + request + 1) - row_start
     if (first_row < 0) | (first_row >= q_len):
         return
+    if BELOW > 0:
+        if q_len >= BELOW:
+            return
     if PAGE > 0:
         length = tl.load(kv_len + request)
         table = page_table + request.to(tl.int64) * stride_table
@@ -195,8 +204,8 @@ def attention(
     blocks = tl.cdiv(tl.maximum(high - low, 0), BLOCK_N)
     share = blocks
     parts = 1
-    if PART_BLOCKS > 0:
-        most = tl.maximum(tl.minimum(tl.cdiv(blocks, PART_BLOCKS), splits), 1)
+    if SPLIT:
+        most = tl.maximum(tl.minimum(tl.cdiv(blocks, part_blocks), splits), 1)
         share = tl.cdiv(blocks, most)
         parts = tl.cdiv(blocks, tl.maximum(share, 1))
         if part >= tl.maximum(parts, 1):
@@ -230,7 +239,7 @@ def attention(
     result, top, total = state
     if k.dtype.element_ty.primitive_bitwidth == 8:
         result = result * v_scale
-    if PART_BLOCKS > 0:
+    if SPLIT:
         if (part == 0) & (kv_head == 0):
             tl.store(part_count + token, parts, mask=here & (member % GROUP == 0))
     if parts <= 1:
@@ -290,12 +299,15 @@ def _finish(
 def merge(
     part_out, part_lse, part_count, out, lse, sinks, q_start, stride_ot, stride_oh, requests,
     q_heads, rows, PARTS: tl.constexpr, HEAD_DIM: tl.constexpr, WIDTH: tl.constexpr,
-    HAS_SINKS: tl.constexpr, HAS_LSE: tl.constexpr, ROUNDING: tl.constexpr,
+    HAS_SINKS: tl.constexpr, HAS_LSE: tl.constexpr, ROUNDING: tl.constexpr, CHAINED: tl.constexpr,
 ):  # fmt: skip
     """Merge the parts of :func:`attention`, ``PARTS`` at most. Program (row, head).
 
-    All parts are read at once: one after the other, each would wait for memory.
+    All parts are read at once: one after the other, each would wait for memory. ``CHAINED``: this
+    was launched before its predecessor in the stream has ended, and waits for that.
     """
+    if CHAINED:
+        gdc_wait()
     row = tl.program_id(0)
     if (row < tl.load(q_start)) | (row >= tl.load(q_start + requests)):
         return  # padding

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple
 
 import torch
@@ -15,24 +16,42 @@ from ...contract import (
     page_strides,
     slot_beyond,
 )
+from ..environment import architecture
 from ..workspace import raw_stream
-from . import kernels, ragged
-from .launch import BoundCall, Kernel, Launch, alignments, kind, multiprocessors, on
+from . import hopper, hopper_ragged, kernels, ragged, tiles
+from .launch import (
+    BoundCall,
+    Kernel,
+    Launch,
+    alignments,
+    box,
+    hopper_reasons,
+    kind,
+    multiprocessors,
+    on,
+)
 
 _ATTENTION = Kernel(ragged.attention)
+_PROMPTS = Kernel(hopper_ragged.attention)
 _MERGE = Kernel(ragged.merge)
 _WRITE = Kernel(ragged.write_kv)
 
+#: Rows from which on a request is a prompt, which on Hopper has a kernel of its own.
+SHORTEST_PROMPT = 64
+#: Fewest tokens that a copy must bring: 8 rows of 128 bytes are what the swizzle repeats after.
+_LEAST_PIECE = 8
 #: Smallest and largest height of a matrix product's tile.
 _MIN_M, _MAX_M = 16, 128
 #: Columns from which on a tile takes fewer keys at a time, so that two stages of them fit.
 _WIDE = 256
 #: Bits of mantissa of the fp8 types of a cache, OCP's.
 FP8_MANTISSA = {torch.float8_e4m3fn: 3, torch.float8_e5m2: 2}
-#: Programs that a multiprocessor should get before a request's keys are cut into more parts.
-_PROGRAMS_PER_UNIT = 6
-#: Fewest K blocks of a part, and most parts.
-_PART_BLOCKS, _MAX_SPLITS = 4, 64
+#: Programs of the decoding tile that a multiprocessor of an H200 holds at once, by columns.
+_RESIDENT = {64: 7, 128: 4, 256: 2}
+#: Most parts of a request; up to how many a part is long, so that two warps read it fastest.
+_MAX_SPLITS, _FEW_SPLITS = 128, 8
+#: Of higher tiles: programs per multiprocessor before keys are cut, fewest K blocks of a part.
+_PROGRAMS_PER_UNIT, _PART_BLOCKS = 6, 4
 #: Numbers of partial results that a warp of the merge holds.
 _MERGED_BY_WARP = 1024
 
@@ -50,29 +69,44 @@ class Cut(NamedTuple):
     stages: int
     one_tile: bool
     splits: int
+    part_blocks: int
 
 
-def cut(request: RaggedRequest) -> Cut:
-    """Choose tile and splits from the bounds alone; nothing waits for the device."""
+def cut(request: RaggedRequest, below: int = 0) -> Cut:
+    """Choose tile and splits from the bounds alone; nothing waits for the device.
+
+    ``below`` > 0: requests of as many rows or more are another kernel's, and nothing is split.
+    """
     heads = request.q_heads // request.kv_heads
     group = 1 << (heads - 1).bit_length()
-    packed = max(request.max_q_len, 1) * group
+    most_rows = min(request.max_q_len, below - 1) if below else request.max_q_len
+    packed = max(most_rows, 1) * group
     block_m = max(_MIN_M, min(_MAX_M, 1 << (packed - 1).bit_length()), group)
     tile_rows = block_m // group
-    one_tile = request.max_q_len <= tile_rows
-    wide = width(request.head_dim) >= _WIDE
-    block_n = 32 if wide else 64
-    tiles = request.requests if one_tile else request.rows // tile_rows + request.requests
-    programs = max(1, tiles * request.kv_heads)
-    wanted = _PROGRAMS_PER_UNIT * _units(request.device)
+    one_tile = most_rows <= tile_rows
+    columns = width(request.head_dim)
     longest = request.max_kv_len
     if request.window:
         longest = min(longest, request.window + request.max_q_len)
-    splits = min(wanted // programs, -(-longest // (_PART_BLOCKS * block_n)), _MAX_SPLITS)
-    splits = max(1, splits)
-    # On an H200, 64 requests of 32k keys decode at 4.34 TB/s with two warps, 8 at 3.7 with four.
-    warps = 8 if block_m > 64 else 2 if block_m == _MIN_M and splits == 1 else 4
-    return Cut(tile_rows, group, block_n, warps, 2 if wide else 3, one_tile, splits)
+    tiles = request.requests if one_tile else request.rows // tile_rows + request.requests
+    programs, units = max(1, tiles * request.kv_heads), _units(request.device)
+    if block_m == _MIN_M:
+        # Decoding: exactly as many programs as run at once. On an H200, 8 requests of 4k keys take
+        # 42 us with 512 programs and 51 with 768, of which the last third would run alone.
+        block_n, part_blocks = 64, 1
+        wanted = _RESIDENT[max(columns, min(_RESIDENT))] * units
+    else:
+        block_n, part_blocks = 32 if columns >= _WIDE else 64, _PART_BLOCKS
+        wanted = _PROGRAMS_PER_UNIT * units
+    splits = min(wanted // programs, -(-longest // (part_blocks * block_n)), _MAX_SPLITS)
+    splits = 1 if below else max(1, splits)
+    if block_m > _MIN_M:
+        warps, stages = 8 if block_m > 64 else 4, 2 if columns >= _WIDE else 3
+    elif splits <= _FEW_SPLITS and columns < _WIDE:
+        warps, stages = 2, 3
+    else:
+        warps, stages = 4, 2
+    return Cut(tile_rows, group, block_n, warps, stages, one_tile, splits, part_blocks)
 
 
 def width(head_dim: int) -> int:
@@ -80,15 +114,73 @@ def width(head_dim: int) -> int:
     return 1 << (head_dim - 1).bit_length()
 
 
+def prompts(request: RaggedRequest, like: RaggedTensors) -> Launch | None:
+    """The launch of :func:`.hopper_ragged.attention` for the long requests of a step on Hopper.
+
+    None if there are none or the copy engine cannot gather their keys: fp8 caches, which are
+    widened, pages of which less than 8 tokens lie together, and rows that are not aligned.
+    """
+    if (
+        request.max_q_len < SHORTEST_PROMPT
+        or request.kv_dtype != request.dtype
+        or architecture(request.device) != "sm_90"
+    ):
+        return None
+    columns = max(width(request.head_dim), hopper_ragged.COLUMNS)
+    tile = tiles.PROMPTS[columns]
+    piece = math.gcd(request.page_size, tile.block_n)  # of no page, a whole block
+    views = _views(like, request.page_size > 0)
+    if piece < _LEAST_PIECE or not all(x.numel() for x in views) or hopper_reasons(*views):
+        return None
+    high = (hopper.WARPGROUP_ROWS, columns)
+    heights = (high, (piece, hopper_ragged.COLUMNS), (piece, hopper_ragged.COLUMNS))
+    numbers = request.rows // tile.block_m + request.requests
+    out_step = page_strides(like.out)[1:]
+    table = like.q_start if like.page_table is None else like.page_table
+    sign = (request.scale > 0) - (request.scale < 0)
+    steps = (*out_step, table.stride(0))
+    return Launch(
+        _PROMPTS,
+        (numbers * request.q_heads,),
+        (
+            *steps, request.requests, numbers, request.q_heads,
+            request.q_heads // request.kv_heads, request.window, request.rows,
+            request.scale * LOG2E, request.soft_cap,
+        ),
+        (
+            tile.groups, tile.block_n, request.head_dim, columns, piece, request.page_size,
+            tile.stages, request.causal, request.window > 0, request.soft_cap > 0, request.sinks,
+            request.return_lse, tile.turns, sign, kernels.ROUNDING[request.rounding],
+            SHORTEST_PROMPT, tile.registers, tile.loader_registers,
+        ),
+        (("num_warps", 4),),
+        (request.dtype, alignments(*like), tuple(map(kind, steps))),
+        tuple(
+            box(x.shape, x.stride(), x.dtype, "bshd", *high)
+            for x, high in zip(views, heights, strict=True)
+        ),
+    )  # fmt: skip
+
+
+def _views(t: RaggedTensors, paged: bool) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """q, k and v as [1 or pages, tokens, heads, D]."""
+    if paged:
+        return t.q[None], t.k, t.v
+    return t.q[None], t.k[None], t.v[None]
+
+
 class Attention(BoundCall):
-    """A ragged call; with splits, a launch writes partial results that a second one merges.
+    """A ragged call: prompts on Hopper and what is left, or all in one launch.
+
+    With splits, a launch writes partial results that a second one merges.
 
     The workspace holds the partial outputs, fp32 [splits, T, Hq, D], their log-sum-exps, and how
     many parts each row has, int32 [T].
     """
 
     def __init__(self, request: RaggedRequest, like: RaggedTensors) -> None:
-        step = cut(request)
+        long = prompts(request, like)
+        step = cut(request) if long is None else cut(request, below=SHORTEST_PROMPT)
         table = like.q_start if like.page_table is None else like.page_table
         q_step, out_step = page_strides(like.q)[1:], page_strides(like.out)[1:]
         steps = (
@@ -100,20 +192,21 @@ class Attention(BoundCall):
         rounding = kernels.ROUNDING[request.rounding]
         columns = width(request.head_dim)
         pointers = alignments(*like, like.out)
+        chained = _chains(request.device)
         attend = Launch(
             _ATTENTION,
             (tiles, request.kv_heads, step.splits),
             (
                 *steps, request.requests, request.q_heads, request.q_heads // request.kv_heads,
-                request.window, request.rows, step.splits,
+                request.window, request.rows, step.splits, step.part_blocks,
                 request.scale * request.k_scale * LOG2E, request.soft_cap, request.v_scale,
             ),
             (
                 step.tile_rows, step.group, step.block_n, request.head_dim, columns,
-                _PART_BLOCKS if step.splits > 1 else 0,
-                step.one_tile, request.page_size, request.causal, request.window > 0,
+                step.splits > 1, step.one_tile, request.page_size, request.causal, request.window > 0,
                 request.soft_cap > 0, request.sinks, request.return_lse, rounding,
-                request.device.type == "cpu",
+                request.device.type == "cpu", chained and step.splits > 1,
+                0 if long is None else SHORTEST_PROMPT,
             ),
             (("num_warps", step.warps), ("num_stages", step.stages)),
             (request.dtype, request.kv_dtype, pointers, tuple(map(kind, steps))),
@@ -133,14 +226,18 @@ class Attention(BoundCall):
                     (*out_step, request.requests, request.q_heads, request.rows),
                     (
                         parts, request.head_dim, columns,
-                        request.sinks, request.return_lse, rounding,
+                        request.sinks, request.return_lse, rounding, chained,
                     ),
-                    (("num_warps", min(max(parts * columns // _MERGED_BY_WARP, 1), 8)),),
+                    (
+                        ("num_warps", min(max(parts * columns // _MERGED_BY_WARP, 1), 8)),
+                        *((("launch_pdl", True),) if chained else ()),
+                    ),
                     (request.dtype, pointers, tuple(map(kind, out_step))),
                 )
             )  # fmt: skip
-        self._attend, self._merge = attend, launches[1:]
-        super().__init__(request.device, *launches)
+        self._attend, self._merge, self._long = attend, launches[1:], long
+        self._paged = request.page_size > 0
+        super().__init__(request.device, *launches, *([] if long is None else [long]))
 
     def __call__(self, t: RaggedTensors) -> None:
         """Write attention of every row into ``out`` and ``lse``."""
@@ -160,6 +257,10 @@ class Attention(BoundCall):
             part_lse = part_out + self._outputs
             part_count = part_lse + self._sums
         stream = raw_stream(self.index)
+        if self._long is not None:
+            self._long(
+                stream, _views(t, self._paged), (out, lse, sinks, q_start, t.keys.data_ptr(), table)
+            )
         self._attend(
             stream, (),
             (
@@ -183,6 +284,10 @@ class Attention(BoundCall):
             parts = (
                 part_out.view(torch.float32), part_lse.view(torch.float32), counts.view(torch.int32)
             )  # fmt: skip
+        if self._long is not None:
+            self._long.start(
+                _views(t, self._paged), (t.out, lse, sinks, t.q_start, t.keys, table)
+            )
         self._attend.start((), (*t[:4], lse, sinks, *parts, t.q_start, t.keys, table))
         for merge in self._merge:
             merge.start((), (*parts, t.out, lse, sinks, t.q_start))
@@ -228,6 +333,15 @@ class Write(BoundCall):
                     k_cache=t.k_cache.view(torch.uint8), v_cache=t.v_cache.view(torch.uint8)
                 )
             self._launch.start((), t)
+
+
+def _chains(device: torch.device) -> bool:
+    """Whether the GPU starts a kernel before its predecessor ends, if that one lets it."""
+    return (
+        device.type == "cuda"
+        and torch.version.hip is None
+        and torch.cuda.get_device_capability(device) >= (9, 0)
+    )
 
 
 def _units(device: torch.device) -> int:

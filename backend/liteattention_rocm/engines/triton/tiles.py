@@ -23,6 +23,12 @@ _HOPPER = {
     ),
 }
 _HOPPER_LITE = HopperTile(2, 128, 2, registers=232, loader_registers=40, turns=False)
+#: Prompts, packed or paged, by columns of the tile.
+PROMPTS = {
+    64: HopperTile(3, 128, 2, registers=160, loader_registers=32, persistent=False),
+    128: HopperTile(2, 128, 2, registers=232, loader_registers=40, turns=False, persistent=False),
+    256: HopperTile(2, 64, 2, registers=232, loader_registers=40, turns=False, persistent=False),
+}
 _PLAIN = {
     64: PlainTile(block_m=128, block_n=64, warps=4, stages=3),
     128: PlainTile(block_m=128, block_n=64, warps=8, stages=3),
