@@ -421,7 +421,7 @@ def serving(
         list[str] | None,
         typer.Option(help="decode|prefill,BATCH,CONTEXT; may be given several times."),
     ] = None,
-    rounds: Annotated[int, typer.Option(min=3, help="Counted rounds.")] = 5,
+    rounds: Annotated[int, typer.Option(min=1, help="Counted rounds.")] = 5,
     dtype: Annotated[str, typer.Option(help="bfloat16, float16 or float32.")] = "bfloat16",
     kv_cache_dtype: Annotated[
         str, typer.Option(help="With sizes: auto, fp8, fp8_e4m3 or fp8_e5m2.")

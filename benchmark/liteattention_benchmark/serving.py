@@ -20,6 +20,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from multiprocessing import Pipe
@@ -152,11 +153,13 @@ def run(
                     framework.__name__, Path(folder) / f"{backend}.log", options, threads
                 )
             )
+            # Not both at once: two of SGLang's may choose the same port.
+            engines[backend].wait()
         return [_measure(case, rounds, engines, report) for case in cases]
 
 
 def _measure(
-    case: Case, rounds: int, engines: dict[str, _Engine], report: Callable[[str], None]
+    case: Case, rounds: int, engines: dict[str, Engine], report: Callable[[str], None]
 ) -> Row:
     rates: dict[str, list[float]] = {name: [] for name in engines}
     for number in range(rounds + 1):
@@ -176,12 +179,26 @@ def _measure(
     )
 
 
-class _Engine:
+class Engine:
     """An engine in a process of its own."""
 
     def __init__(self, connection: Connection, log: Path) -> None:
         self._connection = connection
         self._log = log
+        self._begun = time.monotonic()
+
+    def wait(self) -> float:
+        """Return once it is ready, before the first question; seconds since it was started.
+
+        Raises:
+            RuntimeError: it did not start; with the end of what it printed.
+        """
+        try:
+            if not self._connection.poll(START_SECONDS) or self._connection.recv() != "ready":
+                raise _died(self._log)
+        except (EOFError, OSError) as error:
+            raise _died(self._log) from error
+        return time.monotonic() - self._begun
 
     def ask(self, *question: Any) -> Any:
         """Return the answer of the process, see :func:`answer`.
@@ -213,11 +230,10 @@ def _died(log: Path) -> RuntimeError:
 @contextlib.contextmanager
 def engine_process(
     module: str, log: Path, options: dict[str, Any], threads: int
-) -> Iterator[_Engine]:
+) -> Iterator[Engine]:
     """Run an engine in a process of its own, ``module`` called with its options, until left.
 
-    Raises:
-        RuntimeError: it did not start; with the end of what it printed into ``log``.
+    It prints into ``log``. :meth:`Engine.wait` for it before the first question.
     """
     near, far = Pipe()
     with near, log.open("wb") as output:
@@ -231,12 +247,7 @@ def engine_process(
                 start_new_session=True,
             )
         try:
-            try:
-                if not near.poll(START_SECONDS) or near.recv() != "ready":
-                    raise _died(log)
-            except EOFError:
-                raise _died(log) from None
-            yield _Engine(near, log)
+            yield Engine(near, log)
         finally:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)

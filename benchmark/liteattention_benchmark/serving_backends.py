@@ -9,7 +9,8 @@ All requests of a case arrive at once, with new prompts in every round, and noth
 before. From the times at which their tokens arrive follow
 
 - tokens per second: of the prompts until the last first token (prefill); of new tokens while every
-  request decodes (decode);
+  request decodes (decode). A decode case also gives the rate of its prompts, a few tokens that
+  decode beside them included;
 - time to first token: median over the requests;
 - time between tokens: median over the steps in which every request decodes.
 """
@@ -23,13 +24,13 @@ import statistics
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from .serving import Case, engine_process
+from .serving import Case, Engine, engine_process
 from .serving_sizes import SIZES, cache_bytes_per_token, parameters
 
 MODULE = f"{__package__}.serving_vllm"
@@ -61,11 +62,15 @@ _PROBE_SECONDS = 300
 
 
 class Timing(NamedTuple):
-    """One round of a case. Tokens per second, and seconds; no time between tokens of a prefill."""
+    """One round of a case. Tokens per second, and seconds; no time between tokens of a prefill.
+
+    ``prompts`` is the rate at which all prompts were read.
+    """
 
     rate: float
     first: float
     between: float | None
+    prompts: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,6 +106,7 @@ class Row:
             "tokens_per_s": self.rate,
             "tokens_per_s_min": min(rates),
             "tokens_per_s_max": max(rates),
+            "prompt_tokens_per_s": statistics.median(each.prompts for each in self.rounds),
             "first_token_s": self.first,
             "between_tokens_s": self.between,
             "rounds": [each._asdict() for each in self.rounds],
@@ -190,7 +196,7 @@ class Plan:
         return 4 if self.dtype == "float32" else 2
 
     def options(self, model: Path, backend: str, memory: int) -> dict[str, Any]:
-        """Return the options of vLLM's engine; ``memory`` is the device's, 0 for a CPU."""
+        """Return the options of vLLM's engine; ``memory`` is all of the device's, 0 for a CPU."""
         longest = max(case.context for case in self.cases) + self.tokens
         most = max(case.batch for case in self.cases)
         rows = max(case.batch * case.context for case in self.cases)
@@ -213,6 +219,9 @@ class Plan:
             # vLLM checks this share against what is free, though the cache's size is given.
             share = min(_USABLE, self.engine_bytes / memory)
             chosen["gpu_memory_utilization"] = round(share, 3)
+            # Graphs of the batches that are measured: capturing dozens takes much of the start.
+            sizes = sorted({case.batch for case in self.cases})
+            chosen["compilation_config"] = {"cudagraph_capture_sizes": sizes}
         else:
             chosen["enforce_eager"] = True
         return chosen
@@ -220,10 +229,14 @@ class Plan:
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """What :func:`look` found: "cuda", "rocm" or "cpu", bytes of memory free, and versions."""
+    """What :func:`look` found: "cuda", "rocm" or "cpu", and versions.
+
+    ``memory`` bytes of the device's ``whole`` are free.
+    """
 
     platform: str
     memory: int
+    whole: int
     facts: dict[str, str]
 
 
@@ -266,7 +279,7 @@ def look(plan: Plan) -> tuple[Machine | None, list[str]]:
         last = " ".join(done.stderr.strip().splitlines()[-1:])
         return None, [f"vLLM cannot be imported: {last} (exit status {done.returncode})"]
     reasons = list(answer["reasons"])
-    machine = Machine(answer["platform"], answer["memory"], answer["facts"])
+    machine = Machine(answer["platform"], answer["memory"], answer["whole"], answer["facts"])
     if machine.memory and plan.engine_bytes > _USABLE * machine.memory:
         reasons.append(
             f"{plan.sizes} takes about {plan.engine_bytes / 1e9:.0f} GB of the device's memory, of "
@@ -282,17 +295,19 @@ def run(
     plan: Plan,
     machine: Machine,
     report: Callable[[str], None],
-    keep: Callable[[Sequence[Row]], None] = lambda rows: None,
+    keep: Callable[[Sequence[Row], dict[str, float]], None] = lambda rows, starts: None,
 ) -> list[Row]:
     """Measure every case ``plan.rounds`` times with every backend, after one round uncounted.
 
-    ``keep`` gets all rows so far whenever some were added.
+    Engines that take turns start together. ``keep`` gets all rows so far whenever some were added,
+    and the seconds that each engine took until it was ready.
 
     Raises:
         RuntimeError: an engine did not start, died, or runs another backend than it was asked to;
             with the end of what it printed.
     """
     rows: list[Row] = []
+    starts: dict[str, float] = {}
     groups = [plan.backends]
     if not in_turns(plan, machine):
         groups = [(backend,) for backend in plan.backends]
@@ -303,14 +318,18 @@ def run(
         for group in groups:
             with contextlib.ExitStack() as stack:
                 engines = {}
+                report(f"starting {', '.join(group)}")
                 for backend in group:
-                    report(f"starting {backend}")
+                    options = plan.options(model, backend, machine.whole)
+                    log = Path(folder) / f"{backend}.log"
                     engines[backend] = stack.enter_context(
-                        _engine(plan, machine, backend, Path(folder))
+                        engine_process(MODULE, log, options, plan.threads)
                     )
+                for backend in group:
+                    starts[backend] = round(engines[backend].wait(), 1)
                 for case in plan.cases:
                     rows += _measure(plan, case, engines, report)
-                    keep(rows)
+                    keep(rows, starts)
     order = {case: number for number, case in enumerate(plan.cases)}
     return sorted(rows, key=lambda row: order[row.case])
 
@@ -319,16 +338,6 @@ def in_turns(plan: Plan, machine: Machine) -> bool:
     """Whether the device holds all engines at once."""
     needed = len(plan.backends) * plan.engine_bytes
     return not machine.memory or needed <= _USABLE * machine.memory
-
-
-@contextlib.contextmanager
-def _engine(
-    plan: Plan, machine: Machine, backend: str, folder: Path
-) -> Iterator[Callable[[Case, int], Timing]]:
-    options = plan.options(folder / "model", backend, machine.memory)
-    log = folder / f"{backend}.log"
-    with engine_process(MODULE, log, options, plan.threads) as engine:
-        yield lambda case, number: timing(case, engine.ask("arrivals", *_asked(plan, case, number)))
 
 
 def _asked(plan: Plan, case: Case, number: int) -> tuple[list[list[int]], int]:
@@ -345,8 +354,9 @@ def timing(case: Case, arrivals: Sequence[Sequence[float]]) -> Timing:
     """
     firsts = [each[0] for each in arrivals]
     first = statistics.median(firsts)
+    prompts = case.batch * case.context / max(firsts)
     if case.kind == "prefill":
-        return Timing(case.batch * case.context / max(firsts), first, None)
+        return Timing(prompts, first, None, prompts)
     begin, end = max(firsts), min(each[-1] for each in arrivals)
     made = sum(begin < time <= end for each in arrivals for time in each)
     steps = sorted({time for each in arrivals for time in each if begin <= time <= end})
@@ -356,14 +366,11 @@ def timing(case: Case, arrivals: Sequence[Sequence[float]]) -> Timing:
             "tokens (--tokens)"
         )
     gaps = [after - before for before, after in pairwise(steps)]
-    return Timing(made / (end - begin), first, statistics.median(gaps))
+    return Timing(made / (end - begin), first, statistics.median(gaps), prompts)
 
 
 def _measure(
-    plan: Plan,
-    case: Case,
-    engines: dict[str, Callable[[Case, int], Timing]],
-    report: Callable[[str], None],
+    plan: Plan, case: Case, engines: dict[str, Engine], report: Callable[[str], None]
 ) -> list[Row]:
     found: dict[str, list[Timing]] = {name: [] for name in engines}
     for number in range(plan.rounds + 1):
@@ -372,7 +379,7 @@ def _measure(
         names = list(engines)
         shift = number % len(names)
         for name in names[shift:] + names[:shift]:
-            taken = engines[name](case, number)
+            taken = timing(case, engines[name].ask("arrivals", *_asked(plan, case, number)))
             if number:
                 found[name].append(taken)
     return [Row(case, name, tuple(taken)) for name, taken in found.items()]

@@ -57,15 +57,15 @@ def compare(
         **asdict(plan),
     }
 
-    def save(rows: Sequence[Row], complete: bool = False) -> None:
-        result.update(complete=complete, rows=[row.as_dict() for row in rows])
-        result["ratios"] = [each.as_dict() for each in benchmark.ratios(rows)] if complete else []
+    def save(rows: Sequence[Row], starts: dict[str, float], complete: bool = False) -> None:
+        result.update(complete=complete, start_s=starts, rows=[row.as_dict() for row in rows])
+        result["ratios"] = [each.as_dict() for each in benchmark.ratios(rows)]
         if out is not None:
             files.write_text(out, json.dumps(result, indent=2) + "\n")
 
     with activity(console, "starting") as say:
         rows = benchmark.run(plan, machine, say, save)
-    save(rows, complete=True)
+    save(rows, result["start_s"], complete=True)
     if as_json:
         typer.echo(json.dumps(result, indent=2))
         return

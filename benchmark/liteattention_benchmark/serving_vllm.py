@@ -132,7 +132,7 @@ def look(question: dict[str, Any]) -> dict[str, Any]:
 
     reasons: list[str] = []
     facts: dict[str, str] = {}
-    memory = 0
+    memory = whole = 0
     if question["device"] == "cuda":
         if torch.cuda.is_available():
             memory, whole = torch.cuda.mem_get_info()
@@ -157,7 +157,13 @@ def look(question: dict[str, Any]) -> dict[str, Any]:
         load_general_plugins()
         for backend in question["backends"]:
             reasons += [f"{backend}: {reason}" for reason in _against(backend, question)]
-    return {"platform": platform, "memory": memory, "facts": facts, "reasons": reasons}
+    return {
+        "platform": platform,
+        "memory": memory,
+        "whole": whole,
+        "facts": facts,
+        "reasons": reasons,
+    }
 
 
 def _against(backend: str, question: dict[str, Any]) -> list[str]:

@@ -28,7 +28,10 @@ class Fake:
         patch.setenv("FAKE_LOG", str(self._log))
 
     def run(self, *options: str, memory: float = 141e9, reasons: tuple[str, ...] = ()) -> Any:
-        machine = {"platform": "cuda", "memory": int(memory), "facts": {"device": "Fake H200"}}
+        machine = {
+            "platform": "cuda", "memory": int(memory), "whole": int(memory + 1e9),
+            "facts": {"device": "Fake H200"},
+        }  # fmt: skip
         self._patch.setenv("FAKE_MACHINE", json.dumps(machine | {"reasons": reasons}))
         self._log.write_text("")
         chosen = ["serving", "--framework", "vllm", "--device", "cuda", "--rounds", "3", *options]
@@ -60,12 +63,17 @@ def test_backends_take_turns_and_ours_is_held_against_the_better_peer(
     assert ours["tokens_per_s"] == pytest.approx(3 / 0.002)
     assert ours["first_token_s"] == pytest.approx(0.04)
     assert ours["between_tokens_s"] == pytest.approx(0.002)
+    assert ours["prompt_tokens_per_s"] == pytest.approx(3 * 40 / 0.06)
     assert rows["prefill", "TRITON_ATTN"]["tokens_per_s"] == pytest.approx(2 * 96 / 0.08)
     assert rows["prefill", "CUSTOM"]["between_tokens_s"] is None
     for ratio in found["ratios"]:
         assert ratio["peer"] == "FLASH_ATTN"
         assert ratio["tokens_per_s_min"] == pytest.approx(1.5)
         assert ratio["first_token"] == pytest.approx(1.5)
+    # All engines were started before the first was asked.
+    assert all("started" in each for each in fake.log[:3]) and set(found["start_s"]) == {
+        "CUSTOM", "FLASH_ATTN", "TRITON_ATTN",
+    }  # fmt: skip
     # One round is not counted, every round brings other prompts, and each backend goes first.
     asked = [each for each in fake.log if each.get("kind")]
     assert len(asked) == 2 * 4 * 3
@@ -86,7 +94,9 @@ def test_an_engine_gets_the_published_sizes_and_what_memory_it_needs(fake: Fake)
     assert options["max_model_len"] == 8192 + 128 and options["max_num_seqs"] == 16
     assert options["load_format"] == "dummy" and not options["enable_prefix_caching"]
     needed = 2 * 8.03e9 + options["kv_cache_memory_bytes"] + 6 * 2**30
-    assert options["gpu_memory_utilization"] == pytest.approx(needed / 141e9, abs=2e-3)
+    # vLLM takes it as a share of the whole memory, not of what is free.
+    assert options["gpu_memory_utilization"] == pytest.approx(needed / 142e9, abs=5e-4)
+    assert options["compilation_config"] == {"cudagraph_capture_sizes": [16]}
 
 
 def test_sizes_count_the_published_numbers_of_weights() -> None:
