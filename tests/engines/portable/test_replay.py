@@ -19,8 +19,8 @@ pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
 
 HEADS, KV_HEADS, DIM, PAGE = 4, 2, 64, 16
 MODEL_LENGTH = 2048
-#: Keys of the smallest part.
-PART = 64 * ragged_launch._PART_BLOCKS
+#: Keys of the smallest part of a decoding step.
+PART = 64
 Lengths = list[tuple[int, int]]
 
 
@@ -139,19 +139,22 @@ def test_replayed_launches_read_their_own_step(
 def test_the_device_chooses_as_many_parts_as_there_are_keys_for(
     launches: list[tuple[Any, ...]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ragged_launch, "_units", lambda device: 16)
+    units = 16
+    monkeypatch.setattr(ragged_launch, "_units", lambda device: units)
     step = Step(3, 3)
     step.fill([(1, 1)] * 3)
     step.attend(1)
     (_, grid, *_), _ = graph = list(launches)
-    most = MODEL_LENGTH // PART
+    most = 7 * units // (3 * KV_HEADS)  # seven programs of head dim 64 run at once on a unit
     assert grid == (3, KV_HEADS, most)
     for keys in (1, PART, PART + 1, 2 * PART, 5 * PART - 3, MODEL_LENGTH):
         step.fill([(1, keys), (1, 1)])
         counts(graph).fill_(-1)
         for kernel, *given in graph:
             kernel(*given)
-        assert counts(graph).tolist() == [min(-(-keys // PART), most), 1, -1]
+        blocks = -(-keys // PART)
+        parts = -(-blocks // -(-blocks // most))
+        assert counts(graph).tolist() == [parts, 1, -1]
 
 
 def test_a_plan_serves_every_batch_of_its_bounds(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,452 @@
+"""Prompts of different lengths on Hopper GPUs (sm_90), packed or in a paged cache, in Gluon.
+
+One workgroup computes 128 or 192 query rows of one request and head: a warp that loads, and
+warpgroups of 64 rows each, as in :mod:`.hopper`, whose schedule this kernel has. The bulk copy
+engine gathers a K block from the cache in *pieces*: as many tokens as lie together in a page, 64
+columns each, which is how the matrix units want them in shared memory. So a page table costs a few
+more copies per block, and the loop that computes knows nothing of pages.
+
+K blocks are walked from the last to the first: what needs a mask, the end and the diagonal, comes
+first. Head dims that are no multiple of 64 are widened with zeros, which the copy engine fills in
+beyond a tensor's edge. Requests of less than ``SHORTEST`` rows are left to
+:func:`.ragged.attention`, where query heads that share a key head share a tile.
+
+Methods: as in :mod:`.hopper` and :mod:`.ragged`.
+"""
+
+from __future__ import annotations
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import (
+    fence_async_shared,
+    mbarrier,
+    warpgroup_mma,
+    warpgroup_mma_wait,
+)
+
+from .hopper import barrier, copy_in, rounded, signed, softmax
+
+#: Columns of a piece: 128 bytes, the span of the swizzle in shared memory.
+COLUMNS = 64
+_COLUMNS = gl.constexpr(COLUMNS)
+#: Do not specialise on sizes.
+_SIZES = ["requests", "tiles", "q_heads", "group", "window", "rows"]
+
+
+# Triton 3.9 calls it "reinterpret", 3.6 has an underscore before it.
+_PUBLIC = gl.constexpr(hasattr(gl.shared_memory_descriptor, "reinterpret"))
+
+
+@gluon.jit
+def _place(
+    q_start, lengths, requests, tiles, group, window,
+    GROUPS: gl.constexpr, BLOCK_N: gl.constexpr, PAGE: gl.constexpr, CAUSAL: gl.constexpr,
+    WINDOW: gl.constexpr, SHORTEST: gl.constexpr,
+):  # fmt: skip
+    """Find this program's rows and keys.
+
+    Returns the request; key and query head; 1 or 0 for whether there is work; first row in q and in
+    the request; rows and keys of the request and the first key's place; the lowest key that a row
+    of the tile sees; first K block and number of them; the blocks from and below which is masked.
+    """
+    ROWS: gl.constexpr = GROUPS * 64
+    # Key heads apart, so that the keys of one stay in the L2 cache; heads of a group side by side.
+    member = gl.program_id(0) % group
+    tile = gl.program_id(0) // group % tiles
+    kv_head = gl.program_id(0) // group // tiles
+    request = 0
+    high = requests
+    while high - request > 1:
+        middle = (request + high) // 2
+        begins = gl.load(q_start + middle) // ROWS + middle
+        request = gl.where(begins <= tile, middle, request)
+        high = gl.where(begins <= tile, high, middle)
+    row_start = gl.load(q_start + request)
+    q_len = gl.load(q_start + request + 1) - row_start
+    q_blocks = (q_len + ROWS - 1) // ROWS
+    turn = tile - row_start // ROWS - request
+    work = gl.where((turn >= 0) & (turn < q_blocks) & (q_len >= SHORTEST), 1, 0)
+    # The last q blocks see the most keys and go first.
+    first_row = gl.maximum(q_blocks - 1 - turn, 0) * ROWS
+    key_start = 0
+    length = gl.load(lengths + request)
+    if PAGE == 0:
+        key_start = length
+        length = gl.load(lengths + request + 1) - key_start
+    first = length - q_len + first_row
+    last = length - q_len + gl.minimum(first_row + ROWS, q_len) - 1
+    end = length
+    mask_from = length // BLOCK_N
+    if CAUSAL:
+        end = gl.minimum(gl.maximum(last + 1, 0), length)
+        mask_from = gl.minimum(gl.maximum(first + 1, 0), length) // BLOCK_N
+    low = 0
+    mask_below = 0
+    if WINDOW:
+        low = gl.maximum(first - window + 1, 0)
+        mask_below = (gl.maximum(last - window + 1, 0) + BLOCK_N - 1) // BLOCK_N
+    low_block = low // BLOCK_N
+    # A tile that sees no key walks one block, all of it masked: zeros come out.
+    count = gl.maximum((end + BLOCK_N - 1) // BLOCK_N - low_block, 1)
+    return (
+        request, kv_head, kv_head * group + member, work, row_start, first_row, q_len, length,
+        key_start, low, low_block, count, mask_from, mask_below,
+    )  # fmt: skip
+
+
+@gluon.jit
+def _gather(
+    desc, smem, stage, bar, block, kv_head, length, key_start, table,
+    BLOCK_N: gl.constexpr, WIDTH: gl.constexpr, PIECE: gl.constexpr, PAGE: gl.constexpr,
+):  # fmt: skip
+    """Start copying a K block into a stage, piece by piece; what lies past the end is zeros."""
+    PIECES: gl.constexpr = BLOCK_N // PIECE
+    HALVES: gl.constexpr = WIDTH // _COLUMNS
+    mbarrier.expect(bar, BLOCK_N * WIDTH * 2)
+    for j in gl.static_range(PIECES):
+        token = block * BLOCK_N + j * PIECE
+        if PAGE > 0:
+            inside = token < length
+            # A page that does not exist: the copy engine fills in zeros.
+            page = gl.load(table + token // PAGE, mask=inside, other=-1)
+            token = token % PAGE
+        else:
+            page = 0
+            token += key_start
+        for half in gl.static_range(HALVES):
+            copy_in(
+                desc,
+                [page, kv_head, token, half * _COLUMNS],
+                bar,
+                smem.index((stage * HALVES + half) * PIECES + j),
+            )
+
+
+@gluon.jit
+def _load(
+    inputs, smem, pieces, bars, place, table, stride_table,
+    GROUPS: gl.constexpr, BLOCK_N: gl.constexpr, WIDTH: gl.constexpr, PIECE: gl.constexpr,
+    PAGE: gl.constexpr, STAGES: gl.constexpr,
+):  # fmt: skip
+    """The loading warp: streams queries, keys and values."""
+    q_desc, k_desc, v_desc = inputs
+    q_smem, k_smem, v_smem = smem
+    k_pieces, v_pieces = pieces
+    q_full, k_full, k_empty, v_full, v_empty, turns, clean = bars
+    (
+        request, kv_head, head, work, row_start, first_row, q_len, length, key_start, low,
+        low_block, count, mask_from, mask_below,
+    ) = place  # fmt: skip
+    table += request.to(gl.int64) * stride_table
+    for _once in range(work):
+        for group in gl.static_range(GROUPS):
+            mbarrier.expect(q_full.index(group), q_desc.block_type.nbytes)
+            at = row_start + first_row + group * 64
+            copy_in(q_desc, [0, head, at, 0], q_full.index(group), q_smem.index(group))
+        for i in range(count):
+            block = low_block + count - 1 - i
+            stage = i % STAGES
+            free = ((i // STAGES) & 1) ^ 1
+            mbarrier.wait(k_empty.index(stage), free)
+            _gather(
+                k_desc, k_pieces, stage, k_full.index(stage), block, kv_head, length, key_start,
+                table, BLOCK_N, WIDTH, PIECE, PAGE,
+            )  # fmt: skip
+            mbarrier.wait(v_empty.index(stage), free)
+            _gather(
+                v_desc, v_pieces, stage, v_full.index(stage), block, kv_head, length, key_start,
+                table, BLOCK_N, WIDTH, PIECE, PAGE,
+            )  # fmt: skip
+
+
+@gluon.jit
+def _capped(scores, scale_log2, soft_cap):
+    """c tanh(scale x / c) in log2 units; see :func:`.ragged.capped`, whose numbers these are."""
+    w = scores * (scale_log2 * 2.0 / soft_cap)
+    square = w * w
+    ratio = square * 3.5887112e-6 - 9.1922371e-5
+    ratio = square * ratio + 1.9225504e-3
+    ratio = square * ratio - 4.0037524e-2
+    ratio = square * ratio + 1.0
+    far = (soft_cap * 1.4426950408889634) * (1.0 - 2.0 / (gl.exp2(w) + 1.0))
+    return gl.where(square <= 2.081369, scores * scale_log2 * ratio, far)
+
+
+@gluon.jit
+def _scored(
+    scores, block, position, length, window, scale_log2, soft_cap, mask_from, mask_below,
+    BLOCK_N: gl.constexpr, CAUSAL: gl.constexpr, WINDOW: gl.constexpr, CAP: gl.constexpr,
+    SIGN: gl.constexpr,
+):  # fmt: skip
+    """Sign or cap of raw scores, and what the rows do not see hidden."""
+    if CAP:
+        scores = _capped(scores, scale_log2, soft_cap)
+    else:
+        scores = signed(scores, SIGN)
+    if (block >= mask_from) | (block < mask_below):
+        layout: gl.constexpr = scores.type.layout
+        key = (block * BLOCK_N + gl.arange(0, BLOCK_N, gl.SliceLayout(0, layout)))[None, :]
+        last = position * 0 + (length - 1)
+        if CAUSAL:
+            last = gl.minimum(position, last)
+        visible = key <= last[:, None]
+        if WINDOW:
+            visible = visible & (key > (position - window)[:, None])
+        scores = gl.where(visible, scores, float("-inf"))
+    return scores
+
+
+@gluon.jit
+def _blank(
+    values, clean, phase, first, low, length,
+    GROUP: gl.constexpr, GROUPS: gl.constexpr, BLOCK_N: gl.constexpr, WIDTH: gl.constexpr,
+):  # fmt: skip
+    """Zero the values of keys below ``low`` and from ``length`` on, which may be another request's.
+
+    Their weights are 0, but 0 * NaN is NaN. Two warpgroups clear half of the block each.
+    """
+    PART: gl.constexpr = BLOCK_N // 2
+    layout: gl.constexpr = gl.BlockedLayout([1, 8], [4, 8], [4, 1], [1, 0])
+    if GROUP < 2:
+        part = values.slice(GROUP * PART, PART, dim=0)
+        key = first + GROUP * PART + gl.arange(0, PART, gl.SliceLayout(1, layout))
+        own = ((key >= low) & (key < length))[:, None]
+        part.store(gl.where(own, part.load(layout), 0.0))
+        fence_async_shared()
+    barrier()  # what all warps wrote is told by one thread
+    mbarrier.arrive(clean)
+    mbarrier.wait(clean, phase)
+
+
+@gluon.jit
+def _compute(
+    GROUP: gl.constexpr,
+    results, smem, bars, place, sizes, numbers,
+    GROUPS: gl.constexpr, BLOCK_N: gl.constexpr, HEAD_DIM: gl.constexpr, WIDTH: gl.constexpr,
+    STAGES: gl.constexpr, CAUSAL: gl.constexpr, WINDOW: gl.constexpr, CAP: gl.constexpr,
+    HAS_SINKS: gl.constexpr, HAS_LSE: gl.constexpr, TURNS: gl.constexpr, SIGN: gl.constexpr,
+    ROUNDING: gl.constexpr,
+):  # fmt: skip
+    """A computing warpgroup: rows ``GROUP * 64`` and on of the tile."""
+    result, lse, sinks, stride_ot, stride_oh = results
+    q_smem, k_smem, v_smem = smem
+    q_full, k_full, k_empty, v_full, v_empty, turns, clean = bars
+    (
+        request, kv_head, head, work, row_start, first_row, q_len, length, key_start, low,
+        low_block, count, mask_from, mask_below,
+    ) = place  # fmt: skip
+    window, all_rows = sizes
+    scale_log2, soft_cap = numbers
+    dtype: gl.constexpr = q_smem.dtype
+    s_layout: gl.constexpr = gl.NVMMADistributedLayout(
+        version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, BLOCK_N, 16]
+    )
+    o_layout: gl.constexpr = gl.NVMMADistributedLayout(
+        version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, WIDTH, 16]
+    )
+    p_layout: gl.constexpr = gl.DotOperandLayout(0, o_layout, 2)
+    per_row: gl.constexpr = gl.SliceLayout(1, s_layout)
+    per_out: gl.constexpr = gl.SliceLayout(1, o_layout)
+    # 128 bytes of a row at a time, 16 a thread.
+    stored: gl.constexpr = gl.BlockedLayout([1, 8], [4, 8], [4, 1], [1, 0])
+    first: gl.constexpr = 1 if GROUP == 0 else 0
+    following: gl.constexpr = (GROUP + 1) % GROUPS
+    if CAP or SIGN == 0:
+        c = 1.0
+    else:
+        c = gl.abs(scale_log2)
+    for _once in range(work):
+        row = first_row + GROUP * 64
+        rows = row + gl.arange(0, 64, per_row)
+        position = rows + (length - q_len)
+        top = gl.full([64], float("-inf"), gl.float32, per_row)
+        bits = gl.full([64], 0, gl.int32, per_row)
+        none = gl.zeros([64, BLOCK_N], gl.float32, s_layout)
+        out = gl.zeros([64, WIDTH], gl.float32, o_layout)
+        q = q_smem.index(GROUP).reshape([64, WIDTH])
+
+        block = low_block + count - 1
+        mbarrier.wait(q_full.index(GROUP), 0)
+        mbarrier.wait(k_full.index(0), 0)
+        if TURNS:
+            mbarrier.wait(turns.index(GROUP), first)
+        k = k_smem.index(0).reshape([BLOCK_N, WIDTH]).permute((1, 0))
+        scores = warpgroup_mma(q, k, none, use_acc=False, is_async=True)
+        if TURNS:
+            mbarrier.arrive(turns.index(following))
+        scores = warpgroup_mma_wait(0, deps=[scores])
+        mbarrier.arrive(k_empty.index(0))
+        scores = _scored(
+            scores, block, position, length, window, scale_log2, soft_cap, mask_from, mask_below,
+            BLOCK_N, CAUSAL, WINDOW, CAP, SIGN,
+        )  # fmt: skip
+        p, fade, top, bits = softmax(
+            scores, top, c, 0.0, bits, 0, block, rows, q_len, lse, False, False, False
+        )
+        total = gl.sum(p, axis=1)
+        pv_weights = gl.convert_layout(p.to(dtype), p_layout)
+        # The end of a request and the beginning of its window: outside of the loop, as a branch
+        # there would keep the compiler from converting weights under the exponentials.
+        if ((block + 1) * BLOCK_N > length) | ((count == 1) & (block * BLOCK_N < low)):
+            mbarrier.wait(v_full.index(0), 0)
+            v = v_smem.index(0).reshape([BLOCK_N, WIDTH])
+            _blank(v, clean.index(0), 0, block * BLOCK_N, low, length, GROUP, GROUPS, BLOCK_N, WIDTH)
+        stage = 0
+        for i in range(1, count):
+            block -= 1
+            before = stage
+            parity = ((i - 1) // STAGES) & 1
+            stage = i % STAGES
+            mbarrier.wait(k_full.index(stage), (i // STAGES) & 1)
+            if TURNS:
+                mbarrier.wait(turns.index(GROUP), (i & 1) ^ first)
+            k = k_smem.index(stage).reshape([BLOCK_N, WIDTH]).permute((1, 0))
+            scores = warpgroup_mma(q, k, none, use_acc=False, is_async=True)
+            mbarrier.wait(v_full.index(before), parity)
+            v = v_smem.index(before).reshape([BLOCK_N, WIDTH])
+            out = warpgroup_mma(pv_weights, v, out, is_async=True)
+            if TURNS:
+                mbarrier.arrive(turns.index(following))
+            scores = warpgroup_mma_wait(1, deps=[scores])
+            mbarrier.arrive(k_empty.index(stage))
+            scores = _scored(
+                scores, block, position, length, window, scale_log2, soft_cap, mask_from,
+                mask_below, BLOCK_N, CAUSAL, WINDOW, CAP, SIGN,
+            )  # fmt: skip
+            p, fade, top, bits = softmax(
+                scores, top, c, 0.0, bits, 0, block, rows, q_len, lse, False, False, False
+            )
+            total = total * fade + gl.sum(p, axis=1)
+            out = warpgroup_mma_wait(0, deps=[out])
+            mbarrier.arrive(v_empty.index(before))
+            out = out * gl.convert_layout(fade, per_out)[:, None]
+            pv_weights = gl.convert_layout(p.to(dtype), p_layout)
+        mbarrier.wait(v_full.index(stage), ((count - 1) // STAGES) & 1)
+        v = v_smem.index(stage).reshape([BLOCK_N, WIDTH])
+        if WINDOW:
+            if (count > 1) & (block * BLOCK_N < low):
+                _blank(
+                    v, clean.index(1), 0, block * BLOCK_N, low, length, GROUP, GROUPS, BLOCK_N, WIDTH
+                )
+        out = warpgroup_mma(pv_weights, v, out, is_async=True)
+        out = warpgroup_mma_wait(0, deps=[out])
+
+        top = gl.where(top == float("-inf"), top, top * c)
+        if HAS_SINKS:
+            sink = gl.load(sinks + head) * 1.4426950408889634
+            highest = gl.maximum(top, sink)
+            base = gl.where(highest == float("-inf"), 0.0, highest)
+            fade = gl.exp2(top - base)
+            total = total * fade + gl.exp2(sink - base)
+            out = out * gl.convert_layout(fade, per_out)[:, None]
+            top = highest
+        # A row that saw no key: 0 / 1 instead of 0 / 0.
+        share = 1.0 / gl.where(total == 0.0, 1.0, total)
+        out = out * gl.convert_layout(share, per_out)[:, None]
+        done = gl.convert_layout(rounded(out, dtype, ROUNDING), stored)
+        here = row + gl.arange(0, 64, gl.SliceLayout(1, stored))
+        column = gl.arange(0, WIDTH, gl.SliceLayout(0, stored))
+        token = (row_start + here).to(gl.int64)
+        there = (here < q_len)[:, None] & (column < HEAD_DIM)[None, :]
+        gl.store(
+            result + token[:, None] * stride_ot + head * stride_oh + column[None, :],
+            done,
+            mask=there,
+        )
+        if HAS_LSE:
+            value = (top + gl.log2(total)) * 0.6931471805599453
+            value = gl.where(total == 0.0, float("-inf"), value)
+            gl.store(lse + head.to(gl.int64) * all_rows + row_start + rows, value, mask=rows < q_len)
+
+
+@gluon.jit(do_not_specialize=_SIZES)
+def attention(
+    q_desc, k_desc, v_desc, out, lse, sinks, q_start, lengths, page_table,
+    stride_ot, stride_oh, stride_table,
+    requests, tiles, q_heads, group, window, rows, scale_log2, soft_cap,
+    GROUPS: gl.constexpr, BLOCK_N: gl.constexpr, HEAD_DIM: gl.constexpr, WIDTH: gl.constexpr,
+    PIECE: gl.constexpr, PAGE: gl.constexpr, STAGES: gl.constexpr, CAUSAL: gl.constexpr,
+    WINDOW: gl.constexpr, CAP: gl.constexpr, HAS_SINKS: gl.constexpr, HAS_LSE: gl.constexpr,
+    TURNS: gl.constexpr, SIGN: gl.constexpr, ROUNDING: gl.constexpr, SHORTEST: gl.constexpr,
+    REGISTERS: gl.constexpr, LOADER_REGISTERS: gl.constexpr,
+):  # fmt: skip
+    """Program (tile of a key head, query head): ``GROUPS * 64`` rows of one request.
+
+    Tiles are numbered as in :func:`.ragged.attention`: those of request r begin at number
+    q_start[r] // (GROUPS * 64) + r, and there are ``tiles`` numbers. ``q_desc`` has boxes of 64
+    rows x ``WIDTH`` columns of q as [1, Hq, T, D]; ``k_desc`` and ``v_desc`` have boxes of
+    ``PIECE`` tokens x 64 columns of the cache as [pages, Hkv, PAGE, D], or of packed keys as
+    [1, Hkv, keys, D]. ``PIECE`` divides ``PAGE``; ``PAGE`` is 0 for packed keys, and ``lengths``
+    then holds kv_start [requests + 1]. ``scale_log2`` = scale * log2(e), ``SIGN`` its sign.
+    """
+    dtype: gl.constexpr = q_desc.dtype
+    q_smem = gl.allocate_shared_memory(dtype, [GROUPS] + q_desc.block_type.shape, q_desc.layout)
+    block: gl.constexpr = [STAGES, 1, 1, BLOCK_N, WIDTH]
+    k_smem = gl.allocate_shared_memory(dtype, block, k_desc.layout)
+    v_smem = gl.allocate_shared_memory(dtype, block, v_desc.layout)
+    # The same memory as copies see it: [stage, columns / 64, piece].
+    pieces: gl.constexpr = [STAGES * (WIDTH // _COLUMNS) * (BLOCK_N // PIECE), 1, 1, PIECE, _COLUMNS]
+    if _PUBLIC:
+        k_pieces = k_smem.reinterpret(dtype, pieces, k_desc.layout)
+        v_pieces = v_smem.reinterpret(dtype, pieces, v_desc.layout)
+    else:
+        k_pieces = k_smem._reinterpret(dtype, pieces, k_desc.layout)
+        v_pieces = v_smem._reinterpret(dtype, pieces, v_desc.layout)
+    bar: gl.constexpr = mbarrier.MBarrierLayout()
+    q_full = gl.allocate_shared_memory(gl.int64, [GROUPS, 1], bar)
+    k_full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], bar)
+    k_empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], bar)
+    v_full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], bar)
+    v_empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], bar)
+    turns = gl.allocate_shared_memory(gl.int64, [GROUPS, 1], bar)
+    clean = gl.allocate_shared_memory(gl.int64, [2, 1], bar)
+    for i in gl.static_range(GROUPS):
+        mbarrier.init(q_full.index(i), count=1)
+        mbarrier.init(turns.index(i), count=1)
+    for i in gl.static_range(STAGES):
+        mbarrier.init(k_full.index(i), count=1)
+        mbarrier.init(k_empty.index(i), count=GROUPS)
+        mbarrier.init(v_full.index(i), count=1)
+        mbarrier.init(v_empty.index(i), count=GROUPS)
+    for i in gl.static_range(2):
+        mbarrier.init(clean.index(i), count=GROUPS)
+    place = _place(
+        q_start, lengths, requests, tiles, group, window, GROUPS, BLOCK_N, PAGE, CAUSAL, WINDOW,
+        SHORTEST,
+    )  # fmt: skip
+    smem = (q_smem, k_smem, v_smem)
+    bars = (q_full, k_full, k_empty, v_full, v_empty, turns, clean)
+    results = (out, lse, sinks, stride_ot, stride_oh)
+    sizes = (window, rows)
+    numbers = (scale_log2, soft_cap)
+    # A tuple bound to a name would turn its compile-time numbers into run-time ones.
+    if GROUPS == 2:
+        gl.warp_specialize(
+            [
+            (_compute, (0, results, smem, bars, place, sizes, numbers, GROUPS, BLOCK_N, HEAD_DIM,
+                WIDTH, STAGES, CAUSAL, WINDOW, CAP, HAS_SINKS, HAS_LSE, TURNS, SIGN, ROUNDING)),
+            (_compute, (1, results, smem, bars, place, sizes, numbers, GROUPS, BLOCK_N, HEAD_DIM,
+                WIDTH, STAGES, CAUSAL, WINDOW, CAP, HAS_SINKS, HAS_LSE, TURNS, SIGN, ROUNDING)),
+            (_load, ((q_desc, k_desc, v_desc), smem, (k_pieces, v_pieces), bars, place, page_table,
+                stride_table, GROUPS, BLOCK_N, WIDTH, PIECE, PAGE, STAGES)),
+            ],
+            [4, 1],
+            [REGISTERS, LOADER_REGISTERS],
+        )  # fmt: skip
+    else:
+        gl.static_assert(GROUPS == 3)
+        gl.warp_specialize(
+            [
+            (_compute, (0, results, smem, bars, place, sizes, numbers, GROUPS, BLOCK_N, HEAD_DIM,
+                WIDTH, STAGES, CAUSAL, WINDOW, CAP, HAS_SINKS, HAS_LSE, TURNS, SIGN, ROUNDING)),
+            (_compute, (1, results, smem, bars, place, sizes, numbers, GROUPS, BLOCK_N, HEAD_DIM,
+                WIDTH, STAGES, CAUSAL, WINDOW, CAP, HAS_SINKS, HAS_LSE, TURNS, SIGN, ROUNDING)),
+            (_compute, (2, results, smem, bars, place, sizes, numbers, GROUPS, BLOCK_N, HEAD_DIM,
+                WIDTH, STAGES, CAUSAL, WINDOW, CAP, HAS_SINKS, HAS_LSE, TURNS, SIGN, ROUNDING)),
+            (_load, ((q_desc, k_desc, v_desc), smem, (k_pieces, v_pieces), bars, place, page_table,
+                stride_table, GROUPS, BLOCK_N, WIDTH, PIECE, PAGE, STAGES)),
+            ],
+            [4, 4, 1],
+            [REGISTERS, REGISTERS, LOADER_REGISTERS],
+        )  # fmt: skip
