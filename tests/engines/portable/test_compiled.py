@@ -20,7 +20,14 @@ from triton.experimental.gluon._runtime import GluonASTSource
 import liteattention_emulator as emulator
 from liteattention_rocm import TileGeometry, lite_attention
 from liteattention_rocm.contract import LOG2E
-from liteattention_rocm.engines.triton import hopper, hopper_ragged, kernels, ragged, ragged_launch, tiles
+from liteattention_rocm.engines.triton import (
+    hopper,
+    hopper_ragged,
+    kernels,
+    ragged,
+    ragged_launch,
+    tiles,
+)
 from liteattention_rocm.lite import bitmap, budget
 from tests.emulator.triton_kernels import compile_for_gfx942
 from tests.oracle.attention import bound, exact, exact_rows, expect_out
@@ -101,7 +108,15 @@ CASES = {
     "varlen": (ragged.attention, RAGGED | dict(TILE_ROWS=16, SPLIT=False, PAGE=0)),
     "merge": (
         ragged.merge,
-        dict(PARTS=16, HEAD_DIM=128, WIDTH=128, HAS_SINKS=True, HAS_LSE=True, ROUNDING=0, CHAINED=False),
+        dict(
+            PARTS=16,
+            HEAD_DIM=128,
+            WIDTH=128,
+            HAS_SINKS=True,
+            HAS_LSE=True,
+            ROUNDING=0,
+            CHAINED=False,
+        ),
     ),
     "write": (ragged.write_kv, dict(HEAD_DIM=128, WIDTH=128, FP8_MANTISSA=0)),
 }
@@ -343,7 +358,15 @@ def test_decoding_on_the_emulator(dim: int, fp8: torch.dtype | None) -> None:
     assert counts.tolist() == [3, 2]
     run_on_emulator(
         ragged.merge,
-        dict(PARTS=4, HEAD_DIM=dim, WIDTH=width, HAS_SINKS=False, HAS_LSE=True, ROUNDING=0, CHAINED=False),
+        dict(
+            PARTS=4,
+            HEAD_DIM=dim,
+            WIDTH=width,
+            HAS_SINKS=False,
+            HAS_LSE=True,
+            ROUNDING=0,
+            CHAINED=False,
+        ),
         [2, heads],
         [*parts, counts, out, lse, none, starts, *steps, 2, heads, 2],
         1,

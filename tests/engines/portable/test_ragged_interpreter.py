@@ -195,9 +195,7 @@ def test_fp8_rows_are_rounded_as_the_reference_rounds_them(fp8: torch.dtype) -> 
         for engine, device in (("portable", DEVICE), ("reference", torch.device("cpu"))):
             k, v = torch.zeros(2, 2, 16, 1, 80, dtype=torch.uint8, device=device).view(fp8)
             new = rows.to(device), -rows.to(device)
-            write_kv(
-                *new, k, v, slots.to(device), k_scale=scale, v_scale=scale, engine=engine
-            )
+            write_kv(*new, k, v, slots.to(device), k_scale=scale, v_scale=scale, engine=engine)
             written.append(torch.stack([k.view(torch.uint8), v.view(torch.uint8)]).cpu())
         ours, expected = written
         nan = [x.view(fp8).float().isnan() for x in written]

@@ -145,7 +145,7 @@ def test_the_device_chooses_as_many_parts_as_there_are_keys_for(
     step.fill([(1, 1)] * 3)
     step.attend(1)
     (_, grid, *_), _ = graph = list(launches)
-    most = 7 * units // (3 * KV_HEADS)  # seven programs of head dim 64 run at once on a unit
+    most = 7 * units // (3 * KV_HEADS)  # seven programs of four warps run at once on a unit
     assert grid == (3, KV_HEADS, most)
     for keys in (1, PART, PART + 1, 2 * PART, 5 * PART - 3, MODEL_LENGTH):
         step.fill([(1, keys), (1, 1)])

@@ -291,7 +291,9 @@ def _compute(
         if ((block + 1) * BLOCK_N > length) | ((count == 1) & (block * BLOCK_N < low)):
             mbarrier.wait(v_full.index(0), 0)
             v = v_smem.index(0).reshape([BLOCK_N, WIDTH])
-            _blank(v, clean.index(0), 0, block * BLOCK_N, low, length, GROUP, GROUPS, BLOCK_N, WIDTH)
+            _blank(
+                v, clean.index(0), 0, block * BLOCK_N, low, length, GROUP, GROUPS, BLOCK_N, WIDTH
+            )
         stage = 0
         for i in range(1, count):
             block -= 1
@@ -327,7 +329,16 @@ def _compute(
         if WINDOW:
             if (count > 1) & (block * BLOCK_N < low):
                 _blank(
-                    v, clean.index(1), 0, block * BLOCK_N, low, length, GROUP, GROUPS, BLOCK_N, WIDTH
+                    v,
+                    clean.index(1),
+                    0,
+                    block * BLOCK_N,
+                    low,
+                    length,
+                    GROUP,
+                    GROUPS,
+                    BLOCK_N,
+                    WIDTH,
                 )
         out = warpgroup_mma(pv_weights, v, out, is_async=True)
         out = warpgroup_mma_wait(0, deps=[out])
@@ -357,7 +368,9 @@ def _compute(
         if HAS_LSE:
             value = (top + gl.log2(total)) * 0.6931471805599453
             value = gl.where(total == 0.0, float("-inf"), value)
-            gl.store(lse + head.to(gl.int64) * all_rows + row_start + rows, value, mask=rows < q_len)
+            gl.store(
+                lse + head.to(gl.int64) * all_rows + row_start + rows, value, mask=rows < q_len
+            )
 
 
 @gluon.jit(do_not_specialize=_SIZES)
@@ -386,7 +399,13 @@ def attention(
     k_smem = gl.allocate_shared_memory(dtype, block, k_desc.layout)
     v_smem = gl.allocate_shared_memory(dtype, block, v_desc.layout)
     # The same memory as copies see it: [stage, columns / 64, piece].
-    pieces: gl.constexpr = [STAGES * (WIDTH // _COLUMNS) * (BLOCK_N // PIECE), 1, 1, PIECE, _COLUMNS]
+    pieces: gl.constexpr = [
+        STAGES * (WIDTH // _COLUMNS) * (BLOCK_N // PIECE),
+        1,
+        1,
+        PIECE,
+        _COLUMNS,
+    ]
     if _PUBLIC:
         k_pieces = k_smem.reinterpret(dtype, pieces, k_desc.layout)
         v_pieces = v_smem.reinterpret(dtype, pieces, v_desc.layout)

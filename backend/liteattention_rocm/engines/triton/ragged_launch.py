@@ -42,14 +42,20 @@ SHORTEST_PROMPT = 64
 _LEAST_PIECE = 8
 #: Smallest and largest height of a matrix product's tile.
 _MIN_M, _MAX_M = 16, 128
+#: Keys of a block in decoding steps.
+_DECODE_KEYS = 64
 #: Columns from which on a tile takes fewer keys at a time, so that two stages of them fit.
 _WIDE = 256
 #: Bits of mantissa of the fp8 types of a cache, OCP's.
 FP8_MANTISSA = {torch.float8_e4m3fn: 3, torch.float8_e5m2: 2}
-#: Programs of the decoding tile that a multiprocessor of an H200 holds at once, by columns.
-_RESIDENT = {64: 7, 128: 4, 256: 2}
-#: Most parts of a request; up to how many a part is long, so that two warps read it fastest.
+#: Programs of the decoding tile that a multiprocessor of an H200 holds at once, by columns: with
+#: two warps, which read long parts fastest, and with four, of which more fit or which start faster.
+_RESIDENT = {64: {2: 8, 4: 7}, 128: {2: 4, 4: 5}, 256: {4: 2}}
+_STAGES = {2: 3, 4: 2}
+#: Most parts of a request; up to how many of them the last wave of programs is worth a thought.
 _MAX_SPLITS, _FEW_SPLITS = 128, 8
+#: What one more part costs, as a share of the time.
+_COST_OF_A_PART = 0.02
 #: Of higher tiles: programs per multiprocessor before keys are cut, fewest K blocks of a part.
 _PROGRAMS_PER_UNIT, _PART_BLOCKS = 6, 4
 #: Numbers of partial results that a warp of the merge holds.
@@ -90,23 +96,37 @@ def cut(request: RaggedRequest, below: int = 0) -> Cut:
         longest = min(longest, request.window + request.max_q_len)
     tiles = request.requests if one_tile else request.rows // tile_rows + request.requests
     programs, units = max(1, tiles * request.kv_heads), _units(request.device)
-    if block_m == _MIN_M:
-        # Decoding: exactly as many programs as run at once. On an H200, 8 requests of 4k keys take
-        # 42 us with 512 programs and 51 with 768, of which the last third would run alone.
-        block_n, part_blocks = 64, 1
-        wanted = _RESIDENT[max(columns, min(_RESIDENT))] * units
-    else:
-        block_n, part_blocks = 32 if columns >= _WIDE else 64, _PART_BLOCKS
-        wanted = _PROGRAMS_PER_UNIT * units
-    splits = min(wanted // programs, -(-longest // (part_blocks * block_n)), _MAX_SPLITS)
-    splits = 1 if below else max(1, splits)
-    if block_m > _MIN_M:
-        warps, stages = 8 if block_m > 64 else 4, 2 if columns >= _WIDE else 3
-    elif splits <= _FEW_SPLITS and columns < _WIDE:
-        warps, stages = 2, 3
-    else:
-        warps, stages = 4, 2
-    return Cut(tile_rows, group, block_n, warps, stages, one_tile, splits, part_blocks)
+    if block_m == _MIN_M and not below:
+        splits, warps = _decode_cut(programs, units, columns, -(-longest // _DECODE_KEYS))
+        stages, part_blocks = _STAGES[warps], 1
+        return Cut(tile_rows, group, _DECODE_KEYS, warps, stages, one_tile, splits, part_blocks)
+    block_n = 32 if columns >= _WIDE else 64
+    most = min(_PROGRAMS_PER_UNIT * units // programs, -(-longest // (_PART_BLOCKS * block_n)))
+    splits = 1 if below else max(1, min(most, _MAX_SPLITS))
+    warps, stages = 8 if block_m > 64 else 4, 2 if columns >= _WIDE else 3
+    return Cut(tile_rows, group, block_n, warps, stages, one_tile, splits, _PART_BLOCKS)
+
+
+def _decode_cut(programs: int, units: int, columns: int, blocks: int) -> tuple[int, int]:
+    """Number of parts and warps of a decoding step of ``programs`` requests and key heads.
+
+    As many programs as run at once, or as little as possible of a last wave that fills a part of
+    the GPU only: on an H200, 8 requests of 4k keys and 8 heads take 42 us with 512 programs and
+    51 with 768.
+    """
+    resident = _RESIDENT[max(columns, min(_RESIDENT))]
+    most = max(1, min(blocks, _MAX_SPLITS))
+    splits = min(min(resident.values()) * units // programs, most)
+    if splits > _FEW_SPLITS:
+        return splits, 4
+
+    def share_of_use(choice: tuple[int, int]) -> float:
+        parts, warps = choice
+        waves = programs * parts / (resident[warps] * units)
+        return waves / math.ceil(waves) - _COST_OF_A_PART * parts
+
+    few = range(1, min(_FEW_SPLITS, most) + 1)
+    return max(((parts, warps) for parts in few for warps in resident), key=share_of_use)
 
 
 def width(head_dim: int) -> int:
@@ -285,9 +305,7 @@ class Attention(BoundCall):
                 part_out.view(torch.float32), part_lse.view(torch.float32), counts.view(torch.int32)
             )  # fmt: skip
         if self._long is not None:
-            self._long.start(
-                _views(t, self._paged), (t.out, lse, sinks, t.q_start, t.keys, table)
-            )
+            self._long.start(_views(t, self._paged), (t.out, lse, sinks, t.q_start, t.keys, table))
         self._attend.start((), (*t[:4], lse, sinks, *parts, t.q_start, t.keys, table))
         for merge in self._merge:
             merge.start((), (*parts, t.out, lse, sinks, t.q_start))
