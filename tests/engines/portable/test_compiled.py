@@ -94,6 +94,7 @@ RAGGED = dict(
     PAGE=16, CAUSAL=True, WINDOW=False, CAP=False, HAS_SINKS=False, HAS_LSE=True, ROUNDING=0,
     WIDEN=False, CHAINED=False, BELOW=0,
 )  # fmt: skip
+MERGE = dict(HAS_SINKS=False, HAS_LSE=True, ROUNDING=0, CHAINED=False)
 CASES = {
     "dense": (kernels.attention, dense()),
     "causal": (kernels.attention, dense(CAUSAL=True, HEAD_DIM=64)),

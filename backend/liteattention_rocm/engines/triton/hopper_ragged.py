@@ -198,10 +198,7 @@ def _scored(
 
 
 @gluon.jit
-def _blank(
-    values, clean, phase, first, low, length,
-    GROUP: gl.constexpr, GROUPS: gl.constexpr, BLOCK_N: gl.constexpr, WIDTH: gl.constexpr,
-):  # fmt: skip
+def _blank(values, clean, first, low, length, GROUP: gl.constexpr, BLOCK_N: gl.constexpr):
     """Zero the values of keys below ``low`` and from ``length`` on, which may be another request's.
 
     Their weights are 0, but 0 * NaN is NaN. Two warpgroups clear half of the block each.
@@ -216,7 +213,7 @@ def _blank(
         fence_async_shared()
     barrier()  # what all warps wrote is told by one thread
     mbarrier.arrive(clean)
-    mbarrier.wait(clean, phase)
+    mbarrier.wait(clean, 0)
 
 
 @gluon.jit
@@ -291,9 +288,7 @@ def _compute(
         if ((block + 1) * BLOCK_N > length) | ((count == 1) & (block * BLOCK_N < low)):
             mbarrier.wait(v_full.index(0), 0)
             v = v_smem.index(0).reshape([BLOCK_N, WIDTH])
-            _blank(
-                v, clean.index(0), 0, block * BLOCK_N, low, length, GROUP, GROUPS, BLOCK_N, WIDTH
-            )
+            _blank(v, clean.index(0), block * BLOCK_N, low, length, GROUP, BLOCK_N)
         stage = 0
         for i in range(1, count):
             block -= 1
@@ -328,18 +323,7 @@ def _compute(
         v = v_smem.index(stage).reshape([BLOCK_N, WIDTH])
         if WINDOW:
             if (count > 1) & (block * BLOCK_N < low):
-                _blank(
-                    v,
-                    clean.index(1),
-                    0,
-                    block * BLOCK_N,
-                    low,
-                    length,
-                    GROUP,
-                    GROUPS,
-                    BLOCK_N,
-                    WIDTH,
-                )
+                _blank(v, clean.index(1), block * BLOCK_N, low, length, GROUP, BLOCK_N)
         out = warpgroup_mma(pv_weights, v, out, is_async=True)
         out = warpgroup_mma_wait(0, deps=[out])
 

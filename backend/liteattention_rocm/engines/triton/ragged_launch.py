@@ -223,8 +223,9 @@ class Attention(BoundCall):
             ),
             (
                 step.tile_rows, step.group, step.block_n, request.head_dim, columns,
-                step.splits > 1, step.one_tile, request.page_size, request.causal, request.window > 0,
-                request.soft_cap > 0, request.sinks, request.return_lse, rounding,
+                step.splits > 1, step.one_tile, request.page_size, request.causal,
+                request.window > 0, request.soft_cap > 0, request.sinks, request.return_lse,
+                rounding,
                 request.device.type == "cpu", chained and step.splits > 1,
                 0 if long is None else SHORTEST_PROMPT,
             ),
