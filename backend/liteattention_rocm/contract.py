@@ -146,7 +146,8 @@ class RaggedRequest:
     c * tanh(score / c) if c > 0. With ``sinks``, head h has one more logit sinks[h] (natural units)
     in the denominator, which brings no value. ``k_scale`` and ``v_scale`` multiply what is read
     from an fp8 cache (``kv_dtype``); otherwise they are 1. scale * k_scale, v_scale and soft_cap
-    are 0 or from 2^-60 to 2^60 in size. ``rounding`` is for bf16 outputs.
+    are 0 or from 2^-60 to 2^60 in size. ``rounding`` is for bf16 outputs. With ``scale_tensors``
+    the factors of the cache are tensors, read at every launch, and the numbers here are 1.
     """
 
     requests: int
@@ -169,6 +170,7 @@ class RaggedRequest:
     v_scale: float
     rounding: Rounding
     return_lse: bool
+    scale_tensors: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,7 +179,7 @@ class WriteRequest:
 
     The cache has ``pages`` pages of ``page_size`` tokens. One of fp8 (``kv_dtype``) holds
     row / scale, rounded to nearest even and clamped to the finite range; the scales are 1
-    otherwise.
+    otherwise. ``scale_tensors``: as in :class:`RaggedRequest`.
     """
 
     rows: int
@@ -190,6 +192,7 @@ class WriteRequest:
     page_size: int
     k_scale: float
     v_scale: float
+    scale_tensors: bool = False
 
 
 Request = DenseRequest | RaggedRequest | WriteRequest
@@ -248,6 +251,9 @@ class RaggedTensors(NamedTuple):
     [R, width] (any row stride) names their pages in order. Packed: ``keys`` is [R + 1], like
     ``q_start``. A request may have no rows, and then it costs nothing. A row that sees no key
     gives zeros and an LSE of -inf (with sinks: sinks[h]).
+
+    ``k_scale`` and ``v_scale``: fp32 of one element each, on the device; None where the request has
+    numbers.
     """
 
     q: torch.Tensor
@@ -259,6 +265,8 @@ class RaggedTensors(NamedTuple):
     q_start: torch.Tensor
     keys: torch.Tensor
     page_table: torch.Tensor | None
+    k_scale: torch.Tensor | None = None
+    v_scale: torch.Tensor | None = None
 
 
 class WriteTensors(NamedTuple):
@@ -266,6 +274,7 @@ class WriteTensors(NamedTuple):
 
     ``k`` and ``v`` are rows [T, Hkv, D], the caches [pages, page_size, Hkv, D]; ``slots`` is int64
     or int32 [T] (page * page_size + offset). A negative slot is padding: its row is not written.
+    ``k_scale`` and ``v_scale``: as in :class:`RaggedTensors`.
     """
 
     k: torch.Tensor
@@ -273,6 +282,8 @@ class WriteTensors(NamedTuple):
     k_cache: torch.Tensor
     v_cache: torch.Tensor
     slots: torch.Tensor
+    k_scale: torch.Tensor | None = None
+    v_scale: torch.Tensor | None = None
 
 
 # From a tuple. A NamedTuple's own constructor is a Python function, which a short call feels.
@@ -298,6 +309,8 @@ class Engine(ABC):
     dtypes: ClassVar[tuple[torch.dtype, ...]]
     #: fp8 types of the caches that it reads and writes.
     cache_dtypes: ClassVar[tuple[torch.dtype, ...]] = ()
+    #: Whether it reads the scales of an fp8 cache from tensors, at every launch.
+    reads_scales: ClassVar[bool] = False
     #: Whether a bound ragged call rests on the request alone and reads lengths and tables whenever
     #: it runs. It then serves every batch of these bounds, a graph's replays included.
     plans_from_bounds: ClassVar[bool] = False
@@ -334,6 +347,11 @@ class Engine(ABC):
             if request.kv_dtype not in (request.dtype, *self.cache_dtypes):
                 listed = " or ".join(map(str, (request.dtype, *self.cache_dtypes)))
                 reasons.append(f"the cache must be {listed}, got {request.kv_dtype}")
+            if request.scale_tensors and not self.reads_scales:
+                reasons.append(
+                    "k_scale and v_scale must be numbers, it does not read them from tensors: pass "
+                    "what .item() gives, once"
+                )
         elif isinstance(request, LiteRequest) and request.causal:
             reasons.append("LiteAttention is for non-causal self-attention")
         if isinstance(request, LiteRequest) and request.budget and not self.weighs:
@@ -407,6 +425,11 @@ def page_strides(tensor: torch.Tensor) -> tuple[int, int, int]:
     """Element strides of (page, token or row, head); no page in a tensor of 3 dimensions."""
     steps = tensor.stride()
     return (steps[0], steps[1], steps[2]) if len(steps) == 4 else (0, steps[0], steps[1])
+
+
+def read_scale(tensor: torch.Tensor | None, number: float) -> float:
+    """The value of a scale on CPU: the tensor's where the request has tensors, else its number."""
+    return number if tensor is None else float(tensor)
 
 
 def slot_beyond(tensors: WriteTensors, request: WriteRequest) -> ValueError | None:

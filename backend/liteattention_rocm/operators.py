@@ -39,8 +39,10 @@ def _lite_attention(run: bool, *given: Any) -> None:
 
 
 def _attention_paged(run: bool, *given: Any) -> None:
+    # Trailing arguments that have their default values are left out.
+    given, factors = given[:19], given[19:]
     q, k, v, q_start, kv_len, table, out, lse, sinks, max_q_len, max_kv_len, *options = given
-    tensors = RaggedTensors(q, k, v, out, lse, sinks, q_start, kv_len, table)
+    tensors = RaggedTensors(q, k, v, out, lse, sinks, q_start, kv_len, table, *factors)
     (serving.run_paged if run else serving.check_paged)(
         tensors, (max_q_len, max_kv_len), _options(lse, *options)
     )
@@ -75,7 +77,7 @@ def _options(
 
 
 def _write_kv(run: bool, *given: Any) -> None:
-    tensors, options = WriteTensors(*given[:5]), given[5:]
+    tensors, options = WriteTensors(*given[:5], *given[8:]), given[5:8]
     (serving.run_write if run else serving.check_write)(tensors, *options)
 
 
@@ -96,7 +98,8 @@ _OPERATORS = (
         "attention_paged(Tensor q, Tensor k_cache, Tensor v_cache, Tensor q_start, Tensor kv_len, "
         "Tensor page_table, Tensor(a!) out, Tensor(b!)? lse, Tensor? sinks, SymInt max_q_len, "
         "SymInt max_kv_len, float scale, bool causal, int window, float soft_cap, float k_scale, "
-        "float v_scale, str rounding, str engine) -> ()",
+        "float v_scale, str rounding, str engine, Tensor? k_scales=None, Tensor? v_scales=None) "
+        "-> ()",
         _attention_paged,
     ),
     (
@@ -108,7 +111,8 @@ _OPERATORS = (
     ),
     (
         "write_kv(Tensor k, Tensor v, Tensor(a!) k_cache, Tensor(b!) v_cache, Tensor slots, "
-        "float k_scale, float v_scale, str engine) -> ()",
+        "float k_scale, float v_scale, str engine, Tensor? k_scales=None, Tensor? v_scales=None) "
+        "-> ()",
         _write_kv,
     ),
 )

@@ -61,8 +61,8 @@ def attention_paged(
     soft_cap: float | None = ...,
     sinks: torch.Tensor | None = ...,
     scale: float | None = ...,
-    k_scale: float = ...,
-    v_scale: float = ...,
+    k_scale: float | torch.Tensor = ...,
+    v_scale: float | torch.Tensor = ...,
     rounding: Rounding = ...,
     return_lse: Literal[False] = ...,
     out: torch.Tensor | None = ...,
@@ -82,8 +82,8 @@ def attention_paged(
     soft_cap: float | None = ...,
     sinks: torch.Tensor | None = ...,
     scale: float | None = ...,
-    k_scale: float = ...,
-    v_scale: float = ...,
+    k_scale: float | torch.Tensor = ...,
+    v_scale: float | torch.Tensor = ...,
     rounding: Rounding = ...,
     return_lse: Literal[True],
     out: torch.Tensor | None = ...,
@@ -102,8 +102,8 @@ def attention_paged(
     soft_cap: float | None = None,
     sinks: torch.Tensor | None = None,
     scale: float | None = None,
-    k_scale: float = 1.0,
-    v_scale: float = 1.0,
+    k_scale: float | torch.Tensor = 1.0,
+    v_scale: float | torch.Tensor = 1.0,
     rounding: Rounding = "rtne",
     return_lse: bool = False,
     out: torch.Tensor | None = None,
@@ -127,7 +127,9 @@ def attention_paged(
             value.
         scale: factor on q.k, natural units; 1/sqrt(D) by default.
         k_scale, v_scale: what an fp8 cache's numbers are multiplied by; 1 for other caches.
-            ``scale * k_scale`` (if not 0) and ``v_scale`` lie between 2^-60 and 2^60 in size.
+            ``scale * k_scale`` (if not 0) and ``v_scale`` lie between 2^-60 and 2^60 in size. Both
+            numbers, or both fp32 tensors of one element on q's device: those are read whenever the
+            call runs, a graph's replays included, and their values are not checked.
         rounding: how fp32 results become bf16: "rtne", "rtna" or "rtz". Other dtypes take "rtne".
         return_lse: also return the log-sum-exp of the scores (soft-capped, sink included).
         out: tensor of q's shape and dtype to write to; it must not overlap an input.
@@ -141,6 +143,9 @@ def attention_paged(
     Raises:
         TypeError, ValueError: lists every reason and says what to do instead.
     """
+    k_factor = v_factor = None
+    if isinstance(k_scale, torch.Tensor) and isinstance(v_scale, torch.Tensor):
+        k_factor, v_factor, k_scale, v_scale = k_scale, v_scale, 1.0, 1.0
     options = (causal, window, soft_cap, scale, k_scale, v_scale, rounding, return_lse, engine)
     key = call = None
     if not torch.compiler.is_dynamo_compiling() and isinstance(batch, PagedBatch):
@@ -150,9 +155,13 @@ def attention_paged(
             versions and versions != (starts._version, lengths._version, table._version)
         ):
             batch.read()
-        key, call = recall(batch.calls, (q, k_cache, v_cache, out, sinks), options)
+        key, call = recall(
+            batch.calls, (q, k_cache, v_cache, out, sinks, k_factor, v_factor), options
+        )
     if call is None:
         asked = RaggedOptions(*options)
+        if k_factor is not None and v_factor is not None:
+            asked = asked._replace(k_scale=k_factor, v_scale=v_factor)
         if key is None:
             return _through_operator(q, k_cache, v_cache, batch, sinks, out, asked)
         call = _bind_paged(q, k_cache, v_cache, batch, sinks, out, asked, key)
@@ -163,8 +172,11 @@ def attention_paged(
     if return_lse:
         lse = torch.empty((q.shape[1], q.shape[0]), dtype=torch.float32, device=q.device)
     tensors = ragged_tensors(
-        (q, k_cache, v_cache, out, lse, sinks, batch.q_start, batch.kv_len, batch.page_table)
-    )
+        (
+            q, k_cache, v_cache, out, lse, sinks, batch.q_start, batch.kv_len, batch.page_table,
+            k_factor, v_factor,
+        )
+    )  # fmt: skip
     if given is not None:
         call.claim(tensors, _WHAT)
     call.run(tensors)
@@ -287,8 +299,8 @@ def write_kv(
     v_cache: torch.Tensor,
     slots: torch.Tensor,
     *,
-    k_scale: float = 1.0,
-    v_scale: float = 1.0,
+    k_scale: float | torch.Tensor = 1.0,
+    v_scale: float | torch.Tensor = 1.0,
     engine: str | None = None,
 ) -> None:
     """Write keys and values of new tokens into a paged cache.
@@ -302,23 +314,27 @@ def write_kv(
             slots[t] // page_size. A negative slot is padding: its row is not written. Slots must
             differ; which row of a doubled slot stays is not defined.
         k_scale, v_scale: an fp8 cache holds k / k_scale and v / v_scale, rounded to nearest even
-            and clamped to its finite range; from 2^-60 to 2^60, 1 for other caches.
+            and clamped to its finite range; from 2^-60 to 2^60, 1 for other caches. Numbers or
+            tensors, as in :func:`attention_paged`.
         engine: name of the engine; by default chosen by the device.
 
     Raises:
         TypeError, ValueError: lists every reason. A slot beyond the cache is found on the CPU
             only, before anything is written.
     """
-    tensors = write_tensors((k, v, k_cache, v_cache, slots))
+    k_factor = v_factor = None
+    if isinstance(k_scale, torch.Tensor) and isinstance(v_scale, torch.Tensor):
+        k_factor, v_factor, k_scale, v_scale = k_scale, v_scale, 1.0, 1.0
+    tensors = write_tensors((k, v, k_cache, v_cache, slots, k_factor, v_factor))
     key = call = None
     if not torch.compiler.is_dynamo_compiling():
         key, call = recall(calls, tensors, ("write", k_scale, v_scale, engine))
     if call is None:
         if key is None:
             if not torch.compiler.is_compiling():
-                validation.write(*tensors, k_scale, v_scale, engine).raise_for(_WRITE)
+                _checked_write(tensors, k_scale, v_scale, engine)
             torch.ops.liteattention_rocm.write_kv(
-                *tensors, float(k_scale), float(v_scale), engine or ""
+                *tensors[:5], float(k_scale), float(v_scale), engine or "", k_factor, v_factor
             )
             return
         call = _bind_write(tensors, k_scale, v_scale, engine)
@@ -336,8 +352,8 @@ _WRITE = "cache write"
 class _Kind(NamedTuple):
     """What calls of earlier batches have shown to hold.
 
-    ``spans``: bytes of q, k, v, out, lse and sinks. ``passed``: as in :class:`Call`, by the spans
-    of the batch's tensors.
+    ``spans``: bytes of q, k, v, out, lse and sinks, then of scales that are tensors. ``passed``: as
+    in :class:`Call`, by the spans of the batch's tensors.
 
     Key: everything that the checks of tensors and options look at, see :func:`recall`. Owner:
     ``kinds``, one per process. It holds no tensor and no address.
@@ -369,6 +385,7 @@ def _bind_paged(
         )
         found.raise_for(_WHAT)
         spans = [0 if t is None else extent_bytes(t) for t in (q, k, v, out, None, sinks)]
+        spans += [4 * (factor is not None) for factor in _factors(options)]
         kind = _Kind(tuple(spans), {})
         kinds.keep(key, kind)
     if q.device != batch.q_start.device:
@@ -378,8 +395,9 @@ def _bind_paged(
     like = torch.empty_like(q) if out is None else out
     lse = torch.empty(0, device=q.device) if options.return_lse else None
     tensors = RaggedTensors(
-        q, k, v, like, lse, sinks, batch.q_start, batch.kv_len, batch.page_table
-    )
+        q, k, v, like, lse, sinks, batch.q_start, batch.kv_len, batch.page_table,
+        *_factors(options),
+    )  # fmt: skip
     request = paged_request(tensors, batch, options)
     engine = engines.choose(request.device, options.engine)
     shared = (engine, key, request, batch.layout) if engine.plans_from_bounds else None
@@ -388,7 +406,7 @@ def _bind_paged(
         call = Call(
             engines.admit(request, options.engine).bind(request, tensors),
             _PAGED_NAMES,
-            kind.spans + batch.spans,
+            kind.spans[:6] + batch.spans + kind.spans[6:],
             () if out is None else (3,),
             kind.passed.setdefault(batch.spans, set()),
         )
@@ -400,7 +418,8 @@ def _bind_paged(
 
 #: How callers of :func:`attention_paged` know its tensors.
 _PAGED_NAMES = (
-    "q", "k_cache", "v_cache", "out", "lse", "sinks", "q_start", "kv_len", "page_table"
+    "q", "k_cache", "v_cache", "out", "lse", "sinks", "q_start", "kv_len", "page_table", "k_scale",
+    "v_scale",
 )  # fmt: skip
 
 
@@ -431,13 +450,22 @@ def _request(
     options: RaggedOptions,
 ) -> RaggedRequest:
     causal, window, soft_cap, _, k_scale, v_scale, rounding, _, _ = options
+    if t.k_scale is not None:
+        k_scale = v_scale = 1.0
     rows, q_heads, head_dim = t.q.shape
     return RaggedRequest(
         requests, rows, q_heads, t.k.shape[-2], head_dim, t.q.dtype, t.k.dtype, t.q.device,
         page_size, max_q_len, max_kv_len, _scale(t.q, options), causal, plain_length(window or 0),
         float(soft_cap or 0.0), t.sinks is not None, float(k_scale), float(v_scale), rounding,
-        t.lse is not None,
+        t.lse is not None, t.k_scale is not None,
     )  # fmt: skip
+
+
+def _factors(options: RaggedOptions) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+    """The scales of an fp8 cache that are tensors; None where they are numbers."""
+    if isinstance(options.k_scale, torch.Tensor) and isinstance(options.v_scale, torch.Tensor):
+        return options.k_scale, options.v_scale
+    return None, None
 
 
 def run_paged(
@@ -451,8 +479,10 @@ def check_paged(
     tensors: RaggedTensors, bounds: tuple[int | None, int | None], options: RaggedOptions
 ) -> RaggedRequest:
     """Raise if anything is wrong with a paged call whose outputs are there; else describe it."""
-    q, k, v, out, lse, sinks, q_start, kv_len, table = tensors
+    q, k, v, out, lse, sinks, q_start, kv_len, table, k_factor, v_factor = tensors
     assert table is not None
+    if k_factor is not None and v_factor is not None:
+        options = options._replace(k_scale=k_factor, v_scale=v_factor)
     names = ("k_cache", "v_cache")
     indices = {"q_start": q_start, "kv_len": kv_len, "page_table": table}
     validation.ragged(q, k, v, names, sinks, out, lse, indices, options).raise_for(_WHAT)
@@ -486,7 +516,7 @@ def check_packed(
 def _check_packed(
     tensors: RaggedTensors, bounds: tuple[int | None, int | None], options: RaggedOptions
 ) -> None:
-    q, k, v, out, lse, sinks, q_start, kv_start, _ = tensors
+    q, k, v, out, lse, sinks, q_start, kv_start, *_ = tensors
     indices = {"cu_seqlens_q": q_start, "cu_seqlens_k": kv_start}
     found = validation.ragged(q, k, v, ("k", "v"), sinks, out, lse, indices, options)
     validation.packed_batch(found, q_start, kv_start, bounds, q, k)
@@ -529,17 +559,24 @@ def check_write(
     tensors: WriteTensors, k_scale: float, v_scale: float, engine: str | None
 ) -> tuple[Engine, WriteRequest]:
     """Raise if anything is wrong with a cache write; else describe it."""
-    validation.write(*tensors, k_scale, v_scale, engine).raise_for(_WRITE)
+    _checked_write(tensors, k_scale, v_scale, engine)
     rows, kv_heads, head_dim = tensors.k.shape
     pages, page_size = tensors.k_cache.shape[:2]
     request = WriteRequest(
         rows, kv_heads, head_dim, tensors.k.dtype, tensors.k_cache.dtype, tensors.k.device, pages,
-        page_size, float(k_scale), float(v_scale),
+        page_size, float(k_scale), float(v_scale), tensors.k_scale is not None,
     )  # fmt: skip
     return engines.admit(request, engine), request
 
 
-def _bind_write(tensors: WriteTensors, k_scale: float, v_scale: float, engine: str | None) -> Call:
+def _checked_write(tensors: WriteTensors, k_scale: Any, v_scale: Any, engine: str | None) -> None:
+    k, v, k_cache, v_cache, slots, k_factor, v_factor = tensors
+    if k_factor is not None and v_factor is not None:
+        k_scale, v_scale = k_factor, v_factor
+    validation.write(k, v, k_cache, v_cache, slots, k_scale, v_scale, engine).raise_for(_WRITE)
+
+
+def _bind_write(tensors: WriteTensors, k_scale: Any, v_scale: Any, engine: str | None) -> Call:
     chosen, request = check_write(tensors, k_scale, v_scale, engine)
     return bound_call(chosen.bind(request, tensors), tensors, (2, 3))
 
@@ -575,11 +612,13 @@ def _through_operator(
     lse = None
     if options.return_lse:
         lse = torch.empty((q.shape[1], q.shape[0]), dtype=torch.float32, device=q.device)
+    k_factor, v_factor = _factors(options)
+    numbers = (1.0, 1.0) if k_factor is not None else (options.k_scale, options.v_scale)
     torch.ops.liteattention_rocm.attention_paged(
         q, k, v, batch.q_start, batch.kv_len, batch.page_table, out, lse, sinks, batch.max_q_len,
         batch.max_kv_len, _scale(q, options), options.causal, plain_length(options.window or 0),
-        float(options.soft_cap or 0.0), float(options.k_scale), float(options.v_scale),
-        options.rounding, options.engine or "",
+        float(options.soft_cap or 0.0), *map(float, numbers), options.rounding,
+        options.engine or "", k_factor, v_factor,
     )  # fmt: skip
     return out if lse is None else (out, lse)
 

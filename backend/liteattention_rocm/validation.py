@@ -24,8 +24,8 @@ class RaggedOptions(NamedTuple):
     window: int | None
     soft_cap: float | None
     scale: float | None
-    k_scale: float
-    v_scale: float
+    k_scale: float | torch.Tensor
+    v_scale: float | torch.Tensor
     rounding: Rounding
     return_lse: bool
     engine: str | None
@@ -250,6 +250,9 @@ def ragged(
     shaped = found.shaped(rows, 3, "T,H,D") & found.shaped(keys, kv_dims, kv_axes)
     if "sinks" in tensors:
         found.shaped({"sinks": sinks}, 1, "Hq")
+    scales = scale_tensors(found, options.k_scale, options.v_scale)
+    given |= scales
+    tensors |= scales
     found.no_derivative(tensors)
     if found.types or len(tensors) < len(given):
         return found
@@ -293,12 +296,39 @@ def ragged_options(found: Reasons, options: RaggedOptions) -> None:
             found.values.append(
                 f"window must be at least 1, got {shown(window)}: None is no window"
             )
-    found.scale(options.scale, options.k_scale)
-    found.scales(v_scale=options.v_scale)
+    if any_tensor(options.k_scale, options.v_scale):
+        found.scale(options.scale)  # the others are looked at with the tensors
+    else:
+        found.scale(options.scale, options.k_scale)
+        found.scales(v_scale=options.v_scale)
     if options.soft_cap is not None:
         found.scales(soft_cap=options.soft_cap)
     found.choice("rounding", options.rounding, ROUNDINGS)
     found.engine(options.engine)
+
+
+def any_tensor(k_scale: Any, v_scale: Any) -> bool:
+    """Whether the scales of an fp8 cache are given as tensors."""
+    return isinstance(k_scale, torch.Tensor) or isinstance(v_scale, torch.Tensor)
+
+
+def scale_tensors(found: Reasons, k_scale: Any, v_scale: Any) -> dict[str, torch.Tensor]:
+    """Add everything wrong with scales that are tensors; return those that can be looked at."""
+    scales = {"k_scale": k_scale, "v_scale": v_scale}
+    given = {name: x for name, x in scales.items() if isinstance(x, torch.Tensor)}
+    if len(given) == 1:
+        found.types.append(
+            "k_scale and v_scale must both be numbers or both be tensors, got "
+            f"{type(k_scale).__name__} and {type(v_scale).__name__}"
+        )
+        return {}
+    usable = found.usable(given)
+    for name, tensor in usable.items():
+        if tensor.dtype != torch.float32:
+            found.types.append(f"{name} must be torch.float32, got {tensor.dtype}")
+        if tensor.numel() != 1:
+            found.values.append(f"{name} must have one element, got {list(tensor.shape)}")
+    return usable
 
 
 def _cache_dtypes(
@@ -307,8 +337,8 @@ def _cache_dtypes(
     k: torch.Tensor,
     v: torch.Tensor,
     names: tuple[str, str],
-    k_scale: float,
-    v_scale: float,
+    k_scale: float | torch.Tensor,
+    v_scale: float | torch.Tensor,
 ) -> None:
     if k.dtype != v.dtype:
         found.types.append(
@@ -326,11 +356,10 @@ def _cache_dtypes(
                 f"{name} must have q's dtype {dtype}{' or be fp8' if paged else ''}, "
                 f"got {tensor.dtype}"
             )
-    if k.dtype not in FP8 and (k_scale, v_scale) != (1, 1):
-        found.types.append(
-            f"k_scale and v_scale are for fp8 caches, got {shown(k_scale)} and {shown(v_scale)} "
-            f"with {k.dtype}"
-        )
+    tensors = any_tensor(k_scale, v_scale)
+    if k.dtype not in FP8 and (tensors or (k_scale, v_scale) != (1, 1)):
+        got = "tensors" if tensors else f"{shown(k_scale)} and {shown(v_scale)}"
+        found.types.append(f"k_scale and v_scale are for fp8 caches, got {got} with {k.dtype}")
 
 
 # ------------------------------------------------------------------------------ batches
@@ -463,7 +492,10 @@ def write(
                 f"slots must be contiguous with one dimension, got {list(slots.shape)} with "
                 f"strides {list(slots.stride())}"
             )
-    found.scales(k_scale=k_scale, v_scale=v_scale)
+    scales = scale_tensors(found, k_scale, v_scale)
+    found.no_derivative(scales)
+    if not any_tensor(k_scale, v_scale):
+        found.scales(k_scale=k_scale, v_scale=v_scale)
     found.engine(engine)
     if found:
         return found
@@ -482,10 +514,9 @@ def write(
         found.values.append(
             f"slots must have a slot per row, got {slots.shape[0]} for {k.shape[0]} rows"
         )
-    found.one("device", tensors | {"slots": slots})
-    found.memory(
-        {"k_cache": k_cache, "v_cache": v_cache}, {"k": k, "v": v, "slots": slots}, WRITE_REMEDY
-    )
+    found.one("device", tensors | {"slots": slots} | scales)
+    inputs = {"k": k, "v": v, "slots": slots} | scales
+    found.memory({"k_cache": k_cache, "v_cache": v_cache}, inputs, WRITE_REMEDY)
     return found
 
 

@@ -91,6 +91,9 @@ class LiteAttentionImpl(AttentionImpl):  # type: ignore[misc]
                 "--attention-backend)"
             )
         chosen = engines.choose(device())
+        #: Whether the engine reads an fp8 cache's scales where vLLM keeps them: a captured graph
+        #: then follows weights that are loaded again.
+        self._reads_scales = chosen.reads_scales
         logger.info_once("liteattention_rocm attends on engine %s.", chosen.name)
         counters.add(LAYERS)
 
@@ -120,14 +123,15 @@ class LiteAttentionImpl(AttentionImpl):  # type: ignore[misc]
             key, value = key[:rows], value[:rows]
         if kv_cache is not self._cache:
             self._view(kv_cache)
+        k_scale: Any = 1.0
+        v_scale: Any = 1.0
+        if self._fp8 is not None:
+            if self._reads_scales:
+                k_scale, v_scale = layer._k_scale, layer._v_scale
+            else:
+                k_scale, v_scale = layer._k_scale_float, layer._v_scale_float
         write_kv(
-            key,
-            value,
-            self._keys,
-            self._values,
-            slot_mapping,
-            k_scale=1.0 if self._fp8 is None else layer._k_scale_float,
-            v_scale=1.0 if self._fp8 is None else layer._v_scale_float,
+            key, value, self._keys, self._values, slot_mapping, k_scale=k_scale, v_scale=v_scale
         )
         counters.add(WRITES)
 
@@ -157,6 +161,13 @@ class LiteAttentionImpl(AttentionImpl):  # type: ignore[misc]
             return output.zero_()
         if kv_cache is not self._cache:
             self._view(kv_cache)
+        k_scale: Any = 1.0
+        v_scale: Any = 1.0
+        if self._fp8 is not None:
+            if self._reads_scales:
+                k_scale, v_scale = layer._k_scale, layer._v_scale
+            else:
+                k_scale, v_scale = layer._k_scale_float, layer._v_scale_float
         attention_paged(
             query,
             self._keys,
@@ -166,8 +177,8 @@ class LiteAttentionImpl(AttentionImpl):  # type: ignore[misc]
             soft_cap=self.logits_soft_cap,
             sinks=self.sinks,
             scale=self.scale,
-            k_scale=1.0 if self._fp8 is None else layer._k_scale_float,
-            v_scale=1.0 if self._fp8 is None else layer._v_scale_float,
+            k_scale=k_scale,
+            v_scale=v_scale,
             out=output,
         )
         counters.attended(query.shape[0])

@@ -15,21 +15,22 @@ from typing import Any
 VOCAB, CONTEXT = 512, 1024
 
 _BASE: dict[str, Any] = {
-    "vocab_size": VOCAB, "hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 2,
+    "vocab_size": VOCAB, "hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 2,
     "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": CONTEXT,
     "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0, "tie_word_embeddings": False,
 }  # fmt: skip
 _EXPERTS: dict[str, Any] = {
-    "num_local_experts": 4, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 128
+    # All experts of a token: a tie in choosing some would leave two right answers.
+    "num_local_experts": 4, "num_experts": 4, "num_experts_per_tok": 4, "moe_intermediate_size": 128
 }  # fmt: skip
 _WINDOWS = ["sliding_attention", "full_attention"]
 
 #: What differs from _BASE, by name; ``model_type`` is the name unless it is given.
 ARCHITECTURES: dict[str, dict[str, Any]] = {
-    "llama": {"head_dim": 64},
-    "mistral": {"head_dim": 64, "sliding_window": 48},
+    "llama": {},
+    "mistral": {"sliding_window": 48},
     "mixtral": {"sliding_window": None, **_EXPERTS},
-    "qwen2": {"num_attention_heads": 14, "hidden_size": 448, "use_sliding_window": False},
+    "qwen2": {"num_attention_heads": 14, "hidden_size": 896, "use_sliding_window": False},
     "qwen3": {"head_dim": 128},
     "qwen3_moe": {"head_dim": 64, **_EXPERTS},
     "phi": {"num_key_value_heads": 4, "partial_rotary_factor": 0.5},
@@ -52,10 +53,6 @@ ARCHITECTURES: dict[str, dict[str, Any]] = {
     "starcoder2": {"sliding_window": None},
     "stablelm": {},
     "cohere": {"logit_scale": 0.5, "tie_word_embeddings": True},
-    "cohere2": {
-        "logit_scale": 0.5, "sliding_window": 48, "layer_types": _WINDOWS, "head_dim": 64,
-        "tie_word_embeddings": True,
-    },
     "gpt_oss": {
         "head_dim": 64, "sliding_window": 48, "layer_types": _WINDOWS, **_EXPERTS,
     },
@@ -64,26 +61,29 @@ ARCHITECTURES: dict[str, dict[str, Any]] = {
     },
     "smollm3": {"no_rope_layers": [1, 0], "use_sliding_window": False},
     "glm4": {"head_dim": 64, "pad_token_id": 0},
-    "nemotron": {"head_dim": 32},
+    "nemotron": {},
     "falcon": {
         "num_kv_heads": 1, "new_decoder_architecture": False, "multi_query": True, "alibi": False,
         "parallel_attn": True, "bias": False,
     },
-    "gpt_neox": {"num_key_value_heads": None, "rotary_pct": 0.25},
+    "gpt_neox": {"num_key_value_heads": 4, "rotary_pct": 0.25},
     "gpt2": {
-        "n_embd": 128, "n_layer": 2, "n_head": 4, "n_positions": CONTEXT,
+        "n_embd": 256, "n_layer": 2, "n_head": 4, "n_positions": CONTEXT,
         "tie_word_embeddings": True,
     },
     "gptj": {"n_embd": 256, "n_layer": 2, "n_head": 4, "n_positions": CONTEXT, "rotary_dim": 32},
     "opt": {
-        "ffn_dim": 256, "word_embed_proj_dim": 128, "do_layer_norm_before": True,
+        "ffn_dim": 512, "word_embed_proj_dim": 256, "do_layer_norm_before": True,
         "tie_word_embeddings": True,
     },
 }  # fmt: skip
 
 
-def make(name: str, folder: Path) -> Any:
-    """Write a model into ``folder`` as frameworks load it, and return it (transformers, fp32)."""
+def make(name: str, folder: Path, dtype: str = "float32") -> Any:
+    """Write a model into ``folder`` as frameworks load it, and return it (transformers, fp32).
+
+    Its weights are numbers of ``dtype``.
+    """
     import torch
     import transformers
 
@@ -96,14 +96,18 @@ def make(name: str, folder: Path) -> Any:
         model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="eager")
         model = model.float().eval()
         for parameter_name, weight in model.named_parameters():
-            _spread(parameter_name, weight)
+            _spread(name, parameter_name, weight)
+            weight.data = weight.data.to(getattr(torch, dtype)).float()
     finally:
         torch.set_rng_state(state)
     model.save_pretrained(folder)
+    for module in model.modules():
+        # vLLM runs some families in transformers' own classes, and then their calls look for this.
+        module.do_not_compile = True
     return model
 
 
-def _spread(name: str, weight: Any) -> None:
+def _spread(family: str, name: str, weight: Any) -> None:
     """Weights that keep activations near 1 and attention neither flat nor one-hot."""
     import torch
 
@@ -112,8 +116,11 @@ def _spread(name: str, weight: Any) -> None:
     elif weight.dim() >= 2:
         embedding = "emb" in name or "wte" in name or "wpe" in name or "embd" in name
         # Every projection has about as many inputs as its shorter side here.
-        std = 1.0 if embedding else 1.5 * min(weight.shape[-2:]) ** -0.5
-        torch.nn.init.normal_(weight, std=std / 8 if embedding else std)
+        std = 0.125 if embedding else 1.5 * min(weight.shape[-2:]) ** -0.5
+        if embedding and family.startswith("gemma"):
+            # They multiply it by sqrt(hidden) and share it with the head: larger, tokens repeat.
+            std = 0.25 * weight.shape[-1] ** -0.5
+        torch.nn.init.normal_(weight, std=std)
 
 
 def regret(model: Any, prompts: Sequence[Sequence[int]], answers: Sequence[Sequence[int]]) -> float:

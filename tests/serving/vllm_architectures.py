@@ -30,15 +30,22 @@ if not GPU:
     pytestmark = pytest.mark.slow
 
 TOKENS = 24
-#: In standard deviations of the logits. Sums in another order stay below 1e-3 of one; attention
-#: that is wrong somewhere costs about one.
-LEAST_REGRET = 0.02
+#: What rounding may cost by dtype, in standard deviations of the logits. Attention that is wrong
+#: somewhere costs one or more, a scale that is wrong by 2 % costs 0.1.
+MOST_REGRET = {"float32": 0.01, "float16": 0.02, "bfloat16": 0.25}
+#: Families whose activations vLLM keeps out of fp16.
+WIDE_RANGE = ("gemma2", "gemma3", "glm4")
 
 
 def prompts() -> list[list[int]]:
     draw = random.Random(5)
     lengths = (1, 2, 15, 16, 17, 33, 64, 100, 129, 200, 257, 300)
     return [[draw.randrange(3, architectures.VOCAB) for _ in range(n)] for n in lengths]
+
+
+def dtype_of(name: str) -> str:
+    """The dtype with the least rounding: no engine of ours takes fp32 on a GPU."""
+    return "float32" if not GPU else "bfloat16" if name in WIDE_RANGE else "float16"
 
 
 def options() -> dict[str, Any]:
@@ -52,7 +59,7 @@ def options() -> dict[str, Any]:
     }  # fmt: skip
 
 
-def served(folder: Path) -> list[list[int]]:
+def served(folder: Path, dtype: str) -> list[list[int]]:
     """What vLLM, attending with ours, makes of the prompts."""
     from vllm import SamplingParams
 
@@ -60,7 +67,7 @@ def served(folder: Path) -> list[list[int]]:
     sampling = SamplingParams(temperature=0, max_tokens=TOKENS, ignore_eos=True, detokenize=False)
     with engine(
         folder, OURS, skip_tokenizer_init=True, max_model_len=architectures.CONTEXT,
-        enable_prefix_caching=False, **options(),
+        enable_prefix_caching=False, dtype=dtype, **options(),
     ) as llm:  # fmt: skip
         asked = [{"prompt_token_ids": ids} for ids in prompts()]
         found = llm.generate(asked, sampling, use_tqdm=False)
@@ -75,14 +82,15 @@ def served(folder: Path) -> list[list[int]]:
 
 @pytest.mark.parametrize("name", architectures.ARCHITECTURES)
 def test_tokens_are_the_best_ones(name: str, tmp_path: Path) -> None:
-    model = architectures.make(name, tmp_path / name)
-    answers = served(tmp_path / name)
+    dtype = dtype_of(name)
+    model = architectures.make(name, tmp_path / name, dtype)
+    answers = served(tmp_path / name, dtype)
     regret = architectures.regret(model, prompts(), answers)
     # Attention decides: had a prompt's first token been another, other tokens would be the best.
     others = [[3 + (ids[0] + 7) % 500, *ids[1:]] for ids in prompts()[2:]]
     elsewhere = architectures.regret(model, others, answers[2:])
     print(f"{name}: regret {regret:.5f}, for other prompts {elsewhere:.2f}")
-    assert regret < LEAST_REGRET < elsewhere
+    assert regret < MOST_REGRET[dtype] < elsewhere
 
 
 def without_causal_mask(attend: Callable[..., Any]) -> Callable[..., Any]:
@@ -121,8 +129,9 @@ def test_broken_attention_is_noticed(
     function: str, broken: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(layer, function, broken(getattr(layer, function)))
-    model = architectures.make("llama", tmp_path / "llama")
-    answers = served(tmp_path / "llama")
+    dtype = dtype_of("llama")
+    model = architectures.make("llama", tmp_path / "llama", dtype)
+    answers = served(tmp_path / "llama", dtype)
     regret = architectures.regret(model, prompts(), answers)
     print(f"{broken.__name__}: regret {regret:.2f}")
-    assert regret > 10 * LEAST_REGRET
+    assert regret > 2 * MOST_REGRET[dtype]

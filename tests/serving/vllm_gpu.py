@@ -123,6 +123,21 @@ def test_fp8_caches_recite(cache: str) -> None:
     assert found == len(PROMPTS)
 
 
+def test_a_graph_follows_the_scales_of_its_cache() -> None:
+    """They are tensors of the layers. Values divided by 1e-4 leave the range of fp8."""
+    fp8 = options(kv_cache_dtype="fp8", enable_prefix_caching=False)
+    with engine(made("overfit"), OURS, **fp8) as llm:
+        layers = llm.llm_engine.vllm_config.compilation_config.static_forward_context
+        survivors = []
+        for scale in (1.0, 1e-4, 0.7):
+            with torch.inference_mode():
+                for each in layers.values():
+                    each._v_scale.fill_(scale)
+            survivors.append(right(generate(llm, PROMPTS)[0], TRUTH))
+    print(f"of {len(PROMPTS)}, by scale: {survivors}")
+    assert survivors[0] == survivors[2] == len(PROMPTS) and survivors[1] < len(PROMPTS) / 2
+
+
 def test_a_full_cache_loses_nothing() -> None:
     """Twice the requests that the cache holds: some are preempted and computed again."""
     lines, tokens = models.recited(), 64

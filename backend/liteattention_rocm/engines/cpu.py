@@ -6,6 +6,8 @@ One binary holds every instruction-set path; the best one the processor has is t
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -27,6 +29,7 @@ from ..contract import (
     address,
     beyond,
     page_strides,
+    read_scale,
     strides,
 )
 from .environment import ISA_VARIABLE, settings
@@ -71,6 +74,7 @@ class CpuEngine(Engine):
     name = "cpu"
     dtypes = tuple(_DTYPES)
     cache_dtypes = tuple(_KV_TYPES)
+    reads_scales = True
     weighs = True
 
     def limits(self, request: Request) -> list[str]:
@@ -94,10 +98,12 @@ class CpuEngine(Engine):
     def bind(self, request: Request, like: Any) -> Bound:
         """Return what computes in C++; see :meth:`Engine.bind`."""
         if isinstance(request, RaggedRequest):
-            return _bind_ragged(request, like)
-        if isinstance(request, WriteRequest):
-            return _bind_write(request, like)
-        return _bind_dense(request, like)
+            bind: Any = _bind_ragged
+        elif isinstance(request, WriteRequest):
+            bind = _bind_write
+        else:
+            return _bind_dense(request, like)
+        return _with_scales(request, bind) if request.scale_tensors else bind(request, like)
 
 
 def _bind_dense(request: DenseRequest, like: DenseTensors | LiteTensors) -> Bound:
@@ -125,6 +131,22 @@ def _bind_dense(request: DenseRequest, like: DenseTensors | LiteTensors) -> Boun
             request.budget,
         )
     return call
+
+
+def _with_scales(request: RaggedRequest | WriteRequest, bind: Callable[[Any, Any], Bound]) -> Bound:
+    """Bind again whenever scales in tensors have other values: a plan holds them as numbers."""
+    last: tuple[tuple[float, float], Bound] | None = None
+
+    def run(t: RaggedTensors | WriteTensors) -> None:
+        nonlocal last
+        scales = read_scale(t.k_scale, 1.0), read_scale(t.v_scale, 1.0)
+        found = last
+        if found is None or found[0] != scales:
+            numbers = replace(request, k_scale=scales[0], v_scale=scales[1], scale_tensors=False)
+            last = found = scales, bind(numbers, t)
+        found[1](t)
+
+    return run
 
 
 def _bind_ragged(request: RaggedRequest, like: RaggedTensors) -> Bound:

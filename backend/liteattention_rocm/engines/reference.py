@@ -23,6 +23,7 @@ from __future__ import annotations
 
 import functools
 import math
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -43,6 +44,7 @@ from ..contract import (
     TileGeometry,
     WriteRequest,
     WriteTensors,
+    read_scale,
     slot_beyond,
 )
 from ..lite import bitmap, budget
@@ -58,6 +60,7 @@ class ReferenceEngine(Engine):
     name = "reference"
     dtypes = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
     cache_dtypes = FP8
+    reads_scales = True
     plans_from_bounds = True
     weighs = True
 
@@ -103,6 +106,11 @@ def _lite(request: LiteRequest, t: LiteTensors) -> None:
 
 def _ragged(request: RaggedRequest, t: RaggedTensors) -> None:
     """Compute one request after the other."""
+    request = replace(
+        request,
+        k_scale=read_scale(t.k_scale, request.k_scale),
+        v_scale=read_scale(t.v_scale, request.v_scale),
+    )
     for index in range(request.requests):
         begin, end = t.q_start[index : index + 2].tolist()
         if begin == end:
@@ -127,8 +135,8 @@ def _write(request: WriteRequest, t: WriteTensors) -> None:
     if error is not None:
         raise error
     for rows, cache, scale in (
-        (t.k, t.k_cache, request.k_scale),
-        (t.v, t.v_cache, request.v_scale),
+        (t.k, t.k_cache, read_scale(t.k_scale, request.k_scale)),
+        (t.v, t.v_cache, read_scale(t.v_scale, request.v_scale)),
     ):
         for row, slot in zip(rows, t.slots.tolist(), strict=True):
             if slot >= 0:

@@ -68,7 +68,7 @@ def signature(
             types[name] = "i32"
         elif name in ("c", "threshold", "scale_log2", "soft_cap", "k_scale", "v_scale"):
             types[name] = "fp32"
-        elif name in ("lse", "sinks", "part_out", "part_lse", "mass"):
+        elif name in ("lse", "sinks", "part_out", "part_lse", "mass", "k_scale_at", "v_scale_at"):
             types[name] = "*fp32"
         elif name == "items":
             types[name] = "*i16"
@@ -92,7 +92,7 @@ def dense(**changes: Any) -> dict[str, Any]:
 RAGGED = dict(
     TILE_ROWS=2, GROUP=8, BLOCK_N=64, HEAD_DIM=128, WIDTH=128, SPLIT=True, ONE_TILE=False,
     PAGE=16, CAUSAL=True, WINDOW=False, CAP=False, HAS_SINKS=False, HAS_LSE=True, ROUNDING=0,
-    WIDEN=False, CHAINED=False, BELOW=0,
+    WIDEN=False, CHAINED=False, BELOW=0, SCALES=False,
 )  # fmt: skip
 MERGE = dict(HAS_SINKS=False, HAS_LSE=True, ROUNDING=0, CHAINED=False)
 CASES = {
@@ -119,7 +119,7 @@ CASES = {
             CHAINED=False,
         ),
     ),
-    "write": (ragged.write_kv, dict(HEAD_DIM=128, WIDTH=128, FP8_MANTISSA=0)),
+    "write": (ragged.write_kv, dict(HEAD_DIM=128, WIDTH=128, FP8_MANTISSA=0, SCALES=False)),
 }
 WIDE = RAGGED | dict(HEAD_DIM=256, WIDTH=256, BLOCK_N=32)
 #: Constants, the cache's type, and stages of the loads.
@@ -314,7 +314,10 @@ def test_dense_attention_on_the_emulator(causal: bool) -> None:
     ids=["80", "e4m3", "e5m2"],
 )
 def test_decoding_on_the_emulator(dim: int, fp8: torch.dtype | None) -> None:
-    """A cache write, parts of requests and their merge, gfx942 machine code, against float64."""
+    """A cache write, parts of requests and their merge, gfx942 machine code, against float64.
+
+    Scales of e4m3 are tensors, those of e5m2 numbers.
+    """
     torch.manual_seed(0)
     lengths, page, width, heads, splits = (150, 40), 16, 1 << (dim - 1).bit_length(), 3, 3
     q = torch.randn(2, heads, dim).bfloat16()
@@ -329,12 +332,15 @@ def test_decoding_on_the_emulator(dim: int, fp8: torch.dtype | None) -> None:
     held = cache.view(torch.uint8) if fp8 else cache
     caches = held.unbind(1)
     k_scale, v_scale = (0.07, 1.3) if fp8 else (1.0, 1.0)
+    in_memory = fp8 == torch.float8_e4m3fn
+    memory = [torch.tensor([x] if in_memory else [math.nan]) for x in (k_scale, v_scale)]
+    by_value = (1.0, 1.0) if in_memory else (k_scale, v_scale)
     row_steps, cache_steps = 2 * [dim, dim], 2 * [2 * page * dim, dim, dim]
     run_on_emulator(
         ragged.write_kv,
-        dict(HEAD_DIM=dim, WIDTH=width, FP8_MANTISSA=MANTISSA[fp8]),
+        dict(HEAD_DIM=dim, WIDTH=width, FP8_MANTISSA=MANTISSA[fp8], SCALES=in_memory),
         [sum(lengths), 1],
-        [*rows, *caches, torch.cat(slots), *row_steps, *cache_steps, page, k_scale, v_scale],
+        [*rows, *caches, torch.cat(slots), *memory, *row_steps, *cache_steps, page, *by_value],
         1,
         "u8" if fp8 else "",
     )
@@ -345,14 +351,28 @@ def test_decoding_on_the_emulator(dim: int, fp8: torch.dtype | None) -> None:
     counts = torch.full((2,), -1, dtype=torch.int32)
     steps = [heads * dim, dim]
     strides = [*steps, *cache_steps, *steps, table.stride(0)]
-    numbers = [2, heads, heads, 0, 2, splits, 1, dim**-0.5 * LOG2E * k_scale, 0.0, v_scale]
+    numbers = [2, heads, heads, 0, 2, splits, 1, dim**-0.5 * LOG2E * by_value[0], 0.0, by_value[1]]
     run_on_emulator(
         ragged.attention,
         RAGGED
         | dict(HEAD_DIM=dim, WIDTH=width, TILE_ROWS=4, GROUP=4, BLOCK_N=32, SPLIT=True)
-        | dict(ONE_TILE=True),
+        | dict(ONE_TILE=True, SCALES=in_memory),
         [2, 1, splits],
-        [q, *caches, out, lse, none, *parts, counts, starts, keys, table, *strides, *numbers],
+        [
+            q,
+            *caches,
+            out,
+            lse,
+            none,
+            *parts,
+            counts,
+            starts,
+            keys,
+            table,
+            *memory,
+            *strides,
+            *numbers,
+        ],
         4,
         {torch.float8_e4m3fn: "fp8e4nv", torch.float8_e5m2: "fp8e5", None: ""}[fp8],
     )

@@ -360,7 +360,7 @@ def test_a_bound_ragged_call_hands_its_workspace_on(
         requests=2, rows=2, q_heads=4, kv_heads=2, head_dim=64, dtype=torch.bfloat16,
         kv_dtype=torch.bfloat16, device=CPU, page_size=16, max_q_len=1, max_kv_len=1024, scale=0.1,
         causal=True, window=0, soft_cap=0.0, sinks=True, k_scale=1.0, v_scale=1.0, rounding="rtne",
-        return_lse=True,
+        return_lse=True, scale_tensors=True,
     )  # fmt: skip
     splits = ragged_launch.cut(decode).splits
     assert splits > 1
@@ -371,7 +371,10 @@ def test_a_bound_ragged_call_hands_its_workspace_on(
         k, v = (torch.empty(9, 16, 2, 64, dtype=torch.bfloat16) for _ in range(2))
         index = [torch.zeros(n, dtype=torch.int32) for n in (3, 2)]
         table = torch.zeros(2, 64, dtype=torch.int32)
-        return RaggedTensors(q, k, v, out, torch.empty(4, 2), torch.empty(4), *index, table)
+        scales = [torch.ones(1) for _ in range(2)]
+        return RaggedTensors(
+            q, k, v, out, torch.empty(4, 2), torch.empty(4), *index, table, *scales
+        )
 
     first = step()
     bound = ragged_launch.Attention(decode, first)
@@ -391,7 +394,7 @@ def test_a_bound_ragged_call_hands_its_workspace_on(
         where, found = arguments(attend.result, driver)
         pointers = [x.data_ptr() for x in t]
         assert where == (2, 2, splits, STREAM)
-        assert found == (*pointers[:6], *inner, *pointers[6:], *started[12:])
+        assert found == (*pointers[:6], *inner, *pointers[6:], *started[14:])
         where, found = arguments(merge.result, driver)
         assert where == (2, 4, 1, STREAM)
         assert found == (*inner, *pointers[3:7], *merged[7:])
@@ -407,17 +410,18 @@ def test_a_bound_write_gets_the_addresses_of_each_call(
     def rows() -> WriteTensors:
         k, v = (torch.empty(3, 2, 64, dtype=torch.bfloat16) for _ in range(2))
         caches = [torch.empty(9, 16, 2, 64, dtype=torch.bfloat16) for _ in range(2)]
-        return WriteTensors(k, v, *caches, torch.zeros(3, dtype=torch.int32))
+        slots, scales = torch.zeros(3, dtype=torch.int32), [torch.ones(1) for _ in range(2)]
+        return WriteTensors(k, v, *caches, slots, *scales)
 
     first = rows()
-    shape = (3, 2, 64, torch.bfloat16, torch.bfloat16, CPU, 9, 16, 1.0, 1.0)
+    shape = (3, 2, 64, torch.bfloat16, torch.bfloat16, CPU, 9, 16, 1.0, 1.0, True)
     bound = ragged_launch.Write(WriteRequest(*shape), first)
     bound(first)
     t = rows()
     bound(t)
     where, found = arguments(function.result, driver)
     assert where == (3, 2, 1, STREAM)
-    assert found == (*(x.data_ptr() for x in t), *function.started[0][1][5:])
+    assert found == (*(x.data_ptr() for x in t), *function.started[0][1][7:])
     assert len(function.started) == 1
     ragged_launch.Write(WriteRequest(0, *shape[1:]), first)(first)  # no rows, no launch
     assert arguments(function.result, driver)[1] == found and len(function.started) == 1

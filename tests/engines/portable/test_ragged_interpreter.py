@@ -28,7 +28,7 @@ def check(
 ) -> None:
     """lengths: (rows, keys) of every request. Compare each with its own float64 attention.
 
-    ``fp8``: of the cache, with scales that are no powers of two.
+    ``fp8``: of the cache, with scales that are no powers of two; those of e4m3 are tensors.
     """
     generator = torch.Generator().manual_seed(len(lengths) + heads[0])
     q_heads, kv_heads = heads
@@ -51,7 +51,9 @@ def check(
         table = pages[: len(lengths) * width].view(len(lengths), width).contiguous()
         cache = torch.full((len(pages), 2, page_size, kv_heads, dim), math.nan)
         cache = cache.to(fp8 or torch.bfloat16).to(DEVICE)
-        scales = {"k_scale": 0.07, "v_scale": 1.3} if fp8 else {}
+        scales: dict[str, Any] = {"k_scale": 0.07, "v_scale": 1.3} if fp8 else {}
+        if fp8 == torch.float8_e4m3fn:
+            scales = {name: torch.tensor([x], device=DEVICE) for name, x in scales.items()}
         k_cache, v_cache = cache[:, 0], cache[:, 1]
         for r, (k, v) in enumerate(requests):
             token = torch.arange(len(k))
@@ -68,7 +70,8 @@ def check(
         batch = PagedBatch(*(x.to(DEVICE) for x in (q_start, kv_len, table)))
         _, lse = attention_paged(q, k_cache, v_cache, batch, **common, **scales)
         if fp8:
-            requests = [tuple(map(stored, kv, [fp8] * 2, scales.values())) for kv in requests]
+            factors = list(map(float, scales.values()))
+            requests = [tuple(map(stored, kv, [fp8] * 2, factors)) for kv in requests]
     else:
         k_start = torch.tensor([0] + [n for _, n in lengths]).cumsum(0).int()
         k, v = (torch.cat([r[i] for r in requests]) for i in (0, 1))

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from liteattention_rocm import PagedBatch, attention_paged
+from liteattention_rocm import PagedBatch, attention_paged, write_kv
 from liteattention_rocm.engines.triton import launch, ragged_launch
 from tests.oracle.attention import exact_rows, expect_out
 
@@ -134,6 +134,29 @@ def test_replayed_launches_read_their_own_step(
         for kernel, *given in graph:
             kernel(*given)
         step.expect(lengths, **options)
+
+
+def test_replayed_launches_read_the_scales_of_their_caches(launches: list[tuple[Any, ...]]) -> None:
+    torch.manual_seed(0)
+    scales = {"k_scale": torch.ones(()), "v_scale": torch.ones(1)}
+    rows, slots = torch.randn(64, KV_HEADS, DIM).bfloat16(), torch.arange(64)
+    k, v = torch.zeros(2, 4, PAGE, KV_HEADS, DIM).to(torch.float8_e4m3fn)
+    q, out = torch.randn(1, HEADS, DIM).bfloat16(), torch.zeros(1, HEADS, DIM).bfloat16()
+    batch = PagedBatch(*(torch.tensor(x).int() for x in ([0, 1], [64], [[0, 1, 2, 3]])))
+    write_kv(rows, -rows, k, v, slots, engine="portable", **scales)
+    attention_paged(q, k, v, batch, out=out, engine="portable", **scales)
+    graph = list(launches)
+    for k_scale, v_scale in ((0.07, 1.3), (2.5, 0.01)):
+        scales["k_scale"].fill_(k_scale)
+        scales["v_scale"].fill_(v_scale)
+        for kernel, *given in graph:
+            kernel(*given)
+        held = [
+            (x.float() / scale).clamp(-448, 448).to(k.dtype).double() * scale
+            for x, scale in ((rows, k_scale), (-rows, v_scale))
+        ]
+        expected = exact_rows(q, *held, causal=True)
+        expect_out(out, expected, 2.0**-7 * (1.01 * expected.weight + expected.out.abs()) + 1e-6)
 
 
 def test_the_device_chooses_as_many_parts_as_there_are_keys_for(

@@ -123,6 +123,7 @@ def _fold(
 @triton.jit(do_not_specialize=_SIZES)
 def attention(
     q, k, v, out, lse, sinks, part_out, part_lse, part_count, q_start, kv_len, page_table,
+    k_scale_at, v_scale_at,
     stride_qt, stride_qh, stride_kp, stride_kt, stride_kh, stride_vp, stride_vt, stride_vh,
     stride_ot, stride_oh, stride_table,
     requests, q_heads, group, window, rows, splits, part_blocks, scale_log2, soft_cap, v_scale,
@@ -130,14 +131,15 @@ def attention(
     WIDTH: tl.constexpr, SPLIT: tl.constexpr, ONE_TILE: tl.constexpr, PAGE: tl.constexpr,
     CAUSAL: tl.constexpr, WINDOW: tl.constexpr, CAP: tl.constexpr, HAS_SINKS: tl.constexpr,
     HAS_LSE: tl.constexpr, ROUNDING: tl.constexpr, WIDEN: tl.constexpr, CHAINED: tl.constexpr,
-    BELOW: tl.constexpr,
+    BELOW: tl.constexpr, SCALES: tl.constexpr,
 ):  # fmt: skip
     """Program (tile, key head, part): ``TILE_ROWS`` rows x ``GROUP`` heads of one request.
 
     ``GROUP`` is a power of two >= ``group``, heads of the tile past ``group`` are idle.
     ``ONE_TILE``: no request has more rows than a tile, tile r is request r. ``PAGE``: tokens of a
     page, 0 for packed keys; ``kv_len`` then holds kv_start [requests + 1]. ``v_scale`` is what an
-    fp8 cache's values are multiplied by.
+    fp8 cache's values are multiplied by; with ``SCALES`` fp32 ``k_scale_at[0]`` and
+    ``v_scale_at[0]`` multiply its keys and values, too.
 
     Without ``SPLIT``, ``splits`` is 1, and ``out`` and ``lse`` are final. Otherwise a tile's keys
     are cut into as many parts as have ``part_blocks`` blocks of keys each, ``splits`` at most;
@@ -166,6 +168,9 @@ def attention(
     if BELOW > 0:
         if q_len >= BELOW:
             return
+    if SCALES:
+        scale_log2 = scale_log2 * tl.load(k_scale_at)
+        v_scale = v_scale * tl.load(v_scale_at)
     if PAGE > 0:
         length = tl.load(kv_len + request)
         table = page_table + request.to(tl.int64) * stride_table
@@ -360,13 +365,15 @@ def _fp8(x, MANTISSA: tl.constexpr):
 
 @triton.jit(do_not_specialize=["page_size"])
 def write_kv(
-    k, v, k_cache, v_cache, slots, stride_kt, stride_kh, stride_vt, stride_vh,
+    k, v, k_cache, v_cache, slots, k_scale_at, v_scale_at,
+    stride_kt, stride_kh, stride_vt, stride_vh,
     stride_kp, stride_ks, stride_kc, stride_vp, stride_vs, stride_vc, page_size, k_scale, v_scale,
-    HEAD_DIM: tl.constexpr, WIDTH: tl.constexpr, FP8_MANTISSA: tl.constexpr,
+    HEAD_DIM: tl.constexpr, WIDTH: tl.constexpr, FP8_MANTISSA: tl.constexpr, SCALES: tl.constexpr,
 ):  # fmt: skip
     """Program (row, head): copy k and v [HEAD_DIM] into token ``slots[row]`` of the cache.
 
-    ``FP8_MANTISSA``: 0, or the cache is uint8 and gets row / scale as fp8, see :func:`_fp8`.
+    ``FP8_MANTISSA``: 0, or the cache is uint8 and gets row / scale as fp8, see :func:`_fp8`. With
+    ``SCALES`` the scales are fp32 ``k_scale_at[0]`` and ``v_scale_at[0]``.
     """
     row = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1).to(tl.int64)
@@ -379,6 +386,9 @@ def write_kv(
     token = slot % page_size
     key = tl.load(k + row * stride_kt + head * stride_kh + dim, mask=there)
     value = tl.load(v + row * stride_vt + head * stride_vh + dim, mask=there)
+    if SCALES:
+        k_scale = tl.load(k_scale_at)
+        v_scale = tl.load(v_scale_at)
     if FP8_MANTISSA > 0:
         key = _fp8(tl.div_rn(key.to(tl.float32), k_scale), FP8_MANTISSA)
         value = _fp8(tl.div_rn(value.to(tl.float32), v_scale), FP8_MANTISSA)

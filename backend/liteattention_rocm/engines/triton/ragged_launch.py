@@ -227,7 +227,7 @@ class Attention(BoundCall):
                 request.window > 0, request.soft_cap > 0, request.sinks, request.return_lse,
                 rounding,
                 request.device.type == "cpu", chained and step.splits > 1,
-                0 if long is None else SHORTEST_PROMPT,
+                0 if long is None else SHORTEST_PROMPT, request.scale_tensors,
             ),
             (("num_warps", step.warps), ("num_stages", step.stages)),
             (request.dtype, request.kv_dtype, pointers, tuple(map(kind, steps))),
@@ -271,6 +271,8 @@ class Attention(BoundCall):
         sinks = out if t.sinks is None else t.sinks.data_ptr()
         q_start = t.q_start.data_ptr()
         table = q_start if t.page_table is None else t.page_table.data_ptr()
+        k_scale = out if t.k_scale is None else t.k_scale.data_ptr()
+        v_scale = out if t.v_scale is None else t.v_scale.data_ptr()
         part_out = part_lse = part_count = out
         if self._size:
             workspace = self.workspace(self._size)  # kept until everything is launched
@@ -286,7 +288,7 @@ class Attention(BoundCall):
             stream, (),
             (
                 t.q.data_ptr(), t.k.data_ptr(), t.v.data_ptr(), out, lse, sinks, part_out,
-                part_lse, part_count, q_start, t.keys.data_ptr(), table,
+                part_lse, part_count, q_start, t.keys.data_ptr(), table, k_scale, v_scale,
             ),
         )  # fmt: skip
         for merge in self._merge:
@@ -307,7 +309,11 @@ class Attention(BoundCall):
             )  # fmt: skip
         if self._long is not None:
             self._long.start(_views(t, self._paged), (t.out, lse, sinks, t.q_start, t.keys, table))
-        self._attend.start((), (*t[:4], lse, sinks, *parts, t.q_start, t.keys, table))
+        k_scale = t.out if t.k_scale is None else t.k_scale
+        v_scale = t.out if t.v_scale is None else t.v_scale
+        self._attend.start(
+            (), (*t[:4], lse, sinks, *parts, t.q_start, t.keys, table, k_scale, v_scale)
+        )
         for merge in self._merge:
             merge.start((), (*parts, t.out, lse, sinks, t.q_start))
 
@@ -325,6 +331,7 @@ class Write(BoundCall):
             (*steps, request.page_size, request.k_scale, request.v_scale),
             (
                 request.head_dim, width(request.head_dim), FP8_MANTISSA.get(request.kv_dtype, 0),
+                request.scale_tensors,
             ),
             (("num_warps", 1),),
             (
@@ -340,7 +347,9 @@ class Write(BoundCall):
             return
         if self.ready:
             launch, stream = self._launch, raw_stream(self.index)
-            launch(stream, (), tuple([x.data_ptr() for x in t]))
+            k_scale = t.slots if t.k_scale is None else t.k_scale
+            v_scale = t.slots if t.v_scale is None else t.v_scale
+            launch(stream, (), tuple([x.data_ptr() for x in (*t[:5], k_scale, v_scale)]))
             return
         error = slot_beyond(t, self._request) if self.index < 0 else None
         if error is not None:
@@ -351,7 +360,9 @@ class Write(BoundCall):
                 t = t._replace(
                     k_cache=t.k_cache.view(torch.uint8), v_cache=t.v_cache.view(torch.uint8)
                 )
-            self._launch.start((), t)
+            k_scale = t.slots if t.k_scale is None else t.k_scale
+            v_scale = t.slots if t.v_scale is None else t.v_scale
+            self._launch.start((), (*t[:5], k_scale, v_scale))
 
 
 def _chains(device: torch.device) -> bool:
