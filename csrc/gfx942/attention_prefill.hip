@@ -1,5 +1,6 @@
 // Attention of many query rows against paged or packed keys: requests of any lengths in one launch,
-// GQA, causal with a prefix, sliding window, soft cap, sinks; bf16 and fp16, D = 64, 128 and 256.
+// GQA, causal with a prefix, sliding window, soft cap, sinks; bf16 and fp16, D = 64, 128 and 256,
+// caches of these numbers or of fp8.
 //
 // Road map. The rows of a tile are (query position, head of the group), so that keys are read once
 // for all query heads that share them. A workgroup of 8 waves computes one tile of one (request, kv
@@ -10,7 +11,8 @@
 // that none of its own rows sees, and masks only those that not all of them see.
 //
 // K and V both come from LDS, where the keys of a block, which pages may scatter, lie in order, and
-// V turned into operands (paged.h, mfma_layout.h).
+// V turned into operands (paged.h, mfma_layout.h). There an fp8 cache is one of 16 bits already:
+// the copying group widens its numbers (cache.h).
 //
 // Schedule. As in attention.h two groups of four waves, B one barrier behind A, one on the matrix
 // core while the other is on the vector ALU. A line is one stretch between two barriers:
@@ -152,7 +154,7 @@ LITE_DEVICE void MaskUnseen(const RaggedParams& p, const Request& request, const
 
 // Normalises and writes a wave's rows that exist; `c` as in softmax.h. A sink is one more score
 // without a value.
-template <class Number, class L, int kDim, int kTiles>
+template <class Number, class Cache, class L, int kDim, int kTiles>
 LITE_DEVICE void StorePackedRows(const RaggedParams& p, const Request& request, int32_t q_head,
                                  const PackedRows& rows, int32_t first_row, float c,
                                  const WaveId& me, const Statistics<L, kTiles>& stats,
@@ -175,7 +177,8 @@ LITE_DEVICE void StorePackedRows(const RaggedParams& p, const Request& request, 
                 top = higher;
             }
         }
-        const float scale = IsZero(sum) ? 0.0f : shrink * Rcp(sum);
+        float scale = IsZero(sum) ? 0.0f : shrink * Rcp(sum);
+        if constexpr (Cache::kBytes == 1) scale *= p.v_scale;
         char* to = reinterpret_cast<char*>(p.out + static_cast<int64_t>(at) * p.out_strides.row +
                                            static_cast<int64_t>(head) * p.out_strides.head);
         StoreRow<Number>(to, scale, x, me.lane, out);
@@ -186,7 +189,7 @@ LITE_DEVICE void StorePackedRows(const RaggedParams& p, const Request& request, 
     }
 }
 
-template <class Number, int kDim>
+template <class Number, int kDim, class Cache>
 LITE_DEVICE void AttentionPrefill(const RaggedParams& p) {
     using L = Layout16;
     constexpr int kTileRows = PrefillRows(kDim), kKeys = PrefillKeys(kDim);
@@ -224,10 +227,10 @@ LITE_DEVICE void AttentionPrefill(const RaggedParams& p) {
     const int64_t packed_rows =
         p.kv_start ? UniformInt(static_cast<uint32_t>(p.kv_start[request.number])) : 0;
     KeySource source;
-    source.base = reinterpret_cast<const char*>((group_b ? p.v : p.k) + kv_head * strides.head +
-                                                packed_rows * strides.row);
-    source.page_bytes = static_cast<uint32_t>(strides.page * 2);
-    source.row_bytes = static_cast<uint32_t>(strides.row * 2);
+    source.base = static_cast<const char*>(group_b ? p.v : p.k) +
+                  (kv_head * strides.head + packed_rows * strides.row) * Cache::kBytes;
+    source.page_bytes = static_cast<uint32_t>(strides.page * Cache::kBytes);
+    source.row_bytes = static_cast<uint32_t>(strides.row * Cache::kBytes);
     source.page_size = static_cast<uint32_t>(p.page_size);
     source.pages = {p.page_multiplier, p.page_shift};
     source.lowest = tile_first.begin;
@@ -240,19 +243,19 @@ LITE_DEVICE void AttentionPrefill(const RaggedParams& p) {
     const int thread = static_cast<int>(me.quarter * kWaveSize + me.lane);
     const int run = group_b ? VCopyRun(kDim, thread) : KCopyRun(kDim, thread);
     const int piece = group_b ? VCopyPiece(kDim, thread) : KCopyPiece(kDim, thread);
-    const uint32_t piece_byte = static_cast<uint32_t>(piece * PieceBytes(kDim));
+    KeyPieces<Cache, kDim> pieces;
+    const uint32_t piece_byte = static_cast<uint32_t>(piece * pieces.kElements * Cache::kBytes);
     const uint32_t v_store =
         static_cast<uint32_t>(VLdsByte(kKeys, piece * PieceBytes(kDim) / 2, run));
 
     KeyPlaces places;
-    KeyPieces<kDim> pieces;
     const auto find = [&](int32_t block) { places = FindKeys(source, block * kKeys + 4 * run); };
-    const auto load = [&] { LoadKeys<kDim>(source, places, piece_byte, pieces); };
+    const auto load = [&] { LoadKeys(source, places, piece_byte, pieces); };
     const auto store = [&](uint32_t half) {
         if (group_b)
-            StoreV<kDim, kKeys>(pieces, v_store, v_lds + half);
+            StoreV<kKeys>(pieces, v_store, v_lds + half);
         else
-            StoreK<kDim>(pieces, run, piece, lds + half);
+            StoreK(pieces, run, piece, lds + half);
     };
 
     const bool capped = p.cap_log2 != 0.0f;
@@ -290,9 +293,9 @@ LITE_DEVICE void AttentionPrefill(const RaggedParams& p) {
         // Block `block` + 1, which the tile must have.
         const auto copy = [&] {
             if (in_group_b())
-                StoreV<kDim, kKeys>(pieces, v_store, v_lds + (half ^ kBytes));
+                StoreV<kKeys>(pieces, v_store, v_lds + (half ^ kBytes));
             else
-                StoreK<kDim>(pieces, run, piece, lds + (half ^ kBytes));
+                StoreK(pieces, run, piece, lds + (half ^ kBytes));
             if (block + 2 >= blocks.end) return;
             load();
             find(block + 3);
@@ -350,14 +353,16 @@ LITE_DEVICE void AttentionPrefill(const RaggedParams& p) {
         while (block < blocks.end) idle();
         if (!in_group_b()) Barrier();  // as many barriers as group B
     }
-    StorePackedRows<Number>(ArgumentAgain<RaggedParams>(), request, kv_head * group, rows,
-                            first_row, c, me.Again(), stats, out);
+    StorePackedRows<Number, Cache>(ArgumentAgain<RaggedParams>(), request, kv_head * group, rows,
+                                   first_row, c, me.Again(), stats, out);
 }
 
 }  // namespace liteattention::gfx942
 
 using namespace liteattention::gfx942;
 
-#define LITE_ATTENTION_PREFILL(name, Number, kDim) \
-    LITE_KERNEL(kDenseThreads, 2) name(const RaggedParams p) { AttentionPrefill<Number, kDim>(p); }
+#define LITE_ATTENTION_PREFILL(name, Number, kDim, Cache)      \
+    LITE_KERNEL(kDenseThreads, 2) name(const RaggedParams p) { \
+        AttentionPrefill<Number, kDim, Cache<Number>>(p);      \
+    }
 #include "variants.def"
