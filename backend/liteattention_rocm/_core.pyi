@@ -58,6 +58,8 @@ class CpuKvType:
     same: ClassVar[CpuKvType]
     fp8_e4m3: ClassVar[CpuKvType]
     fp8_e5m2: ClassVar[CpuKvType]
+    fp8_e4m3fnuz: ClassVar[CpuKvType]
+    fp8_e5m2fnuz: ClassVar[CpuKvType]
 
 class CpuRaggedShape:
     def __init__(

@@ -542,9 +542,9 @@ def _fp8_reasons(request: RaggedRequest | WriteRequest) -> list[str]:
             f"the fp8 of an MI300X is {NATIVE_FP8}, in which {why}: allocate the cache as "
             f"{NATIVE_FP8} and fill it with write_kv"
         )
-    if isinstance(request, RaggedRequest) and request.kv_dtype == NATIVE_FP8:
-        if request.rounding != "rtne" and request.dtype == torch.bfloat16:
-            reasons.append(f"rounding {request.rounding!r} needs a cache of bf16: use 'rtne'")
+    rounding = request.rounding if isinstance(request, RaggedRequest) else "rtne"
+    if rounding != "rtne" and request.kv_dtype == NATIVE_FP8 and request.dtype == torch.bfloat16:
+        reasons.append(f"rounding {rounding!r} needs a cache of bf16: use 'rtne'")
     return reasons
 
 

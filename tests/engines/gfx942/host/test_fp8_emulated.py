@@ -117,9 +117,7 @@ def test_writes_round_as_the_reference_does(dtype: torch.dtype, scale: float) ->
     for engine in ("gfx942", "reference"):
         both = torch.full((2, 70, 1, 16, 68), 7.0).to(FP8)[..., 4:]
         k_cache, v_cache = (x.transpose(1, 2) for x in both)
-        serving.write_kv(
-            k, v, k_cache, v_cache, slots, k_scale=scale, v_scale=0.37, engine=engine
-        )
+        serving.write_kv(k, v, k_cache, v_cache, slots, k_scale=scale, v_scale=0.37, engine=engine)
         caches[engine] = both.clone().view(torch.uint8)
     assert torch.equal(caches["gfx942"], caches["reference"])
     assert (caches["gfx942"] == 0x80).any() and (caches["gfx942"] == 0x7F).any()
@@ -175,7 +173,7 @@ def test_what_only_16_bits_can_is_refused() -> None:
     q, k = torch.zeros(1, 1, 64).bfloat16(), torch.zeros(2, 16, 1, 66).to(FP8)[..., 1:65]
     one = torch.ones(1, dtype=torch.int32)
     batch = serving.PagedBatch(starts([1]), one, torch.zeros(1, 1, dtype=torch.int32))
-    with pytest.raises(ValueError, match="rounding 'rtz' needs a cache of bf16: use 'rtne'"):
+    with pytest.raises(ValueError, match=r"rounding 'rtz' needs a cache of bf16: use 'rtne'"):
         serving.attention_paged(q, k, k, batch, rounding="rtz", engine="gfx942")
-    with pytest.raises(ValueError, match="4 bytes .an element offset and strides that 4 divides"):
+    with pytest.raises(ValueError, match=r"4 bytes .an element offset and strides that 4 divides"):
         serving.attention_paged(q, k, k, batch, engine="gfx942")

@@ -23,6 +23,7 @@ sizes = st.fixed_dictionaries(
         "max_kv_len": st.integers(0, 300_000),
         "min_q_len": st.integers(0, 4),
         "window": st.sampled_from([0, 0, 1, 100, 4096, 500_000]),
+        "fp8": st.integers(0, 1),
     }
 )
 
@@ -31,7 +32,7 @@ def shape_of(s: dict[str, int]) -> _core.RaggedShape:
     return _core.RaggedShape(
         s["requests"], s["requests"] * s["max_q_len"], s["kv_heads"] * s["group"], s["kv_heads"],
         s["head_dim"], 16, s["max_q_len"], s["max_kv_len"], min(s["min_q_len"], s["max_q_len"]),
-        s["window"],
+        s["window"], bool(s["fp8"]),
     )  # fmt: skip
 
 
@@ -69,7 +70,7 @@ def test_plans_are_exact_and_never_modelled_to_lose(s: dict[str, int], units: in
     seen = s["max_kv_len"]
     if s["window"]:
         seen = min(seen, s["window"] + rows - 1)
-    assert plan.kv_bytes == items * seen * dim * 4
+    assert plan.kv_bytes == items * seen * dim * (2 if s["fp8"] else 4)
 
     def cost(splits: int) -> float:
         return _core.decode_cost(shape, splits, units)
