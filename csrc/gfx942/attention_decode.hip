@@ -1,10 +1,10 @@
 // Decode: attention of requests with few query rows over keys in pages (params.h: RaggedParams),
-// bf16 and fp16, D = 64, 128 and 256, caches of these numbers or of fp8. The time goes into reading
-// K and V, so each is read once.
+// bf16 and fp16, D = 64 to 256 (geometry.h: IsRaggedDim), caches of these numbers or of fp8. The
+// time goes into reading K and V, so each is read once.
 //
 // Road map. The query heads that share a key head, times the few query rows, are the 16 columns of
 // one MFMA tile. A workgroup of 4 waves computes one part of the keys of one (request, kv head);
-// its waves take blocks of 64 keys (16 at D = 256) in turn and never meet in the main loop:
+// its waves take blocks of 64 keys (16 from D = 192 on) in turn and never meet in the main loop:
 //
 //   Locate    a key per lane: page table entry -> byte offsets of its K and V row, to LDS
 //   Qk        S^T = K Q^T    a lane loads 8 neighbours of a K row: two operands as they are
@@ -13,7 +13,8 @@
 //             keys that its quad has probabilities of, 256 bytes in a row by 16 lanes, and v_perm
 //             takes the transposed operands out of them: operand j of 8 has row m = head dim
 //             8 m + j. So a lane ends with 32 neighbouring outputs of a query. No LDS, no pre-pass.
-//             (D = 64: 4 head dims and 4 operands a lane.)
+//             (D = 64: 4 head dims and 4 operands a lane.) Lanes past the last dims repeat those;
+//             nobody stores what they compute.
 //
 // An fp8 cache has half the bytes; what becomes an operand is widened on its way (cache.h).
 //
@@ -51,13 +52,24 @@ inline constexpr int kTile = L::kTile;
 template <class Cache, int kDim>
 struct DecodeShape {
     static constexpr int kKeys = DecodeKeys(kDim), kTiles = kKeys / kTile;
-    static constexpr int kSteps = kQkSteps<L, kDim>;  // loads of 8 elements of a K row by a quad
+    static constexpr int kSteps = kDim / (2 * L::kDepth);  // loads of 8 elements of a K row
     static constexpr int kStepWords = 2 * Cache::kBytes;
-    static constexpr int kRun = kDim >= 128 ? 8 : 4;     // neighbouring head dims of V in a lane
-    static constexpr int kRuns = kDim / (kTile * kRun);  // such runs, kTile * kRun apart
+    static constexpr bool kHalfStep = kDim % (2 * L::kDepth) != 0;  // and then one of 4
+    static constexpr int kRun = kDim > 64 ? 8 : 4;  // neighbouring head dims of V in a lane
+    static constexpr int kRuns = (kDim + kTile * kRun - 1) / (kTile * kRun);  // kTile * kRun apart
+    static constexpr int kColumns = kDim / kRun - kTile * (kRuns - 1);  // with the last of them
     static constexpr int kRunWords = kRun * Cache::kBytes / 4;
     static constexpr int kOutBytes = kRun * kWaveSize * 16;  // of a run of one wave's outputs
     static constexpr int kOffsetBytes = kKeys * 16;          // of one wave's offsets
+
+    // First of the head dims of V that a lane loads in run `run`.
+    static LITE_DEVICE int LoadedDim(int run, int lane) {
+        const int column = L::Col(lane);
+        const bool own = kColumns == kTile || run + 1 < kRuns || column < kColumns;
+        return kTile * kRun * run + kRun * (own ? column : kColumns - 1);
+    }
+    // Whether the head has the dims from `dim` on; it has kRun of them or none.
+    static LITE_DEVICE bool Has(int dim) { return kDim % (kTile * kRun) == 0 || dim < kDim; }
 };
 
 // Where a block's rows of K and V begin, in bytes from those of the kv head.
@@ -118,7 +130,9 @@ struct DecodeWave {
     int32_t all_lowest = 0, all_beyond;  // those that all queries see
 
     Half8 q[kSteps];
+    Half4 q_half;
     Words<Shape::kStepWords> k[kTiles][kSteps];
+    Words<Shape::kStepWords / 2> k_half[kTiles];
     Words<Shape::kRunWords> v[kTiles][4][kRuns];
     uint32_t entry;
     Float4 score[kTiles];
@@ -134,6 +148,9 @@ struct DecodeWave {
           across((static_cast<uint32_t>(lane_number) ^ 32u) * 4u),
           beyond(kv_len),
           all_beyond(kv_len) {}
+
+    // The first of a lane's 4 elements in the half step.
+    static LITE_DEVICE int HalfDim(int lane) { return 2 * L::kDepth * kSteps + 4 * L::Group(lane); }
 
     LITE_DEVICE void AskForEntries(int32_t first) { entry = pages.Entry(first + lane % kKeys); }
 
@@ -151,6 +168,8 @@ struct DecodeWave {
 #pragma unroll
             for (int s = 0; s < kSteps; ++s)
                 k[t][s] = LoadWords<Shape::kStepWords>(row + L::QkDim(s, lane, 0) * kBytes);
+            if constexpr (Shape::kHalfStep)
+                k_half[t] = LoadWords<Shape::kStepWords / 2>(row + HalfDim(lane) * kBytes);
         }
         SchedulingFence();
     }
@@ -160,11 +179,11 @@ struct DecodeWave {
         for (int t = 0; t < kTiles; ++t)
 #pragma unroll
             for (int e = 0; e < 4; ++e) {
-                const char* row =
-                    pages.v + offsets.v[L::ScoreKey(t, lane, e)] + L::Col(lane) * (kRun * kBytes);
+                const char* row = pages.v + offsets.v[L::ScoreKey(t, lane, e)];
 #pragma unroll
                 for (int r = 0; r < kRuns; ++r)
-                    v[t][e][r] = LoadWords<Shape::kRunWords>(row + r * (kTile * kRun * kBytes));
+                    v[t][e][r] =
+                        LoadWords<Shape::kRunWords>(row + Shape::LoadedDim(r, lane) * kBytes);
             }
         SchedulingFence();
     }
@@ -173,15 +192,17 @@ struct DecodeWave {
 #pragma unroll
         for (int t = 0; t < kTiles; ++t) {
             score[t] = Float4{};
+            const auto operand = [](const auto& row, int i) {
+                const Word2 words = {Cache::Two(row, i), Cache::Two(row, i + 1)};
+                return __builtin_bit_cast(Half4, words);
+            };
 #pragma unroll
             for (int s = 0; s < kSteps; ++s) {
-                const auto operand = [&](int i) {
-                    const Word2 words = {Cache::Two(k[t][s], i), Cache::Two(k[t][s], i + 1)};
-                    return __builtin_bit_cast(Half4, words);
-                };
-                Number::Multiply(operand(0), Low(q[s]), score[t]);
-                Number::Multiply(operand(2), High(q[s]), score[t]);
+                Number::Multiply(operand(k[t][s], 0), Low(q[s]), score[t]);
+                Number::Multiply(operand(k[t][s], 2), High(q[s]), score[t]);
             }
+            if constexpr (Shape::kHalfStep)
+                Number::Multiply(operand(k_half[t], 0), q_half, score[t]);
         }
         SchedulingFence();
     }
@@ -376,6 +397,10 @@ LITE_DEVICE void AttentionDecode(const RaggedParams& p) {
         w.q[s] = __builtin_bit_cast(
             Half8, Word4(*reinterpret_cast<const UnalignedWord4*>(q_row + L::QkDim(s, lane, 0))));
 
+    if constexpr (Shape::kHalfStep)
+        w.q_half = __builtin_bit_cast(
+            Half4, LoadWords<2>(reinterpret_cast<const char*>(q_row + Wave::HalfDim(lane))));
+
     const int32_t own = begin + static_cast<int32_t>(wave);
     w.Run(work.first + own * kKeys, (end - own + kDecodeWaves - 1) / kDecodeWaves);
 
@@ -427,11 +452,14 @@ LITE_DEVICE void AttentionDecode(const RaggedParams& p) {
 #pragma unroll
         for (int r = 0; r < kRuns; ++r)
 #pragma unroll
-            for (int i = 0; i < 4; ++i)
+            for (int i = 0; i < 4; ++i) {
+                const int dim = kTile * kRun * r + kRun * i;
+                if (!Shape::Has(first_dim + dim)) continue;
 #pragma unroll
                 for (int j = 0; j < kRun; j += 4)
-                    *reinterpret_cast<Float4*>(part_out + kTile * kRun * r + kRun * i + j) = Float4{
+                    *reinterpret_cast<Float4*>(part_out + dim + j) = Float4{
                         w.out[r][j][i], w.out[r][j + 1][i], w.out[r][j + 2][i], w.out[r][j + 3][i]};
+            }
         return;
     }
     const RowResult result = Result(max, sum, p.sinks, q_head);
@@ -440,13 +468,14 @@ LITE_DEVICE void AttentionDecode(const RaggedParams& p) {
     for (int r = 0; r < kRuns; ++r)
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
+            const int dim = kTile * kRun * r + first_dim + kRun * i;
+            if (!Shape::Has(dim)) continue;
             Words<kRun / 2> words;
 #pragma unroll
             for (int j = 0; j < kRun; j += 2)
                 words[j / 2] =
                     Number::Pair(w.out[r][j][i] * result.scale, w.out[r][j + 1][i] * result.scale);
-            *reinterpret_cast<UnalignedWords<kRun / 2>*>(out + kTile * kRun * r + first_dim +
-                                                         kRun * i) = words;
+            *reinterpret_cast<UnalignedWords<kRun / 2>*>(out + dim) = words;
         }
     if (p.lse && L::Group(lane) == 0) p.lse[q_head * p.lse_stride + q_begin + query] = result.lse;
 }

@@ -1,14 +1,14 @@
 // Attention of many query rows against paged or packed keys: requests of any lengths in one launch,
-// GQA, causal with a prefix, sliding window, soft cap, sinks; bf16 and fp16, D = 64, 128 and 256,
-// caches of these numbers or of fp8.
+// GQA, causal with a prefix, sliding window, soft cap, sinks; bf16 and fp16, D = 64 to 256
+// (geometry.h: IsRaggedDim), caches of these numbers or of fp8.
 //
 // Road map. The rows of a tile are (query position, head of the group), so that keys are read once
 // for all query heads that share them. A workgroup of 8 waves computes one tile of one (request, kv
-// head): 256 rows, two MFMA tiles of 16 a wave (at D = 256 128 rows, one). It finds its request by
-// a search over q_start; numbers that are nobody's tile end at once, and requests of few rows are
-// attention_decode's. Per K block of 64 keys (at D = 256 32) a wave runs Qk, Softmax and Pv as
-// attention.h says; only blocks that some row of the tile sees are visited, a wave leaves out those
-// that none of its own rows sees, and masks only those that not all of them see.
+// head): 256 rows, two MFMA tiles of 16 a wave (from D = 192 on 128 rows, one). It finds its
+// request by a search over q_start; numbers that are nobody's tile end at once, and requests of few
+// rows are attention_decode's. Per K block of 64 keys (from D = 192 on 32) a wave runs Qk, Softmax
+// and Pv as attention.h says; only blocks that some row of the tile sees are visited, a wave leaves
+// out those that none of its own rows sees, and masks only those that not all of them see.
 //
 // K and V both come from LDS, where the keys of a block, which pages may scatter, lie in order, and
 // V turned into operands (paged.h, mfma_layout.h). There an fp8 cache is one of 16 bits already:
@@ -35,8 +35,8 @@
 // Registers at D = 128, of 256 per lane: outputs 64, queries 32, scores 32 or, after them,
 // probabilities 16, K or V in flight 16, fragments 12 + 12, places of keys 8. LDS: 2 x 16 KiB of K,
 // 2 x 16 KiB of V: all of it. A fragment feeds four MFMAs, 64 clocks of a matrix core, and takes 8
-// clocks of the LDS: 56 % of its rate with the stores. At D = 256 it feeds two: there the LDS sets
-// the pace.
+// clocks of the LDS: 56 % of its rate with the stores. From D = 192 on it feeds two: there the LDS
+// sets the pace.
 //
 // Budget: VGPR 208, LDS 65536 (32768 at D = 64).
 
@@ -108,8 +108,9 @@ LITE_DEVICE void LoadPackedQueries(const RaggedParams& p, const Request& request
 #pragma unroll
         for (int s = 0; s < kQkSteps<L, kDim>; ++s) {
             const int dim = L::QkDim(s, static_cast<int>(lane), 0);
-            const Word4 words = *reinterpret_cast<const UnalignedWord4*>(from + dim);
-            q.fragment[x][s] = __builtin_bit_cast(Half8, (words ^ flip) & keep);
+            const bool own = 2 * L::kDepth * (s + 1) <= kDim || dim < kDim;
+            const Word4 words = *reinterpret_cast<const UnalignedWord4*>(from + (own ? dim : 0));
+            q.fragment[x][s] = __builtin_bit_cast(Half8, (words ^ flip) & (own ? keep : 0u));
         }
     }
 }
@@ -154,11 +155,11 @@ LITE_DEVICE void MaskUnseen(const RaggedParams& p, const Request& request, const
 
 // Normalises and writes a wave's rows that exist; `c` as in softmax.h. A sink is one more score
 // without a value.
-template <class Number, class Cache, class L, int kDim, int kTiles>
+template <class Number, class Cache, int kDim, class L, int kColumns, int kTiles>
 LITE_DEVICE void StorePackedRows(const RaggedParams& p, const Request& request, int32_t q_head,
                                  const PackedRows& rows, int32_t first_row, float c,
                                  const WaveId& me, const Statistics<L, kTiles>& stats,
-                                 const Outputs<L, kDim, kTiles>& out) {
+                                 const Outputs<L, kColumns, kTiles>& out) {
     constexpr float kLog2e = 1.4426950408889634f;
 #pragma unroll
     for (int x = 0; x < kTiles; ++x) {
@@ -181,7 +182,7 @@ LITE_DEVICE void StorePackedRows(const RaggedParams& p, const Request& request, 
         if constexpr (Cache::kBytes == 1) scale *= p.v_scale;
         char* to = reinterpret_cast<char*>(p.out + static_cast<int64_t>(at) * p.out_strides.row +
                                            static_cast<int64_t>(head) * p.out_strides.head);
-        StoreRow<Number>(to, scale, x, me.lane, out);
+        StoreRow<Number>(to, scale, x, me.lane, out, kDim);
         if (p.lse && L::Group(static_cast<int>(me.lane)) == 0) {
             const float value = (top + Log2(sum)) * kLn2;
             p.lse[head * p.lse_stride + at] = FromBits(IsZero(sum) ? kMinusInfinity : Bits(value));
@@ -194,7 +195,8 @@ LITE_DEVICE void AttentionPrefill(const RaggedParams& p) {
     using L = Layout16;
     constexpr int kTileRows = PrefillRows(kDim), kKeys = PrefillKeys(kDim);
     constexpr int kTiles = kTileRows / (kWaves * L::kTile), kWaveTileRows = kTiles * L::kTile;
-    constexpr int kBytes = kKeys * kDim * 2;  // of a block of K, and of one of V
+    constexpr int kBytes = kKeys * LdsDims(kDim) * 2;  // of a block of K, and of one of V
+    constexpr int kColumns = ProductDims(kDim);
     constexpr int kVAhead = 3;
     __shared__ __attribute__((aligned(16))) char lds[4 * kBytes];
     char* const v_lds = lds + 2 * kBytes;
@@ -243,14 +245,17 @@ LITE_DEVICE void AttentionPrefill(const RaggedParams& p) {
     const int thread = static_cast<int>(me.quarter * kWaveSize + me.lane);
     const int run = group_b ? VCopyRun(kDim, thread) : KCopyRun(kDim, thread);
     const int piece = group_b ? VCopyPiece(kDim, thread) : KCopyPiece(kDim, thread);
-    KeyPieces<Cache, kDim> pieces;
+    KeyPieces<Cache, kDim> pieces{};
+    const bool own_piece = kDim == LdsDims(kDim) || piece * pieces.kElements < kDim;
     const uint32_t piece_byte = static_cast<uint32_t>(piece * pieces.kElements * Cache::kBytes);
     const uint32_t v_store =
         static_cast<uint32_t>(VLdsByte(kKeys, piece * PieceBytes(kDim) / 2, run));
 
     KeyPlaces places;
     const auto find = [&](int32_t block) { places = FindKeys(source, block * kKeys + 4 * run); };
-    const auto load = [&] { LoadKeys(source, places, piece_byte, pieces); };
+    const auto load = [&] {
+        if (own_piece) LoadKeys(source, places, piece_byte, pieces);
+    };
     const auto store = [&](uint32_t half) {
         if (group_b)
             StoreV<kKeys>(pieces, v_store, v_lds + half);
@@ -261,7 +266,7 @@ LITE_DEVICE void AttentionPrefill(const RaggedParams& p) {
     const bool capped = p.cap_log2 != 0.0f;
     const float c = capped ? 1.0f : Factor(p.scale_log2);
     Statistics<L, kTiles> stats;
-    Outputs<L, kDim, kTiles> out{};
+    Outputs<L, kColumns, kTiles> out{};
     if (blocks.begin < blocks.end) {
         Queries<L, kDim, kTiles> queries;
         find(blocks.begin);
@@ -353,8 +358,8 @@ LITE_DEVICE void AttentionPrefill(const RaggedParams& p) {
         while (block < blocks.end) idle();
         if (!in_group_b()) Barrier();  // as many barriers as group B
     }
-    StorePackedRows<Number, Cache>(ArgumentAgain<RaggedParams>(), request, kv_head * group, rows,
-                                   first_row, c, me.Again(), stats, out);
+    StorePackedRows<Number, Cache, kDim>(ArgumentAgain<RaggedParams>(), request, kv_head * group,
+                                         rows, first_row, c, me.Again(), stats, out);
 }
 
 }  // namespace liteattention::gfx942

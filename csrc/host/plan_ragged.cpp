@@ -95,8 +95,9 @@ std::vector<std::string> RaggedReasons(const RaggedShape& s) {
     fits &= sized("max_q_len", s.max_q_len, 0, kMaxRaggedLength, "2^30");
     fits &= sized("max_kv_len", s.max_kv_len, 0, kMaxRaggedLength, "2^30");
     fits &= sized("window", s.window, 0, kMaxRaggedLength, "2^30");
-    if (s.head_dim != 64 && s.head_dim != 128 && s.head_dim != 256) {
-        reasons.push_back("head dim must be 64, 128 or 256, got " + std::to_string(s.head_dim));
+    if (!IsRaggedDim(s.head_dim)) {
+        reasons.push_back("head dim must be 64, 80, 96, 112, 128, 192 or 256, got " +
+                          std::to_string(s.head_dim));
         fits = false;
     }
     if (s.element_bytes != kSameBytes && s.element_bytes != kFp8Bytes) {

@@ -20,7 +20,7 @@ struct RaggedShape {
     int64_t rows = 0;  // query rows of all requests, or more
     int64_t q_heads = 0;
     int64_t kv_heads = 0;   // divides q_heads
-    int64_t head_dim = 0;   // 64, 128 or 256
+    int64_t head_dim = 0;   // IsRaggedDim
     int64_t page_size = 0;  // 0: packed
     int64_t max_q_len = 0;
     int64_t max_kv_len = 0;

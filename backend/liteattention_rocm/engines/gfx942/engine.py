@@ -52,6 +52,9 @@ TARGET = "gfx942"
 #: The fp8 that gfx942 knows: bias 8, 240 at most, 0x80 is NaN.
 NATIVE_FP8 = torch.float8_e4m3fnuz
 
+#: Head dims of ragged calls whose kernels know other roundings than to nearest even.
+_EVERY_ROUNDING = (64, 128, 256)
+
 _NUMBERS = {
     (torch.bfloat16, "rtne"): _core.Number.bf16_rtne,
     (torch.bfloat16, "rtna"): _core.Number.bf16_rtna,
@@ -148,7 +151,8 @@ class Gfx942Engine(Engine):
         if isinstance(request, WriteRequest):
             return _fp8_reasons(request)
         if isinstance(request, RaggedRequest):
-            return _fp8_reasons(request) + _core.ragged_reasons(_ragged_shape(request))
+            reasons = _fp8_reasons(request) + _core.ragged_reasons(_ragged_shape(request))
+            return reasons + _rounding_reasons(request, request.kv_dtype)
         if isinstance(request, LiteRequest):
             reasons = _core.dense_reasons(_shape(request))
             own, asked = self.geometry(request.head_dim), request.geometry
@@ -159,6 +163,7 @@ class Gfx942Engine(Engine):
                 )
         elif _is_triangular(request):
             reasons = _core.ragged_reasons(_triangular_shape(request, _known(request.batch)))
+            reasons += _rounding_reasons(request, request.dtype)
         else:
             reasons = _core.dense_reasons(_shape(request))
         return reasons
@@ -542,10 +547,17 @@ def _fp8_reasons(request: RaggedRequest | WriteRequest) -> list[str]:
             f"the fp8 of an MI300X is {NATIVE_FP8}, in which {why}: allocate the cache as "
             f"{NATIVE_FP8} and fill it with write_kv"
         )
-    rounding = request.rounding if isinstance(request, RaggedRequest) else "rtne"
-    if rounding != "rtne" and request.kv_dtype == NATIVE_FP8 and request.dtype == torch.bfloat16:
-        reasons.append(f"rounding {rounding!r} needs a cache of bf16: use 'rtne'")
     return reasons
+
+
+def _rounding_reasons(request: RaggedRequest | DenseRequest, kv_dtype: torch.dtype) -> list[str]:
+    """What is against the rounding of a ragged call: most kernels round to nearest even only."""
+    if request.rounding == "rtne" or request.dtype != torch.bfloat16:
+        return []
+    needs = ["a cache of bf16"] if kv_dtype == NATIVE_FP8 else []
+    if int(request.head_dim) not in _EVERY_ROUNDING:
+        needs.append("a head dim of 64, 128 or 256")
+    return [f"rounding {request.rounding!r} needs {' and '.join(needs)}: use 'rtne'"] * bool(needs)
 
 
 def _known(size: int) -> int:

@@ -37,7 +37,15 @@ def parts(monkeypatch: pytest.MonkeyPatch) -> Any:
 @pytest.mark.parametrize("page_size", [1, 3, 16])
 @pytest.mark.parametrize(
     ("dim", "heads", "dtype"),
-    [(64, (4, 2), torch.float16), (128, (2, 1), torch.bfloat16), (256, (4, 1), torch.bfloat16)],
+    [
+        (64, (4, 2), torch.float16),
+        (80, (2, 1), torch.bfloat16),
+        (96, (4, 2), torch.float16),
+        (112, (2, 1), torch.float16),
+        (128, (2, 1), torch.bfloat16),
+        (192, (2, 1), torch.bfloat16),
+        (256, (4, 1), torch.bfloat16),
+    ],
 )
 def test_any_batch(
     dim: int, heads: tuple[int, int], dtype: torch.dtype, page_size: int, parts: Any
@@ -94,7 +102,7 @@ def test_every_number_is_read_exactly(dtype: torch.dtype, rows: int) -> None:
 
 def test_results_do_not_depend_on_the_order_of_waves(parts: Any) -> None:
     parts(2)
-    for dim in (64, 128, 256):
+    for dim in (64, 112, 128, 192, 256):
         case = make([(1, 700), (30, 90)], 4, 1, dim, fp8=FP8)
         expected = run(case, 16, **SCALES)
         for order in ("random:7", "first-ahead", "last-ahead"):

@@ -44,6 +44,8 @@ def write_request_of(
         (64, 16, (2**31, 4), 3, 77, 12.5, 20),  # both kernels and the merge
         (128, 3, (-(-(2**33) // 3), 2), 1, 0, 0.0, 5),  # decode alone: 5 rows of 3 heads
         (256, 1, (2**31, 0), 1, 300, 0.0, 20),  # a window as long as the keys is none
+        (80, 16, (2**31, 4), 3, 0, 0.0, 20),
+        (192, 16, (2**31, 4), 1, 0, 0.0, 20),
     ],
 )
 def test_paged_kernels_get_exactly_these_bytes(
@@ -209,7 +211,7 @@ def test_every_bad_tensor_is_named(engine: gfx942.Gfx942Engine, cpu_hip: FakeHip
 
 
 def test_refusals_list_every_reason(engine: gfx942.Gfx942Engine) -> None:
-    x = torch.empty(1, 3, 96)
+    x = torch.empty(1, 3, 72)
     request = request_of(x, x, kv_dtype=torch.float8_e5m2, rounding="rtz")
     assert engine.reasons(request) == [
         "dtype must be bf16 or fp16, got torch.float32",
@@ -217,7 +219,7 @@ def test_refusals_list_every_reason(engine: gfx942.Gfx942Engine) -> None:
         "rounding 'rtz' is for bf16 outputs: use 'rtne'",
         "the fp8 of an MI300X is torch.float8_e4m3fnuz, in which the same bits are other numbers: "
         "allocate the cache as torch.float8_e4m3fnuz and fill it with write_kv",
-        "head dim must be 64, 128 or 256, got 96",
+        "head dim must be 64, 80, 96, 112, 128, 192 or 256, got 72",
     ]
     half = torch.empty(1, 3, 64).half()
     assert engine.reasons(write_request_of(x, x[None].to(torch.float8_e4m3fn))) == [
