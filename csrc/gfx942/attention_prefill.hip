@@ -38,7 +38,7 @@
 // clocks of the LDS: 56 % of its rate with the stores. From D = 192 on it feeds two: there the LDS
 // sets the pace.
 //
-// Budget: VGPR 208, LDS 65536 (32768 at D = 64).
+// Budget: VGPR 220, LDS 65536 (32768 at D = 64).
 
 #include "attention.h"
 #include "paged.h"
@@ -108,7 +108,7 @@ LITE_DEVICE void LoadPackedQueries(const RaggedParams& p, const Request& request
 #pragma unroll
         for (int s = 0; s < kQkSteps<L, kDim>; ++s) {
             const int dim = L::QkDim(s, static_cast<int>(lane), 0);
-            const bool own = 2 * L::kDepth * (s + 1) <= kDim || dim < kDim;
+            const bool own = 2 * L::kDepth * (s + 1) <= kDim || dim < kDim;  // else zero
             const Word4 words = *reinterpret_cast<const UnalignedWord4*>(from + (own ? dim : 0));
             q.fragment[x][s] = __builtin_bit_cast(Half8, (words ^ flip) & (own ? keep : 0u));
         }
@@ -246,6 +246,7 @@ LITE_DEVICE void AttentionPrefill(const RaggedParams& p) {
     const int run = group_b ? VCopyRun(kDim, thread) : KCopyRun(kDim, thread);
     const int piece = group_b ? VCopyPiece(kDim, thread) : KCopyPiece(kDim, thread);
     KeyPieces<Cache, kDim> pieces{};
+    // Past the head's own dims pieces stay zero: K's meet queries of zero, V's outputs of nobody.
     const bool own_piece = kDim == LdsDims(kDim) || piece * pieces.kElements < kDim;
     const uint32_t piece_byte = static_cast<uint32_t>(piece * pieces.kElements * Cache::kBytes);
     const uint32_t v_store =

@@ -2,7 +2,7 @@
 //
 // Road map: a thread moves 8 elements of k and 8 of v; neighbouring threads move neighbouring
 // elements of a row, then the next head. Nothing is shared. Two rows with one slot leave either of
-// them. Budget: VGPR 48, LDS 0.
+// them. Budget: VGPR 40, LDS 0.
 
 #include "hip_shim.h"
 #include "isa.h"
