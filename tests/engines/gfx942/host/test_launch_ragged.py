@@ -61,6 +61,8 @@ def test_paged_kernels_get_exactly_these_bytes(
     max_q_len: int,
 ) -> None:
     dtype, rounding = number
+    if dim not in (64, 128, 256) and rounding != "rtne":
+        pytest.skip("refused")
     q, out = torch.empty(2, 30, 7, dim).to(dtype)[:, :, 1:]
     pages = torch.empty(9, 2, page_size, 2 * dim).to(dtype)
     k, v = pages[..., :dim].transpose(1, 2), pages[..., dim:].transpose(1, 2)
