@@ -58,6 +58,8 @@ class CpuKvType:
     same: ClassVar[CpuKvType]
     fp8_e4m3: ClassVar[CpuKvType]
     fp8_e5m2: ClassVar[CpuKvType]
+    fp8_e4m3fnuz: ClassVar[CpuKvType]
+    fp8_e5m2fnuz: ClassVar[CpuKvType]
 
 class CpuRaggedShape:
     def __init__(
@@ -252,6 +254,7 @@ class RaggedShape:
         max_kv_len: int,
         min_q_len: int = 0,
         window: int = 0,
+        fp8: bool = False,
     ) -> None: ...
 
 class RaggedPlan:
@@ -313,12 +316,14 @@ class RaggedLaunch:
     table_stride: int
     causal: bool
     scale: float
+    v_scale: float
     soft_cap: float
     number: Number
     def set_strides(self, q: _Pair, k: _Triple, v: _Triple, out: _Pair) -> None: ...
 
 class WriteLaunch:
     wide: bool
+    def set_fp8(self, number: Number, k_scale: float, v_scale: float) -> None: ...
     def set_strides(self, k: _Pair, v: _Pair, k_cache: _Triple, v_cache: _Triple) -> None: ...
     def set_shape(
         self, rows: int, kv_heads: int, head_dim: int, pages: int, page_size: int

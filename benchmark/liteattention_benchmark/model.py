@@ -27,7 +27,9 @@ from liteattention_rocm.engines.gfx942 import Gfx942Engine
 PAGE = 4096
 """Bytes."""
 DIMS: dict[str, tuple[int, ...]] = {name: (64, 128) for name in ("dense", "lite", "weigh")}
-DIMS |= {name: (64, 128, 256) for name in ("prefill", "decode")}
+DIMS |= {name: (64, 80, 96, 112, 128, 192, 256) for name in ("prefill", "decode")}
+EVERY_ROUNDING = (64, 128, 256)
+"""Head dims whose kernels know other roundings than rtne."""
 BLOCK = 64
 """Keys that figures per block are given for."""
 
@@ -67,6 +69,8 @@ class Case:
                 f"D of --shape must be {', '.join(most)} or {last} with --kernel {self.kernel}, "
                 f"got {dim}"
             )
+        elif self.rounding != "rtne" and dim not in EVERY_ROUNDING:
+            found.append(f"--rounding must be rtne with D = {dim}, got {self.rounding}")
         if self.kernel in ("dense", "lite", "weigh"):
             given = [name for name, there in self._of_requests() if there]
             if given:

@@ -90,13 +90,15 @@ class SoftCap {
 
 // An fp8 number as a float; exact, and exact in bf16 and fp16 too (e5m2 is the upper half of fp16).
 inline float FromFp8(uint8_t x, KvType type) {
-    const bool e4m3 = type == KvType::kFp8E4m3;
-    const int mantissa_bits = e4m3 ? 3 : 2, bias = e4m3 ? 7 : 15;
+    const auto [mantissa_bits, bias, fnuz, largest] = Fp8FormOf(type);
     const int exponent = (x & 0x7f) >> mantissa_bits, mantissa = x & ((1 << mantissa_bits) - 1);
+    const bool ends_in_infinity = type == KvType::kFp8E5m2 && exponent == 31;
     float value;
-    if (e4m3 ? (x & 0x7f) == 0x7f : (exponent == 31 && mantissa))
+    if (fnuz               ? x == 0x80
+        : ends_in_infinity ? mantissa != 0
+                           : mantissa_bits == 3 && (x & 0x7f) == 0x7f)
         value = __builtin_nanf("");
-    else if (!e4m3 && exponent == 31)
+    else if (ends_in_infinity)
         value = __builtin_inff();
     else if (exponent == 0)
         value = std::ldexp(static_cast<float>(mantissa), 1 - bias - mantissa_bits);
@@ -109,16 +111,15 @@ inline float FromFp8(uint8_t x, KvType type) {
 // All 256 numbers of an fp8 type as floats.
 inline const float* Fp8Table(KvType type) {
     struct Tables {
-        float of[2][256];
+        float of[kFp8Types + 1][256];  // kSame has none
         Tables() {
-            for (int x = 0; x < 256; ++x) {
-                of[0][x] = FromFp8(static_cast<uint8_t>(x), KvType::kFp8E4m3);
-                of[1][x] = FromFp8(static_cast<uint8_t>(x), KvType::kFp8E5m2);
-            }
+            for (int of_type = 1; of_type <= kFp8Types; ++of_type)
+                for (int x = 0; x < 256; ++x)
+                    of[of_type][x] = FromFp8(static_cast<uint8_t>(x), static_cast<KvType>(of_type));
         }
     };
     static const Tables tables;
-    return tables.of[type == KvType::kFp8E5m2];
+    return tables.of[static_cast<int>(type)];
 }
 
 }  // namespace

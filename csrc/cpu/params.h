@@ -22,8 +22,29 @@ inline constexpr int kMaxDecodeLanes = 32;  // two passes over the keys still be
 inline constexpr int kDecodeSplit = 512;    // keys in one part of a decoded request
 
 enum class DType { kBf16, kFp16, kFp32 };
-enum class KvType { kSame, kFp8E4m3, kFp8E5m2 };  // kSame: that of the queries
+// kSame: that of the queries. The others are fp8; fnuz: without infinity and -0, whose code is NaN.
+enum class KvType { kSame, kFp8E4m3, kFp8E5m2, kFp8E4m3Fnuz, kFp8E5m2Fnuz };
+inline constexpr int kFp8Types = 4;
 enum class Rounding { kRtne, kRtna, kRtz };
+
+// What a form of fp8 is made of.
+struct Fp8Form {
+    int mantissa_bits, bias;
+    bool fnuz;
+    float largest;
+};
+constexpr Fp8Form Fp8FormOf(KvType type) {
+    switch (type) {
+        case KvType::kFp8E4m3Fnuz:
+            return {3, 8, true, 240.0f};
+        case KvType::kFp8E5m2Fnuz:
+            return {2, 16, true, 57344.0f};
+        case KvType::kFp8E5m2:
+            return {2, 15, false, 57344.0f};
+        default:
+            return {3, 7, false, 448.0f};
+    }
+}
 
 struct Strides {    // in elements; the head dimension is contiguous
     int64_t batch;  // from one entry of a batch, or page of a cache, to the next

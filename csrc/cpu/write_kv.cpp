@@ -24,17 +24,16 @@ float ToFloat(uint16_t x, DType dtype) {
 
 // Nearest, ties to even, clamped to the largest finite number; NaN stays NaN.
 uint8_t ToFp8(float x, KvType type) {
-    const bool e4m3 = type == KvType::kFp8E4m3;
-    const int mantissa_bits = e4m3 ? 3 : 2, bias = e4m3 ? 7 : 15;
-    const float limit = e4m3 ? 448.0f : 57344.0f;
+    const auto [mantissa_bits, bias, fnuz, largest] = Fp8FormOf(type);
     const uint8_t sign = std::signbit(x) ? 0x80 : 0;
-    if (std::isnan(x)) return static_cast<uint8_t>(sign | 0x7f);
-    const float magnitude = std::min(std::fabs(x), limit);
+    if (std::isnan(x)) return fnuz ? 0x80 : static_cast<uint8_t>(sign | 0x7f);
+    const float magnitude = std::min(std::fabs(x), largest);
     int exponent = 0;
     std::frexp(magnitude, &exponent);  // magnitude = [0.5, 1) * 2^exponent
     exponent = std::max(exponent - 1, 1 - bias);
     // In units of the last place of its binade (of the subnormals below the first one).
     int units = static_cast<int>(std::nearbyint(std::ldexp(magnitude, mantissa_bits - exponent)));
+    if (units == 0 && fnuz) return 0;
     if (units >> (mantissa_bits + 1)) {  // rounded up to the next binade
         units >>= 1;
         ++exponent;

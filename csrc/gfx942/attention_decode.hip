@@ -1,18 +1,22 @@
 // Decode: attention of requests with few query rows over keys in pages (params.h: RaggedParams),
-// bf16 and fp16, D = 64, 128 and 256. The time goes into reading K and V, so each is read once.
+// bf16 and fp16, D = 64 to 256 (geometry.h: IsRaggedDim), caches of these numbers or of fp8. The
+// time goes into reading K and V, so each is read once.
 //
 // Road map. The query heads that share a key head, times the few query rows, are the 16 columns of
 // one MFMA tile. A workgroup of 4 waves computes one part of the keys of one (request, kv head);
-// its waves take blocks of 64 keys (16 at D = 256) in turn and never meet in the main loop:
+// its waves take blocks of 64 keys (16 from D = 192 on) in turn and never meet in the main loop:
 //
 //   Locate    a key per lane: page table entry -> byte offsets of its K and V row, to LDS
-//   Qk        S^T = K Q^T    a lane loads 16 bytes of a K row: two operands as they are
+//   Qk        S^T = K Q^T    a lane loads 8 neighbours of a K row: two operands as they are
 //   Softmax   P^T, m, l      soft cap, masks at the ends; P^T stays in registers (mfma_layout.h)
 //   Pv        O^T += V^T P^T V as it lies in the cache. A lane loads the same 8 head dims of the 4
 //             keys that its quad has probabilities of, 256 bytes in a row by 16 lanes, and v_perm
 //             takes the transposed operands out of them: operand j of 8 has row m = head dim
 //             8 m + j. So a lane ends with 32 neighbouring outputs of a query. No LDS, no pre-pass.
-//             (D = 64: 4 head dims and 4 operands a lane.)
+//             (D = 64: 4 head dims and 4 operands a lane.) Lanes past the last dims repeat those;
+//             nobody stores what they compute.
+//
+// An fp8 cache has half the bytes; what becomes an operand is widened on its way (cache.h).
 //
 // Schedule of a wave. K, V and table entries of the next block are asked for as soon as the current
 // block has left the registers, so 16 KiB (8 at D = 64 and 256) or more are in flight at every
@@ -33,6 +37,7 @@
 // Registers at D = 128: K 64, V 64, outputs 32, queries 16, scores 16. LDS: 1 KiB of offsets a
 // wave, later 128 head dims of two waves' outputs. Budget: VGPR 234, LDS 16896 (8704 at D = 64).
 
+#include "cache.h"
 #include "merge_state.h"
 #include "mfma_layout.h"
 #include "params.h"
@@ -44,14 +49,27 @@ namespace liteattention::gfx942 {
 using L = Layout16;
 inline constexpr int kTile = L::kTile;
 
-template <int kDim>
+template <class Cache, int kDim>
 struct DecodeShape {
     static constexpr int kKeys = DecodeKeys(kDim), kTiles = kKeys / kTile;
-    static constexpr int kSteps = kQkSteps<L, kDim>;     // 16-byte loads of a K row by a quad
-    static constexpr int kRun = kDim >= 128 ? 8 : 4;     // neighbouring head dims of V in a lane
-    static constexpr int kRuns = kDim / (kTile * kRun);  // such runs, kTile * kRun apart
+    static constexpr int kSteps = kDim / (2 * L::kDepth);  // loads of 8 elements of a K row
+    static constexpr int kStepWords = 2 * Cache::kBytes;
+    static constexpr bool kHalfStep = kDim % (2 * L::kDepth) != 0;  // and then one of 4
+    static constexpr int kRun = kDim > 64 ? 8 : 4;  // neighbouring head dims of V in a lane
+    static constexpr int kRuns = (kDim + kTile * kRun - 1) / (kTile * kRun);  // kTile * kRun apart
+    static constexpr int kColumns = kDim / kRun - kTile * (kRuns - 1);  // with the last of them
+    static constexpr int kRunWords = kRun * Cache::kBytes / 4;
     static constexpr int kOutBytes = kRun * kWaveSize * 16;  // of a run of one wave's outputs
     static constexpr int kOffsetBytes = kKeys * 16;          // of one wave's offsets
+
+    // First of the head dims of V that a lane loads in run `run`.
+    static LITE_DEVICE int LoadedDim(int run, int lane) {
+        const int column = L::Col(lane);
+        const bool own = kColumns == kTile || run + 1 < kRuns || column < kColumns;
+        return kTile * kRun * run + kRun * (own ? column : kColumns - 1);
+    }
+    // Whether the head has the dims from `dim` on; it has kRun of them or none.
+    static LITE_DEVICE bool Has(int dim) { return kDim % (kTile * kRun) == 0 || dim < kDim; }
 };
 
 // Where a block's rows of K and V begin, in bytes from those of the kv head.
@@ -60,10 +78,15 @@ struct RowOffsets {
     uint64_t k[kKeys], v[kKeys];
 };
 
-template <int kRun>
-using Values = uint32_t __attribute__((ext_vector_type(kRun / 2)));
-template <int kRun>
-using UnalignedValues = Values<kRun> __attribute__((aligned(4)));
+template <int kCount>
+using Words = uint32_t __attribute__((ext_vector_type(kCount)));
+template <int kCount>
+using UnalignedWords = Words<kCount> __attribute__((aligned(4)));
+
+template <int kCount>
+LITE_DEVICE Words<kCount> LoadWords(const char* from) {
+    return *reinterpret_cast<const UnalignedWords<kCount>*>(from);
+}
 
 // The keys of one (request, kv head). All scalar.
 struct KeyPages {
@@ -83,20 +106,20 @@ struct KeyPages {
         return static_cast<uint32_t>(key < last ? key : last);
     }
     LITE_DEVICE uint64_t Offset(int32_t key, uint32_t page, uint32_t page_stride,
-                                uint32_t row_stride) const {
+                                uint32_t row_stride, uint32_t element_bytes) const {
         const uint32_t at = Clamped(key), row = at - Divide(at, divider) * page_size;
         return (static_cast<uint64_t>(page) * page_stride +
                 static_cast<uint64_t>(row) * row_stride) *
-               2u;
+               element_bytes;
     }
 };
 
 // One wave's share of a part.
-template <class Number, int kDim>
+template <class Number, int kDim, class Cache>
 struct DecodeWave {
-    using Shape = DecodeShape<kDim>;
+    using Shape = DecodeShape<Cache, kDim>;
     static constexpr int kTiles = Shape::kTiles, kSteps = Shape::kSteps, kRun = Shape::kRun,
-                         kRuns = Shape::kRuns, kKeys = Shape::kKeys;
+                         kRuns = Shape::kRuns, kKeys = Shape::kKeys, kBytes = Cache::kBytes;
 
     const RaggedParams& p;
     KeyPages pages;
@@ -107,8 +130,10 @@ struct DecodeWave {
     int32_t all_lowest = 0, all_beyond;  // those that all queries see
 
     Half8 q[kSteps];
-    Half8 k[kTiles][kSteps];
-    Values<kRun> v[kTiles][4][kRuns];
+    Half4 q_half;
+    Words<Shape::kStepWords> k[kTiles][kSteps];
+    Words<Shape::kStepWords / 2> k_half[kTiles];
+    Words<Shape::kRunWords> v[kTiles][4][kRuns];
     uint32_t entry;
     Float4 score[kTiles];
     Half4 probability[kTiles];
@@ -124,12 +149,15 @@ struct DecodeWave {
           beyond(kv_len),
           all_beyond(kv_len) {}
 
+    // The first of a lane's 4 elements in the half step.
+    static LITE_DEVICE int HalfDim(int lane) { return 2 * L::kDepth * kSteps + 4 * L::Group(lane); }
+
     LITE_DEVICE void AskForEntries(int32_t first) { entry = pages.Entry(first + lane % kKeys); }
 
     LITE_DEVICE void Locate(int32_t first) {
         const int key = lane % kKeys;
-        offsets.k[key] = pages.Offset(first + key, entry, pages.k_page, pages.k_row);
-        offsets.v[key] = pages.Offset(first + key, entry, pages.v_page, pages.v_row);
+        offsets.k[key] = pages.Offset(first + key, entry, pages.k_page, pages.k_row, kBytes);
+        offsets.v[key] = pages.Offset(first + key, entry, pages.v_page, pages.v_row, kBytes);
         WaveFence();
     }
 
@@ -139,8 +167,9 @@ struct DecodeWave {
             const char* row = pages.k + offsets.k[kTile * t + L::Col(lane)];
 #pragma unroll
             for (int s = 0; s < kSteps; ++s)
-                k[t][s] = __builtin_bit_cast(Half8, Word4(*reinterpret_cast<const UnalignedWord4*>(
-                                                        row + L::QkDim(s, lane, 0) * 2)));
+                k[t][s] = LoadWords<Shape::kStepWords>(row + L::QkDim(s, lane, 0) * kBytes);
+            if constexpr (Shape::kHalfStep)
+                k_half[t] = LoadWords<Shape::kStepWords / 2>(row + HalfDim(lane) * kBytes);
         }
         SchedulingFence();
     }
@@ -150,12 +179,11 @@ struct DecodeWave {
         for (int t = 0; t < kTiles; ++t)
 #pragma unroll
             for (int e = 0; e < 4; ++e) {
-                const char* row =
-                    pages.v + offsets.v[L::ScoreKey(t, lane, e)] + L::Col(lane) * (kRun * 2);
+                const char* row = pages.v + offsets.v[L::ScoreKey(t, lane, e)];
 #pragma unroll
                 for (int r = 0; r < kRuns; ++r)
-                    v[t][e][r] = *reinterpret_cast<const UnalignedValues<kRun>*>(
-                        row + r * (kTile * kRun * 2));
+                    v[t][e][r] =
+                        LoadWords<Shape::kRunWords>(row + Shape::LoadedDim(r, lane) * kBytes);
             }
         SchedulingFence();
     }
@@ -164,11 +192,17 @@ struct DecodeWave {
 #pragma unroll
         for (int t = 0; t < kTiles; ++t) {
             score[t] = Float4{};
+            const auto operand = [](const auto& row, int i) {
+                const Word2 words = {Cache::Two(row, i), Cache::Two(row, i + 1)};
+                return __builtin_bit_cast(Half4, words);
+            };
 #pragma unroll
             for (int s = 0; s < kSteps; ++s) {
-                Number::Multiply(Low(k[t][s]), Low(q[s]), score[t]);
-                Number::Multiply(High(k[t][s]), High(q[s]), score[t]);
+                Number::Multiply(operand(k[t][s], 0), Low(q[s]), score[t]);
+                Number::Multiply(operand(k[t][s], 2), High(q[s]), score[t]);
             }
+            if constexpr (Shape::kHalfStep)
+                Number::Multiply(operand(k_half[t], 0), q_half, score[t]);
         }
         SchedulingFence();
     }
@@ -242,11 +276,8 @@ struct DecodeWave {
             for (int r = 0; r < kRuns; ++r)
 #pragma unroll
                 for (int j = 0; j < kRun; ++j) {
-                    const auto pair = [&](int e) {
-                        const uint32_t low = v[t][e][r][j / 2], high = v[t][e + 1][r][j / 2];
-                        return j % 2 ? UpperHalves(low, high) : LowerHalves(low, high);
-                    };
-                    const Word2 operand = {pair(0), pair(2)};
+                    const Word2 operand = {Cache::Turned(v[t][0][r], v[t][1][r], j),
+                                           Cache::Turned(v[t][2][r], v[t][3][r], j)};
                     Number::Multiply(__builtin_bit_cast(Half4, operand), probability[t], out[r][j]);
                 }
         SchedulingFence();
@@ -294,10 +325,10 @@ LITE_DEVICE void Take(Float4 (&out)[kRun], const Float4* from) {
     for (int j = 0; j < kRun; ++j) out[j] += from[j * kWaveSize];
 }
 
-template <class Number, int kDim>
+template <class Number, int kDim, class Cache>
 LITE_DEVICE void AttentionDecode(const RaggedParams& p) {
-    using Wave = DecodeWave<Number, kDim>;
-    using Shape = DecodeShape<kDim>;
+    using Wave = DecodeWave<Number, kDim, Cache>;
+    using Shape = DecodeShape<Cache, kDim>;
     constexpr int kRun = Shape::kRun, kRuns = Shape::kRuns, kKeys = Shape::kKeys;
     constexpr int kLoopBytes = kDecodeWaves * Shape::kOffsetBytes;
     constexpr int kMergeBytes = 2 * Shape::kOutBytes;
@@ -332,11 +363,12 @@ LITE_DEVICE void AttentionDecode(const RaggedParams& p) {
 
     Wave w(p, *reinterpret_cast<RowOffsets<kKeys>*>(lds + wave * Shape::kOffsetBytes), lane,
            kv_len);
-    const auto element = [](const uint16_t* base, int64_t at) {
-        return reinterpret_cast<const char*>(base + at);
+    const auto first_key = [&](const void* base, const PageStrides& strides) {
+        return static_cast<const char*>(base) +
+               (kv_head * strides.head + kv_begin * strides.row) * Cache::kBytes;
     };
-    w.pages.k = element(p.k, kv_head * p.k_strides.head + kv_begin * p.k_strides.row);
-    w.pages.v = element(p.v, kv_head * p.v_strides.head + kv_begin * p.v_strides.row);
+    w.pages.k = first_key(p.k, p.k_strides);
+    w.pages.v = first_key(p.v, p.v_strides);
     w.pages.page_size = static_cast<uint32_t>(p.page_size);
     w.pages.divider = {p.page_multiplier, p.page_shift};
     w.pages.k_page = static_cast<uint32_t>(p.k_strides.page);
@@ -359,13 +391,15 @@ LITE_DEVICE void AttentionDecode(const RaggedParams& p) {
         w.all_lowest = position + q_len - p.window;
     }
 
-    const char* q_row =
-        element(p.q, (q_begin + query) * p.q_strides.row + q_head * p.q_strides.head);
+    const uint16_t* q_row = p.q + (q_begin + query) * p.q_strides.row + q_head * p.q_strides.head;
 #pragma unroll
     for (int s = 0; s < Shape::kSteps; ++s)
         w.q[s] = __builtin_bit_cast(
-            Half8,
-            Word4(*reinterpret_cast<const UnalignedWord4*>(q_row + L::QkDim(s, lane, 0) * 2)));
+            Half8, Word4(*reinterpret_cast<const UnalignedWord4*>(q_row + L::QkDim(s, lane, 0))));
+
+    if constexpr (Shape::kHalfStep)
+        w.q_half = __builtin_bit_cast(
+            Half4, LoadWords<2>(reinterpret_cast<const char*>(q_row + Wave::HalfDim(lane))));
 
     const int32_t own = begin + static_cast<int32_t>(wave);
     w.Run(work.first + own * kKeys, (end - own + kDecodeWaves - 1) / kDecodeWaves);
@@ -384,7 +418,8 @@ LITE_DEVICE void AttentionDecode(const RaggedParams& p) {
 #pragma unroll
     for (int i = 0; i < kDecodeWaves; ++i)
         sum += Exp2(wave_max[i][column] - shift) * wave_sum[i][column];
-    const float weight = Exp2(w.max - shift);
+    float weight = Exp2(w.max - shift);
+    if constexpr (Cache::kBytes == 1) weight *= p.v_scale;
 #pragma unroll
     for (int r = 0; r < kRuns; ++r)
 #pragma unroll
@@ -417,11 +452,14 @@ LITE_DEVICE void AttentionDecode(const RaggedParams& p) {
 #pragma unroll
         for (int r = 0; r < kRuns; ++r)
 #pragma unroll
-            for (int i = 0; i < 4; ++i)
+            for (int i = 0; i < 4; ++i) {
+                const int dim = kTile * kRun * r + kRun * i;
+                if (!Shape::Has(first_dim + dim)) continue;
 #pragma unroll
                 for (int j = 0; j < kRun; j += 4)
-                    *reinterpret_cast<Float4*>(part_out + kTile * kRun * r + kRun * i + j) = Float4{
+                    *reinterpret_cast<Float4*>(part_out + dim + j) = Float4{
                         w.out[r][j][i], w.out[r][j + 1][i], w.out[r][j + 2][i], w.out[r][j + 3][i]};
+            }
         return;
     }
     const RowResult result = Result(max, sum, p.sinks, q_head);
@@ -430,13 +468,14 @@ LITE_DEVICE void AttentionDecode(const RaggedParams& p) {
     for (int r = 0; r < kRuns; ++r)
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
-            Values<kRun> words;
+            const int dim = kTile * kRun * r + first_dim + kRun * i;
+            if (!Shape::Has(dim)) continue;
+            Words<kRun / 2> words;
 #pragma unroll
             for (int j = 0; j < kRun; j += 2)
                 words[j / 2] =
                     Number::Pair(w.out[r][j][i] * result.scale, w.out[r][j + 1][i] * result.scale);
-            *reinterpret_cast<UnalignedValues<kRun>*>(out + kTile * kRun * r + first_dim +
-                                                      kRun * i) = words;
+            *reinterpret_cast<UnalignedWords<kRun / 2>*>(out + dim) = words;
         }
     if (p.lse && L::Group(lane) == 0) p.lse[q_head * p.lse_stride + q_begin + query] = result.lse;
 }
@@ -445,6 +484,8 @@ LITE_DEVICE void AttentionDecode(const RaggedParams& p) {
 
 using namespace liteattention::gfx942;
 
-#define LITE_ATTENTION_DECODE(name, Number, kDim) \
-    LITE_KERNEL(kDecodeThreads, 2) name(const RaggedParams p) { AttentionDecode<Number, kDim>(p); }
+#define LITE_ATTENTION_DECODE(name, Number, kDim, Cache)        \
+    LITE_KERNEL(kDecodeThreads, 2) name(const RaggedParams p) { \
+        AttentionDecode<Number, kDim, Cache<Number>>(p);        \
+    }
 #include "variants.def"

@@ -1,16 +1,18 @@
 // Attention of many query rows against paged or packed keys: requests of any lengths in one launch,
-// GQA, causal with a prefix, sliding window, soft cap, sinks; bf16 and fp16, D = 64, 128 and 256.
+// GQA, causal with a prefix, sliding window, soft cap, sinks; bf16 and fp16, D = 64 to 256
+// (geometry.h: IsRaggedDim), caches of these numbers or of fp8.
 //
 // Road map. The rows of a tile are (query position, head of the group), so that keys are read once
 // for all query heads that share them. A workgroup of 8 waves computes one tile of one (request, kv
-// head): 256 rows, two MFMA tiles of 16 a wave (at D = 256 128 rows, one). It finds its request by
-// a search over q_start; numbers that are nobody's tile end at once, and requests of few rows are
-// attention_decode's. Per K block of 64 keys (at D = 256 32) a wave runs Qk, Softmax and Pv as
-// attention.h says; only blocks that some row of the tile sees are visited, a wave leaves out those
-// that none of its own rows sees, and masks only those that not all of them see.
+// head): 256 rows, two MFMA tiles of 16 a wave (from D = 192 on 128 rows, one). It finds its
+// request by a search over q_start; numbers that are nobody's tile end at once, and requests of few
+// rows are attention_decode's. Per K block of 64 keys (from D = 192 on 32) a wave runs Qk, Softmax
+// and Pv as attention.h says; only blocks that some row of the tile sees are visited, a wave leaves
+// out those that none of its own rows sees, and masks only those that not all of them see.
 //
 // K and V both come from LDS, where the keys of a block, which pages may scatter, lie in order, and
-// V turned into operands (paged.h, mfma_layout.h).
+// V turned into operands (paged.h, mfma_layout.h). There an fp8 cache is one of 16 bits already:
+// the copying group widens its numbers (cache.h).
 //
 // Schedule. As in attention.h two groups of four waves, B one barrier behind A, one on the matrix
 // core while the other is on the vector ALU. A line is one stretch between two barriers:
@@ -33,10 +35,10 @@
 // Registers at D = 128, of 256 per lane: outputs 64, queries 32, scores 32 or, after them,
 // probabilities 16, K or V in flight 16, fragments 12 + 12, places of keys 8. LDS: 2 x 16 KiB of K,
 // 2 x 16 KiB of V: all of it. A fragment feeds four MFMAs, 64 clocks of a matrix core, and takes 8
-// clocks of the LDS: 56 % of its rate with the stores. At D = 256 it feeds two: there the LDS sets
-// the pace.
+// clocks of the LDS: 56 % of its rate with the stores. From D = 192 on it feeds two: there the LDS
+// sets the pace.
 //
-// Budget: VGPR 208, LDS 65536 (32768 at D = 64).
+// Budget: VGPR 220, LDS 65536 (32768 at D = 64).
 
 #include "attention.h"
 #include "paged.h"
@@ -106,8 +108,9 @@ LITE_DEVICE void LoadPackedQueries(const RaggedParams& p, const Request& request
 #pragma unroll
         for (int s = 0; s < kQkSteps<L, kDim>; ++s) {
             const int dim = L::QkDim(s, static_cast<int>(lane), 0);
-            const Word4 words = *reinterpret_cast<const UnalignedWord4*>(from + dim);
-            q.fragment[x][s] = __builtin_bit_cast(Half8, (words ^ flip) & keep);
+            const bool own = 2 * L::kDepth * (s + 1) <= kDim || dim < kDim;  // else zero
+            const Word4 words = *reinterpret_cast<const UnalignedWord4*>(from + (own ? dim : 0));
+            q.fragment[x][s] = __builtin_bit_cast(Half8, (words ^ flip) & (own ? keep : 0u));
         }
     }
 }
@@ -152,11 +155,11 @@ LITE_DEVICE void MaskUnseen(const RaggedParams& p, const Request& request, const
 
 // Normalises and writes a wave's rows that exist; `c` as in softmax.h. A sink is one more score
 // without a value.
-template <class Number, class L, int kDim, int kTiles>
+template <class Number, class Cache, int kDim, class L, int kColumns, int kTiles>
 LITE_DEVICE void StorePackedRows(const RaggedParams& p, const Request& request, int32_t q_head,
                                  const PackedRows& rows, int32_t first_row, float c,
                                  const WaveId& me, const Statistics<L, kTiles>& stats,
-                                 const Outputs<L, kDim, kTiles>& out) {
+                                 const Outputs<L, kColumns, kTiles>& out) {
     constexpr float kLog2e = 1.4426950408889634f;
 #pragma unroll
     for (int x = 0; x < kTiles; ++x) {
@@ -175,10 +178,11 @@ LITE_DEVICE void StorePackedRows(const RaggedParams& p, const Request& request, 
                 top = higher;
             }
         }
-        const float scale = IsZero(sum) ? 0.0f : shrink * Rcp(sum);
+        float scale = IsZero(sum) ? 0.0f : shrink * Rcp(sum);
+        if constexpr (Cache::kBytes == 1) scale *= p.v_scale;
         char* to = reinterpret_cast<char*>(p.out + static_cast<int64_t>(at) * p.out_strides.row +
                                            static_cast<int64_t>(head) * p.out_strides.head);
-        StoreRow<Number>(to, scale, x, me.lane, out);
+        StoreRow<Number>(to, scale, x, me.lane, out, kDim);
         if (p.lse && L::Group(static_cast<int>(me.lane)) == 0) {
             const float value = (top + Log2(sum)) * kLn2;
             p.lse[head * p.lse_stride + at] = FromBits(IsZero(sum) ? kMinusInfinity : Bits(value));
@@ -186,12 +190,13 @@ LITE_DEVICE void StorePackedRows(const RaggedParams& p, const Request& request, 
     }
 }
 
-template <class Number, int kDim>
+template <class Number, int kDim, class Cache>
 LITE_DEVICE void AttentionPrefill(const RaggedParams& p) {
     using L = Layout16;
     constexpr int kTileRows = PrefillRows(kDim), kKeys = PrefillKeys(kDim);
     constexpr int kTiles = kTileRows / (kWaves * L::kTile), kWaveTileRows = kTiles * L::kTile;
-    constexpr int kBytes = kKeys * kDim * 2;  // of a block of K, and of one of V
+    constexpr int kBytes = kKeys * LdsDims(kDim) * 2;  // of a block of K, and of one of V
+    constexpr int kColumns = ProductDims(kDim);
     constexpr int kVAhead = 3;
     __shared__ __attribute__((aligned(16))) char lds[4 * kBytes];
     char* const v_lds = lds + 2 * kBytes;
@@ -224,10 +229,10 @@ LITE_DEVICE void AttentionPrefill(const RaggedParams& p) {
     const int64_t packed_rows =
         p.kv_start ? UniformInt(static_cast<uint32_t>(p.kv_start[request.number])) : 0;
     KeySource source;
-    source.base = reinterpret_cast<const char*>((group_b ? p.v : p.k) + kv_head * strides.head +
-                                                packed_rows * strides.row);
-    source.page_bytes = static_cast<uint32_t>(strides.page * 2);
-    source.row_bytes = static_cast<uint32_t>(strides.row * 2);
+    source.base = static_cast<const char*>(group_b ? p.v : p.k) +
+                  (kv_head * strides.head + packed_rows * strides.row) * Cache::kBytes;
+    source.page_bytes = static_cast<uint32_t>(strides.page * Cache::kBytes);
+    source.row_bytes = static_cast<uint32_t>(strides.row * Cache::kBytes);
     source.page_size = static_cast<uint32_t>(p.page_size);
     source.pages = {p.page_multiplier, p.page_shift};
     source.lowest = tile_first.begin;
@@ -240,25 +245,29 @@ LITE_DEVICE void AttentionPrefill(const RaggedParams& p) {
     const int thread = static_cast<int>(me.quarter * kWaveSize + me.lane);
     const int run = group_b ? VCopyRun(kDim, thread) : KCopyRun(kDim, thread);
     const int piece = group_b ? VCopyPiece(kDim, thread) : KCopyPiece(kDim, thread);
-    const uint32_t piece_byte = static_cast<uint32_t>(piece * PieceBytes(kDim));
+    KeyPieces<Cache, kDim> pieces{};
+    // Past the head's own dims pieces stay zero: K's meet queries of zero, V's outputs of nobody.
+    const bool own_piece = kDim == LdsDims(kDim) || piece * pieces.kElements < kDim;
+    const uint32_t piece_byte = static_cast<uint32_t>(piece * pieces.kElements * Cache::kBytes);
     const uint32_t v_store =
         static_cast<uint32_t>(VLdsByte(kKeys, piece * PieceBytes(kDim) / 2, run));
 
     KeyPlaces places;
-    KeyPieces<kDim> pieces;
     const auto find = [&](int32_t block) { places = FindKeys(source, block * kKeys + 4 * run); };
-    const auto load = [&] { LoadKeys<kDim>(source, places, piece_byte, pieces); };
+    const auto load = [&] {
+        if (own_piece) LoadKeys(source, places, piece_byte, pieces);
+    };
     const auto store = [&](uint32_t half) {
         if (group_b)
-            StoreV<kDim, kKeys>(pieces, v_store, v_lds + half);
+            StoreV<kKeys>(pieces, v_store, v_lds + half);
         else
-            StoreK<kDim>(pieces, run, piece, lds + half);
+            StoreK(pieces, run, piece, lds + half);
     };
 
     const bool capped = p.cap_log2 != 0.0f;
     const float c = capped ? 1.0f : Factor(p.scale_log2);
     Statistics<L, kTiles> stats;
-    Outputs<L, kDim, kTiles> out{};
+    Outputs<L, kColumns, kTiles> out{};
     if (blocks.begin < blocks.end) {
         Queries<L, kDim, kTiles> queries;
         find(blocks.begin);
@@ -290,9 +299,9 @@ LITE_DEVICE void AttentionPrefill(const RaggedParams& p) {
         // Block `block` + 1, which the tile must have.
         const auto copy = [&] {
             if (in_group_b())
-                StoreV<kDim, kKeys>(pieces, v_store, v_lds + (half ^ kBytes));
+                StoreV<kKeys>(pieces, v_store, v_lds + (half ^ kBytes));
             else
-                StoreK<kDim>(pieces, run, piece, lds + (half ^ kBytes));
+                StoreK(pieces, run, piece, lds + (half ^ kBytes));
             if (block + 2 >= blocks.end) return;
             load();
             find(block + 3);
@@ -350,14 +359,16 @@ LITE_DEVICE void AttentionPrefill(const RaggedParams& p) {
         while (block < blocks.end) idle();
         if (!in_group_b()) Barrier();  // as many barriers as group B
     }
-    StorePackedRows<Number>(ArgumentAgain<RaggedParams>(), request, kv_head * group, rows,
-                            first_row, c, me.Again(), stats, out);
+    StorePackedRows<Number, Cache, kDim>(ArgumentAgain<RaggedParams>(), request, kv_head * group,
+                                         rows, first_row, c, me.Again(), stats, out);
 }
 
 }  // namespace liteattention::gfx942
 
 using namespace liteattention::gfx942;
 
-#define LITE_ATTENTION_PREFILL(name, Number, kDim) \
-    LITE_KERNEL(kDenseThreads, 2) name(const RaggedParams p) { AttentionPrefill<Number, kDim>(p); }
+#define LITE_ATTENTION_PREFILL(name, Number, kDim, Cache)      \
+    LITE_KERNEL(kDenseThreads, 2) name(const RaggedParams p) { \
+        AttentionPrefill<Number, kDim, Cache<Number>>(p);      \
+    }
 #include "variants.def"

@@ -121,8 +121,17 @@ constexpr int32_t PartBegin(int32_t part, int32_t splits, int32_t k_blocks) {
 inline constexpr int kDecodeRows = 16;
 constexpr bool IsDecode(int64_t q_len, int64_t group) { return q_len * group <= kDecodeRows; }
 
+// Head dims of ragged batches: multiples of 16. Rows in LDS have the next of 64, 128 and 256, and
+// products run over the next multiple of 32; what lies past a head's own dims is zero or not used.
+constexpr bool IsRaggedDim(int64_t dim) {
+    return dim == 64 || dim == 80 || dim == 96 || dim == 112 || dim == 128 || dim == 192 ||
+           dim == 256;
+}
+constexpr int LdsDims(int dim) { return dim > 128 ? 256 : dim > 64 ? 128 : 64; }
+constexpr int ProductDims(int dim) { return (dim + 31) / 32 * 32; }
+
 // Rows of one workgroup of attention_prefill, and keys in one of its K blocks: 8 waves of two MFMA
-// tiles, one at D = 256, where the outputs of two would not fit into registers.
+// tiles, one from D = 192 on, where the outputs of two would not fit into registers.
 constexpr int PrefillRows(int head_dim) { return head_dim > 128 ? 128 : 256; }
 constexpr int PrefillKeys(int head_dim) { return head_dim > 128 ? 32 : 64; }
 
@@ -175,7 +184,7 @@ inline constexpr int kMergeDecodeThreads = 256;  // a thread merges 8 neighbouri
 inline constexpr int kWriteKvThreads = 256;      // a thread copies 8 elements of k and 8 of v
 
 // Keys of one wave's step, the unit in which a request is split: their K and V are 64 registers at
-// D = 64 and 256, 128 at D = 128.
+// D = 64 and 256, 56 at 192, 104 to 128 between.
 constexpr int DecodeKeys(int64_t head_dim) { return head_dim > 128 ? 16 : 64; }
 
 // What a decode request reads: `blocks` blocks of DecodeKeys keys from key `first` on, those that

@@ -51,6 +51,27 @@ LITE_DEVICE uint32_t LowerHalves(uint32_t low, uint32_t high) {
     return __builtin_amdgcn_perm(high, low, 0x05040100u);
 }
 
+// v_cvt_pk_f32_fp8: two e4m3fnuz numbers of a word, the lower or the upper ones; exact, 0x80 is
+// NaN. The SDWA form, with which the upper ones are taken, has no hazard as a reader.
+LITE_DEVICE Float2 FromFp8(uint32_t word, bool upper) {
+    const int bits = static_cast<int>(word);
+    return upper ? __builtin_amdgcn_cvt_pk_f32_fp8(bits, true)
+                 : __builtin_amdgcn_cvt_pk_f32_fp8(bits, false);
+}
+
+// v_cvt_pk_fp8_f32: four numbers of at most 240 in size to e4m3fnuz, to nearest even; what becomes
+// zero has no sign, and NaN is 0x80. Covered: 1 wait state from the write of a half word, which
+// keeps the other half, to a reader.
+LITE_DEVICE uint32_t ToFp8(const float (&x)[4]) {
+    const int low = __builtin_amdgcn_cvt_pk_fp8_f32(x[0], x[1], 0, false);
+    return static_cast<uint32_t>(__builtin_amdgcn_cvt_pk_fp8_f32(x[2], x[3], low, true));
+}
+
+// v_med3_f32: x, but at most `limit` in size; x is no NaN.
+LITE_DEVICE float Clamped(float x, float limit) {
+    return __builtin_amdgcn_fmed3f(x, -limit, limit);
+}
+
 // x of the lane whose number differs in bit 4: ds_swizzle_b32, through the LDS crossbar but not
 // its memory. Covered: the result is in flight until lgkmcnt says otherwise.
 LITE_DEVICE float Xor16(float x) {

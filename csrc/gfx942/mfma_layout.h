@@ -76,7 +76,7 @@ constexpr int KSlot(int row, int chunk) { return chunk ^ (row % 8); }
 
 // Byte of chunk `chunk` of key `row` in a K block of head dim `dim`.
 constexpr int KLdsByte(int dim, int row, int chunk) {
-    return row * dim * 2 + KSlot(row, chunk) * kChunkBytes;
+    return row * LdsDims(dim) * 2 + KSlot(row, chunk) * kChunkBytes;
 }
 
 // Byte that `lane` reads for fragment `step` of key tile `tile`. Only bits 4..6 depend on both the
@@ -147,10 +147,10 @@ constexpr int VLdsByte(int keys, int dim, int run) {
 
 // Four waves copy a block of keys, a lane one piece of each row of one run: 16 bytes, 8 at D = 64,
 // where the block has 256 pieces of 16 bytes per two rows only. K's pieces go to neighbouring
-// lanes, V's as said above. `thread` is 0..255.
+// lanes, V's as said above. `thread` is 0..255. Pieces past the head's own dims are zero.
 constexpr int kCopyThreads = 4 * kWaveSize;
 constexpr int PieceBytes(int dim) { return dim > 64 ? 16 : 8; }
-constexpr int Pieces(int dim) { return dim * 2 / PieceBytes(dim); }
+constexpr int Pieces(int dim) { return LdsDims(dim) * 2 / PieceBytes(dim); }
 constexpr int KCopyPiece(int dim, int thread) { return thread % Pieces(dim); }
 constexpr int KCopyRun(int dim, int thread) { return thread / Pieces(dim); }
 

@@ -63,6 +63,11 @@ struct Bf16 {
     }
     // Two outputs.
     static LITE_DEVICE uint32_t Pair(float low, float high) { return RoundPair<kMode>(low, high); }
+    // Two numbers that need no rounding, or NaN.
+    static LITE_DEVICE uint32_t Exact(float low, float high) {
+        return UpperHalves(Bits(low), Bits(high));
+    }
+    static LITE_DEVICE float ToFloat(uint32_t half) { return FromBits(half << 16); }
 };
 
 struct Fp16 {
@@ -86,6 +91,13 @@ struct Fp16 {
     static LITE_DEVICE uint32_t Pair(float low, float high) {
         const Fp16x2 both = {static_cast<_Float16>(low), static_cast<_Float16>(high)};
         return __builtin_bit_cast(uint32_t, both);
+    }
+    // v_cvt_pkrtz_f16_f32, which has nothing to cut off.
+    static LITE_DEVICE uint32_t Exact(float low, float high) {
+        return __builtin_bit_cast(uint32_t, __builtin_amdgcn_cvt_pkrtz(low, high));
+    }
+    static LITE_DEVICE float ToFloat(uint32_t half) {
+        return __builtin_bit_cast(_Float16, static_cast<uint16_t>(half));
     }
 };
 

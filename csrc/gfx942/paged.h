@@ -3,6 +3,7 @@
 // up a block before the loads, which are in flight for a whole block.
 #pragma once
 
+#include "cache.h"
 #include "isa.h"
 #include "mfma_layout.h"
 
@@ -31,9 +32,10 @@ struct KeyPlaces {
     uint32_t page[4], row[4];
 };
 
-template <int kDim>
+// As they lie in memory: an fp8 cache's are half as large.
+template <class Cache, int kDim>
 struct KeyPieces {
-    static constexpr int kWords = PieceBytes(kDim) / 4;
+    static constexpr int kElements = PieceBytes(kDim) / 2, kWords = kElements * Cache::kBytes / 4;
     uint32_t word[4][kWords];
 
     LITE_DEVICE void Load(int i, const char* from) {
@@ -83,9 +85,9 @@ LITE_DEVICE KeyPlaces FindKeys(const KeySource& source, int32_t key) {
 }
 
 // Asks for a lane's pieces, `byte` bytes into each row.
-template <int kDim>
+template <class Pieces>
 LITE_DEVICE void LoadKeys(const KeySource& source, const KeyPlaces& places, uint32_t byte,
-                          KeyPieces<kDim>& pieces) {
+                          Pieces& pieces) {
     const char* base = source.base + byte;
     if (source.SharePages()) {
         base += Bytes(places.page[0], source.page_bytes);
@@ -101,15 +103,16 @@ LITE_DEVICE void LoadKeys(const KeySource& source, const KeyPlaces& places, uint
 
 // Writes a lane's pieces of K to LDS: `at` is KLdsByte of the run's first key and the piece.
 // Conflict-free: neighbouring lanes write neighbouring pieces of a row.
-template <int kDim>
-LITE_DEVICE void StoreK(const KeyPieces<kDim>& pieces, int32_t run, int32_t piece, char* lds) {
-    constexpr int kWords = KeyPieces<kDim>::kWords;
+template <class Cache, int kDim>
+LITE_DEVICE void StoreK(const KeyPieces<Cache, kDim>& pieces, int32_t run, int32_t piece,
+                        char* lds) {
+    constexpr int kWords = PieceBytes(kDim) / 4;
     using Piece = uint32_t __attribute__((ext_vector_type(kWords)));
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
         Piece words;
 #pragma unroll
-        for (int w = 0; w < kWords; ++w) words[w] = pieces.word[i][w];
+        for (int w = 0; w < kWords; ++w) words[w] = Cache::Two(pieces.word[i], w);
         const int chunk = piece * PieceBytes(kDim) / kChunkBytes;
         const int within = piece * PieceBytes(kDim) % kChunkBytes;
         *reinterpret_cast<Piece*>(lds + KLdsByte(kDim, 4 * run + i, chunk) + within) = words;
@@ -118,18 +121,15 @@ LITE_DEVICE void StoreK(const KeyPieces<kDim>& pieces, int32_t run, int32_t piec
 
 // Turns a lane's pieces of V and writes them: 2 v_perm_b32 and 8 bytes per head dim. `at` is
 // VLdsByte of the piece's first dim and the run.
-template <int kDim, int kKeys>
-LITE_DEVICE void StoreV(const KeyPieces<kDim>& pieces, uint32_t at, char* lds) {
-    constexpr int kWords = KeyPieces<kDim>::kWords;
+template <int kKeys, class Cache, int kDim>
+LITE_DEVICE void StoreV(const KeyPieces<Cache, kDim>& pieces, uint32_t at, char* lds) {
     constexpr uint32_t kTileBytes = kKeys / 32 * kWaveSize * kChunkBytes;
 #pragma unroll
-    for (int w = 0; w < kWords; ++w) {
+    for (int e = 0; e < KeyPieces<Cache, kDim>::kElements; ++e) {
         const auto& x = pieces.word;
-        const Word2 low = {LowerHalves(x[0][w], x[1][w]), LowerHalves(x[2][w], x[3][w])};
-        const Word2 high = {UpperHalves(x[0][w], x[1][w]), UpperHalves(x[2][w], x[3][w])};
-        const uint32_t even = 2u * w % 4u, tile = w / 2 * kTileBytes;
-        *reinterpret_cast<Word2*>(lds + (at ^ even * kChunkBytes) + tile) = low;
-        *reinterpret_cast<Word2*>(lds + (at ^ (even + 1u) * kChunkBytes) + tile) = high;
+        const Word2 words = {Cache::Turned(x[0], x[1], e), Cache::Turned(x[2], x[3], e)};
+        const uint32_t slot = e % 4u, tile = e / 4 * kTileBytes;
+        *reinterpret_cast<Word2*>(lds + (at ^ slot * kChunkBytes) + tile) = words;
     }
 }
 

@@ -17,6 +17,7 @@
 //   merge_decode        RaggedParams      MergeDecodeGrid
 //   write_kv            WriteKvParams     WriteKvGrid
 //
+// Kernels with fp8 in their names read, or write, caches of e4m3fnuz, `const void*` here.
 // The fp16 kernels take IEEE binary16 where the others take bf16, probabilities included, and round
 // to nearest even. transpose_v moves 16-bit words and serves both.
 #pragma once
@@ -188,6 +189,9 @@ struct PlanParams {
 // Keys, paged: key j of request r lies in page page_table[r * page_table_stride + j / page_size],
 // row j % page_size. Packed (page_size 0, page_table null): row kv_start[r] + j. Only what a tile
 // sees is read: neither pages nor table entries before the window or past kv_len.
+//
+// A cache of fp8 has scales: that of keys is part of scale_log2 and cap_factor, that of values
+// v_scale.
 struct RowStrides {
     int64_t row;
     int64_t head;
@@ -199,8 +203,8 @@ struct PageStrides {
 };
 struct RaggedParams {
     const uint16_t* q;
-    const uint16_t* k;
-    const uint16_t* v;
+    const void* k;  // 16 bits an element, like q; fp8: 8
+    const void* v;  // likewise
     uint16_t* out;
     float* lse;                 // natural log, [q_heads][lse_stride]; null: not wanted
     const float* sinks;         // natural units, [q_heads]; null: none
@@ -232,15 +236,18 @@ struct RaggedParams {
     int32_t head_dim;           // for merge_decode; the other kernels know theirs
     uint32_t group_multiplier;  // DividerOf(q_heads / kv_heads)
     uint32_t group_shift;
+    float v_scale;     // of an fp8 cache; 1 of others, which do not look at it
+    int32_t reserved;  // 0
 };
 
 // Copies rows of k and v into the pages of a cache: row t goes to row slot % page_size of page
-// slot / page_size, slot = slots[t]; a negative slot is no row's. Elements of 16 bits.
+// slot / page_size, slot = slots[t]; a negative slot is no row's. Elements of 16 bits, which a
+// cache of fp8 gets divided by the scale, to nearest even, 240 in size at most; NaN stays NaN.
 struct WriteKvParams {
     const uint16_t* k;
     const uint16_t* v;
-    uint16_t* k_cache;
-    uint16_t* v_cache;
+    void* k_cache;
+    void* v_cache;
     const void* slots;  // [rows], int64 if `wide`, else int32; below 2^31
     RowStrides k_strides;
     RowStrides v_strides;
@@ -253,6 +260,8 @@ struct WriteKvParams {
     uint32_t page_multiplier;  // DividerOf(page_size)
     uint32_t page_shift;
     int32_t wide;
+    float k_scale;  // of an fp8 cache; 1 of others, which do not look at it
+    float v_scale;
     int32_t reserved;  // 0
 };
 
@@ -263,8 +272,8 @@ static_assert(sizeof(WeighParams) == 184);
 static_assert(sizeof(SelectParams) == 56);
 static_assert(sizeof(MergeParams) == 88);
 static_assert(sizeof(PlanParams) == 48);
-static_assert(sizeof(RaggedParams) == 256);
-static_assert(sizeof(WriteKvParams) == 152);
+static_assert(sizeof(RaggedParams) == 264);
+static_assert(sizeof(WriteKvParams) == 160);
 
 // ---- sizes that the host needs -------------------------------------------------------------
 

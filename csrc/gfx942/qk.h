@@ -20,9 +20,9 @@ struct AccumulatorOf<Layout32> {
 template <class L>
 using Accumulator = typename AccumulatorOf<L>::Type;
 
-// Fragments of 16 bytes of a row of K or Q.
+// Fragments of 16 bytes of a row of K or Q; the last one may be half zero.
 template <class L, int kDim>
-inline constexpr int kQkSteps = kDim / (2 * L::kDepth);
+inline constexpr int kQkSteps = (kDim + 2 * L::kDepth - 1) / (2 * L::kDepth);
 
 // A wave's queries as B operands: kTiles q tiles; 32 rows at D = 128: 32 VGPRs.
 template <class L, int kDim, int kTiles>
@@ -86,7 +86,7 @@ LITE_DEVICE Half8 KFragment(const char* k_lds, uint32_t k_read, int f) {
     const Place at = PlaceOf(f, kQkSteps<L, kDim>, kAbreast<kTiles>);
     const uint32_t chunk = static_cast<uint32_t>(at.step * L::kGroups * kChunkBytes);
     const uint32_t byte = (k_read ^ chunk % 128u) + chunk / 128u * 128u +
-                          static_cast<uint32_t>(at.tile * L::kTile * kDim * 2);
+                          static_cast<uint32_t>(at.tile * L::kTile * LdsDims(kDim) * 2);
     return *reinterpret_cast<const Half8*>(k_lds + byte);
 }
 

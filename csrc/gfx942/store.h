@@ -24,10 +24,11 @@ LITE_DEVICE Float4 OutputRun(const Outputs<L, kDim, kTiles>& out, int run, int x
     return Float4{tile[i], tile[i + 1], tile[i + 2], tile[i + 3]};
 }
 
-// Outputs of one q tile to `row` (this lane's query), 16 bytes a store: two neighbouring runs.
+// Outputs of one q tile to `row` (this lane's query), 16 bytes a store: two neighbouring runs. Of
+// `dims` head dims, a multiple of 8.
 template <class Number, class L, int kDim, int kTiles>
 LITE_DEVICE void StoreRow(char* row, float scale, int x, uint32_t lane,
-                          const Outputs<L, kDim, kTiles>& out) {
+                          const Outputs<L, kDim, kTiles>& out, int dims = kDim) {
     constexpr int kPairs = kDim / (8 * L::kGroups);
 #pragma unroll
     for (int u = 0; u < kPairs; ++u) {
@@ -36,7 +37,8 @@ LITE_DEVICE void StoreRow(char* row, float scale, int x, uint32_t lane,
         const Word4 words = {Number::Pair(low[0], low[1]), Number::Pair(low[2], low[3]),
                              Number::Pair(high[0], high[1]), Number::Pair(high[2], high[3])};
         const int dim = L::RunDim(2 * u, static_cast<int>(lane));
-        *reinterpret_cast<UnalignedWord4*>(row + dim * 2) = words;
+        if (8 * L::kGroups * (u + 1) <= dims || dim < dims)
+            *reinterpret_cast<UnalignedWord4*>(row + dim * 2) = words;
     }
 }
 

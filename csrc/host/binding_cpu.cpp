@@ -37,7 +37,9 @@ void BindRagged(py::module_& m) {
     py::enum_<cpu::KvType>(m, "CpuKvType")
         .value("same", cpu::KvType::kSame)
         .value("fp8_e4m3", cpu::KvType::kFp8E4m3)
-        .value("fp8_e5m2", cpu::KvType::kFp8E5m2);
+        .value("fp8_e5m2", cpu::KvType::kFp8E5m2)
+        .value("fp8_e4m3fnuz", cpu::KvType::kFp8E4m3Fnuz)
+        .value("fp8_e5m2fnuz", cpu::KvType::kFp8E5m2Fnuz);
 
     using S = cpu::RaggedShape;
     py::class_<S>(m, "CpuRaggedShape")

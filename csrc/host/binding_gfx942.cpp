@@ -154,13 +154,22 @@ void BindGfx942(py::module_& m) {
     py::class_<RS>(m, "RaggedShape")
         .def(py::init([](int64_t requests, int64_t rows, int64_t q_heads, int64_t kv_heads,
                          int64_t head_dim, int64_t page_size, int64_t max_q_len, int64_t max_kv_len,
-                         int64_t min_q_len, int64_t window) {
-                 return RS{requests,  rows,      q_heads,    kv_heads,  head_dim,
-                           page_size, max_q_len, max_kv_len, min_q_len, window};
+                         int64_t min_q_len, int64_t window, bool fp8) {
+                 return RS{requests,
+                           rows,
+                           q_heads,
+                           kv_heads,
+                           head_dim,
+                           page_size,
+                           max_q_len,
+                           max_kv_len,
+                           min_q_len,
+                           window,
+                           fp8 ? gfx942::kFp8Bytes : gfx942::kSameBytes};
              }),
              py::arg("requests"), py::arg("rows"), py::arg("q_heads"), py::arg("kv_heads"),
              py::arg("head_dim"), py::arg("page_size"), py::arg("max_q_len"), py::arg("max_kv_len"),
-             py::arg("min_q_len") = 0, py::arg("window") = 0);
+             py::arg("min_q_len") = 0, py::arg("window") = 0, py::arg("fp8") = false);
     using RP = gfx942::RaggedPlan;
     py::class_<RP>(m, "RaggedPlan")
         .def_readonly("split", &RP::split)
@@ -235,12 +244,20 @@ void BindGfx942(py::module_& m) {
         .def_readwrite("table_stride", &Q::page_table_stride)
         .def_readwrite("causal", &Q::causal)
         .def_readwrite("scale", &Q::scale)
+        .def_readwrite("v_scale", &Q::v_scale)
         .def_readwrite("soft_cap", &Q::soft_cap)
         .def_readwrite("number", &Q::number);
     using W = gfx942::WriteKvRequest;
     py::class_<W>(m, "WriteLaunch")
         .def(py::init<>())
         .def_readwrite("wide", &W::wide)
+        .def("set_fp8",
+             [](W& r, gfx942::Number number, double k_scale, double v_scale) {
+                 r.cache = gfx942::Cache::kFp8;
+                 r.number = number;
+                 r.k_scale = k_scale;
+                 r.v_scale = v_scale;
+             })
         .def("set_strides",
              [](W& r, const std::array<int64_t, 2>& k, const std::array<int64_t, 2>& v,
                 const Triple& k_cache, const Triple& v_cache) {

@@ -13,12 +13,18 @@ struct KernelType {
     const char* name;
     Number number;
     int64_t head_dim;  // 0: any
+    Cache cache;
     unsigned threads;
     size_t argument_bytes;
 };
 
+// As variants.def names what a cache holds.
+constexpr Cache kSameCache = Cache::kSame, kFp8Cache = Cache::kFp8;
+
+#define LITE_CACHED(family, name, number, dim, cache, threads, Params) \
+    {Family::family, #name, Number::k##number, dim, cache, threads, sizeof(Params)},
 #define LITE_TYPE(family, name, number, dim, threads, Params) \
-    {Family::family, #name, Number::k##number, dim, threads, sizeof(Params)},
+    LITE_CACHED(family, name, number, dim, kSameCache, threads, Params)
 #define LITE_TRANSPOSE_V(name, dim) \
     LITE_TYPE(kTransposeV, name, Any, dim, kTransposeThreads, TransposeVParams)
 #define LITE_ATTENTION_DENSE(name, number, dim) \
@@ -31,13 +37,15 @@ struct KernelType {
 #define LITE_ATTENTION_WEIGH(name, number, dim) \
     LITE_TYPE(kWeigh, name, number, dim, kDenseThreads, WeighParams)
 #define LITE_SELECT_TILES(name) LITE_TYPE(kSelectTiles, name, Any, 0, kSelectThreads, SelectParams)
-#define LITE_ATTENTION_PREFILL(name, number, dim) \
-    LITE_TYPE(kPrefill, name, number, dim, kDenseThreads, RaggedParams)
-#define LITE_ATTENTION_DECODE(name, number, dim) \
-    LITE_TYPE(kDecode, name, number, dim, kDecodeThreads, RaggedParams)
+#define LITE_ATTENTION_PREFILL(name, number, dim, cache) \
+    LITE_CACHED(kPrefill, name, number, dim, k##cache, kDenseThreads, RaggedParams)
+#define LITE_ATTENTION_DECODE(name, number, dim, cache) \
+    LITE_CACHED(kDecode, name, number, dim, k##cache, kDecodeThreads, RaggedParams)
 #define LITE_MERGE_DECODE(name, number) \
     LITE_TYPE(kMergeDecode, name, number, 0, kMergeDecodeThreads, RaggedParams)
 #define LITE_WRITE_KV(name) LITE_TYPE(kWriteKv, name, Any, 0, kWriteKvThreads, WriteKvParams)
+#define LITE_WRITE_KV_FP8(name, number) \
+    LITE_CACHED(kWriteKv, name, number, 0, kFp8Cache, kWriteKvThreads, WriteKvParams)
 
 constexpr KernelType kTypes[] = {
 #include "../gfx942/variants.def"
@@ -125,10 +133,11 @@ void Device::Launch(const Kernel& kernel, int64_t grid, const void* params, size
     if (error != 0) library_->Check(error, std::string("launch of ") + kernel.name, true);
 }
 
-const Device::Kernel& Device::Find(Family family, int64_t head_dim, Number number) const {
+const Device::Kernel& Device::Find(Family family, int64_t head_dim, Number number,
+                                   Cache cache) const {
     for (size_t i = 0; i < kernels_.size(); ++i)
         if (kTypes[i].family == family && kTypes[i].head_dim == head_dim &&
-            kTypes[i].number == number)
+            kTypes[i].number == number && kTypes[i].cache == cache)
             return kernels_[i];
     Refuse("no kernel for head dim " + std::to_string(head_dim), {"no plan should ask for it"});
 }

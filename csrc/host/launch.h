@@ -16,7 +16,10 @@ namespace liteattention::gfx942 {
 // Dtype of q, k, v and out, and how fp32 results become it.
 enum class Number { kBf16Rtne, kBf16Rtna, kBf16Rtz, kFp16, kAny };
 
-// The kernels of ../gfx942/variants.def, whatever their number format and head dimension.
+// What a cache holds: the queries' numbers, or e4m3fnuz with a scale.
+enum class Cache { kSame, kFp8 };
+
+// The kernels of ../gfx942/variants.def, whatever their number format, head dimension and cache.
 enum class Family {
     kTransposeV,
     kDense,
@@ -84,11 +87,12 @@ struct LptRequest {
 };
 
 // Tensors and options of one ragged call; see RaggedParams. q and out are [rows][q_heads][D], k and
-// v [pages][page_size][kv_heads][D], or packed [keys][kv_heads][D] with page strides unused.
+// v [pages][page_size][kv_heads][D], or packed [keys][kv_heads][D] with page strides unused. What
+// the cache holds is in the plan's shape.
 struct RaggedRequest {
     const uint16_t* q = nullptr;
-    const uint16_t* k = nullptr;
-    const uint16_t* v = nullptr;
+    const void* k = nullptr;
+    const void* v = nullptr;
     uint16_t* out = nullptr;
     float* lse = nullptr;  // natural log, [q_heads][rows] contiguous; null: not wanted
     const float* sinks = nullptr;
@@ -105,7 +109,8 @@ struct RaggedRequest {
     int64_t table_width = 0;  // entries of a row
     int64_t page_table_stride = 0;
     bool causal = false;
-    double scale = 1.0;
+    double scale = 1.0;     // that of an fp8 cache's keys included
+    double v_scale = 1.0;   // of an fp8 cache
     double soft_cap = 0.0;  // natural units; 0: none
     Number number = Number::kBf16Rtne;
 };
@@ -114,8 +119,12 @@ struct RaggedRequest {
 struct WriteKvRequest {
     const uint16_t* k = nullptr;
     const uint16_t* v = nullptr;
-    uint16_t* k_cache = nullptr;
-    uint16_t* v_cache = nullptr;
+    void* k_cache = nullptr;
+    void* v_cache = nullptr;
+    Cache cache = Cache::kSame;
+    Number number = Number::kAny;  // of k and v, if the cache is not kSame
+    double k_scale = 1.0;          // of an fp8 cache
+    double v_scale = 1.0;
     const void* slots = nullptr;
     bool wide = false;  // int64 slots, else int32
     RowStrides k_strides{};
@@ -163,8 +172,9 @@ class Device {
         hip::Function function;
         unsigned threads;
     };
-    // That of a family which has a variant for each of them, or for any (kAny, 0).
-    const Kernel& Find(Family family, int64_t head_dim = 0, Number number = Number::kAny) const;
+    // That of a family which has a variant for each of them, or for any (kAny, 0, kSame).
+    const Kernel& Find(Family family, int64_t head_dim = 0, Number number = Number::kAny,
+                       Cache cache = Cache::kSame) const;
     void Load();
     void Unload();
     void TransposeV(const DenseShape& shape, int64_t grid, const DenseRequest& request,

@@ -10,6 +10,7 @@ void Device::Ragged(const RaggedPlan& plan, const RaggedRequest& request, void* 
                     hip::Stream stream) const {
     const RaggedShape& s = plan.shape;
     if (plan.decode_grid == 0 && plan.prefill_grid == 0) return;
+    const bool fp8 = s.element_bytes == kFp8Bytes;
     const bool paged = s.page_size > 0, split = plan.merge_grid > 0;
     std::vector<std::string> reasons;
     const auto needed = [&](const char* name, const void* pointer) {
@@ -19,9 +20,9 @@ void Device::Ragged(const RaggedPlan& plan, const RaggedRequest& request, void* 
     CheckRows(reasons, "out", request.out, request.out_strides, s.rows, s.q_heads);
     if (request.pages > 0 && request.page_rows > 0) {
         CheckPages(reasons, "k", request.k, request.k_strides, request.pages, request.page_rows,
-                   s.kv_heads);
+                   s.kv_heads, s.element_bytes);
         CheckPages(reasons, "v", request.v, request.v_strides, request.pages, request.page_rows,
-                   s.kv_heads);
+                   s.kv_heads, s.element_bytes);
     }
     needed("q_start", request.q_start);
     if (paged) {
@@ -76,6 +77,7 @@ void Device::Ragged(const RaggedPlan& plan, const RaggedRequest& request, void* 
     params.head_dim = Int(s.head_dim);
     params.group_multiplier = group.multiplier;
     params.group_shift = group.shift;
+    params.v_scale = static_cast<float>(request.v_scale);
 
     const hip::CurrentDevice current(*library_, ordinal_);
     TouchedMemory touched(*library_, stream);
@@ -83,9 +85,9 @@ void Device::Ragged(const RaggedPlan& plan, const RaggedRequest& request, void* 
     touched.Add("out", request.out, request.out_strides, s.rows, s.q_heads, s.head_dim);
     if (request.pages > 0 && request.page_rows > 0) {
         touched.Add("k", request.k, request.k_strides, request.pages, request.page_rows, s.kv_heads,
-                    s.head_dim);
+                    s.head_dim, s.element_bytes);
         touched.Add("v", request.v, request.v_strides, request.pages, request.page_rows, s.kv_heads,
-                    s.head_dim);
+                    s.head_dim, s.element_bytes);
     }
     touched.Add("lse", request.lse, s.q_heads * s.rows * 4);
     touched.Add("sinks", request.sinks, s.q_heads * 4);
@@ -100,23 +102,25 @@ void Device::Ragged(const RaggedPlan& plan, const RaggedRequest& request, void* 
     touched.Add("the workspace", params.part_stats, DecodeStatsBytes(parts));
 
     // Each kernel leaves the other's requests alone, so their order is free.
-    const auto launch = [&](Family family, int64_t dim, int64_t grid) {
-        if (grid > 0) Launch(Find(family, dim, request.number), grid, params, stream);
+    const Cache cache = fp8 ? Cache::kFp8 : Cache::kSame;
+    const auto launch = [&](Family family, int64_t dim, Cache holds, int64_t grid) {
+        if (grid > 0) Launch(Find(family, dim, request.number, holds), grid, params, stream);
     };
-    launch(Family::kPrefill, s.head_dim, plan.prefill_grid);
-    launch(Family::kDecode, s.head_dim, plan.decode_grid);
-    launch(Family::kMergeDecode, 0, plan.merge_grid);
+    launch(Family::kPrefill, s.head_dim, cache, plan.prefill_grid);
+    launch(Family::kDecode, s.head_dim, cache, plan.decode_grid);
+    launch(Family::kMergeDecode, 0, Cache::kSame, plan.merge_grid);
 }
 
 void Device::WriteKv(const WriteKvRequest& request, hip::Stream stream) const {
     if (request.rows == 0) return;
+    const int64_t cache_bytes = request.cache == Cache::kFp8 ? kFp8Bytes : kSameBytes;
     std::vector<std::string> reasons;
     CheckRows(reasons, "k", request.k, request.k_strides, request.rows, request.kv_heads);
     CheckRows(reasons, "v", request.v, request.v_strides, request.rows, request.kv_heads);
     CheckPages(reasons, "k_cache", request.k_cache, request.k_cache_strides, request.pages,
-               request.page_size, request.kv_heads);
+               request.page_size, request.kv_heads, cache_bytes);
     CheckPages(reasons, "v_cache", request.v_cache, request.v_cache_strides, request.pages,
-               request.page_size, request.kv_heads);
+               request.page_size, request.kv_heads, cache_bytes);
     if (!request.slots) reasons.emplace_back("slots has no memory");
     if (request.head_dim < kMergeVector || request.head_dim % kMergeVector)
         reasons.push_back("head dim must be a multiple of " + std::to_string(kMergeVector) +
@@ -146,6 +150,8 @@ void Device::WriteKv(const WriteKvRequest& request, hip::Stream stream) const {
     params.page_multiplier = pages.multiplier;
     params.page_shift = pages.shift;
     params.wide = request.wide;
+    params.k_scale = static_cast<float>(request.k_scale);
+    params.v_scale = static_cast<float>(request.v_scale);
 
     const hip::CurrentDevice current(*library_, ordinal_);
     TouchedMemory touched(*library_, stream);
@@ -154,12 +160,13 @@ void Device::WriteKv(const WriteKvRequest& request, hip::Stream stream) const {
     touched.Add("v", request.v, request.v_strides, request.rows, request.kv_heads,
                 request.head_dim);
     touched.Add("k_cache", request.k_cache, request.k_cache_strides, request.pages,
-                request.page_size, request.kv_heads, request.head_dim);
+                request.page_size, request.kv_heads, request.head_dim, cache_bytes);
     touched.Add("v_cache", request.v_cache, request.v_cache_strides, request.pages,
-                request.page_size, request.kv_heads, request.head_dim);
+                request.page_size, request.kv_heads, request.head_dim, cache_bytes);
     touched.Add("slots", request.slots, request.rows * (request.wide ? 8 : 4));
-    Launch(Find(Family::kWriteKv), WriteKvGrid(request.rows, request.kv_heads, request.head_dim),
-           params, stream);
+    const Number number = request.cache == Cache::kSame ? Number::kAny : request.number;
+    Launch(Find(Family::kWriteKv, 0, number, request.cache),
+           WriteKvGrid(request.rows, request.kv_heads, request.head_dim), params, stream);
 }
 
 }  // namespace liteattention::gfx942

@@ -14,9 +14,10 @@ namespace {
 //
 // What HBM gives all compute units together: 4 of 5.3 TB/s, per us.
 constexpr double kBytesPerMicrosecond = 4.0e6;
-// What one workgroup can draw: 4 waves with 16 KiB in flight and a loaded latency of 2 us. Rather
-// low: too few parts leave bandwidth unused, a few too many cost the merge a microsecond.
-constexpr double kWorkgroupBytesPerMicrosecond = 4 * 16384.0 / 2.0;
+// What one workgroup can draw: 4 waves with 16 KiB in flight, 8 of fp8, and a loaded latency of 2
+// us. Rather low: too few parts leave bandwidth unused, a few too many cost the merge a
+// microsecond.
+constexpr double kWorkgroupElementsPerMicrosecond = 4 * 8192.0 / 2.0;
 constexpr int64_t kResident = 2;  // workgroups on a compute unit: registers
 // Lengths, query, table entries, first keys: loads that wait for each other; and the end, where
 // waves meet.
@@ -47,11 +48,11 @@ double DecodeCost(const RaggedShape& s, int64_t splits, int64_t compute_units) {
     const int64_t slots = kResident * compute_units;
     const auto rounds = static_cast<double>(CeilDiv(workgroups, slots));
     const double rate =
-        std::min(kWorkgroupBytesPerMicrosecond,
+        std::min(kWorkgroupElementsPerMicrosecond * static_cast<double>(s.element_bytes),
                  kBytesPerMicrosecond / static_cast<double>(std::min(workgroups, slots)));
     const int64_t keys =
         std::min(CeilDiv(work.blocks, work.parts) * DecodeKeys(s.head_dim), LongestKeys(s));
-    const double part_bytes = static_cast<double>(keys) * static_cast<double>(s.head_dim) * 4.0;
+    const auto part_bytes = static_cast<double>(keys * s.head_dim * 2 * s.element_bytes);
     double cost = rounds * (kWorkgroupMicroseconds + part_bytes / rate);
     if (work.parts > 1) {
         const int64_t parts = s.requests * s.kv_heads * work.parts;
@@ -94,8 +95,14 @@ std::vector<std::string> RaggedReasons(const RaggedShape& s) {
     fits &= sized("max_q_len", s.max_q_len, 0, kMaxRaggedLength, "2^30");
     fits &= sized("max_kv_len", s.max_kv_len, 0, kMaxRaggedLength, "2^30");
     fits &= sized("window", s.window, 0, kMaxRaggedLength, "2^30");
-    if (s.head_dim != 64 && s.head_dim != 128 && s.head_dim != 256) {
-        reasons.push_back("head dim must be 64, 128 or 256, got " + std::to_string(s.head_dim));
+    if (!IsRaggedDim(s.head_dim)) {
+        reasons.push_back("head dim must be 64, 80, 96, 112, 128, 192 or 256, got " +
+                          std::to_string(s.head_dim));
+        fits = false;
+    }
+    if (s.element_bytes != kSameBytes && s.element_bytes != kFp8Bytes) {
+        reasons.push_back("elements of the cache must have 2 bytes or 1, got " +
+                          std::to_string(s.element_bytes));
         fits = false;
     }
     if (!fits) return reasons;
@@ -155,8 +162,9 @@ RaggedPlan PlanRagged(const RaggedShape& shape, int64_t compute_units, int64_t s
                 plan.part_stats_offset = AlignUp(DecodeOutBytes(parts, shape.head_dim));
                 plan.workspace_bytes = plan.part_stats_offset + AlignUp(DecodeStatsBytes(parts));
             }
-            plan.kv_bytes = static_cast<double>(shape.requests * shape.kv_heads) *
-                            static_cast<double>(LongestKeys(shape) * shape.head_dim * 4);
+            plan.kv_bytes =
+                static_cast<double>(shape.requests * shape.kv_heads) *
+                static_cast<double>(LongestKeys(shape) * shape.head_dim * 2 * shape.element_bytes);
             plan.modelled_us = DecodeCost(shape, plan.splits, compute_units);
             plan.modelled_unsplit_us = DecodeCost(shape, 1, compute_units);
             if (plan.decode_grid > MaxGrid(kDecodeThreads))

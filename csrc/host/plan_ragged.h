@@ -12,17 +12,21 @@
 
 namespace liteattention::gfx942 {
 
+// Bytes of an element of a cache: the queries' 16-bit numbers, or fp8.
+inline constexpr int64_t kSameBytes = 2, kFp8Bytes = 1;
+
 struct RaggedShape {
     int64_t requests = 0;
     int64_t rows = 0;  // query rows of all requests, or more
     int64_t q_heads = 0;
     int64_t kv_heads = 0;   // divides q_heads
-    int64_t head_dim = 0;   // 64, 128 or 256
+    int64_t head_dim = 0;   // IsRaggedDim
     int64_t page_size = 0;  // 0: packed
     int64_t max_q_len = 0;
     int64_t max_kv_len = 0;
-    int64_t min_q_len = 0;  // of the requests that have rows, as far as known
-    int64_t window = 0;     // 0: none
+    int64_t min_q_len = 0;               // of the requests that have rows, as far as known
+    int64_t window = 0;                  // 0: none
+    int64_t element_bytes = kSameBytes;  // of keys and values
 };
 
 // Requests of few rows are computed by attention_decode, in `splits` parts along the keys at most,

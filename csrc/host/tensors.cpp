@@ -5,7 +5,8 @@
 namespace liteattention::gfx942 {
 
 void CheckRows(std::vector<std::string>& reasons, const char* name, const void* pointer,
-               const Strides& strides, int64_t batch, int64_t seq, int64_t heads) {
+               const Strides& strides, int64_t batch, int64_t seq, int64_t heads,
+               int64_t element_bytes) {
     if (!pointer) {
         reasons.push_back(std::string(name) + " has no memory");
         return;
@@ -14,14 +15,14 @@ void CheckRows(std::vector<std::string>& reasons, const char* name, const void* 
         {{strides.batch, batch}, {strides.seq, seq}, {strides.head, heads}}};
     bool aligned = reinterpret_cast<uintptr_t>(pointer) % kRowAlignBytes == 0;
     for (const auto& [stride, size] : steps) {
-        aligned = aligned && (size == 1 || stride * 2 % kRowAlignBytes == 0);
+        aligned = aligned && (size == 1 || stride * element_bytes % kRowAlignBytes == 0);
         if (size > 1 && stride < 0) reasons.push_back(std::string(name) + " has a negative stride");
     }
     if (!aligned)
-        reasons.push_back("every row of " + std::string(name) + " must start on a multiple of " +
-                          std::to_string(kRowAlignBytes) +
-                          " bytes (an even element offset and even strides): call .contiguous() "
-                          "on it");
+        reasons.push_back(
+            "every row of " + std::string(name) + " must start on a multiple of " +
+            std::to_string(kRowAlignBytes) + " bytes (an element offset and strides that " +
+            (element_bytes == 2 ? "are even" : "4 divides") + "): call .contiguous() on it");
 }
 
 void CheckRows(std::vector<std::string>& reasons, const char* name, const void* pointer,
@@ -31,9 +32,10 @@ void CheckRows(std::vector<std::string>& reasons, const char* name, const void* 
 
 // Kernels multiply page and row numbers with these distances as 32-bit numbers.
 void CheckPages(std::vector<std::string>& reasons, const char* name, const void* pointer,
-                const PageStrides& strides, int64_t pages, int64_t rows, int64_t heads) {
-    CheckRows(reasons, name, pointer, {strides.page, strides.row, strides.head}, pages, rows,
-              heads);
+                const PageStrides& strides, int64_t pages, int64_t rows, int64_t heads,
+                int64_t element_bytes) {
+    CheckRows(reasons, name, pointer, {strides.page, strides.row, strides.head}, pages, rows, heads,
+              element_bytes);
     if ((pages > 1 && strides.page > kMaxPageStride) || (rows > 1 && strides.row > kMaxKRowStride))
         reasons.push_back("pages and rows of " + std::string(name) + " must be at most " +
                           std::to_string(kMaxPageStride) + " elements apart, got " +

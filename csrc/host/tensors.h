@@ -44,20 +44,21 @@ class TouchedMemory {
                        std::string("hipHostRegister of ") + what);
         spans_[count_++] = span;
     }
-    void Add(const char* what, const uint16_t* begin, const Strides& strides, int64_t batch,
-             int64_t seq, int64_t heads, int64_t dim) {
+    void Add(const char* what, const void* begin, const Strides& strides, int64_t batch,
+             int64_t seq, int64_t heads, int64_t dim, int64_t element_bytes = 2) {
         const int64_t last = (batch - 1) * strides.batch + (seq - 1) * strides.seq +
                              (heads - 1) * strides.head + dim;
-        Add(what, begin, last * 2);
+        Add(what, begin, last * element_bytes);
     }
 
     void Add(const char* what, const uint16_t* begin, const RowStrides& strides, int64_t rows,
              int64_t heads, int64_t dim) {
         Add(what, begin, Strides{0, strides.row, strides.head}, 1, rows, heads, dim);
     }
-    void Add(const char* what, const uint16_t* begin, const PageStrides& strides, int64_t pages,
-             int64_t rows, int64_t heads, int64_t dim) {
-        Add(what, begin, Strides{strides.page, strides.row, strides.head}, pages, rows, heads, dim);
+    void Add(const char* what, const void* begin, const PageStrides& strides, int64_t pages,
+             int64_t rows, int64_t heads, int64_t dim, int64_t element_bytes) {
+        Add(what, begin, Strides{strides.page, strides.row, strides.head}, pages, rows, heads, dim,
+            element_bytes);
     }
 
    private:
@@ -71,11 +72,13 @@ class TouchedMemory {
 
 // Each appends what is wrong with a tensor, whose kernels want rows on multiples of kRowAlignBytes.
 void CheckRows(std::vector<std::string>& reasons, const char* name, const void* pointer,
-               const Strides& strides, int64_t batch, int64_t seq, int64_t heads);
+               const Strides& strides, int64_t batch, int64_t seq, int64_t heads,
+               int64_t element_bytes = 2);
 void CheckRows(std::vector<std::string>& reasons, const char* name, const void* pointer,
                const RowStrides& strides, int64_t rows, int64_t heads);
 void CheckPages(std::vector<std::string>& reasons, const char* name, const void* pointer,
-                const PageStrides& strides, int64_t pages, int64_t rows, int64_t heads);
+                const PageStrides& strides, int64_t pages, int64_t rows, int64_t heads,
+                int64_t element_bytes);
 void CheckWorkspace(std::vector<std::string>& reasons, const void* workspace);
 
 // Throws std::invalid_argument with every reason.

@@ -117,8 +117,10 @@ def test_every_mistake_is_named(tmp_path: Path) -> None:
         assert part in text
     code, text = call("--shape", "1,1,64,96")
     assert code == 2 and "64 or 128" in text
-    code, text = call("--shape", "1,6,64,96", "--kernel", "decode", "--q-len", "99")
-    assert code == 2 and "64, 128 or 256" in text and "at most S = 64, got 99" in text
+    code, text = call("--shape", "1,6,64,72", "--kernel", "decode", "--q-len", "99")
+    assert code == 2 and "112, 128, 192 or 256" in text and "at most S = 64, got 99" in text
+    code, text = call("--shape", "1,6,64,96", "--kernel", "decode", "--rounding", "rtz")
+    assert code == 2 and "--rounding must be rtne with D = 96, got rtz" in text
     code, text = call("--shape", "1,6,64,64", "--kernel", "prefill", "--kv-heads", "4")
     assert code == 2 and "multiple of --kv-heads" in text
     code, text = call("--shape", "1,1,8,64", "--kernel", "prefill", "--q-len", "2")

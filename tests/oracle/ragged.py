@@ -32,10 +32,13 @@ class Case:
         """Rows of q that belong to a request."""
         return slice(int(self.q_start[0]), int(self.q_start[-1]))
 
-    def exact(self, *, causal: bool = True, **options: Any) -> Exact:
+    def exact(
+        self, *, causal: bool = True, k_scale: float = 1.0, v_scale: float = 1.0, **options: Any
+    ) -> Exact:
         """Float64: out and weight [T, Hq, D], lse [Hq, T] of the requests' rows."""
         rows = self.q[self.rows].split([n for n, _ in self.requests])
-        requests = zip(rows, self.k, self.v, strict=True)
+        k, v = ([x.double() * s for x in xs] for xs, s in ((self.k, k_scale), (self.v, v_scale)))
+        requests = zip(rows, k, v, strict=True)
         parts = [exact_rows(*tensors, causal=causal, **options) for tensors in requests]
         return Exact(
             torch.cat([part.out for part in parts]),
@@ -58,16 +61,19 @@ def make(
     seed: int = 0,
     padding: int = 0,
     lead: int = 0,
+    fp8: torch.dtype | None = None,
 ) -> Case:
     """``lead`` rows of q precede the first request's, ``padding`` follow the last one's.
 
-    q is a slice of a larger buffer: nothing is contiguous but the last dimension.
+    ``fp8``: of k and v, which have q's dtype otherwise. q is a slice of a larger buffer: nothing is
+    contiguous but the last dimension.
     """
     g = torch.Generator().manual_seed(seed)
     rows = lead + sum(n for n, _ in requests) + padding
     fused = torch.randn(rows, q_heads + 3, dim + 8, generator=g).to(dtype)
     k, v = (
-        [torch.randn(n, kv_heads, dim, generator=g).to(dtype) for _, n in requests] for _ in "kv"
+        [torch.randn(n, kv_heads, dim, generator=g).to(fp8 or dtype) for _, n in requests]
+        for _ in "kv"
     )
     return Case(
         fused[:, 1 : q_heads + 1, :dim],
@@ -92,15 +98,15 @@ def paged(
     """
     g = torch.Generator().manual_seed(page_size)
     counts = [-(-n // page_size) for _, n in case.requests]
-    _, heads, dim = case.k[0].shape
+    (_, heads, dim), dtype = case.k[0].shape, case.k[0].dtype
     pages = sum(counts) + 2
     order = torch.randperm(pages, generator=g).tolist()
     if fused:
-        both = torch.full((pages, heads, page_size, 2 * dim), math.nan).to(case.q.dtype)
+        both = torch.full((pages, heads, page_size, 2 * dim), math.nan).to(dtype)
         k, v = (both[..., i * dim : (i + 1) * dim].transpose(1, 2) for i in (0, 1))
     else:
-        k = torch.full((pages, page_size, heads, dim), math.nan).to(case.q.dtype)
-        v = torch.full((pages, heads, page_size, dim), math.nan).to(case.q.dtype).transpose(1, 2)
+        k = torch.full((pages, page_size, heads, dim), math.nan).to(dtype)
+        v = torch.full((pages, heads, page_size, dim), math.nan).to(dtype).transpose(1, 2)
     table = torch.full((len(counts), max(counts) + 3), NOWHERE, dtype=torch.int32)[:, :-1]
     for r, (q_len, n) in enumerate(case.requests):
         seen = max(0, n - q_len - window + 1) if window else 0

@@ -201,11 +201,12 @@ def test_layers_with_a_window_have_a_pool_of_their_own(page_size: int) -> None:
         torch.testing.assert_close(out.view_as(expected), expected, atol=2e-5, rtol=2e-5)
 
 
-def test_fp8_cache_is_read_with_the_checkpoints_scales() -> None:
+@pytest.mark.parametrize("fp8", [torch.float8_e4m3fn, torch.float8_e4m3fnuz])  # the latter: gfx94x
+def test_fp8_cache_is_read_with_the_checkpoints_scales(fp8: torch.dtype) -> None:
     layer = RadixAttention(HEADS, DIM, DIM**-0.5, KV_HEADS, 0)
     layer.k_scale_float, layer.v_scale_float = 0.5, 2.0
     layer.k_scale, layer.v_scale = torch.tensor(0.5), torch.tensor(2.0)
-    made = runner([layer], pool(dtype=torch.float8_e4m3fn))
+    made = runner([layer], pool(dtype=fp8))
     backend = ATTENTION_BACKENDS[srt.BACKEND_NAME](made)
     step = Step(made, [8, 21], [3, 1], decode=False)
     step.fill(made.token_to_kv_pool)

@@ -20,12 +20,14 @@ import torch  # noqa: E402
 from vllm.model_executor.layers.attention.chunked_local_attention import (  # noqa: E402
     create_chunked_local_attention_backend,
 )
+from vllm.platforms import current_platform  # noqa: E402
 from vllm.v1.attention.backend import AttentionCGSupport, CommonAttentionMetadata  # noqa: E402
 from vllm.v1.attention.backends.registry import AttentionBackendEnum  # noqa: E402
 from vllm.v1.kv_cache_interface import FullAttentionSpec  # noqa: E402
 
 import liteattention_vllm  # noqa: E402
 from liteattention_rocm import attention_paged, write_kv  # noqa: E402
+from liteattention_vllm.admission import fp8_dtype  # noqa: E402
 from liteattention_vllm.backend import LiteAttentionBackend  # noqa: E402
 from liteattention_vllm.layer import LiteAttentionImpl  # noqa: E402
 
@@ -60,6 +62,16 @@ def test_what_is_supported_is_declared() -> None:
     assert reasons(kv_cache_dtype="fp8", block_size=1) == []
     builder = LiteAttentionBackend.get_builder_cls()
     assert builder.get_cudagraph_support(None, None) is AttentionCGSupport.NEVER
+
+
+def test_an_fp8_cache_holds_what_the_platform_computes_with(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    assert fp8_dtype("fp8") is current_platform.fp8_dtype()
+    native = torch.float8_e4m3fnuz  # on gfx94x
+    monkeypatch.setattr(type(current_platform), "fp8_dtype", classmethod(lambda cls: native))
+    assert fp8_dtype("fp8") is fp8_dtype("fp8_e4m3") is native
+    assert reasons(kv_cache_dtype="fp8") == []
 
 
 def test_every_reason_is_given_at_once() -> None:

@@ -30,7 +30,8 @@ of a key head are 16 or fewer are decoded: one workgroup per request, key head a
 The number of parts is chosen from bounds alone (requests, key heads, longest cache), by a model of
 which no number was measured on an MI300X: 4 TB/s for all workgroups together, 64 KiB in flight and
 2 us of latency for each, two on a compute unit, 4 us to start and end one, 5 us for the merge's
-launch and 0.1 us for each part that it reads. It splits only where that saves 5 %.
+launch and 0.1 us for each part that it reads. It splits only where that saves 5 %. Of an fp8 cache
+(``--fp8``) half the bytes are read and half as many are in flight.
 """
 
 from __future__ import annotations
@@ -118,11 +119,13 @@ def describe_ragged(
     kv_heads: int | None = None,
     kv_len: int | None = None,
     window: int = 0,
+    fp8: bool = False,
     compute_units: int = _core.GFX942_COMPUTE_UNITS,
 ) -> dict[str, Any]:
     """Plan one ragged call of ``requests`` requests, each with ``q_len`` rows and ``kv_len`` keys.
 
-    ``kv_heads`` is ``q_heads`` and ``kv_len`` is ``q_len`` by default; ``window`` 0 is none.
+    ``kv_heads`` is ``q_heads`` and ``kv_len`` is ``q_len`` by default; ``window`` 0 is none;
+    ``fp8``: of the cache, else 16 bits.
 
     Returns:
         JSON-friendly: ``shape``; ``prefill_workgroups``, ``decode_workgroups`` and
@@ -147,6 +150,7 @@ def describe_ragged(
         kv_len,
         q_len,
         window if window < kv_len else 0,
+        fp8,
     )
     plan = _core.plan_ragged(shape, compute_units, 0)
     decodes = plan.decode_grid > 0
@@ -163,6 +167,7 @@ def describe_ragged(
             "kv_len": kv_len,
             "head_dim": head_dim,
             "window": window,
+            "fp8": fp8,
         },
         "compute_units": compute_units,
         "prefill_workgroups": plan.prefill_grid,
@@ -197,6 +202,7 @@ def command(
     ] = None,
     kv_len: Annotated[int | None, typer.Option(help="Keys; Sq by default.")] = None,
     window: Annotated[int, typer.Option(help="Sliding window of a ragged call; 0: none.")] = 0,
+    fp8: Annotated[bool, typer.Option("--fp8", help="A ragged call's cache is fp8.")] = False,
     compute_units: Annotated[
         int, typer.Option(help="Of the GPU, or of a partition of it.")
     ] = _core.GFX942_COMPUTE_UNITS,
@@ -220,9 +226,10 @@ def command(
     }
     try:
         if option == "--ragged":
-            found = describe_ragged(first, q_heads, q_len, head_dim, window=window, **common)
-        elif window:
-            raise ValueError("a window is for ragged calls")
+            common |= {"window": window, "fp8": fp8}
+            found = describe_ragged(first, q_heads, q_len, head_dim, **common)
+        elif window or fp8:
+            raise ValueError("a window and an fp8 cache are for ragged calls")
         else:
             found = describe(first, q_heads, q_len, head_dim, **common)
     except ValueError as error:

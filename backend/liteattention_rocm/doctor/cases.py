@@ -252,6 +252,55 @@ def decode(run: Run) -> Results:
     return _ragged(run, ((1, 300), (1, 65), (1, 17)), (8, 2), True, 50)
 
 
+def fp8(run: Run) -> Results:
+    """A decoded and a prefilled request over an fp8 cache that is written first.
+
+    The first form of fp8 that the engine takes. Every form holds these keys and values exactly.
+    """
+    lengths, q_heads, kv_heads, pages = ((1, 300), (37, 101), (1, 17)), 8, 2, 30
+    rows, keys = (sum(column) for column in zip(*lengths, strict=True))
+    q = run.tensor(_queries(70, rows, q_heads))
+    scores = _scores(72, keys, kv_heads)
+    chosen = integers(73, (keys, kv_heads, 1), 0, len(_CODES) - 1)
+    k = run.tensor(_keys(np.where(np.arange(len(_CODES)) == chosen, scores, 0.0)))
+    v = run.values(74, keys, kv_heads)
+    table = torch.full((len(lengths), 19), _NOT_THERE, dtype=torch.int32)
+    slots: list[int] = []
+    for row, (_, length) in enumerate(lengths):
+        used = -(-length // PAGE_SIZE)
+        table[row, :used] = torch.arange(pages, pages - used, -1) - 1
+        slots += [(pages - 1 - j // PAGE_SIZE) * PAGE_SIZE + j % PAGE_SIZE for j in range(length)]
+        pages -= used
+    sizes = (30, PAGE_SIZE, kv_heads, HEAD_DIM)
+    starting = run.index(0, *itertools.accumulate(n for n, _ in lengths))
+    ending = run.index(*(m for _, m in lengths))
+    out, lse = run.like(q)
+    scales = (2.0**-6, 0.5)
+    refused = ["it takes no fp8 cache"]
+    for kind in run.engine.cache_dtypes:
+        request = RaggedRequest(
+            len(lengths), rows, q_heads, kv_heads, HEAD_DIM, run.dtype, kind, run.device, PAGE_SIZE,
+            max(n for n, _ in lengths), max(m for _, m in lengths), _SCALE, True, 0, 0.0, False,
+            *scales, "rtne", True,
+        )  # fmt: skip
+        refused = run.engine.reasons(request)
+        if not refused:
+            break
+    else:
+        raise Refused("; ".join(refused))
+    caches = [torch.full(sizes, math.nan, device=run.device).to(kind) for _ in "kv"]
+    at = torch.tensor(slots, dtype=torch.int64, device=run.device)
+    writing = WriteRequest(
+        keys, kv_heads, HEAD_DIM, run.dtype, kind, run.device, *sizes[:2], *scales
+    )  # fmt: skip
+    run.call(writing, WriteTensors(k, v, caches[0], caches[1], at))
+    tensors = RaggedTensors(
+        q, caches[0], caches[1], out, lse, None, starting, ending, table.to(run.device)
+    )
+    run.call(request, tensors)
+    return {"out": out.cpu(), "lse": lse.cpu()}
+
+
 def write(run: Run) -> Results:
     """Twenty rows into pages, one of them padding."""
     k, v = run.values(60, 20, 2), run.values(61, 20, 2)
@@ -270,5 +319,6 @@ CASES = (
     Case("LiteAttention, budget", ("attention_weigh", "select_tiles"), weigh),
     Case("packed prefill", ("attention_prefill",), prefill),
     Case("paged decode", ("attention_decode", "merge_decode"), decode),
+    Case("fp8 cache", ("attention_prefill", "attention_decode", "write_kv"), fp8),
     Case("write_kv", ("write_kv",), write),
 )

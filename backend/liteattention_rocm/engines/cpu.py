@@ -42,6 +42,8 @@ _DTYPES = {
 _KV_TYPES = {
     torch.float8_e4m3fn: _core.CpuKvType.fp8_e4m3,
     torch.float8_e5m2: _core.CpuKvType.fp8_e5m2,
+    torch.float8_e4m3fnuz: _core.CpuKvType.fp8_e4m3fnuz,
+    torch.float8_e5m2fnuz: _core.CpuKvType.fp8_e5m2fnuz,
 }
 _TILE = TileGeometry(q_block=128, k_block=_core.CPU_K_BLOCK, vote_rows=32)
 _ROUNDINGS = {"rtne": _core.Rounding.rtne, "rtna": _core.Rounding.rtna, "rtz": _core.Rounding.rtz}

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 import liteattention_rocm
 from liteattention_rocm import PagedBatch
+from liteattention_rocm.contract import FP8
 from tests.oracle.attention import exact_rows
 
 from .cases import Case, check
@@ -143,7 +144,7 @@ def test_one_packed_sequence_is_the_dense_call(isa: str) -> None:
     assert torch.equal(packed, full[0])
 
 
-@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e5m2])
+@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e5m2, torch.float8_e4m3fnuz])
 @pytest.mark.parametrize("dim", [64, 72])
 def test_fp8_caches_are_read_with_their_scales(isa: str, dtype: torch.dtype, dim: int) -> None:
     for q_dtype in DTYPES:
@@ -155,7 +156,7 @@ def test_fp8_caches_are_read_with_their_scales(isa: str, dtype: torch.dtype, dim
 
 def test_all_fp8_numbers_are_read_exactly(isa: str) -> None:
     # One key per request: the output is the value itself.
-    for dtype in (torch.float8_e4m3fn, torch.float8_e5m2):
+    for dtype in FP8:
         codes = torch.arange(256, dtype=torch.uint8).view(dtype)
         finite = torch.isfinite(codes.float())
         codes = torch.where(finite, codes.float(), 0.0).to(dtype)

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from liteattention_rocm import engines, write_kv
+from liteattention_rocm.contract import FP8
 from liteattention_rocm.engines.cpu import CpuEngine
 
 ENGINES = ["cpu", "reference"]
@@ -46,7 +47,7 @@ def test_many_rows_on_several_threads() -> None:
     assert torch.equal(pools[0, slots], k) and torch.equal(pools[1, slots], v)
 
 
-@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e5m2])
+@pytest.mark.parametrize("dtype", FP8)
 def test_fp8_rounds_to_nearest_even_and_clamps(dtype: torch.dtype) -> None:
     # Every bf16 number, three scales; torch's own conversion of the quotient is the model.
     every = torch.arange(1 << 16, dtype=torch.int32).to(torch.int16).view(torch.bfloat16)

@@ -25,6 +25,7 @@ import torch
 
 from ... import _core
 from ...contract import (
+    FP8,
     Bound,
     DenseRequest,
     DenseTensors,
@@ -47,6 +48,12 @@ from ..workspace import NOTHING, Workspaces, capturing_on, stream_of
 from . import manifest
 
 TARGET = "gfx942"
+
+#: The fp8 that gfx942 knows: bias 8, 240 at most, 0x80 is NaN.
+NATIVE_FP8 = torch.float8_e4m3fnuz
+
+#: Head dims of ragged calls whose kernels know other roundings than to nearest even.
+_EVERY_ROUNDING = (64, 128, 256)
 
 _NUMBERS = {
     (torch.bfloat16, "rtne"): _core.Number.bf16_rtne,
@@ -85,6 +92,7 @@ class Gfx942Engine(Engine):
 
     name = "gfx942"
     dtypes = (torch.bfloat16, torch.float16)
+    cache_dtypes = (NATIVE_FP8,)
     plans_from_bounds = True
     weighs = True
 
@@ -141,9 +149,10 @@ class Gfx942Engine(Engine):
     def limits(self, request: Request) -> list[str]:
         """Return the sizes and numbers that its kernels do not take; see :meth:`Engine.limits`."""
         if isinstance(request, WriteRequest):
-            return []
+            return _fp8_reasons(request)
         if isinstance(request, RaggedRequest):
-            return _core.ragged_reasons(_ragged_shape(request))
+            reasons = _fp8_reasons(request) + _core.ragged_reasons(_ragged_shape(request))
+            return reasons + _rounding_reasons(request, request.kv_dtype)
         if isinstance(request, LiteRequest):
             reasons = _core.dense_reasons(_shape(request))
             own, asked = self.geometry(request.head_dim), request.geometry
@@ -154,6 +163,7 @@ class Gfx942Engine(Engine):
                 )
         elif _is_triangular(request):
             reasons = _core.ragged_reasons(_triangular_shape(request, _known(request.batch)))
+            reasons += _rounding_reasons(request, request.dtype)
         else:
             reasons = _core.dense_reasons(_shape(request))
         return reasons
@@ -346,7 +356,8 @@ class Gfx942Engine(Engine):
             launch.table_width = like.page_table.shape[1]
             launch.table_stride = like.page_table.stride(0)
         launch.causal = request.causal
-        launch.scale = request.scale
+        launch.scale = request.scale * request.k_scale
+        launch.v_scale = request.v_scale
         launch.soft_cap = request.soft_cap
         launch.number = _NUMBERS[request.dtype, request.rounding]
         run = device.ragged
@@ -379,6 +390,9 @@ class Gfx942Engine(Engine):
         launch.set_shape(
             request.rows, request.kv_heads, request.head_dim, request.pages, request.page_size
         )
+        if request.kv_dtype == NATIVE_FP8:
+            number = _NUMBERS[request.dtype, "rtne"]
+            launch.set_fp8(number, request.k_scale, request.v_scale)
         run, index, current = device.write_kv, device.ordinal, self._stream(request.device)
         on_cpu = request.device.type == "cpu"
 
@@ -517,8 +531,33 @@ def _ragged_shape(request: RaggedRequest) -> _core.RaggedShape:
     window = request.window if request.window < max_kv else 0
     heads = (request.q_heads, request.kv_heads, int(request.head_dim))
     return _core.RaggedShape(
-        requests, rows, *heads, request.page_size, max_q, max_kv, window=window
-    )
+        requests, rows, *heads, request.page_size, max_q, max_kv, window=window,
+        fp8=request.kv_dtype == NATIVE_FP8,
+    )  # fmt: skip
+
+
+def _fp8_reasons(request: RaggedRequest | WriteRequest) -> list[str]:
+    """What is against a request's fp8 cache, beyond that its dtype is not listed."""
+    reasons = []
+    if request.kv_dtype in FP8 and request.kv_dtype != NATIVE_FP8:
+        why = "the same bits are other numbers"
+        if request.kv_dtype == torch.float8_e4m3fn:
+            why = "the same bits are half the number, and those of -0 are NaN"
+        reasons.append(
+            f"the fp8 of an MI300X is {NATIVE_FP8}, in which {why}: allocate the cache as "
+            f"{NATIVE_FP8} and fill it with write_kv"
+        )
+    return reasons
+
+
+def _rounding_reasons(request: RaggedRequest | DenseRequest, kv_dtype: torch.dtype) -> list[str]:
+    """What is against the rounding of a ragged call: most kernels round to nearest even only."""
+    if request.rounding == "rtne" or request.dtype != torch.bfloat16:
+        return []
+    needs = ["a cache of bf16"] if kv_dtype == NATIVE_FP8 else []
+    if int(request.head_dim) not in _EVERY_ROUNDING:
+        needs.append("a head dim of 64, 128 or 256")
+    return [f"rounding {request.rounding!r} needs {' and '.join(needs)}: use 'rtne'"] * bool(needs)
 
 
 def _known(size: int) -> int:

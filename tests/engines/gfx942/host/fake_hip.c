@@ -77,14 +77,14 @@ EXPORT int hipModuleUnload(void* module) {
     return note("hipModuleUnload", "");
 }
 #ifndef FAKE_OMIT_LAUNCH
-static char names[64][64];
+static char names[256][64];
 static int functions;
 
 EXPORT int hipModuleGetFunction(void** function, void* module, const char* name) {
     (void)module;
     pthread_mutex_lock(&lock);
-    snprintf(names[functions % 64], sizeof names[0], "%s", name);
-    *function = names[functions++ % 64];
+    snprintf(names[functions % 256], sizeof names[0], "%s", name);
+    *function = names[functions++ % 256];
     pthread_mutex_unlock(&lock);
     return note("hipModuleGetFunction", " %s", name);
 }

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import pytest
+import torch
 
 import liteattention_emulator
 from liteattention_rocm import engines
@@ -18,23 +19,37 @@ pytestmark = pytest.mark.usefixtures("emulator")
 
 @pytest.mark.parametrize("kv_heads", [1, 2])
 @pytest.mark.parametrize(
-    ("dim", "group", "keys"),
-    [(64, 4, 1024), (128, 4, 1024), (128, 16, 1024), (128, 1, 1000), (256, 2, 512)],
+    ("dim", "group", "keys", "fp8"),
+    [
+        (64, 4, 1024, None),
+        (128, 4, 1024, None),
+        (128, 16, 1024, None),
+        (128, 1, 1000, None),
+        (256, 2, 512, None),
+        (128, 4, 1024, torch.float8_e4m3fnuz),
+        (256, 2, 512, torch.float8_e4m3fnuz),
+    ],
 )
 def test_a_step_reads_keys_and_values_once(
-    dim: int, group: int, keys: int, kv_heads: int, monkeypatch: pytest.MonkeyPatch
+    dim: int,
+    group: int,
+    keys: int,
+    fp8: torch.dtype | None,
+    kv_heads: int,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(engines.get("gfx942"), "_kv_splits", 1)
-    run(make([(1, keys)], group * kv_heads, kv_heads, dim), 16)
+    run(make([(1, keys)], group * kv_heads, kv_heads, dim, fp8=fp8), 16)
     report = liteattention_emulator.last_launch()
-    assert report is not None and report.kernel == f"attention_decode_bf16_d{dim}_rtne"
+    held, element = ("_fp8", 1) if fp8 else ("", 2)
+    assert report is not None and report.kernel == f"attention_decode_bf16{held}_d{dim}_rtne"
     assert report.workgroups == kv_heads
 
     step = 16 if dim == 256 else 64
     rounded = -(-keys // step) * step
     # both products of 16 keys x 16 rows x D, 16 x 16 x 16 an MFMA; rows of a tile need not be used
     least_mfma = kv_heads * -(-keys // 16) * 2 * dim // 16
-    least_bytes = kv_heads * keys * 2 * dim * 2
+    least_bytes = kv_heads * keys * 2 * dim * element
     units = report.by_unit()
     loaded = report.counters["global_load_bytes"]
     # beside keys: 16 rows of queries for each of 4 waves; 64 table entries a block, one ahead
@@ -50,8 +65,8 @@ def test_a_step_reads_keys_and_values_once(
     assert units["mfma"] == kv_heads * rounded // 16 * 2 * dim // 16
     assert units["mfma"] <= least_mfma * (1 if keys % step == 0 else 1.04)
     # K and V exactly once (the last block repeats its last key), for all heads of a group
-    assert loaded == kv_heads * (rounded * 2 * dim * 2 + queries + entries)
-    assert loaded <= 1.1 * least_bytes
+    assert loaded == kv_heads * (rounded * 2 * dim * element + queries + entries)
+    assert loaded <= (1.1 if element == 2 else 1.2) * least_bytes
     assert not report.conflicts()
     assert report.counters["barriers"] == kv_heads * 4 * (3 if dim <= 128 else 6)
     assert report.counters["scratch_bytes"] == 0

@@ -13,7 +13,7 @@ from liteattention_rocm import _core
 from liteattention_rocm.contract import RaggedRequest, RaggedTensors, WriteRequest, WriteTensors
 from liteattention_rocm.engines import gfx942
 
-from .calls import LAUNCHING, NUMBERS, expect_launches, run
+from .calls import LAUNCHING, NUMBERS, expect_launches, launches, run
 from .conftest import FakeHip
 
 LOG2E = math.log2(math.e)
@@ -30,9 +30,11 @@ def request_of(q: torch.Tensor, k: torch.Tensor, **changes: Any) -> RaggedReques
     return RaggedRequest(**(fields | changes))
 
 
-def write_request_of(k: torch.Tensor, k_cache: torch.Tensor) -> WriteRequest:
+def write_request_of(
+    k: torch.Tensor, k_cache: torch.Tensor, k_scale: float = 1.0, v_scale: float = 1.0
+) -> WriteRequest:
     sizes = (*k.shape, k.dtype, k_cache.dtype, k.device, *k_cache.shape[:2])
-    return WriteRequest(*sizes, k_scale=1.0, v_scale=1.0)
+    return WriteRequest(*sizes, k_scale, v_scale)
 
 
 @pytest.mark.parametrize("number", NUMBERS, ids=lambda number: "-".join(map(str, number)))
@@ -42,6 +44,8 @@ def write_request_of(k: torch.Tensor, k_cache: torch.Tensor) -> WriteRequest:
         (64, 16, (2**31, 4), 3, 77, 12.5, 20),  # both kernels and the merge
         (128, 3, (-(-(2**33) // 3), 2), 1, 0, 0.0, 5),  # decode alone: 5 rows of 3 heads
         (256, 1, (2**31, 0), 1, 300, 0.0, 20),  # a window as long as the keys is none
+        (80, 16, (2**31, 4), 3, 0, 0.0, 20),
+        (192, 16, (2**31, 4), 1, 0, 0.0, 20),
     ],
 )
 def test_paged_kernels_get_exactly_these_bytes(
@@ -57,6 +61,8 @@ def test_paged_kernels_get_exactly_these_bytes(
     max_q_len: int,
 ) -> None:
     dtype, rounding = number
+    if dim not in (64, 128, 256) and rounding != "rtne":
+        pytest.skip("refused")
     q, out = torch.empty(2, 30, 7, dim).to(dtype)[:, :, 1:]
     pages = torch.empty(9, 2, page_size, 2 * dim).to(dtype)
     k, v = pages[..., :dim].transpose(1, 2), pages[..., dim:].transpose(1, 2)
@@ -80,16 +86,16 @@ def test_paged_kernels_get_exactly_these_bytes(
     out_bytes = 3 * 2 * splits * 16 * dim * 4
     pointers = [x.data_ptr() for x in (q, k, v, out, lse, sinks, *index)]
     params = struct.pack(
-        "<12Q12q5i2I3i3fi2I",
+        "<12Q12q5i2I3i3fi2Ifi",
         *pointers, 0, table.data_ptr(), base, base and base + out_bytes,
         *(7 * dim, dim, 7 * dim, dim),
         *(4 * page_size * dim, 2 * dim, 2 * page_size * dim) * 2,
         *(40, 30),
         *(3, 30, 6, 2, page_size, *divider, True, window if window < 300 else 0, splits),
         -0.37 * LOG2E, soft_cap * LOG2E, 2 * -0.37 * LOG2E / soft_cap if soft_cap else 0.0,
-        dim, -(-(2**33) // 3), 2,
+        dim, -(-(2**33) // 3), 2, 1.0, 0,
     )  # fmt: skip
-    assert len(params) == 256
+    assert len(params) == 264
     name = NUMBERS[number]
     expected = []
     if max_q_len * 3 > 16:
@@ -126,6 +132,40 @@ def test_batches_without_work_launch_nothing(engine: gfx942.Gfx942Engine, cpu_hi
     assert not cpu_hip.of("hipModuleLaunchKernel")
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_fp8_caches_have_kernels_of_their_own(
+    engine: gfx942.Gfx942Engine, cpu_hip: FakeHip, dtype: torch.dtype
+) -> None:
+    fp8, name = torch.float8_e4m3fnuz, "bf16" if dtype == torch.bfloat16 else "fp16"
+    rounding = "_rtne" if name == "bf16" else ""
+    q, rows = torch.empty(30, 6, 64).to(dtype), torch.empty(30, 2, 64).to(dtype)
+    cache = torch.empty(2, 9, 16, 2, 64).to(fp8)
+    index = [torch.empty(n, dtype=torch.int32) for n in (4, 3)]
+    tensors = RaggedTensors(
+        q, *cache, torch.empty_like(q), None, None, *index, torch.empty(3, 40, dtype=torch.int32)
+    )
+    engine._kv_splits = 2
+    run(engine, request_of(q, cache[0], soft_cap=3.0, k_scale=0.5, v_scale=0.7), tensors)
+    slots = torch.zeros(30, dtype=torch.int32)
+    write = write_request_of(rows, cache[0], k_scale=0.5, v_scale=0.7)
+    run(engine, write, WriteTensors(rows, rows, *cache, slots))
+    launched = [(made["name"], data) for made, data in launches(cpu_hip)]
+    assert [kernel for kernel, _ in launched] == [
+        f"attention_prefill_{name}_fp8_d64{rounding}",
+        f"attention_decode_{name}_fp8_d64{rounding}",
+        f"merge_decode_{name}{rounding}",
+        f"write_kv_{name}_fp8",
+    ]
+    for _, params in launched[:3]:
+        scales = struct.unpack_from("<3f", params, 232)
+        assert scales == pytest.approx((-0.185 * LOG2E, 3.0 * LOG2E, 2 * -0.185 * LOG2E / 3.0))
+        assert struct.unpack_from("<fi", params, 256) == (pytest.approx(0.7), 0)
+    assert struct.unpack_from("<2fi", launched[3][1], 148) == pytest.approx((0.5, 0.7, 0))
+    # a cache of bytes, each head's row among them
+    held = {tuple(int(x, 0) for x in call.split()[:2]) for call in cpu_hip.of("hipHostRegister")}
+    assert {(x.data_ptr(), x.numel()) for x in cache} <= held
+
+
 @pytest.mark.parametrize("wide", [True, False])
 def test_cache_writes_get_exactly_these_bytes(
     engine: gfx942.Gfx942Engine, cpu_hip: FakeHip, wide: bool
@@ -136,10 +176,10 @@ def test_cache_writes_get_exactly_these_bytes(
     slots = torch.zeros(21, dtype=torch.int64 if wide else torch.int32)
     run(engine, write_request_of(k, k_cache), WriteTensors(k, v, k_cache, v_cache, slots))
     params = struct.pack(
-        "<5Q10q4i2I2i",
+        "<5Q10q4i2Ii2fi",
         *(x.data_ptr() for x in (k, v, k_cache, v_cache, slots)),
         *(360, 72) * 2, *(2160, 144, 720) * 2,
-        *(21, 3, 72, 5), -(-(2**34) // 5), 3, wide, 0,
+        *(21, 3, 72, 5), -(-(2**34) // 5), 3, wide, 1.0, 1.0, 0,
     )  # fmt: skip
     expect_launches(cpu_hip, [("write_kv", -(-21 * 3 * 9 // 256), 256, params)])
 
@@ -173,18 +213,23 @@ def test_every_bad_tensor_is_named(engine: gfx942.Gfx942Engine, cpu_hip: FakeHip
 
 
 def test_refusals_list_every_reason(engine: gfx942.Gfx942Engine) -> None:
-    x = torch.empty(1, 3, 96)
+    x = torch.empty(1, 3, 72)
     request = request_of(x, x, kv_dtype=torch.float8_e5m2, rounding="rtz")
     assert engine.reasons(request) == [
         "dtype must be bf16 or fp16, got torch.float32",
-        "the cache must be torch.float32, got torch.float8_e5m2",
+        "the cache must be torch.float32 or torch.float8_e4m3fnuz, got torch.float8_e5m2",
         "rounding 'rtz' is for bf16 outputs: use 'rtne'",
-        "head dim must be 64, 128 or 256, got 96",
+        "the fp8 of an MI300X is torch.float8_e4m3fnuz, in which the same bits are other numbers: "
+        "allocate the cache as torch.float8_e4m3fnuz and fill it with write_kv",
+        "head dim must be 64, 80, 96, 112, 128, 192 or 256, got 72",
     ]
     half = torch.empty(1, 3, 64).half()
     assert engine.reasons(write_request_of(x, x[None].to(torch.float8_e4m3fn))) == [
         "dtype must be bf16 or fp16, got torch.float32",
-        "the cache must be torch.float32, got torch.float8_e4m3fn",
+        "the cache must be torch.float32 or torch.float8_e4m3fnuz, got torch.float8_e4m3fn",
+        "the fp8 of an MI300X is torch.float8_e4m3fnuz, in which the same bits are half the "
+        "number, and those of -0 are NaN: allocate the cache as torch.float8_e4m3fnuz and fill it "
+        "with write_kv",
     ]
     assert engine.reasons(write_request_of(half, half[None])) == []
     assert _core.DECODE_ROWS == 16

@@ -84,6 +84,15 @@ def test_a_ragged_call_is_planned_as_the_engine_does() -> None:
     assert found["modelled_speedup"] > 5 and 0.5 < found["modelled_tb_per_s"] < 5.3
 
 
+def test_an_fp8_cache_has_half_the_bytes() -> None:
+    options = ("--ragged", "8,32,1,128", "--kv-heads", "8", "--kv-len", "8192", "--json")
+    plain, fp8 = (json.loads(invoke(*options, *more)[1]) for more in ((), ("--fp8",)))
+    assert fp8["kv_bytes"] * 2 == plain["kv_bytes"]
+    made = _core.plan_ragged(_core.RaggedShape(8, 8, 32, 8, 128, 16, 1, 8192, fp8=True), 304, 0)
+    assert fp8["splits"] == made.splits and fp8["modelled_us"] == made.modelled_us
+    assert 0.4 < fp8["modelled_us"] / plain["modelled_us"] <= 1.0
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
@@ -106,10 +115,17 @@ def test_text_of_a_ragged_call(arguments: list[str], said: str) -> None:
     ("arguments", "reason"),
     [
         (["--ragged", "1,2,3"], "four numbers R,Hq,Sq,D, got '1,2,3'"),
-        (["--ragged", "1,3,4,96", "--kv-heads", "2"], "head dim must be 64, 128 or 256, got 96"),
+        (
+            ["--ragged", "1,3,4,72", "--kv-heads", "2"],
+            "head dim must be 64, 80, 96, 112, 128, 192 or 256, got 72",
+        ),
         (["--ragged", "1,1,1,64", "--shape", "1,1,1,64"], "give one of --shape and --ragged"),
         ([], "give one of --shape and --ragged"),
-        (["--shape", "1,1,1,64", "--window", "3"], "a window is for ragged calls"),
+        (
+            ["--shape", "1,1,1,64", "--window", "3"],
+            "a window and an fp8 cache are for ragged calls",
+        ),
+        (["--shape", "1,1,1,64", "--fp8"], "a window and an fp8 cache are for ragged calls"),
     ],
 )
 def test_bad_ragged_options_are_refused(arguments: list[str], reason: str) -> None:

@@ -18,11 +18,12 @@ sizes = st.fixed_dictionaries(
         "requests": st.integers(0, 300),
         "kv_heads": st.integers(1, 24),
         "group": st.integers(1, 20),
-        "head_dim": st.sampled_from([64, 128, 256]),
+        "head_dim": st.sampled_from([64, 80, 96, 112, 128, 192, 256]),
         "max_q_len": st.integers(0, 40),
         "max_kv_len": st.integers(0, 300_000),
         "min_q_len": st.integers(0, 4),
         "window": st.sampled_from([0, 0, 1, 100, 4096, 500_000]),
+        "fp8": st.integers(0, 1),
     }
 )
 
@@ -31,12 +32,12 @@ def shape_of(s: dict[str, int]) -> _core.RaggedShape:
     return _core.RaggedShape(
         s["requests"], s["requests"] * s["max_q_len"], s["kv_heads"] * s["group"], s["kv_heads"],
         s["head_dim"], 16, s["max_q_len"], s["max_kv_len"], min(s["min_q_len"], s["max_q_len"]),
-        s["window"],
+        s["window"], bool(s["fp8"]),
     )  # fmt: skip
 
 
 def block(head_dim: int) -> int:
-    return 16 if head_dim == 256 else 64
+    return 16 if head_dim > 128 else 64
 
 
 @given(sizes, st.sampled_from([304, 80, 7]))
@@ -49,7 +50,7 @@ def test_plans_are_exact_and_never_modelled_to_lose(s: dict[str, int], units: in
     assert (plan.decode_grid > 0) == (work and least * group <= 16)
     assert (plan.prefill_grid > 0) == (work and s["max_q_len"] * group > 16)
     if plan.prefill_grid:
-        tile = 128 if dim == 256 else 256
+        tile = 128 if dim > 128 else 256
         slots = s["requests"] * s["max_q_len"] * group // tile + s["requests"]
         assert plan.prefill_grid == slots * s["kv_heads"]
     if not plan.decode_grid:
@@ -69,7 +70,7 @@ def test_plans_are_exact_and_never_modelled_to_lose(s: dict[str, int], units: in
     seen = s["max_kv_len"]
     if s["window"]:
         seen = min(seen, s["window"] + rows - 1)
-    assert plan.kv_bytes == items * seen * dim * 4
+    assert plan.kv_bytes == items * seen * dim * (2 if s["fp8"] else 4)
 
     def cost(splits: int) -> float:
         return _core.decode_cost(shape, splits, units)
@@ -89,7 +90,7 @@ def test_plans_are_exact_and_never_modelled_to_lose(s: dict[str, int], units: in
 
 @given(
     st.integers(0, 16), st.integers(0, 200_000), st.integers(0, 5000), st.integers(1, 128),
-    st.sampled_from([64, 128, 256]),
+    st.sampled_from([64, 80, 96, 112, 128, 192, 256]),
 )  # fmt: skip
 def test_parts_cover_the_keys_that_some_row_sees(
     q_len: int, kv_len: int, window: int, splits: int, dim: int
@@ -120,8 +121,8 @@ def test_the_gpu_is_filled_by_few_long_requests_and_left_alone_by_many() -> None
 @pytest.mark.parametrize(
     ("arguments", "reasons"),
     [
-        ((-1, 0, 3, 2, 96, 0, 0, 0), ["requests must be from 0 to 2^31 - 1, got -1",
-                                      "head dim must be 64, 128 or 256, got 96"]),
+        ((-1, 0, 3, 2, 72, 0, 0, 0), ["requests must be from 0 to 2^31 - 1, got -1",
+                                      "head dim must be 64, 80, 96, 112, 128, 192 or 256, got 72"]),
         ((1, 1, 3, 2, 64, 0, 1, 1), ["query heads must be a multiple of key heads, got 3 and 2"]),
         ((1, 2**28, 8, 1, 64, 0, 1, 2**30), ["max_kv_len must be from 0 to 2^30 - 1"]),
         ((1, 2**28, 8, 1, 64, 0, 1, 1), ["key head must be below 2^30, got 268435456 times 8"]),

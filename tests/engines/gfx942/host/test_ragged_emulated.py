@@ -37,12 +37,14 @@ def splits(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 @pytest.mark.parametrize("page_size", PAGE_SIZES)
-@pytest.mark.parametrize(("dim", "group"), [(64, 8), (128, 4), (256, 2)])
+@pytest.mark.parametrize(
+    ("dim", "group"), [(64, 8), (80, 4), (96, 1), (112, 2), (128, 4), (192, 2), (256, 2)]
+)
 def test_decode_through_pages_of_any_size(dim: int, group: int, page_size: int) -> None:
     check(make(DECODE, 2 * group, 2, dim), page_size)
 
 
-@pytest.mark.parametrize("dim", [64, 128, 256])
+@pytest.mark.parametrize("dim", [64, 80, 128, 192, 256])
 @pytest.mark.parametrize(("group", "rows"), [(1, 16), (2, 8), (4, 3), (8, 2), (16, 1)])
 def test_rows_and_heads_of_a_group_fill_the_tile(group: int, rows: int, dim: int) -> None:
     requests = [(n, n + 61 * n % 200) for n in range(1, rows + 1)]
@@ -51,7 +53,7 @@ def test_rows_and_heads_of_a_group_fill_the_tile(group: int, rows: int, dim: int
     check(make(requests, group, 1, dim, seed=group), 16)
 
 
-@pytest.mark.parametrize("dim", [64, 128, 256])
+@pytest.mark.parametrize("dim", [64, 112, 128, 192, 256])
 @pytest.mark.parametrize(
     "options",
     [
@@ -99,6 +101,27 @@ def test_every_number(dtype: torch.dtype, rounding: str, dim: int, splits: Any) 
         check(case, 64, rounding=rounding)
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("dim", [80, 96, 112, 192])
+def test_head_dims_that_fill_no_tile(dim: int, dtype: torch.dtype, splits: Any) -> None:
+    """Heads beside each other and beside other memory, all of it NaN: nothing of it is read."""
+    for heads, parts in (((4, 2), 1), ((2, 1), 3)):
+        splits(parts)
+        case = make([(1, 200), (50, 77), (2, 300), (1, 9)], *heads, dim, dtype, seed=dim, padding=2)
+        for page_size in (0, 16):
+            check(case, page_size, sinks=True)
+
+
+@pytest.mark.parametrize("dim", [80, 112])
+def test_an_infinite_key_is_like_any_other(dim: int) -> None:
+    # Products run over more columns than the head has: 0 times what is there must be 0.
+    case = make([(1, 100), (40, 100)], 2, 1, dim)
+    case.q[..., 3] = case.q[..., 3].abs() + 1.0
+    for k in case.k:
+        k[7, 0, 3] = -math.inf
+    check(case, 16)
+
+
 @pytest.mark.parametrize("dim", [64, 128, 256])
 def test_parts_merge_to_the_whole_and_repeat_bit_for_bit(dim: int, splits: Any) -> None:
     # 18 blocks of 64 keys, 5 parts at most; 25 of 16 at D = 256, 7 parts. The others have fewer.
@@ -120,7 +143,7 @@ def test_parts_merge_to_the_whole_and_repeat_bit_for_bit(dim: int, splits: Any) 
 @pytest.mark.parametrize("order", ["random:7", "first-ahead", "last-ahead", "round-robin:1"])
 def test_results_do_not_depend_on_the_order_of_waves(order: str, splits: Any) -> None:
     splits(2)
-    for dim in (64, 128, 256):
+    for dim in (64, 80, 128, 192, 256):
         case = make([(1, 700), (3, 90)], 4, 1, dim)
         expected = run(case, 16)
         liteattention_emulator.set_option("order", order)
@@ -132,7 +155,9 @@ def test_results_do_not_depend_on_the_order_of_waves(order: str, splits: Any) ->
 
 
 @pytest.mark.parametrize("page_size", [0, 1, 16])
-@pytest.mark.parametrize(("dim", "heads"), [(64, (4, 1)), (128, (2, 2)), (256, (8, 4))])
+@pytest.mark.parametrize(
+    ("dim", "heads"), [(64, (4, 1)), (96, (2, 1)), (128, (2, 2)), (192, (4, 2)), (256, (8, 4))]
+)
 def test_prefill_and_decode_share_a_batch(
     dim: int, heads: tuple[int, int], page_size: int, splits: Any
 ) -> None:
@@ -158,7 +183,7 @@ def test_prefill_and_decode_share_a_batch(
 @given(st.data())
 def test_any_batch(data: st.DataObject) -> None:
     draw = data.draw
-    dim = draw(st.sampled_from([64, 128, 256]), "head dim")
+    dim = draw(st.sampled_from([64, 80, 96, 112, 128, 192, 256]), "head dim")
     kv_heads, group = draw(st.integers(1, 3), "kv heads"), draw(st.integers(1, 16), "group")
     one = st.tuples(st.integers(0, 20), st.integers(0, 200))
     requests = draw(st.lists(one, min_size=1, max_size=4), "requests")
@@ -245,7 +270,13 @@ def test_cache_writes_that_cannot_be() -> None:
 @pytest.mark.parametrize("layout", ["bshd", "bhsd"])
 @pytest.mark.parametrize(
     ("q_len", "kv_len", "heads", "dim"),
-    [(2, 300, (4, 2), 128), (33, 33, (2, 2), 64), (70, 100, (4, 1), 128), (20, 5, (2, 1), 256)],
+    [
+        (2, 300, (4, 2), 128),
+        (33, 33, (2, 2), 64),
+        (70, 100, (4, 1), 80),
+        (20, 5, (2, 1), 256),
+        (40, 60, (2, 1), 192),
+    ],
 )
 def test_causal_attention(
     q_len: int, kv_len: int, heads: tuple[int, int], dim: int, layout: Any
@@ -294,16 +325,30 @@ def test_a_plan_serves_every_layer_without_allocating(
     ("changes", "reason"),
     [
         ({"dtype": torch.float32}, "dtype must be bf16 or fp16, got torch.float32"),
-        ({"dim": 96}, "head dim must be 64, 128 or 256, got 96"),
-        ({"fp8": True}, "the cache must be torch.bfloat16, got torch.float8_e4m3fn"),
+        ({"dim": 72}, "head dim must be 64, 80, 96, 112, 128, 192 or 256, got 72"),
     ],
 )
 def test_refusals_name_the_reason(changes: dict[str, Any], reason: str) -> None:
     dtype, dim = changes.get("dtype", torch.bfloat16), changes.get("dim", 64)
     q = torch.zeros(1, 2, dim, dtype=dtype)
-    k = torch.zeros(1, 16, 1, dim, dtype=torch.float8_e4m3fn if "fp8" in changes else dtype)
+    k = torch.zeros(1, 16, 1, dim, dtype=dtype)
     one = torch.ones(1, dtype=torch.int32)
     batch = serving.PagedBatch(starts([1]), one, torch.zeros(1, 1, dtype=torch.int32))
     with pytest.raises(ValueError, match="cannot run this") as caught:
         serving.attention_paged(q, k, k, batch, engine="gfx942")
     assert reason in str(caught.value)
+
+
+def test_roundings_that_few_kernels_have() -> None:
+    q, k = torch.zeros(2, 2, 96).bfloat16(), torch.zeros(1, 16, 1, 96).to(torch.float8_e4m3fnuz)
+    one = torch.full((1,), 2, dtype=torch.int32)
+    batch = serving.PagedBatch(starts([2]), one, torch.zeros(1, 1, dtype=torch.int32))
+    for cache, needs in (
+        (k, "a cache of bf16 and a head dim of 64, 128 or 256"),
+        (k.bfloat16(), "a head dim of 64, 128 or 256"),
+    ):
+        with pytest.raises(ValueError, match=f"rounding 'rtz' needs {needs}: use 'rtne'"):
+            serving.attention_paged(q, cache, cache, batch, rounding="rtz", engine="gfx942")
+    x = torch.zeros(1, 5, 2, 96).bfloat16()
+    with pytest.raises(ValueError, match="rounding 'rtna' needs a head dim of 64, 128 or 256"):
+        liteattention_rocm.attention(x, x, x, causal=True, rounding="rtna", engine="gfx942")

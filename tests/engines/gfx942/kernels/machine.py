@@ -106,6 +106,8 @@ class RaggedParams(ctypes.Structure):
         *((n, c_float) for n in ("scale_log2", "cap_log2", "cap_factor")),
         ("head_dim", c_int32),
         *((n, c_uint32) for n in ("group_multiplier", "group_shift")),
+        ("v_scale", c_float),
+        ("reserved", c_int32),
     ]
 
 
@@ -116,7 +118,9 @@ class WriteKvParams(ctypes.Structure):
         *((n, PageStrides) for n in ("k_cache_strides", "v_cache_strides")),
         *((n, c_int32) for n in ("rows", "kv_heads", "head_dim", "page_size")),
         *((n, c_uint32) for n in ("page_multiplier", "page_shift")),
-        *((n, c_int32) for n in ("wide", "reserved")),
+        ("wide", c_int32),
+        *((n, c_float) for n in ("k_scale", "v_scale")),
+        ("reserved", c_int32),
     ]
 
 
@@ -200,10 +204,10 @@ def dense(
     return report
 
 
-def variant(q: torch.Tensor, rounding: str) -> str:
-    """The end of an attention kernel's name."""
-    dim = q.shape[-1]
-    return f"fp16_d{dim}" if q.dtype == torch.float16 else f"bf16_d{dim}_{rounding}"
+def variant(q: torch.Tensor, rounding: str, *, fp8: bool = False) -> str:
+    """The end of an attention kernel's name; ``fp8``: of the cache."""
+    end = f"{'fp8_' if fp8 else ''}d{q.shape[-1]}"
+    return f"fp16_{end}" if q.dtype == torch.float16 else f"bf16_{end}_{rounding}"
 
 
 def packed_values(v: torch.Tensor) -> torch.Tensor:

@@ -53,10 +53,10 @@ def make(
     page_size: int,
     dtype: torch.dtype = torch.bfloat16,
     seed: int = 0,
-    **rows: int,
+    **more: Any,
 ) -> Batch:
-    """``rows``: lead and padding of :func:`tests.oracle.ragged.make`."""
-    case = ragged.make(requests, *heads, dim, dtype, seed + 17 * dim + page_size, **rows)
+    """``more``: lead, padding and fp8 of :func:`tests.oracle.ragged.make`."""
+    case = ragged.make(requests, *heads, dim, dtype, seed + 17 * dim + page_size, **more)
     if page_size:
         caches = ragged.paged(case, page_size, fused=True)
     else:
@@ -76,6 +76,8 @@ def prefill(
     soft_cap: float = 0.0,
     sinks: torch.Tensor | None = None,
     scale: float | None = None,
+    k_scale: float = 1.0,
+    v_scale: float = 1.0,
     rounding: str = "rtne",
     code: Path | None = None,
 ) -> Any:
@@ -87,7 +89,7 @@ def prefill(
     kv_heads = k.shape[-2]
     requests = len(batch.kv_len)
     paged = batch.page_size > 0
-    scale = 1 / math.sqrt(dim) if scale is None else scale
+    scale = (1 / math.sqrt(dim) if scale is None else scale) * k_scale
     strides = [PageStrides(x.stride(0) if paged else 0, x.stride(-3), x.stride(-2)) for x in (k, v)]
     params = RaggedParams(
         *map(pointer, (q, k, v, out, lse, sinks, batch.q_start)),
@@ -102,9 +104,9 @@ def prefill(
         requests, rows, q_heads, kv_heads, batch.page_size, *divider(batch.page_size),
         causal, window, 1,
         scale * LOG2E, soft_cap * LOG2E, 2 * scale * LOG2E / soft_cap if soft_cap else 0.0,
-        dim, *divider(q_heads // kv_heads),
+        dim, *divider(q_heads // kv_heads), v_scale,
     )  # fmt: skip
-    name = f"attention_prefill_{variant(q, rounding)}"
+    name = f"attention_prefill_{variant(q, rounding, fp8=k.dtype.itemsize == 1)}"
     slots = rows * (q_heads // kv_heads) // tile_rows(dim) + requests
     image = manifest.load("attention_prefill.co") if code is None else code.read_bytes()
     caches = batch.spans or [k, v]

@@ -77,7 +77,7 @@ void Divisions(std::mt19937& random) {
 // of 16 lanes meets every bank once; a read as the machine groups it (four lanes and four of the
 // next quad) too.
 void ValuesInLds(int dim, int keys) {
-    const int bytes = dim * keys * 2;
+    const int bytes = LdsDims(dim) * keys * 2;
     std::vector<int> key_at(bytes / 2, -1), dim_at(bytes / 2, -1);
     std::set<int> pieces;
     const int dims = PieceBytes(dim) / 2;
@@ -97,7 +97,7 @@ void ValuesInLds(int dim, int keys) {
             }
         }
     }
-    for (int tile = 0; tile < dim / 16; ++tile)
+    for (int tile = 0; tile < ProductDims(dim) / 16; ++tile)
         for (int pair = 0; pair < keys / 32; ++pair)
             for (int lane = 0; lane < 64; ++lane)
                 for (int e = 0; e < 8; ++e) {
@@ -124,8 +124,7 @@ int main() {
     TileNumbers(random);
     WorkgroupsToTiles();
     Divisions(random);
-    ValuesInLds(64, 64);
-    ValuesInLds(128, 64);
-    ValuesInLds(256, 32);
+    for (int dim = 1; dim <= 512; ++dim)
+        if (IsRaggedDim(dim)) ValuesInLds(dim, PrefillKeys(dim));
     std::puts("ok");
 }

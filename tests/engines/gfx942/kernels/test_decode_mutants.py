@@ -83,9 +83,12 @@ class Case:
         splits: int = 1,
         sinks: bool = False,
         soft_cap: float = 0.0,
+        k_scale: float = 1.0,
+        v_scale: float = 1.0,
     ) -> None:
         self.batch, self.window, self.splits = batch, window, splits
         self.sinks, self.soft_cap = batch.sinks if sinks else None, soft_cap
+        self.k_scale, self.v_scale = k_scale, v_scale
 
     def run(self, image: bytes, kernel: str) -> None:
         """Launch; ``right`` then looks at what was written, also where this raises."""
@@ -105,7 +108,7 @@ class Case:
         kv_len, kv_start = (b.kv_len, None) if paged else (None, b.kv_start)
         keys = (b.q_start, kv_len, kv_start, table)
         given = (b.q, b.k_cache, b.v_cache, out, lse, self.sinks, *keys)
-        scale, cap = 1 / math.sqrt(dim), self.soft_cap
+        scale, cap = self.k_scale / math.sqrt(dim), self.soft_cap
         params = RaggedParams(
             *map(pointer, (*given, part_out, part_stats)),
             *(RowStrides(x.stride(0), x.stride(1)) for x in (b.q, out)),
@@ -117,6 +120,7 @@ class Case:
             *(b.page_size, *ragged.divider(b.page_size), True, self.window, self.splits),
             *(scale * ragged.LOG2E, cap * ragged.LOG2E),
             *(2 * scale * ragged.LOG2E / cap if cap else 0.0, dim, *ragged.divider(group)),
+            self.v_scale,
         )
         tensors = [x for x in (*given, part_out, part_stats) if x is not None]
         with liteattention_emulator.Module(image) as module, ExitStack() as stack:
@@ -126,12 +130,15 @@ class Case:
     def accept(self) -> None:
         """The results are the kernel's own, and those of whole requests within the bound."""
         if self.splits == 1:
-            exact = self.batch.exact(window=self.window, sinks=self.sinks, soft_cap=self.soft_cap)
+            exact = self.batch.exact(
+                window=self.window, sinks=self.sinks, soft_cap=self.soft_cap, k_scale=self.k_scale,
+                v_scale=self.v_scale,
+            )  # fmt: skip
             infinite = exact.out.isinf()
             assert torch.equal(self.written[0][infinite].double(), exact.out[infinite])
             out = self.written[0].masked_fill(infinite, 0.0)
             exact.out = exact.out.masked_fill(infinite, 0.0)
-            expect_out(out, exact, bound(exact, torch.bfloat16))
+            expect_out(out, exact, bound(exact, out.dtype, p_as_output=True))
             expect_lse(self.written[1], exact.lse)
         self.accepted = self.written
         entry = min(row.offset for row in self.report.executed)
@@ -183,4 +190,37 @@ def test_mutants(capsys: pytest.CaptureFixture[str]) -> None:
         print(f"\n{len(everything)} mutants, {len(verdicts)} tried")
         print(mutants.summary(KERNEL, verdicts))
     # All of them: one that survives needs a case that shows it, or an argument.
+    mutants.expect_noticed(bench.kernel, verdicts, 1.0)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("kernel", "dim", "dtype", "fp8"),
+    [
+        ("attention_decode_bf16_fp8_d80_rtne", 80, torch.bfloat16, torch.float8_e4m3fnuz),
+        ("attention_decode_fp16_d192", 192, torch.float16, None),
+    ],
+)
+def test_mutants_of_other_caches_and_head_dims(
+    kernel: str,
+    dim: int,
+    dtype: torch.dtype,
+    fp8: torch.dtype | None,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Of the hot loop, but for bounds, which the D = 128 kernel has as well."""
+    scales = {"k_scale": 0.7, "v_scale": 1.3} if fp8 else {}
+    requests = [(1, 700), (4, 24), (4, 300)]
+    batch = ragged.make(requests, (4, 1), dim, 3, dtype, seed=8, fp8=fp8)
+    cases = [Case(batch, sinks=True, **scales)]
+    with mutants.Bench(kernel, manifest.load("attention_decode.co"), cases) as bench:
+        everything = mutate.mutations(bench.kernel, bench.kernel.loop())
+        chosen = []
+        for kind in sorted({m.kind for m in everything if not m.kind.startswith("bound ")}):
+            of_kind = [m for m in everything if m.kind == kind]
+            chosen += of_kind[:: max(1, -(-len(of_kind) // 12))]
+        verdicts = bench.judge(chosen)
+    with capsys.disabled():
+        print(f"\n{len(everything)} mutants, {len(verdicts)} tried")
+        print(mutants.summary(kernel, verdicts))
     mutants.expect_noticed(bench.kernel, verdicts, 1.0)

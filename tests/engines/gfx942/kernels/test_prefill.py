@@ -26,6 +26,8 @@ from .ragged import Batch
 pytestmark = pytest.mark.usefixtures("emulator")
 
 DIMS = [64, 128, 256]
+FILL_NO_TILE = [80, 96, 112, 192]
+FP8 = torch.float8_e4m3fnuz
 CANARY = 7.0
 # A whole prompt, chunks behind a prefix, a length around each edge of a tile, one row too many for
 # attention_decode; a request of its rows and one without rows in between.
@@ -71,6 +73,20 @@ def test_numbers_and_layouts_on_the_host(tmp_path: Path) -> None:
 @pytest.mark.parametrize("page_size", [0, 1, 3, 16, 64, 128])
 def test_ragged_batches_within_the_bound(page_size: int, dim: int) -> None:
     check(ragged.make(MIXED, (4, 2), dim, page_size, padding=3))
+
+
+@pytest.mark.parametrize("dim", FILL_NO_TILE)
+@pytest.mark.parametrize("page_size", [0, 3, 16])
+def test_head_dims_that_fill_no_tile(page_size: int, dim: int) -> None:
+    # beside each head lies the next one, NaN where no key is; beside each row's outputs a canary
+    check(ragged.make(MIXED, (4, 2), dim, page_size, padding=3), sinks=torch.arange(4.0))
+
+
+@pytest.mark.parametrize("dim", [*DIMS, *FILL_NO_TILE])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_fp8_caches(dtype: torch.dtype, dim: int) -> None:
+    batch = ragged.make(MIXED, (4, 2), dim, 16 if dtype == torch.float16 else 3, dtype, fp8=FP8)
+    check(batch, k_scale=0.3, v_scale=7.0, window=70, soft_cap=20.0)
 
 
 @pytest.mark.parametrize("requests", [[(70, 90)], [(9, 90), (0, 3), (100, 200)]], ids=str)

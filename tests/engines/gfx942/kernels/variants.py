@@ -13,7 +13,8 @@ _ROW = re.compile(r"^LITE_(\w+)\((\w+)[^)]*\)$", re.MULTILINE)
 
 def _read() -> list[tuple[str, int]]:
     rows = _ROW.findall((SOURCES / "variants.def").read_text(encoding="utf-8"))
-    return [(name, ctypes.sizeof(STRUCTS[family.lower()])) for family, name in rows]
+    families = ((family.lower().removesuffix("_fp8"), name) for family, name in rows)
+    return [(name, ctypes.sizeof(STRUCTS[family])) for family, name in families]
 
 
 #: Name and bytes of the argument of every kernel, in the order of the list.
