@@ -6,7 +6,7 @@ Every figure comes from the data of :func:`liteattention_e2e.suite.summarise`.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -349,19 +349,13 @@ def _charts(report: dict[str, Any]) -> list[Chart]:
     items = report["configurations"]
     timed = not report["settings"]["emulated"]  # nobody compares an emulator's seconds
     sparse = [item for item in items if item["sparsity"] is not None]
-    points = [
-        item
-        for item in sparse
-        if item["quality"]["vs_dense"] and item["quality"]["vs_dense"]["psnr_db_mean"] is not None
-    ]
     found = []
-    if points:
-        against = [("tiles skipped, %", [100 * item["sparsity"]["mean"] for item in points])]
-        if timed:
-            seconds = [item["seconds"]["denoise"]["median"] for item in points]
-            against.append(("denoise seconds (median)", seconds))
-        for label, across in against:
-            found.append(_quality_chart(points, across, label))
+    for label, across in (
+        ("tiles skipped, %", lambda item: 100 * item["sparsity"]["mean"]),
+        ("denoise seconds (median)", lambda item: item["seconds"]["denoise"]["median"]),
+    ):
+        if timed or "seconds" not in label:
+            found += _quality_chart(report, label, across)
     if sparse:
         found.append(
             chart(
@@ -391,29 +385,46 @@ def _steps(item: dict[str, Any], values: Sequence[float], colour: int) -> Series
     return Series(item["name"], range(len(values)), list(values), colour=colour)
 
 
-def _quality_chart(points: list[dict[str, Any]], across: list[float], label: str) -> Chart:
-    up = [item["quality"]["vs_dense"]["psnr_db_mean"] for item in points]
-    series = Series(
-        "lite",
-        across,
-        up,
-        style="points",
-        tips=[
-            f"{item['name']}: {y:.1f} dB at {x:.4g}, {label}"
-            for item, x, y in zip(points, across, up, strict=True)
-        ],
-        names=[_rule(item)[1] for item in points],
-        links=[item["name"] for item in points],
-    )
-    return chart(
-        f"Quality against {label.partition(',')[0].partition(' (')[0]}",
-        [series],
-        x_label=label,
-        y_label="PSNR to dense, dB (mean)",
-        zero=False,
-        legend=False,
-        note="A point chooses its setting.",
-    )
+def _quality_chart(
+    report: dict[str, Any], label: str, across: Callable[[dict[str, Any]], float]
+) -> list[Chart]:
+    """PSNR against something, a colour for each rule; none if all videos equal those of dense."""
+    series = []
+    for colour, group in enumerate(_groups(report)):
+        listed = [report["configurations"][index] for index in group["points"]]
+        points = [
+            (across(item), quality["psnr_db_mean"], item)
+            for item in listed
+            if (quality := item["quality"]["vs_dense"]) and quality["psnr_db_mean"] is not None
+        ]
+        if points:
+            x, y, items = zip(*points, strict=True)
+            series.append(
+                Series(
+                    group["label"],
+                    x,
+                    y,
+                    style="points",
+                    colour=colour,
+                    tips=[
+                        f"{item['name']}: {b:.1f} dB at {a:.4g} {label}" for a, b, item in points
+                    ],
+                    names=[_rule(item)[1] for item in items],
+                    links=[item["name"] for item in items],
+                )
+            )
+    if not series:
+        return []
+    return [
+        chart(
+            f"Quality against {label.partition(',')[0].partition(' (')[0]}",
+            series,
+            x_label=label,
+            y_label="PSNR to dense, dB (mean)",
+            zero=False,
+            note="A point chooses its setting.",
+        )
+    ]
 
 
 def _tables(report: dict[str, Any]) -> list[Table]:

@@ -87,8 +87,9 @@ def chart(
                 place, _HEIGHT - _BOTTOM + 15, text
             )
         )
+    taken: list[_Box] = []
     for one in series:
-        parts.append(_drawn(one, across, up))
+        parts.append(_drawn(one, across, up, taken))
     names = tuple((one.name, _class(one.colour), one.style) for one in series)
     return Chart(title, _svg(title, parts), names if legend else (), note)
 
@@ -231,7 +232,11 @@ def _frame(up: _Axis, y_label: str, x_label: str) -> Markup:
     return Markup("").join(parts)
 
 
-def _drawn(one: Series, across: _Axis, up: _Axis) -> Markup:
+_Box = tuple[float, float, float, float]
+
+
+def _drawn(one: Series, across: _Axis, up: _Axis, taken: list[_Box]) -> Markup:
+    """A series; the names of points where none has been drawn, which ``taken`` lists."""
     style = _class(one.colour)
     parts = []
     if one.style != "points":
@@ -264,18 +269,30 @@ def _drawn(one: Series, across: _Axis, up: _Axis) -> Markup:
                 ).format(style, one.name, across.place(x), up.place(y), radius, link, escape(tip))
             )
             if one.names:
-                # Beside its point, on the side where the picture has room.
-                left = across.place(x) > 0.8 * _WIDTH
-                parts.append(
-                    Markup(
-                        '<text class="name" data-choose="{}" x="{:.1f}" y="{:.1f}" '
-                        'text-anchor="{}">{}</text>'
-                    ).format(
-                        one.links[i] if one.links else "",
-                        across.place(x) + (-9 if left else 9),
-                        up.place(y) - 5,
-                        "end" if left else "start",
-                        one.names[i],
-                    )
-                )
+                parts.append(_name(one, i, across.place(x), up.place(y), taken))
     return Markup("").join(parts)
+
+
+def _name(one: Series, i: int, x: float, y: float, taken: list[_Box]) -> Markup:
+    """The name of a point beside it, on the side where there is room; faint if there is none."""
+    width = len(one.names[i]) * _CHARACTER
+    for start, top in (
+        (x + 9, y - 5),
+        (x - 9 - width, y - 5),
+        (x + 9, y + 13),
+        (x - 9 - width, y + 13),
+    ):
+        box = (start, top - 10, start + width, top + 2)
+        inside = start >= _LEFT and start + width <= _WIDTH
+        if inside and not any(
+            box[0] < b[2] and b[0] < box[2] and box[1] < b[3] and b[1] < box[3] for b in taken
+        ):
+            taken.append(box)
+            extra = ""
+            break
+    else:
+        start, top, extra = x + 9, y - 5, " crowded"
+    link = Markup(' data-choose="{}"').format(one.links[i]) if one.links else ""
+    return Markup('<text class="name{}"{} x="{:.1f}" y="{:.1f}">{}</text>').format(
+        extra, link, start, top, one.names[i]
+    )

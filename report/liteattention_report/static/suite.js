@@ -7,7 +7,7 @@ const ramp = [[68, 1, 84], [59, 82, 139], [33, 145, 140], [94, 201, 98], [253, 2
 
 const state = { case: 0, group: 0, point: null };
 const key = (configuration, index = state.case) => `${configuration}|${index}`;
-const percent = (share) => `${(100 * share).toFixed(1)} %`;
+const percent = (share) => `${(100 * share).toFixed(1)}%`;
 
 function element(name, properties = {}, ...children) {
   const made = Object.assign(document.createElement(name), properties);
