@@ -83,7 +83,7 @@ def _kernel_table(kind: str, rows: Sequence[Row]) -> Table:
         ("median ms", figure_cells((row.median_ms for row in rows), "{:.4g}")),
         ("p25", figure_cells((row.p25_ms for row in rows), "{:.4g}")),
         ("p75", figure_cells((row.p75_ms for row in rows), "{:.4g}")),
-        (_UNITS.get(kind, "TFLOP/s"), figure_cells((row.figure for row in rows), "{:.3g}")),
+        (_UNITS.get(kind, "TFLOP/s"), figure_cells((row.figure for row in rows), "{:,.4g}")),
         (f"time / {ours}", ratio_cells(ratios, "{:.3f}")),
         ("error", figure_cells((row.error for row in rows), "{:.1e}")),
         ("matrix units at work", figure_cells((row.matrix_percent for row in rows), "{:.0f}%")),

@@ -87,7 +87,14 @@ def chart(
                 place, _HEIGHT - _BOTTOM + 15, text
             )
         )
-    taken: list[_Box] = []
+    # Names keep clear of points and of each other.
+    taken: list[_Box] = [
+        (across.place(x) - 5, up.place(y) - 5, across.place(x) + 5, up.place(y) + 5)
+        for one in series
+        if one.names
+        for x, y in zip(one.x, one.y, strict=True)
+        if y is not None
+    ]
     for one in series:
         parts.append(_drawn(one, across, up, taken))
     names = tuple((one.name, _class(one.colour), one.style) for one in series)

@@ -426,7 +426,7 @@ function paint(canvas, one, kept) {
   const colours = [shade("--skipped"), shade("--kept")];
   canvas.width = one.k;
   canvas.height = one.q;
-  const context = canvas.getContext("2d");
+  const context = canvas.getContext("2d", { willReadFrequently: true });
   const image = context.createImageData(one.k, one.q);
   kept.forEach((bit, i) => image.data.set(colours[bit], 4 * i));
   context.putImageData(image, 0, 0);
