@@ -18,10 +18,10 @@ Opened = Callable[..., Any]
 def chromium() -> Iterator[Any]:
     """The browser of the machine, driven by Playwright, which brings none of its own here."""
     driver = pytest.importorskip("playwright.sync_api", reason="needs playwright (extra dev)")
-    found = [shutil.which(name) for name in ("chromium", "chromium-headless-shell")]
+    found = [shutil.which(name) for name in ("chromium-headless-shell", "chromium")]
     program = next(filter(None, found), None)
     if program is None:
-        pytest.skip("needs Chromium (Debian: apt-get install chromium)")
+        pytest.skip("needs Chromium (Debian: apt-get install chromium-headless-shell)")
     with driver.sync_playwright() as started:
         browser = started.chromium.launch(executable_path=program, args=["--no-sandbox"])
         yield browser
