@@ -204,7 +204,11 @@ def serving(result: Mapping[str, Any], command: str, ours: str) -> str:
         lead=f"{result['dtype']}, cache {result['kv_cache_dtype']}, {result['rounds']} rounds, "
         f"{how}; medians. Random weights of the model's sizes.",
         warnings=[] if result["complete"] else ["Incomplete: not all cases were measured."],
-        facts=[("Command", command), *((name, str(text)) for name, text in environment.items())],
+        facts=[
+            ("Command", command),
+            *((name, str(text)) for name, text in environment.items()),
+            *((f"start of {name}", f"{took:.1f} s") for name, took in result["start_s"].items()),
+        ],
         notes=[],
         sizes="",
         charts=_serving_charts(rows, ours),

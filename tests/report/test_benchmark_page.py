@@ -92,7 +92,7 @@ def test_kernels_in_a_browser(tmp_path: Path, open_page: Opened) -> None:
 def test_serving_in_a_browser(tmp_path: Path, open_page: Opened) -> None:
     result: dict[str, Any] = {
         "environment": {"commit": "1234567"}, "framework": "vllm", "platform": "cuda",
-        "in_turns": True, "complete": True, "sizes": "tiny", "rounds": 3, "dtype": "bfloat16",
+        "in_turns": True, "complete": True, "start_s": {"PEER": 12.34}, "sizes": "tiny", "rounds": 3, "dtype": "bfloat16",
         "kv_cache_dtype": "auto",
         "rows": [
             {"kind": kind, "batch": 2, "context": 64, "backend": backend, "tokens_per_s": rate,
@@ -111,6 +111,7 @@ def test_serving_in_a_browser(tmp_path: Path, open_page: Opened) -> None:
     decode = ["decode 2 x 64", "PEER", "1,000.0", "999.0", "1,001.0", "20.0", "4.00", "1.500"]
     assert lines[1] == decode
     assert lines[3][6:] == ["", "1.500"]
+    assert page.locator("#machine dd").last.inner_text() == "12.3 s"
     assert page.locator(".chart").count() == 2 and overflow(page) <= 0
 
 
