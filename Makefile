@@ -24,7 +24,7 @@ FRAMEWORKS ?= vllm sglang
 WORKERS ?= logical
 SPREAD = -n $(WORKERS) --maxprocesses 8 --dist
 SETUP_sglang := diffusion
-PACKAGED = $(NATIVE) $(shell git ls-files backend integration benchmark emulator e2e/liteattention_e2e)
+PACKAGED = $(NATIVE) $(shell git ls-files backend integration benchmark emulator report e2e/liteattention_e2e)
 
 .PHONY: generate e2e bench kernels test machine-code test-machine-code test-serving-vllm test-serving-sglang test-serving lint format docs clean tools
 

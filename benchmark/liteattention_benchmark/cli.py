@@ -113,9 +113,9 @@ def kernels(
     config: Annotated[
         Path, typer.Option(help="YAML file, or gpu or smoke for one that comes with the package.")
     ] = Path("gpu"),
-    out: Annotated[Path, typer.Option(help="Folder for kernels.csv, kernels.md and plots.")] = Path(
-        "out/kernels"
-    ),
+    out: Annotated[
+        Path, typer.Option(help="Folder for kernels.csv, kernels.md, kernels.html and plots.")
+    ] = Path("out/kernels"),
     fa3_library: Annotated[
         Path | None, typer.Option(help="_vllm_fa3_C.abi3.so of a vLLM wheel.", exists=True)
     ] = None,
@@ -131,10 +131,10 @@ def kernels(
     ] = False,
 ) -> None:
     """Compare our attention with its peers on this machine's GPU, or on the CPU if it has none."""
-    need("bench kernels", "torch", "yaml", "matplotlib", "tabulate")
+    need("bench kernels", "torch", "yaml", "matplotlib", "tabulate", "jinja2")
     import torch
 
-    from . import cells, peers, timing
+    from . import cells, pages, peers, timing
     from . import counters as counting
     from . import kernels as benchmark
     from . import kernels_report as report
@@ -159,6 +159,8 @@ def kernels(
         text = report.to_markdown(asked, rows, stamp | unfinished, command) + more
         files.write_text(out / "kernels.csv", report.to_csv(rows, stamp | unfinished))
         files.write_text(out / "kernels.md", text)
+        page = pages.kernels(asked, rows, stamp | unfinished, command, roofs)
+        files.write_text(out / "kernels.html", page)
         return text
 
     def keep(rows: Sequence[benchmark.Row]) -> None:
@@ -227,6 +229,7 @@ def video(
 _KERNEL_FILES = (
     "kernels.csv",
     "kernels.md",
+    "kernels.html",
     "kernels-dense.png",
     "kernels-lite.png",
     "kernels-roofline.png",
@@ -255,6 +258,14 @@ def _kept(out: Path | None, names: Sequence[str], console: Console) -> Iterator[
         kept = f"incomplete results: {', '.join(left)}" if left else "nothing was written"
         console.print(f"stopped; {kept}", highlight=False, soft_wrap=True)
         raise typer.Exit(files.exit_code(error)) from error
+
+
+@contextlib.contextmanager
+def _kept_file(out: Path | None, console: Console) -> Iterator[None]:
+    """:func:`_kept` for a JSON file and the page beside it."""
+    names = () if out is None else (out.name, out.with_suffix(".html").name)
+    with _kept(None if out is None else out.parent, names, console):
+        yield
 
 
 def _load(config: Path, load: Callable[[Path], Loaded]) -> tuple[Path, Loaded]:
@@ -433,7 +444,10 @@ def serving(
     threads: Annotated[int, typer.Option(min=1, help="OpenMP threads of each engine.")] = 2,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
     out: Annotated[
-        Path | None, typer.Option(help="With sizes: also write the JSON here, case by case.")
+        Path | None,
+        typer.Option(
+            help="With sizes: also write the JSON here, case by case, and a page beside it (.html)."
+        ),
     ] = None,
 ) -> None:
     """Compare a serving engine's tokens per second with our attention and with others.
@@ -473,6 +487,8 @@ def serving(
     unwritable = None if out is None else files.file_problem(out)
     if unwritable is not None:
         reasons.append(f"--out: {unwritable}")
+    if out is not None and out.suffix == ".html":
+        reasons.append("--out names the JSON; the page is written beside it, with the suffix .html")
     cases = []
     for text in case or ():
         kind, _, numbers = text.partition(",")
@@ -492,7 +508,7 @@ def serving(
         )  # fmt: skip
         console = Console(stderr=as_json)
         ready, machine = serving_cli.prepare(asked)
-        with _kept(out, (out.name,) if out else (), console):
+        with _kept_file(out, console):
             serving_cli.compare(ready, machine, console, as_json, out)
         return
     need("bench serving", "torch", framework)

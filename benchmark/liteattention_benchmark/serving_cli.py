@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import statistics
+import sys
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -48,7 +49,12 @@ def prepare(plan: Plan) -> tuple[Plan, Machine]:
 def compare(
     plan: Plan, machine: Machine, console: Console, as_json: bool, out: Path | None
 ) -> None:
-    """Run the plan and print what it found; ``out`` is rewritten after every case."""
+    """Run the plan and print what it found.
+
+    ``out`` and the page beside it are written again after every case.
+    """
+    from . import pages  # needs jinja2, which comes with torch
+
     result: dict[str, Any] = {
         "environment": collect_env.collect() | machine.facts,
         "framework": "vllm",
@@ -62,7 +68,10 @@ def compare(
         result["ratios"] = [each.as_dict() for each in benchmark.ratios(rows)]
         if out is not None:
             files.write_text(out, json.dumps(result, indent=2) + "\n")
+            page = pages.serving(result, command, benchmark.OURS)
+            files.write_text(out.with_suffix(".html"), page)
 
+    command = " ".join(["liteattention-rocm", *sys.argv[1:]])
     with activity(console, "starting") as say:
         rows = benchmark.run(plan, machine, say, save)
     save(rows, result["start_s"], complete=True)

@@ -5,23 +5,27 @@ from __future__ import annotations
 import json
 import shutil
 import zipfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 from PIL import Image, ImageDraw, ImageFont
 
 from liteattention_rocm.cli.files import replacing, set_aside, write_text
 from liteattention_rocm.lite.picture import draw_steps, draw_tiles
 from liteattention_rocm.lite.statistics import SkipStatistics
 
+from . import page
 from .metrics import Frames, psnr
 from .report import markdown, rows, to_csv
 from .runs import Run
 from .suite import Result, summarise
 
 _PICTURES = ("contact_sheets", "skipped_tiles", "plots")
+#: The report as a page, written once, at the end: it holds the videos.
+HTML = "report.html"
 _SHOWN_FRAMES = 8
 _LABEL_WIDTH = 190
 _SHEET_SIDE = 128  # pixels a frame takes on the contact sheet, at least
@@ -43,6 +47,8 @@ class Writer:
         self._out = out
         self._videos: set[str] = set()
         self._stored: set[tuple[str, int, int]] = set()
+        self._tiles: set[str] = set()
+        self._lists = page.Lists()
         self._started = False
         #: Where earlier results went, None if there were none.
         self.earlier: Path | None = None
@@ -65,7 +71,11 @@ class Writer:
             "skipped_tiles": _skipped_tiles(result, out),
             "plots": _plots(result, report, out),
         }
-        return self._tables(report, pictures)
+        report = self._tables(report, pictures)
+        report["artefacts"]["html"] = HTML
+        write_text(out / HTML, page.to_html(report, out, slugs(result), self._lists))
+        _write_json(report, out)
+        return report
 
     def _begin(self) -> None:
         if not self._started:
@@ -81,7 +91,20 @@ class Writer:
         if name not in self._videos:
             write_mp4(made.frames, self._out / name, self._result.config.fps)
             self._videos.add(name)
-        _add_frames(self._out / _frames_name(made.prompt, made.seed), item.slug, made.frames)
+        frames = self._out / _frames_name(made.prompt, made.seed)
+        # Lossless, so that PSNR and SSIM can be derived again.
+        _add_arrays(frames, {item.slug: made.frames})
+        if made.tiles:
+            tiles = _tiles_name(made.prompt, made.seed)
+            stored = {
+                f"{item.slug}/{name}": array
+                for each in made.tiles
+                for name, array in each.arrays().items()
+            }
+            _add_arrays(self._out / tiles, stored)
+            self._tiles.add(tiles)
+            self._lists.add(made)
+            made.tiles = ()
         self._stored.add(key)
 
     def _tables(self, report: dict[str, Any], pictures: dict[str, list[str]]) -> dict[str, Any]:
@@ -95,18 +118,29 @@ class Writer:
         report["artefacts"] = {
             "videos": [name for name in names if name in self._videos],
             "frames": [_frames_name(*case) for case in result.cases if case in stored],
+            "tiles": [name for case in result.cases if (name := _tiles_name(*case)) in self._tiles],
             "contact_sheets": [],
             "skipped_tiles": [],
             "plots": [],
             **pictures,
             "csv": "report.csv",
             "markdown": "report.md",
+            "html": None,
         }
         write_text(self._out / "report.csv", to_csv(report))
         write_text(self._out / "report.md", markdown(report))
-        text = json.dumps(report, indent=1, allow_nan=False)
-        write_text(self._out / "report.json", text + "\n")
+        _write_json(report, self._out)
         return report
+
+
+def slugs(result: Result) -> dict[str, str]:
+    """What the configurations are called in file names, by name."""
+    return {item.name: item.slug for item in result.configurations}
+
+
+def _write_json(report: dict[str, Any], out: Path) -> None:
+    text = json.dumps(report, indent=1, allow_nan=False)
+    write_text(out / "report.json", text + "\n")
 
 
 def earlier_files(out: Path) -> list[str]:
@@ -115,13 +149,15 @@ def earlier_files(out: Path) -> list[str]:
     Raises:
         ValueError: there is a ``report.json`` of something else.
     """
-    names = ["report.json", "report.md", "report.csv"]
+    names = ["report.json", "report.md", "report.csv", HTML]
     file = out / "report.json"
     if not file.exists():
         return names
     try:
         artefacts = json.loads(file.read_text(encoding="utf-8"))["artefacts"]
+        # Version 0.1 kept no tiles.
         listed = [artefacts[key] for key in ("videos", "frames", *_PICTURES)]
+        listed.append(artefacts.get("tiles", []))
         found = [str(name) for group in listed for name in group]
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ValueError(
@@ -132,6 +168,10 @@ def earlier_files(out: Path) -> list[str]:
 
 def _frames_name(prompt: int, seed: int) -> str:
     return f"frames_p{prompt}_s{seed}.npz"
+
+
+def _tiles_name(prompt: int, seed: int) -> str:
+    return f"tiles_p{prompt}_s{seed}.npz"
 
 
 def write_mp4(frames: Frames, path: Path, fps: int) -> None:
@@ -149,7 +189,8 @@ def write_mp4(frames: Frames, path: Path, fps: int) -> None:
             codec="libx264",
             quality=None,
             macro_block_size=2,
-            output_params=["-crf", "16", "-preset", "medium"],
+            # A player that goes frame by frame seeks: from the last key frame on.
+            output_params=["-crf", "16", "-preset", "medium", "-g", "12"],
             ffmpeg_log_level="error",
         )
         writer.send(None)
@@ -158,16 +199,18 @@ def write_mp4(frames: Frames, path: Path, fps: int) -> None:
         writer.close()
 
 
-def _add_frames(path: Path, name: str, frames: Frames) -> None:
-    """Add lossless frames, from which PSNR and SSIM can be derived again, to an ``.npz``."""
+def _add_arrays(path: Path, arrays: Mapping[str, npt.NDArray[Any]]) -> None:
+    """Add arrays to an ``.npz``, which is made if it is not there."""
     with replacing(path) as part:
         if path.exists():
             shutil.copyfile(path, part)
-        with (
-            zipfile.ZipFile(part, "a", zipfile.ZIP_DEFLATED) as archive,
-            archive.open(f"{name}.npy", "w", force_zip64=True) as file,
-        ):
-            np.lib.format.write_array(file, frames, allow_pickle=False)
+        with zipfile.ZipFile(part, "a", zipfile.ZIP_DEFLATED) as archive:
+            there = set(archive.namelist())  # of an attempt that did not store all
+            for name, array in arrays.items():
+                if f"{name}.npy" in there:
+                    continue
+                with archive.open(f"{name}.npy", "w", force_zip64=True) as file:
+                    np.lib.format.write_array(file, array, allow_pickle=False)
 
 
 def _contact_sheets(result: Result, report: dict[str, Any], out: Path) -> list[str]:
@@ -294,7 +337,7 @@ def _plots(result: Result, report: dict[str, Any], out: Path) -> list[str]:
         axis.legend(fontsize=8)
         save(figure, "sparsity_by_step.png")
 
-    slugs = {item.name: item.slug for item in result.configurations}
+    named = slugs(result)
     for item in sparse:
         runs = [
             {**record, "generation": index}
@@ -303,7 +346,7 @@ def _plots(result: Result, report: dict[str, Any], out: Path) -> list[str]:
             for record in run["sparsity"]
         ]
         if runs:
-            name = f"sparsity_by_layer_{slugs[item['name']]}.png"
+            name = f"sparsity_by_layer_{named[item['name']]}.png"
             statistics = SkipStatistics.from_records(runs)
             title = f"{item['name']}: skipped tiles by layer and step"
             with replacing(out / name) as part:

@@ -327,6 +327,7 @@ def generate(
     for name in report["artefacts"]["contact_sheets"]:
         console.print(f"contact sheet  {folder / name}", highlight=False, soft_wrap=True)
     console.print(f"report         {folder / 'report.md'}", highlight=False, soft_wrap=True)
+    console.print(f"page           {folder / 'report.html'}", highlight=False, soft_wrap=True)
 
 
 def _emulate(engine: str | None, console: Console) -> str:
@@ -439,5 +440,6 @@ def _finish(writer: Writer, result: Result, console: Console) -> dict[str, Any]:
     if failure is not None:
         console.print(f"could not write all of {out}: {failure}", markup=False, soft_wrap=True)
         raise typer.Exit(1)
-    console.print(f"report: {out / 'report.md'}", highlight=False, soft_wrap=True)
+    for name in ("report.md", "report.html"):
+        console.print(f"report: {out / name}", highlight=False, soft_wrap=True)
     return written

@@ -87,8 +87,11 @@ _TERMINAL = {
 }
 
 
-def _columns(report: dict[str, Any]) -> list[tuple[str, str, str]]:
-    """Columns of the tables: no seconds side by side where they are an emulator's."""
+def columns_of(report: dict[str, Any]) -> list[tuple[str, str, str]]:
+    """Columns of the tables, (key of :func:`rows`, title, format).
+
+    There are no seconds side by side where they are an emulator's.
+    """
     settings = report["settings"]
 
     def shown(key: str) -> bool:
@@ -99,7 +102,8 @@ def _columns(report: dict[str, Any]) -> list[tuple[str, str, str]]:
     return [column for column in _COLUMNS if shown(column[0])]
 
 
-def _cells(row: dict[str, Any], columns: list[tuple[str, str, str]]) -> list[str]:
+def cells_of(row: dict[str, Any], columns: list[tuple[str, str, str]]) -> list[str]:
+    """The texts of a row of :func:`rows`, by column."""
     cells = []
     for key, _, form in columns:
         value = row[key]
@@ -112,8 +116,8 @@ def _cells(row: dict[str, Any], columns: list[tuple[str, str, str]]) -> list[str
 
 def table(report: dict[str, Any], title: str) -> Table:
     """The comparison for the terminal, PSNR against dense; empty columns are left out."""
-    columns = _columns(report)
-    listed = [_cells(row, columns) for row in rows(report)]
+    columns = columns_of(report)
+    listed = [cells_of(row, columns) for row in rows(report)]
     shown = [
         i
         for i, (key, _, _) in enumerate(columns)
@@ -131,7 +135,7 @@ def markdown(report: dict[str, Any]) -> str:
     """The report for people: what ran where, the table, per layer and branch, the pictures."""
     settings, machine = report["settings"], report["environment"]
     packages = ", ".join(f"{name} {number}" for name, number in machine["packages"].items())
-    columns = _columns(report)
+    columns = columns_of(report)
     tile = settings["geometry"]
     tile_text = "unknown" if tile is None else f"{tile['q_block']} x {tile['k_block']}"
     processor = f"{machine['cpu']}, {machine['threads']} threads"
@@ -156,7 +160,7 @@ def markdown(report: dict[str, Any]) -> str:
         f"- Model loaded in {report['load_seconds']:.1f} s, once for all configurations.",
         "",
         *tables.markdown(
-            [title for _, title, _ in columns], [_cells(row, columns) for row in rows(report)]
+            [title for _, title, _ in columns], [cells_of(row, columns) for row in rows(report)]
         ),
         "",
         "Sparsity is the share of tiles that were not computed, over all steps, layers and "

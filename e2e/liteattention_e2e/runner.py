@@ -35,6 +35,7 @@ from .config import Configuration, SuiteConfig, read_json_object
 from .metrics import to_8_bit
 from .runs import DEFAULTS_FILE, Run, Settings, SkippedTiles
 from .sizes import Grid, without_weights
+from .step_tiles import Recorder, StepTiles
 
 
 class Runner:
@@ -77,19 +78,24 @@ class Runner:
     ) -> Run:
         """Make one video and measure it; ``steps`` overrides their number (warm-up runs)."""
         pipe = self.pipeline
+        chosen = self.settings if steps is None else replace(self.settings, steps=steps)
+        recorder = None
         with contextlib.ExitStack() as stack:
             handle = self._attention(configuration, stack)
-            clock = stack.enter_context(_Stopwatch(pipe, on_step))
+            if handle is not None and configuration.kind == "lite" and repeat == 0:
+                recorder = Recorder(handle, chosen.steps)
+            between = None if recorder is None else recorder.step_end
+            clock = stack.enter_context(_Stopwatch(pipe, on_step, between=between))
             gc.collect()
             memory = stack.enter_context(_PeakMemory(torch.device(self.config.device)))
             stack.enter_context(_without("num_frames"))  # see pipeline_num_frames
             start = time.perf_counter()
-            chosen = self.settings if steps is None else replace(self.settings, steps=steps)
             result = pipe(**self._arguments(chosen, prompt, seed, clock.step_end))
             clock.wait()
-            total = time.perf_counter() - start
+            total = time.perf_counter() - start - clock.uncounted
         video = np.asarray(result.frames[0])
-        skips = []
+        skips: list[dict[str, Any]] = []
+        tiles: tuple[StepTiles, ...] = ()
         if handle is not None:
             skips = [
                 record
@@ -100,6 +106,9 @@ class Runner:
                 # A run of dense first steps only, such as a short warm-up, has no list yet.
                 with contextlib.suppress(KeyError):
                     self.tiles[configuration.name] = _most_skipped(handle, skips)
+            tile = self.geometry()
+            if recorder is not None and tile is not None:
+                tiles = recorder.tiles(skips, handle.policy, tile.k_block, self.tokens(chosen))
         return Run(
             configuration=configuration.name,
             prompt=prompt,
@@ -115,6 +124,7 @@ class Runner:
             digest=hashlib.sha256(np.ascontiguousarray(video).tobytes()).hexdigest(),
             frames=to_8_bit(video),
             skips=skips,
+            tiles=tiles,
         )
 
     def _attention(
@@ -338,9 +348,13 @@ class _Stopwatch(contextlib.AbstractContextManager["_Stopwatch"]):
         pipe: Any,
         on_step: Callable[[], None] | None,
         now: Callable[[], float] = time.perf_counter,
+        between: Callable[[int], None] | None = None,
     ) -> None:
         self._pipe = pipe
-        self._now = now
+        self._clock = now
+        self._between = between
+        #: Seconds that ``between`` took, with the number of each step: no time here has them.
+        self.uncounted = 0.0
         self._on_step = on_step
         self._cuda = torch.device(pipe.device).type == "cuda"
         self._stack = contextlib.ExitStack()
@@ -383,7 +397,14 @@ class _Stopwatch(contextlib.AbstractContextManager["_Stopwatch"]):
         self._marks.append(self._now())
         if self._on_step is not None:
             self._on_step()
+        if self._between is not None:
+            start = self._clock()
+            self._between(step)
+            self.uncounted += self._clock() - start
         return tensors
+
+    def _now(self) -> float:
+        return self._clock() - self.uncounted
 
     def wait(self) -> None:
         """Wait for the device."""

@@ -12,6 +12,7 @@ from liteattention_rocm import TileGeometry
 
 from .config import Configuration, SuiteConfig
 from .metrics import Frames
+from .step_tiles import StepTiles
 
 #: Optional file in a model directory with the sizes and settings the model was made for.
 DEFAULTS_FILE = "generation.json"
@@ -38,7 +39,8 @@ class Run:
 
     ``attention`` is the time inside self-attention modules, None on a GPU (timing each would
     need a synchronisation each). ``peak_memory`` is None where the runner does not say it.
-    ``digest`` is the SHA-256 of the float frames.
+    ``digest`` is the SHA-256 of the float frames. ``tiles`` has what each step computed, of first
+    repeats and of runners that know it, until it is stored.
     """
 
     configuration: str
@@ -55,6 +57,7 @@ class Run:
     digest: str
     frames: Frames
     skips: list[dict[str, Any]] = field(default_factory=list)
+    tiles: tuple[StepTiles, ...] = ()
 
 
 @dataclass(frozen=True)

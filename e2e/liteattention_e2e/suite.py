@@ -208,7 +208,7 @@ def summarise(result: Result) -> dict[str, Any]:
         "configurations": [
             _summary(result, item) for item in result.configurations if result.of(item.name)
         ],
-        "runs": [_run_record(item) for item in result.runs],
+        "runs": [_run_record(result, item) for item in result.runs],
     }
 
 
@@ -362,7 +362,12 @@ def _followed(result: Result, configuration: Configuration) -> dict[str, float] 
     return {**shares, "all": statistics.fmean(every)}
 
 
-def _run_record(item: Run) -> dict[str, Any]:
+def _run_record(result: Result, item: Run) -> dict[str, Any]:
+    (configuration,) = (x for x in result.configurations if x.name == item.configuration)
+    dense = result.reference(configuration, "dense")
+    distance = None
+    if dense is not None and dense != item.configuration and item.repeat == 0:
+        distance = result.distance(item.configuration, dense, item.prompt, item.seed)
     return {
         "configuration": item.configuration,
         "prompt": item.prompt,
@@ -376,5 +381,6 @@ def _run_record(item: Run) -> dict[str, Any]:
         "self_attention": item.attention,
         "peak_memory_bytes": item.peak_memory,
         "frames_sha256": item.digest,
+        "vs_dense": distance,
         "sparsity": item.skips,
     }

@@ -67,12 +67,14 @@ def test_stopped_kernels_leave_the_cells_that_were_measured(
     assert {row["cell"] for row in rows} == {"1,1,64,64"}
     assert {row["incomplete"] for row in rows} == {"1 of 2 cells"}
     assert "incomplete 1 of 2 cells" in (tmp_path / "kernels.md").read_text()
+    assert "Incomplete: 1 of 2 cells were measured" in (tmp_path / "kernels.html").read_text()
     (earlier,) = tmp_path.glob("earlier-*")
     assert (earlier / "kernels.md").read_text() == "earlier"
     monkeypatch.setattr(kernels, "make", make)
     result = RUNNER.invoke(app, command)
     assert result.exit_code == 0, result.output
     assert "incomplete" not in (tmp_path / "kernels.csv").read_text()
+    assert "Incomplete" not in (tmp_path / "kernels.html").read_text()
     assert (tmp_path / "kernels-dense.png").exists()
 
 

@@ -55,6 +55,8 @@ def test_backends_take_turns_and_ours_is_held_against_the_better_peer(
     assert done.exit_code == 0, done.output
     found = json.loads(out.read_text())
     assert json.loads(done.stdout) == found
+    page = (tmp_path / "result.html").read_text()
+    assert ">decode 3 x 40<" in page and f">{3 / 0.002:,.1f}<" in page
     assert found["complete"] and found["in_turns"] and found["sizes"] == "llama-3-8b"
     rows = {(row["kind"], row["backend"]): row for row in found["rows"]}
     assert [name for _, name in rows] == 2 * ["CUSTOM", "FLASH_ATTN", "TRITON_ATTN"]

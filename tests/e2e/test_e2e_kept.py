@@ -121,6 +121,7 @@ def test_a_run_that_ends_early_keeps_what_it_has(
     assert found["artefacts"]["contact_sheets"] == ["contact_sheet_p0_s0.png"]
     assert "**Incomplete: 2 of 3 runs were made.**" in (out / "report.md").read_text()
     assert len((out / "report.csv").read_text().splitlines()) == 3
+    assert "Incomplete: 2 of 3 runs were made." in (out / "report.html").read_text()
     with np.load(out / "frames_p0_s0.npz") as frames:
         assert sorted(frames) == ["dense", "diffusers"]
         assert frames["dense"].shape == (4, 32, 32, 3)
