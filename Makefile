@@ -21,6 +21,8 @@ NATIVE := CMakeLists.txt pyproject.toml constraints.txt $(wildcard csrc/*/* emul
 CXX_FILES = $(shell git ls-files 'csrc/*.h' 'csrc/*.cpp' 'csrc/*.hip' \
 	'emulator/src/*.h' 'emulator/src/*.cpp')
 
+SHELL_FILES = $(shell git ls-files '*.sh' .ci/run)
+
 FRAMEWORKS ?= vllm sglang
 WORKERS ?= logical
 WHEELS ?= 3.10 3.11 3.12 3.13
@@ -28,7 +30,7 @@ SPREAD = -n $(WORKERS) --maxprocesses 8 --dist
 SETUP_sglang := diffusion
 PACKAGED = $(NATIVE) $(shell git ls-files backend integration benchmark emulator e2e/liteattention_e2e)
 
-.PHONY: generate e2e bench kernels test machine-code test-machine-code test-serving-vllm test-serving-sglang test-serving lint format docs wheels test-wheels clean tools
+.PHONY: generate e2e bench kernels test machine-code test-machine-code test-serving-vllm test-serving-sglang test-serving lint format docs wheels test-wheels test-quickstart clean tools
 
 ## generate: a video from a text prompt, dense and with LiteAttention, and the table of both
 generate: .venv/run.stamp
@@ -83,12 +85,14 @@ test-serving-sglang: .venv-sglang/ready.stamp
 	.venv-sglang/bin/python -m pytest --durations=10 tests/serving/sglang_backend.py tests/serving/sglang_graphs.py tests/serving/sglang_serving.py
 	.venv-sglang/bin/python -m pytest --durations=10 tests/serving/sglang_diffusion*.py
 
-## lint: formatting, lint and types
+## lint: formatting, lint and types, also of shell scripts and images
 lint: .venv/dev.stamp
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/clang-format --dry-run --Werror $(CXX_FILES)
 	$(BIN)/mypy
+	$(BIN)/shellcheck --exclude=SC1091,SC2016 $(SHELL_FILES)
+	$(BIN)/hadolint docker/*.Dockerfile
 
 format: .venv/dev.stamp
 	$(BIN)/ruff check --fix .
@@ -110,6 +114,12 @@ test-wheels: .venv-wheels/ready.stamp
 		python=$$(PYTHONPATH=tools .venv-wheels/bin/python -m liteattention_tools.wheels --find $$version) && \
 		TORCH="$(TORCH)" PIP_ARGS="$(PIP_ARGS)" tests/wheel/test.sh $$python $(CURDIR)/dist/*.whl || exit 1; \
 	done
+
+## test-quickstart: the lines of docs/quickstart.md with the wheels, in clean Debian roots that have no
+## checkout and no compiler's output of this machine (needs root and debootstrap)
+test-quickstart:
+	TORCH="$(TORCH)" tests/quickstart/run.sh bookworm install doctor python emulate video vllm
+	tests/quickstart/run.sh trixie install doctor python emulate video
 
 clean:
 	rm -rf .venv .venv-vllm .venv-sglang .venv-wheels build dist out
