@@ -11,10 +11,10 @@ FROM python:3.11-slim-bookworm
 ARG PIP_ARGS=""
 ARG TORCH="torch==2.13.0"
 
-# PyTorch calls a compiler when vLLM starts; this package needs none. curl: for requests from inside.
+# vLLM needs libnuma and, through PyTorch, a compiler; this package neither. curl: requests from inside.
 # hadolint ignore=DL3008
 RUN apt-get update \
-    && apt-get install -y --no-install-recommends curl g++ \
+    && apt-get install -y --no-install-recommends curl g++ libnuma1 \
     && rm -rf /var/lib/apt/lists/*
 
 WORKDIR /opt/liteattention-rocm

@@ -24,7 +24,7 @@ case $suite in
     trixie) tag=cp313 packages=(python3-torch) TORCH= ;;
     *) echo "unknown suite: $suite" >&2; exit 1 ;;
 esac
-wheel=${WHEEL:-$(ls "$repository"/dist/*-$tag-*.whl)}
+wheel=${WHEEL:-$(find "$repository/dist" -name "*-$tag-*.whl" 2>/dev/null)}
 [ -e "$wheel" ] || { echo "missing: a wheel of $tag in dist (make wheels)" >&2; exit 1; }
 
 work=$repository/build/quickstart
@@ -36,8 +36,8 @@ network() {
 }
 if [ ! -e "$base/ready" ]; then
     rm -rf "$base"
-    # curl: the requests. g++: PyTorch's compiler, which vLLM uses; nothing of this package is built.
-    debootstrap --variant=minbase --include=python3-venv,ca-certificates,curl,g++ "$suite" "$base" >"$base.log"
+    # curl: the requests. g++ and libnuma1: for vLLM, as the page says; nothing of this package is built.
+    debootstrap --variant=minbase --include=python3-venv,ca-certificates,curl,g++,libnuma1 "$suite" "$base" >"$base.log"
     network "$base"
     if [ ${#packages[@]} -gt 0 ]; then
         chroot "$base" apt-get install -y -qq --no-install-recommends "${packages[@]}" >>"$base.log"
