@@ -2,6 +2,7 @@
 # up .venv by themselves on first use.
 #
 #   FRAMEWORKS   which frameworks test-serving tries
+#   WHEELS       the versions of Python that get a wheel
 #   WORKERS      how many processes run tests: a number, or "logical" for the processors, 8 at most
 #   TORCH   which PyTorch to install (a requirement; add pip options such as an index to PIP_ARGS)
 
@@ -20,13 +21,16 @@ NATIVE := CMakeLists.txt pyproject.toml constraints.txt $(wildcard csrc/*/* emul
 CXX_FILES = $(shell git ls-files 'csrc/*.h' 'csrc/*.cpp' 'csrc/*.hip' \
 	'emulator/src/*.h' 'emulator/src/*.cpp')
 
+SHELL_FILES = $(shell git ls-files '*.sh' .ci/run)
+
 FRAMEWORKS ?= vllm sglang
 WORKERS ?= logical
+WHEELS ?= 3.10 3.11 3.12 3.13
 SPREAD = -n $(WORKERS) --maxprocesses 8 --dist
 SETUP_sglang := diffusion
 PACKAGED = $(NATIVE) $(shell git ls-files backend integration benchmark emulator report e2e/liteattention_e2e)
 
-.PHONY: generate e2e bench kernels test machine-code test-machine-code test-serving-vllm test-serving-sglang test-serving lint format docs clean tools
+.PHONY: generate e2e bench kernels test machine-code test-machine-code test-serving-vllm test-serving-sglang test-serving lint format docs wheels test-wheels test-quickstart test-quickstart-short clean tools
 
 ## generate: a video from a text prompt, dense and with LiteAttention, and the table of both
 generate: .venv/run.stamp
@@ -81,12 +85,14 @@ test-serving-sglang: .venv-sglang/ready.stamp
 	.venv-sglang/bin/python -m pytest --durations=10 tests/serving/sglang_backend.py tests/serving/sglang_graphs.py tests/serving/sglang_serving.py
 	.venv-sglang/bin/python -m pytest --durations=10 tests/serving/sglang_diffusion*.py
 
-## lint: formatting, lint and types
+## lint: formatting, lint and types, also of shell scripts and images
 lint: .venv/dev.stamp
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/clang-format --dry-run --Werror $(CXX_FILES)
 	$(BIN)/mypy
+	$(BIN)/shellcheck --exclude=SC1091,SC2016 $(SHELL_FILES)
+	$(BIN)/hadolint docker/*.Dockerfile
 
 format: .venv/dev.stamp
 	$(BIN)/ruff check --fix .
@@ -97,8 +103,31 @@ format: .venv/dev.stamp
 docs: .venv/docs.stamp
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
 
+## wheels: for Python 3.10 to 3.13 and any Linux with glibc 2.28, and the sources, in dist
+wheels: .venv-wheels/ready.stamp
+	PYTHONPATH=tools .venv-wheels/bin/python -m liteattention_tools.wheels --python $(WHEELS)
+
+## test-wheels: each wheel in a fresh environment: every command, and the expected bits of all kernels.
+## TORCH may need another value for the versions of Python that it has no build for.
+test-wheels: .venv-wheels/ready.stamp
+	for version in $(WHEELS); do \
+		python=$$(PYTHONPATH=tools .venv-wheels/bin/python -m liteattention_tools.wheels --find $$version) && \
+		TORCH="$(TORCH)" PIP_ARGS="$(PIP_ARGS)" tests/wheel/test.sh $$python $(CURDIR)/dist/*.whl || exit 1; \
+	done
+
+## test-quickstart: the lines of docs/quickstart.md with the wheels, in clean Debian roots that have no
+## checkout and no compiler's output of this machine (needs root and debootstrap)
+test-quickstart:
+	TORCH="$(TORCH)" tests/quickstart/run.sh bookworm install doctor python emulate video vllm
+	tests/quickstart/run.sh trixie install doctor python emulate video
+
+# The part of it that takes two minutes, with the wheel of this tree as this machine compiles it.
+test-quickstart-short: build/wheel/stamp
+	WHEEL="$$(ls $(CURDIR)/build/wheel/*.whl)" TORCH="$(TORCH)" \
+		tests/quickstart/run.sh bookworm install doctor python
+
 clean:
-	rm -rf .venv .venv-vllm .venv-sglang build dist out
+	rm -rf .venv .venv-vllm .venv-sglang .venv-wheels build dist out
 
 # What the set-up needs from the machine, said in one line when it is missing.
 tools:
@@ -145,6 +174,15 @@ build/wheel/stamp: $(PACKAGED) | .venv/build.stamp
 	@touch $@
 
 .PRECIOUS: .venv-%/ready.stamp
+
+# What builds and audits wheels: a C++ compiler for an older glibc among it.
+.venv-wheels/ready.stamp: pyproject.toml constraints.txt | tools
+	$(PYTHON) -m venv .venv-wheels
+	$(PYTHON) -c 'import tomllib; project = tomllib.load(open("pyproject.toml", "rb")); \
+		print(*project["build-system"]["requires"], *project["project"]["optional-dependencies"]["wheels"], sep="\n")' \
+		> .venv-wheels/wheels.txt
+	.venv-wheels/bin/python -m pip install -q $(PIP_ARGS) -c constraints.txt -r .venv-wheels/wheels.txt
+	@touch $@
 
 # Reads the sources, so that nothing is built for it. Material for MkDocs ends in May 2027, which the
 # variable in `docs` silences; Zensical takes the same mkdocs.yml.

@@ -17,6 +17,8 @@ PAGES = {
     "CONTRIBUTING.md": "contributing.md",
     "CHANGELOG.md": "changelog.md",
     "SECURITY.md": "security.md",
+    "docker/README.md": "images.md",
+    "examples/README.md": "examples.md",
     "tests/README.md": "tests.md",
     "e2e/model/README.md": "small-model.md",
 }

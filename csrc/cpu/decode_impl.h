@@ -80,11 +80,9 @@ struct DecodeImpl {
 
     static Walk Lanes(const QBlockTask& block, const typename K::Scratch& s) {
         const int64_t rows = block.row_end - block.row_begin;
-        return {block,  *block.params,
-                s,      rows * block.heads,
-                kLanes, block.row_begin,
-                rows,   K::Factor(*block.params),
-                false,  false};
+        return {block,  *block.params,   s,    rows * block.heads,
+                kLanes, block.row_begin, rows, K::Factor(*block.params),
+                false,  false,           false};
     }
 
     static void Run(const DecodeTask& task, char* memory) {

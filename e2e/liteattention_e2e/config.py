@@ -10,7 +10,7 @@ import json
 import re
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal
 
 import torch
 from pydantic import (
@@ -23,6 +23,7 @@ from pydantic import (
     field_validator,
     model_validator,
 )
+from typing_extensions import Self
 
 from liteattention_rocm import MI300X_GEOMETRY, SkipPolicy, TileGeometry, engines
 from liteattention_rocm.contract import Engine

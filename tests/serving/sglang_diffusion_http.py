@@ -5,7 +5,9 @@ VENV/bin/python -m pytest tests/serving/sglang_diffusion_http.py
 
 from __future__ import annotations
 
+import json
 import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -18,6 +20,7 @@ import numpy as np
 import pytest
 
 from liteattention_e2e.metrics import psnr
+from tests import ROOT
 from tests.serving import processes
 
 from .sglang_worker import BOLD, PROMPT, SIZES, environment, model_directory, read_report, server
@@ -193,3 +196,19 @@ def test_options_for_sglang_generate_with_another_backend(tmp_path: Path) -> Non
     assert done.returncode != 0
     assert "runs attention backend 'torch_sdpa'" in done.stderr.splitlines()[-1], done.stderr
     assert not list((tmp_path / "videos").glob("*.mp4"))
+
+
+def test_the_example_asks_with_other_settings_in_each_request(served: Server) -> None:
+    more = {"negative_prompt": "", "generator_device": "cpu", "fps": 8, **SIZES}
+    done = subprocess.run(
+        [sys.executable, "-P", ROOT / "examples" / "sglang_video.py", "--url", served.url,
+         "--prompt", PROMPT, "--more", json.dumps(more)],
+        capture_output=True, text=True, timeout=600,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    files = [line.rpartition(", ")[2] for line in done.stdout.splitlines()]
+    assert len(files) == 4 and done.stdout.count(": completed, ") == 4, done.stdout
+    frames = [iio.imread(file) for file in files]
+    # Same seed: with another setting another video, each close to dense.
+    for sparse in (frames[0], *frames[2:]):
+        assert (sparse != frames[1]).any() and psnr(sparse, frames[1]) > 15

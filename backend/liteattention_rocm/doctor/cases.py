@@ -116,7 +116,8 @@ def integers(seed: int, shape: tuple[int, ...], low: int, high: int) -> npt.NDAr
     """Return integers from ``low`` to ``high`` as float64, the same in every version of numpy."""
     raw = np.random.PCG64(seed).random_raw(math.prod(shape)) >> np.uint64(33)
     span = np.uint64(high - low + 1)
-    return ((raw % span).astype(np.float64) + low).reshape(shape)
+    numbers: npt.NDArray[np.float64] = (raw % span).astype(np.float64) + low
+    return numbers.reshape(shape)
 
 
 def _codes() -> npt.NDArray[np.float64]:

@@ -13,10 +13,11 @@ import math
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
-from typing import Any, Self, cast
+from typing import Any, cast
 from weakref import WeakValueDictionary
 
 import torch
+from typing_extensions import Self
 
 from .. import dense, engines, validation
 from ..arguments import Reasons

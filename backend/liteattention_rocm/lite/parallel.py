@@ -12,10 +12,11 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Hashable
-from typing import Any, Literal, Self
+from typing import Any, Literal
 
 import torch
 import torch.distributed as dist
+from typing_extensions import Self
 
 from ..contract import Rounding, TileGeometry
 from ..dense import merge_states

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
 from numbers import Integral, Real
-from typing import Annotated, Any, Literal, NamedTuple, Self, cast
+from typing import Annotated, Any, Literal, NamedTuple, cast
 
 import torch
 from pydantic import (
@@ -22,6 +22,7 @@ from pydantic import (
     Tag,
     model_validator,
 )
+from typing_extensions import Self
 
 from . import bitmap
 

@@ -66,7 +66,8 @@ class Kernel:
         full = (_current_device(), key, constants, options)
         compiled = self._compiled.get(full)
         if compiled is not None:
-            compiled[(*grid, 1, 1)](*arguments, *constants)
+            sizes = (*grid, 1, 1)
+            compiled[sizes](*arguments, *constants)
             return
         # Triton will change the default; unfused, a score takes two instructions instead of one.
         compiled = self._function[grid](

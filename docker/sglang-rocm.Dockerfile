@@ -1,0 +1,21 @@
+# SGLang's image for ROCm with this package: video and language models. Not run: nobody here has an MI300X.
+#
+#   make wheels
+#   docker build -f docker/sglang-rocm.Dockerfile --build-arg BASE=lmsysorg/sglang:TAG \
+#       -t liteattention-sglang-rocm .
+#   docker run --device /dev/kfd --device /dev/dri --group-add video --ipc host -p 30000:30000 \
+#       liteattention-sglang-rocm --model-path Wan-AI/Wan2.1-T2V-1.3B-Diffusers \
+#       --attention-backend-config '{"threshold": -6, "warmup_steps": 4}'
+#
+# TAG: SGLang 0.5.23 or newer, for ROCm and the MI300X (tags end in -mi30x). Its Python is 3.10 or 3.12.
+ARG BASE
+# hadolint ignore=DL3006
+FROM ${BASE}
+
+COPY docker/install.sh /opt/liteattention-rocm/docker/install.sh
+COPY dist/*.whl /opt/liteattention-rocm/dist/
+RUN /opt/liteattention-rocm/docker/install.sh /opt/liteattention-rocm/dist
+
+EXPOSE 30000
+ENTRYPOINT ["sglang", "serve", "--attention-backend", "liteattention_rocm", "--host", "0.0.0.0"]
+CMD ["--model-path", "Wan-AI/Wan2.1-T2V-1.3B-Diffusers"]
