@@ -9,7 +9,8 @@ from typing import Any, Literal
 
 import torch
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, PositiveInt
+from pydantic import BaseModel, ConfigDict, Field, PositiveInt, model_validator
+from typing_extensions import Self
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
@@ -119,6 +120,51 @@ class Decode(_Cell):
         return self.bytes + 4.0 * self.requests * self.q_heads * self.head_dim
 
 
+class Prefill(_Cell):
+    """New rows of every request, causal, against a paged cache or packed keys."""
+
+    requests: PositiveInt
+    rows: PositiveInt
+    context: PositiveInt
+    q_heads: PositiveInt
+    kv_heads: PositiveInt
+    head_dim: PositiveInt
+    page_size: int = Field(default=16, ge=0, description="0: packed keys")
+    dtype: Literal["bf16", "fp16"] = "bf16"
+
+    @model_validator(mode="after")
+    def _rows_are_part_of_the_context(self) -> Self:
+        if self.rows > self.context:
+            raise ValueError(f"rows {self.rows} must not exceed context {self.context}")
+        return self
+
+    def __str__(self) -> str:
+        """Name the cell in tables."""
+        rows = "" if self.rows == self.context else f"{self.rows} of "
+        pages = f"pages of {self.page_size}" if self.page_size else "packed"
+        return (
+            f"prefill {self.requests} x {rows}{self.context}, {self.q_heads}/{self.kv_heads} x "
+            f"{self.head_dim}, {pages}"
+        )
+
+    @property
+    def flops(self) -> float:
+        """Multiplications and additions of both products over what rows see."""
+        seen = self.rows * (self.context - (self.rows - 1) / 2)
+        return 4.0 * self.requests * self.q_heads * seen * self.head_dim
+
+    @property
+    def work(self) -> float:
+        """Multiplications and additions that have to be done."""
+        return self.flops
+
+    @property
+    def traffic(self) -> float:
+        """Bytes of q, k, v and the output, each moved once."""
+        numbers = self.context * self.kv_heads + self.rows * self.q_heads
+        return 4.0 * self.requests * numbers * self.head_dim
+
+
 class Host(_Cell):
     """A call so short that the host limits it: what the path through Python costs."""
 
@@ -133,7 +179,7 @@ class Host(_Cell):
         return f"host {self.batch},{self.heads},{self.length},{self.head_dim}"
 
 
-Cell = Dense | Lite | Decode | Host
+Cell = Dense | Lite | Decode | Prefill | Host
 
 
 class Config(BaseModel):
@@ -147,12 +193,13 @@ class Config(BaseModel):
     dense: tuple[Dense, ...] = ()
     lite: tuple[Lite, ...] = ()
     decode: tuple[Decode, ...] = ()
+    prefill: tuple[Prefill, ...] = ()
     host: tuple[Host, ...] = ()
 
     @property
     def cells(self) -> tuple[Cell, ...]:
         """All cells, in the order in which they are measured."""
-        return (*self.host, *self.dense, *self.lite, *self.decode)
+        return (*self.host, *self.dense, *self.lite, *self.decode, *self.prefill)
 
 
 def load(path: Path) -> Config:

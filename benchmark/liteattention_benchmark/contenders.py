@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 
-from liteattention_rocm import PagedBatch, attention, attention_paged, lite_attention
+from liteattention_rocm import (
+    PagedBatch,
+    attention,
+    attention_paged,
+    attention_varlen,
+    lite_attention,
+)
 from liteattention_rocm.dense import default_geometry
 from liteattention_rocm.lite import bitmap
 
 from . import peers
-from .cells import DTYPES, Cell, Decode, Dense, Host, Lite
+from .cells import DTYPES, Cell, Decode, Dense, Host, Lite, Prefill
 from .expected import attention_rows
 from .peers import Call, Maker, Unavailable
 
@@ -38,8 +46,8 @@ def make(
     cell: Cell, device: torch.device, fa3_library: Path | None, more: Mapping[str, Maker]
 ) -> Job:
     """Make the tensors of a cell and the calls of its contenders."""
-    if isinstance(cell, Decode):
-        return _decode(cell, device, fa3_library)
+    if isinstance(cell, Decode | Prefill):
+        return _ragged(cell, device, fa3_library)
     if isinstance(cell, Host):
         return _host(cell, device)
     return _self_attention(cell, device, fa3_library, more)
@@ -195,11 +203,12 @@ def _host(cell: Host, device: torch.device) -> Job:
     return Job(calls, {}, lambda name, out: _error(q, k, v, out, False, None, (1, 1)))
 
 
-def _decode(cell: Decode, device: torch.device, library: Path | None) -> Job:
+def _ragged(cell: Decode | Prefill, device: torch.device, library: Path | None) -> Job:
     generator = torch.Generator(device=device).manual_seed(cell.context)
-    pages = -(-cell.context // cell.page_size)
-    dtype = DTYPES[cell.dtype]
-    shape = (cell.requests * pages, 2, cell.page_size, cell.kv_heads, cell.head_dim)
+    dtype, rows = DTYPES[cell.dtype], cell.rows if isinstance(cell, Prefill) else 1
+    page = cell.page_size or cell.context
+    pages = -(-cell.context // page)
+    shape = (cell.requests * pages, 2, page, cell.kv_heads, cell.head_dim)
     cache = torch.empty(shape, dtype=dtype, device=device)
     for begin in range(0, len(cache), 4096):
         part = cache[begin : begin + 4096]
@@ -208,17 +217,23 @@ def _decode(cell: Decode, device: torch.device, library: Path | None) -> Job:
     table = torch.randperm(len(cache), generator=generator, device=device).int()
     table = table.view(cell.requests, pages)
     q = torch.randn(
-        cell.requests, cell.q_heads, cell.head_dim, generator=generator, device=device
+        cell.requests * rows, cell.q_heads, cell.head_dim, generator=generator, device=device
     ).to(dtype)
-    starts = torch.arange(cell.requests + 1, device=device, dtype=torch.int32)
+    starts = torch.arange(cell.requests + 1, device=device, dtype=torch.int32) * rows
     lengths = torch.full((cell.requests,), cell.context, device=device, dtype=torch.int32)
-    batch = PagedBatch(starts, lengths, table, max_q_len=1, max_kv_len=cell.context)
-
-    def ours() -> torch.Tensor:
-        out = attention_paged(q, k_cache, v_cache, batch)
-        assert isinstance(out, torch.Tensor)
-        return out
-
+    ours: Call
+    if cell.page_size:
+        batch = PagedBatch(starts, lengths, table, max_q_len=rows, max_kv_len=cell.context)
+        ours = functools.partial(attention_paged, q, k_cache, v_cache, batch)
+        given: tuple[Any, ...] = (k_cache, v_cache, starts, None, rows, cell.context, lengths, table)
+    else:
+        k, v = (x[table.flatten().long()].flatten(0, 1) for x in (k_cache, v_cache))
+        k_starts = torch.arange(cell.requests + 1, device=device, dtype=torch.int32) * cell.context
+        ours = functools.partial(
+            attention_varlen, q, k, v, starts, k_starts, causal=True, max_seqlen_q=rows,
+            max_seqlen_k=cell.context,
+        )  # fmt: skip
+        given = (k, v, starts, k_starts, rows, cell.context, None, None)
     calls: dict[str, Call] = {"ours": ours}
     absent: dict[str, str] = {}
     if device.type == "cuda":
@@ -226,12 +241,10 @@ def _decode(cell: Decode, device: torch.device, library: Path | None) -> Job:
             absent["FA3"] = "no library was given (--fa3-library)"
         else:
             try:
-                forward = peers.fa3_forward(library)
-                calls["FA3"] = lambda: forward(
-                    q, k_cache, v_cache, starts, None, 1, cell.context, lengths, table, True
-                )
+                calls["FA3"] = functools.partial(peers.fa3_forward(library), q, *given, True)
             except Unavailable as error:
                 absent["FA3"] = str(error)
+    if device.type == "cuda" and isinstance(cell, Decode):
         half = cache.numel() // 2
         source, target = cache.view(-1)[:half], torch.empty(half, dtype=dtype, device=device)
         # reads and writes half of the cache: as many bytes as a step reads
@@ -246,9 +259,15 @@ def _decode(cell: Decode, device: torch.device, library: Path | None) -> Job:
                 x[table[r].long()].flatten(0, 1)[: cell.context].transpose(0, 1)[None]
                 for x in (k_cache, v_cache)
             )
-            expected = attention_rows(q[r, None, :, None], keys, values, torch.tensor([0]))
-            squares += float((out[r].double() - expected[0, :, 0]).square().sum())
-            norm += float(expected.square().sum())
+            at = torch.linspace(0, rows - 1, min(_SAMPLED_ROWS, rows)).long()
+            for row in dict.fromkeys(at.tolist()):
+                seen = cell.context - rows + row + 1
+                expected = attention_rows(
+                    q[r * rows + row, None, :, None], keys[:, :, :seen], values[:, :, :seen],
+                    torch.tensor([0]),
+                )[0, :, 0]  # fmt: skip
+                squares += float((out[r * rows + row].double() - expected).square().sum())
+                norm += float(expected.square().sum())
         return math.sqrt(squares / norm)
 
     return Job(calls, absent, difference)

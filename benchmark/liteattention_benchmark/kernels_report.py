@@ -10,7 +10,7 @@ from typing import Any
 
 from liteattention_rocm.cli import tables
 
-from .cells import Cell, Config, Decode, Dense, Host, Lite
+from .cells import Cell, Config, Decode, Dense, Host, Lite, Prefill
 from .kernels import Row
 from .timing import Ceilings
 
@@ -65,6 +65,9 @@ def to_markdown(
         out += ["LiteAttention, B,H,S,D and tiles skipped:", "", *_lite(lite, listed), ""]
     if decode:
         out += ["Decode, paged cache:", "", *_wide("decode", decode, listed), ""]
+    prefill = [cell for cell in config.cells if isinstance(cell, Prefill)]
+    if prefill:
+        out += ["Prefill, causal:", "", *_wide("prefill", prefill, listed), ""]
     host = [cell for cell in config.cells if isinstance(cell, Host)]
     if host:
         out += ["Host, microseconds of one call (no CUDA graph):", "", *_host(host, listed), ""]

@@ -17,7 +17,7 @@ from liteattention_report import (
     text_cells,
 )
 
-from .cells import Config, Decode, Dense, Host, Lite, kind_of
+from .cells import Config, Decode, Dense, Host, Lite, Prefill, kind_of
 from .kernels import Row
 from .timing import Ceilings
 
@@ -25,6 +25,7 @@ _TITLES = {
     "dense": "Dense attention: B,H,S,D",
     "lite": "LiteAttention: B,H,S,D and tiles skipped",
     "decode": "Decode, paged cache",
+    "prefill": "Prefill, causal",
     "host": "Host: one short call",
 }
 #: What the others of a kind of cell are held against.
@@ -106,7 +107,8 @@ def _kernel_charts(
     colours = {name: i for i, name in enumerate(names)}
     times = {(row.kind, row.cell, row.contender): row.median_ms for row in rows}
     found = []
-    for kind, cells in (("dense", config.dense), ("decode", config.decode)):
+    wide = {"dense": config.dense, "decode": config.decode, "prefill": config.prefill}
+    for kind, cells in wide.items():
         here = measured.get(kind, ())
         if here:
             figures = {(row.cell, row.contender): row.figure for row in here}
@@ -148,7 +150,7 @@ def _roofline(
     config: Config, rows: Sequence[Row], roofs: Ceilings, colours: Mapping[str, int]
 ) -> list[Chart]:
     """Work per second against work per byte, under what the device reaches; [] without points."""
-    cells: dict[tuple[str, str], Dense | Lite | Decode] = {
+    cells: dict[tuple[str, str], Dense | Lite | Decode | Prefill] = {
         (kind_of(cell), str(cell)): cell for cell in config.cells if not isinstance(cell, Host)
     }
     points: dict[str, list[tuple[float, float, str]]] = {}

@@ -130,4 +130,5 @@ class Recorder:
 
 def _bytes(lists: torch.Tensor, k_blocks: int) -> npt.NDArray[np.uint8]:
     words = np.ascontiguousarray(lists.numpy()).astype("<i4", copy=False)
-    return words.view(np.uint8)[..., : -(-k_blocks // 8)].copy()
+    first: npt.NDArray[np.uint8] = words.view(np.uint8)[..., : -(-k_blocks // 8)]
+    return first.copy()
