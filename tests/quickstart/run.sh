@@ -61,6 +61,7 @@ export root suite TORCH="${TORCH-torch==2.13.0}" OMP_NUM_THREADS="${OMP_NUM_THRE
 unshare --mount --pid --fork --kill-child bash -euc '
     mount -t proc proc "$root/proc"
     mount --rbind /dev "$root/dev"
+    mount --rbind /sys "$root/sys"
     if [ -d "${PIP_FIND_LINKS:-}" ]; then mount --bind -o ro "$PIP_FIND_LINKS" "$root$PIP_FIND_LINKS"; fi
     exec chroot "$root" env -i HOME=/root LANG=C.UTF-8 PATH=/usr/local/bin:/usr/bin:/bin TORCH="$TORCH" \
         $(env | grep "^PIP_[A-Z_]*=[^ ]*$" || true) PIP_QUIET=1 bash /quickstart/in_root.sh "$@"' sh "$@"

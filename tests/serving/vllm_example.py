@@ -29,9 +29,9 @@ def test_the_example_continues_prompts(
         expected = [a.outputs[0].text for a in llm.generate(PROMPTS, greedy, use_tqdm=False)]
     main = runpy.run_path(str(ROOT / "examples" / "vllm_offline.py"))["main"]
     monkeypatch.setenv("VLLM_CPU_KVCACHE_SPACE", "1")
-    before = liteattention_vllm.statistics()["calls"]
+    before = liteattention_vllm.statistics()["attention_calls"]
     main([*PROMPTS, "--model", str(made("llama-d64")), "--tokens", "8", "--dtype", "float32"])
-    assert liteattention_vllm.statistics()["calls"] > before
+    assert liteattention_vllm.statistics()["attention_calls"] > before
     lines = capsys.readouterr().out.splitlines()
     found = [line for line in lines if " -> " in line]
     assert found == [f"{p!r} -> {t!r}" for p, t in zip(PROMPTS, expected, strict=True)]
