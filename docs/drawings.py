@@ -249,7 +249,7 @@ def contract() -> None:
     made = Drawing(760, 326, "A call is described, admitted by an engine, bound once and run")
     boxes = (
         (24, "Caller", "attention, a step of", "LiteAttention, a batch"),
-        (212, "Request", "shapes, dtypes, options;", "no addresses"),
+        (212, "Request", "sizes and options,", "no addresses"),
         (400, "Engine", "gfx942, portable,", "cpu or reference"),
         (588, "Bound call", "remembered; takes", "addresses only"),
     )
