@@ -225,7 +225,8 @@ def _ragged(cell: Decode | Prefill, device: torch.device, library: Path | None) 
     if cell.page_size:
         batch = PagedBatch(starts, lengths, table, max_q_len=rows, max_kv_len=cell.context)
         ours = functools.partial(attention_paged, q, k_cache, v_cache, batch)
-        given: tuple[Any, ...] = (k_cache, v_cache, starts, None, rows, cell.context, lengths, table)
+        given: tuple[Any, ...] = (k_cache, v_cache, starts, None)
+        given += (rows, cell.context, lengths, table)
     else:
         k, v = (x[table.flatten().long()].flatten(0, 1) for x in (k_cache, v_cache))
         k_starts = torch.arange(cell.requests + 1, device=device, dtype=torch.int32) * cell.context

@@ -130,5 +130,4 @@ class Recorder:
 
 def _bytes(lists: torch.Tensor, k_blocks: int) -> npt.NDArray[np.uint8]:
     words = np.ascontiguousarray(lists.numpy()).astype("<i4", copy=False)
-    first: npt.NDArray[np.uint8] = words.view(np.uint8)[..., : -(-k_blocks // 8)]
-    return first.copy()
+    return np.array(words.view(np.uint8)[..., : -(-k_blocks // 8)])

@@ -92,8 +92,8 @@ def test_kernels_in_a_browser(tmp_path: Path, open_page: Opened) -> None:
 def test_serving_in_a_browser(tmp_path: Path, open_page: Opened) -> None:
     result: dict[str, Any] = {
         "environment": {"commit": "1234567"}, "framework": "vllm", "platform": "cuda",
-        "in_turns": True, "complete": True, "start_s": {"PEER": 12.34}, "sizes": "tiny",
-        "rounds": 3, "dtype": "bfloat16",
+        "in_turns": True, "complete": True, "start_s": {"PEER": 12.34},
+        "sizes": "tiny", "rounds": 3, "dtype": "bfloat16",
         "kv_cache_dtype": "auto",
         "rows": [
             {"kind": kind, "batch": 2, "context": 64, "backend": backend, "tokens_per_s": rate,
