@@ -107,11 +107,12 @@ def test_graphs_recite(graphs: str, runner: str, monkeypatch: pytest.MonkeyPatch
     vllm.envs.disable_envs_cache()
 
 
-def test_the_peer_recites_the_same() -> None:
+@pytest.mark.parametrize("graphs", ["full-and-piecewise", "full"])
+def test_the_peer_recites_the_same(graphs: str) -> None:
     from vllm.platforms import current_platform
 
     peer = PEERS["rocm" if current_platform.is_rocm() else "cuda"]
-    with engine(made("overfit"), peer, **options()) as llm:
+    with engine(made("overfit"), peer, **options(graphs)) as llm:
         assert right(generate(llm, PROMPTS)[0], TRUTH) == len(PROMPTS)
 
 
