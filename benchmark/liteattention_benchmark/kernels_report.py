@@ -25,7 +25,7 @@ _COLOURS = {
     "FlexAttention, BlockMask": "#e8a33d",
     "efficient (SDPA)": "#b0b0b0",
 }
-_MARKERS = {"dense": "o", "lite": "s", "decode": "^"}
+_MARKERS = {"dense": "o", "lite": "s", "decode": "^", "prefill": "D"}
 
 
 def to_csv(rows: Iterable[Row], environment: Mapping[str, str]) -> str:
