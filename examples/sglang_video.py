@@ -23,8 +23,8 @@ options = parser.parse_args()
 SETTINGS = {
     "the server's settings": None,
     "dense": False,
-    "a bolder threshold": {"threshold": -4},
-    "a budget of softmax mass": {"budget": 0.05, "warmup_steps": 4},
+    "a bolder threshold": {"threshold": -3},
+    "a budget of softmax mass": {"budget": 0.05},
 }
 
 

@@ -199,16 +199,18 @@ def test_options_for_sglang_generate_with_another_backend(tmp_path: Path) -> Non
 
 
 def test_the_example_asks_with_other_settings_in_each_request(served: Server) -> None:
+    before = set(served.reports.glob("*.json"))
     more = {"negative_prompt": "", "generator_device": "cpu", "fps": 8, **SIZES}
     done = subprocess.run(
-        [sys.executable, "-P", ROOT / "examples" / "sglang_video.py", "--url", served.url,
+        [sys.executable, ROOT / "examples" / "sglang_video.py", "--url", served.url,
          "--prompt", PROMPT, "--more", json.dumps(more)],
         capture_output=True, text=True, timeout=600,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    files = [line.rpartition(", ")[2] for line in done.stdout.splitlines()]
-    assert len(files) == 4 and done.stdout.count(": completed, ") == 4, done.stdout
-    frames = [iio.imread(file) for file in files]
-    # Same seed: with another setting another video, each close to dense.
-    for sparse in (frames[0], *frames[2:]):
-        assert (sparse != frames[1]).any() and psnr(sparse, frames[1]) > 15
+    assert done.stdout.count(": completed, ") == 4, done.stdout
+    files = {line.rpartition(", ")[2] for line in done.stdout.splitlines()}
+    assert len(files) == 4 and all(Path(file).exists() for file in files)
+    reports = [json.loads(p.read_text()) for p in set(served.reports.glob("*.json")) - before]
+    sparse = [report["policy"] for report in reports if report["records"]]
+    found = {(policy.get("threshold"), policy.get("budget")) for policy in sparse}
+    assert len(reports) == 4 and found == {(-4.0, None), (-3.0, None), (None, 0.05)}
