@@ -221,9 +221,9 @@ def test_the_hopper_kernel_of_prompts_keeps_its_registers(case: str, tmp_path: P
     cache = (constants["PIECE"], hopper_ragged.COLUMNS)
     boxes = {"q": (hopper.WARPGROUP_ROWS, width), "k": cache, "v": cache}
     _, said = build_for_hopper(hopper_ragged.attention, constants, boxes, tmp_path)
-    # Three warpgroups have 160 registers each; a wide window spills three numbers.
+    # Three warpgroups have 160 registers each; a window spills up to 15 numbers at 256 columns.
     stores = int(said.split(" bytes spill stores")[0].split()[-1])
-    assert stores <= (32 if changes.get("WINDOW") else 0) or tile.groups == 3
+    assert stores <= (60 if changes.get("WINDOW") else 0) or tile.groups == 3
 
 
 def build_for_hopper(
