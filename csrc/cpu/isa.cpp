@@ -1,7 +1,7 @@
 #include "isa.h"
 
 #if defined(LITEATTENTION_X86)
-#include <cpuid.h>
+#include "host_features.h"
 #if defined(__linux__)
 #include <sys/syscall.h>
 #include <unistd.h>
@@ -12,16 +12,6 @@ namespace liteattention::cpu {
 namespace {
 
 #if defined(LITEATTENTION_X86)
-
-bool HasAmxBf16() {
-#if defined(LITEATTENTION_SOFT_TILES)
-    return true;
-#endif
-    unsigned a = 0, b = 0, c = 0, d = 0;
-    if (!__get_cpuid_count(7, 0, &a, &b, &c, &d)) return false;
-    const bool tile = (d >> 24) & 1, bf16 = (d >> 22) & 1;
-    return tile && bf16;
-}
 
 // Linux hands out the 8 KiB of tile state only to a process that asks for it.
 bool MayUseTiles() {
@@ -41,17 +31,14 @@ bool MayUseTiles() {
 std::vector<Isa> Detect() {
     std::vector<Isa> isas;
 #if defined(LITEATTENTION_X86)
-    __builtin_cpu_init();
-    const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
-                      __builtin_cpu_supports("f16c");
-    const bool avx512 = avx2 && __builtin_cpu_supports("avx512f") &&
-                        __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&
-                        __builtin_cpu_supports("avx512vl");
-    const bool bf16 = avx512 && __builtin_cpu_supports("avx512bf16");
-    if (bf16 && HasAmxBf16() && MayUseTiles()) isas.push_back(Isa::kAmxBf16);
-    if (bf16) isas.push_back(Isa::kAvx512Bf16);
-    if (avx512) isas.push_back(Isa::kAvx512);
-    if (avx2) isas.push_back(Isa::kAvx2);
+    HostFeatures host = DetectHostFeatures();
+#if defined(LITEATTENTION_SOFT_TILES)
+    host.amx_bf16 = host.avx512_bf16;
+#endif
+    if (host.amx_bf16 && MayUseTiles()) isas.push_back(Isa::kAmxBf16);
+    if (host.avx512_bf16) isas.push_back(Isa::kAvx512Bf16);
+    if (host.avx512) isas.push_back(Isa::kAvx512);
+    if (host.avx2) isas.push_back(Isa::kAvx2);
 #endif
     isas.push_back(Isa::kPortable);
     return isas;

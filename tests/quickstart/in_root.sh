@@ -41,10 +41,9 @@ for part in "$@"; do
             ;;
         video)
             page video >part.sh
-            . ./part.sh | tee part.log
-            grep -q 'LiteAttention' part.log || fail "no row of LiteAttention"
-            [ -s out/report.md ] || fail "no report: $(ls out)"
-            ls out/*.mp4 >/dev/null || fail "no video: $(ls out)"
+            . ./part.sh
+            grep -q 'lite -4' out/report.md || fail "no row of LiteAttention: $(cat out/report.md)"
+            ls out/lite_*.mp4 >/dev/null || fail "no video: $(ls out)"
             ;;
         emulate)
             page emulate | head -1 >part.sh

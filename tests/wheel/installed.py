@@ -65,6 +65,14 @@ def main() -> None:
         assert done.returncode == 1 and " needs " in done.stderr, (arguments, done)
         assert "pip install " in done.stderr and "Traceback" not in done.stderr, done.stderr
         print(done.stderr.strip())
+    if torch:
+        from liteattention_rocm.engines import cpu
+
+        flags = Path("/proc/cpuinfo").read_text().split()
+        has = {"avx2": "avx2", "avx512": "avx512bw", "avx512_bf16": "avx512_bf16"}
+        expected = {name for name, flag in has.items() if flag in flags}
+        assert set(cpu.available_isas()) - {"amx_bf16", "portable"} == expected, expected
+        print(f"CPU engine: {', '.join(cpu.available_isas())}")
     for arguments in WITHOUT_EXTRAS if torch else ():
         done = run(*arguments)
         assert done.returncode == 0, (arguments, done)

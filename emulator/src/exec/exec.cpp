@@ -2,6 +2,10 @@
 
 #include <stdexcept>
 
+#ifdef EMULATOR_X86
+#include "host_features.h"
+#endif
+
 namespace emulator {
 
 namespace portable {
@@ -19,11 +23,9 @@ const Handler* handler_table();
 std::vector<std::string> variants() {
     std::vector<std::string> names;
 #ifdef EMULATOR_X86
-    const bool has_avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
-    if (has_avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-        __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl"))
-        names.emplace_back("avx512");
-    if (has_avx2) names.emplace_back("avx2");
+    const liteattention::HostFeatures host = liteattention::DetectHostFeatures();
+    if (host.avx512) names.emplace_back("avx512");
+    if (host.avx2) names.emplace_back("avx2");
 #endif
     names.emplace_back("portable");
     return names;
