@@ -11,7 +11,7 @@ from vllm import LLM, SamplingParams
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Print each prompt with its continuation, and which engine attended."""
+    """Print each prompt with its continuation; vLLM's log says which engine attended."""
     parser = argparse.ArgumentParser()
     parser.add_argument("prompts", nargs="+")
     parser.add_argument("--model", default="Qwen/Qwen3-8B")
