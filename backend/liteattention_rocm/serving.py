@@ -481,8 +481,11 @@ def check_paged(
     """Raise if anything is wrong with a paged call whose outputs are there; else describe it."""
     q, k, v, out, lse, sinks, q_start, kv_len, table, k_factor, v_factor = tensors
     assert table is not None
-    if k_factor is not None and v_factor is not None:
-        options = options._replace(k_scale=k_factor, v_scale=v_factor)
+    # Of one tensor alone the checks say that it needs the other.
+    if k_factor is not None:
+        options = options._replace(k_scale=k_factor)
+    if v_factor is not None:
+        options = options._replace(v_scale=v_factor)
     names = ("k_cache", "v_cache")
     indices = {"q_start": q_start, "kv_len": kv_len, "page_table": table}
     validation.ragged(q, k, v, names, sinks, out, lse, indices, options).raise_for(_WHAT)
@@ -571,8 +574,9 @@ def check_write(
 
 def _checked_write(tensors: WriteTensors, k_scale: Any, v_scale: Any, engine: str | None) -> None:
     k, v, k_cache, v_cache, slots, k_factor, v_factor = tensors
-    if k_factor is not None and v_factor is not None:
-        k_scale, v_scale = k_factor, v_factor
+    # Of one tensor alone the checks say that it needs the other.
+    k_scale = k_scale if k_factor is None else k_factor
+    v_scale = v_scale if v_factor is None else v_factor
     validation.write(k, v, k_cache, v_cache, slots, k_scale, v_scale, engine).raise_for(_WRITE)
 
 

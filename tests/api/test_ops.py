@@ -50,6 +50,23 @@ def test_opcheck() -> None:
         )  # fmt: skip
 
 
+@pytest.mark.parametrize("name", ["k_scales", "v_scales"])
+def test_an_operator_refuses_one_scale_of_two(name: str) -> None:
+    """Else the other's number would be dropped, or another tensor's memory read in its place."""
+    ops = torch.ops.liteattention_rocm
+    rows = torch.randn(2, 1, 64).bfloat16()
+    caches = [torch.zeros(1, 16, 1, 64).to(torch.float8_e4m3fn) for _ in "kv"]
+    starts, keys, table = (torch.tensor(x, dtype=torch.int32) for x in ([0, 2], [5], [[0]]))
+    one = {name: torch.ones(1)}
+    with pytest.raises(TypeError, match="must both be numbers or both be tensors"):
+        ops.attention_paged(
+            rows, *caches, starts, keys, table, torch.empty_like(rows), None, None, 2, 5, 0.125,
+            True, 0, 0.0, 1.0, 1.0, "rtne", "reference", **one,
+        )  # fmt: skip
+    with pytest.raises(TypeError, match="must both be numbers or both be tensors"):
+        ops.write_kv(rows, rows, *caches, torch.arange(2), 1.0, 1.0, "reference", **one)
+
+
 @pytest.mark.parametrize("dynamic", [False, True])
 def test_compiles_without_a_graph_break(dynamic: bool) -> None:
     def block(

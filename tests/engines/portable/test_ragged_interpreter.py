@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from liteattention_rocm import PagedBatch, attention_paged, attention_varlen, write_kv
-from liteattention_rocm.contract import RaggedRequest
+from liteattention_rocm.contract import RaggedRequest, RaggedTensors
 from tests.oracle.attention import exact_rows, expect_lse, expect_out
 
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
@@ -104,6 +104,62 @@ MIXED = [(1, 70), (20, 20), (0, 9), (5, 130), (3, 1)]
 @pytest.mark.parametrize("heads", [(2, 2), (6, 2)])
 def test_mixed_lengths(page_size: int, heads: tuple[int, int]) -> None:
     check(MIXED, heads, page_size, causal=page_size > 0)
+
+
+@pytest.mark.parametrize("page_size", [0, 16])
+def test_the_widest_window_hides_nothing(page_size: int) -> None:
+    """Not even before a first row at position -6, where 2^31 - 1 would wrap around."""
+    check([(9, 3), (2, 20)], (2, 1), page_size, causal=True, window=2**31 - 1)
+
+
+@pytest.mark.skipif(DEVICE.type != "cpu", reason="the other kernel would be there")
+def test_long_requests_are_left_to_another_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever tile they lie in, and without a part of a short one's rows."""
+    from liteattention_rocm.engines.triton import ragged_launch
+
+    class Other:
+        ready = False
+
+        @staticmethod
+        def start(boxed: Any, pointers: Any) -> None:
+            """Write nothing."""
+
+    lengths = [(63, 63), (64, 70), (0, 4), (1, 90), (130, 130), (2, 2)]
+    q_start, k_start = (torch.tensor([0, *x]).cumsum(0).int() for x in zip(*lengths, strict=True))
+    generator = torch.Generator().manual_seed(5)
+    q, k, v = (
+        torch.randn(int(n[-1]), heads, 64, generator=generator).bfloat16()
+        for n, heads in ((q_start, 4), (k_start, 2), (k_start, 2))
+    )
+    out = torch.full_like(q, 7.0)
+    expected = attention_varlen(q, k, v, q_start, k_start, causal=True, engine="cpu")
+    monkeypatch.setattr(ragged_launch, "prompts", lambda request, like: Other())
+    attention_varlen(q, k, v, q_start, k_start, causal=True, out=out, engine="portable")
+    for r, (rows, _) in enumerate(lengths):
+        here = slice(int(q_start[r]), int(q_start[r + 1]))
+        if rows >= ragged_launch.SHORTEST_PROMPT:
+            assert (out[here] == 7.0).all()
+        else:
+            assert torch.allclose(out[here].float(), expected[here].float(), atol=0.03)
+
+
+def test_prompts_have_no_kernel_of_their_own_in_the_interpreter(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Not even on a Hopper GPU, whose tensors it takes, too: it knows no Gluon."""
+    from liteattention_rocm.engines.triton import ragged_launch
+
+    monkeypatch.setattr(ragged_launch, "architecture", lambda device: "sm_90")
+    q, out = (torch.empty(128, 2, 64, dtype=torch.bfloat16) for _ in range(2))
+    starts = torch.tensor([0, 128], dtype=torch.int32)
+    request = RaggedRequest(
+        requests=1, rows=128, q_heads=2, kv_heads=2, head_dim=64, dtype=torch.bfloat16,
+        kv_dtype=torch.bfloat16, device=torch.device("cuda:0"), page_size=0, max_q_len=128,
+        max_kv_len=128, scale=1.0, causal=True, window=0, soft_cap=0.0, sinks=False, k_scale=1.0,
+        v_scale=1.0, rounding="rtne", return_lse=False,
+    )  # fmt: skip
+    like = RaggedTensors(q, q, q, out, None, None, starts, starts, None)
+    assert ragged_launch.prompts(request, like) is None
 
 
 def test_decode_in_parts() -> None:

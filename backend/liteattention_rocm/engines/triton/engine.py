@@ -1,10 +1,10 @@
 """The portable engine: Triton kernels for every GPU that is not an MI300X.
 
-On Hopper GPUs (sm_90) dense attention and LiteAttention run a kernel written in Gluon, Triton's
-lower layer, for the bulk copy engine and the asynchronous matrix units of that chip; everywhere
-else, and for tensors that the copy engine cannot address, the same request runs a plain Triton
-kernel. Triton is imported on first use. With ``TRITON_INTERPRET=1`` set before that, the plain
-kernels run in Triton's interpreter and the engine takes CPU tensors: slow, for tests.
+On Hopper GPUs (sm_90) dense attention, LiteAttention and prompts run kernels written in Gluon,
+Triton's lower layer, for the bulk copy engine and the asynchronous matrix units of that chip;
+everywhere else, and for tensors that the copy engine cannot address, the same request runs a plain
+Triton kernel. Triton is imported on first use. With ``TRITON_INTERPRET=1`` set before that, the
+plain kernels run in Triton's interpreter and the engine takes CPU tensors: slow, for tests.
 
 Methods: online softmax over K blocks (FlashAttention, Dao et al., arXiv 2205.14135), warpgroups in
 alternation (FlashAttention-3, arXiv 2407.08608), tiles skipped from step to step (LiteAttention,

@@ -345,7 +345,7 @@ def _compute(
         token = (row_start + here).to(gl.int64)
         there = (here < q_len)[:, None] & (column < HEAD_DIM)[None, :]
         gl.store(
-            result + token[:, None] * stride_ot + head * stride_oh + column[None, :],
+            result + token[:, None] * stride_ot + head.to(gl.int64) * stride_oh + column[None, :],
             done,
             mask=there,
         )

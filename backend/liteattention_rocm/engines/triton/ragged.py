@@ -191,7 +191,7 @@ def attention(
     token = (row_start + row).to(tl.int64)
     dim = tl.arange(0, WIDTH)
     query = tl.load(
-        q + token[:, None] * stride_qt + head[:, None] * stride_qh + dim[None, :],
+        q + token[:, None] * stride_qt + head.to(tl.int64)[:, None] * stride_qh + dim[None, :],
         mask=_there(here, dim, HEAD_DIM, WIDTH),
         other=0.0,
     )
@@ -290,7 +290,7 @@ def _finish(
     result = result / tl.where(total == 0.0, 1.0, total)[:, None]
     dim = tl.arange(0, WIDTH)
     tl.store(
-        out + token[:, None] * stride_ot + head[:, None] * stride_oh + dim[None, :],
+        out + token[:, None] * stride_ot + head.to(tl.int64)[:, None] * stride_oh + dim[None, :],
         rounded(result, out.dtype.element_ty, ROUNDING),
         mask=_there(here, dim, HEAD_DIM, WIDTH),
     )

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import NamedTuple
 
 import torch
+from triton import knobs
 
 from ...contract import (
     LOG2E,
@@ -142,6 +144,7 @@ def prompts(request: RaggedRequest, like: RaggedTensors) -> Launch | None:
     """
     if (
         request.max_q_len < SHORTEST_PROMPT
+        or knobs.runtime.interpret  # it knows no Gluon
         or request.kv_dtype != request.dtype
         or architecture(request.device) != "sm_90"
     ):
@@ -199,6 +202,9 @@ class Attention(BoundCall):
     """
 
     def __init__(self, request: RaggedRequest, like: RaggedTensors) -> None:
+        if request.window >= request.max_kv_len:
+            # It hides nothing, and 2^31 - 1 before a row that sees no key would overflow.
+            request = replace(request, window=0)
         long = prompts(request, like)
         step = cut(request) if long is None else cut(request, below=SHORTEST_PROMPT)
         table = like.q_start if like.page_table is None else like.page_table
