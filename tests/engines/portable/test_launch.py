@@ -401,6 +401,27 @@ def test_a_bound_ragged_call_hands_its_workspace_on(
     assert len(attend.started) == len(merge.started) == 1
 
 
+def test_what_parts_are_kept_in_is_aligned(driver: Driver, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Compiled code is chosen without looking at the workspace."""
+    attend, merge = (Function(Compiled(0)) for _ in range(2))
+    monkeypatch.setattr(ragged_launch, "_ATTENTION", launch.Kernel(attend))
+    monkeypatch.setattr(ragged_launch, "_MERGE", launch.Kernel(merge))
+    decode = RaggedRequest(
+        requests=1, rows=1, q_heads=1, kv_heads=1, head_dim=64, dtype=torch.bfloat16,
+        kv_dtype=torch.bfloat16, device=CPU, page_size=0, max_q_len=1, max_kv_len=9 * 64, scale=0.1,
+        causal=True, window=0, soft_cap=0.0, sinks=False, k_scale=1.0, v_scale=1.0,
+        rounding="rtne", return_lse=False,
+    )  # fmt: skip
+    assert ragged_launch.cut(decode).splits % 4
+    q, out = (torch.empty(1, 1, 64, dtype=torch.bfloat16) for _ in range(2))
+    k, v = (torch.empty(9 * 64, 1, 64, dtype=torch.bfloat16) for _ in range(2))
+    starts = [torch.zeros(2, dtype=torch.int32) for _ in range(2)]
+    t = RaggedTensors(q, k, v, out, None, None, *starts, None)
+    ragged_launch.Attention(decode, t)(t)
+    ((_, started, _),) = attend.started
+    assert [x.data_ptr() % 16 for x in started[6:9]] == [0, 0, 0]
+
+
 def test_a_bound_write_gets_the_addresses_of_each_call(
     driver: Driver, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -30,8 +30,9 @@ from . import hopper, kernels
 
 _WORD_BLOCK = 32  # K blocks in a bitmap word
 _RANK_WORDS = 512  # bitmap words that a program reads at a time when it ranks its q block
-#: Sets of addresses that a launch keeps tensor maps for; past it, all are made anew.
-_MOST_MAPS = 32
+#: Sets of addresses that a launch keeps tensor maps for; past it, all are made anew. Layers of a
+#: model share a launch, and each has a cache of its own.
+_MOST_MAPS = 256
 #: What the entry point of a compiled kernel takes before the kernel's own arguments, in the
 #: versions of Triton (3.5 and 3.6) where it may be called with tensor maps made before.
 _ENTRY_FORMAT = "iiiKKppOOOOOO"

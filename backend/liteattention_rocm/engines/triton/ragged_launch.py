@@ -198,7 +198,7 @@ class Attention(BoundCall):
     With splits, a launch writes partial results that a second one merges.
 
     The workspace holds the partial outputs, fp32 [splits, T, Hq, D], their log-sum-exps, and how
-    many parts each row has, int32 [T].
+    many parts each row has, int32 [T], each from a multiple of 16 bytes on.
     """
 
     def __init__(self, request: RaggedRequest, like: RaggedTensors) -> None:
@@ -243,7 +243,7 @@ class Attention(BoundCall):
         if step.splits > 1:
             rows = step.splits * request.rows * request.q_heads
             self._outputs = 4 * rows * request.head_dim
-            self._sums = 4 * rows
+            self._sums = -(-4 * rows // 16) * 16  # so that code for aligned counts is right
             self._size = self._outputs + self._sums + 4 * request.rows
             parts = 1 << (step.splits - 1).bit_length()
             launches.append(
