@@ -162,6 +162,22 @@ def test_prompts_have_no_kernel_of_their_own_in_the_interpreter(
     assert ragged_launch.prompts(request, like) is None
 
 
+def test_rows_of_no_request_are_padding() -> None:
+    """However many the bound allows: lengths and tables of none have no memory."""
+    q = torch.randn(200, 2, 64).bfloat16().to(DEVICE)
+    k, v = torch.randn(2, 2, 16, 1, 64).bfloat16().to(DEVICE)
+    out = torch.full_like(q, 7.0)
+    start = torch.zeros(1, dtype=torch.int32, device=DEVICE)
+    none = start[:0]
+    batch = PagedBatch(start, none, none.view(0, 1), max_q_len=200, max_kv_len=10)
+    attention_paged(q, k, v, batch, out=out, engine="portable")
+    attention_varlen(
+        q, k[0], v[0], start, start.clone(), max_seqlen_q=200, max_seqlen_k=10, out=out,
+        engine="portable",
+    )  # fmt: skip
+    assert (out == 7.0).all()
+
+
 def test_decode_in_parts() -> None:
     lengths = [(1, 700), (1, 64), (1, 1), (0, 5), (1, 300)]
     check(lengths, (8, 1), page_size=16, dim=128, causal=True)

@@ -264,10 +264,13 @@ class Attention(BoundCall):
             )  # fmt: skip
         self._attend, self._merge, self._long = attend, launches[1:], long
         self._paged = request.page_size > 0
+        self._requests = request.requests
         super().__init__(request.device, *launches, *([] if long is None else [long]))
 
     def __call__(self, t: RaggedTensors) -> None:
         """Write attention of every row into ``out`` and ``lse``."""
+        if not self._requests:
+            return  # all rows are padding, and there is no length to look at
         if not self.ready:
             with on(self.device):
                 self._start(t)
