@@ -331,7 +331,9 @@ def write_kv(
         key, call = recall(calls, tensors, ("write", k_scale, v_scale, engine))
     if call is None:
         if key is None:
-            if not torch.compiler.is_compiling():
+            # One tensor of two would be read as a number, which eager calls refuse.
+            mixed = validation.any_tensor(k_scale, v_scale)
+            if mixed or not torch.compiler.is_compiling():
                 _checked_write(tensors, k_scale, v_scale, engine)
             torch.ops.liteattention_rocm.write_kv(
                 *tensors[:5], float(k_scale), float(v_scale), engine or "", k_factor, v_factor

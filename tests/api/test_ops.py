@@ -67,6 +67,19 @@ def test_an_operator_refuses_one_scale_of_two(name: str) -> None:
         ops.write_kv(rows, rows, *caches, torch.arange(2), 1.0, 1.0, "reference", **one)
 
 
+def test_a_compiled_write_refuses_one_scale_of_two() -> None:
+    rows, cache = torch.randn(2, 1, 64).bfloat16(), torch.zeros(2, 1, 16, 1, 64)
+
+    def write(scale: torch.Tensor) -> None:
+        k_cache, v_cache = cache.to(torch.float8_e4m3fn)
+        liteattention_rocm.write_kv(
+            rows, rows, k_cache, v_cache, torch.arange(2), k_scale=scale, v_scale=1.0, engine="cpu"
+        )
+
+    with pytest.raises(TypeError, match="must both be numbers or both be tensors"):
+        torch.compile(write, backend="eager")(torch.ones(1))
+
+
 @pytest.mark.parametrize("dynamic", [False, True])
 def test_compiles_without_a_graph_break(dynamic: bool) -> None:
     def block(
