@@ -116,10 +116,13 @@ test-wheels: .venv-wheels/ready.stamp
 	done
 
 ## test-quickstart: the lines of docs/quickstart.md with the wheels, in clean Debian roots that have no
-## checkout and no compiler's output of this machine (needs root and debootstrap)
+## checkout and no compiler's output of this machine (needs root, debootstrap, a Python 3.10 and, where
+## PyTorch comes as a CUDA build, 20 GB)
 test-quickstart:
 	TORCH="$(TORCH)" tests/quickstart/run.sh bookworm install doctor python emulate video vllm
-	tests/quickstart/run.sh trixie install doctor python emulate
+	TORCH="$(TORCH)" tests/quickstart/run.sh bookworm-3.10 install doctor python emulate video
+	TORCH="$(TORCH)" tests/quickstart/run.sh trixie install doctor python emulate video vllm
+	TORCH= tests/quickstart/run.sh trixie install doctor python emulate
 
 # The part of it that takes two minutes, with the wheel of this tree as this machine compiles it.
 test-quickstart-short: build/wheel/stamp

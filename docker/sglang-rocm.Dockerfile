@@ -7,7 +7,7 @@
 #       liteattention-sglang-rocm --model-path Wan-AI/Wan2.1-T2V-1.3B-Diffusers \
 #       --attention-backend-config '{"threshold": -6, "warmup_steps": 4}'
 #
-# TAG: SGLang 0.5.23 or newer, for ROCm and the MI300X (tags end in -mi30x). Its Python is 3.10 or 3.12.
+# TAG: SGLang 0.5.23 or newer, for ROCm and the MI300X (tags end in -mi30x). It needs Python 3.11 or newer.
 ARG BASE
 # hadolint ignore=DL3006
 FROM ${BASE}
