@@ -470,6 +470,30 @@ def _factors(options: RaggedOptions) -> tuple[torch.Tensor | None, torch.Tensor 
     return None, None
 
 
+def _either(
+    k_scale: Any,
+    v_scale: Any,
+    k_factor: torch.Tensor | None,
+    v_factor: torch.Tensor | None,
+    what: str,
+) -> tuple[Any, Any]:
+    """Scales of an operator's call: its tensors, or its numbers.
+
+    Of one tensor alone the checks say that it needs the other.
+
+    Raises:
+        ValueError: both tensors are there, and numbers beside them that are not 1.
+    """
+    if k_factor is not None and v_factor is not None:
+        numbers = [x for x in (k_scale, v_scale) if not isinstance(x, torch.Tensor)]
+        if any(x != 1 for x in numbers):
+            raise ValueError(
+                f"{what}: scales are given twice, as tensors (k_scales, v_scales) and as numbers "
+                f"(k_scale {k_scale}, v_scale {v_scale}): leave the numbers at 1"
+            )
+    return k_scale if k_factor is None else k_factor, v_scale if v_factor is None else v_factor
+
+
 def run_paged(
     tensors: RaggedTensors, bounds: tuple[int | None, int | None], options: RaggedOptions
 ) -> None:
@@ -483,11 +507,8 @@ def check_paged(
     """Raise if anything is wrong with a paged call whose outputs are there; else describe it."""
     q, k, v, out, lse, sinks, q_start, kv_len, table, k_factor, v_factor = tensors
     assert table is not None
-    # Of one tensor alone the checks say that it needs the other.
-    if k_factor is not None:
-        options = options._replace(k_scale=k_factor)
-    if v_factor is not None:
-        options = options._replace(v_scale=v_factor)
+    k_scale, v_scale = _either(options.k_scale, options.v_scale, k_factor, v_factor, _WHAT)
+    options = options._replace(k_scale=k_scale, v_scale=v_scale)
     names = ("k_cache", "v_cache")
     indices = {"q_start": q_start, "kv_len": kv_len, "page_table": table}
     validation.ragged(q, k, v, names, sinks, out, lse, indices, options).raise_for(_WHAT)
@@ -576,9 +597,7 @@ def check_write(
 
 def _checked_write(tensors: WriteTensors, k_scale: Any, v_scale: Any, engine: str | None) -> None:
     k, v, k_cache, v_cache, slots, k_factor, v_factor = tensors
-    # Of one tensor alone the checks say that it needs the other.
-    k_scale = k_scale if k_factor is None else k_factor
-    v_scale = v_scale if v_factor is None else v_factor
+    k_scale, v_scale = _either(k_scale, v_scale, k_factor, v_factor, _WRITE)
     validation.write(k, v, k_cache, v_cache, slots, k_scale, v_scale, engine).raise_for(_WRITE)
 
 

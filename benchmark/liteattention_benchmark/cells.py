@@ -62,7 +62,7 @@ class Lite(_Cell):
     length: PositiveInt
     head_dim: PositiveInt
     sparsity: float = Field(ge=0, lt=1)
-    pattern: Literal["uniform", "clustered"] = "uniform"
+    pattern: Literal["uniform", "clustered", "uneven"] = "uniform"
     dtype: Literal["bf16", "fp16"] = "bf16"
 
     def __str__(self) -> str:

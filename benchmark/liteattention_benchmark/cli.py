@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
+import functools
 import json
 import re
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, TypeVar, cast
 
 import typer
 from rich.console import Console
@@ -187,10 +189,45 @@ def video(
     config: Annotated[
         Path,
         typer.Option(
-            help="YAML file, or wan2.1-1.3b or wan-smoke for one that comes with the package."
+            help="YAML file, or wan2.1-1.3b, wan2.1-14b, wan2.1-14b-720p or wan-smoke for one that "
+            "comes with the package."
         ),
     ] = Path("wan2.1-1.3b"),
     steps: Annotated[int | None, typer.Option(min=1, help="Instead of the file's.")] = None,
+    layers: Annotated[
+        int | None, typer.Option(min=1, help="Instead of the file's: some layers stand for all.")
+    ] = None,
+    attention: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Instead of the file's: cudnn, fa2, flex, default, dense or lite; may be given "
+            "several times."
+        ),
+    ] = None,
+    sparsity: Annotated[
+        list[float] | None,
+        typer.Option(help="Instead of the file's, of lite; may be given several times."),
+    ] = None,
+    pattern: Annotated[
+        str | None,
+        typer.Option(
+            help="Instead of the file's: tiles that lite leaves out. uniform or clustered, as many "
+            "in each head, or unequal."
+        ),
+    ] = None,
+    compile_blocks: Annotated[
+        str, typer.Option("--compile", help="torch.compile of the blocks: off, on or both.")
+    ] = "off",
+    gpus: Annotated[
+        int, typer.Option(min=1, help="GPUs of this host: one is measured, then all of them.")
+    ] = 1,
+    parallel: Annotated[
+        str, typer.Option(help="With --gpus: ulysses (heads) or ring (rows), of diffusers.")
+    ] = "ulysses",
+    device: Annotated[
+        str | None,
+        typer.Option(help="cuda or cpu; cpu with --gpus starts that many CPU processes."),
+    ] = None,
     out: Annotated[Path, typer.Option(help="Folder for video.json and video.md.")] = Path(
         "out/video"
     ),
@@ -200,29 +237,75 @@ def video(
     import torch
 
     from . import video as benchmark
+    from . import video_ranks as several
     from .timing import environment
 
-    _, asked = _load(config, lambda path: benchmark.load(path, steps))
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    _check_folder(out)
+    compiled = {"off": (False,), "on": (True,), "both": (False, True)}
+    instead = {"steps": steps, "attention": attention, "sparsity": sparsity, "pattern": pattern}
+    _, asked = _load(config, lambda path: benchmark.load(path, layers, **instead))
+    kind = device or ("cuda" if torch.cuda.is_available() else "cpu")
+    reasons = []
+    if compile_blocks not in compiled:
+        reasons.append(f"--compile must be off, on or both, got {compile_blocks!r}")
+    if kind not in ("cpu", "cuda"):
+        reasons.append(f"--device must be cpu or cuda, got {device!r}")
+    if parallel not in ("ulysses", "ring"):
+        reasons.append(f"--parallel must be ulysses or ring, got {parallel!r}")
+    if gpus > 1:
+        # without --device a host that has no GPU is not what was meant
+        reasons += several.problems(asked, gpus, parallel, device or "cuda", compile_blocks)
+    elif kind == "cuda" and not torch.cuda.is_available():
+        reasons.append("--device cuda: this machine has no GPU")
+    unwritable = files.problem(out)
+    if unwritable is not None:
+        reasons.append(f"--out: {unwritable}")
+    if reasons:
+        raise typer.BadParameter("; ".join(reasons))
     console = Console(stderr=True)
-    stamp = environment(device)
+    stamp = environment(torch.device(kind))
     command = f"liteattention-rocm bench video --config {config}"
     command += "" if steps is None else f" --steps {steps}"
+    command += "" if layers is None else f" --layers {layers}"
+    command += "".join(f" --attention {name}" for name in attention or ())
+    command += "".join(f" --sparsity {share:g}" for share in sparsity or ())
+    command += "" if pattern is None else f" --pattern {pattern}"
+    command += "" if compile_blocks == "off" else f" --compile {compile_blocks}"
+    command += "" if gpus == 1 else f" --gpus {gpus} --parallel {parallel}"
+    command += "" if device is None else f" --device {device}"
+
+    def write(text: str, rows: Sequence[Any], complete: bool) -> None:
+        result = {"complete": complete, "environment": stamp, "config": asked.model_dump()}
+        result["rows"] = rows
+        files.write_text(out / "video.json", json.dumps(result, indent=2) + "\n")
+        files.write_text(out / "video.md", text)
 
     def save(rows: Sequence[benchmark.Row], complete: bool = False) -> None:
         text = benchmark.to_markdown(asked, rows, stamp, command)
         text += "" if complete else f"\n**Incomplete: {len(rows)} contenders were timed.**\n"
-        result = {"complete": complete, "environment": stamp, "config": asked.model_dump()}
-        result["rows"] = [row.as_dict() for row in rows]
-        files.write_text(out / "video.json", json.dumps(result, indent=2) + "\n")
-        files.write_text(out / "video.md", text)
+        write(text, [row.as_dict() for row in rows], complete)
+
+    def save_ranks(rows: Sequence[several.RankRow], complete: bool = False) -> None:
+        text = several.to_markdown(asked, rows, gpus, parallel, kind, stamp, command)
+        text += "" if complete else "\n**Incomplete: not all contenders were timed.**\n"
+        write(text, [dataclasses.asdict(row) for row in rows], complete)
 
     with _kept(out, ("video.json", "video.md"), console):
-        rows = benchmark.run(
-            asked, device, lambda text: console.print(text, style="dim"), keep=save
-        )
-        save(rows, complete=True)
+        if gpus > 1:
+            try:
+                mode = cast(several.Mode, parallel)
+                save_ranks(several.run(asked, gpus, mode, kind, save_ranks), complete=True)
+            except several.Failed as error:
+                console.print(str(error), markup=False, highlight=False, soft_wrap=True)
+                raise typer.Exit(1) from error
+        else:
+            rows = benchmark.run(
+                asked,
+                torch.device(kind),
+                lambda text: console.print(text, style="dim"),
+                keep=save,
+                compiled=compiled[compile_blocks],
+            )
+            save(rows, complete=True)
     typer.echo((out / "video.md").read_text(encoding="utf-8"))
 
 
@@ -283,34 +366,66 @@ def _load(config: Path, load: Callable[[Path], Loaded]) -> tuple[Path, Loaded]:
 
 @app.command("tune")
 def tune(
-    shape: Annotated[list[str], typer.Option(help="B,H,S,D; may be given several times.")],
+    shape: Annotated[
+        list[str] | None, typer.Option(help="B,H,S,D; may be given several times.")
+    ] = None,
+    prompts: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Causal prompts, requests,rows,keys,query heads,key heads,D,page size (0: packed "
+            "keys); may be given several times."
+        ),
+    ] = None,
     causal: Annotated[bool, typer.Option("--causal", help="Causal attention.")] = False,
     dtype: Annotated[str, typer.Option(help="bf16 or fp16.")] = "bf16",
     rounds: Annotated[int, typer.Option(min=3, help="Counted rounds.")] = 9,
+    fa3_library: Annotated[
+        Path | None, typer.Option(help="FlashAttention-3 library of a vLLM wheel, timed beside.")
+    ] = None,
 ) -> None:
     """Measure the portable engine's tiles on this GPU; the fastest are used from then on.
 
-    They are kept by shape class (dtype, head dim, causal, power of two of the length), device and
-    versions in LITEATTENTION_CACHE_DIR, by default ~/.cache/liteattention_rocm.
+    They are kept by shape class (dtype, head dim, causal, powers of two of heads and length),
+    device and versions in LITEATTENTION_CACHE_DIR, by default ~/.cache/liteattention_rocm.
     """
     need("bench tune", "torch", "triton")
     import torch
 
     from . import tune as benchmark
+    from .cells import Prefill
 
     dtypes = {"bf16": torch.bfloat16, "fp16": torch.float16}
     reasons = [] if dtype in dtypes else [f"--dtype must be bf16 or fp16, got {dtype!r}"]
-    shapes = _shapes(shape, reasons)
+    reasons += [] if shape or prompts else ["--shape or --prompts is needed"]
+    shapes = _shapes(shape or [], reasons)
     reasons += [
         f"D of --shape must be 64 or 128, got {s[3]}" for s in shapes if s[3] not in (64, 128)
     ]
+    cells = []
+    names = ("requests", "rows", "context", "q_heads", "kv_heads", "head_dim", "page_size")
+    for text in prompts or []:
+        try:
+            numbers = zip(names, map(int, text.split(",")), strict=True)
+            cells.append(Prefill.model_validate(dict(numbers, dtype=dtype)))
+        except ValueError as error:
+            reasons.append(f"--prompts {text!r}: {error}")
+            continue
+        reasons += [f"--prompts {text!r}: {why}" for why in benchmark.problems(cells[-1])]
     if reasons:
         raise typer.BadParameter("; ".join(reasons))
     console = Console()
-    for sizes in shapes:
+    runs: list[tuple[str, Callable[..., Any]]] = [
+        (
+            ",".join(map(str, sizes)) + (" causal" if causal else ""),
+            functools.partial(benchmark.run, sizes, causal, dtypes[dtype]),
+        )
+        for sizes in shapes
+    ]
+    runs += [(str(cell), functools.partial(benchmark.run_prompts, cell)) for cell in cells]
+    for title, run in runs:
         with activity(console, "measuring") as say:
-            shipped, ranked = benchmark.run(sizes, causal, dtypes[dtype], rounds, say)
-        table = Table(title=",".join(map(str, sizes)) + (" causal" if causal else ""))
+            shipped, ranked = run(rounds, say, fa3_library)
+        table = Table(title=title)
         table.add_column("tile")
         table.add_column("median ms", justify="right")
         for tile, taken in ranked.items():

@@ -102,7 +102,8 @@ def tiles_to_keep(
     """Tiles to keep, bool [B, H, q_blocks, K_blocks], ``sparsity`` of them not.
 
     uniform: each by itself. clustered: those nearest to the diagonal or to one of four columns of
-    the head, between 0.5 and 1.5 times as many in some q blocks as in others.
+    the head, between 0.5 and 1.5 times as many in some q blocks as in others. uneven: each by
+    itself, and a q block keeps any share from nothing to all, ``sparsity`` in the mean.
     """
     q_blocks, k_blocks = -(-cell.length // q_block), -(-cell.length // k_block)
     shape = (cell.batch, cell.heads, q_blocks, k_blocks)
@@ -129,6 +130,12 @@ def tiles_to_keep(
         )
         counts = keep * (1 + swing)
         counts = counts.round().long().clamp(1, k_blocks).expand(shape[:3])
+    if cell.pattern == "uneven":
+        # the mean of u^a is 1 / (1 + a) for u evenly spread from 0 to 1
+        rows = counts.numel()
+        spread = (torch.randperm(rows, generator=generator).to(device) + 0.5) / rows
+        shares = spread.view(shape[:3]) ** (cell.sparsity / (1 - cell.sparsity))
+        counts = (shares * k_blocks).round().long().clamp(1, k_blocks)
     rank = score.argsort(-1).argsort(-1)
     return rank < counts[..., None]
 

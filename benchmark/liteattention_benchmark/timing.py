@@ -42,7 +42,9 @@ def host_milliseconds(call: Call, device: torch.device) -> float:
     return taken * 1e3 / _HOST_CALLS
 
 
-def milliseconds(call: Call, device: torch.device, flush: torch.Tensor | None) -> float:
+def milliseconds(
+    call: Callable[[], object], device: torch.device, flush: torch.Tensor | None
+) -> float:
     """Time one call, after overwriting ``flush``."""
     if device.type != "cuda":
         begin = time.perf_counter()

@@ -26,10 +26,10 @@ from pydantic import BaseModel, ConfigDict, Field, PositiveInt
 
 import liteattention_diffusers
 from liteattention_diffusers import discovery
-from liteattention_rocm import LiteAttention, SkipPolicy, TileGeometry, lite_attention
+from liteattention_rocm import LiteAttention, SkipPolicy, TileGeometry
 from liteattention_rocm.cli import tables
-from liteattention_rocm.dense import default_geometry
 from liteattention_rocm.lite import bitmap
+from liteattention_rocm.lite.state import Shape, State
 
 from .cells import Lite
 from .contenders import NOTHING_SKIPPED, tiles_to_keep
@@ -47,8 +47,14 @@ _NAMES = {
 _TEXT = {"text_encoder": None, "tokenizer": None, "vae": None}
 
 
+Attention = Literal["cudnn", "fa2", "flex", "default", "dense", "lite"]
+
+
 class Transformer(BaseModel):
-    """Sizes of a Wan transformer."""
+    """Sizes of a Wan transformer. ``of_layers``: how many the model has that ``layers`` stand for.
+
+    Given by :func:`load` where a model is cut short, None where it is whole.
+    """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -58,6 +64,7 @@ class Transformer(BaseModel):
     ffn_dim: PositiveInt
     text_dim: PositiveInt
     channels: PositiveInt
+    of_layers: PositiveInt | None = None
 
 
 class Config(BaseModel):
@@ -73,9 +80,9 @@ class Config(BaseModel):
     steps: PositiveInt = 20
     warmup_steps: PositiveInt = 2
     guidance: float = Field(default=5.0, gt=1.0)
-    attention: tuple[Literal["cudnn", "fa2", "flex", "default", "dense", "lite"], ...]
+    attention: tuple[Attention, ...]
     sparsity: tuple[Annotated[float, Field(ge=0, lt=1)], ...] = ()
-    pattern: Literal["uniform", "clustered"] = "clustered"
+    pattern: Literal["uniform", "clustered", "unequal"] = "clustered"
 
     @property
     def tokens(self) -> int:
@@ -83,16 +90,21 @@ class Config(BaseModel):
         return ((self.frames - 1) // 4 + 1) * (self.height // 16) * (self.width // 16)
 
 
-def load(path: Path, steps: int | None = None) -> Config:
-    """Read a configuration; ``steps`` overrides its own.
+def load(path: Path, layers: int | None = None, **instead: Any) -> Config:
+    """Read a configuration; ``instead`` overrides fields of its own unless it is None.
+
+    ``layers`` cuts the transformer short: some layers stand for all.
 
     Raises:
         ValueError: (``pydantic.ValidationError``) lists every mistake of the file.
         yaml.YAMLError: the file is no YAML.
     """
     raw = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
-    if steps is not None and isinstance(raw, dict):
-        raw["steps"] = steps
+    if isinstance(raw, dict):
+        raw |= {name: value for name, value in instead.items() if value is not None}
+        sizes = raw.get("transformer")
+        if layers is not None and isinstance(sizes, dict) and sizes.get("layers") != layers:
+            raw["transformer"] = sizes | {"layers": layers, "of_layers": sizes.get("layers")}
     return Config.model_validate(raw)
 
 
@@ -100,8 +112,9 @@ def load(path: Path, steps: int | None = None) -> Config:
 class Row:
     """One contender. Seconds of the denoising loop, and of each of its steps in order.
 
-    ``asked``: share of tiles to leave out; ``skipped``: share that was. ``finite``: whether all
-    latents at the end are. ``absent``: why there is no time.
+    ``compiled``: whether the blocks of the transformer were. ``asked``: share of tiles to leave
+    out; ``skipped``: share that was. ``finite``: whether all latents at the end are.
+    ``absent``: why there is no time.
     """
 
     contender: str
@@ -112,6 +125,7 @@ class Row:
     finite: bool
     peak_bytes: int
     absent: str = ""
+    compiled: bool = False
 
     @property
     def step(self) -> float | None:
@@ -123,45 +137,74 @@ class Row:
         return {**asdict(self), "step": self.step}
 
 
+@dataclass(frozen=True)
+class Contender:
+    """One row to be: the attention, the share of tiles that it leaves out, compiled or not.
+
+    ``balance``: whether several processes deal heads by their tiles (:func:`.enable`).
+    """
+
+    attention: Attention
+    sparsity: float | None = None
+    compiled: bool = False
+    balance: bool = False
+
+    @property
+    def title(self) -> str:
+        """Its name in tables."""
+        name = _NAMES.get(self.attention) or f"ours, lite {self.sparsity:.0%}"
+        name += ", balanced" if self.balance else ""
+        return name + (", compiled" if self.compiled else "")
+
+
+def contenders(config: Config, compiled: Sequence[bool] = (False,)) -> list[Contender]:
+    """All of a configuration, in its order; each as often as ``compiled`` says."""
+    return [
+        Contender(name, share, each)
+        for each in compiled
+        for name in config.attention
+        for share in (config.sparsity if name == "lite" else (None,))
+    ]
+
+
 def run(
     config: Config,
     device: torch.device,
     progress: Callable[[str], None] = lambda _: None,
     keep: Callable[[list[Row]], None] = lambda _: None,
+    compiled: Sequence[bool] = (False,),
 ) -> list[Row]:
-    """Warm every contender up, then denoise a video with each, in random order.
+    """Denoise a video with each contender, in random order, after its steps of warm-up.
 
-    ``keep`` is called with the rows so far, in the order of the configuration, after each video.
+    ``compiled`` says whether blocks are to be compiled (``compile_repeated_blocks``): not, all of
+    them, or both. ``keep`` is called with the rows so far, in the order of the configuration, after
+    each video.
 
     Raises:
         RuntimeError: LiteAttention left out other tiles than it was told to.
     """
     pipe = pipeline(config, device)
-    contenders: list[tuple[str, float | None]] = []
-    for asked in config.attention:
-        shares = config.sparsity if asked == "lite" else (None,)
-        contenders += [(asked, share) for share in shares]
-    rows: dict[tuple[str, float | None], Row] = {}
-    lists = _Lists(config, device)
-    made: set[tuple[str, float | None]] = set()
-    for steps, timed in ((config.warmup_steps, False), (config.steps, True)):
-        order = [one for one in contenders if one not in rows or not rows[one].absent]
-        random.Random(steps).shuffle(order)
-        for name, sparsity in order:
-            title = _NAMES.get(name) or f"ours, lite {sparsity:.0%}"
-            progress(f"{title}, {steps} steps")
-            try:
-                with _attention(pipe, name, sparsity, lists) as handle:
-                    rows[name, sparsity] = _denoise(pipe, config, device, title, steps, handle)
-            except (Unavailable, RuntimeError, ValueError) as error:
-                if isinstance(error, _WrongTiles):
-                    raise
-                why = " ".join(str(error).split())[:200]
-                rows[name, sparsity] = Row(title, None, (), sparsity, None, False, 0, why)
-            if timed:
-                made.add((name, sparsity))
-                keep([rows[one] for one in contenders if one in made])
-    return [rows[one] for one in contenders]
+    asked = contenders(config, compiled)
+    rows: dict[Contender, Row] = {}
+    lists = Lists(config, device)
+    order = list(asked)
+    random.Random(config.steps).shuffle(order)
+    for one in order:
+        try:
+            # One stay for both: what was compiled or tuned in the warm-up has to hold.
+            with attention(pipe, one, lists) as handle:
+                for steps in (config.warmup_steps, config.steps):
+                    progress(f"{one.title}, {steps} steps")
+                    rows[one] = denoise(pipe, config, device, one, steps, handle)
+        except (Unavailable, RuntimeError, ValueError) as error:
+            if isinstance(error, WrongTiles):
+                raise
+            why = " ".join(str(error).split())[:200]
+            rows[one] = Row(
+                one.title, None, (), one.sparsity, None, False, 0, why, compiled=one.compiled
+            )
+        keep([rows[each] for each in asked if each in rows])
+    return [rows[one] for one in asked]
 
 
 def pipeline(config: Config, device: torch.device) -> Any:
@@ -194,14 +237,19 @@ def pipeline(config: Config, device: torch.device) -> Any:
     return pipe
 
 
-def _denoise(
+def denoise(
     pipe: Any,
     config: Config,
     device: torch.device,
-    title: str,
+    one: Contender,
     steps: int,
     handle: liteattention_diffusers.Handle | None,
+    step_end: Callable[[], None] = lambda: None,
 ) -> Row:
+    """Denoise one video with the attention that the pipeline has now, and time it.
+
+    ``step_end`` is called after each step, with the device idle.
+    """
     generator = torch.Generator(device).manual_seed(1)
     texts = [
         torch.randn(
@@ -214,6 +262,8 @@ def _denoise(
     def mark(*_: Any) -> Any:
         if device.type == "cuda":
             torch.cuda.synchronize(device)
+        if marks:
+            step_end()
         marks.append(time.perf_counter())
         return {}
 
@@ -241,59 +291,72 @@ def _denoise(
         hook.remove()
     peak = torch.cuda.max_memory_allocated(device) if device.type == "cuda" else 0
     asked = skipped = None
-    if handle is not None and isinstance(handle.lite, _Forced):
-        asked, skipped = handle.lite.sparsity, handle.statistics.sparsity
+    if handle is not None and one.sparsity is not None:
+        asked, skipped = one.sparsity, handle.statistics.sparsity
         _check(handle)
     taken = tuple(b - a for a, b in itertools.pairwise(marks))
     finite = bool(torch.isfinite(latents).all())
-    return Row(title, marks[-1] - marks[0], taken, asked, skipped, finite, peak)
+    return Row(
+        one.title, marks[-1] - marks[0], taken, asked, skipped, finite, peak, compiled=one.compiled
+    )
 
 
-class _WrongTiles(RuntimeError):
-    pass
+class WrongTiles(RuntimeError):
+    """LiteAttention left out other tiles than it was told to."""
 
 
 def _check(handle: liteattention_diffusers.Handle) -> None:
     """Make sure that voting took nothing away from the tiles that were given."""
     for record in handle.statistics.to_records():
         if record["tiles_kept"] != record["tiles_computed"]:
-            raise _WrongTiles(
+            raise WrongTiles(
                 f"{record['layer']} computed {record['tiles_computed']} tiles and kept "
                 f"{record['tiles_kept']}: the threshold must be low enough to keep all"
             )
 
 
 @contextlib.contextmanager
-def _attention(
-    pipe: Any, name: str, sparsity: float | None, lists: _Lists
+def attention(
+    pipe: Any, one: Contender, lists: Lists
 ) -> Iterator[liteattention_diffusers.Handle | None]:
     """Give self-attention to a contender, and take it back."""
     with contextlib.ExitStack() as stack:
-        if name in ("dense", "lite"):
+        handle = None
+        if one.attention in ("dense", "lite"):
             handle = stack.enter_context(
-                liteattention_diffusers.enable(pipe, SkipPolicy(enabled=name == "lite"))
+                liteattention_diffusers.enable(
+                    pipe, SkipPolicy(enabled=one.attention == "lite"), balance=one.balance
+                )
             )
-            if sparsity is not None:
-                handle.lite = _Forced(sparsity, lists)
-            yield handle
-            return
-        backend = _BACKENDS[name]
-        if name == "flex":
-            from torch.nn.attention import flex_attention
-
-            # diffusers calls it as it is, which would hold all scores at once
-            stack.enter_context(
-                mock.patch.object(flex_attention, "flex_attention", compiled_flex())
-            )
-        for found in discovery.find(pipe.transformer) if backend is not None else ():
-            processor: Any = found.module.processor
-            stack.callback(setattr, processor, "_attention_backend", processor._attention_backend)
-            module: Any = found.module
-            module.set_attention_backend(backend)
-        yield None
+            if one.sparsity is not None:
+                handle.lite = Forced(one.sparsity, lists)
+        else:
+            _set_backend(pipe.transformer, one.attention, stack)
+        if one.compiled:
+            blocks = list(pipe.transformer.blocks)
+            pipe.transformer.compile_repeated_blocks()
+            for block in blocks:
+                stack.callback(setattr, block, "_compiled_call_impl", None)
+            stack.callback(torch._dynamo.reset)
+        yield handle
 
 
-class _Lists:
+def _set_backend(model: Any, name: str, stack: contextlib.ExitStack) -> None:
+    """Give the self-attention of a model to a backend of diffusers until ``stack`` is closed."""
+    backend = _BACKENDS[name]
+    if name == "flex":
+        from torch.nn.attention import flex_attention
+
+        # diffusers calls it as it is, which would hold all scores at once
+        stack.enter_context(mock.patch.object(flex_attention, "flex_attention", compiled_flex()))
+    for found in discovery.find(model) if backend is not None else ():
+        module: Any = found.module
+        processor = module.processor
+        stack.callback(setattr, processor, "_attention_backend", processor._attention_backend)
+        module.set_attention_backend(backend)
+
+
+class Lists:
     """Lists of tiles to compute, by layer and sparsity, made when first asked for.
 
     Owner: a run. Lifetime: that run's.
@@ -302,80 +365,104 @@ class _Lists:
     def __init__(self, config: Config, device: torch.device) -> None:
         self._config = config
         self._device = device
-        self._made: dict[tuple[str, float], tuple[torch.Tensor, int]] = {}
+        self._made: dict[tuple[str, float], torch.Tensor] = {}
 
-    def of(self, layer: str, sparsity: float, tile: TileGeometry) -> tuple[torch.Tensor, int]:
-        """The packed list of a layer and its number of tiles."""
+    def of(self, layer: str, sparsity: float, tile: TileGeometry) -> torch.Tensor:
+        """The packed list of a layer."""
         found = self._made.get((layer, sparsity))
         if found is None:
-            sizes = self._config.transformer
-            cell = Lite(
-                batch=1,
-                heads=sizes.heads,
-                length=self._config.tokens,
-                head_dim=sizes.head_dim,
-                sparsity=sparsity,
-                pattern=self._config.pattern,
-            )
             seed = len(self._made) + 1
-            tiles = tiles_to_keep(cell, tile.q_block, tile.k_block, self._device, seed)
-            found = self._made[layer, sparsity] = bitmap.pack(tiles), int(tiles.sum())
+            heads = self._config.transformer.heads
+            pattern = self._config.pattern
+            if pattern == "unequal":
+                shares = unequal_shares(sparsity, heads, seed)
+                parts = [self._tiles(1, share, seed * heads + i, tile, "clustered")
+                         for i, share in enumerate(shares)]  # fmt: skip
+                tiles = torch.cat(parts, dim=1)
+            else:
+                tiles = self._tiles(heads, sparsity, seed, tile, pattern)
+            found = self._made[layer, sparsity] = bitmap.pack(tiles)
         return found
 
-
-class _Forced(LiteAttention):
-    """LiteAttention that walks given tiles in every step; voting runs and takes nothing away."""
-
-    def __init__(self, sparsity: float, lists: _Lists) -> None:
-        super().__init__()
-        self.sparsity = sparsity
-        self._lists = lists
-        self._write: torch.Tensor | None = None
-
-    def __call__(  # type: ignore[override]
+    def _tiles(
         self,
-        q: torch.Tensor,
-        k: torch.Tensor,
-        v: torch.Tensor,
-        *,
-        step: int,
-        layer: str,
-        branch: str = "",
-        generation: int = 0,
-        num_steps: int | None = None,
+        heads: int,
+        sparsity: float,
+        seed: int,
+        tile: TileGeometry,
+        pattern: Literal["uniform", "clustered"],
+    ) -> torch.Tensor:
+        cell = Lite(
+            batch=1, heads=heads, length=self._config.tokens, sparsity=sparsity, pattern=pattern,
+            head_dim=self._config.transformer.head_dim,
+        )  # fmt: skip
+        return tiles_to_keep(cell, tile.q_block, tile.k_block, self._device, seed)
+
+
+def unequal_shares(sparsity: float, heads: int, seed: int) -> list[float]:
+    """Share of tiles that each head leaves out, from few to nearly all, ``sparsity`` on average.
+
+    The shares kept are x ** (s / (1 - s)) for x evenly between 0 and 1, in random order, which is
+    about how heads of a trained model differ (docs/video.md).
+    """
+    power = sparsity / (1 - sparsity)
+    kept = [((i + 0.5) / heads) ** power for i in range(heads)]
+    random.Random(seed).shuffle(kept)
+    off = sum(kept) / heads - (1 - sparsity)
+    return [min(1 - share + off, 0.99) if share < 1 else 0.0 for share in kept]
+
+
+class Forced(LiteAttention):
+    """LiteAttention that begins with given tiles; its threshold takes none of them away."""
+
+    def __init__(
+        self,
+        sparsity: float,
+        lists: Lists,
+        cut: Callable[[torch.Tensor, Shape], torch.Tensor] = lambda whole, shape: whole.clone(),
         **options: Any,
-    ) -> Any:
-        """Attend over the layer's tiles, alternating in direction as LiteAttention does."""
-        tile = default_geometry(q)
-        read, computed = self._lists.of(layer, self.sparsity, tile)
-        if self._write is None:
-            self._write = torch.empty_like(read)
-        result = lite_attention(
-            q, k, v, read, self._write, threshold=NOTHING_SKIPPED,
-            descending=step % 2 == 1, geometry=tile, **options,
-        )  # fmt: skip
-        self.statistics.record(
-            generation, step, layer, branch, read[..., 0].numel() * tile.k_blocks(k.shape[1]),
-            computed, self._counters.count(self._write), threshold=NOTHING_SKIPPED,
-        )  # fmt: skip
-        return result
+    ) -> None:
+        """``cut`` copies a process's part out of a layer's list."""
+        super().__init__(SkipPolicy(threshold=NOTHING_SKIPPED), **options)
+        self._sparsity = sparsity
+        self._lists = lists
+        self._cut = cut
+
+    def _enter(self, shape: Shape, where: Any, key: tuple[str, str]) -> State:
+        state = super()._enter(shape, where, key)
+        if state.read is None:
+            whole = self._lists.of(where[2], self._sparsity, shape.geometry)
+            # A list of its own: states reuse the memory of lists that are behind them.
+            state.read = self._cut(whole, shape)
+            state.read_full, state.read_count = False, None
+        return state
+
+
+def describe(config: Config) -> str:
+    """What is denoised, in a sentence; says where some layers stand for all."""
+    sizes = config.transformer
+    layers = f"{sizes.layers} layers"
+    if sizes.of_layers is not None:
+        layers = f"{sizes.layers} of {sizes.of_layers} layers, which stand for all"
+    return (
+        f"{layers}, {sizes.heads} heads x {sizes.head_dim}, {config.tokens:,} tokens "
+        f"({config.height} x {config.width} x {config.frames}), {config.steps} steps of two "
+        "guidance branches, bf16, random weights; one video each after "
+        f"{config.warmup_steps} steps of warm-up."
+    )
 
 
 def to_markdown(
     config: Config, rows: Sequence[Row], environment: dict[str, str], command: str
 ) -> str:
     """A line per contender, with its speed against the first."""
-    sizes = config.transformer
     base = rows[0]
     lines = [
         f"`{command}`",
         "",
         ", ".join(f"{name} {value}" for name, value in environment.items()),
         "",
-        f"{sizes.layers} layers, {sizes.heads} heads x {sizes.head_dim}, {config.tokens:,} tokens "
-        f"({config.height} x {config.width} x {config.frames}), {config.steps} steps of two "
-        "guidance branches, bf16, random weights; one video each after "
-        f"{config.warmup_steps} steps of warm-up.",
+        describe(config),
         "",
     ]
     head = ["self-attention", "one step s", f"{config.steps} steps s", "tiles skipped"]

@@ -30,10 +30,10 @@ class AttendingLayer(Protocol):
     ) -> None:
         """Compute attention on [B,S,H,D] tensors into ``out``."""
 
-    def attend_ring(
+    def attend_split(
         self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float | None
     ) -> torch.Tensor:
-        """Return attention of this rank's rows to those of all ranks of a ring, [B,S_local,H,D]."""
+        """Return attention of this rank's rows to those of all ranks, [B,S_local,H,D]."""
 
 
 #: Layers by number. Weak: a layer belongs to its model or handle.
@@ -75,16 +75,16 @@ def attend(
     return out
 
 
-@torch.library.custom_op("liteattention_layers::ring_self_attention", mutates_args=())
-def ring_self_attention(
+@torch.library.custom_op("liteattention_layers::split_self_attention", mutates_args=())
+def split_self_attention(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, slot: torch.Tensor, scale: float | None
 ) -> torch.Tensor:
-    """Return :meth:`AttendingLayer.attend_ring` of the layer in ``slot``."""
-    return _layers[int(slot)].attend_ring(q, k, v, scale)
+    """Return :meth:`AttendingLayer.attend_split` of the layer in ``slot``."""
+    return _layers[int(slot)].attend_split(q, k, v, scale)
 
 
 @self_attention.register_fake
-@ring_self_attention.register_fake
+@split_self_attention.register_fake
 def _(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, slot: torch.Tensor, scale: float | None
 ) -> torch.Tensor:

@@ -18,7 +18,21 @@ def ring_degree(parallel_config: Any) -> int:
     return 1 if context is None else int(context.ring_degree)
 
 
-def ring(
+def is_ours(parallel_config: Any, balance: bool) -> bool:
+    """Whether layers with skip state exchange the tensors themselves; else diffusers does.
+
+    A ring of diffusers' does not say whose keys a call sees. Its Ulysses gives every process the
+    heads in their order, which is not what ``balance`` wants.
+    """
+    context = getattr(parallel_config, "context_parallel_config", None)
+    if context is None:
+        return False
+    return ring_degree(parallel_config) > 1 or (
+        balance and not getattr(context, "ulysses_anything", False)
+    )
+
+
+def split(
     slot: torch.Tensor,
     query: torch.Tensor,
     key: torch.Tensor,
@@ -26,16 +40,19 @@ def ring(
     scale: float | None,
     context: Any,
 ) -> torch.Tensor:
-    """Attend in a ring of our own: diffusers' does not say whose keys a call sees.
+    """Attend over the sequence of all processes, [B,S_local,H,D] each.
 
-    With ``ulysses_degree`` too, rows are exchanged for heads around it.
+    With both degrees, rows are exchanged for heads, in their order, around a ring.
     """
+    if context.ulysses_degree == 1 or context.ring_degree == 1:
+        alone: torch.Tensor = slots.split_self_attention(query, key, value, slot, scale)
+        return alone
     exchange = dispatch.SeqAllToAllDim.apply
-    if context.ulysses_degree > 1:
-        group = context._ulysses_mesh.get_group()
-        query, key, value = (exchange(group, x, 2, 1) for x in (query, key, value))
-    out: torch.Tensor = slots.ring_self_attention(query, key, value, slot, scale)
-    return exchange(group, out, 1, 2) if context.ulysses_degree > 1 else out
+    group = context._ulysses_mesh.get_group()
+    query, key, value = (exchange(group, x, 2, 1) for x in (query, key, value))
+    out = slots.split_self_attention(query, key, value, slot, scale)
+    exchanged: torch.Tensor = exchange(group, out, 1, 2)
+    return exchanged
 
 
 def gather(

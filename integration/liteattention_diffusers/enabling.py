@@ -23,6 +23,7 @@ def enable(
     engine: str | None = None,
     exclude: Sequence[str] = (),
     cross_attention: bool = False,
+    balance: bool = False,
 ) -> Handle:
     """Run the self-attention of a diffusers pipeline or transformer with LiteAttention.
 
@@ -43,6 +44,9 @@ def enable(
         engine: engine by name; chosen by the device by default.
         exclude: patterns (``fnmatch``) of layer names to leave alone.
         cross_attention: run cross-attention on the same engine as well, always dense.
+        balance: under ``ulysses_degree`` alone, deal heads to processes by the tiles that they
+            kept; see :class:`~liteattention_rocm.lite.parallel.SeqParallel`. Else they stay in
+            their order. The result is the same.
 
     Raises:
         TypeError: ``target``, ``policy`` or ``geometry`` has the wrong type; lists every reason.
@@ -86,7 +90,7 @@ def enable(
     if reasons:
         raise ValueError("cannot enable LiteAttention: " + "; ".join(reasons))
 
-    handle = Handle(policy, geometry, engine, pipeline, cross_attention)
+    handle = Handle(policy, geometry, engine, pipeline, cross_attention, balance)
     try:
         for prefix, model, found in taken:
             handle._take(prefix, model, found)

@@ -12,7 +12,7 @@ import torch.distributed as dist
 
 from liteattention_rocm import LiteAttention, SkipPolicy, TileGeometry
 from liteattention_rocm.lite import bitmap
-from liteattention_rocm.lite.parallel import SeqParallel
+from liteattention_rocm.lite.parallel import Mode, SeqParallel
 
 from . import denoiser
 from .clock import Clock
@@ -46,16 +46,18 @@ class Handle:
         engine: str | None,
         pipeline: Any | None,
         cross_attention: bool,
+        balance: bool,
     ) -> None:
         self.lite = LiteAttention(policy, geometry=geometry, engine=engine)
-        # One per ring of processes that the layers say they are in: one at most, as a rule.
-        self._rings: dict[dist.ProcessGroup, SeqParallel] = {}
+        # One per group of processes that the layers say they are in: one at most, as a rule.
+        self._splits: dict[dist.ProcessGroup, SeqParallel] = {}
         self._geometry = geometry
         self._clock = Clock(pipeline)
         self._denoisers: list[tuple[torch.nn.Module, denoiser.DenoiserHook]] = []
         self._layers: dict[Layer, denoiser.Context] = {}
         self._cross_layers: list[Layer] = []
         self._cross_attention = cross_attention
+        self._balance = balance
         self._run = 0
 
     @property
@@ -74,9 +76,9 @@ class Handle:
 
         Under context parallelism those of this rank; ``merge`` those of all ranks for the whole.
         """
-        if not self._rings:
+        if not self._splits:
             return self.lite.statistics
-        return self.lite.statistics.merge(*(ring.statistics for ring in self._rings.values()))
+        return self.lite.statistics.merge(*(split.statistics for split in self._splits.values()))
 
     @property
     def run(self) -> int:
@@ -92,18 +94,35 @@ class Handle:
         """Return a copy of this rank's list of the latest run.
 
         int32 [B, H, q_blocks, words], see :mod:`liteattention_rocm.lite.bitmap`; under context
-        parallelism of the heads or rows that this rank attends with. In a ring ``split`` names the
-        rank whose keys it is about. Raises ``KeyError`` naming what there is if there is none.
+        parallelism of the heads (:meth:`heads`) or rows that this rank attends with. In a ring
+        ``split`` names the rank whose keys it is about. Raises ``KeyError`` naming what there is if
+        there is none.
         """
-        if split is None:
-            return self.lite.lists(layer, branch, self.run)
-        missing = KeyError(f"no list for the keys of rank {split}: nothing ran in a ring")
-        for ring in self._rings.values():
+        mode = "ulysses" if split is None else "ring"
+        missing: KeyError | None = None
+        for parallel in self._splits.values():
             try:
-                return ring.lists(layer, branch, self.run, split=split)
-            except KeyError as error:  # another ring may hold the layer
+                if parallel.mode == mode:
+                    return parallel.lists(layer, branch, self.run, split=split)
+            except KeyError as error:  # another group may hold the layer
                 missing = error
-        raise missing
+        if split is None:
+            try:
+                return self.lite.lists(layer, branch, self.run)
+            except KeyError:
+                if missing is None:
+                    raise
+        raise missing or KeyError(f"no list for the keys of rank {split}: nothing ran in a ring")
+
+    def heads(self, layer: str, branch: str) -> tuple[int, ...] | None:
+        """Heads of the model that this rank's list of the latest run is of, in its order.
+
+        None where they were not dealt by their tiles (``balance``): rank r of Ulysses has the r-th
+        part of them, a process without it has all. See
+        :class:`~liteattention_rocm.lite.parallel.SeqParallel`.
+        """
+        held = (parallel.heads(layer, branch, self.run) for parallel in self._splits.values())
+        return next((heads for heads in held if heads is not None), None)
 
     def kept_tiles(self, layer: str, branch: str) -> torch.Tensor:
         """Tiles that the next step of the latest run would compute; not for a ring.
@@ -111,7 +130,7 @@ class Handle:
         Bool [B, H, q_blocks, K_blocks], True = compute; ``lite.picture.draw_tiles`` draws it.
         Raises ``KeyError`` naming what there is if the layer and branch hold no list.
         """
-        lists = self.lite.lists(layer, branch, self.run)
+        lists = self.lists(layer, branch)
         tiles = next(
             record["tiles_total"]
             for record in self.statistics.to_records()
@@ -122,8 +141,8 @@ class Handle:
     def reset(self) -> None:
         """Forget all skip lists and statistics; the next call begins a new run."""
         self.lite.reset()
-        for ring in self._rings.values():
-            ring.reset()
+        for parallel in self._splits.values():
+            parallel.reset()
         self._clock.end_run()
 
     def disable(self) -> None:
@@ -169,10 +188,11 @@ class Handle:
                 prefix + layer.name,
                 layer,
                 self._attend,
-                self._attend_ring,
+                self._attend_split,
                 shared_processor=processor in others or held[processor] > 1,
                 cross_attention=self._cross_attention,
                 engine=self.lite.engine,
+                balance=self._balance,
             )
             if layer.kind == "cross":
                 self._cross_layers.append(taken)
@@ -190,7 +210,7 @@ class Handle:
     ) -> None:
         self.lite(q, k, v, layout="bshd", scale=scale, out=out, **self._position(layer))
 
-    def _attend_ring(
+    def _attend_split(
         self,
         layer: Layer,
         q: torch.Tensor,
@@ -198,24 +218,26 @@ class Handle:
         v: torch.Tensor,
         scale: float | None,
         group: dist.ProcessGroup,
+        mode: Mode,
     ) -> torch.Tensor:
-        if group not in self._rings:
-            self._rings[group] = SeqParallel(
+        if group not in self._splits:
+            self._splits[group] = SeqParallel(
                 self.policy,
                 group=group,
-                mode="ring",
+                mode=mode,
+                balance=self._balance,
                 geometry=self._geometry,
                 engine=self.lite.engine,
             )
-        return self._rings[group](q, k, v, scale=scale, **self._position(layer))
+        return self._splits[group](q, k, v, scale=scale, **self._position(layer))
 
     def _position(self, layer: Layer) -> dict[str, Any]:
         """Where a call of ``layer`` stands, as LiteAttention takes it; ends a run that is over."""
         at = self._clock.locate(self._layers[layer].current)
         if at.run != self._run:
             self.lite.end(self._run)
-            for ring in self._rings.values():
-                ring.end(self._run)
+            for parallel in self._splits.values():
+                parallel.end(self._run)
             self._run = at.run
         return {
             "step": at.step,

@@ -49,7 +49,7 @@ def _same_key(hook: RemovableHandle, *tables: dict[int, Any]) -> RemovableHandle
 class Layer:
     """One attention layer that is taken over.
 
-    Self-attention goes to ``attend``, in a ring of processes to ``attend_ring``. Calls that attend
+    Self-attention goes to ``attend``, of a split sequence to ``attend_split``. Calls that attend
     to another sequence stay with the backend that the module had, or go to our dense kernel on
     ``engine`` if ``cross_attention`` says so.
 
@@ -62,22 +62,24 @@ class Layer:
         name: str,
         found: Found,
         attend: Callable[..., None],
-        attend_ring: Callable[..., torch.Tensor],
+        attend_split: Callable[..., torch.Tensor],
         *,
         shared_processor: bool,
         cross_attention: bool,
         engine: str | None,
+        balance: bool,
     ) -> None:
         if _HOOK_KEY in found.module._forward_pre_hooks:
             raise ValueError(f"layer {name} is already taken over by another enable()")
         self.name = name
         self.slot = new_slot(self)
         self._attend = attend
-        self._attend_ring = attend_ring
+        self._attend_split = attend_split
         self._module = found.module
         self._kind = found.kind
         self._cross_attention = cross_attention
         self._engine = engine
+        self._balance = balance
         parameters = list(inspect.signature(found.module.forward).parameters)
         self._context_index = parameters.index(_CONTEXT) if _CONTEXT in parameters else -1
         module: Any = found.module
@@ -116,13 +118,16 @@ class Layer:
         """Compute this layer's attention on [B,S,H,D] tensors into ``out``."""
         self._attend(self, q, k, v, scale, out)
 
-    def attend_ring(
+    def attend_split(
         self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float | None
     ) -> torch.Tensor:
         """Return attention of this rank's rows [B,S_local,H,D] to those of all ranks."""
         module: Any = self._module
         context = module.processor._parallel_config.context_parallel_config
-        return self._attend_ring(self, q, k, v, scale, context._ring_mesh.get_group())
+        ring = context.ring_degree > 1
+        mesh = context._ring_mesh if ring else context._ulysses_mesh
+        mode = "ring" if ring else "ulysses"
+        return self._attend_split(self, q, k, v, scale, mesh.get_group(), mode)
 
     def release(self) -> None:
         """Put the module back as it was."""
@@ -179,7 +184,7 @@ class Layer:
         if crosses:
             note.enter(None, self._previous, dense=self._cross_attention, engine=self._engine)
         else:
-            note.enter(self.slot, self._previous)
+            note.enter(self.slot, self._previous, balance=self._balance)
 
     def _leave(self, module: Any, args: Any, output: Any) -> None:
         note.leave()

@@ -24,6 +24,7 @@ class Note:
         self.previous: AttentionBackendName | None = None
         self.dense = False
         self.engine: str | None = None
+        self.balance = False
 
 
 class _ThreadNote(Note, threading.local):
@@ -56,19 +57,21 @@ def enter(
     *,
     dense: bool = False,
     engine: str | None = None,
+    balance: bool = False,
 ) -> None:
     """Note that an attention module is entered; ``slot`` None says: not self-attention.
 
     ``previous`` is the backend the module had before, None for the process-wide one; a call
-    without a slot goes there unless ``dense`` says that ours takes it, on ``engine``.
+    without a slot goes there unless ``dense`` says that ours takes it, on ``engine``. ``balance``
+    says that processes may deal its heads.
     """
     note = current()
     note.inside, note.slot, note.previous = True, slot, previous
-    note.dense, note.engine = dense, engine
+    note.dense, note.engine, note.balance = dense, engine, balance
 
 
 def leave() -> None:
     """Note that the attention module is left."""
     note = current()
     note.inside, note.slot, note.previous = False, None, None
-    note.dense, note.engine = False, None
+    note.dense, note.engine, note.balance = False, None, False

@@ -116,7 +116,7 @@ class LiteAttentionImpl(AttentionImpl):
             state, position = found
             state.attend(q, k, v, scale=scale, out=out, **position)
 
-    def attend_ring(
+    def attend_split(
         self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float | None
     ) -> torch.Tensor:
         """Return self-attention of this rank's rows to those of all ranks of SGLang's ring."""
@@ -162,4 +162,4 @@ def ring_attention(
     ours = isinstance(attn_impl, LiteAttentionImpl) and attn_impl.slot is not None
     if not ours or return_softmax_lse:
         return original(query, key, value, attn_impl, is_causal, dropout_p, return_softmax_lse)
-    return slots.ring_self_attention(query, key, value, attn_impl.slot, attn_impl.scale)
+    return slots.split_self_attention(query, key, value, attn_impl.slot, attn_impl.scale)

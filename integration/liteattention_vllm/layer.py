@@ -22,6 +22,10 @@ from .counters import LAYERS, WRITES, counters
 logger = init_logger("vllm.liteattention_rocm")
 
 
+#: Scales of keys and values in other caches. No function's work: it is done for every layer.
+_UNSCALED: tuple[Any, Any] = (1.0, 1.0)
+
+
 class LiteAttentionImpl(AttentionImpl):  # type: ignore[misc]
     """One attention layer: its constants, and the views of the cache that it was last given.
 
@@ -123,13 +127,7 @@ class LiteAttentionImpl(AttentionImpl):  # type: ignore[misc]
             key, value = key[:rows], value[:rows]
         if kv_cache is not self._cache:
             self._view(kv_cache)
-        k_scale: Any = 1.0
-        v_scale: Any = 1.0
-        if self._fp8 is not None:
-            if self._reads_scales:
-                k_scale, v_scale = layer._k_scale, layer._v_scale
-            else:
-                k_scale, v_scale = layer._k_scale_float, layer._v_scale_float
+        k_scale, v_scale = _UNSCALED if self._fp8 is None else self._scales(layer)
         write_kv(
             key, value, self._keys, self._values, slot_mapping, k_scale=k_scale, v_scale=v_scale
         )
@@ -161,13 +159,7 @@ class LiteAttentionImpl(AttentionImpl):  # type: ignore[misc]
             return output.zero_()
         if kv_cache is not self._cache:
             self._view(kv_cache)
-        k_scale: Any = 1.0
-        v_scale: Any = 1.0
-        if self._fp8 is not None:
-            if self._reads_scales:
-                k_scale, v_scale = layer._k_scale, layer._v_scale
-            else:
-                k_scale, v_scale = layer._k_scale_float, layer._v_scale_float
+        k_scale, v_scale = _UNSCALED if self._fp8 is None else self._scales(layer)
         attention_paged(
             query,
             self._keys,
@@ -183,6 +175,15 @@ class LiteAttentionImpl(AttentionImpl):  # type: ignore[misc]
         )
         counters.attended(query.shape[0])
         return output
+
+    def _scales(self, layer: Any) -> tuple[Any, Any]:
+        """Scales of the layer's keys and values in an fp8 cache.
+
+        Tensors of vLLM's where the engine reads them on the device, else numbers.
+        """
+        if self._reads_scales:
+            return layer._k_scale, layer._v_scale
+        return layer._k_scale_float, layer._v_scale_float
 
     def _view(self, kv_cache: torch.Tensor) -> None:
         """Keep keys and values, [blocks, block, Hkv, D] each, of a [blocks, Hkv, block, 2 D]."""

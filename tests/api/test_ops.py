@@ -67,6 +67,30 @@ def test_an_operator_refuses_one_scale_of_two(name: str) -> None:
         ops.write_kv(rows, rows, *caches, torch.arange(2), 1.0, 1.0, "reference", **one)
 
 
+@pytest.mark.parametrize("numbers", [(2.0, 1.0), (1.0, 0.5)])
+def test_an_operator_refuses_scales_given_twice(numbers: tuple[float, float]) -> None:
+    """Else the numbers would be dropped without a word."""
+    ops = torch.ops.liteattention_rocm
+    rows = torch.randn(2, 1, 64).bfloat16()
+    caches = [torch.zeros(1, 16, 1, 64).to(torch.float8_e4m3fn) for _ in "kv"]
+    starts, keys, table = (torch.tensor(x, dtype=torch.int32) for x in ([0, 2], [5], [[0]]))
+    tensors = (torch.ones(1), torch.ones(1))
+
+    def attend(*given: float) -> None:
+        ops.attention_paged(
+            rows, *caches, starts, keys, table, torch.empty_like(rows), None, None, 2, 5, 0.125,
+            True, 0, 0.0, *given, "rtne", "reference", *tensors,
+        )  # fmt: skip
+
+    def write(*given: float) -> None:
+        ops.write_kv(rows, rows, *caches, torch.arange(2), *given, "reference", *tensors)
+
+    for call in (attend, write):
+        with pytest.raises(ValueError, match="scales are given twice"):
+            call(*numbers)
+        call(1.0, 1.0)  # say nothing
+
+
 def test_a_compiled_write_refuses_one_scale_of_two() -> None:
     rows, cache = torch.randn(2, 1, 64).bfloat16(), torch.zeros(2, 1, 16, 1, 64)
 

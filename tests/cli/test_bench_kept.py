@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from liteattention_benchmark import cells, contenders, cpu, kernels, video
+from liteattention_benchmark import cells, contenders, cpu, kernels, video, video_ranks
 from liteattention_benchmark.cli import app
 
 RUNNER = CliRunner()
@@ -97,7 +97,7 @@ def test_a_stopped_bench_video_leaves_its_rows(
 ) -> None:
     row = video.Row("ours, dense", 1.0, (0.5, 0.5), None, None, True, 0)
 
-    def one(config: Any, device: Any, progress: Any, keep: Any) -> Any:
+    def one(config: Any, device: Any, progress: Any, keep: Any, compiled: Any) -> Any:
         keep([row])
         stop()
 
@@ -114,3 +114,20 @@ def test_a_stopped_bench_video_leaves_its_rows(
     text = " ".join(result.stdout.split())
     assert "| ours, dense | 0.500 | 1.00 |" in text and "Incomplete" not in text
     assert json.loads((tmp_path / "video.json").read_text())["complete"] is True
+
+
+def test_a_stopped_bench_video_on_several_processes_leaves_its_rows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    row = video_ranks.RankRow("ours, dense", 1, 0, 0.5, (0.5,), None, None, None, None, True)
+
+    def one(config: Any, gpus: Any, mode: Any, device: Any, keep: Any) -> Any:
+        keep([row])
+        stop()
+
+    monkeypatch.setattr(video_ranks, "run", one)
+    several = [*COMMANDS["video"], "--gpus", "2", "--device", "cpu", "--out", str(tmp_path)]
+    assert RUNNER.invoke(app, ["video", *several]).exit_code == 143
+    found = json.loads((tmp_path / "video.json").read_text())
+    assert found["complete"] is False and found["rows"][0]["step"] == 0.5
+    assert "**Incomplete: " in (tmp_path / "video.md").read_text()

@@ -5,11 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
 
 from liteattention_rocm import LiteAttention, SkipPolicy, TileGeometry, attention, merge_states
+from liteattention_rocm.lite import deal
 from liteattention_rocm.lite.parallel import SeqParallel
 
 TILE = TileGeometry(64, 64, 32)
@@ -28,12 +30,56 @@ POLICIES = {
 
 def tensors(step: int, dtype: torch.dtype = torch.float32) -> list[torch.Tensor]:
     """Runs of 64 tokens that are alike: they attend to runs like themselves."""
-    draw = torch.Generator().manual_seed(step // 2)
+    draw = torch.Generator().manual_seed(int(step) // 2)
     alike = torch.randint(0, 5, (BATCH, ROWS // 64), generator=draw).repeat_interleave(64, dim=1)
     k = 1.5 * torch.randn(5, KV_HEADS, WIDTH, generator=draw)[alike]
     q = k.repeat_interleave(HEADS // KV_HEADS, dim=2)
     q = q + 0.3 * torch.randn(q.shape, generator=draw)
     return [x.to(dtype) for x in (q, k, torch.randn(k.shape, generator=draw))]
+
+
+def unequal(step: int) -> list[torch.Tensor]:
+    """The same with heads of k that skip much, and others that skip nearly nothing."""
+    q, k, v = tensors(step)
+    return [q, k * torch.tensor([1.5, 1.2, 0.1, 0.05])[:, None], v]
+
+
+def history(call: Any) -> list[torch.Tensor]:
+    """Repeated steps, one left out, two branches, and a generation begun anew."""
+    steps = (0, 1, 1, 2, np.int64(4), 5, 5)
+    outs = [call(unequal(step), step=step, branch=name) for step in steps for name in ("a", "b")]
+    return outs + [call(unequal(step), step=step, branch="a") for step in (0, 1, 2)]
+
+
+def abandoned(parallel: SeqParallel, rank: int, ranks: int) -> None:
+    """A generation that dies of an error on one rank, and on the others of waiting for it."""
+
+    def die(*_: Any, **__: Any) -> Any:
+        raise RuntimeError("gone")
+
+    for step in range(4):
+        if step == 3:
+            vars(parallel)["_heads_for_rows" if rank else "_attend"] = die
+        try:
+            parallel(*(part(x, rank, ranks) for x in unequal(step)), step=step, layer="x")
+        except RuntimeError:
+            assert step == 3
+    vars(parallel).pop("_heads_for_rows", None)
+    vars(parallel).pop("_attend", None)
+
+
+def refused(parallel: SeqParallel, rank: int, ranks: int) -> list[torch.Tensor]:
+    """Steps of which one is refused for its arguments, and an earlier one after it."""
+
+    def call(step: int, **options: Any) -> torch.Tensor:
+        mine = (part(x, rank, ranks) for x in unequal(step))
+        return parallel(*mine, step=step, layer="x", generation="refused", **options)
+
+    for step in range(4):
+        call(step)
+    with pytest.raises(ValueError, match="num_steps must be >= 1"):
+        call(4, num_steps=0)
+    return [call(3), call(4)]
 
 
 def part(x: torch.Tensor, rank: int, ranks: int) -> torch.Tensor:
@@ -48,7 +94,7 @@ def work(rank: int, ranks: int, folder: str) -> None:
     found: dict[str, Any] = {}
     for mode in ("ulysses", "ring"):
         for name, policy in POLICIES.items():
-            parallel = SeqParallel(policy, mode=mode, geometry=TILE)
+            parallel = SeqParallel(policy, mode=mode, balance=True, geometry=TILE)
             outs = [
                 parallel(*(part(x, rank, ranks) for x in tensors(step)), step=step, layer="x")
                 for step in range(STEPS)
@@ -60,10 +106,35 @@ def work(rank: int, ranks: int, folder: str) -> None:
                     lists[split] = parallel.lists("x", split=split)
                 except KeyError:
                     continue
-            found[mode, name] = (outs, lists, parallel.statistics.to_records())
+            heads = None if mode == "ring" else parallel.heads("x")
+            found[mode, name] = (outs, lists, parallel.statistics.to_records(), heads)
             parallel.end()
             with pytest.raises(KeyError):
                 parallel.lists("x", split=None if mode == "ulysses" else 0)
+    for balance in (True, False):
+        parallel = SeqParallel(POLICIES["plain"], balance=balance, geometry=TILE)
+        if balance:
+            abandoned(parallel, rank, ranks)
+
+        def call(whole: list[torch.Tensor], **where: Any) -> torch.Tensor:
+            mine = (part(x, rank, ranks) for x in whole)
+            return parallel(*mine, layer="x", generation="next", **where)  # noqa: B023
+
+        outs = history(call)
+        records = [r for r in parallel.statistics.to_records() if r["generation"] == "next"]
+        lists = {b: parallel.lists("x", b, "next") for b in ("a", "b")}
+        heads = [parallel.heads("x", b, "next") for b in ("a", "b")]
+        found["history", balance] = (outs, lists, records, heads)
+    parallel = SeqParallel(POLICIES["plain"], balance=True, geometry=TILE)
+    found["refused"] = (refused(parallel, rank, ranks),)
+    q, k, v = unequal(0)
+    with pytest.raises(ValueError, match="must be of one dtype"):
+        parallel(q, k.bfloat16(), v.bfloat16(), step=0, layer="x")
+    for mode in ("ulysses", "ring"):
+        with pytest.raises(ValueError, match=r"q requires grad.*use torch.no_grad\(\)"):
+            SeqParallel(mode=mode, geometry=TILE)(
+                q.clone().requires_grad_(), k, v, step=0, layer="x"
+            )
     with pytest.raises(ValueError, match=r"3 heads.*use mode='ring'"):
         SeqParallel(geometry=TILE)(*(torch.randn(1, 8, 3, WIDTH) for _ in "qkv"), step=0, layer="x")
     torch.save(found, f"{folder}/{rank}.pt")
@@ -77,7 +148,17 @@ def results(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     return [torch.load(folder / f"{rank}.pt", weights_only=False) for rank in range(request.param)]
 
 
-def joined(results: Any, key: tuple[str, str], step: int) -> torch.Tensor:
+def whole_lists(parts: list[torch.Tensor], heads: list[tuple[int, ...] | None]) -> torch.Tensor:
+    """Lists of all ranks, by heads in their order."""
+    together = torch.cat(parts, dim=1)
+    if heads[0] is None:
+        return together
+    every = [head for each in heads for head in each or ()]
+    assert sorted(every) == list(range(HEADS))
+    return together[:, [every.index(head) for head in range(HEADS)]]
+
+
+def joined(results: Any, key: Any, step: int) -> torch.Tensor:
     return torch.cat([rank[key][0][step] for rank in results], dim=1)
 
 
@@ -88,7 +169,8 @@ def test_ulysses_is_one_process(results: Any, name: str) -> None:
         assert torch.equal(
             joined(results, ("ulysses", name), step), lite(*tensors(step), step=step, layer="x")
         )
-    lists = torch.cat([rank["ulysses", name][1][None] for rank in results], dim=1)
+    found = [rank["ulysses", name] for rank in results]
+    lists = whole_lists([each[1][None] for each in found], [each[3] for each in found])
     assert torch.equal(lists, lite.lists("x"))
     whole = lite.statistics.to_records()
     for step in range(STEPS):
@@ -96,6 +178,52 @@ def test_ulysses_is_one_process(results: Any, name: str) -> None:
             assert whole[step][field] == sum(r["ulysses", name][2][step][field] for r in results)
     if name != "exact":
         assert whole[-1]["tiles_computed"] < 0.9 * whole[-1]["tiles_total"]
+
+
+@pytest.mark.parametrize("balance", [True, False])
+def test_heads_dealt_by_their_tiles_are_one_process(results: Any, balance: bool) -> None:
+    lite = LiteAttention(POLICIES["plain"], geometry=TILE)
+    wanted = history(lambda whole, **where: lite(*whole, layer="x", **where))
+    for index, out in enumerate(wanted):
+        assert torch.equal(joined(results, ("history", balance), index), out)
+    found = [rank["history", balance] for rank in results]
+    for index, branch in enumerate("ab"):
+        heads = [each[3][index] for each in found]
+        assert (heads[0] is not None) == (balance and len(found) < KV_HEADS)
+        lists = whole_lists([each[1][branch] for each in found], heads)
+        assert torch.equal(lists, lite.lists("x", branch))
+    whole = lite.statistics.to_records()
+    for index, row in enumerate(whole):
+        for field in ("step", "branch"):
+            assert all(each[2][index][field] == row[field] for each in found)
+        for field in ("tiles_total", "tiles_computed", "tiles_kept"):
+            assert sum(each[2][index][field] for each in found) == row[field]
+        computed = [each[2][index]["tiles_computed"] for each in found]
+        worst = max(computed) * len(computed) / sum(computed)
+        if len(results) == 2 and row["step"] > 0:
+            assert worst < 1.1 if balance else worst > 1.2, row
+
+
+def test_an_earlier_step_after_a_refused_one_begins_anew(results: Any) -> None:
+    lite = LiteAttention(POLICIES["plain"], geometry=TILE)
+    for index, step in enumerate((3, 4)):
+        wanted = lite(*unequal(step), step=step, layer="x")
+        assert torch.equal(joined(results, "refused", index), wanted)
+
+
+def test_heads_are_dealt_by_what_they_kept() -> None:
+    assert deal.by_tiles([9, 8, 2, 1], 2) == (0, 3, 1, 2)
+    assert deal.by_tiles([5, 5, 5, 5, 5, 5], 3) == (0, 3, 1, 4, 2, 5)
+    assert deal.by_tiles([0] * 6, 3) == deal.in_order(6)
+    assert deal.by_tiles([100, 1, 1, 1, 1, 1], 3) == (0, 5, 1, 3, 2, 4)  # equally many to each
+    assert deal.most([9, 8, 2, 1], (0, 1, 2, 3), 2) == 17
+    draw = torch.Generator().manual_seed(0)
+    for ranks in (2, 4, 8):  # 42 % skipped, heads from none to all
+        kept = [(1e4 * torch.rand(40, generator=draw) ** 0.72).long().tolist() for _ in range(50)]
+        most = sum(deal.most(tiles, deal.by_tiles(tiles, ranks), ranks) for tiles in kept)
+        in_order = sum(deal.most(tiles, deal.in_order(40), ranks) for tiles in kept)
+        even = sum(map(sum, kept)) / ranks
+        assert most < 1.03 * even and in_order > 1.05 * even
 
 
 @pytest.mark.parametrize("name", POLICIES)

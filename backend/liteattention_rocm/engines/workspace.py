@@ -1,4 +1,4 @@
-"""Scratch memory of bound calls: one buffer for each thread and stream, grown as needed.
+"""Scratch memory and counters of bound calls: one buffer for each thread and stream.
 
 Calls of one thread on one stream run one after the other, so they may share memory; a call of
 another thread or stream gets its own. The largest that was asked for is kept for as long as the
@@ -46,10 +46,13 @@ class Workspaces(threading.local):
 
         if capturing() or (workspace := held.get((device, stream), NOTHING)).numel() < size:
             workspace = workspaces.take(device, stream, size)
+
+    ``counters`` has the counter of each device and stream of this thread.
     """
 
     def __init__(self) -> None:
         self.held: dict[tuple[torch.device, int], torch.Tensor] = {}
+        self.counters: dict[tuple[torch.device, int], torch.Tensor] = {}
 
     def take(self, device: torch.device, stream: int, size: int) -> torch.Tensor:
         """Return at least ``size`` bytes, aligned to 256, for the launches of one call.
@@ -64,4 +67,19 @@ class Workspaces(threading.local):
             with torch.inference_mode(False):
                 found = torch.empty(size, dtype=torch.uint8, device=device)
             self.held[device, stream] = found
+        return found
+
+    def counter(self, device: torch.device, stream: int) -> torch.Tensor:
+        """Return int32 [1] that holds 0, for a launch that leaves 0 in it when it ends.
+
+        Arguments as of :meth:`take`. Launches of a stream may share it, as they run one after the
+        other; a graph clears its own whenever it is replayed.
+        """
+        if capturing_on(device)():
+            return torch.zeros(1, dtype=torch.int32, device=device)
+        found = self.counters.get((device, stream))
+        if found is None:
+            with torch.inference_mode(False):
+                found = torch.zeros(1, dtype=torch.int32, device=device)
+            self.counters[device, stream] = found
         return found

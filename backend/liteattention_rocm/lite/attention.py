@@ -498,6 +498,15 @@ class LiteAttention:
         state.step = step
         return state
 
+    def _held(self, generation: Hashable, layer: str, branch: str) -> State | None:
+        """Find the state of a layer and branch, if there is one."""
+        key = (layer, "" if self.policy.branches == "shared" else branch)
+        with self._lock:
+            try:
+                return self._generations.get(generation, {}).get(key)
+            except TypeError:  # wrong names: the call itself says so
+                return None
+
     def lists(self, layer: str, branch: str = "", generation: Hashable = 0) -> torch.Tensor:
         """Return a copy of the list that the next step of a layer and branch starts from.
 

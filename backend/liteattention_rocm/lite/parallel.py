@@ -11,17 +11,20 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
 from typing import Any, Literal
 
 import torch
 import torch.distributed as dist
 from typing_extensions import Self
 
+from ..arguments import Reasons
 from ..contract import Rounding, TileGeometry
 from ..dense import merge_states
+from . import deal
 from .attention import LiteAttention
-from .policy import Ranges, SkipPolicy
+from .policy import Ranges, SkipPolicy, plain_int
+from .state import State
 from .statistics import SkipStatistics
 
 Mode = Literal["ulysses", "ring"]
@@ -33,6 +36,13 @@ class SeqParallel:
     Called on every rank with that rank's rows, in the same order everywhere. Rank r holds rows
     [r * S_local, (r + 1) * S_local) of the sequence; S_local is the same on all ranks.
 
+    Heads skip unequally, so ``balance`` deals them to the ranks anew by the tiles that they kept
+    (:mod:`.deal`): before the LiteAttention steps that follow upon 1, 2, 4, 8 ... others, each
+    layer and branch for itself. Lists go with their heads. That is one gathering of the lists and
+    one wait for the device each time. What heads a rank has is part of the state of that
+    generation, layer and branch: a new one begins with heads in their order. Results do not depend
+    on it.
+
     State: key, owner and lifetime are those of :class:`LiteAttention`, of which it holds one
     ("ulysses": the lists of this rank's heads) or one per split of the keys ("ring": the lists of
     this rank's rows against that split). A tile in a ring is judged against the maximum, or weighed
@@ -43,12 +53,14 @@ class SeqParallel:
 
     A copy (shallow or deep) belongs to the same processes and has lists and statistics of its own.
 
-    An error that only some ranks see leaves the others waiting, as in every collective.
+    An error that only some ranks see leaves the others waiting, as in every collective; go on with
+    a new generation, or with an earlier step, on all of them.
 
     Args:
         policy: as in :class:`LiteAttention`.
         group: the processes; the default group if None.
         mode: "ulysses" needs head counts that the number of ranks divides; "ring" does not.
+        balance: whether "ulysses" deals heads by their tiles; else rank r has the r-th part.
         geometry, engine, max_generations: as in :class:`LiteAttention`.
 
     Raises:
@@ -61,6 +73,7 @@ class SeqParallel:
         *,
         group: dist.ProcessGroup | None = None,
         mode: Mode = "ulysses",
+        balance: bool = False,
         geometry: TileGeometry | None = None,
         engine: str | None = None,
         max_generations: int = 8,
@@ -74,6 +87,7 @@ class SeqParallel:
             raise ValueError("invalid SeqParallel: " + "; ".join(reasons))
         self.policy = SkipPolicy() if policy is None else policy
         self.mode: Mode = mode
+        self.balance = balance
         self.group = group
         self.ranks = dist.get_world_size(group)
         self.rank = dist.get_rank(group)
@@ -82,7 +96,7 @@ class SeqParallel:
             "engine": engine,
             "max_generations": max_generations,
         }
-        self._whole = LiteAttention(self.policy, **self._rest)
+        self._whole = self._new(self.policy, None, 0)
         # (split, length of a split) -> its lists, or None if nothing of it may be computed
         self._splits: dict[tuple[int, int], LiteAttention | None] = {}
 
@@ -135,11 +149,62 @@ class SeqParallel:
         }
         if self.mode == "ring":
             return self._ring(q, k, v, call)
-        heads = [x.shape[2] // self.ranks for x in (q, k, v)]
-        whole = torch.split(self._rows_for_heads(q, k, v), heads, dim=2)
-        out = self._whole(whole[0], whole[1], whole[2], **call)
-        assert isinstance(out, torch.Tensor)
-        return self._heads_for_rows(out)
+        dealt = self._deal(q, k, call)
+        out = self._attend(self._whole, *self._rows_for_heads(q, k, v, dealt), **call)
+        return self._heads_for_rows(out, dealt)
+
+    def _new(self, policy: SkipPolicy, split: int | None, length: int) -> LiteAttention:
+        """Make what attends with this rank's heads, or in a ring to the keys of rank ``split``."""
+        return LiteAttention(policy, **self._rest)
+
+    def _attend(self, lite: LiteAttention, *tensors: torch.Tensor, **call: Any) -> Any:
+        """Attend on this rank alone."""
+        return lite(*tensors, **call)
+
+    def _deal(self, q: torch.Tensor, k: torch.Tensor, call: dict[str, Any]) -> deal.Deal | None:
+        """Return which heads go where in this call; None: in their order.
+
+        All ranks decide alike: by the step, by what ran before, and by the lists of all.
+        """
+        if not self.balance:
+            return None
+        step = plain_int(call["step"])
+        state = self._whole._held(call["generation"], call["layer"], call["branch"])
+        if state is None or type(step) is not int or step < state.step:
+            return None
+        batch, rows, heads, width = q.shape
+        kv_heads = k.shape[2]
+        sizes = (batch, heads // self.ranks, kv_heads // self.ranks, rows * self.ranks)
+        if state.shape[:4] != sizes or state.shape[5:8] != (width, q.dtype, q.device):
+            return None  # the lists do not fit, and begin anew
+        if 1 < self.ranks < kv_heads and step > state.lite_step and state.counts:
+            with self._whole._lock:
+                self._whole._advance(state, step)
+                state.step = step  # if the call is refused now, an earlier step begins anew
+            if state.ordinal & (state.ordinal - 1) == 0 and state.read is not None:
+                self._deal_anew(state, kv_heads, heads // kv_heads)
+        return state.deal
+
+    def _deal_anew(self, state: State, kv_heads: int, group: int) -> None:
+        """Deal heads by the tiles of the list to be read, and fetch that list's new part."""
+        own = state.read
+        assert own is not None
+        gathered = own.new_empty((self.ranks, *own.shape))
+        dist.all_gather(list(gathered), own, group=self.group)
+        lists = gathered.transpose(0, 1).flatten(1, 2)  # [B, Hq, q_blocks, words], as dealt so far
+        before = deal.in_order(kv_heads) if state.deal is None else state.deal.keys
+        tiles = [0] * kv_heads
+        for head, count in zip(before, deal.tiles_by_head(lists, group), strict=True):
+            tiles[head] = count
+        now = deal.by_tiles(tiles, self.ranks)
+        if deal.most(tiles, now, self.ranks) >= deal.most(tiles, before, self.ranks):
+            return
+        made = deal.Deal.of(now, group, self.ranks, own.device)
+        room = lists.shape[1] // self.ranks
+        mine = now[self.rank * room // group : (self.rank + 1) * room // group]
+        places = [before.index(head) * group + i for head in mine for i in range(group)]
+        own.copy_(lists[:, places])
+        state.read_count, state.read_full, state.deal = None, False, made
 
     def _check(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
         reasons = []
@@ -157,26 +222,41 @@ class SeqParallel:
             )
         if k.shape != v.shape:
             reasons.append(f"k and v differ: {tuple(k.shape)} and {tuple(v.shape)}")
+        if len({(x.dtype, x.device) for x in (q, k, v)}) > 1:
+            kinds = ", ".join(f"{x.dtype} on {x.device}" for x in (q, k, v))
+            reasons.append(f"q, k and v must be of one dtype and on one device, got {kinds}")
+        wrong = Reasons()
+        wrong.no_derivative({"q": q, "k": k, "v": v})
+        reasons += wrong.values
         if reasons:
             raise ValueError("cannot split this over ranks: " + "; ".join(reasons))
 
-    def _rows_for_heads(self, *tensors: torch.Tensor) -> torch.Tensor:
-        """[B, S_local, H, D] each -> [B, S, sum of H / ranks, D]: one exchange for all of them."""
-        parts = [x.reshape(*x.shape[:2], self.ranks, -1, x.shape[3]) for x in tensors]
-        # to each rank its heads: [ranks, B, S_local, h, D]
-        sent = torch.cat(parts, dim=3).permute(2, 0, 1, 3, 4).contiguous()
+    def _rows_for_heads(
+        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, dealt: deal.Deal | None
+    ) -> Sequence[torch.Tensor]:
+        """[B, S_local, H, D] each -> [B, S, H / ranks, D] each: one exchange for all of them."""
+        heads = [x.shape[2] // self.ranks for x in (q, k, v)]
+        batch, rows, _, width = q.shape
+        sent = q.new_empty((self.ranks, batch, rows, sum(heads), width))  # to each rank its heads
+        given = [q, k, v]
+        if dealt is not None:
+            indices = (dealt.query_index, dealt.key_index, dealt.key_index)
+            given = [x.index_select(2, index) for x, index in zip(given, indices, strict=True)]
+        for x, part in zip(given, torch.split(sent, heads, dim=3), strict=True):
+            part.copy_(torch.unflatten(x, 2, (self.ranks, -1)).permute(2, 0, 1, 3, 4))
         received = torch.empty_like(sent)
         dist.all_to_all_single(received, sent, group=self.group)
-        return received.transpose(0, 1).flatten(1, 2)
+        return torch.split(received.transpose(0, 1).flatten(1, 2), heads, dim=2)
 
-    def _heads_for_rows(self, out: torch.Tensor) -> torch.Tensor:
+    def _heads_for_rows(self, out: torch.Tensor, dealt: deal.Deal | None) -> torch.Tensor:
         """[B, S, H / ranks, D] -> [B, S_local, H, D]."""
         batch, rows, heads, width = out.shape
         shape = (batch, self.ranks, rows // self.ranks, heads, width)
         sent = out.reshape(shape).transpose(0, 1).contiguous()
         received = torch.empty_like(sent)
         dist.all_to_all_single(received, sent, group=self.group)
-        return received.permute(1, 2, 0, 3, 4).flatten(2, 3)
+        parts = received.permute(1, 2, 0, 3, 4)  # [B, S_local, ranks, H / ranks, D]
+        return parts.flatten(2, 3) if dealt is None else parts[:, :, dealt.rank, dealt.slot]
 
     def _ring(
         self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: dict[str, Any]
@@ -190,7 +270,7 @@ class SeqParallel:
             source = (self.rank - hop) % self.ranks
             lite = self._split(source, length)
             if lite is not None:
-                parts[source] = lite(q, held[0], held[1], return_lse=True, **call)  # type: ignore[assignment]
+                parts[source] = self._attend(lite, q, held[0], held[1], return_lse=True, **call)
             for wait in waits:
                 wait.wait()
             held, arriving = arriving, held
@@ -219,7 +299,7 @@ class SeqParallel:
         key = (source, length)
         if key not in self._splits:
             policy = self._split_policy(source * length, length)
-            self._splits[key] = None if policy is None else LiteAttention(policy, **self._rest)
+            self._splits[key] = None if policy is None else self._new(policy, source, length)
         return self._splits[key]
 
     def _split_policy(self, start: int, length: int) -> SkipPolicy | None:
@@ -280,6 +360,18 @@ class SeqParallel:
             if source == split and lite is not None:
                 return lite.lists(layer, branch, generation)
         raise KeyError(f"no list for the keys of rank {split}")
+
+    def heads(
+        self, layer: str, branch: str = "", generation: Hashable = 0
+    ) -> tuple[int, ...] | None:
+        """Return the heads of q that this rank's list is of, in its order; None if they were not
+        dealt by their tiles, and rank r has the r-th part of them. Ulysses only."""
+        state = self._whole._held(generation, layer, branch)
+        if state is None or state.deal is None:
+            return None
+        every = state.deal.queries
+        room = len(every) // self.ranks
+        return every[self.rank * room : (self.rank + 1) * room]
 
     def reset(self, generation: Hashable | None = None) -> None:
         """Forget lists and statistics of one generation, or of all when it is None."""

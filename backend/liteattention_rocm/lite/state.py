@@ -11,6 +11,7 @@ from ..contract import TileGeometry
 from ..remembered import Call, Calls
 from . import bitmap
 from .counting import Count, CountReader
+from .deal import Deal
 from .policy import Limit, Schedule, SkipPolicy
 
 
@@ -90,7 +91,9 @@ class State:
     ``full`` names the branches whose list of ``lite_step`` has every tile, for all that the host
     knows; ``read_full`` says it of ``read``. ``read_count`` is None while nobody has counted it.
     ``ordinal`` counts the LiteAttention steps executed before ``lite_step``. ``step`` is the last
-    step of any kind, dense ones included: it tells a new generation from the old one.
+    step of any kind, dense ones included: it tells a new generation from the old one. ``deal`` says
+    which heads of a whole model these are, where ranks share them otherwise than in their order
+    (:mod:`.deal`).
     """
 
     shape: Shape
@@ -107,6 +110,7 @@ class State:
     counts: dict[str, Count] = field(default_factory=dict)
     full: set[str] = field(default_factory=set)
     plans: Calls = field(default_factory=Calls)
+    deal: Deal | None = None
 
     def restart(self, step: int) -> None:
         """Forget what was learnt, keep the memory: the next step reads the full list."""
@@ -122,6 +126,7 @@ class State:
         self.started.clear()
         self.counts.clear()
         self.full.clear()
+        self.deal = None
 
     def snapshot(self, number: CountReader) -> State:
         """Copy what the next call reads; votes of calls under way are left out, as if they failed.

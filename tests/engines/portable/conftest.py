@@ -5,9 +5,9 @@ from importlib.util import find_spec
 
 import torch
 
-COMPILED = ["test_compiled.py", "test_launch.py"]
+COMPILED = ["test_amd_loop.py", "test_compiled.py", "test_launch.py", "test_tile_order.py"]
 # TRITON_INTERPRET decides when kernels are defined: these want a process of their own.
-INTERPRETED = ["test_interpreter.py", "test_replay.py"]
+INTERPRETED = ["test_interpreter.py", "test_replay.py", "test_hopper_machine.py"]
 # With a GPU, the kernels themselves: named on the command line.
 ON_GPUS_TOO = ["test_weighing.py", "test_ragged_interpreter.py"]
 INTERPRETED += [] if torch.cuda.is_available() else ON_GPUS_TOO

@@ -75,6 +75,7 @@ def grid(*shape: int, seed: int) -> torch.Tensor:
         (TileGeometry(32, 16, 16), 40, 600),  # 38 K blocks: votes of more than one word
         (TileGeometry(64, 32, 32), 130, 256),
         (TileGeometry(16, 16, 1), 16, 100),
+        (TileGeometry(48, 16, 16), 130, 200),  # three in four rows of a program
     ],
 )
 def test_lists_equal_the_oracle_bit_for_bit(
@@ -167,7 +168,7 @@ def test_requests_it_cannot_run_list_every_reason() -> None:
     with pytest.raises(ValueError, match=r"dtype must be bf16 or fp16.*head dim must be 64 or 128"):
         attention(q, q, q, layout="bhsd", engine="portable")
     x = torch.zeros(1, 2, 40, 64, dtype=torch.bfloat16)
-    tile = TileGeometry(96, 48, 48)
+    tile = TileGeometry(80, 48, 16)
     read = bitmap.full(1, 2, 1, 1)
     with pytest.raises(ValueError, match=r"q_block must be a power of two.*k_block must be"):
         lite_attention(

@@ -7,12 +7,15 @@ with it is compiled, interpreted and emulated in the other files of this folder.
 import math
 import sys
 import types
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 from triton import knobs
 
+from liteattention_benchmark import tune
+from liteattention_benchmark.cells import Prefill
 from liteattention_rocm import TileGeometry
 from liteattention_rocm.contract import (
     DenseRequest,
@@ -24,7 +27,9 @@ from liteattention_rocm.contract import (
     WriteRequest,
     WriteTensors,
 )
+from liteattention_rocm.engines import workspace
 from liteattention_rocm.engines.triton import launch, ragged_launch, tiles
+from liteattention_rocm.engines.workspace import Workspaces
 from liteattention_rocm.lite import bitmap
 
 STREAM = 77
@@ -169,13 +174,14 @@ def flat(values: tuple[Any, ...], driver: Driver) -> list[Any]:
     return found
 
 
+@pytest.mark.parametrize("counted", [False, True])
 @pytest.mark.parametrize("with_lse", [False, True])
 def test_a_bound_hopper_launch_gets_the_addresses_of_each_call(
-    driver: Driver, kernels: dict[str, Function], with_lse: bool
+    driver: Driver, kernels: dict[str, Function], with_lse: bool, counted: bool
 ) -> None:
     function = kernels["_HOPPER"]
     t = tensors(torch.empty(1, 4, 300) if with_lse else None)
-    bound = launch.Attention(request(), tiles._HOPPER[128, False], t)
+    bound = launch.Attention(request(), replace(tiles._HOPPER[128, False], counted=counted), t)
     bound(t)  # compiles
     ((grid, started, _),) = function.started
     assert grid == (5,) and all(d.base is x for d, x in zip(started, t[:4], strict=False))
@@ -188,10 +194,44 @@ def test_a_bound_hopper_launch_gets_the_addresses_of_each_call(
         assert where == (5, 1, 1, STREAM)
         expected = [number for x in t[:4] for number in described(x)]
         sums = t.out if t.lse is None else t.lse
-        expected += [sums.data_ptr()] + 9 * [t.out.data_ptr()]
+        unused = t.out.data_ptr()
+        counter = launch.workspaces.counter(CPU, 0) if counted else t.out
+        expected += [sums.data_ptr(), *3 * [unused], counter.data_ptr(), *5 * [unused]]
+        assert started[8].dtype == counter.dtype
         # the numbers and constants are those that it was compiled with
         assert flat(found, driver) == expected + list(started[14:])
     assert len(function.started) == 1
+
+
+def test_each_stream_and_each_graph_has_a_counter_of_its_own(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    held = Workspaces()
+    one, other = held.counter(CPU, 1), held.counter(CPU, 2)
+    assert one.dtype == torch.int32 and one.tolist() == [0] and one.data_ptr() != other.data_ptr()
+    assert held.counter(CPU, 1) is one
+    monkeypatch.setattr(workspace, "capturing_on", lambda device: lambda: True)
+    one.fill_(7)
+    captured = held.counter(CPU, 1)
+    assert captured.tolist() == [0] and captured.data_ptr() != one.data_ptr()
+    assert held.counter(CPU, 1).data_ptr() != captured.data_ptr()
+
+
+@pytest.mark.parametrize(
+    ("heads", "group", "kv_bytes", "together"),
+    [
+        (48, 1, 4 << 20, 6),  # 24 MB
+        (8, 1, 2 << 20, 8),  # all of them
+        (32, 4, 4 << 20, 16),  # four key heads at a time
+        (32, 4, 5 << 20, 16),  # two sections of equal size, not four and four and two
+        (40, 1, 39 << 20, 1),  # not even one
+        (28, 7, 7 << 20, 14),
+    ],
+)
+def test_heads_whose_keys_fit_the_cache_are_computed_side_by_side(
+    heads: int, group: int, kv_bytes: int, together: int
+) -> None:
+    assert launch.abreast(heads, group, kv_bytes) == together
 
 
 def test_maps_are_made_once_per_address_and_not_kept_for_ever(
@@ -420,6 +460,75 @@ def test_what_parts_are_kept_in_is_aligned(driver: Driver, monkeypatch: pytest.M
     ragged_launch.Attention(decode, t)(t)
     ((_, started, _),) = attend.started
     assert [x.data_ptr() % 16 for x in started[6:9]] == [0, 0, 0]
+
+
+@pytest.mark.parametrize("counted", [False, True])
+def test_prompts_ask_for_a_counter_only_if_they_count(
+    driver: Driver, monkeypatch: pytest.MonkeyPatch, counted: bool
+) -> None:
+    """In a graph that is captured, a counter is one more node for each layer."""
+    long, rest = Function(Compiled(3)), Function(Compiled(0))
+    long.result.metadata = types.SimpleNamespace(tensordesc_meta=[{"swizzle": 3}] * 3)
+    monkeypatch.setattr(ragged_launch, "_PROMPTS", launch.Kernel(long))
+    monkeypatch.setattr(ragged_launch, "_ATTENTION", launch.Kernel(rest))
+    monkeypatch.setattr(ragged_launch, "architecture", lambda device: "sm_90")
+    monkeypatch.setattr(ragged_launch.knobs.runtime, "interpret", False)
+    held = Workspaces()
+    monkeypatch.setattr(launch, "workspaces", held)
+    prompts = RaggedRequest(
+        requests=2, rows=300, q_heads=4, kv_heads=2, head_dim=128, dtype=torch.bfloat16,
+        kv_dtype=torch.bfloat16, device=CPU, page_size=16, max_q_len=200, max_kv_len=200, scale=0.1,
+        causal=True, window=0, soft_cap=0.0, sinks=False, k_scale=1.0, v_scale=1.0,
+        rounding="rtne", return_lse=False,
+    )  # fmt: skip
+    q, out = (torch.empty(300, 4, 128, dtype=torch.bfloat16) for _ in range(2))
+    k, v = (torch.empty(26, 16, 2, 128, dtype=torch.bfloat16) for _ in range(2))
+    starts, keys = (torch.zeros(n, dtype=torch.int32) for n in (3, 2))
+    t = RaggedTensors(q, k, v, out, None, None, starts, keys, torch.zeros(2, 13, dtype=torch.int32))
+    bound = ragged_launch.Attention(prompts, t, replace(tiles.PROMPTS[128], counted=counted))
+    for _ in range(2):  # the first compiles
+        bound(t)
+    given = flat(arguments(long.result, driver)[1], driver)[27:34]
+    assert given[:4] == [out.data_ptr()] * 3 + [starts.data_ptr()]
+    assert len(held.counters) == counted
+    counter = held.counter(CPU, 0) if counted else starts
+    assert given[6] == counter.data_ptr() and long.started[0][1][9].dtype == counter.dtype
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{}, {"page_size": 0}, {"page_size": 8}, {"head_dim": 256}, {"rows": 63}, {"page_size": 12}],
+    ids=str,
+)
+def test_prompts_are_tuned_where_their_kernel_runs_them(
+    monkeypatch: pytest.MonkeyPatch, changes: dict[str, int]
+) -> None:
+    """Elsewhere no tile matters, and the fastest would be one by chance."""
+    monkeypatch.setattr(ragged_launch, "architecture", lambda device: "sm_90")
+    monkeypatch.setattr(ragged_launch.knobs.runtime, "interpret", False)
+    sizes = dict(requests=1, rows=64, context=96, q_heads=4, kv_heads=2, head_dim=64, page_size=16)
+    cell = Prefill.model_validate(sizes | changes)
+    dim, page = cell.head_dim, cell.page_size
+    request = RaggedRequest(
+        requests=1, rows=cell.rows, q_heads=4, kv_heads=2, head_dim=dim, dtype=torch.bfloat16,
+        kv_dtype=torch.bfloat16, device=CPU, page_size=page, max_q_len=cell.rows, max_kv_len=96,
+        scale=0.1, causal=True, window=0, soft_cap=0.0, sinks=False, k_scale=1.0, v_scale=1.0,
+        rounding="rtne", return_lse=False,
+    )  # fmt: skip
+    q = torch.empty(cell.rows, 4, dim, dtype=torch.bfloat16)
+    cache = torch.empty(96, 2, dim, dtype=torch.bfloat16)
+    starts, table = torch.zeros(2, dtype=torch.int32), None
+    if page:
+        cache = cache.view(-1, page, 2, dim)
+        table = torch.zeros(1, len(cache), dtype=torch.int32)
+    t = RaggedTensors(q, cache, cache, q, None, None, starts, starts, table)
+    assert (ragged_launch.prompts(request, t) is None) == bool(tune.problems(cell))
+
+
+def test_prompts_that_no_kernel_takes_are_not_tuned() -> None:
+    sizes = dict(requests=1, rows=64, context=96, q_heads=8, kv_heads=3, head_dim=100)
+    heads, dim = sorted(tune.problems(Prefill.model_validate(sizes)), reverse=True)
+    assert "8 and 3" in heads and "got 100" in dim
 
 
 def test_a_bound_write_gets_the_addresses_of_each_call(

@@ -133,7 +133,7 @@ def test_long_requests_are_left_to_another_kernel(monkeypatch: pytest.MonkeyPatc
     )
     out = torch.full_like(q, 7.0)
     expected = attention_varlen(q, k, v, q_start, k_start, causal=True, engine="cpu")
-    monkeypatch.setattr(ragged_launch, "prompts", lambda request, like: Other())
+    monkeypatch.setattr(ragged_launch, "prompts", lambda request, like, tile: Other())
     attention_varlen(q, k, v, q_start, k_start, causal=True, out=out, engine="portable")
     for r, (rows, _) in enumerate(lengths):
         here = slice(int(q_start[r]), int(q_start[r + 1]))

@@ -1,13 +1,14 @@
 """Tables of tiles: what is measured, what is kept, and that nothing else is ever used."""
 
 import dataclasses
+import itertools
 import json
 from pathlib import Path
 
 import pytest
 import torch
 
-from liteattention_rocm.contract import DenseRequest
+from liteattention_rocm.contract import DenseRequest, RaggedRequest
 from liteattention_rocm.engines.triton import tiles, tuning
 from liteattention_rocm.engines.triton.launch import HopperTile, PlainTile
 
@@ -19,9 +20,11 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def request(length: int = 8192, head_dim: int = 128, causal: bool = False) -> DenseRequest:
+def request(
+    length: int = 8192, head_dim: int = 128, causal: bool = False, heads: int = 4
+) -> DenseRequest:
     return DenseRequest(
-        1, 4, 4, length, length, head_dim, torch.bfloat16, torch.device("cpu"), "bhsd",
+        1, heads, heads, length, length, head_dim, torch.bfloat16, torch.device("cpu"), "bhsd",
         0.1, causal, "rtne", False,
     )  # fmt: skip
 
@@ -38,7 +41,7 @@ def test_the_fastest_is_kept_for_its_class_alone() -> None:
     assert next(iter(ranked)) == best and len(ranked) == len(tuning.space("plain", 128))
     assert tiles.plain(request()) == best
     assert tiles.plain(request(5000)) == best  # the same power of two
-    others = (request(8193), request(causal=True), request(head_dim=64))
+    others = (request(8193), request(causal=True), request(head_dim=64), request(heads=5))
     assert all(tuning.tuned("plain", other) is None for other in others)
     assert tiles.hopper(request()) == tiles._HOPPER[128, False]
 
@@ -68,7 +71,21 @@ def test_entries_of_other_classes_stay(folder: Path) -> None:
     assert tiles.plain(request()) == PlainTile(64, 64, 4, 2)
 
 
-@pytest.mark.parametrize("text", ["{", '{"plain x": {"tile": {"rows": 1}}}', '{"other x": {}}'])
+CLASS = "plain bfloat16 d128 full 2^2 heads 2^13"
+
+
+def entry(**changes: object) -> str:
+    return json.dumps({CLASS: {"tile": dataclasses.asdict(PlainTile(64, 64, 4, 2)) | changes}})
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "{", '{"plain x": {"tile": {"rows": 1}}}', '{"other x": {}}', '{"": {}}', "null", "[1]",
+        '[["plain x", {}]]', '{"plain x": 3}', entry(block_m="64"), entry(warps=0),
+        entry(stages=True),
+    ],
+)  # fmt: skip
 def test_a_damaged_table_is_reported_and_ignored(
     text: str, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -77,14 +94,75 @@ def test_a_damaged_table_is_reported_and_ignored(
     assert "unusable" in caplog.text
 
 
+@pytest.mark.parametrize("text", ["{", "null", "[1]", '[["plain x", {}]]'])
+def test_what_is_no_table_is_replaced(text: str, caplog: pytest.LogCaptureFixture) -> None:
+    best = PlainTile(64, 64, 4, 2)
+    tuning.table_path(torch.device("cpu")).write_text(text)
+    tuning.tune("plain", request(), lambda _: 1.0, [best], rounds=1)
+    assert "replacing" in caplog.text and tiles.plain(request()) == best
+
+
+def test_entries_of_an_older_version_are_read_as_far_as_they_go() -> None:
+    """Fields that came later have their defaults; classes that nothing asks for do no harm."""
+    tile = {"groups": 2, "block_n": 128, "stages": 2, "registers": 232, "loader_registers": 40}
+    older = {"hopper bfloat16 d128 full 2^13": {"tile": tile, "ms": 1.0}}
+    older["hopper bfloat16 d128 full 2^2 heads 2^13"] = {"tile": tile | {"turns": False}}
+    tuning.table_path(torch.device("cpu")).write_text(json.dumps(older))
+    assert tiles.hopper(request()) == HopperTile(2, 128, 2, 232, 40, turns=False)
+    assert tiles.hopper(request(heads=9)) == tiles._HOPPER[128, False]
+
+
 def test_no_candidate_has_other_blocks_of_keys() -> None:
     """Their width is part of the result: LiteAttention at -inf equals dense bit for bit."""
-    for head_dim in (64, 128):
-        for kind, shipped in (("plain", tiles._PLAIN[head_dim]), ("hopper", tiles._HOPPER_LITE)):
-            found = tuning.space(kind, head_dim)
+    for head_dim, causal in itertools.product((64, 128), (False, True)):
+        lists = tiles._HOPPER_LITE[head_dim, 128]
+        for kind, shipped in (("plain", tiles._PLAIN[head_dim]), ("hopper", lists)):
+            found = tuning.space(kind, head_dim, causal)
             assert {tile.block_n for tile in found} == {shipped.block_n}
             assert len(set(found)) == len(found)
-        dense = (tiles._HOPPER[head_dim, False], tiles._HOPPER[head_dim, True])
-        assert set(dense) <= set(tuning.space("hopper", head_dim))
+        assert tiles._HOPPER[head_dim, causal] in tuning.space("hopper", head_dim, causal)
         plain = tiles._PLAIN[head_dim]
         assert dataclasses.replace(plain) in tuning.space("plain", head_dim)
+
+
+def prompts(**changes: object) -> RaggedRequest:
+    values = dict(
+        requests=8, rows=8192, q_heads=32, kv_heads=8, head_dim=80, dtype=torch.bfloat16,
+        kv_dtype=torch.bfloat16, device=torch.device("cpu"), page_size=16, max_q_len=1024,
+        max_kv_len=1024, scale=0.1, causal=True, window=0, soft_cap=0.0, sinks=False, k_scale=1.0,
+        v_scale=1.0, rounding="rtne", return_lse=False,
+    )  # fmt: skip
+    return RaggedRequest(**values | changes)  # type: ignore[arg-type]
+
+
+def test_prompts_have_tiles_of_their_own() -> None:
+    best = dataclasses.replace(tiles.PROMPTS[128], persistent=True, counted=True, abreast=True)
+    assert best in tuning.space("prompts", 80)
+    assert tiles.prompts(prompts(), 128) == tiles.PROMPTS[128]
+    tuning.tune("prompts", prompts(), lambda tile: 1.0 if tile == best else 2.0)
+    assert tiles.prompts(prompts(rows=5000), 128) == best  # the same power of two
+    for other in (prompts(page_size=0), prompts(max_kv_len=1025), prompts(head_dim=128)):
+        assert tiles.prompts(other, 128) == tiles.PROMPTS[128]
+    for head_dim, shipped in tiles.PROMPTS.items():
+        found = tuning.space("prompts", head_dim)
+        assert shipped in found and len(set(found)) == len(found)
+        assert all(tile.counted or not tile.persistent for tile in found)
+
+
+def test_others_are_timed_in_the_same_turns_and_never_kept() -> None:
+    asked: list[object] = []
+
+    def measure(tile: object) -> float:
+        asked.append(tile)
+        return 2.0
+
+    def peer() -> float:
+        asked.append("peer")
+        return 1.0
+
+    candidates = [PlainTile(64, 64, 4, 2), PlainTile(64, 64, 8, 2)]
+    ranked = tuning.tune("plain", request(), measure, candidates, 5, {"peer": peer})
+    assert next(iter(ranked)) == "peer" and set(ranked) == {"peer", *candidates}
+    assert tiles.plain(request()) == candidates[0]
+    turns = [asked[2 + 3 * i : 5 + 3 * i] for i in range(5)]
+    assert all(set(turn) == {"peer", *candidates} for turn in turns)

@@ -1,5 +1,6 @@
 """``liteattention-rocm bench video``: a Wan transformer with random weights, on a CPU."""
 
+import functools
 import json
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from typer.testing import CliRunner
 pytest.importorskip("diffusers", reason="diffusers is not installed (extra: diffusers)")
 
 from liteattention_benchmark import cli, video
+from liteattention_rocm import SkipPolicy
 from liteattention_rocm.lite import bitmap
 
 CPU = torch.device("cpu")
@@ -63,15 +65,16 @@ def test_dense_contenders_make_the_same_latents_and_lite_others(
 
     monkeypatch.setattr(torch, "isfinite", keep)
     pipe = video.pipeline(smoke, CPU)
-    lists = video._Lists(smoke, CPU)
+    lists = video.Lists(smoke, CPU)
     before = [
         m.processor._attention_backend
         for m in pipe.transformer.modules()
         if hasattr(m, "processor")
     ]
     for name, sparsity in (("default", None), ("dense", None), ("lite", 0.0), ("lite", 0.5)):
-        with video._attention(pipe, name, sparsity, lists) as handle:
-            video._denoise(pipe, smoke, CPU, name, 2, handle)
+        one = video.Contender(name, sparsity)
+        with video.attention(pipe, one, lists) as handle:
+            video.denoise(pipe, smoke, CPU, one, 2, handle)
     after = [
         m.processor._attention_backend
         for m in pipe.transformer.modules()
@@ -91,14 +94,10 @@ def test_dense_contenders_make_the_same_latents_and_lite_others(
 def test_tiles_that_are_voted_away_are_noticed(
     smoke: video.Config, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real = video.lite_attention
+    def dropping(**fields: Any) -> SkipPolicy:
+        return SkipPolicy(budget=0.5) if "threshold" in fields else SkipPolicy(**fields)
 
-    def voting(q: Any, k: Any, v: Any, read: Any, write: Any, **options: Any) -> Any:
-        out = real(q, k, v, read, write, **options)
-        write[..., 0] &= ~1
-        return out
-
-    monkeypatch.setattr(video, "lite_attention", voting)
+    monkeypatch.setattr(video, "SkipPolicy", dropping)
     with pytest.raises(RuntimeError, match=r"computed \d+ tiles and kept \d+"):
         video.run(smoke, CPU)
 
@@ -114,6 +113,31 @@ def test_a_contender_that_cannot_run_is_a_line(
     assert rows[1].absent == "no compiler" and rows[1].seconds is None
     text = video.to_markdown(smoke, rows, {}, "command")
     assert "- FlexAttention: no compiler" in text and "| FlexAttention" not in text
+
+
+def test_compiled_blocks_are_rows_of_their_own(
+    smoke: video.Config, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend="eager"))
+    short = smoke.model_copy(update={"attention": ("default", "lite"), "steps": 1})
+    rows = video.run(short, CPU, compiled=(False, True))
+    assert [row.contender for row in rows] == [
+        "diffusers' default",
+        "ours, lite 50%",
+        "diffusers' default, compiled",
+        "ours, lite 50%, compiled",
+    ]
+    assert all(row.finite and not row.absent for row in rows)
+    assert [row.compiled for row in rows] == [False, False, True, True]
+    assert rows[3].skipped == pytest.approx(0.5)
+
+
+def test_some_layers_stand_for_all() -> None:
+    config = video.load(CONFIGS / "wan2.1-14b.yaml", layers=4, attention=["dense"], steps=3)
+    assert (config.tokens, config.transformer.layers, config.steps) == (32760, 4, 3)
+    assert "4 of 40 layers, which stand for all, 40 heads x 128" in video.describe(config)
+    assert video.load(CONFIGS / "wan2.1-14b-720p.yaml").tokens == 75600
+    assert "40 layers, 40 heads" in video.describe(video.load(CONFIGS / "wan2.1-14b.yaml"))
 
 
 def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -141,10 +165,10 @@ def test_configurations_are_checked(tmp_path: Path) -> None:
 
 
 def test_lists_differ_by_layer(smoke: video.Config) -> None:
-    lists = video._Lists(smoke, CPU)
+    lists = video.Lists(smoke, CPU)
     from liteattention_rocm import TileGeometry
 
     tile = TileGeometry(32, 32, 32)
-    (a, count), (b, _) = (lists.of(name, 0.5, tile) for name in ("one", "two"))
-    assert not torch.equal(a, b) and count == int(bitmap.count(a))
-    assert lists.of("one", 0.5, tile)[0] is a
+    a, b = (lists.of(name, 0.5, tile) for name in ("one", "two"))
+    assert not torch.equal(a, b) and int(bitmap.count(a)) == 128
+    assert lists.of("one", 0.5, tile) is a

@@ -15,8 +15,9 @@ import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from liteattention_rocm import LiteAttention, SkipPolicy, TileGeometry, lite_attention
+from liteattention_rocm import LiteAttention, SkipPolicy, TileGeometry, attention, lite_attention
 from liteattention_rocm.contract import LOG2E
+from liteattention_rocm.dense import default_geometry
 from liteattention_rocm.lite import bitmap, budget
 
 triton = pytest.importorskip("triton")
@@ -56,6 +57,7 @@ CASES = [
     Case(40, 600, (2, 1), 64, TileGeometry(32, 16, 16)),  # 38 K blocks: more than one word
     Case(70, 200, (4, 2), 128, TileGeometry(64, 32, 32), masks=True),
     Case(33, 100, (1, 1), 64, TileGeometry(16, 16, 16), masks=True),
+    Case(130, 200, (2, 1), 64, TileGeometry(48, 32, 16), masks=True),  # rows that are no one's
 ]
 if GPU:
     for dim in (64, 128):
@@ -67,6 +69,11 @@ if GPU:
             Case(300, 1000, (4, 2), dim, TileGeometry(128, 64, 64), masks=True),
             Case(90, 600 * 16, (1, 1), dim, TileGeometry(64, 16, 64)),
         ]
+    CASES += [  # that of Hopper's dense calls at head dim 64
+        Case(500, 1000, (4, 2), 64, TileGeometry(192, 128, 64), masks=True),
+        Case(1000, 1000, (2, 2), 64, TileGeometry(192, 128, 64)),
+        Case(200, 300 * 128 - 9, (2, 1), 64, TileGeometry(192, 128, 64), masks=True),
+    ]
 
 
 def grid(*shape: int, seed: int) -> torch.Tensor:
@@ -122,12 +129,13 @@ def rounding(case: Case, q: torch.Tensor, k: torch.Tensor) -> float:
     Relative, in units of 2^-24: the exponent of a probability comes of two products, each as large
     as the largest score (log2 units), and a difference, all rounded once, and an exponential
     (2 units; 2^-22 of ``ex2.approx`` on a GPU); each key of a tile, K block and rescaling rounds a
-    sum. Twice, for numerator and denominator. A weight is rounded up to 2^-24, in each of 8 warps.
+    sum. Twice, for numerator and denominator. A weight is rounded up to 2^-24, in each warp of 16
+    rows.
     """
     rows, keys = (x.double().norm(dim=-1).amax() for x in (q, k))
     score = 0.25 * LOG2E * float(rows * keys)
-    blocks = case.shape[-1]
-    return (2 * (3 * score + 8 + case.tile.k_block + 4 * blocks) + 8) * 2.0**-24
+    blocks, warps = case.shape[-1], case.tile.q_block / 16
+    return (2 * (3 * score + 8 + case.tile.k_block + 4 * blocks) + warps) * 2.0**-24
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
@@ -142,7 +150,7 @@ def test_masses_are_near_choices_exact_and_outputs_unchanged(case: Case) -> None
     read[0, -1, 0] = 0  # nothing to compute but what must be
     seen = dropped = 0
     # The dense order: what a step at -inf walks, on either kernel.
-    dense_order = GPU and (case.tile.q_block, case.tile.k_block) == (128, 128)
+    dense_order = GPU and case.tile.q_block >= 128 and case.tile.k_block == 128
     for number, share in enumerate((0.02, 0.3, 0.1)):
         q, k, v = tensors(case, 10 * number)
         descending = number % 2 == 1
@@ -171,6 +179,81 @@ def test_masses_are_near_choices_exact_and_outputs_unchanged(case: Case) -> None
         dropped += int(walked.sum()) - int(chosen.sum())
         read = ours["write"]
     assert 0.1 < dropped / seen < 0.95
+
+
+@pytest.mark.parametrize("soft_skip", [False, True])
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_votes_equal_the_oracle_bit_for_bit(case: Case, soft_skip: bool) -> None:
+    """Three steps in turns of the walk; on a GPU, twice the same."""
+    must_do, must_skip = lists(case)
+    read = bitmap.full(*case.shape)
+    read[0, -1, 0] = 0
+    sparsities = []
+    for number in range(3):
+        q, k, v = tensors(case, 10 * number)
+        options: dict[str, Any] = dict(
+            threshold=-4.0, descending=number % 2 == 1, soft_skip=soft_skip
+        )
+        ours = step(q, k, v, case, read, **options)
+        expected = torch.empty_like(read)
+        out, lse = lite_attention(
+            q, k, v, read, expected, must_do=must_do, must_skip=must_skip, geometry=case.tile,
+            layout="bhsd", return_lse=True, scale=0.25, engine="reference", **options,
+        )  # fmt: skip
+        assert torch.equal(ours["write"], expected)
+        assert torch.allclose(ours["out"].float(), out.float(), atol=0.02, rtol=0.01)
+        assert torch.allclose(ours["lse"], lse, atol=1e-4)
+        if GPU:
+            again = step(q, k, v, case, read, **options)
+            assert all(torch.equal(ours[name], again[name]) for name in ("out", "lse", "write"))
+        read = expected
+        sparsities.append(bitmap.sparsity(read, case.shape[-1]))
+    assert 0.05 < sparsities[0] <= sparsities[-1] < 0.99
+
+
+@pytest.mark.skipif(not GPU, reason="in the interpreter there is one kernel")
+def test_tensors_off_their_boundaries_have_the_lists_of_others() -> None:
+    """Another kernel computes them, of which 192 rows are three in four."""
+    case = Case(500, 1000, (4, 2), 64, TileGeometry(192, 128, 64))
+    read = bitmap.full(*case.shape).to(DEVICE)
+    written = []
+    for offset in (0, 1):
+        moved = [
+            torch.cat([torch.zeros(offset), x.flatten()]).bfloat16().to(DEVICE)[offset:].view_as(x)
+            for x in tensors(case, 0)
+        ]
+        write = torch.empty_like(read)
+        out = lite_attention(
+            *moved, read, write, threshold=-4.0, geometry=case.tile, layout="bhsd", scale=0.25,
+            engine="portable",
+        )  # fmt: skip
+        written.append((write, out))
+    (write, out), (other_write, other_out) = written
+    assert torch.equal(write, other_write) and bool((write != read).any())
+    assert torch.allclose(out.float(), other_out.float(), atol=0.02, rtol=0.01)
+
+
+@pytest.mark.skipif(not GPU, reason="in the interpreter: test_interpreter.py")
+@pytest.mark.parametrize(
+    "limit", [{"threshold": -math.inf}, {"threshold": -1e30}, {"budget": 1e-9}], ids=str
+)
+@pytest.mark.parametrize("rows", [128, 192])
+@pytest.mark.parametrize("shape", [(1, 2, 1000, 64), (1, 2, 1000, 128), (2, 3, 5000, 64)])
+def test_a_step_that_keeps_every_tile_is_dense_bit_for_bit(
+    shape: tuple[int, int, int, int], rows: int, limit: dict[str, float]
+) -> None:
+    if rows == 192 and shape[3] != 64:
+        pytest.skip("not a geometry at this head dim")
+    generator = torch.Generator(device=DEVICE).manual_seed(0)
+    q, k, v = (torch.randn(shape, generator=generator, device=DEVICE).bfloat16() for _ in range(3))
+    tile = TileGeometry(rows, default_geometry(q).k_block, 64)
+    read = bitmap.full(*shape[:2], tile.q_blocks(shape[2]), tile.k_blocks(shape[2]), DEVICE)
+    found = lite_attention(
+        q, k, v, read, read.clone(), layout="bhsd", geometry=tile, descending=True,
+        return_lse=True, **limit,
+    )  # fmt: skip
+    dense = attention(q, k, v, layout="bhsd", return_lse=True)
+    assert all(torch.equal(x, y) for x, y in zip(found, dense, strict=True))
 
 
 def test_a_nan_score_keeps_its_tile_and_later_ones() -> None:

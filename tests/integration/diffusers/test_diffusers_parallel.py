@@ -27,7 +27,12 @@ BOLD = SkipPolicy(threshold=-0.5, **RANGES)
 EXACT = SkipPolicy(threshold=float("-inf"))
 #: name -> ring degree, Ulysses degree, what may be skipped; by number of processes.
 MODES = {
-    2: {"ulysses": (1, 2, POLICY), "ring": (2, 1, BOLD), "exact ring": (2, 1, EXACT)},
+    2: {
+        "ulysses": (1, 2, POLICY),
+        "balanced": (1, 2, POLICY),
+        "ring": (2, 1, BOLD),
+        "exact ring": (2, 1, EXACT),
+    },
     4: {"ulysses": (1, 4, POLICY), "ring": (4, 1, BOLD), "both": (2, 2, BOLD)},
 }
 
@@ -69,13 +74,17 @@ def work(rank: int, ranks: int, folder: str) -> None:
             pipe.transformer.enable_parallelism(config=config)
             handle = enable(pipe, policy, geometry=TILE)
         else:
-            handle = enable(pipe, policy, geometry=TILE)
+            handle = enable(pipe, policy, geometry=TILE, balance=name == "balanced")
             pipe.transformer.enable_parallelism(config=config)
         video(pipe)  # leaves nothing to the next run
         frames = video(pipe)
         splits = [*range(ring)] if ring > 1 else [None]
         records = [row for row in handle.statistics.to_records() if row["generation"] == handle.run]
-        made[name] = (frames, lists_of(handle, splits), records)
+        heads = {(x, y): handle.heads(x, y) for x in handle.layers for y in ("cond", "uncond")}
+        made[name] = (frames, lists_of(handle, splits), records, heads)
+        if ring == 1:  # says what there is
+            with pytest.raises(KeyError, match=r"no list of layer 'none'.*'cond'.*'uncond'"):
+                handle.lists("none", "cond")
         disable(pipe)
     pipe = pipeline()  # the dense kernel by its name, in diffusers' own ring
     pipe.transformer.set_attention_backend("liteattention_rocm")
@@ -162,14 +171,21 @@ def test_ulysses_is_one_process(results: Any) -> None:
         whole = handle.statistics.to_records()
     assert 0.3 < skipped(whole) < 0.9
     assert len(lists) == 4
-    for rank in results:
-        assert same_picture(rank["ulysses"][0], frames)
-    for key, value in lists.items():
-        together = torch.cat([rank["ulysses"][1][key] for rank in results], dim=1)
-        assert torch.equal(together, value), key
-    for index, row in enumerate(whole):
-        for field in ("tiles_total", "tiles_computed", "tiles_kept"):
-            assert sum(rank["ulysses"][2][index][field] for rank in results) == row[field]
+    for name in [name for name in ("ulysses", "balanced") if name in results[0]]:
+        dealt = 0
+        for rank in results:
+            assert same_picture(rank[name][0], frames)
+        for key, value in lists.items():
+            together = torch.cat([rank[name][1][key] for rank in results], dim=1)
+            heads = [rank[name][3][key[:2]] for rank in results]
+            if heads[0] is not None:
+                dealt += 1
+                together = together[:, torch.tensor(heads).flatten().argsort()]
+            assert torch.equal(together, value), key
+        assert (dealt > 0) == (name == "balanced")
+        for index, row in enumerate(whole):
+            for field in ("tiles_total", "tiles_computed", "tiles_kept"):
+                assert sum(rank[name][2][index][field] for rank in results) == row[field]
 
 
 RINGS = [(2, "ring"), (4, "ring"), (4, "both")]  # processes and how they are arranged

@@ -133,14 +133,17 @@ class PortableEngine(Engine):
 
 def _tile_reasons(request: LiteRequest) -> list[str]:
     tile = request.geometry
+    rows = tile.q_block // 3 if tile.q_block % 3 == 0 else tile.q_block
+    # The plain kernel computes 256 rows for 192: at head dim 128 more than a workgroup can hold.
+    most = 192 if request.head_dim == 64 else 128
     reasons = [
-        f"{name} must be a power of two from {low} to {high}, got {value}"
-        for name, value, low, high in (
-            ("q_block", tile.q_block, 16, 128),
-            ("k_block", tile.k_block, 16, 128),
-            ("vote_rows", tile.vote_rows, 1, 128),
+        f"{name} must be a power of two{more} from {low} to {high}, got {value}"
+        for name, value, power, more, low, high in (
+            ("q_block", tile.q_block, rows, " or three times one,", 16, most),
+            ("k_block", tile.k_block, tile.k_block, "", 16, 128),
+            ("vote_rows", tile.vote_rows, tile.vote_rows, "", 1, 128),
         )
-        if value & (value - 1) or not low <= value <= high
+        if power & (power - 1) or not low <= value <= high
     ]
     if isinstance(request.kv_len, int) and tile.k_blocks(request.kv_len) > _MAX_K_BLOCKS:
         reasons.append(

@@ -57,13 +57,20 @@ def _item(items, i, count, LITE: gl.constexpr):
 @gluon.jit
 def _place(
     tile, walk, sizes, GROUPS: gl.constexpr, BLOCK_N: gl.constexpr, CAUSAL: gl.constexpr,
-    LITE: gl.constexpr,
+    LITE: gl.constexpr, ABREAST: gl.constexpr,
 ):  # fmt: skip
     """Where a tile lies: (batch, head), first row, row of the bitmap, its walk and what to mask."""
-    items, counts, order = walk
+    items, counts, order, span = walk
     tiles, q_heads, q_len, kv_len, q_blocks, k_blocks = sizes
     lane = tile // q_blocks
     turn = tile % q_blocks
+    if ABREAST:
+        # ``span`` heads at a time, a tile of each in turn
+        section = tile // (span * q_blocks)
+        rest = tile % (span * q_blocks)
+        heads = gl.minimum(span, tiles // q_blocks - section * span)
+        lane = section * span + rest % heads
+        turn = rest // heads
     batch = lane // q_heads
     head = lane % q_heads
     diagonal = kv_len - q_len
@@ -95,10 +102,21 @@ def _place(
 
 
 @gluon.jit
+def leave_counter(next_tile, upcoming, tiles):
+    """Leave 0 in the counter, as it was found, once the last of ``tiles`` tiles is asked for.
+
+    A workgroup begins with the tile of its own number and asks for one more with each that it
+    gets. So the counter is asked ``tiles`` times, however they are spread.
+    """
+    if upcoming == tiles - 1 + gl.num_programs(0):
+        gl.store(next_tile, 0)
+
+
+@gluon.jit
 def _load(
     inputs, smem, bars, walk, next_tile, sizes, groups,
     GROUPS: gl.constexpr, BLOCK_N: gl.constexpr, STAGES: gl.constexpr, CAUSAL: gl.constexpr,
-    LITE: gl.constexpr,
+    LITE: gl.constexpr, COUNTED: gl.constexpr, ABREAST: gl.constexpr,
 ):  # fmt: skip
     """The loading warp: hands out tiles and streams their operands."""
     q_desc, k_desc, v_desc = inputs
@@ -110,7 +128,7 @@ def _load(
     done = 0
     step = 0
     while tile < tiles:
-        if LITE:
+        if LITE or COUNTED:
             upcoming = gl.atomic_add(next_tile, 1, sem="relaxed") + gl.num_programs(0)
         else:
             upcoming = tile + gl.num_programs(0)
@@ -119,7 +137,7 @@ def _load(
         tile_smem.index(slot).store(gl.full([1], 0, gl.int32, one) + tile)
         mbarrier.arrive(tile_full.index(slot))
         batch, head, lane, row, at, row_items, count, keys, mask_from = _place(
-            tile, walk, sizes, GROUPS, BLOCK_N, CAUSAL, LITE
+            tile, walk, sizes, GROUPS, BLOCK_N, CAUSAL, LITE, ABREAST
         )
         kv_head = head // groups
         block = _item(row_items, 0, count, LITE)
@@ -152,6 +170,8 @@ def _load(
             block = following
             step += 1
         done += 1
+        if COUNTED:
+            leave_counter(next_tile, upcoming, tiles)  # here, as it waits for the answer
         tile = upcoming
     slot = done & 1
     mbarrier.wait(tile_empty.index(slot), ((done >> 1) & 1) ^ 1)
@@ -202,6 +222,63 @@ def _masked(
 @gluon.jit
 def _larger(a, b):
     return gl.maximum(a, b, propagate_nan=tl.PropagateNan.ALL)
+
+
+#: A load that depends on a number and never runs: no operation yields a NaN of these bits.
+_NEVER = gl.constexpr("""{
+    .reg .pred never;
+    .reg .b32 at;
+    setp.eq.b32 never, $1, 0x7fc0dead;
+    mov.b32 at, 0;
+    @never ld.volatile.shared.b32 at, [at];
+    mov.b32 $0, $1;
+}""")
+
+
+@gluon.jit
+def _held(x):
+    """``x``, which later waits for matrix products stay behind.
+
+    ptxas moves such a wait up past all arithmetic, to the access to memory before it: in front of
+    the softmax that the product should run under. This is an access that cannot come before ``x``.
+    """
+    return gl.inline_asm_elementwise(_NEVER, "=r,r", [x], gl.float32, is_pure=False, pack=1)
+
+
+@gluon.jit
+def _packed(weights, dtype: gl.constexpr):
+    """fp32 [64, N] -> ``dtype``, to nearest even, in pairs: int32 [64, N / 2].
+
+    ptxas holds numbers of 16 bits that a loop hands on one by one, and copies them together.
+    """
+    even, odd = gl.split(gl.reshape(weights, [64, weights.shape[1] // 2, 2]))
+    if dtype == gl.bfloat16:
+        ASM: gl.constexpr = "cvt.rn.bf16x2.f32 $0, $2, $1;"
+    else:
+        gl.static_assert(dtype == gl.float16)
+        ASM: gl.constexpr = "cvt.rn.f16x2.f32 $0, $2, $1;"
+    return gl.inline_asm_elementwise(ASM, "=r,r,r", [even, odd], gl.int32, is_pure=True, pack=1)
+
+
+@gluon.jit
+def _carried(weights, dtype: gl.constexpr, layout: gl.constexpr, LATE_WAIT: gl.constexpr):
+    """Weights as they go to the next step: an operand, or pairs of it."""
+    if LATE_WAIT:
+        carried = _packed(weights, dtype)
+    else:
+        carried = gl.convert_layout(weights.to(dtype), layout)
+    return carried
+
+
+@gluon.jit
+def _operand(carried, dtype: gl.constexpr, layout: gl.constexpr, LATE_WAIT: gl.constexpr):
+    """What :func:`_carried` gave, ``dtype`` [64, N], for a matrix product."""
+    if LATE_WAIT:
+        low = (carried & 0xFFFF).to(gl.int16).to(dtype, bitcast=True)
+        high = (carried >> 16).to(gl.int16).to(dtype, bitcast=True)
+        joined = gl.reshape(gl.join(low, high), [64, carried.shape[1] * 2])
+        carried = gl.convert_layout(joined, layout)
+    return carried
 
 
 @gluon.jit
@@ -365,7 +442,7 @@ def _settle(
     tile = _tile_of_warp(tile_smem, tile_full, 0)
     while tile < tiles:
         batch, head, lane, row, at, row_items, count, keys, mask_from = _place(
-            tile, walk, sizes, GROUPS, BLOCK_N, False, True
+            tile, walk, sizes, GROUPS, BLOCK_N, False, True, False
         )
         mbarrier.wait(walked.index(done & 1), (done >> 1) & 1)
         # Not before: two tiles that were walked and not settled are all that two bars tell apart.
@@ -418,8 +495,8 @@ def _compute(
     results, smem, bars, walk, sizes, words, c, threshold,
     GROUPS: gl.constexpr, BLOCK_N: gl.constexpr, HEAD_DIM: gl.constexpr, STAGES: gl.constexpr,
     CAUSAL: gl.constexpr, LITE: gl.constexpr, SOFT_SKIP: gl.constexpr, HAS_DO: gl.constexpr,
-    WEIGH: gl.constexpr, HAS_LSE: gl.constexpr, TURNS: gl.constexpr, SIGN: gl.constexpr,
-    ROUNDING: gl.constexpr,
+    WEIGH: gl.constexpr, HAS_LSE: gl.constexpr, TURNS: gl.constexpr, LATE_WAIT: gl.constexpr,
+    SIGN: gl.constexpr, ROUNDING: gl.constexpr, ABREAST: gl.constexpr,
 ):  # fmt: skip
     """A computing warpgroup: rows ``GROUP * 64`` and on of every tile that is handed out."""
     o_desc, lse, votes, weights, mass, tally, must_do = results
@@ -450,7 +527,7 @@ def _compute(
     tile = _tile(tile_smem, tile_full, tile_empty, 0)
     while tile < tiles:
         batch, head, lane, block_row, at, row_items, count, keys, mask_from = _place(
-            tile, walk, sizes, GROUPS, BLOCK_N, CAUSAL, LITE
+            tile, walk, sizes, GROUPS, BLOCK_N, CAUSAL, LITE, ABREAST
         )
         row = block_row + GROUP * 64
         rows = row + gl.arange(0, 64, per_row)
@@ -481,7 +558,7 @@ def _compute(
         )
         total = gl.sum(p, axis=1)
         here = total
-        pv_weights = gl.convert_layout(p.to(dtype), p_layout)
+        carried = _carried(p, dtype, p_layout, LATE_WAIT)
         # The votes of 32 steps fill a word; a branch in the inner loop would keep the compiler from
         # converting weights under the exponentials (8 % of the time).
         if LITE:
@@ -503,6 +580,7 @@ def _compute(
                 scores = warpgroup_mma(q, k, none, use_acc=False, is_async=True)
                 mbarrier.wait(v_full.index(before), parity)
                 v = v_smem.index(before).reshape([BLOCK_N, HEAD_DIM])
+                pv_weights = _operand(carried, dtype, p_layout, LATE_WAIT)
                 out = warpgroup_mma(pv_weights, v, out, is_async=True)
                 if TURNS:
                     mbarrier.arrive(turns.index(following))
@@ -519,10 +597,12 @@ def _compute(
                 )  # fmt: skip
                 here = gl.sum(p, axis=1)
                 total = total * fade + here
+                if LATE_WAIT:
+                    top = _held(top)
                 out = warpgroup_mma_wait(0, deps=[out])
                 mbarrier.arrive(v_empty.index(before))
                 out = out * gl.convert_layout(fade, per_out)[:, None]
-                pv_weights = gl.convert_layout(p.to(dtype), p_layout)
+                carried = _carried(p, dtype, p_layout, LATE_WAIT)
             if LITE:
                 inside = gl.where(keys == 0, 0, count)
                 if WEIGH:
@@ -542,6 +622,7 @@ def _compute(
         mbarrier.arrive(q_empty.index(GROUP))
         mbarrier.wait(v_full.index(stage), (step // STAGES) & 1)
         v = v_smem.index(stage).reshape([BLOCK_N, HEAD_DIM])
+        pv_weights = _operand(carried, dtype, p_layout, LATE_WAIT)
         out = warpgroup_mma(pv_weights, v, out, is_async=True)
         out = warpgroup_mma_wait(0, deps=[out])
         mbarrier.arrive(v_empty.index(stage))
@@ -564,28 +645,32 @@ def _compute(
 
 
 #: Sizes are no reason to compile again.
-_SIZES = ["tiles", "q_heads", "groups", "q_len", "kv_len", "q_blocks", "k_blocks", "words", "limit"]
+_SIZES = [
+    "tiles", "span", "q_heads", "groups", "q_len", "kv_len", "q_blocks", "k_blocks", "words",
+    "limit",
+]  # fmt: skip
 
 
 @gluon.jit(do_not_specialize=_SIZES)
 def attention(
     q_desc, k_desc, v_desc, o_desc, lse, items, counts, order, next_tile, votes, weights, mass,
-    tally, must_do, tiles, q_heads, groups, q_len, kv_len, q_blocks, k_blocks, words, limit, c,
-    threshold,
+    tally, must_do, tiles, span, q_heads, groups, q_len, kv_len, q_blocks, k_blocks, words, limit,
+    c, threshold,
     GROUPS: gl.constexpr, BLOCK_N: gl.constexpr, HEAD_DIM: gl.constexpr, STAGES: gl.constexpr,
     CAUSAL: gl.constexpr, LITE: gl.constexpr, SOFT_SKIP: gl.constexpr, HAS_DO: gl.constexpr,
     WEIGH: gl.constexpr, HAS_MASS: gl.constexpr, HAS_LSE: gl.constexpr, TURNS: gl.constexpr,
-    SIGN: gl.constexpr, ROUNDING: gl.constexpr, REGISTERS: gl.constexpr,
-    LOADER_REGISTERS: gl.constexpr,
+    LATE_WAIT: gl.constexpr, SIGN: gl.constexpr, ROUNDING: gl.constexpr, REGISTERS: gl.constexpr,
+    LOADER_REGISTERS: gl.constexpr, COUNTED: gl.constexpr, ABREAST: gl.constexpr,
 ):  # fmt: skip
     """Tiles of ``GROUPS * 64`` query rows; tile = turn + q_blocks * (head + heads * batch).
 
-    The first tile of a workgroup is its own number, later ones are a grid apart or, with lists of
-    unequal length, taken from the counter ``next_tile``, which is 0 at first. ``order`` and
-    ``counts`` are in the order of work: turn -> q block and length of its list. ``c`` =
-    abs(scale) * log2(e), ``SIGN`` the sign of the scale. ``threshold`` is in log2 units; NaN keeps
-    every tile. ``WEIGH``: tiles are weighed in place of the vote and chosen by ``limit``. ``tally``
-    gets the numbers of tiles computed and kept added.
+    With ``ABREAST`` they are numbered ``span`` heads at a time: head + span * turn. The first tile
+    of a workgroup is its own number, later ones are a grid apart or taken from the counter
+    ``next_tile``: with lists, where it is 0 at first, and if ``COUNTED``, which leaves 0 in it.
+    ``order`` and ``counts`` are in the order of work: turn -> q block and length of its list.
+    ``c`` = abs(scale) * log2(e), ``SIGN`` the sign of the scale. ``threshold`` is in log2 units;
+    NaN keeps every tile. ``WEIGH``: tiles are weighed in place of the vote and chosen by
+    ``limit``. ``tally`` gets the numbers of tiles computed and kept added.
     """
     dtype: gl.constexpr = q_desc.dtype
     plain: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0])
@@ -623,38 +708,57 @@ def attention(
         q_full, q_empty, k_full, k_empty, v_full, v_empty, turns, tile_full, tile_empty, walked
     )  # fmt: skip
     results = (o_desc, lse, votes, weights, mass, tally, must_do)
-    walk = (items, counts, order)
+    walk = (items, counts, order, span)
     sizes = (tiles, q_heads, q_len, kv_len, q_blocks, k_blocks)
     # A tuple bound to a name would turn its compile-time numbers into run-time ones.
-    if LITE:
-        gl.static_assert(GROUPS == 2)
+    if LITE and GROUPS == 2:
         gl.warp_specialize(
             [
             (_compute, (0, results, smem, bars, walk, sizes, words, c, threshold, GROUPS, BLOCK_N,
-                HEAD_DIM, STAGES, CAUSAL, LITE, SOFT_SKIP, HAS_DO, WEIGH, HAS_LSE, TURNS, SIGN,
-                ROUNDING)),
+                HEAD_DIM, STAGES, CAUSAL, LITE, SOFT_SKIP, HAS_DO, WEIGH, HAS_LSE, TURNS,
+                LATE_WAIT, SIGN, ROUNDING, ABREAST)),
             (_compute, (1, results, smem, bars, walk, sizes, words, c, threshold, GROUPS, BLOCK_N,
-                HEAD_DIM, STAGES, CAUSAL, LITE, SOFT_SKIP, HAS_DO, WEIGH, HAS_LSE, TURNS, SIGN,
-                ROUNDING)),
+                HEAD_DIM, STAGES, CAUSAL, LITE, SOFT_SKIP, HAS_DO, WEIGH, HAS_LSE, TURNS,
+                LATE_WAIT, SIGN, ROUNDING, ABREAST)),
             (_load, ((q_desc, k_desc, v_desc), smem, bars, walk, next_tile, sizes, groups, GROUPS,
-                BLOCK_N, STAGES, CAUSAL, LITE)),
+                BLOCK_N, STAGES, CAUSAL, LITE, COUNTED, ABREAST)),
             (_settle, (results, smem, bars, walk, sizes, words, limit, GROUPS, BLOCK_N, WEIGH,
                 HAS_MASS)),
             ],
             [4, 1, 1],
             [REGISTERS, LOADER_REGISTERS, LOADER_REGISTERS],
         )  # fmt: skip
+    elif LITE:
+        gl.warp_specialize(
+            [
+            (_compute, (0, results, smem, bars, walk, sizes, words, c, threshold, GROUPS, BLOCK_N,
+                HEAD_DIM, STAGES, CAUSAL, LITE, SOFT_SKIP, HAS_DO, WEIGH, HAS_LSE, TURNS,
+                LATE_WAIT, SIGN, ROUNDING, ABREAST)),
+            (_compute, (1, results, smem, bars, walk, sizes, words, c, threshold, GROUPS, BLOCK_N,
+                HEAD_DIM, STAGES, CAUSAL, LITE, SOFT_SKIP, HAS_DO, WEIGH, HAS_LSE, TURNS,
+                LATE_WAIT, SIGN, ROUNDING, ABREAST)),
+            (_compute, (2, results, smem, bars, walk, sizes, words, c, threshold, GROUPS, BLOCK_N,
+                HEAD_DIM, STAGES, CAUSAL, LITE, SOFT_SKIP, HAS_DO, WEIGH, HAS_LSE, TURNS,
+                LATE_WAIT, SIGN, ROUNDING, ABREAST)),
+            (_load, ((q_desc, k_desc, v_desc), smem, bars, walk, next_tile, sizes, groups, GROUPS,
+                BLOCK_N, STAGES, CAUSAL, LITE, COUNTED, ABREAST)),
+            (_settle, (results, smem, bars, walk, sizes, words, limit, GROUPS, BLOCK_N, WEIGH,
+                HAS_MASS)),
+            ],
+            [4, 4, 1, 1],
+            [REGISTERS, REGISTERS, LOADER_REGISTERS, LOADER_REGISTERS],
+        )  # fmt: skip
     elif GROUPS == 2:
         gl.warp_specialize(
             [
             (_compute, (0, results, smem, bars, walk, sizes, words, c, threshold, GROUPS, BLOCK_N,
-                HEAD_DIM, STAGES, CAUSAL, LITE, SOFT_SKIP, HAS_DO, WEIGH, HAS_LSE, TURNS, SIGN,
-                ROUNDING)),
+                HEAD_DIM, STAGES, CAUSAL, LITE, SOFT_SKIP, HAS_DO, WEIGH, HAS_LSE, TURNS,
+                LATE_WAIT, SIGN, ROUNDING, ABREAST)),
             (_compute, (1, results, smem, bars, walk, sizes, words, c, threshold, GROUPS, BLOCK_N,
-                HEAD_DIM, STAGES, CAUSAL, LITE, SOFT_SKIP, HAS_DO, WEIGH, HAS_LSE, TURNS, SIGN,
-                ROUNDING)),
+                HEAD_DIM, STAGES, CAUSAL, LITE, SOFT_SKIP, HAS_DO, WEIGH, HAS_LSE, TURNS,
+                LATE_WAIT, SIGN, ROUNDING, ABREAST)),
             (_load, ((q_desc, k_desc, v_desc), smem, bars, walk, next_tile, sizes, groups, GROUPS,
-                BLOCK_N, STAGES, CAUSAL, LITE)),
+                BLOCK_N, STAGES, CAUSAL, LITE, COUNTED, ABREAST)),
             ],
             [4, 1],
             [REGISTERS, LOADER_REGISTERS],
@@ -663,16 +767,16 @@ def attention(
         gl.warp_specialize(
             [
             (_compute, (0, results, smem, bars, walk, sizes, words, c, threshold, GROUPS, BLOCK_N,
-                HEAD_DIM, STAGES, CAUSAL, LITE, SOFT_SKIP, HAS_DO, WEIGH, HAS_LSE, TURNS, SIGN,
-                ROUNDING)),
+                HEAD_DIM, STAGES, CAUSAL, LITE, SOFT_SKIP, HAS_DO, WEIGH, HAS_LSE, TURNS,
+                LATE_WAIT, SIGN, ROUNDING, ABREAST)),
             (_compute, (1, results, smem, bars, walk, sizes, words, c, threshold, GROUPS, BLOCK_N,
-                HEAD_DIM, STAGES, CAUSAL, LITE, SOFT_SKIP, HAS_DO, WEIGH, HAS_LSE, TURNS, SIGN,
-                ROUNDING)),
+                HEAD_DIM, STAGES, CAUSAL, LITE, SOFT_SKIP, HAS_DO, WEIGH, HAS_LSE, TURNS,
+                LATE_WAIT, SIGN, ROUNDING, ABREAST)),
             (_compute, (2, results, smem, bars, walk, sizes, words, c, threshold, GROUPS, BLOCK_N,
-                HEAD_DIM, STAGES, CAUSAL, LITE, SOFT_SKIP, HAS_DO, WEIGH, HAS_LSE, TURNS, SIGN,
-                ROUNDING)),
+                HEAD_DIM, STAGES, CAUSAL, LITE, SOFT_SKIP, HAS_DO, WEIGH, HAS_LSE, TURNS,
+                LATE_WAIT, SIGN, ROUNDING, ABREAST)),
             (_load, ((q_desc, k_desc, v_desc), smem, bars, walk, next_tile, sizes, groups, GROUPS,
-                BLOCK_N, STAGES, CAUSAL, LITE)),
+                BLOCK_N, STAGES, CAUSAL, LITE, COUNTED, ABREAST)),
             ],
             [4, 4, 1],
             [REGISTERS, REGISTERS, LOADER_REGISTERS],

@@ -1,10 +1,12 @@
 """Prompts of different lengths on Hopper GPUs (sm_90), packed or in a paged cache, in Gluon.
 
 One workgroup computes 128 or 192 query rows of one request and head: a warp that loads, and
-warpgroups of 64 rows each, as in :mod:`.hopper`, whose schedule this kernel has. The bulk copy
-engine gathers a K block from the cache in *pieces*: as many tokens as lie together in a page, 64
-columns each, which is how the matrix units want them in shared memory. So a page table costs a few
-more copies per block, and the loop that computes knows nothing of pages.
+warpgroups of 64 rows each, as in :mod:`.hopper`, whose schedule this kernel has. Either it ends
+then, or it takes further tiles off a counter: the loading warp finds them and tells the warpgroups
+by way of shared memory, so that the next tile's loads run under the end of this one's. The bulk
+copy engine gathers a K block from the cache in *pieces*: as many tokens as lie together in a page,
+64 columns each, which is how the matrix units want them in shared memory. So a page table costs a
+few more copies per block, and the loop that computes knows nothing of pages.
 
 K blocks are walked from the last to the first: what needs a mask, the end and the diagonal, comes
 first. Head dims that are no multiple of 64 are widened with zeros, which the copy engine fills in
@@ -25,13 +27,15 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
-from .hopper import barrier, copy_in, rounded, signed, softmax
+from .hopper import barrier, copy_in, leave_counter, rounded, signed, softmax
 
 #: Columns of a piece: 128 bytes, the span of the swizzle in shared memory.
 COLUMNS = 64
 _COLUMNS = gl.constexpr(COLUMNS)
+#: Numbers that the loading warp tells of a tile.
+_TOLD = gl.constexpr(10)
 #: Do not specialise on sizes.
-_SIZES = ["requests", "tiles", "q_heads", "group", "window", "rows"]
+_SIZES = ["requests", "tiles", "q_heads", "group", "span", "window", "rows"]
 
 
 # Triton 3.9 calls it "reinterpret", 3.6 has an underscore before it.
@@ -40,21 +44,24 @@ _PUBLIC = gl.constexpr(hasattr(gl.shared_memory_descriptor, "reinterpret"))
 
 @gluon.jit
 def _place(
-    q_start, lengths, requests, tiles, group, window,
+    program, q_start, lengths, requests, tiles, q_heads, group, span, window,
     GROUPS: gl.constexpr, BLOCK_N: gl.constexpr, PAGE: gl.constexpr, CAUSAL: gl.constexpr,
     WINDOW: gl.constexpr, SHORTEST: gl.constexpr,
 ):  # fmt: skip
-    """Find this program's rows and keys.
+    """Find the rows and keys of a tile, ``program`` in the order of work.
 
     Returns the request; key and query head; 1 or 0 for whether there is work; first row in q and in
     the request; rows and keys of the request and the first key's place; the lowest key that a row
     of the tile sees; first K block and number of them; the blocks from and below which is masked.
     """
     ROWS: gl.constexpr = GROUPS * 64
-    # Key heads apart, so that the keys of one stay in the L2 cache; heads of a group side by side.
-    member = gl.program_id(0) % group
-    tile = gl.program_id(0) // group % tiles
-    kv_head = gl.program_id(0) // group // tiles
+    # ``span`` heads side by side, the others apart, so that their keys stay in the L2 cache.
+    section = program // (span * tiles)
+    rest = program % (span * tiles)
+    heads = gl.minimum(span, q_heads - section * span)
+    tile = rest // heads
+    head = section * span + rest % heads
+    kv_head = head // group
     request = 0
     high = requests
     while high - request > 1:
@@ -90,8 +97,8 @@ def _place(
     # A tile that sees no key walks one block, all of it masked: zeros come out.
     count = gl.maximum((end + BLOCK_N - 1) // BLOCK_N - low_block, 1)
     return (
-        request, kv_head, kv_head * group + member, work, row_start, first_row, q_len, length,
-        key_start, low, low_block, count, mask_from, mask_below,
+        request, kv_head, head, work, row_start, first_row, q_len, length, key_start, low,
+        low_block, count, mask_from, mask_below,
     )  # fmt: skip
 
 
@@ -124,39 +131,117 @@ def _gather(
 
 
 @gluon.jit
-def _load(
-    inputs, smem, pieces, bars, place, table, stride_table,
+def _tell(tile_smem, slot, numbers):
+    """Hand out a tile: what the warpgroups have to know of it."""
+    one: gl.constexpr = gl.BlockedLayout([1], [32], [1], [0])
+    for j in gl.static_range(len(numbers)):
+        tile_smem.index(slot * _TOLD + j).store(gl.full([1], 0, gl.int32, one) + numbers[j])
+
+
+@gluon.jit
+def _told(tile_smem, slot, j: gl.constexpr):
+    """Number ``j`` of the tile that was handed out."""
+    shared: gl.constexpr = gl.BlockedLayout([1], [32], [4], [0])
+    return gl.sum(tile_smem.index(slot * _TOLD + j).load(shared), axis=0)
+
+
+@gluon.jit
+def _stream(
+    inputs, smem, pieces, bars, place, tables, done, step,
     GROUPS: gl.constexpr, BLOCK_N: gl.constexpr, WIDTH: gl.constexpr, PIECE: gl.constexpr,
     PAGE: gl.constexpr, STAGES: gl.constexpr,
 ):  # fmt: skip
-    """The loading warp: streams queries, keys and values."""
+    """Stream the queries, keys and values of a tile, ``step`` K blocks after the workgroup's first.
+
+    Returns the number of K blocks so far; ``done`` tiles were streamed before.
+    """
     q_desc, k_desc, v_desc = inputs
-    q_smem, k_smem, v_smem = smem
+    q_smem, k_smem, v_smem, tile_smem = smem
     k_pieces, v_pieces = pieces
-    q_full, k_full, k_empty, v_full, v_empty, turns, clean = bars
+    q_full, q_empty, k_full, k_empty, v_full, v_empty, turns, clean, tile_full, tile_empty = bars
+    q_start, lengths, page_table, stride_table = tables
     (
         request, kv_head, head, work, row_start, first_row, q_len, length, key_start, low,
         low_block, count, mask_from, mask_below,
     ) = place  # fmt: skip
-    table += request.to(gl.int64) * stride_table
-    for _once in range(work):
-        for group in gl.static_range(GROUPS):
-            mbarrier.expect(q_full.index(group), q_desc.block_type.nbytes)
-            at = row_start + first_row + group * 64
-            copy_in(q_desc, [0, head, at, 0], q_full.index(group), q_smem.index(group))
-        for i in range(count):
-            block = low_block + count - 1 - i
-            stage = i % STAGES
-            free = ((i // STAGES) & 1) ^ 1
-            mbarrier.wait(k_empty.index(stage), free)
-            _gather(
-                k_desc, k_pieces, stage, k_full.index(stage), block, kv_head, length, key_start,
-                table, BLOCK_N, WIDTH, PIECE, PAGE,
+    table = page_table + request.to(gl.int64) * stride_table
+    for group in gl.static_range(GROUPS):
+        mbarrier.wait(q_empty.index(group), (done & 1) ^ 1)
+        mbarrier.expect(q_full.index(group), q_desc.block_type.nbytes)
+        at = row_start + first_row + group * 64
+        copy_in(q_desc, [0, head, at, 0], q_full.index(group), q_smem.index(group))
+    for i in range(count):
+        block = low_block + count - 1 - i
+        stage = step % STAGES
+        free = ((step // STAGES) & 1) ^ 1
+        mbarrier.wait(k_empty.index(stage), free)
+        _gather(
+            k_desc, k_pieces, stage, k_full.index(stage), block, kv_head, length, key_start,
+            table, BLOCK_N, WIDTH, PIECE, PAGE,
+        )  # fmt: skip
+        mbarrier.wait(v_empty.index(stage), free)
+        _gather(
+            v_desc, v_pieces, stage, v_full.index(stage), block, kv_head, length, key_start,
+            table, BLOCK_N, WIDTH, PIECE, PAGE,
+        )  # fmt: skip
+        step += 1
+    return step
+
+
+@gluon.jit
+def _load(
+    inputs, smem, pieces, bars, place, tables, sizes, next_tile,
+    GROUPS: gl.constexpr, BLOCK_N: gl.constexpr, WIDTH: gl.constexpr, PIECE: gl.constexpr,
+    PAGE: gl.constexpr, STAGES: gl.constexpr, CAUSAL: gl.constexpr, WINDOW: gl.constexpr,
+    SHORTEST: gl.constexpr, COUNTED: gl.constexpr,
+):  # fmt: skip
+    """The loading warp: streams operands and, if ``COUNTED``, finds tiles and hands them out."""
+    if COUNTED:
+        q_smem, k_smem, v_smem, tile_smem = smem
+        (
+            q_full, q_empty, k_full, k_empty, v_full, v_empty, turns, clean, tile_full, tile_empty
+        ) = bars  # fmt: skip
+        q_start, lengths, page_table, stride_table = tables
+        requests, tiles, q_heads, group, span, window, rows = sizes
+        program = gl.program_id(0)
+        done = 0
+        step = 0
+        while program < tiles * q_heads:
+            upcoming = gl.atomic_add(next_tile, 1, sem="relaxed") + gl.num_programs(0)
+            found = _place(
+                program, q_start, lengths, requests, tiles, q_heads, group, span, window, GROUPS,
+                BLOCK_N, PAGE, CAUSAL, WINDOW, SHORTEST,
             )  # fmt: skip
-            mbarrier.wait(v_empty.index(stage), free)
-            _gather(
-                v_desc, v_pieces, stage, v_full.index(stage), block, kv_head, length, key_start,
-                table, BLOCK_N, WIDTH, PIECE, PAGE,
+            (
+                request, kv_head, head, work, row_start, first_row, q_len, length, key_start, low,
+                low_block, count, mask_from, mask_below,
+            ) = found  # fmt: skip
+            for _once in range(work):
+                mbarrier.wait(tile_empty.index(done & 1), ((done >> 1) & 1) ^ 1)
+                _tell(
+                    tile_smem, done & 1,
+                    (
+                        count, head, row_start, first_row, q_len, length, low, low_block,
+                        mask_from, mask_below,
+                    ),
+                )  # fmt: skip
+                mbarrier.arrive(tile_full.index(done & 1))
+                step = _stream(
+                    inputs, smem, pieces, bars, found, tables, done, step, GROUPS, BLOCK_N, WIDTH,
+                    PIECE, PAGE, STAGES,
+                )  # fmt: skip
+                done += 1
+            leave_counter(next_tile, upcoming, tiles * q_heads)  # here: it waits for the answer
+            program = upcoming
+        mbarrier.wait(tile_empty.index(done & 1), ((done >> 1) & 1) ^ 1)
+        _tell(tile_smem, done & 1, (0,))
+        mbarrier.arrive(tile_full.index(done & 1))
+    else:
+        none = gl.to_tensor(0)
+        for _once in range(place[3]):
+            _stream(
+                inputs, smem, pieces, bars, place, tables, none, none, GROUPS, BLOCK_N, WIDTH,
+                PIECE, PAGE, STAGES,
             )  # fmt: skip
 
 
@@ -198,7 +283,7 @@ def _scored(
 
 
 @gluon.jit
-def _blank(values, clean, first, low, length, GROUP: gl.constexpr, BLOCK_N: gl.constexpr):
+def _blank(values, clean, phase, first, low, length, GROUP: gl.constexpr, BLOCK_N: gl.constexpr):
     """Zero the values of keys below ``low`` and from ``length`` on, which may be another request's.
 
     Their weights are 0, but 0 * NaN is NaN. Two warpgroups clear half of the block each.
@@ -213,7 +298,7 @@ def _blank(values, clean, first, low, length, GROUP: gl.constexpr, BLOCK_N: gl.c
         fence_async_shared()
     barrier()  # what all warps wrote is told by one thread
     mbarrier.arrive(clean)
-    mbarrier.wait(clean, 0)
+    mbarrier.wait(clean, phase)
 
 
 @gluon.jit
@@ -223,17 +308,13 @@ def _compute(
     GROUPS: gl.constexpr, BLOCK_N: gl.constexpr, HEAD_DIM: gl.constexpr, WIDTH: gl.constexpr,
     STAGES: gl.constexpr, CAUSAL: gl.constexpr, WINDOW: gl.constexpr, CAP: gl.constexpr,
     HAS_SINKS: gl.constexpr, HAS_LSE: gl.constexpr, TURNS: gl.constexpr, SIGN: gl.constexpr,
-    ROUNDING: gl.constexpr,
+    ROUNDING: gl.constexpr, COUNTED: gl.constexpr,
 ):  # fmt: skip
-    """A computing warpgroup: rows ``GROUP * 64`` and on of the tile."""
+    """A computing warpgroup: rows ``GROUP * 64`` and on of each tile, or of that in ``place``."""
     result, lse, sinks, stride_ot, stride_oh = results
-    q_smem, k_smem, v_smem = smem
-    q_full, k_full, k_empty, v_full, v_empty, turns, clean = bars
-    (
-        request, kv_head, head, work, row_start, first_row, q_len, length, key_start, low,
-        low_block, count, mask_from, mask_below,
-    ) = place  # fmt: skip
-    window, all_rows = sizes
+    q_smem, k_smem, v_smem, tile_smem = smem
+    q_full, q_empty, k_full, k_empty, v_full, v_empty, turns, clean, tile_full, tile_empty = bars
+    requests, tiles, q_heads, group, span, window, all_rows = sizes
     scale_log2, soft_cap = numbers
     dtype: gl.constexpr = q_smem.dtype
     s_layout: gl.constexpr = gl.NVMMADistributedLayout(
@@ -253,27 +334,51 @@ def _compute(
         c = 1.0
     else:
         c = gl.abs(scale_log2)
-    for _once in range(work):
+    none = gl.zeros([64, BLOCK_N], gl.float32, s_layout)
+    q = q_smem.index(GROUP).reshape([64, WIDTH])
+    done = 0
+    step = 0
+    blanked = 0
+    if COUNTED:
+        mbarrier.wait(tile_full.index(0), 0)
+        count = _told(tile_smem, 0, 0)
+    else:
+        (
+            request, kv_head, head, work, row_start, first_row, q_len, length, key_start, low,
+            low_block, count, mask_from, mask_below,
+        ) = place  # fmt: skip
+        count = count * work
+    while count > 0:
+        if COUNTED:
+            head = _told(tile_smem, done & 1, 1)
+            row_start = _told(tile_smem, done & 1, 2)
+            first_row = _told(tile_smem, done & 1, 3)
+            q_len = _told(tile_smem, done & 1, 4)
+            length = _told(tile_smem, done & 1, 5)
+            low = _told(tile_smem, done & 1, 6)
+            low_block = _told(tile_smem, done & 1, 7)
+            mask_from = _told(tile_smem, done & 1, 8)
+            mask_below = _told(tile_smem, done & 1, 9)
+            mbarrier.arrive(tile_empty.index(done & 1))
         row = first_row + GROUP * 64
         rows = row + gl.arange(0, 64, per_row)
         position = rows + (length - q_len)
         top = gl.full([64], float("-inf"), gl.float32, per_row)
         bits = gl.full([64], 0, gl.int32, per_row)
-        none = gl.zeros([64, BLOCK_N], gl.float32, s_layout)
         out = gl.zeros([64, WIDTH], gl.float32, o_layout)
-        q = q_smem.index(GROUP).reshape([64, WIDTH])
 
         block = low_block + count - 1
-        mbarrier.wait(q_full.index(GROUP), 0)
-        mbarrier.wait(k_full.index(0), 0)
+        mbarrier.wait(q_full.index(GROUP), done & 1)
+        stage = step % STAGES
+        mbarrier.wait(k_full.index(stage), (step // STAGES) & 1)
         if TURNS:
-            mbarrier.wait(turns.index(GROUP), first)
-        k = k_smem.index(0).reshape([BLOCK_N, WIDTH]).permute((1, 0))
+            mbarrier.wait(turns.index(GROUP), (step & 1) ^ first)
+        k = k_smem.index(stage).reshape([BLOCK_N, WIDTH]).permute((1, 0))
         scores = warpgroup_mma(q, k, none, use_acc=False, is_async=True)
         if TURNS:
             mbarrier.arrive(turns.index(following))
         scores = warpgroup_mma_wait(0, deps=[scores])
-        mbarrier.arrive(k_empty.index(0))
+        mbarrier.arrive(k_empty.index(stage))
         scores = _scored(
             scores, block, position, length, window, scale_log2, soft_cap, mask_from, mask_below,
             BLOCK_N, CAUSAL, WINDOW, CAP, SIGN,
@@ -286,18 +391,21 @@ def _compute(
         # The end of a request and the beginning of its window: outside of the loop, as a branch
         # there would keep the compiler from converting weights under the exponentials.
         if ((block + 1) * BLOCK_N > length) | ((count == 1) & (block * BLOCK_N < low)):
-            mbarrier.wait(v_full.index(0), 0)
-            v = v_smem.index(0).reshape([BLOCK_N, WIDTH])
-            _blank(v, clean.index(0), block * BLOCK_N, low, length, GROUP, BLOCK_N)
-        stage = 0
-        for i in range(1, count):
+            mbarrier.wait(v_full.index(stage), (step // STAGES) & 1)
+            v = v_smem.index(stage).reshape([BLOCK_N, WIDTH])
+            _blank(
+                v, clean.index(0), blanked & 1, block * BLOCK_N, low, length, GROUP, BLOCK_N
+            )  # fmt: skip
+            blanked += 1
+        for _step in range(1, count):
             block -= 1
             before = stage
-            parity = ((i - 1) // STAGES) & 1
-            stage = i % STAGES
-            mbarrier.wait(k_full.index(stage), (i // STAGES) & 1)
+            parity = (step // STAGES) & 1
+            step += 1
+            stage = step % STAGES
+            mbarrier.wait(k_full.index(stage), (step // STAGES) & 1)
             if TURNS:
-                mbarrier.wait(turns.index(GROUP), (i & 1) ^ first)
+                mbarrier.wait(turns.index(GROUP), (step & 1) ^ first)
             k = k_smem.index(stage).reshape([BLOCK_N, WIDTH]).permute((1, 0))
             scores = warpgroup_mma(q, k, none, use_acc=False, is_async=True)
             mbarrier.wait(v_full.index(before), parity)
@@ -319,13 +427,17 @@ def _compute(
             mbarrier.arrive(v_empty.index(before))
             out = out * gl.convert_layout(fade, per_out)[:, None]
             pv_weights = gl.convert_layout(p.to(dtype), p_layout)
-        mbarrier.wait(v_full.index(stage), ((count - 1) // STAGES) & 1)
+        mbarrier.arrive(q_empty.index(GROUP))
+        mbarrier.wait(v_full.index(stage), (step // STAGES) & 1)
         v = v_smem.index(stage).reshape([BLOCK_N, WIDTH])
         if WINDOW:
             if (count > 1) & (block * BLOCK_N < low):
-                _blank(v, clean.index(1), block * BLOCK_N, low, length, GROUP, BLOCK_N)
+                _blank(v, clean.index(0), blanked & 1, block * BLOCK_N, low, length, GROUP, BLOCK_N)
+                blanked += 1
         out = warpgroup_mma(pv_weights, v, out, is_async=True)
         out = warpgroup_mma_wait(0, deps=[out])
+        mbarrier.arrive(v_empty.index(stage))
+        step += 1
 
         top = gl.where(top == float("-inf"), top, top * c)
         if HAS_SINKS:
@@ -339,14 +451,14 @@ def _compute(
         # A row that saw no key: 0 / 1 instead of 0 / 0.
         share = 1.0 / gl.where(total == 0.0, 1.0, total)
         out = out * gl.convert_layout(share, per_out)[:, None]
-        done = gl.convert_layout(rounded(out, dtype, ROUNDING), stored)
+        final = gl.convert_layout(rounded(out, dtype, ROUNDING), stored)
         here = row + gl.arange(0, 64, gl.SliceLayout(1, stored))
         column = gl.arange(0, WIDTH, gl.SliceLayout(0, stored))
         token = (row_start + here).to(gl.int64)
         there = (here < q_len)[:, None] & (column < HEAD_DIM)[None, :]
         gl.store(
             result + token[:, None] * stride_ot + head.to(gl.int64) * stride_oh + column[None, :],
-            done,
+            final,
             mask=there,
         )
         if HAS_LSE:
@@ -355,22 +467,29 @@ def _compute(
             gl.store(
                 lse + head.to(gl.int64) * all_rows + row_start + rows, value, mask=rows < q_len
             )
+        done += 1
+        count = 0
+        if COUNTED:
+            mbarrier.wait(tile_full.index(done & 1), (done >> 1) & 1)
+            count = _told(tile_smem, done & 1, 0)
 
 
 @gluon.jit(do_not_specialize=_SIZES)
 def attention(
-    q_desc, k_desc, v_desc, out, lse, sinks, q_start, lengths, page_table,
+    q_desc, k_desc, v_desc, out, lse, sinks, q_start, lengths, page_table, next_tile,
     stride_ot, stride_oh, stride_table,
-    requests, tiles, q_heads, group, window, rows, scale_log2, soft_cap,
+    requests, tiles, q_heads, group, span, window, rows, scale_log2, soft_cap,
     GROUPS: gl.constexpr, BLOCK_N: gl.constexpr, HEAD_DIM: gl.constexpr, WIDTH: gl.constexpr,
     PIECE: gl.constexpr, PAGE: gl.constexpr, STAGES: gl.constexpr, CAUSAL: gl.constexpr,
     WINDOW: gl.constexpr, CAP: gl.constexpr, HAS_SINKS: gl.constexpr, HAS_LSE: gl.constexpr,
     TURNS: gl.constexpr, SIGN: gl.constexpr, ROUNDING: gl.constexpr, SHORTEST: gl.constexpr,
-    REGISTERS: gl.constexpr, LOADER_REGISTERS: gl.constexpr,
+    REGISTERS: gl.constexpr, LOADER_REGISTERS: gl.constexpr, COUNTED: gl.constexpr,
 ):  # fmt: skip
-    """Program (tile of a key head, query head): ``GROUPS * 64`` rows of one request.
+    """Tiles of ``GROUPS * 64`` rows of one request and head, a program each.
 
-    Tiles are numbered as in :func:`.ragged.attention`: those of request r begin at number
+    They are numbered ``span`` query heads at a time: head + span * tile. If ``COUNTED``, a program
+    takes further ones off the counter ``next_tile``, which is 0 before and after. The tiles of a
+    head are numbered as in :func:`.ragged.attention`: those of request r begin at number
     q_start[r] // (GROUPS * 64) + r, and there are ``tiles`` numbers. ``q_desc`` has boxes of 64
     rows x ``WIDTH`` columns of q as [1, Hq, T, D]; ``k_desc`` and ``v_desc`` have boxes of
     ``PIECE`` tokens x 64 columns of the cache as [pages, Hkv, PAGE, D], or of packed keys as
@@ -403,36 +522,53 @@ def attention(
     v_full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], bar)
     v_empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], bar)
     turns = gl.allocate_shared_memory(gl.int64, [GROUPS, 1], bar)
-    clean = gl.allocate_shared_memory(gl.int64, [2, 1], bar)
+    clean = gl.allocate_shared_memory(gl.int64, [1, 1], bar)
+    plain: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0])
+    tile_smem = gl.allocate_shared_memory(gl.int32, [2 * _TOLD, 1], plain)
+    q_empty = gl.allocate_shared_memory(gl.int64, [GROUPS, 1], bar)
+    tile_full = gl.allocate_shared_memory(gl.int64, [2, 1], bar)
+    tile_empty = gl.allocate_shared_memory(gl.int64, [2, 1], bar)
     for i in gl.static_range(GROUPS):
         mbarrier.init(q_full.index(i), count=1)
+        mbarrier.init(q_empty.index(i), count=1)
         mbarrier.init(turns.index(i), count=1)
     for i in gl.static_range(STAGES):
         mbarrier.init(k_full.index(i), count=1)
         mbarrier.init(k_empty.index(i), count=GROUPS)
         mbarrier.init(v_full.index(i), count=1)
         mbarrier.init(v_empty.index(i), count=GROUPS)
+    mbarrier.init(clean.index(0), count=GROUPS)
     for i in gl.static_range(2):
-        mbarrier.init(clean.index(i), count=GROUPS)
-    place = _place(
-        q_start, lengths, requests, tiles, group, window, GROUPS, BLOCK_N, PAGE, CAUSAL, WINDOW,
-        SHORTEST,
+        mbarrier.init(tile_full.index(i), count=1)
+        mbarrier.init(tile_empty.index(i), count=GROUPS)
+    smem = (q_smem, k_smem, v_smem, tile_smem)
+    bars = (
+        q_full, q_empty, k_full, k_empty, v_full, v_empty, turns, clean, tile_full, tile_empty
     )  # fmt: skip
-    smem = (q_smem, k_smem, v_smem)
-    bars = (q_full, k_full, k_empty, v_full, v_empty, turns, clean)
+    tables = (q_start, lengths, page_table, stride_table)
+    sizes = (requests, tiles, q_heads, group, span, window, rows)
+    if COUNTED:
+        place = ()  # the loading warp finds them
+    else:
+        place = _place(
+            gl.program_id(0), q_start, lengths, requests, tiles, q_heads, group, span, window,
+            GROUPS, BLOCK_N, PAGE, CAUSAL, WINDOW, SHORTEST,
+        )  # fmt: skip
     results = (out, lse, sinks, stride_ot, stride_oh)
-    sizes = (window, rows)
     numbers = (scale_log2, soft_cap)
     # A tuple bound to a name would turn its compile-time numbers into run-time ones.
     if GROUPS == 2:
         gl.warp_specialize(
             [
             (_compute, (0, results, smem, bars, place, sizes, numbers, GROUPS, BLOCK_N, HEAD_DIM,
-                WIDTH, STAGES, CAUSAL, WINDOW, CAP, HAS_SINKS, HAS_LSE, TURNS, SIGN, ROUNDING)),
+                WIDTH, STAGES, CAUSAL, WINDOW, CAP, HAS_SINKS, HAS_LSE, TURNS, SIGN, ROUNDING,
+                COUNTED)),
             (_compute, (1, results, smem, bars, place, sizes, numbers, GROUPS, BLOCK_N, HEAD_DIM,
-                WIDTH, STAGES, CAUSAL, WINDOW, CAP, HAS_SINKS, HAS_LSE, TURNS, SIGN, ROUNDING)),
-            (_load, ((q_desc, k_desc, v_desc), smem, (k_pieces, v_pieces), bars, place, page_table,
-                stride_table, GROUPS, BLOCK_N, WIDTH, PIECE, PAGE, STAGES)),
+                WIDTH, STAGES, CAUSAL, WINDOW, CAP, HAS_SINKS, HAS_LSE, TURNS, SIGN, ROUNDING,
+                COUNTED)),
+            (_load, ((q_desc, k_desc, v_desc), smem, (k_pieces, v_pieces), bars, place, tables,
+                sizes, next_tile, GROUPS, BLOCK_N, WIDTH, PIECE, PAGE, STAGES, CAUSAL, WINDOW,
+                SHORTEST, COUNTED)),
             ],
             [4, 1],
             [REGISTERS, LOADER_REGISTERS],
@@ -442,13 +578,17 @@ def attention(
         gl.warp_specialize(
             [
             (_compute, (0, results, smem, bars, place, sizes, numbers, GROUPS, BLOCK_N, HEAD_DIM,
-                WIDTH, STAGES, CAUSAL, WINDOW, CAP, HAS_SINKS, HAS_LSE, TURNS, SIGN, ROUNDING)),
+                WIDTH, STAGES, CAUSAL, WINDOW, CAP, HAS_SINKS, HAS_LSE, TURNS, SIGN, ROUNDING,
+                COUNTED)),
             (_compute, (1, results, smem, bars, place, sizes, numbers, GROUPS, BLOCK_N, HEAD_DIM,
-                WIDTH, STAGES, CAUSAL, WINDOW, CAP, HAS_SINKS, HAS_LSE, TURNS, SIGN, ROUNDING)),
+                WIDTH, STAGES, CAUSAL, WINDOW, CAP, HAS_SINKS, HAS_LSE, TURNS, SIGN, ROUNDING,
+                COUNTED)),
             (_compute, (2, results, smem, bars, place, sizes, numbers, GROUPS, BLOCK_N, HEAD_DIM,
-                WIDTH, STAGES, CAUSAL, WINDOW, CAP, HAS_SINKS, HAS_LSE, TURNS, SIGN, ROUNDING)),
-            (_load, ((q_desc, k_desc, v_desc), smem, (k_pieces, v_pieces), bars, place, page_table,
-                stride_table, GROUPS, BLOCK_N, WIDTH, PIECE, PAGE, STAGES)),
+                WIDTH, STAGES, CAUSAL, WINDOW, CAP, HAS_SINKS, HAS_LSE, TURNS, SIGN, ROUNDING,
+                COUNTED)),
+            (_load, ((q_desc, k_desc, v_desc), smem, (k_pieces, v_pieces), bars, place, tables,
+                sizes, next_tile, GROUPS, BLOCK_N, WIDTH, PIECE, PAGE, STAGES, CAUSAL, WINDOW,
+                SHORTEST, COUNTED)),
             ],
             [4, 4, 1],
             [REGISTERS, REGISTERS, LOADER_REGISTERS],

@@ -221,12 +221,12 @@ def product(a, b, c, WIDEN: tl.constexpr):
 
 
 @triton.jit
-def _flush(bits, first, count, items, votes, must_do, rows, q_len, HAS_DO: tl.constexpr):
+def _flush(bits, first, count, items, votes, must_do, rows, end, HAS_DO: tl.constexpr):
     """Write the votes of 32 steps of a walk, one bit per step and row, into the next bitmap.
 
     Returns the number of tiles that it keeps.
     """
-    word = tl.reduce(tl.where(rows < q_len, bits, 0), 0, _either)
+    word = tl.reduce(tl.where(rows < end, bits, 0), 0, _either)
     lane = tl.arange(0, 32)
     inside = first + lane < count
     block = tl.load(items + first + lane, mask=inside, other=0).to(tl.int32)
@@ -241,21 +241,21 @@ def _flush(bits, first, count, items, votes, must_do, rows, q_len, HAS_DO: tl.co
 
 @triton.jit
 def _walk(
-    state, first, end, query, k, v, stride_k, stride_v, items, count, votes, weights_of, must_do,
-    rows, q_len, kv_len, diagonal, c, threshold, unit,
+    state, first, last, query, k, v, stride_k, stride_v, items, count, votes, weights_of, must_do,
+    rows, end, kv_len, diagonal, c, threshold, unit,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, HEAD_DIM: tl.constexpr, MASKED: tl.constexpr,
     CAUSAL: tl.constexpr, LITE: tl.constexpr, VOTE_ROWS: tl.constexpr, HAS_DO: tl.constexpr,
     WEIGH: tl.constexpr, SIGN: tl.constexpr, WIDEN: tl.constexpr,
 ):  # fmt: skip
-    """Fold steps ``first`` to ``end`` of a walk into its state.
+    """Fold steps ``first`` to ``last`` of a walk into its state.
 
     The state is (output, maxima, sums, votes, tiles that the votes of finished words keep).
-    ``unit`` is what a row's whole mass weighs.
+    Rows from ``end`` on are not of this q block. ``unit`` is what a row's whole mass weighs.
     """
     out, top, total, bits, kept = state
     dim = tl.arange(0, HEAD_DIM)
     lane = tl.arange(0, BLOCK_N)
-    for i in range(first, end):
+    for i in range(first, last):
         if LITE:
             block = tl.load(items + i).to(tl.int32)
         else:
@@ -297,7 +297,7 @@ def _walk(
         weights = tl.exp2(scores * c - base[:, None])
         if LITE and VOTE_ROWS > 0:
             # Rows past the end agree with everything.
-            drop = (negligible | (rows >= q_len)).to(tl.int32)
+            drop = (negligible | (rows >= end)).to(tl.int32)
             GROUPS: tl.constexpr = BLOCK_M // VOTE_ROWS
             drop = tl.min(tl.reshape(drop, (GROUPS, VOTE_ROWS)), axis=1)
             if HAS_DO:
@@ -309,7 +309,7 @@ def _walk(
         total = total * fade + here
         if WEIGH:
             # Rows past the end do not count. A NaN weighs 1, like what adds up to more.
-            share = tl.sum(tl.where(rows < q_len, here / total, 0.0), axis=0) * unit
+            share = tl.sum(tl.where(rows < end, here / total, 0.0), axis=0) * unit
             weight = tl.where(share < _UNIT, tl.ceil(share), _UNIT).to(tl.int32)
             if HAS_DO:
                 must = (tl.load(must_do + (block >> 5)) >> (block & 31)) & 1
@@ -319,7 +319,7 @@ def _walk(
         top = highest
         if LITE and not WEIGH:
             if (i & 31) == 31:
-                kept += _flush(bits, i - 31, count, items, votes, must_do, rows, q_len, HAS_DO)
+                kept += _flush(bits, i - 31, count, items, votes, must_do, rows, end, HAS_DO)
                 bits = tl.zeros((BLOCK_M,), tl.int32)
     return out, top, total, bits, kept
 
@@ -334,13 +334,14 @@ def attention(
     stride_qb, stride_qs, stride_qh, stride_kb, stride_ks, stride_kh,
     stride_vb, stride_vs, stride_vh, stride_ob, stride_os, stride_oh,
     q_heads, groups, q_len, kv_len, q_blocks, k_blocks, words, limit, c, threshold,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, HEAD_DIM: tl.constexpr, CAUSAL: tl.constexpr,
-    EVEN_K: tl.constexpr, LITE: tl.constexpr, VOTE_ROWS: tl.constexpr, HAS_DO: tl.constexpr,
-    WEIGH: tl.constexpr, HAS_MASS: tl.constexpr, HAS_LSE: tl.constexpr, SIGN: tl.constexpr,
-    ROUNDING: tl.constexpr, WIDEN: tl.constexpr,
+    BLOCK_M: tl.constexpr, ROWS: tl.constexpr, BLOCK_N: tl.constexpr, HEAD_DIM: tl.constexpr,
+    CAUSAL: tl.constexpr, EVEN_K: tl.constexpr, LITE: tl.constexpr, VOTE_ROWS: tl.constexpr,
+    HAS_DO: tl.constexpr, WEIGH: tl.constexpr, HAS_MASS: tl.constexpr, HAS_LSE: tl.constexpr,
+    SIGN: tl.constexpr, ROUNDING: tl.constexpr, WIDEN: tl.constexpr,
 ):  # fmt: skip
-    """One q block of ``BLOCK_M`` rows; program = q block + q_blocks * (head + heads * batch).
+    """One q block of ``ROWS`` rows; program = q block + q_blocks * (head + heads * batch).
 
+    ``BLOCK_M`` is a power of two >= ``ROWS``; rows past a q block are computed and not used.
     ``c`` = abs(scale) * log2(e), ``SIGN`` the sign of the scale. ``threshold`` is in log2 units;
     NaN keeps every tile. ``VOTE_ROWS`` 0: computed tiles always contribute. ``WEIGH``: tiles are
     weighed in place of the vote, and :func:`select` chooses by ``limit``. ``tally`` gets the
@@ -362,13 +363,14 @@ def attention(
     elif CAUSAL:
         # the last q blocks see the most keys and go first
         q_block = q_blocks - 1 - program % q_blocks
-        last = tl.minimum((q_block + 1) * BLOCK_M + diagonal, kv_len)
+        last = tl.minimum((q_block + 1) * ROWS + diagonal, kv_len)
         count = tl.maximum(tl.cdiv(last, BLOCK_N), 0)
     else:
         q_block = program % q_blocks
         count = k_blocks
-    first_row = (q_block * BLOCK_M).to(tl.int64)
-    rows = q_block * BLOCK_M + tl.arange(0, BLOCK_M)
+    first_row = (q_block * ROWS).to(tl.int64)
+    end = tl.minimum((q_block + 1) * ROWS, q_len)
+    rows = q_block * ROWS + tl.arange(0, BLOCK_M)
     dim = tl.arange(0, HEAD_DIM)
     head_q = head.to(tl.int64)
     head_k = (head // groups).to(tl.int64)
@@ -377,7 +379,7 @@ def attention(
     v += batch * stride_vb + head_k * stride_vh
     out += batch * stride_ob + head_q * stride_oh + first_row * stride_os
     at_row = tl.arange(0, BLOCK_M)
-    here = rows < q_len
+    here = rows < end
     query = tl.load(q + at_row[:, None] * stride_qs + dim[None, :], mask=here[:, None], other=0.0)
 
     state = (
@@ -387,26 +389,26 @@ def attention(
         tl.zeros((BLOCK_M,), tl.int32),
         tl.full((), 0, tl.int32),
     )
-    unit = _UNIT * 1.0 / tl.minimum(q_len - q_block * BLOCK_M, BLOCK_M).to(tl.float32)
+    unit = _UNIT * 1.0 / (end - q_block * ROWS).to(tl.float32)
     if LITE:
         state = _walk(
             state, 0, count, query, k, v, stride_ks, stride_vs, items, count, votes, weights,
-            must_do, rows, q_len, kv_len, diagonal, c, threshold, unit, BLOCK_M, BLOCK_N, HEAD_DIM,
+            must_do, rows, end, kv_len, diagonal, c, threshold, unit, BLOCK_M, BLOCK_N, HEAD_DIM,
             not EVEN_K, False, True, VOTE_ROWS, HAS_DO, WEIGH, SIGN, WIDEN,
         )  # fmt: skip
     else:
         whole = kv_len // BLOCK_N
         if CAUSAL:
-            whole = tl.minimum(tl.maximum(q_block * BLOCK_M + diagonal + 1, 0), kv_len) // BLOCK_N
+            whole = tl.minimum(tl.maximum(q_block * ROWS + diagonal + 1, 0), kv_len) // BLOCK_N
         state = _walk(
             state, 0, whole, query, k, v, stride_ks, stride_vs, items, count, votes, weights,
-            must_do, rows, q_len, kv_len, diagonal, c, threshold, unit, BLOCK_M, BLOCK_N, HEAD_DIM,
+            must_do, rows, end, kv_len, diagonal, c, threshold, unit, BLOCK_M, BLOCK_N, HEAD_DIM,
             False, CAUSAL, False, 0, False, False, SIGN, WIDEN,
         )  # fmt: skip
         if CAUSAL or not EVEN_K:
             state = _walk(
                 state, whole, count, query, k, v, stride_ks, stride_vs, items, count, votes,
-                weights, must_do, rows, q_len, kv_len, diagonal, c, threshold, unit, BLOCK_M,
+                weights, must_do, rows, end, kv_len, diagonal, c, threshold, unit, BLOCK_M,
                 BLOCK_N, HEAD_DIM, True, CAUSAL, False, 0, False, False, SIGN, WIDEN,
             )  # fmt: skip
     result, top, total, bits, kept = state
@@ -415,7 +417,7 @@ def attention(
             tl.debug_barrier()  # one warp wrote a weight, all read it
             kept = select(weights, votes, mass, k_blocks, words, limit, SPAN, HAS_MASS)
         elif (count & 31) != 0:
-            kept += _flush(bits, count & -32, count, items, votes, must_do, rows, q_len, HAS_DO)
+            kept += _flush(bits, count & -32, count, items, votes, must_do, rows, end, HAS_DO)
         tl.atomic_add(tally, count.to(tl.int64), sem="relaxed")
         tl.atomic_add(tally + 1, kept.to(tl.int64), sem="relaxed")
     # A row that saw no key: 0 / 1 instead of 0 / 0.

@@ -95,7 +95,10 @@ _HOPPER = Kernel(hopper.attention)
 
 @dataclass(frozen=True, slots=True)
 class PlainTile:
-    """How the plain kernel is compiled: tile, warps of a workgroup, stages of its loads."""
+    """How the plain kernel is compiled: tile, warps of a workgroup, stages of its loads.
+
+    A workgroup computes as many rows as the next power of two from ``block_m`` on.
+    """
 
     block_m: int
     block_n: int
@@ -110,7 +113,11 @@ class HopperTile:
     ``groups`` warpgroups of 64 rows, K blocks of ``block_n`` keys, ``stages`` of them in shared
     memory. ``registers`` of a computing thread, ``loader_registers`` of a loading one. ``turns``:
     warpgroups alternate in issuing products. ``persistent``: one workgroup per multiprocessor, so
-    that a tile's first loads run under the end of the one before.
+    that a tile's first loads run under the end of the one before. ``counted``: persistent
+    workgroups take tiles off a counter instead of a grid apart, whoever is through first.
+    ``abreast``: causal tiles of several heads in turn, longest first, see :func:`abreast`.
+    ``late_wait``: products of weights and values run under the exponentials of the next weights,
+    too; not for prompts.
     """
 
     groups: int
@@ -120,6 +127,9 @@ class HopperTile:
     loader_registers: int
     turns: bool = True
     persistent: bool = True
+    counted: bool = False
+    abreast: bool = False
+    late_wait: bool = False
 
     @property
     def block_m(self) -> int:
@@ -147,12 +157,15 @@ class Launch:
         options: tuple[tuple[str, Any], ...],
         key: tuple[Any, ...],
         boxes: tuple[dict[str, Any], ...] = (),
+        counted: bool = False,
     ) -> None:
         self._kernel = kernel
         self._grid = grid
         self._numbers = tuple(numbers)
         self._how = (constants, options, key)
         self._boxes = boxes
+        #: Whether it wants a counter among its pointers, see :meth:`BoundCall.counter`.
+        self.counted = counted
         self._sizes = (*grid, 1, 1)[:3]
         self._rest = (*numbers, *constants)
         self._begins: dict[tuple[int, ...], tuple[Any, ...]] = {}
@@ -276,6 +289,10 @@ class BoundCall:
         stream = 0 if self.index < 0 else raw_stream(self.index)
         return workspaces.take(self.device, stream, size)
 
+    def counter(self) -> torch.Tensor:
+        """Return what a launch hands out its tiles with, int32 [1]: 0, and 0 again at its end."""
+        return workspaces.counter(self.device, 0 if self.index < 0 else raw_stream(self.index))
+
 
 class Attention(BoundCall):
     """Dense attention in one tile, bound to all of a call but addresses.
@@ -297,7 +314,8 @@ class Attention(BoundCall):
             with on(self.device):
                 lse = t.out if t.lse is None else t.lse
                 if self._hopper:
-                    launch.start(t[:4], (lse,) + 9 * (t.out,))
+                    counter = self.counter() if launch.counted else t.out
+                    launch.start(t[:4], (lse, *3 * (t.out,), counter, *5 * (t.out,)))
                 else:
                     launch.start((), (*t[:4], lse) + 8 * (t.out,))
             return
@@ -305,7 +323,9 @@ class Attention(BoundCall):
         sums = unused if t.lse is None else t.lse.data_ptr()
         stream = raw_stream(self.index)
         if self._hopper:
-            launch(stream, t[:4], (sums,) + 9 * (unused,))
+            counter = self.counter() if launch.counted else t.out  # kept until it is launched
+            pointers = (sums, *3 * (unused,), counter.data_ptr(), *5 * (unused,))
+            launch(stream, t[:4], pointers)
         else:
             addresses = (t.q.data_ptr(), t.k.data_ptr(), t.v.data_ptr(), unused, sums)
             launch(stream, (), addresses + 8 * (unused,))
@@ -423,16 +443,20 @@ def _attend(
     aligned = alignments(like.lse, votes, must_do, mass, tally)
     boxed = like[:4]
     if isinstance(tile, HopperTile):
+        span = abreast(
+            request.batch * request.q_heads, request.q_heads // request.kv_heads,
+            4 * request.head_dim * request.kv_len,
+        )  # fmt: skip
         rows, keys = hopper.WARPGROUP_ROWS, tile.block_n
         return Launch(
             _HOPPER,
             (min(tiles, multiprocessors(_current_device())) if tile.persistent else tiles,),
-            [tiles, *sizes],
+            [tiles, span, *sizes],
             (
                 tile.groups, tile.block_n, request.head_dim, tile.stages, request.causal,
                 lite is not None, soft, has_do, weigh, mass is not None, request.return_lse,
-                tile.turns, _sign(request.scale), rounding, tile.registers,
-                tile.loader_registers,
+                tile.turns, tile.late_wait, _sign(request.scale), rounding, tile.registers,
+                tile.loader_registers, tile.counted, tile.abreast and request.causal,
             ),
             (("num_warps", 4),),
             (request.dtype, aligned),
@@ -440,6 +464,7 @@ def _attend(
                 box(x.shape, x.stride(), x.dtype, request.layout, high, request.head_dim)
                 for x, high in zip(boxed, (rows, keys, keys, rows), strict=True)
             ),
+            tile.counted,
         )  # fmt: skip
     steps = [step for x in boxed for step in strides(x, request.layout)]
     return Launch(
@@ -447,8 +472,8 @@ def _attend(
         (tiles,),
         [*steps, *sizes],
         (
-            tile.block_m, tile.block_n, request.head_dim, request.causal,
-            request.kv_len % tile.block_n == 0, lite is not None,
+            1 << (tile.block_m - 1).bit_length(), tile.block_m, tile.block_n, request.head_dim,
+            request.causal, request.kv_len % tile.block_n == 0, lite is not None,
             lite.geometry.vote_rows if lite is not None and soft else 0,
             has_do, weigh, mass is not None, request.return_lse, _sign(request.scale), rounding,
             request.device.type == "cpu",
@@ -456,6 +481,23 @@ def _attend(
         (("num_warps", tile.warps), ("num_stages", tile.stages)),
         (request.dtype, alignments(*boxed), aligned, tuple(map(kind, steps))),
     )  # fmt: skip
+
+
+#: Bytes of keys and values that stay in the L2 cache of an H200 while workgroups walk them.
+_CACHED = 24 << 20
+
+
+def abreast(heads: int, group: int, kv_bytes: int) -> int:
+    """Number of query heads whose tiles are computed side by side, of ``heads``.
+
+    The tiles of one head differ in length if it is causal. Taken in turn from many heads, they go
+    from the longest to the shortest, and the last ones fill the multiprocessors evenly (Graham
+    1969). But the keys and values of those heads, ``kv_bytes`` of each ``group``, must stay in the
+    L2 cache. So the heads are cut into as few sections of equal size as have that.
+    """
+    lanes = heads // group
+    most = max(1, _CACHED // max(1, kv_bytes))
+    return group * -(-lanes // -(-lanes // most))
 
 
 def hopper_reasons(*tensors: torch.Tensor) -> list[str]:

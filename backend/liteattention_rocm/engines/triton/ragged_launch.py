@@ -23,8 +23,10 @@ from ..workspace import raw_stream
 from . import hopper, hopper_ragged, kernels, ragged, tiles
 from .launch import (
     BoundCall,
+    HopperTile,
     Kernel,
     Launch,
+    abreast,
     alignments,
     box,
     hopper_reasons,
@@ -41,7 +43,7 @@ _WRITE = Kernel(ragged.write_kv)
 #: Rows from which on a request is a prompt, which on Hopper has a kernel of its own.
 SHORTEST_PROMPT = 64
 #: Fewest tokens that a copy must bring: 8 rows of 128 bytes are what the swizzle repeats after.
-_LEAST_PIECE = 8
+LEAST_PIECE = 8
 #: Smallest and largest height of a matrix product's tile.
 _MIN_M, _MAX_M = 16, 128
 #: Keys of a block in decoding steps.
@@ -136,11 +138,19 @@ def width(head_dim: int) -> int:
     return 1 << (head_dim - 1).bit_length()
 
 
-def prompts(request: RaggedRequest, like: RaggedTensors) -> Launch | None:
+def columns_of(head_dim: int) -> int:
+    """Columns of the tile of prompts on Hopper."""
+    return max(width(head_dim), hopper_ragged.COLUMNS)
+
+
+def prompts(
+    request: RaggedRequest, like: RaggedTensors, tile: HopperTile | None = None
+) -> Launch | None:
     """The launch of :func:`.hopper_ragged.attention` for the long requests of a step on Hopper.
 
-    None if there are none or the copy engine cannot gather their keys: fp8 caches, which are
-    widened, pages of which less than 8 tokens lie together, and rows that are not aligned.
+    ``tile``: other than that of :func:`.tiles.prompts`. None if there are none or the copy engine
+    cannot gather their keys: fp8 caches, which are widened, pages of which less than 8 tokens lie
+    together, and rows that are not aligned.
     """
     if (
         request.max_q_len < SHORTEST_PROMPT
@@ -149,11 +159,11 @@ def prompts(request: RaggedRequest, like: RaggedTensors) -> Launch | None:
         or architecture(request.device) != "sm_90"
     ):
         return None
-    columns = max(width(request.head_dim), hopper_ragged.COLUMNS)
-    tile = tiles.PROMPTS[columns]
+    columns = columns_of(request.head_dim)
+    tile = tile or tiles.prompts(request, columns)
     piece = math.gcd(request.page_size, tile.block_n)  # of no page, a whole block
     views = _views(like, request.page_size > 0)
-    if piece < _LEAST_PIECE or not all(x.numel() for x in views) or hopper_reasons(*views):
+    if piece < LEAST_PIECE or not all(x.numel() for x in views) or hopper_reasons(*views):
         return None
     high = (hopper.WARPGROUP_ROWS, columns)
     heights = (high, (piece, hopper_ragged.COLUMNS), (piece, hopper_ragged.COLUMNS))
@@ -162,19 +172,23 @@ def prompts(request: RaggedRequest, like: RaggedTensors) -> Launch | None:
     table = like.q_start if like.page_table is None else like.page_table
     sign = (request.scale > 0) - (request.scale < 0)
     steps = (*out_step, table.stride(0))
+    group = request.q_heads // request.kv_heads
+    span = group
+    if tile.abreast:
+        span = abreast(request.q_heads, group, 4 * columns * request.max_kv_len)
+    programs = numbers * request.q_heads
     return Launch(
         _PROMPTS,
-        (numbers * request.q_heads,),
+        (min(programs, _units(request.device)) if tile.counted else programs,),
         (
-            *steps, request.requests, numbers, request.q_heads,
-            request.q_heads // request.kv_heads, request.window, request.rows,
-            request.scale * LOG2E, request.soft_cap,
+            *steps, request.requests, numbers, request.q_heads, group, span, request.window,
+            request.rows, request.scale * LOG2E, request.soft_cap,
         ),
         (
             tile.groups, tile.block_n, request.head_dim, columns, piece, request.page_size,
             tile.stages, request.causal, request.window > 0, request.soft_cap > 0, request.sinks,
             request.return_lse, tile.turns, sign, kernels.ROUNDING[request.rounding],
-            SHORTEST_PROMPT, tile.registers, tile.loader_registers,
+            SHORTEST_PROMPT, tile.registers, tile.loader_registers, tile.counted,
         ),
         (("num_warps", 4),),
         (request.dtype, alignments(*like), tuple(map(kind, steps))),
@@ -182,6 +196,7 @@ def prompts(request: RaggedRequest, like: RaggedTensors) -> Launch | None:
             box(x.shape, x.stride(), x.dtype, "bshd", *high)
             for x, high in zip(views, heights, strict=True)
         ),
+        tile.counted,
     )  # fmt: skip
 
 
@@ -195,17 +210,20 @@ def _views(t: RaggedTensors, paged: bool) -> tuple[torch.Tensor, torch.Tensor, t
 class Attention(BoundCall):
     """A ragged call: prompts on Hopper and what is left, or all in one launch.
 
-    With splits, a launch writes partial results that a second one merges.
+    ``tile``: of prompts, other than the chosen one. With splits, a launch writes partial results
+    that a second one merges.
 
     The workspace holds the partial outputs, fp32 [splits, T, Hq, D], their log-sum-exps, and how
     many parts each row has, int32 [T], each from a multiple of 16 bytes on.
     """
 
-    def __init__(self, request: RaggedRequest, like: RaggedTensors) -> None:
+    def __init__(
+        self, request: RaggedRequest, like: RaggedTensors, tile: HopperTile | None = None
+    ) -> None:
         if request.window >= request.max_kv_len:
             # It hides nothing, and 2^31 - 1 before a row that sees no key would overflow.
             request = replace(request, window=0)
-        long = prompts(request, like)
+        long = prompts(request, like, tile)
         step = cut(request) if long is None else cut(request, below=SHORTEST_PROMPT)
         table = like.q_start if like.page_table is None else like.page_table
         q_step, out_step = page_strides(like.q)[1:], page_strides(like.out)[1:]
@@ -290,9 +308,11 @@ class Attention(BoundCall):
             part_count = part_lse + self._sums
         stream = raw_stream(self.index)
         if self._long is not None:
+            counter = self.counter() if self._long.counted else t.q_start  # kept until launched
             self._long(
-                stream, _views(t, self._paged), (out, lse, sinks, q_start, t.keys.data_ptr(), table)
-            )
+                stream, _views(t, self._paged),
+                (out, lse, sinks, q_start, t.keys.data_ptr(), table, counter.data_ptr()),
+            )  # fmt: skip
         self._attend(
             stream, (),
             (
@@ -317,7 +337,9 @@ class Attention(BoundCall):
                 part_out.view(torch.float32), part_lse.view(torch.float32), counts.view(torch.int32)
             )  # fmt: skip
         if self._long is not None:
-            self._long.start(_views(t, self._paged), (t.out, lse, sinks, t.q_start, t.keys, table))
+            counter = self.counter() if self._long.counted else t.q_start
+            pointers = (t.out, lse, sinks, t.q_start, t.keys, table, counter)
+            self._long.start(_views(t, self._paged), pointers)
         k_scale = t.out if t.k_scale is None else t.k_scale
         v_scale = t.out if t.v_scale is None else t.v_scale
         self._attend.start(

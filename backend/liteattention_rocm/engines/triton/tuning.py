@@ -19,15 +19,15 @@ import random
 import re
 import statistics
 import tempfile
-from collections.abc import Callable, Sequence
-from dataclasses import asdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, fields, replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from ...contract import DenseRequest
+from ...contract import DenseRequest, RaggedRequest
 from .launch import HopperTile, PlainTile
 
 logger = logging.getLogger(__name__)
@@ -35,19 +35,38 @@ logger = logging.getLogger(__name__)
 DIRECTORY_VARIABLE = "LITEATTENTION_CACHE_DIR"
 
 Tile = HopperTile | PlainTile
-_KINDS: dict[str, type[HopperTile] | type[PlainTile]] = {"hopper": HopperTile, "plain": PlainTile}
+_KINDS: dict[str, type[HopperTile] | type[PlainTile]] = {
+    "hopper": HopperTile, "plain": PlainTile, "prompts": HopperTile
+}  # fmt: skip
+#: Orders of work: tiles of one length, and causal ones, which differ.
+_ORDERS: dict[bool, tuple[dict[str, bool], ...]] = {
+    False: ({"persistent": False}, {"persistent": True}, {"counted": True}),
+    True: (
+        {"persistent": False}, {"persistent": True}, {"persistent": False, "abreast": True},
+        {"counted": True, "abreast": True},
+    ),
+}  # fmt: skip
 
 
-def shape_class(request: DenseRequest) -> str:
-    """Name of what requests must share to share a tile: kind of call and order of its length."""
-    length = max(request.q_len, request.kv_len)
-    order = max(0, int(length - 1).bit_length())
+def shape_class(request: DenseRequest | RaggedRequest) -> str:
+    """Name of what requests must share to share a tile: kind of call and orders of its sizes."""
     dtype = str(request.dtype).removeprefix("torch.")
-    return f"{dtype} d{request.head_dim} {'causal' if request.causal else 'full'} 2^{order}"
+    name = f"{dtype} d{request.head_dim} {'causal' if request.causal else 'full'}"
+    if isinstance(request, RaggedRequest):
+        stored = "paged" if request.page_size else "packed"
+        sizes = f"2^{_order(request.rows)} rows 2^{_order(request.max_kv_len)}"
+        return f"{name} {stored} {request.q_heads} heads {sizes}"
+    heads = _order(request.batch * request.q_heads)
+    return f"{name} 2^{heads} heads 2^{_order(max(request.q_len, request.kv_len))}"
 
 
-def space(kind: str, head_dim: int) -> list[Tile]:
-    """All tiles that :func:`tune` tries, of the "hopper" or the "plain" kernel.
+def _order(size: int) -> int:
+    """Exponent of the power of two that ``size`` does not exceed."""
+    return max(0, int(size - 1).bit_length())
+
+
+def space(kind: str, head_dim: int, causal: bool = False) -> list[Tile]:
+    """All tiles that :func:`tune` tries, of the "hopper", the "prompts" or the "plain" kernel.
 
     Registers and shared memory bound them: more rows or stages spill or do not fit.
     """
@@ -57,19 +76,27 @@ def space(kind: str, head_dim: int) -> list[Tile]:
             PlainTile(block_m, 64, warps, stages)
             for block_m, warps, stages in itertools.product((64, 128), (4, 8), (2, 3, 4))
         ]
-    two = [
-        HopperTile(2, 128, stages, 232, 40, turns, persistent)
-        for stages, turns, persistent in itertools.product(
-            (2,) if head_dim == 128 else (2, 3), flags, flags
-        )
+    orders = _ORDERS[causal]
+    if kind == "prompts":
+        two = [HopperTile(2, 128 if head_dim <= 128 else 64, 2, 232, 40, turns=False)]
+        three = [HopperTile(3, 128, 2, 160, 32)]
+        orders = tuple(order for order in _ORDERS[True] if order != {"persistent": True})
+    else:
+        two = [
+            HopperTile(2, 128, stages, 232, 40, turns, late_wait=late)
+            for stages, turns, late in itertools.product(
+                (2,) if head_dim == 128 else (2, 3), flags, flags
+            )
+        ]
+        three = [
+            HopperTile(3, 128, stages, 160, 32, turns, late_wait=late)
+            for stages, turns, late in itertools.product((2, 3), flags, flags)
+        ]
+    return [
+        replace(tile, **order)
+        for tile in ([*two, *three] if head_dim <= 64 else two)
+        for order in orders
     ]
-    if head_dim == 128:
-        return [*two]
-    three = [
-        HopperTile(3, 128, stages, 160, 32, turns, persistent)
-        for stages, turns, persistent in itertools.product((2, 3), flags, flags)
-    ]
-    return [*two, *three]
 
 
 def table_path(device: torch.device) -> Path:
@@ -88,7 +115,7 @@ def _version(package: str) -> str:
         return "source"
 
 
-def tuned(kind: str, request: DenseRequest) -> Tile | None:
+def tuned(kind: str, request: DenseRequest | RaggedRequest) -> Tile | None:
     """Tile that was measured best for the class of a request, None if none was."""
     folder = os.environ.get(DIRECTORY_VARIABLE)
     return _table(_path(request.device, folder)).get(f"{kind} {shape_class(request)}")
@@ -104,10 +131,7 @@ def _path(device: torch.device, folder: str | None) -> str:
 def _table(path: str) -> dict[str, Tile]:
     """Read a table, once per process; a damaged one is reported and ignored."""
     try:
-        entries = json.loads(Path(path).read_text(encoding="utf-8"))
-        return {
-            key: _KINDS[key.split()[0]](**entry["tile"]) for key, entry in dict(entries).items()
-        }
+        return {key: _tile(key, entry) for key, entry in _entries(Path(path)).items()}
     except FileNotFoundError:
         return {}
     except (OSError, ValueError, TypeError, KeyError) as error:
@@ -115,52 +139,81 @@ def _table(path: str) -> dict[str, Tile]:
         return {}
 
 
+def _entries(path: Path) -> dict[str, Any]:
+    """Read the entries of a table by key, as they stand.
+
+    Raises:
+        FileNotFoundError: there is no table.
+        ValueError: it is no JSON, or no object.
+    """
+    found = json.loads(path.read_text(encoding="utf-8"))
+    if not isinstance(found, dict):
+        raise ValueError("it is no object of entries")
+    return found
+
+
+def _tile(key: str, entry: Any) -> Tile:
+    """Tile of an entry: flags, and numbers from 1 on."""
+    tile = _KINDS[key.partition(" ")[0]](**entry["tile"])
+    for field in fields(tile):
+        value = getattr(tile, field.name)
+        if type(value).__name__ != field.type or value < (field.type == "int"):
+            raise ValueError(f"{key}: {field.name} is {value!r}")
+    return tile
+
+
 def tune(
     kind: str,
-    request: DenseRequest,
+    request: DenseRequest | RaggedRequest,
     measure: Callable[[Tile], float],
     candidates: Sequence[Tile] | None = None,
     rounds: int = 7,
-) -> dict[Tile, float]:
+    beside: Mapping[str, Callable[[], float]] | None = None,
+) -> dict[Tile | str, float]:
     """Measure every candidate and keep the fastest for the request's class.
 
     Kinds of calls that this process has made already keep the tile they have.
 
     Args:
-        kind: "hopper" or "plain".
+        kind: "hopper", "prompts" or "plain".
         request: the request to measure.
         measure: milliseconds of one call with a tile; called in random turns, and once before
             (compilation). A candidate that raises ``RuntimeError`` is left out.
         candidates: tiles to try; :func:`space` by default.
         rounds: calls of each.
+        beside: by name, what gives the milliseconds of other implementations in the same turns.
 
     Returns:
-        Median milliseconds by candidate, fastest first.
+        Median milliseconds by candidate or name, fastest first.
 
     Raises:
         RuntimeError: no candidate ran; says what the last one raised.
     """
-    tiles = list(space(kind, request.head_dim) if candidates is None else candidates)
-    times: dict[Tile, list[float]] = {}
+    tiles = list(
+        space(kind, request.head_dim, request.causal) if candidates is None else candidates
+    )
+    calls: dict[Tile | str, Callable[[], float]] = {}
     last: RuntimeError | None = None
     for tile in tiles:
         try:
             measure(tile)
-            times[tile] = []
+            calls[tile] = functools.partial(measure, tile)
         except RuntimeError as error:
             last = error
             logger.info("%s cannot run: %s", tile, error)
-    if not times:
+    if not calls:
         raise RuntimeError(f"no tile of the {kind} kernel runs here: {last}")
+    calls.update(beside or {})
+    times: dict[Tile | str, list[float]] = {name: [] for name in calls}
     turns = random.Random(0)
     for _ in range(rounds):
-        order = list(times)
+        order = list(calls)
         turns.shuffle(order)
-        for tile in order:
-            times[tile].append(measure(tile))
-    medians = {tile: statistics.median(taken) for tile, taken in times.items()}
+        for name in order:
+            times[name].append(calls[name]())
+    medians = {name: statistics.median(taken) for name, taken in times.items()}
     ranked = dict(sorted(medians.items(), key=lambda item: item[1]))
-    best = next(iter(ranked))
+    best = next(tile for tile in ranked if not isinstance(tile, str))
     _store(table_path(request.device), f"{kind} {shape_class(request)}", best, ranked[best])
     return ranked
 
@@ -171,7 +224,7 @@ def _store(path: Path, key: str, tile: Tile, milliseconds: float) -> None:
     entries: dict[str, Any] = {}
     if path.exists():
         try:
-            entries = dict(json.loads(path.read_text(encoding="utf-8")))
+            entries = _entries(path)
         except ValueError:
             logger.warning("replacing the damaged table of tiles %s", path)
     entries[key] = {"tile": asdict(tile), "ms": milliseconds}

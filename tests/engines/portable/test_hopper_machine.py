@@ -1,0 +1,223 @@
+"""The Hopper kernels without a GPU: their source on :mod:`.gluon_machine`, launched by the engine.
+
+Results against float64 and the reference engine under drawn schedules, and what is noticed if a
+kernel is broken. The kernel that plans a LiteAttention step runs in Triton's interpreter.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from liteattention_rocm import TileGeometry, attention, lite_attention
+from liteattention_rocm.lite import bitmap
+from tests.oracle.attention import HALF_ULP, bound, exact, expect_lse, expect_out
+from tests.oracle.tensors import normal
+
+from . import gluon_machine
+
+triton = pytest.importorskip("triton")
+from liteattention_rocm import remembered  # noqa: E402
+from liteattention_rocm.engines.triton import launch, ragged_launch, tiles  # noqa: E402
+from liteattention_rocm.engines.triton.engine import PortableEngine  # noqa: E402
+
+from . import test_interpreter, test_ragged_interpreter, test_weighing  # noqa: E402
+
+pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
+TILE = TileGeometry(128, 128, 64)
+#: Of three warpgroups, at head dim 64.
+WIDE_TILE = TileGeometry(192, 128, 64)
+
+
+def run_on_machine(monkeypatch: pytest.MonkeyPatch, name: str, module: ModuleType) -> None:
+    """Have launches of kernel module ``name`` run ``module`` instead."""
+    owner, kernel = {"hopper": (launch, "_HOPPER"), "hopper_ragged": (ragged_launch, "_PROMPTS")}[
+        name
+    ]
+    monkeypatch.setattr(owner, kernel, launch.Kernel(module.attention))
+    remembered.forget()
+
+
+@pytest.fixture(autouse=True)
+def hopper(monkeypatch: pytest.MonkeyPatch) -> None:
+    """CPU tensors lie on a Hopper GPU of three multiprocessors."""
+    monkeypatch.setattr(PortableEngine, "_hopper", staticmethod(lambda device: True))
+    monkeypatch.setattr(launch, "multiprocessors", lambda device: 3)
+    monkeypatch.setattr(ragged_launch, "architecture", lambda device: "sm_90")
+    compiled = SimpleNamespace(runtime=SimpleNamespace(interpret=False))
+    monkeypatch.setattr(ragged_launch, "knobs", compiled)
+    monkeypatch.setattr(test_weighing, "GPU", True)
+    for name in ("hopper", "hopper_ragged"):
+        run_on_machine(monkeypatch, name, gluon_machine.load(name))
+
+
+@pytest.fixture(autouse=True)
+def forgotten() -> Any:
+    """No call is bound to the machine once it is gone."""
+    yield
+    remembered.forget()
+
+
+def check(q_len: int, kv_len: int, heads: tuple[int, int], dim: int, **options: Any) -> None:
+    """One dense call, [B, S, H, D] without copies, against float64."""
+    dtype = options.pop("dtype", torch.bfloat16)
+    q = normal(2, heads[0], q_len, dim, dtype=dtype)
+    k, v = (normal(2, heads[1], kv_len, dim, dtype=dtype, seed=i) for i in (1, 2))
+    expected = exact(q, k, v, causal=options.get("causal", False), scale=options.get("scale"))
+    allowed = bound(expected, dtype, "rtz") + HALF_ULP[dtype] * 2 * expected.weight
+    target = torch.full((2, q_len, heads[0], dim), math.nan, dtype=dtype)
+    turned = [x.transpose(1, 2).contiguous() for x in (q, k, v)]
+    _, lse = attention(*turned, return_lse=True, out=target, engine="portable", **options)
+    expect_out(target.transpose(1, 2), expected, allowed)
+    expect_lse(lse, expected.lse, rtol=1e-5)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("dim", [64, 128])
+@pytest.mark.parametrize(
+    ("q_len", "kv_len"), [(1, 1), (192, 128), (300, 517), (400, 130), (130, 769)]
+)
+def test_dense(q_len: int, kv_len: int, dim: int, causal: bool) -> None:
+    """Lengths around the edges of tiles; more tiles than workgroups; causal rows without a key."""
+    check(q_len, kv_len, (2, 1), dim, causal=causal)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_late_waits_change_no_bit(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    q, k, v = (normal(1, n, 300, 128, dtype=dtype, seed=n) for n in (2, 1, 1))
+    found = []
+    for late in (False, True):
+        tile = replace(tiles._HOPPER[128, True], late_wait=late)
+        monkeypatch.setitem(tiles._HOPPER, (128, True), tile)
+        remembered.forget()
+        found.append(attention(q, k, v, layout="bhsd", causal=True, engine="portable"))
+    assert torch.equal(*found)
+
+
+@pytest.mark.parametrize("scale", [0.3, -0.3, 0.0])
+@pytest.mark.parametrize("rounding", ["rtne", "rtna", "rtz"])
+def test_scales_and_roundings(scale: float, rounding: str) -> None:
+    check(70, 200, (1, 1), 64, scale=scale, rounding=rounding)
+
+
+def test_fp16() -> None:
+    check(200, 260, (3, 3), 128, dtype=torch.float16)
+
+
+@pytest.mark.parametrize(("masks", "soft_skip"), [(True, False), (False, True)])
+def test_votes_equal_the_oracle_bit_for_bit(masks: bool, soft_skip: bool) -> None:
+    """36 K blocks: votes of more than one word."""
+    test_interpreter.test_lists_equal_the_oracle_bit_for_bit(TILE, 150, 4500, masks, soft_skip)
+
+
+@pytest.mark.parametrize("dim", [64, 128])
+@pytest.mark.parametrize(
+    ("q_len", "kv_len", "heads", "masks"),
+    [(200, 1000, (4, 2), True), (130, 33 * 128 + 5, (1, 1), False)],
+)
+def test_weights_and_choices(
+    q_len: int, kv_len: int, heads: tuple[int, int], masks: bool, dim: int
+) -> None:
+    """Masses near float64, the choice given them exact, outputs those of a step at -inf."""
+    case = test_weighing.Case(q_len, kv_len, heads, dim, TILE, masks)
+    test_weighing.test_masses_are_near_choices_exact_and_outputs_unchanged(case)
+
+
+@pytest.mark.parametrize("soft_skip", [False, True])
+def test_votes_of_three_warpgroups(soft_skip: bool) -> None:
+    case = test_weighing.Case(400, 1000, (4, 2), 64, WIDE_TILE, masks=True)
+    test_weighing.test_votes_equal_the_oracle_bit_for_bit(case, soft_skip)
+
+
+@pytest.mark.parametrize(("q_len", "masks"), [(200, True), (330, False)])
+def test_weights_of_three_warpgroups(q_len: int, masks: bool) -> None:
+    case = test_weighing.Case(q_len, 33 * 128 + 5, (2, 1), 64, WIDE_TILE, masks)
+    test_weighing.test_masses_are_near_choices_exact_and_outputs_unchanged(case)
+
+
+@pytest.mark.parametrize(("dim", "tile"), [(64, TILE), (64, WIDE_TILE), (128, TILE)])
+def test_a_step_that_keeps_every_tile_is_dense_bit_for_bit(dim: int, tile: TileGeometry) -> None:
+    q, k, v = (normal(1, 3, 700, dim, seed=i) for i in range(3))
+    read = bitmap.full(1, 3, tile.q_blocks(700), tile.k_blocks(700))
+    write = torch.zeros_like(read)
+    out, lse = lite_attention(
+        q, k, v, read, write, threshold=-math.inf, geometry=tile, layout="bhsd", return_lse=True,
+        engine="portable",
+    )  # fmt: skip
+    dense, dense_lse = attention(q, k, v, layout="bhsd", return_lse=True, engine="portable")
+    assert torch.equal(out, dense) and torch.equal(lse, dense_lse) and torch.equal(write, read)
+
+
+@pytest.mark.parametrize("page_size", [0, 8, 48])
+def test_prompts_beside_shorter_requests(page_size: int) -> None:
+    test_ragged_interpreter.test_prompts_beside_shorter_requests(page_size)
+
+
+@pytest.mark.parametrize("dim", [80, 128, 256])
+def test_prompts_of_all_widths(dim: int) -> None:
+    test_ragged_interpreter.test_prompts_of_all_widths(dim)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"window": 40},
+        {"window": 150, "causal": False},
+        {"window": 70, "soft_cap": 5.0, "scale": 0.7},
+        {"sinks": torch.tensor([0.5, -2.0]), "scale": 0.0},
+    ],
+    ids=["window", "window-of-the-past", "soft-cap", "sinks"],
+)
+def test_prompts_of_what_models_ask_for(options: dict[str, Any]) -> None:
+    test_ragged_interpreter.test_prompts_of_what_models_ask_for(options)
+
+
+#: What a kernel may lack, and what then is noticed: which test, and the machine's message or none.
+BROKEN = [
+    ("a wait for values", "mbarrier.wait(v_full.index(before), parity)", "pass", "dense", None),
+    ("a wait for keys", "mbarrier.wait(k_full.index(stage), (step // STAGES) & 1)\n"
+     "                if", "if", "dense", None),
+    ("a wait for a free stage", "mbarrier.wait(k_empty.index(stage), free)", "pass", "dense", None),
+    ("the other phase", "free = ((step // STAGES) & 1) ^ 1", "free = (step // STAGES) & 1",
+     "dense", "deadlock"),
+    ("a stage that is never freed", "                mbarrier.arrive(v_empty.index(before))\n", "",
+     "dense", "deadlock"),
+    ("a wait for a product", "scores = warpgroup_mma_wait(1, deps=[scores])", "pass", "dense",
+     "before it was waited for"),
+    ("a fence", "        fence_async_shared()\n", "", "dense", "without a fence"),
+    ("a wait for the output's copy", "        tma.store_wait(0)\n        staged",
+     "        staged", "dense", None),
+    ("the rows of another warpgroup", "row = block_row + GROUP * 64", "row = block_row", "dense",
+     None),
+    ("a mask", "mask_from = kv_len // BLOCK_N\n    return", "mask_from = k_blocks\n    return",
+     "dense", None),
+    ("who was walked", "mbarrier.wait(walked.index(done & 1), (done >> 1) & 1)", "pass",
+     "weights", None),
+    ("where a row of the bitmap begins", "row_votes = votes + at * words", "row_votes = votes",
+     "votes", None),
+    ("rows past the end, which have no vote", "gl.where(rows < q_len, bits, 0)", "bits", "votes",
+     None),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "where", "message"), [x[1:] for x in BROKEN], ids=[x[0] for x in BROKEN]
+)
+def test_a_broken_kernel_is_noticed(
+    before: str, after: str, where: str, message: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(AssertionError, match=message):
+        for seed in range(5):
+            broken = gluon_machine.load("hopper", 100 * seed, (before, after))
+            run_on_machine(monkeypatch, "hopper", broken)
+            if where == "dense":
+                check(450, 700, (2, 1), 64)
+            elif where == "votes":
+                test_votes_equal_the_oracle_bit_for_bit(True, False)
+            else:
+                test_weights_and_choices(200, 1000, (4, 2), True, 64)

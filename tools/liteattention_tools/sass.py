@@ -1,0 +1,252 @@
+"""The inner loops of the Hopper kernels, compiled for sm_90 as they are shipped, and counted.
+
+    PYTHONPATH=tools python -m liteattention_tools.sass [--late-wait]
+        [--library FILE --kernel PIECE]
+
+Needs PyTorch and the ``triton`` package, which brings ptxas and cuobjdump, and no GPU. A library's
+kernel is counted the same way: the first whose mangled name contains the piece.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import subprocess
+import tempfile
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import torch
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.backends.nvidia.compiler import get_ptxas
+from triton.experimental.gluon._runtime import GluonASTSource
+
+from liteattention_rocm.contract import (
+    DenseRequest,
+    DenseTensors,
+    LiteRequest,
+    LiteTensors,
+    RaggedRequest,
+    RaggedTensors,
+    TileGeometry,
+)
+from liteattention_rocm.engines.triton import hopper, hopper_ragged, launch, ragged_launch, tiles
+
+#: Instructions by what they are for, in the order of a report; the rest is "other".
+CLASSES = {
+    "products": ("HGMMA", "WARPGROUP"),
+    "exp2": ("MUFU",),
+    "max": ("FMNMX",),
+    "fp32": ("FADD", "FMUL", "FFMA"),
+    "to 16 bits": ("F2FP",),
+    "shuffles": ("SHFL",),
+    "barriers": ("BAR", "SYNCS"),
+    "copies": ("MOV", "IMAD.MOV", "LDL", "STL"),
+}
+_POINTERS = {
+    "lse": "*fp32", "mass": "*fp32", "sinks": "*fp32", "items": "*i16", "tally": "*i64",
+    "counts": "*i32", "order": "*i32", "next_tile": "*i32", "votes": "*i32", "weights": "*i32",
+    "must_do": "*i32", "q_start": "*i32", "lengths": "*i32", "page_table": "*i32", "out": "*bf16",
+}  # fmt: skip
+_CPU = torch.device("cpu")
+_FUNCTION = re.compile(r"^\s*Function : (\S+)", re.M)
+_LINE = re.compile(r"^\s*/\*([0-9a-f]{4,})\*/\s+(.*?)\s*;", re.M)
+_PREDICATE = re.compile(r"^@!?U?P\w+\s+")
+_JUMP = re.compile(r"^BRA(?:\.\S+)?\s.*?\b0x([0-9a-f]+)$")
+
+
+@dataclass(frozen=True)
+class Loop:
+    """One round of an inner loop.
+
+    ``keys`` that it takes, its instructions by class and in total, and how many maxima and
+    exponentials come before the wait for the product of weights and values.
+    """
+
+    keys: int
+    total: int
+    classes: dict[str, int]
+    before_wait: tuple[int, int]
+
+
+def inner_loop(listing: str) -> Loop:
+    """The shortest loop with both products, q.k and p.v, in what cuobjdump says of a kernel.
+
+    Raises:
+        ValueError: there is no such loop.
+    """
+    code = [(int(at, 16), _PREDICATE.sub("", text)) for at, text in _LINE.findall(listing)]
+    place = {at: i for i, (at, _) in enumerate(code)}
+    found = []
+    for i, (_, text) in enumerate(code):
+        jump = _JUMP.match(text)
+        first = place.get(int(jump[1], 16)) if jump else None
+        if first is None or first > i:
+            continue
+        body = [text for _, text in code[first : i + 1]]
+        by_values = [text for text in body if text.startswith("HGMMA") and ".tnspB" in text]
+        by_keys = [text for text in body if text.startswith("HGMMA") and ".tnspB" not in text]
+        if by_values and by_keys:
+            found.append((len(body), body, by_keys[0]))
+    if not found:
+        raise ValueError("no loop has the products of queries and keys and of weights and values")
+    total, body, product = min(found, key=lambda one: one[0])
+    names = [text.split()[0] for text in body]
+    counts = Counter(_kind(name) for name in names)
+    waits = [i for i, text in enumerate(body) if re.match(r"WARPGROUP\.DEPBAR\.LE gsb0, 0x0", text)]
+    before = names[: waits[-1]] if waits else []
+    early = tuple(sum(name.startswith(x) for name in before) for x in ("FMNMX", "MUFU.EX2"))
+    keys = re.match(r"HGMMA\.64x(\d+)x16", product)
+    assert keys
+    return Loop(int(keys[1]), total, dict(counts), (early[0], early[1]))
+
+
+def _kind(name: str) -> str:
+    for label, begins in CLASSES.items():
+        if any(name == begin or name.startswith(begin + ".") for begin in begins):
+            return label
+    return "other"
+
+
+def listing(binary: Path, function: str | None = None) -> str:
+    """What cuobjdump says of a cubin, or of one function of a library."""
+    tool = Path(get_ptxas(90).path).with_name("cuobjdump")
+    command: list[str | Path] = [tool, "-sass", *(["-fun", function] if function else []), binary]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    return str(done.stdout)
+
+
+def function_of(library: Path, piece: str) -> str:
+    """The first kernel of a library whose mangled name contains a piece.
+
+    Raises:
+        ValueError: there is none.
+    """
+    for name in re.findall(rb"_Z[A-Za-z0-9_]{20,}", library.read_bytes()):
+        if piece.encode() in name:
+            return str(name.decode())
+    raise ValueError(f"no kernel of {library} has {piece} in its name")
+
+
+def compiled(kernel: Any, bound: launch.Launch) -> bytes:
+    """The cubin of a bound launch, without a GPU."""
+    constants, options, _ = bound._how
+    names = kernel.arg_names
+    fixed = dict(zip(names[len(names) - len(constants) :], constants, strict=True))
+    kinds = {}
+    for name, held in zip([n for n in names if n.endswith("_desc")], bound._boxes, strict=True):
+        shape = ", ".join(map(str, held["block_shape"]))
+        kinds[name] = f"tensordesc<bf16[{shape}],{held['layout']!r}>"
+    pointers = [n for n in names if n not in fixed and n not in kinds][: -len(bound._numbers)]
+    kinds |= {name: _POINTERS[name] for name in pointers}
+    numbers = names[len(kinds) : len(kinds) + len(bound._numbers)]
+    for name, value in zip(numbers, bound._numbers, strict=True):
+        kinds[name] = "fp32" if isinstance(value, float) else "i32"
+    source = GluonASTSource(
+        fn=kernel,
+        signature={name: kinds.get(name, "constexpr") for name in names},
+        constexprs={(names.index(name),): value for name, value in fixed.items()},
+    )
+    built = triton.compile(source, target=GPUTarget("cuda", 90, 32), options=dict(options))
+    return bytes(built.asm["cubin"])
+
+
+def dense(head_dim: int, causal: bool, late_wait: bool = False) -> launch.Launch:
+    """The launch of dense attention in its shipped tile."""
+    request = DenseRequest(
+        1, 1, 1, 512, 512, head_dim, torch.bfloat16, _CPU, "bhsd", 0.1, causal, "rtne", False
+    )
+    q = torch.empty(1, 1, 512, head_dim, dtype=torch.bfloat16)
+    shipped = tiles.shipped("hopper", request)
+    assert isinstance(shipped, launch.HopperTile)
+    tile = replace(shipped, persistent=False, late_wait=late_wait)
+    return launch._attend(request, tile, DenseTensors(q, q, q, q, None))
+
+
+def lite(head_dim: int, budget: float) -> launch.Launch:
+    """The launch of a LiteAttention step, which votes or, with a budget, weighs."""
+    request = LiteRequest(
+        1, 1, 1, 512, 512, head_dim, torch.bfloat16, _CPU, "bhsd", 0.1, False, "rtne", False,
+        TileGeometry(128, 128, 64), -float("inf") if budget else -4.0, True, False, budget,
+    )  # fmt: skip
+    q = torch.empty(1, 1, 512, head_dim, dtype=torch.bfloat16)
+    bits = torch.zeros(1, 1, 4, 1, dtype=torch.int32)
+    shipped = tiles.hopper_lite(request)
+    assert shipped is not None
+    tile = replace(shipped, persistent=False)
+    return launch._attend(request, tile, LiteTensors(q, q, q, q, None, bits, bits, None, None))
+
+
+def prompts(head_dim: int) -> launch.Launch:
+    """The launch of causal prompts in packed keys."""
+    request = RaggedRequest(
+        1, 512, 1, 1, head_dim, torch.bfloat16, torch.bfloat16, _CPU, 0, 512, 512, 0.1, True, 0,
+        0.0, False, 1.0, 1.0, "rtne", False,
+    )  # fmt: skip
+    q = torch.empty(512, 1, head_dim, dtype=torch.bfloat16)
+    starts = torch.tensor([0, 512], dtype=torch.int32)
+    with mock.patch.object(ragged_launch, "architecture", lambda device: "sm_90"):
+        bound = ragged_launch.prompts(
+            request, RaggedTensors(q, q, q, q, None, None, starts, starts, None)
+        )
+    assert bound is not None
+    return bound
+
+
+def shipped(late_wait: bool = False) -> dict[str, tuple[Any, launch.Launch]]:
+    """Kernels and launches by name."""
+    one, many = hopper.attention, hopper_ragged.attention
+    found = {}
+    for dim in (128, 64):
+        found[f"dense {dim}"] = (one, dense(dim, False, late_wait))
+        found[f"causal {dim}"] = (one, dense(dim, True, late_wait))
+        found[f"lite {dim}, votes"] = (one, lite(dim, 0.0))
+        found[f"lite {dim}, weighs"] = (one, lite(dim, 0.1))
+    for dim in (64, 128, 256):
+        found[f"prompts {dim}"] = (many, prompts(dim))
+    return found
+
+
+def count(kernel: Any, bound: launch.Launch) -> Loop:
+    """Compile a launch and count its inner loop."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "kernel.cubin"
+        path.write_bytes(compiled(kernel, bound))
+        return inner_loop(listing(path))
+
+
+def table(loops: dict[str, Loop]) -> str:
+    """Loops as a Markdown table."""
+    labels = [*CLASSES, "other"]
+    lines = [
+        f"| | keys | instructions | {' | '.join(labels)} | max, exp2 before the wait |",
+        f"|---|{'---:|' * (len(labels) + 3)}",
+    ]
+    for name, found in loops.items():
+        cells = [found.keys, found.total, *(found.classes.get(x, 0) for x in labels)]
+        early = ", ".join(map(str, found.before_wait))
+        lines.append(f"| {name} | {' | '.join(map(str, cells))} | {early} |")
+    return "\n".join(lines)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Print the table."""
+    parser = argparse.ArgumentParser(prog="python -m liteattention_tools.sass", description=__doc__)
+    parser.add_argument("--late-wait", action="store_true", help="dense attention with it")
+    parser.add_argument("--library", type=Path, help="a library whose kernel is counted, too")
+    parser.add_argument("--kernel", action="append", default=[], help="piece of a mangled name")
+    given = parser.parse_args(arguments)
+    loops = {name: count(*one) for name, one in shipped(given.late_wait).items()}
+    for piece in given.kernel:
+        name = function_of(given.library, piece)
+        loops[f"{given.library.name}: {piece}"] = inner_loop(listing(given.library, name))
+    print(table(loops))
+
+
+if __name__ == "__main__":
+    main()
