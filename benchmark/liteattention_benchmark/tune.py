@@ -147,7 +147,7 @@ def run_prompts(
             others["FA3"] = lambda: forward(q, *given, True)
     except Unavailable as error:
         progress(f"FA3: {error}")
-    shipped = tiles.PROMPTS[ragged_launch.columns_of(cell.head_dim)]
+    shipped = tiles.shipped_prompts(request, ragged_launch.columns_of(cell.head_dim))
     return _tune("prompts", request, shipped, make, others, rounds, progress)
 
 

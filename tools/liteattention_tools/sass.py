@@ -1,6 +1,6 @@
 """The inner loops of the Hopper kernels, compiled for sm_90 as they are shipped, and counted.
 
-    PYTHONPATH=tools python -m liteattention_tools.sass [--late-wait]
+    PYTHONPATH=tools python -m liteattention_tools.sass [--early-wait]
         [--library FILE --kernel PIECE]
 
 Needs PyTorch and the ``triton`` package, which brings ptxas and cuobjdump, and no GPU. A library's
@@ -156,29 +156,43 @@ def compiled(kernel: Any, bound: launch.Launch) -> bytes:
     return bytes(built.asm["cubin"])
 
 
-def dense(head_dim: int, causal: bool, late_wait: bool = False) -> launch.Launch:
-    """The launch of dense attention in its shipped tile."""
+def dense(head_dim: int, causal: bool, early_wait: bool = False) -> launch.Launch:
+    """The launch of dense attention in its shipped tile, with a late wait or without."""
     request = DenseRequest(
-        1, 1, 1, 512, 512, head_dim, torch.bfloat16, _CPU, "bhsd", 0.1, causal, "rtne", False
+        1, 48, 48, 8192, 8192, head_dim, torch.bfloat16, _CPU, "bhsd", 0.1, causal, "rtne", False
     )
     q = torch.empty(1, 1, 512, head_dim, dtype=torch.bfloat16)
     shipped = tiles.shipped("hopper", request)
     assert isinstance(shipped, launch.HopperTile)
-    tile = replace(shipped, persistent=False, late_wait=late_wait)
+    tile = replace(_by_hardware(shipped), late_wait=shipped.late_wait and not early_wait)
     return launch._attend(request, tile, DenseTensors(q, q, q, q, None))
 
 
-def lite(head_dim: int, budget: float) -> launch.Launch:
-    """The launch of a LiteAttention step, which votes or, with a budget, weighs."""
-    request = LiteRequest(
+def _by_hardware(tile: launch.HopperTile) -> launch.HopperTile:
+    """The tile without an order of its own, which needs a GPU and is none of the inner loop's."""
+    return replace(tile, persistent=False, counted=False, abreast=False)
+
+
+def lite_tile(head_dim: int, budget: float, rows: int = 128) -> launch.HopperTile:
+    """The shipped tile of a LiteAttention step that votes or, with a budget, weighs."""
+    found = tiles.hopper_lite(_lite_request(head_dim, budget, rows))
+    assert found is not None
+    return found
+
+
+def _lite_request(head_dim: int, budget: float, rows: int) -> LiteRequest:
+    return LiteRequest(
         1, 1, 1, 512, 512, head_dim, torch.bfloat16, _CPU, "bhsd", 0.1, False, "rtne", False,
-        TileGeometry(128, 128, 64), -float("inf") if budget else -4.0, True, False, budget,
+        TileGeometry(rows, 128, 64), -float("inf") if budget else -4.0, True, False, budget,
     )  # fmt: skip
+
+
+def lite(head_dim: int, budget: float, rows: int = 128) -> launch.Launch:
+    """The launch of that step, q blocks of ``rows``."""
     q = torch.empty(1, 1, 512, head_dim, dtype=torch.bfloat16)
     bits = torch.zeros(1, 1, 4, 1, dtype=torch.int32)
-    shipped = tiles.hopper_lite(request)
-    assert shipped is not None
-    tile = replace(shipped, persistent=False)
+    tile = replace(lite_tile(head_dim, budget, rows), persistent=False)
+    request = _lite_request(head_dim, budget, rows)
     return launch._attend(request, tile, LiteTensors(q, q, q, q, None, bits, bits, None, None))
 
 
@@ -190,21 +204,22 @@ def prompts(head_dim: int) -> launch.Launch:
     )  # fmt: skip
     q = torch.empty(512, 1, head_dim, dtype=torch.bfloat16)
     starts = torch.tensor([0, 512], dtype=torch.int32)
+    tile = _by_hardware(tiles.PROMPTS[ragged_launch.columns_of(head_dim)])
     with mock.patch.object(ragged_launch, "architecture", lambda device: "sm_90"):
         bound = ragged_launch.prompts(
-            request, RaggedTensors(q, q, q, q, None, None, starts, starts, None)
+            request, RaggedTensors(q, q, q, q, None, None, starts, starts, None), tile
         )
     assert bound is not None
     return bound
 
 
-def shipped(late_wait: bool = False) -> dict[str, tuple[Any, launch.Launch]]:
+def shipped(early_wait: bool = False) -> dict[str, tuple[Any, launch.Launch]]:
     """Kernels and launches by name."""
     one, many = hopper.attention, hopper_ragged.attention
     found = {}
     for dim in (128, 64):
-        found[f"dense {dim}"] = (one, dense(dim, False, late_wait))
-        found[f"causal {dim}"] = (one, dense(dim, True, late_wait))
+        found[f"dense {dim}"] = (one, dense(dim, False, early_wait))
+        found[f"causal {dim}"] = (one, dense(dim, True, early_wait))
         found[f"lite {dim}, votes"] = (one, lite(dim, 0.0))
         found[f"lite {dim}, weighs"] = (one, lite(dim, 0.1))
     for dim in (64, 128, 256):
@@ -237,11 +252,13 @@ def table(loops: dict[str, Loop]) -> str:
 def main(arguments: Sequence[str] | None = None) -> None:
     """Print the table."""
     parser = argparse.ArgumentParser(prog="python -m liteattention_tools.sass", description=__doc__)
-    parser.add_argument("--late-wait", action="store_true", help="dense attention with it")
+    parser.add_argument(
+        "--early-wait", action="store_true", help="dense attention without late wait"
+    )
     parser.add_argument("--library", type=Path, help="a library whose kernel is counted, too")
     parser.add_argument("--kernel", action="append", default=[], help="piece of a mangled name")
     given = parser.parse_args(arguments)
-    loops = {name: count(*one) for name, one in shipped(given.late_wait).items()}
+    loops = {name: count(*one) for name, one in shipped(given.early_wait).items()}
     for piece in given.kernel:
         name = function_of(given.library, piece)
         loops[f"{given.library.name}: {piece}"] = inner_loop(listing(given.library, name))

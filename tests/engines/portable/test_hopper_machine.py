@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import torch
 
-from liteattention_rocm import TileGeometry, attention, lite_attention
+from liteattention_rocm import TileGeometry, attention, attention_varlen, lite_attention
 from liteattention_rocm.lite import bitmap
 from tests.oracle.attention import HALF_ULP, bound, exact, expect_lse, expect_out
 from tests.oracle.tensors import normal
@@ -78,12 +78,16 @@ def check(q_len: int, kv_len: int, heads: tuple[int, int], dim: int, **options: 
 
 
 @pytest.mark.parametrize("causal", [False, True])
-@pytest.mark.parametrize("dim", [64, 128])
+@pytest.mark.parametrize(("dim", "low"), [(64, False), (64, True), (128, False)])
 @pytest.mark.parametrize(
     ("q_len", "kv_len"), [(1, 1), (192, 128), (300, 517), (400, 130), (130, 769)]
 )
-def test_dense(q_len: int, kv_len: int, dim: int, causal: bool) -> None:
+def test_dense(
+    q_len: int, kv_len: int, dim: int, low: bool, causal: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Lengths around the edges of tiles; more tiles than workgroups; causal rows without a key."""
+    monkeypatch.setattr(tiles, "_COST_OF_LOW", 0.0 if low else math.inf)
+    monkeypatch.setattr(tiles, "_COUNTED_FROM", 300)
     check(q_len, kv_len, (2, 1), dim, causal=causal)
 
 
@@ -94,9 +98,15 @@ def test_late_waits_change_no_bit(dtype: torch.dtype, monkeypatch: pytest.Monkey
     for late in (False, True):
         tile = replace(tiles._HOPPER[128, True], late_wait=late)
         monkeypatch.setitem(tiles._HOPPER, (128, True), tile)
+        prompts = replace(tiles.PROMPTS[128], late_wait=late)
+        monkeypatch.setattr(tiles, "shipped_prompts", lambda *_, tile=prompts: tile)
         remembered.forget()
-        found.append(attention(q, k, v, layout="bhsd", causal=True, engine="portable"))
-    assert torch.equal(*found)
+        found.append(attention(q, k, v, layout="bhsd", causal=True, engine="portable")[0])
+        packed = [x[0].transpose(0, 1).contiguous() for x in (q, k, v)]
+        bounds = dict(max_seqlen_q=300, max_seqlen_k=300, causal=True, engine="portable")
+        starts = torch.tensor([0, 100, 300], dtype=torch.int32)
+        found.append(attention_varlen(*packed, starts, starts, **bounds).transpose(0, 1))
+    assert torch.equal(found[0], found[2]) and torch.equal(found[1], found[3])
 
 
 @pytest.mark.parametrize("scale", [0.3, -0.3, 0.0])

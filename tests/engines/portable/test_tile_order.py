@@ -98,7 +98,7 @@ def test_prompts_in_every_order(
         v_scale=1.0, rounding="rtne", return_lse=True,
     )  # fmt: skip
     t = RaggedTensors(case.q, k, v, out, lse, None, case.q_start, keys, table)
-    order = dict(persistent=True, counted=True, abreast=True) if counted else dict(abreast=True)
+    order = dict(persistent=counted, counted=counted, abreast=True)
     monkeypatch.setitem(tiles.PROMPTS, columns, replace(shipped, **order))
     long = ragged_launch.prompts(request, t)
     assert long is not None

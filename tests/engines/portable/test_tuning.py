@@ -120,9 +120,27 @@ def test_no_candidate_has_other_blocks_of_keys() -> None:
             found = tuning.space(kind, head_dim, causal)
             assert {tile.block_n for tile in found} == {shipped.block_n}
             assert len(set(found)) == len(found)
-        assert tiles._HOPPER[head_dim, causal] in tuning.space("hopper", head_dim, causal)
+        shipped = tiles._HOPPER[head_dim, causal], tiles._HOPPER_LOW.get((head_dim, causal))
+        found = tuning.space("hopper", head_dim, causal)
+        assert all(tile is None or tile in found for tile in shipped)
         plain = tiles._PLAIN[head_dim]
         assert dataclasses.replace(plain) in tuning.space("plain", head_dim)
+
+
+@pytest.mark.parametrize(
+    ("heads", "length", "low"),
+    [(8, 2048, True), (2, 6144, True), (3, 8192, False), (12, 4096, False), (48, 8192, False)],
+)
+@pytest.mark.parametrize("causal", [False, True])
+def test_low_tiles_where_tall_ones_leave_the_gpu_half_empty(
+    heads: int, length: int, low: bool, causal: bool
+) -> None:
+    """With 132 multiprocessors; at head dim 128 there are low tiles only."""
+    table = tiles._HOPPER_LOW if low else tiles._HOPPER
+    found = tiles.hopper(request(length, 64, causal, heads))
+    assert found.groups == table[64, causal].groups == (2 if low else 3)
+    assert found.counted == (causal or length >= 8192)
+    assert tiles.hopper(request(length, 128, causal, heads)).groups == 2
 
 
 def prompts(**changes: object) -> RaggedRequest:
@@ -136,13 +154,16 @@ def prompts(**changes: object) -> RaggedRequest:
 
 
 def test_prompts_have_tiles_of_their_own() -> None:
-    best = dataclasses.replace(tiles.PROMPTS[128], persistent=True, counted=True, abreast=True)
-    assert best in tuning.space("prompts", 80)
+    best = dataclasses.replace(tiles.PROMPTS[128], late_wait=True)
+    assert best != tiles.PROMPTS[128] and best in tuning.space("prompts", 80)
     assert tiles.prompts(prompts(), 128) == tiles.PROMPTS[128]
     tuning.tune("prompts", prompts(), lambda tile: 1.0 if tile == best else 2.0)
     assert tiles.prompts(prompts(rows=5000), 128) == best  # the same power of two
     for other in (prompts(page_size=0), prompts(max_kv_len=1025), prompts(head_dim=128)):
-        assert tiles.prompts(other, 128) == tiles.PROMPTS[128]
+        assert tiles.prompts(other, 128) == tiles.shipped_prompts(other, 128)
+    for page_size in (0, 256, 16):  # whole K blocks of keys, or pieces
+        found = tiles.prompts(prompts(page_size=page_size, rows=100), 128)
+        assert found.late_wait == (page_size != 16)
     for head_dim, shipped in tiles.PROMPTS.items():
         found = tuning.space("prompts", head_dim)
         assert shipped in found and len(set(found)) == len(found)

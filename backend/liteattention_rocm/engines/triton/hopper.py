@@ -128,10 +128,6 @@ def _load(
     done = 0
     step = 0
     while tile < tiles:
-        if LITE or COUNTED:
-            upcoming = gl.atomic_add(next_tile, 1, sem="relaxed") + gl.num_programs(0)
-        else:
-            upcoming = tile + gl.num_programs(0)
         slot = done & 1
         mbarrier.wait(tile_empty.index(slot), ((done >> 1) & 1) ^ 1)
         tile_smem.index(slot).store(gl.full([1], 0, gl.int32, one) + tile)
@@ -170,8 +166,14 @@ def _load(
             block = following
             step += 1
         done += 1
+        # Not before: a tile asked for while this one's loads go on would wait for all of them,
+        # even where another multiprocessor is through. The loads run two K blocks ahead, and the
+        # answer comes while those are computed.
+        upcoming = tile + gl.num_programs(0)
+        if LITE or COUNTED:
+            upcoming = gl.atomic_add(next_tile, 1, sem="relaxed") + gl.num_programs(0)
         if COUNTED:
-            leave_counter(next_tile, upcoming, tiles)  # here, as it waits for the answer
+            leave_counter(next_tile, upcoming, tiles)
         tile = upcoming
     slot = done & 1
     mbarrier.wait(tile_empty.index(slot), ((done >> 1) & 1) ^ 1)
@@ -236,7 +238,7 @@ _NEVER = gl.constexpr("""{
 
 
 @gluon.jit
-def _held(x):
+def held(x):
     """``x``, which later waits for matrix products stay behind.
 
     ptxas moves such a wait up past all arithmetic, to the access to memory before it: in front of
@@ -261,7 +263,7 @@ def _packed(weights, dtype: gl.constexpr):
 
 
 @gluon.jit
-def _carried(weights, dtype: gl.constexpr, layout: gl.constexpr, LATE_WAIT: gl.constexpr):
+def as_carried(weights, dtype: gl.constexpr, layout: gl.constexpr, LATE_WAIT: gl.constexpr):
     """Weights as they go to the next step: an operand, or pairs of it."""
     if LATE_WAIT:
         carried = _packed(weights, dtype)
@@ -271,8 +273,8 @@ def _carried(weights, dtype: gl.constexpr, layout: gl.constexpr, LATE_WAIT: gl.c
 
 
 @gluon.jit
-def _operand(carried, dtype: gl.constexpr, layout: gl.constexpr, LATE_WAIT: gl.constexpr):
-    """What :func:`_carried` gave, ``dtype`` [64, N], for a matrix product."""
+def as_operand(carried, dtype: gl.constexpr, layout: gl.constexpr, LATE_WAIT: gl.constexpr):
+    """What :func:`as_carried` gave, ``dtype`` [64, N], for a matrix product."""
     if LATE_WAIT:
         low = (carried & 0xFFFF).to(gl.int16).to(dtype, bitcast=True)
         high = (carried >> 16).to(gl.int16).to(dtype, bitcast=True)
@@ -558,7 +560,7 @@ def _compute(
         )
         total = gl.sum(p, axis=1)
         here = total
-        carried = _carried(p, dtype, p_layout, LATE_WAIT)
+        carried = as_carried(p, dtype, p_layout, LATE_WAIT)
         # The votes of 32 steps fill a word; a branch in the inner loop would keep the compiler from
         # converting weights under the exponentials (8 % of the time).
         if LITE:
@@ -580,7 +582,7 @@ def _compute(
                 scores = warpgroup_mma(q, k, none, use_acc=False, is_async=True)
                 mbarrier.wait(v_full.index(before), parity)
                 v = v_smem.index(before).reshape([BLOCK_N, HEAD_DIM])
-                pv_weights = _operand(carried, dtype, p_layout, LATE_WAIT)
+                pv_weights = as_operand(carried, dtype, p_layout, LATE_WAIT)
                 out = warpgroup_mma(pv_weights, v, out, is_async=True)
                 if TURNS:
                     mbarrier.arrive(turns.index(following))
@@ -598,11 +600,11 @@ def _compute(
                 here = gl.sum(p, axis=1)
                 total = total * fade + here
                 if LATE_WAIT:
-                    top = _held(top)
+                    top = held(top)
                 out = warpgroup_mma_wait(0, deps=[out])
                 mbarrier.arrive(v_empty.index(before))
                 out = out * gl.convert_layout(fade, per_out)[:, None]
-                carried = _carried(p, dtype, p_layout, LATE_WAIT)
+                carried = as_carried(p, dtype, p_layout, LATE_WAIT)
             if LITE:
                 inside = gl.where(keys == 0, 0, count)
                 if WEIGH:
@@ -622,7 +624,7 @@ def _compute(
         mbarrier.arrive(q_empty.index(GROUP))
         mbarrier.wait(v_full.index(stage), (step // STAGES) & 1)
         v = v_smem.index(stage).reshape([BLOCK_N, HEAD_DIM])
-        pv_weights = _operand(carried, dtype, p_layout, LATE_WAIT)
+        pv_weights = as_operand(carried, dtype, p_layout, LATE_WAIT)
         out = warpgroup_mma(pv_weights, v, out, is_async=True)
         out = warpgroup_mma_wait(0, deps=[out])
         mbarrier.arrive(v_empty.index(stage))

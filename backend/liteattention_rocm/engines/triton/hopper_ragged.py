@@ -27,7 +27,17 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
-from .hopper import barrier, copy_in, leave_counter, rounded, signed, softmax
+from .hopper import (
+    as_carried,
+    as_operand,
+    barrier,
+    copy_in,
+    held,
+    leave_counter,
+    rounded,
+    signed,
+    softmax,
+)
 
 #: Columns of a piece: 128 bytes, the span of the swizzle in shared memory.
 COLUMNS = 64
@@ -207,7 +217,6 @@ def _load(
         done = 0
         step = 0
         while program < tiles * q_heads:
-            upcoming = gl.atomic_add(next_tile, 1, sem="relaxed") + gl.num_programs(0)
             found = _place(
                 program, q_start, lengths, requests, tiles, q_heads, group, span, window, GROUPS,
                 BLOCK_N, PAGE, CAUSAL, WINDOW, SHORTEST,
@@ -231,7 +240,9 @@ def _load(
                     PIECE, PAGE, STAGES,
                 )  # fmt: skip
                 done += 1
-            leave_counter(next_tile, upcoming, tiles * q_heads)  # here: it waits for the answer
+            # Not before, as in the dense kernel.
+            upcoming = gl.atomic_add(next_tile, 1, sem="relaxed") + gl.num_programs(0)
+            leave_counter(next_tile, upcoming, tiles * q_heads)
             program = upcoming
         mbarrier.wait(tile_empty.index(done & 1), ((done >> 1) & 1) ^ 1)
         _tell(tile_smem, done & 1, (0,))
@@ -307,8 +318,8 @@ def _compute(
     results, smem, bars, place, sizes, numbers,
     GROUPS: gl.constexpr, BLOCK_N: gl.constexpr, HEAD_DIM: gl.constexpr, WIDTH: gl.constexpr,
     STAGES: gl.constexpr, CAUSAL: gl.constexpr, WINDOW: gl.constexpr, CAP: gl.constexpr,
-    HAS_SINKS: gl.constexpr, HAS_LSE: gl.constexpr, TURNS: gl.constexpr, SIGN: gl.constexpr,
-    ROUNDING: gl.constexpr, COUNTED: gl.constexpr,
+    HAS_SINKS: gl.constexpr, HAS_LSE: gl.constexpr, TURNS: gl.constexpr, LATE_WAIT: gl.constexpr,
+    SIGN: gl.constexpr, ROUNDING: gl.constexpr, COUNTED: gl.constexpr,
 ):  # fmt: skip
     """A computing warpgroup: rows ``GROUP * 64`` and on of each tile, or of that in ``place``."""
     result, lse, sinks, stride_ot, stride_oh = results
@@ -387,7 +398,7 @@ def _compute(
             scores, top, c, 0.0, bits, 0, block, rows, q_len, lse, False, False, False
         )
         total = gl.sum(p, axis=1)
-        pv_weights = gl.convert_layout(p.to(dtype), p_layout)
+        carried = as_carried(p, dtype, p_layout, LATE_WAIT)
         # The end of a request and the beginning of its window: outside of the loop, as a branch
         # there would keep the compiler from converting weights under the exponentials.
         if ((block + 1) * BLOCK_N > length) | ((count == 1) & (block * BLOCK_N < low)):
@@ -410,6 +421,7 @@ def _compute(
             scores = warpgroup_mma(q, k, none, use_acc=False, is_async=True)
             mbarrier.wait(v_full.index(before), parity)
             v = v_smem.index(before).reshape([BLOCK_N, WIDTH])
+            pv_weights = as_operand(carried, dtype, p_layout, LATE_WAIT)
             out = warpgroup_mma(pv_weights, v, out, is_async=True)
             if TURNS:
                 mbarrier.arrive(turns.index(following))
@@ -423,10 +435,12 @@ def _compute(
                 scores, top, c, 0.0, bits, 0, block, rows, q_len, lse, False, False, False
             )
             total = total * fade + gl.sum(p, axis=1)
+            if LATE_WAIT:
+                top = held(top)
             out = warpgroup_mma_wait(0, deps=[out])
             mbarrier.arrive(v_empty.index(before))
             out = out * gl.convert_layout(fade, per_out)[:, None]
-            pv_weights = gl.convert_layout(p.to(dtype), p_layout)
+            carried = as_carried(p, dtype, p_layout, LATE_WAIT)
         mbarrier.arrive(q_empty.index(GROUP))
         mbarrier.wait(v_full.index(stage), (step // STAGES) & 1)
         v = v_smem.index(stage).reshape([BLOCK_N, WIDTH])
@@ -434,6 +448,7 @@ def _compute(
             if (count > 1) & (block * BLOCK_N < low):
                 _blank(v, clean.index(0), blanked & 1, block * BLOCK_N, low, length, GROUP, BLOCK_N)
                 blanked += 1
+        pv_weights = as_operand(carried, dtype, p_layout, LATE_WAIT)
         out = warpgroup_mma(pv_weights, v, out, is_async=True)
         out = warpgroup_mma_wait(0, deps=[out])
         mbarrier.arrive(v_empty.index(stage))
@@ -482,8 +497,9 @@ def attention(
     GROUPS: gl.constexpr, BLOCK_N: gl.constexpr, HEAD_DIM: gl.constexpr, WIDTH: gl.constexpr,
     PIECE: gl.constexpr, PAGE: gl.constexpr, STAGES: gl.constexpr, CAUSAL: gl.constexpr,
     WINDOW: gl.constexpr, CAP: gl.constexpr, HAS_SINKS: gl.constexpr, HAS_LSE: gl.constexpr,
-    TURNS: gl.constexpr, SIGN: gl.constexpr, ROUNDING: gl.constexpr, SHORTEST: gl.constexpr,
-    REGISTERS: gl.constexpr, LOADER_REGISTERS: gl.constexpr, COUNTED: gl.constexpr,
+    TURNS: gl.constexpr, LATE_WAIT: gl.constexpr, SIGN: gl.constexpr, ROUNDING: gl.constexpr,
+    SHORTEST: gl.constexpr, REGISTERS: gl.constexpr, LOADER_REGISTERS: gl.constexpr,
+    COUNTED: gl.constexpr,
 ):  # fmt: skip
     """Tiles of ``GROUPS * 64`` rows of one request and head, a program each.
 
@@ -561,11 +577,11 @@ def attention(
         gl.warp_specialize(
             [
             (_compute, (0, results, smem, bars, place, sizes, numbers, GROUPS, BLOCK_N, HEAD_DIM,
-                WIDTH, STAGES, CAUSAL, WINDOW, CAP, HAS_SINKS, HAS_LSE, TURNS, SIGN, ROUNDING,
-                COUNTED)),
+                WIDTH, STAGES, CAUSAL, WINDOW, CAP, HAS_SINKS, HAS_LSE, TURNS, LATE_WAIT, SIGN,
+                ROUNDING, COUNTED)),
             (_compute, (1, results, smem, bars, place, sizes, numbers, GROUPS, BLOCK_N, HEAD_DIM,
-                WIDTH, STAGES, CAUSAL, WINDOW, CAP, HAS_SINKS, HAS_LSE, TURNS, SIGN, ROUNDING,
-                COUNTED)),
+                WIDTH, STAGES, CAUSAL, WINDOW, CAP, HAS_SINKS, HAS_LSE, TURNS, LATE_WAIT, SIGN,
+                ROUNDING, COUNTED)),
             (_load, ((q_desc, k_desc, v_desc), smem, (k_pieces, v_pieces), bars, place, tables,
                 sizes, next_tile, GROUPS, BLOCK_N, WIDTH, PIECE, PAGE, STAGES, CAUSAL, WINDOW,
                 SHORTEST, COUNTED)),
@@ -578,14 +594,14 @@ def attention(
         gl.warp_specialize(
             [
             (_compute, (0, results, smem, bars, place, sizes, numbers, GROUPS, BLOCK_N, HEAD_DIM,
-                WIDTH, STAGES, CAUSAL, WINDOW, CAP, HAS_SINKS, HAS_LSE, TURNS, SIGN, ROUNDING,
-                COUNTED)),
+                WIDTH, STAGES, CAUSAL, WINDOW, CAP, HAS_SINKS, HAS_LSE, TURNS, LATE_WAIT, SIGN,
+                ROUNDING, COUNTED)),
             (_compute, (1, results, smem, bars, place, sizes, numbers, GROUPS, BLOCK_N, HEAD_DIM,
-                WIDTH, STAGES, CAUSAL, WINDOW, CAP, HAS_SINKS, HAS_LSE, TURNS, SIGN, ROUNDING,
-                COUNTED)),
+                WIDTH, STAGES, CAUSAL, WINDOW, CAP, HAS_SINKS, HAS_LSE, TURNS, LATE_WAIT, SIGN,
+                ROUNDING, COUNTED)),
             (_compute, (2, results, smem, bars, place, sizes, numbers, GROUPS, BLOCK_N, HEAD_DIM,
-                WIDTH, STAGES, CAUSAL, WINDOW, CAP, HAS_SINKS, HAS_LSE, TURNS, SIGN, ROUNDING,
-                COUNTED)),
+                WIDTH, STAGES, CAUSAL, WINDOW, CAP, HAS_SINKS, HAS_LSE, TURNS, LATE_WAIT, SIGN,
+                ROUNDING, COUNTED)),
             (_load, ((q_desc, k_desc, v_desc), smem, (k_pieces, v_pieces), bars, place, tables,
                 sizes, next_tile, GROUPS, BLOCK_N, WIDTH, PIECE, PAGE, STAGES, CAUSAL, WINDOW,
                 SHORTEST, COUNTED)),

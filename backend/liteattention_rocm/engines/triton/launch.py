@@ -117,7 +117,7 @@ class HopperTile:
     workgroups take tiles off a counter instead of a grid apart, whoever is through first.
     ``abreast``: causal tiles of several heads in turn, longest first, see :func:`abreast`.
     ``late_wait``: products of weights and values run under the exponentials of the next weights,
-    too; not for prompts.
+    too.
     """
 
     groups: int

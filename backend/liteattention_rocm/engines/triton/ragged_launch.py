@@ -187,8 +187,9 @@ def prompts(
         (
             tile.groups, tile.block_n, request.head_dim, columns, piece, request.page_size,
             tile.stages, request.causal, request.window > 0, request.soft_cap > 0, request.sinks,
-            request.return_lse, tile.turns, sign, kernels.ROUNDING[request.rounding],
-            SHORTEST_PROMPT, tile.registers, tile.loader_registers, tile.counted,
+            request.return_lse, tile.turns, tile.late_wait, sign,
+            kernels.ROUNDING[request.rounding], SHORTEST_PROMPT, tile.registers,
+            tile.loader_registers, tile.counted,
         ),
         (("num_warps", 4),),
         (request.dtype, alignments(*like), tuple(map(kind, steps))),

@@ -1,9 +1,9 @@
 """How the portable kernels are compiled for a request: a tuned tile, or that of the shipped table.
 
-The shipped table was chosen on an NVIDIA H200 among warpgroups, keys of a block, stages, taking
-turns and persistence. Tiles off a counter and of several heads in turn came later and were not
-measured. On AMD's GPUs nothing was: there its plain tiles have fewer stages, so that they fit.
-Nothing is tuned while a program runs, see :mod:`.tuning`.
+The shipped table was chosen on an NVIDIA H200 among warpgroups, stages, orders of work, taking
+turns and late waits (``liteattention-rocm bench tune``). On AMD's GPUs nothing was measured: there
+its plain tiles have fewer stages, so that they fit. Nothing is tuned while a program runs, see
+:mod:`.tuning`.
 """
 
 from __future__ import annotations
@@ -13,34 +13,44 @@ from dataclasses import replace
 import torch
 
 from ...contract import DenseRequest, LiteRequest, RaggedRequest
-from . import tuning
+from . import launch, tuning
 from .launch import HopperTile, PlainTile
 
 #: Rows of one warpgroup of the Hopper kernel, which drop a tile together under ``soft_skip``.
 _HOPPER_VOTE_ROWS = 64
 
-# Causal tiles differ in length: the hardware hands out workgroups as multiprocessors fall free.
-_HOPPER = {
-    (64, False): HopperTile(3, 128, 2, registers=160, loader_registers=32),
-    (64, True): HopperTile(3, 128, 2, registers=160, loader_registers=32, persistent=False),
-    (128, False): HopperTile(2, 128, 2, registers=232, loader_registers=40, turns=False),
-    (128, True): HopperTile(
-        2, 128, 2, registers=232, loader_registers=40, turns=False, persistent=False
-    ),
-}
 _TWO_GROUPS = HopperTile(2, 128, 2, registers=232, loader_registers=40, turns=False)
-#: LiteAttention steps, by head dim and rows of a q block. The 192 rows of a dense call at head dim
-#: 64 are there for who asks for them: not timed yet.
+_THREE_GROUPS = HopperTile(3, 128, 2, registers=160, loader_registers=32)
+#: Dense attention, by head dim and whether it is causal.
+_HOPPER = {
+    (64, False): replace(_THREE_GROUPS, counted=True),
+    (64, True): replace(_THREE_GROUPS, stages=3, counted=True, abreast=True, late_wait=True),
+    (128, False): replace(_TWO_GROUPS, counted=True, late_wait=True),
+    (128, True): replace(_TWO_GROUPS, counted=True, abreast=True, late_wait=True),
+}
+#: The same in lower tiles, for calls whose last round of tall ones would leave the GPU half empty:
+#: 1.12 to 1.14 times as long for as many rows.
+_HOPPER_LOW = {
+    (64, False): replace(_TWO_GROUPS, turns=True, counted=True, late_wait=True),
+    (64, True): replace(_TWO_GROUPS, turns=True, counted=True, abreast=True, late_wait=True),
+}
+_COST_OF_LOW = 1.13
+#: Keys from which on tiles of one length are taken off the counter: short ones are through before
+#: its answer is there (1 to 4 % of the time at 1,024 to 4,096 keys).
+_COUNTED_FROM = 8192
+#: Multiprocessors of the H200, for requests on no GPU.
+_MULTIPROCESSORS = 132
+#: LiteAttention steps, by head dim and rows of a q block.
 _HOPPER_LITE = {
-    (64, 128): _TWO_GROUPS,
-    (64, 192): HopperTile(3, 128, 2, registers=160, loader_registers=32),
-    (128, 128): _TWO_GROUPS,
+    (64, 128): replace(_TWO_GROUPS, turns=True),
+    (64, 192): _THREE_GROUPS,
+    (128, 128): replace(_TWO_GROUPS, late_wait=True),
 }
 #: Prompts, packed or paged, by columns of the tile.
 PROMPTS = {
-    64: HopperTile(3, 128, 2, registers=160, loader_registers=32, persistent=False),
-    128: HopperTile(2, 128, 2, registers=232, loader_registers=40, turns=False, persistent=False),
-    256: HopperTile(2, 64, 2, registers=232, loader_registers=40, turns=False, persistent=False),
+    64: replace(_THREE_GROUPS, counted=True, abreast=True),
+    128: replace(_TWO_GROUPS, counted=True, abreast=True),
+    256: replace(_TWO_GROUPS, block_n=64, counted=True, abreast=True),
 }
 _PLAIN = {
     64: PlainTile(block_m=128, block_n=64, warps=4, stages=3),
@@ -55,20 +65,52 @@ def hopper(request: DenseRequest) -> HopperTile:
     found = tuning.tuned("hopper", request)
     if isinstance(found, HopperTile):
         return found
-    return _HOPPER[request.head_dim, request.causal]
+    return _hopper(request)
+
+
+def _hopper(request: DenseRequest) -> HopperTile:
+    key = request.head_dim, request.causal
+    tile, low = _HOPPER[key], _HOPPER_LOW.get(key)
+    if low is not None and _COST_OF_LOW * _rows_in_turn(request, low) < _rows_in_turn(
+        request, tile
+    ):
+        tile = low
+    if not request.causal and request.kv_len < _COUNTED_FROM:
+        tile = replace(tile, counted=False)
+    return tile
+
+
+def _rows_in_turn(request: DenseRequest, tile: HopperTile) -> int:
+    """Query rows that a multiprocessor computes at most."""
+    device = request.device
+    units = _MULTIPROCESSORS
+    if device.type != "cpu":
+        units = launch.multiprocessors(
+            torch.cuda.current_device() if device.index is None else device.index
+        )
+    tiles = request.batch * request.q_heads * -(-request.q_len // tile.block_m)
+    return -(-tiles // units) * tile.block_m
 
 
 def shipped(kind: str, request: DenseRequest) -> HopperTile | PlainTile:
     """Tile of the shipped table for a dense request, of the "hopper" or the "plain" kernel."""
     if kind == "hopper":
-        return _HOPPER[request.head_dim, request.causal]
+        return _hopper(request)
     return _fitting(_PLAIN[request.head_dim], request)
 
 
 def prompts(request: RaggedRequest, columns: int) -> HopperTile:
     """Tile of prompts on sm_90, of as many columns as heads are widened to."""
     found = tuning.tuned("prompts", request)
-    return found if isinstance(found, HopperTile) else PROMPTS[columns]
+    return found if isinstance(found, HopperTile) else shipped_prompts(request, columns)
+
+
+def shipped_prompts(request: RaggedRequest, columns: int) -> HopperTile:
+    """Tile of the shipped table for prompts."""
+    tile = PROMPTS[columns]
+    # With keys that come in whole blocks late waits bring 3 %, with small pages nothing.
+    late = columns == 128 and request.page_size % tile.block_n == 0
+    return replace(tile, late_wait=late)
 
 
 def hopper_lite(request: LiteRequest) -> HopperTile | None:
@@ -79,7 +121,8 @@ def hopper_lite(request: LiteRequest) -> HopperTile | None:
         return None
     if request.soft_skip and asked.vote_rows != _HOPPER_VOTE_ROWS:
         return None
-    return own
+    # At head dim 64 what a tile weighs is found where a vote would wait.
+    return own if request.budget > 0 else replace(own, late_wait=True)
 
 
 def plain(request: DenseRequest) -> PlainTile:

@@ -78,8 +78,9 @@ def space(kind: str, head_dim: int, causal: bool = False) -> list[Tile]:
         ]
     orders = _ORDERS[causal]
     if kind == "prompts":
-        two = [HopperTile(2, 128 if head_dim <= 128 else 64, 2, 232, 40, turns=False)]
-        three = [HopperTile(3, 128, 2, 160, 32)]
+        keys = 128 if head_dim <= 128 else 64
+        two = [HopperTile(2, keys, 2, 232, 40, turns=False, late_wait=late) for late in flags]
+        three = [HopperTile(3, keys, 2, 160, 32, late_wait=late) for late in flags]
         orders = tuple(order for order in _ORDERS[True] if order != {"persistent": True})
     else:
         two = [
