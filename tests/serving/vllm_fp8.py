@@ -182,7 +182,9 @@ def attended(step: Step, backend: str, scale: float) -> torch.Tensor:
     """Write the step's keys and values with a backend, and attend; [rows, Hq, D] in bf16."""
     shape = step.shape
     config = VllmConfig(cache_config=CacheConfig(cache_dtype="fp8", block_size=BLOCK))
-    config.model_config = SimpleNamespace(dtype=torch.bfloat16, is_mm_prefix_lm=False)
+    config.model_config = SimpleNamespace(
+        dtype=torch.bfloat16, is_mm_prefix_lm=False, is_diffusion=False
+    )
     torch.set_default_dtype(torch.bfloat16)
     try:
         with set_current_vllm_config(config), torch.device(DEVICE):
