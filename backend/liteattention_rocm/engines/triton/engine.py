@@ -94,12 +94,14 @@ class PortableEngine(Engine):
         return reasons
 
     def geometry(self, head_dim: int) -> TileGeometry:
-        """Return the tile that dense calls on the current GPU have: 128 x 128, or 128 x 64.
+        """Return the tile that dense calls on the current GPU have.
 
-        The Hopper kernel takes wide K blocks; the plain kernel is faster with narrow ones.
+        128 x 128 on Hopper, at head dim 64 192 x 128; 128 x 64 elsewhere, as the plain kernel is
+        faster with narrow K blocks.
         """
-        hopper = torch.cuda.is_available() and self._hopper(torch.device("cuda"))
-        return TileGeometry(q_block=128, k_block=128 if hopper else 64, vote_rows=64)
+        if not (torch.cuda.is_available() and self._hopper(torch.device("cuda"))):
+            return TileGeometry(q_block=128, k_block=64, vote_rows=64)
+        return TileGeometry(q_block=192 if head_dim == 64 else 128, k_block=128, vote_rows=64)
 
     def bind(self, request: Request, like: Any) -> Bound:
         """Choose kernels and tiles; see :meth:`Engine.bind`.
