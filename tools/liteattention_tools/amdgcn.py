@@ -178,8 +178,11 @@ def lite(head_dim: int, budget: float, keys: int = 64, rows: int = 128) -> launc
     return launch._attend(request, tiles.plain_lite(request), tensors)
 
 
-def paged(head_dim: int, rows: int) -> launch.Launch:
-    """The first launch of a step of 8 requests with ``rows`` rows each, over pages of 16 tokens."""
+def paged(head_dim: int, rows: int, number: int = 0) -> launch.Launch:
+    """Launch ``number`` of a step of 8 requests with ``rows`` rows each, over pages of 16 tokens.
+
+    Of a step with prompts launch 1 is that of requests of few rows.
+    """
     request = RaggedRequest(
         8, 8 * rows, 32, 8, head_dim, torch.bfloat16, torch.bfloat16, _CPU, 16, rows, 4096, 0.1,
         True, 0, 0.0, False, 1.0, 1.0, "rtne", False,
@@ -189,7 +192,7 @@ def paged(head_dim: int, rows: int) -> launch.Launch:
     starts = torch.zeros(9, dtype=torch.int32)
     table = torch.zeros(8, 256, dtype=torch.int32)
     tensors = RaggedTensors(q, cache, cache, q, None, None, starts, starts[:8], table)
-    return ragged_launch.Attention(request, tensors)._attend
+    return ragged_launch.Attention(request, tensors)._attend[number]
 
 
 def shipped() -> dict[str, tuple[Any, launch.Launch]]:
@@ -208,6 +211,7 @@ def _shipped() -> dict[str, tuple[Any, launch.Launch]]:
         found[f"lite {dim}, weighs"] = (one, lite(dim, 0.1))
         found[f"decode {dim}"] = (many, paged(dim, 1))
         found[f"prompts {dim}"] = (many, paged(dim, 512))
+        found[f"mixed {dim}"] = (many, paged(dim, 512, 1))
     return found
 
 

@@ -168,6 +168,24 @@ def test_prompts_beside_shorter_requests(page_size: int) -> None:
     test_ragged_interpreter.test_prompts_beside_shorter_requests(page_size)
 
 
+@pytest.mark.parametrize("page_size", [0, 16])
+def test_prompts_beside_decodes(page_size: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Three kernels share the step, and a fourth merges."""
+    ran: list[Any] = []
+    call = launch.Kernel.__call__
+
+    def noting(kernel: launch.Kernel, *given: Any) -> None:
+        ran.append(kernel)
+        call(kernel, *given)
+
+    monkeypatch.setattr(launch.Kernel, "__call__", noting)
+    monkeypatch.setattr(ragged_launch, "_SHORT_KEYS", 1)
+    lengths = test_ragged_interpreter.BESIDE
+    test_ragged_interpreter.check(lengths, (4, 1), page_size, causal=page_size > 0)
+    others = [ragged_launch._ATTENTION] * 2 + [ragged_launch._MERGE]
+    assert ran[-4:] == [ragged_launch._PROMPTS, *others]
+
+
 @pytest.mark.parametrize("dim", [80, 128, 256])
 def test_prompts_of_all_widths(dim: int) -> None:
     test_ragged_interpreter.test_prompts_of_all_widths(dim)

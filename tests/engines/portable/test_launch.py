@@ -462,6 +462,52 @@ def test_what_parts_are_kept_in_is_aligned(driver: Driver, monkeypatch: pytest.M
     assert [x.data_ptr() % 16 for x in started[6:9]] == [0, 0, 0]
 
 
+@pytest.mark.parametrize("rows", [300, 4000])
+def test_a_mixed_step_cuts_its_short_requests_apart(
+    driver: Driver, monkeypatch: pytest.MonkeyPatch, rows: int
+) -> None:
+    """Their partial results take the same memory beside any number of rows of prompts."""
+    long, attend, merge = Function(Compiled(3)), Function(Compiled(0)), Function(Compiled(0))
+    long.result.metadata = types.SimpleNamespace(tensordesc_meta=[{"swizzle": 3}] * 3)
+    for name, function in (("_PROMPTS", long), ("_ATTENTION", attend), ("_MERGE", merge)):
+        monkeypatch.setattr(ragged_launch, name, launch.Kernel(function))
+    monkeypatch.setattr(ragged_launch, "architecture", lambda device: "sm_90")
+    monkeypatch.setattr(ragged_launch, "_units", lambda device: 132)
+    monkeypatch.setattr(ragged_launch.knobs.runtime, "interpret", False)
+    mixed = RaggedRequest(
+        requests=3, rows=rows, q_heads=8, kv_heads=2, head_dim=128, dtype=torch.bfloat16,
+        kv_dtype=torch.bfloat16, device=CPU, page_size=16, max_q_len=rows, max_kv_len=8192,
+        scale=0.1, causal=True, window=0, soft_cap=0.0, sinks=False, k_scale=1.0, v_scale=1.0,
+        rounding="rtne", return_lse=False,
+    )  # fmt: skip
+    q, out = (torch.empty(rows, 8, 128, dtype=torch.bfloat16) for _ in range(2))
+    k, v = (torch.empty(9, 16, 2, 128, dtype=torch.bfloat16) for _ in range(2))
+    index = [torch.zeros(n, dtype=torch.int32) for n in (4, 3)]
+    table = torch.zeros(3, 512, dtype=torch.int32)
+    t = RaggedTensors(q, k, v, out, None, None, *index, table)
+    bound = ragged_launch.Attention(mixed, t)
+    bound(t)
+    rest, short = attend.started
+    splits = 4 * 132 // (3 * 2)  # as many programs of short requests as run at once
+    parts = splits * 3 * 8 * 8
+    assert rest[0] == (rows // 32 + 3, 2, 1) and short[0] == (3 * 2, 2, splits)
+    assert [x.numel() for x in short[1][6:9]] == [parts * 128, parts, 3 * 8]
+    ((grid, merged, _),) = merge.started
+    assert grid == (3, 8) and all(x is y for x, y in zip(merged, short[1][6:9], strict=False))
+    names = ragged_launch.ragged.attention.arg_names[-9:]
+    said = [dict(zip(names, call[1][-9:], strict=True)) for call in (rest, short)]
+    # of 9 rows to 63, and to 8: with the 64 of prompts every request has one kernel
+    limits = [(x["FROM"], x["BELOW"], x["SLOTS"]) for x in said]
+    assert limits == [(9, ragged_launch.SHORTEST_PROMPT, 0), (0, 9, 8)] and merged[-1] == 8
+    bound(t)
+    where, found = arguments(merge.result, driver)
+    assert where == (3, 8, 1, STREAM) and found[3] == out.data_ptr()
+    where, second = arguments(attend.result, driver)
+    assert where == (6, 2, splits, STREAM) and second[6:9] == found[:3]
+    assert second[14:] == short[1][14:]
+    assert len(attend.started) == 2
+
+
 @pytest.mark.parametrize("counted", [False, True])
 def test_prompts_ask_for_a_counter_only_if_they_count(
     driver: Driver, monkeypatch: pytest.MonkeyPatch, counted: bool

@@ -4,6 +4,7 @@ With a GPU, name this file on the command line; see test_interpreter.py for the 
 """
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -98,6 +99,95 @@ def stored(x: torch.Tensor, dtype: torch.dtype, scale: float) -> torch.Tensor:
 
 
 MIXED = [(1, 70), (20, 20), (0, 9), (5, 130), (3, 1)]
+
+
+#: Decodes, drafts and empty requests beside longer ones; rows on both sides of what is short.
+BESIDE = [(1, 300), (20, 20), (0, 9), (5, 130), (66, 200), (3, 1), (8, 75), (9, 80), (1, 1)]
+
+
+@pytest.fixture
+def cut_apart(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Few keys are enough, on any GPU; every step then has requests that are cut apart."""
+    from liteattention_rocm import remembered
+    from liteattention_rocm.engines.triton import ragged_launch
+
+    made: list[ragged_launch.Cut | None] = []
+    choose = ragged_launch.cut_short
+
+    def noting(request: RaggedRequest, rest: ragged_launch.Cut) -> ragged_launch.Cut | None:
+        made.append(choose(request, rest))
+        return made[-1]
+
+    monkeypatch.setattr(ragged_launch, "cut_short", noting)
+    monkeypatch.setattr(ragged_launch, "_SHORT_KEYS", 1)
+    monkeypatch.setattr(ragged_launch, "_PROGRAMS_PER_UNIT", 0)  # the longer ones stay whole
+    monkeypatch.setattr(ragged_launch, "_units", lambda device: 16)  # enough for parts
+    remembered.forget()
+    yield made
+    remembered.forget()
+    assert made and all(step is not None and step.slots for step in made)
+
+
+@pytest.mark.parametrize("page_size", [0, 16])
+@pytest.mark.parametrize("heads", [(2, 2), (6, 2), (8, 1), (32, 1)])
+def test_few_rows_beside_longer_requests(
+    cut_apart: list[Any], page_size: int, heads: tuple[int, int]
+) -> None:
+    """One tile or several of each; groups that are too high for decoding tiles stay whole here."""
+    check(BESIDE, heads, page_size, causal=page_size > 0)
+    assert all((step.splits > 1) == (step.group <= 16) for step in cut_apart)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"window": 70},
+        {"window": 66, "causal": False},
+        {"soft_cap": 5.0, "scale": 0.7},
+        {"sinks": torch.tensor([0.5, -2.0, 3.0, 0.0], device=DEVICE)},
+        {"dim": 80},
+        {"dim": 256, "window": 100},
+        {"dim": 80, "fp8": torch.float8_e4m3fn},
+        {"dim": 128, "fp8": torch.float8_e5m2, "window": 150},
+    ],
+    ids=["window", "window-of-the-past", "soft-cap", "sinks", "80", "256", "e4m3", "e5m2"],
+)
+def test_few_rows_beside_longer_requests_of_what_models_ask_for(
+    cut_apart: list[Any], options: dict[str, Any]
+) -> None:
+    check(BESIDE, (4, 1), 16, **{"causal": True, **options})
+    assert all(step.splits > 1 for step in cut_apart)
+
+
+def test_few_rows_have_the_bits_of_a_decoding_step(cut_apart: list[Any]) -> None:
+    """Whatever the other requests are, as long as the bounds are the same."""
+    lengths, page = [1, 300, 64, 129, 70], 16
+    pages = -(-max(lengths) // page)
+    generator = torch.Generator().manual_seed(3)
+    cache = torch.randn(2, len(lengths) * pages, page, 2, 64, generator=generator).bfloat16()
+    k, v = cache.to(DEVICE)
+    table = torch.randperm(len(lengths) * pages, generator=generator).int().view(-1, pages)
+    q = torch.randn(200, 4, 64, generator=generator).bfloat16()
+
+    def attend(rows: list[int], longest: int) -> torch.Tensor:
+        """The first row of each request: the same in all batches."""
+        starts = torch.tensor([0, *rows]).cumsum(0)
+        mine = q.flip(0).clone()
+        mine[starts[:-1]] = q[: len(rows)]
+        batch = PagedBatch(
+            *(x.int().to(DEVICE) for x in (starts, torch.tensor(lengths), table)),
+            max_q_len=longest, max_kv_len=max(lengths),
+        )  # fmt: skip
+        mine = mine[: starts[-1]].to(DEVICE)
+        return attention_paged(mine, k, v, batch, engine="portable").cpu()[starts[:-1]]
+
+    mixed = attend([1, 1, 60, 1, 70], 100)
+    other = attend([1, 1, 40, 1, 100], 100)
+    assert torch.equal(mixed[[0, 1, 3]], other[[0, 1, 3]])
+    assert len(cut_apart) == 2
+    decoded = attend([1] * 5, 1)
+    assert torch.equal(mixed[[0, 1, 3]], decoded[[0, 1, 3]])
+    assert cut_apart.pop() is None
 
 
 @pytest.mark.parametrize("page_size", [0, 1, 16])
@@ -195,6 +285,31 @@ def test_parts_are_cut_where_programs_are_few() -> None:
     few, many = (ragged_launch.cut(RaggedRequest(**fields | {"requests": n})) for n in (1, 1000))
     assert few.splits > 1 and few.one_tile
     assert many.splits == 1
+
+
+def test_requests_of_few_rows_are_cut_apart_where_it_pays() -> None:
+    from liteattention_rocm.engines.triton import ragged_launch
+
+    request = RaggedRequest(
+        requests=5, rows=2048, q_heads=32, kv_heads=8, head_dim=128, dtype=torch.bfloat16,
+        kv_dtype=torch.bfloat16, device=torch.device("cpu"), page_size=16, max_q_len=2000,
+        max_kv_len=32768, scale=1.0, causal=True, window=0, soft_cap=0.0, sinks=False,
+        k_scale=1.0, v_scale=1.0, rounding="rtne", return_lse=False,
+    )  # fmt: skip
+
+    def short(**changes: Any) -> ragged_launch.Cut | None:
+        step = replace(request, **changes)
+        return ragged_launch.cut_short(step, ragged_launch.cut(step))
+
+    found = short()
+    decoding = ragged_launch.cut(replace(request, rows=5, max_q_len=1))
+    assert found == decoding._replace(slots=8) and found.tile_rows == 4
+    assert short(requests=1) is None  # it is long or it is not
+    assert short(max_q_len=8) is None and short(max_q_len=9) is not None
+    assert short(max_kv_len=1023) is None and short(window=1023) is None
+    assert short(rows=9, max_q_len=9, requests=2, kv_heads=1) is None  # everything is cut
+    slots = {n: short(q_heads=n, kv_heads=1).slots for n in (1, 2, 16, 17, 100)}
+    assert slots == {1: 16, 2: 8, 16: 8, 17: 4, 100: 1}
 
 
 @pytest.mark.parametrize(

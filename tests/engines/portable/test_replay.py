@@ -136,6 +136,37 @@ def test_replayed_launches_read_their_own_step(
         step.expect(lengths, **options)
 
 
+@pytest.mark.parametrize("options", [{}, {"window": 1033}], ids=["full", "window"])
+def test_replayed_mixed_steps_read_their_own_step(
+    launches: list[tuple[Any, ...]], monkeypatch: pytest.MonkeyPatch, options: dict[str, Any]
+) -> None:
+    """Requests that are long at the capture are short in a replay, and the other way round."""
+    monkeypatch.setattr(ragged_launch, "_units", lambda device: 16)
+    monkeypatch.setattr(ragged_launch, "_PROGRAMS_PER_UNIT", 0)  # long requests stay whole
+    step = Step(4, 48)
+    step.fill([(12, 12)] * 4)
+    step.attend(48, **options)
+    graph = list(launches)
+    kernels = [kernel for kernel, *_ in graph]
+    assert kernels == [ragged_launch._ATTENTION] * 2 + [ragged_launch._MERGE]
+    splits = graph[1][1][2]
+    assert splits > 1
+    for lengths in (
+        [(1, 2048), (40, 90), (0, 0), (2, 1500)],
+        [(9, 40), (1, 1), (8, 1200), (30, 30)],
+        [(1, 1300)] * 4,
+        [(48, 1100)],
+    ):
+        step.fill(lengths)
+        for x in graph[0][2][6:8]:
+            x.fill_(math.nan)
+        for x in graph[0][2][8:9]:
+            x.fill_(splits)  # counts that no program writes are not looked at, either
+        for kernel, *given in graph:
+            kernel(*given)
+        step.expect(lengths, **options)
+
+
 def test_replayed_launches_read_the_scales_of_their_caches(launches: list[tuple[Any, ...]]) -> None:
     torch.manual_seed(0)
     scales = {"k_scale": torch.ones(()), "v_scale": torch.ones(1)}

@@ -131,7 +131,7 @@ def attention(
     WIDTH: tl.constexpr, SPLIT: tl.constexpr, ONE_TILE: tl.constexpr, PAGE: tl.constexpr,
     CAUSAL: tl.constexpr, WINDOW: tl.constexpr, CAP: tl.constexpr, HAS_SINKS: tl.constexpr,
     HAS_LSE: tl.constexpr, ROUNDING: tl.constexpr, WIDEN: tl.constexpr, CHAINED: tl.constexpr,
-    BELOW: tl.constexpr, SCALES: tl.constexpr,
+    FROM: tl.constexpr, BELOW: tl.constexpr, SLOTS: tl.constexpr, SCALES: tl.constexpr,
 ):  # fmt: skip
     """Program (tile, key head, part): ``TILE_ROWS`` rows x ``GROUP`` heads of one request.
 
@@ -147,7 +147,12 @@ def attention(
     final; several go to :func:`merge`: ``part_out`` fp32 [splits, rows, q_heads, HEAD_DIM] and
     ``part_lse`` fp32 (log2 units) [splits, rows, q_heads]. ``CHAINED``: the merge may be launched
     as soon as every program here has begun (programmatic dependent launch); it waits for the end.
-    ``BELOW`` > 0: requests of as many rows or more are left to another kernel.
+
+    Several launches may share a batch: requests of fewer than ``FROM`` rows are left to another
+    one, and those of ``BELOW`` > 0 rows or more. With ``SLOTS`` > 0, a multiple of ``TILE_ROWS``,
+    this is the launch for requests of so many rows at most. Each then has ``SLOTS`` / ``TILE_ROWS``
+    tiles, and row i of request r is row r * ``SLOTS`` + i of the partial results and of
+    ``part_count``, which have requests * ``SLOTS`` rows.
     """
     if CHAINED:
         gdc_launch_dependents()
@@ -155,7 +160,10 @@ def attention(
     tile = tl.program_id(0)
     kv_head = tl.program_id(1)
     part = tl.program_id(2)
-    if ONE_TILE:
+    if SLOTS > 0:
+        request = tile // (SLOTS // TILE_ROWS)
+        first_row = tile % (SLOTS // TILE_ROWS) * TILE_ROWS
+    elif ONE_TILE:
         request = tile
         first_row = 0
     else:
@@ -165,6 +173,9 @@ def attention(
     q_len = tl.load(q_start + request + 1) - row_start
     if (first_row < 0) | (first_row >= q_len):
         return
+    if FROM > 0:
+        if q_len < FROM:
+            return
     if BELOW > 0:
         if q_len >= BELOW:
             return
@@ -244,9 +255,14 @@ def attention(
     result, top, total = state
     if k.dtype.element_ty.primitive_bitwidth == 8:
         result = result * v_scale
+    slot = token
+    slots = rows
+    if SLOTS > 0:
+        slot = request.to(tl.int64) * SLOTS + row
+        slots = requests * SLOTS
     if SPLIT:
         if (part == 0) & (kv_head == 0):
-            tl.store(part_count + token, parts, mask=here & (member % GROUP == 0))
+            tl.store(part_count + slot, parts, mask=here & (member % GROUP == 0))
     if parts <= 1:
         _finish(
             result, top, total, out, lse, sinks, token, head, here, rows, stride_ot, stride_oh,
@@ -254,7 +270,7 @@ def attention(
         )  # fmt: skip
     else:
         result = result / tl.where(total == 0.0, 1.0, total)[:, None]
-        at = (part * rows + token) * q_heads + head
+        at = (part * slots + slot) * q_heads + head
         there = _there(here, dim, HEAD_DIM, WIDTH)
         tl.store(part_out + at[:, None] * HEAD_DIM + dim[None, :], result, mask=there)
         share_lse = tl.where(total == 0.0, float("-inf"), top + tl.log2(total))
@@ -305,38 +321,69 @@ def merge(
     part_out, part_lse, part_count, out, lse, sinks, q_start, stride_ot, stride_oh, requests,
     q_heads, rows, PARTS: tl.constexpr, HEAD_DIM: tl.constexpr, WIDTH: tl.constexpr,
     HAS_SINKS: tl.constexpr, HAS_LSE: tl.constexpr, ROUNDING: tl.constexpr, CHAINED: tl.constexpr,
+    SLOTS: tl.constexpr,
 ):  # fmt: skip
     """Merge the parts of :func:`attention`, ``PARTS`` at most. Program (row, head).
 
-    All parts are read at once: one after the other, each would wait for memory. ``CHAINED``: this
-    was launched before its predecessor in the stream has ended, and waits for that.
+    With ``SLOTS`` > 0 program (request, head): the rows of a request that has so many at most.
+    ``CHAINED``: this was launched before its predecessor in the stream has ended, and waits for
+    that.
     """
     if CHAINED:
         gdc_wait()
-    row = tl.program_id(0)
-    if (row < tl.load(q_start)) | (row >= tl.load(q_start + requests)):
-        return  # padding
-    parts = tl.load(part_count + row)
-    if parts <= 1:
-        return  # final already
-    part = tl.arange(0, PARTS)
-    dim = tl.arange(0, WIDTH)
-    token = row.to(tl.int64) + tl.zeros((1,), tl.int64)
-    head = tl.program_id(1) + tl.zeros((1,), tl.int32)
-    at = (part * rows + token) * q_heads + head
-    written = part < parts
-    share = tl.load(part_lse + at, mask=written, other=float("-inf"))
-    there = _there(written, dim, HEAD_DIM, WIDTH)
-    values = tl.load(part_out + at[:, None] * HEAD_DIM + dim[None, :], mask=there, other=0.0)
-    top = tl.max(share, axis=0)
-    weight = tl.exp2(share - tl.where(top == float("-inf"), 0.0, top))
-    result = tl.sum(values * weight[:, None], axis=0)[None, :]
-    total = tl.sum(weight, axis=0) + tl.zeros((1,), tl.float32)
-    top += tl.zeros((1,), tl.float32)
-    _finish(
-        result, top, total, out, lse, sinks, token, head, head < q_heads, rows, stride_ot,
-        stride_oh, HEAD_DIM, WIDTH, HAS_SINKS, HAS_LSE, ROUNDING,
-    )  # fmt: skip
+    head = tl.program_id(1)
+    if SLOTS > 0:
+        request = tl.program_id(0)
+        row_start = tl.load(q_start + request)
+        q_len = tl.load(q_start + request + 1) - row_start
+        if q_len > SLOTS:
+            return
+        for row in range(0, q_len):
+            _merge_row(
+                part_out, part_lse, part_count, out, lse, sinks, request * SLOTS + row,
+                requests * SLOTS, row_start + row, head, stride_ot, stride_oh, q_heads, rows,
+                PARTS, HEAD_DIM, WIDTH, HAS_SINKS, HAS_LSE, ROUNDING,
+            )  # fmt: skip
+    else:
+        row = tl.program_id(0)
+        if (row < tl.load(q_start)) | (row >= tl.load(q_start + requests)):
+            return  # padding
+        _merge_row(
+            part_out, part_lse, part_count, out, lse, sinks, row, rows, row, head, stride_ot,
+            stride_oh, q_heads, rows, PARTS, HEAD_DIM, WIDTH, HAS_SINKS, HAS_LSE, ROUNDING,
+        )  # fmt: skip
+
+
+@triton.jit
+def _merge_row(
+    part_out, part_lse, part_count, out, lse, sinks, slot, slots, row, head, stride_ot, stride_oh,
+    q_heads, rows, PARTS: tl.constexpr, HEAD_DIM: tl.constexpr, WIDTH: tl.constexpr,
+    HAS_SINKS: tl.constexpr, HAS_LSE: tl.constexpr, ROUNDING: tl.constexpr,
+):  # fmt: skip
+    """Merge row ``slot`` of ``slots`` in the partial results into ``row`` of the output.
+
+    All parts are read at once: one after the other, each would wait for memory.
+    """
+    parts = tl.load(part_count + slot)
+    if parts > 1:  # else final already
+        part = tl.arange(0, PARTS)
+        dim = tl.arange(0, WIDTH)
+        token = row.to(tl.int64) + tl.zeros((1,), tl.int64)
+        one_head = head + tl.zeros((1,), tl.int32)
+        at = (part * slots + slot.to(tl.int64)) * q_heads + head
+        written = part < parts
+        share = tl.load(part_lse + at, mask=written, other=float("-inf"))
+        there = _there(written, dim, HEAD_DIM, WIDTH)
+        values = tl.load(part_out + at[:, None] * HEAD_DIM + dim[None, :], mask=there, other=0.0)
+        top = tl.max(share, axis=0)
+        weight = tl.exp2(share - tl.where(top == float("-inf"), 0.0, top))
+        result = tl.sum(values * weight[:, None], axis=0)[None, :]
+        total = tl.sum(weight, axis=0) + tl.zeros((1,), tl.float32)
+        top += tl.zeros((1,), tl.float32)
+        _finish(
+            result, top, total, out, lse, sinks, token, one_head, one_head < q_heads, rows,
+            stride_ot, stride_oh, HEAD_DIM, WIDTH, HAS_SINKS, HAS_LSE, ROUNDING,
+        )  # fmt: skip
 
 
 @triton.jit

@@ -44,6 +44,11 @@ _WRITE = Kernel(ragged.write_kv)
 SHORTEST_PROMPT = 64
 #: Fewest tokens that a copy must bring: 8 rows of 128 bytes are what the swizzle repeats after.
 LEAST_PIECE = 8
+#: Rows up to which a request beside longer ones is computed as in decoding steps: one token, or a
+#: few drafts. Fewer where so many rows and heads were more than the highest tile.
+_SHORT_ROWS = 8
+#: Keys from which on that is worth two more launches.
+_SHORT_KEYS = 1024
 #: Smallest and largest height of a matrix product's tile.
 _MIN_M, _MAX_M = 16, 128
 #: Keys of a block in decoding steps.
@@ -70,6 +75,7 @@ class Cut(NamedTuple):
     """How a step is cut: see :func:`liteattention_rocm.engines.triton.ragged.attention`.
 
     ``splits``: most parts of a request; the device makes fewer where its keys are fewer.
+    ``slots``: requests of so many rows at most are cut, the others are another launch's; 0: all.
     """
 
     tile_rows: int
@@ -80,6 +86,7 @@ class Cut(NamedTuple):
     one_tile: bool
     splits: int
     part_blocks: int
+    slots: int = 0
 
 
 def cut(request: RaggedRequest, below: int = 0) -> Cut:
@@ -109,6 +116,22 @@ def cut(request: RaggedRequest, below: int = 0) -> Cut:
     splits = 1 if below else max(1, min(most, _MAX_SPLITS))
     warps, stages = 8 if block_m > 64 else 4, 2 if columns >= _WIDE else 3
     return Cut(tile_rows, group, block_n, warps, stages, one_tile, splits, _PART_BLOCKS)
+
+
+def cut_short(request: RaggedRequest, rest: Cut) -> Cut | None:
+    """Choose tile and splits for the requests of few rows in a step that has longer ones, too.
+
+    They are cut as if each request of the step decoded one row. ``rest``: how the step is cut
+    without it. None where no request can be longer, where ``rest`` is cut already, and where keys
+    are few.
+    """
+    step = cut(replace(request, rows=request.requests, max_q_len=1))
+    slots = max(step.tile_rows, min(_SHORT_ROWS, _MAX_M // step.group))
+    longest = min(request.max_kv_len, request.window or request.max_kv_len)
+    alone = request.requests == 1 or request.max_q_len <= slots
+    if alone or rest.splits > 1 or longest < _SHORT_KEYS:
+        return None
+    return step._replace(slots=slots)
 
 
 def _decode_cut(programs: int, units: int, columns: int, blocks: int) -> tuple[int, int]:
@@ -209,13 +232,14 @@ def _views(t: RaggedTensors, paged: bool) -> tuple[torch.Tensor, torch.Tensor, t
 
 
 class Attention(BoundCall):
-    """A ragged call: prompts on Hopper and what is left, or all in one launch.
+    """A ragged call: prompts on Hopper, requests of few rows beside longer ones, what is left.
 
     ``tile``: of prompts, other than the chosen one. With splits, a launch writes partial results
-    that a second one merges.
+    that a further one merges. Of a step's launches one has splits at most.
 
     The workspace holds the partial outputs, fp32 [splits, T, Hq, D], their log-sum-exps, and how
-    many parts each row has, int32 [T], each from a multiple of 16 bytes on.
+    many parts each row has, int32 [T], each from a multiple of 16 bytes on. If they are those of
+    requests of few rows beside longer ones, T is the number of requests times the most rows.
     """
 
     def __init__(
@@ -225,66 +249,30 @@ class Attention(BoundCall):
             # It hides nothing, and 2^31 - 1 before a row that sees no key would overflow.
             request = replace(request, window=0)
         long = prompts(request, like, tile)
-        step = cut(request) if long is None else cut(request, below=SHORTEST_PROMPT)
-        table = like.q_start if like.page_table is None else like.page_table
-        q_step, out_step = page_strides(like.q)[1:], page_strides(like.out)[1:]
-        steps = (
-            *q_step, *page_strides(like.k), *page_strides(like.v), *out_step, table.stride(0)
-        )  # fmt: skip
-        tiles = request.requests
-        if not step.one_tile:
-            tiles += request.rows // step.tile_rows
-        rounding = kernels.ROUNDING[request.rounding]
-        columns = width(request.head_dim)
-        pointers = alignments(*like, like.out)
-        chained = _chains(request.device)
-        attend = Launch(
-            _ATTENTION,
-            (tiles, request.kv_heads, step.splits),
-            (
-                *steps, request.requests, request.q_heads, request.q_heads // request.kv_heads,
-                request.window, request.rows, step.splits, step.part_blocks,
-                request.scale * request.k_scale * LOG2E, request.soft_cap, request.v_scale,
-            ),
-            (
-                step.tile_rows, step.group, step.block_n, request.head_dim, columns,
-                step.splits > 1, step.one_tile, request.page_size, request.causal,
-                request.window > 0, request.soft_cap > 0, request.sinks, request.return_lse,
-                rounding,
-                request.device.type == "cpu", chained and step.splits > 1,
-                0 if long is None else SHORTEST_PROMPT, request.scale_tensors,
-            ),
-            (("num_warps", step.warps), ("num_stages", step.stages)),
-            (request.dtype, request.kv_dtype, pointers, tuple(map(kind, steps))),
-        )  # fmt: skip
-        launches = [attend]
+        below = 0 if long is None else SHORTEST_PROMPT
+        rest = cut(request, below)
+        short = cut_short(request, rest)
+        steps = [rest] if short is None else [rest, short]
+        self._attend = [
+            _attention(request, like, rest, 0 if short is None else short.slots + 1, below)
+        ]
+        if short is not None:
+            self._attend.append(_attention(request, like, short, 0, short.slots + 1))
+        self._merge: list[Launch] = []
         self._outputs = self._sums = self._size = 0
-        if step.splits > 1:
-            rows = step.splits * request.rows * request.q_heads
-            self._outputs = 4 * rows * request.head_dim
-            self._sums = -(-4 * rows // 16) * 16  # so that code for aligned counts is right
-            self._size = self._outputs + self._sums + 4 * request.rows
-            parts = 1 << (step.splits - 1).bit_length()
-            launches.append(
-                Launch(
-                    _MERGE,
-                    (request.rows, request.q_heads),
-                    (*out_step, request.requests, request.q_heads, request.rows),
-                    (
-                        parts, request.head_dim, columns,
-                        request.sinks, request.return_lse, rounding, chained,
-                    ),
-                    (
-                        ("num_warps", min(max(parts * columns // _MERGED_BY_WARP, 1), 8)),
-                        *((("launch_pdl", True),) if chained else ()),
-                    ),
-                    (request.dtype, pointers, tuple(map(kind, out_step))),
-                )
-            )  # fmt: skip
-        self._attend, self._merge, self._long = attend, launches[1:], long
+        for step in steps:
+            if step.splits > 1:
+                rows = request.requests * step.slots or request.rows
+                parts = step.splits * rows * request.q_heads
+                self._outputs = 4 * parts * request.head_dim
+                self._sums = -(-4 * parts // 16) * 16  # so that code for aligned counts is right
+                self._size = self._outputs + self._sums + 4 * rows
+                self._merge.append(_merge(request, like, step))
+        self._long = long
         self._paged = request.page_size > 0
         self._requests = request.requests
-        super().__init__(request.device, *launches, *([] if long is None else [long]))
+        launches = [*self._attend, *self._merge, *([] if long is None else [long])]
+        super().__init__(request.device, *launches)
 
     def __call__(self, t: RaggedTensors) -> None:
         """Write attention of every row into ``out`` and ``lse``."""
@@ -314,13 +302,12 @@ class Attention(BoundCall):
                 stream, _views(t, self._paged),
                 (out, lse, sinks, q_start, t.keys.data_ptr(), table, counter.data_ptr()),
             )  # fmt: skip
-        self._attend(
-            stream, (),
-            (
-                t.q.data_ptr(), t.k.data_ptr(), t.v.data_ptr(), out, lse, sinks, part_out,
-                part_lse, part_count, q_start, t.keys.data_ptr(), table, k_scale, v_scale,
-            ),
+        pointers = (
+            t.q.data_ptr(), t.k.data_ptr(), t.v.data_ptr(), out, lse, sinks, part_out, part_lse,
+            part_count, q_start, t.keys.data_ptr(), table, k_scale, v_scale,
         )  # fmt: skip
+        for attend in self._attend:
+            attend(stream, (), pointers)
         for merge in self._merge:
             merge(stream, (), (part_out, part_lse, part_count, out, lse, sinks, q_start))
 
@@ -343,11 +330,66 @@ class Attention(BoundCall):
             self._long.start(_views(t, self._paged), pointers)
         k_scale = t.out if t.k_scale is None else t.k_scale
         v_scale = t.out if t.v_scale is None else t.v_scale
-        self._attend.start(
-            (), (*t[:4], lse, sinks, *parts, t.q_start, t.keys, table, k_scale, v_scale)
-        )
+        for attend in self._attend:
+            attend.start(
+                (), (*t[:4], lse, sinks, *parts, t.q_start, t.keys, table, k_scale, v_scale)
+            )
         for merge in self._merge:
             merge.start((), (*parts, t.out, lse, sinks, t.q_start))
+
+
+def _attention(
+    request: RaggedRequest, like: RaggedTensors, step: Cut, first: int, below: int
+) -> Launch:
+    """The launch of :func:`.ragged.attention` for requests of ``first`` rows to ``below`` - 1."""
+    table = like.q_start if like.page_table is None else like.page_table
+    q_step, out_step = page_strides(like.q)[1:], page_strides(like.out)[1:]
+    steps = (*q_step, *page_strides(like.k), *page_strides(like.v), *out_step, table.stride(0))
+    tiles = request.requests
+    if step.slots:
+        tiles *= step.slots // step.tile_rows
+    elif not step.one_tile:
+        tiles += request.rows // step.tile_rows
+    return Launch(
+        _ATTENTION,
+        (tiles, request.kv_heads, step.splits),
+        (
+            *steps, request.requests, request.q_heads, request.q_heads // request.kv_heads,
+            request.window, request.rows, step.splits, step.part_blocks,
+            request.scale * request.k_scale * LOG2E, request.soft_cap, request.v_scale,
+        ),
+        (
+            step.tile_rows, step.group, step.block_n, request.head_dim, width(request.head_dim),
+            step.splits > 1, step.one_tile, request.page_size, request.causal,
+            request.window > 0, request.soft_cap > 0, request.sinks, request.return_lse,
+            kernels.ROUNDING[request.rounding], request.device.type == "cpu",
+            _chains(request.device) and step.splits > 1, first, below, step.slots,
+            request.scale_tensors,
+        ),
+        (("num_warps", step.warps), ("num_stages", step.stages)),
+        (request.dtype, request.kv_dtype, alignments(*like, like.out), tuple(map(kind, steps))),
+    )  # fmt: skip
+
+
+def _merge(request: RaggedRequest, like: RaggedTensors, step: Cut) -> Launch:
+    """The launch of :func:`.ragged.merge` for the parts of a step."""
+    out_step = page_strides(like.out)[1:]
+    columns, parts = width(request.head_dim), 1 << (step.splits - 1).bit_length()
+    chained = _chains(request.device)
+    return Launch(
+        _MERGE,
+        (request.requests if step.slots else request.rows, request.q_heads),
+        (*out_step, request.requests, request.q_heads, request.rows),
+        (
+            parts, request.head_dim, columns, request.sinks, request.return_lse,
+            kernels.ROUNDING[request.rounding], chained, step.slots,
+        ),
+        (
+            ("num_warps", min(max(parts * columns // _MERGED_BY_WARP, 1), 8)),
+            *((("launch_pdl", True),) if chained else ()),
+        ),
+        (request.dtype, alignments(*like, like.out), tuple(map(kind, out_step))),
+    )  # fmt: skip
 
 
 class Write(BoundCall):
