@@ -307,6 +307,7 @@ def test_requests_of_few_rows_are_cut_apart_where_it_pays() -> None:
     assert short(requests=1) is None  # it is long or it is not
     assert short(max_q_len=8) is None and short(max_q_len=9) is not None
     assert short(max_kv_len=1023) is None and short(window=1023) is None
+    assert short(max_kv_len=1024) is not None and short(window=1024) is not None
     assert short(rows=9, max_q_len=9, requests=2, kv_heads=1) is None  # everything is cut
     slots = {n: short(q_heads=n, kv_heads=1).slots for n in (1, 2, 16, 17, 100)}
     assert slots == {1: 16, 2: 8, 16: 8, 17: 4, 100: 1}
