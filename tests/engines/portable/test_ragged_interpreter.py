@@ -208,7 +208,7 @@ def test_long_requests_are_left_to_another_kernel(monkeypatch: pytest.MonkeyPatc
     from liteattention_rocm.engines.triton import ragged_launch
 
     class Other:
-        ready = False
+        ready = counted = False
 
         @staticmethod
         def start(boxed: Any, pointers: Any) -> None:

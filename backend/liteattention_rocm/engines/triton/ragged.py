@@ -4,6 +4,7 @@ The query rows of a request and the query heads that share a key head are packed
 that decoding one row with grouped heads reads every key once. The keys of a request may be cut into
 parts that are merged by log-sum-exp (Flash-Decoding). The host bounds their number and the device
 chooses it from the true lengths, so one launch, recorded in a graph, serves requests of any length.
+Beside prompts, requests of few rows have a launch of their own.
 Kernels: :func:`attention`, :func:`merge`, :func:`write_kv`.
 
 Head dims are any multiple of 16: a tile is ``WIDTH`` columns wide, the next power of two, of which
