@@ -47,12 +47,12 @@ class Workspaces(threading.local):
         if capturing() or (workspace := held.get((device, stream), NOTHING)).numel() < size:
             workspace = workspaces.take(device, stream, size)
 
-    ``counters`` has the counter of each device and stream of this thread.
+    ``pairs`` has the counters of each device and stream of this thread.
     """
 
     def __init__(self) -> None:
         self.held: dict[tuple[torch.device, int], torch.Tensor] = {}
-        self.counters: dict[tuple[torch.device, int], torch.Tensor] = {}
+        self.pairs: dict[tuple[torch.device, int], list[torch.Tensor]] = {}
 
     def take(self, device: torch.device, stream: int, size: int) -> torch.Tensor:
         """Return at least ``size`` bytes, aligned to 256, for the launches of one call.
@@ -69,17 +69,23 @@ class Workspaces(threading.local):
             self.held[device, stream] = found
         return found
 
-    def counter(self, device: torch.device, stream: int) -> torch.Tensor:
-        """Return int32 [1] that holds 0, for a launch that leaves 0 in it when it ends.
+    def counters(self, device: torch.device, stream: int) -> list[torch.Tensor]:
+        """Return two counters, int32 [1] each, for a launch that takes tiles off the first.
 
-        Arguments as of :meth:`take`. Launches of a stream may share it, as they run one after the
-        other; a graph clears its own whenever it is replayed.
+        That one holds 0, and the launch makes the second one 0. Once it is launched, ``reverse``
+        the list, which is kept for the next one. Arguments as of :meth:`take`. Launches of a stream
+        may share counters, as they run one after the other; a graph clears its own whenever it is
+        replayed.
         """
         if capturing_on(device)():
-            return torch.zeros(1, dtype=torch.int32, device=device)
-        found = self.counters.get((device, stream))
+            return _pair(device)
+        found = self.pairs.get((device, stream))
         if found is None:
             with torch.inference_mode(False):
-                found = torch.zeros(1, dtype=torch.int32, device=device)
-            self.counters[device, stream] = found
+                found = self.pairs[device, stream] = _pair(device)
         return found
+
+
+def _pair(device: torch.device) -> list[torch.Tensor]:
+    """Two counters that hold 0, each at a multiple of 16 bytes."""
+    return list(torch.zeros(2, 4, dtype=torch.int32, device=device)[:, :1])

@@ -43,7 +43,9 @@ TARGETS = {
 INTEGERS = {"k_blocks", "words", "q_blocks", "q_heads", "groups", "group", "q_len", "kv_len"}
 INTEGERS |= {"requests", "window", "page_size", "rows", "splits", "part_blocks", "tiles", "limit"}
 INTEGERS |= {"span"}
-TABLES = {"read", "must_do", "must_skip", "counts", "order", "next_tile", "votes", "weights"}
+TABLES = {
+    "read", "must_do", "must_skip", "counts", "order", "next_tile", "spare", "votes", "weights"
+}  # fmt: skip
 TABLES |= {"q_start", "page_table", "part_count", "lengths"}
 CACHED_NAMES = {ragged.attention: ("k", "v"), ragged.write_kv: ("k_cache", "v_cache")}
 MANTISSA = {None: 0, torch.float8_e4m3fn: 3, torch.float8_e5m2: 2}

@@ -195,11 +195,12 @@ def test_a_bound_hopper_launch_gets_the_addresses_of_each_call(
         expected = [number for x in t[:4] for number in described(x)]
         sums = t.out if t.lse is None else t.lse
         unused = t.out.data_ptr()
-        counter = launch.workspaces.counter(CPU, 0) if counted else t.out
-        expected += [sums.data_ptr(), *3 * [unused], counter.data_ptr(), *5 * [unused]]
-        assert started[8].dtype == counter.dtype
+        later, now = launch.workspaces.counters(CPU, 0) if counted else (t.out, t.out)
+        expected += [sums.data_ptr(), *3 * [unused], now.data_ptr(), later.data_ptr()]
+        expected += 5 * [unused]
+        assert started[8].dtype == started[9].dtype == now.dtype
         # the numbers and constants are those that it was compiled with
-        assert flat(found, driver) == expected + list(started[14:])
+        assert flat(found, driver) == expected + list(started[15:])
     assert len(function.started) == 1
 
 
@@ -207,14 +208,17 @@ def test_each_stream_and_each_graph_has_a_counter_of_its_own(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     held = Workspaces()
-    one, other = held.counter(CPU, 1), held.counter(CPU, 2)
-    assert one.dtype == torch.int32 and one.tolist() == [0] and one.data_ptr() != other.data_ptr()
-    assert held.counter(CPU, 1) is one
+    one, other = held.counters(CPU, 1), held.counters(CPU, 2)
+    places = [x.data_ptr() for x in (*one, *other)]
+    assert all(x.dtype == torch.int32 and x.tolist() == [0] for x in (*one, *other))
+    assert len(set(places)) == 4 and not any(place % 16 for place in places)
+    assert held.counters(CPU, 1) is one
     monkeypatch.setattr(workspace, "capturing_on", lambda device: lambda: True)
-    one.fill_(7)
-    captured = held.counter(CPU, 1)
-    assert captured.tolist() == [0] and captured.data_ptr() != one.data_ptr()
-    assert held.counter(CPU, 1).data_ptr() != captured.data_ptr()
+    one[0].fill_(7)
+    captured = held.counters(CPU, 1)
+    assert [x.tolist() for x in captured] == [[0], [0]]
+    assert captured[0].data_ptr() not in (one[0].data_ptr(), one[1].data_ptr())
+    assert held.counters(CPU, 1)[0].data_ptr() != captured[0].data_ptr()
 
 
 @pytest.mark.parametrize(
@@ -315,8 +319,8 @@ def test_a_bound_step_hands_its_workspace_on(
     assert tally is None or sums == tally.data_ptr()
     assert tuple(planned[10:]) == first[0][10:]
     begin = 4 * 9 if hopper else 4
-    lse, *pointers = attended[begin : begin + (10 if hopper else 9)]
-    middle = [counter] if hopper else []
+    lse, *pointers = attended[begin : begin + (11 if hopper else 9)]
+    middle = [counter, counter] if hopper else []
     masses = out.data_ptr() if mass is None else mass.data_ptr()
     assert lse == out.data_ptr()
     last = [write.data_ptr(), weights, masses, sums, masked[0]]
@@ -534,11 +538,12 @@ def test_prompts_ask_for_a_counter_only_if_they_count(
     bound = ragged_launch.Attention(prompts, t, replace(tiles.PROMPTS[128], counted=counted))
     for _ in range(2):  # the first compiles
         bound(t)
-    given = flat(arguments(long.result, driver)[1], driver)[27:34]
+    given = flat(arguments(long.result, driver)[1], driver)[27:35]
     assert given[:4] == [out.data_ptr()] * 3 + [starts.data_ptr()]
-    assert len(held.counters) == counted
-    counter = held.counter(CPU, 0) if counted else starts
-    assert given[6] == counter.data_ptr() and long.started[0][1][9].dtype == counter.dtype
+    assert len(held.pairs) == counted
+    later, now = held.counters(CPU, 0) if counted else (starts, starts)
+    assert given[6:] == [now.data_ptr(), later.data_ptr()]
+    assert long.started[0][1][9].dtype == now.dtype
 
 
 @pytest.mark.parametrize(

@@ -139,7 +139,9 @@ def test_low_tiles_where_tall_ones_leave_the_gpu_half_empty(
     table = tiles._HOPPER_LOW if low else tiles._HOPPER
     found = tiles.hopper(request(length, 64, causal, heads))
     assert found.groups == table[64, causal].groups == (2 if low else 3)
-    assert found.counted == (causal or length >= 8192)
+    assert found.counted == causal and found.persistent
+    long = tiles.hopper(request(75_600, 128, causal, heads))
+    assert long.persistent == causal  # no head's keys stay in the L2 cache
     assert tiles.hopper(request(length, 128, causal, heads)).groups == 2
 
 

@@ -102,23 +102,24 @@ def _place(
 
 
 @gluon.jit
-def leave_counter(next_tile, upcoming, tiles):
-    """Leave 0 in the counter, as it was found, once the last of ``tiles`` tiles is asked for.
+def clear(spare):
+    """Make the counter of the next launch 0, in one program, before anything else.
 
-    A workgroup begins with the tile of its own number and asks for one more with each that it
-    gets. So the counter is asked ``tiles`` times, however they are spread.
+    Two counters take turns, so that none is trusted to have been left as it was found.
     """
-    if upcoming == tiles - 1 + gl.num_programs(0):
-        gl.store(next_tile, 0)
+    if gl.program_id(0) == 0:
+        gl.store(spare, 0)
 
 
 @gluon.jit
 def _load(
-    inputs, smem, bars, walk, next_tile, sizes, groups,
+    inputs, smem, bars, walk, next_tile, spare, sizes, groups,
     GROUPS: gl.constexpr, BLOCK_N: gl.constexpr, STAGES: gl.constexpr, CAUSAL: gl.constexpr,
     LITE: gl.constexpr, COUNTED: gl.constexpr, ABREAST: gl.constexpr,
 ):  # fmt: skip
     """The loading warp: hands out tiles and streams their operands."""
+    if COUNTED:
+        clear(spare)
     q_desc, k_desc, v_desc = inputs
     tiles = sizes[0]
     q_smem, k_smem, v_smem, o_smem, tile_smem = smem
@@ -172,8 +173,6 @@ def _load(
         upcoming = tile + gl.num_programs(0)
         if LITE or COUNTED:
             upcoming = gl.atomic_add(next_tile, 1, sem="relaxed") + gl.num_programs(0)
-        if COUNTED:
-            leave_counter(next_tile, upcoming, tiles)
         tile = upcoming
     slot = done & 1
     mbarrier.wait(tile_empty.index(slot), ((done >> 1) & 1) ^ 1)
@@ -655,9 +654,9 @@ _SIZES = [
 
 @gluon.jit(do_not_specialize=_SIZES)
 def attention(
-    q_desc, k_desc, v_desc, o_desc, lse, items, counts, order, next_tile, votes, weights, mass,
-    tally, must_do, tiles, span, q_heads, groups, q_len, kv_len, q_blocks, k_blocks, words, limit,
-    c, threshold,
+    q_desc, k_desc, v_desc, o_desc, lse, items, counts, order, next_tile, spare, votes, weights,
+    mass, tally, must_do, tiles, span, q_heads, groups, q_len, kv_len, q_blocks, k_blocks, words,
+    limit, c, threshold,
     GROUPS: gl.constexpr, BLOCK_N: gl.constexpr, HEAD_DIM: gl.constexpr, STAGES: gl.constexpr,
     CAUSAL: gl.constexpr, LITE: gl.constexpr, SOFT_SKIP: gl.constexpr, HAS_DO: gl.constexpr,
     WEIGH: gl.constexpr, HAS_MASS: gl.constexpr, HAS_LSE: gl.constexpr, TURNS: gl.constexpr,
@@ -668,7 +667,7 @@ def attention(
 
     With ``ABREAST`` they are numbered ``span`` heads at a time: head + span * turn. The first tile
     of a workgroup is its own number, later ones are a grid apart or taken from the counter
-    ``next_tile``: with lists, where it is 0 at first, and if ``COUNTED``, which leaves 0 in it.
+    ``next_tile``, which is 0 at first: with lists, and if ``COUNTED``, which makes ``spare`` 0.
     ``order`` and ``counts`` are in the order of work: turn -> q block and length of its list.
     ``c`` = abs(scale) * log2(e), ``SIGN`` the sign of the scale. ``threshold`` is in log2 units;
     NaN keeps every tile. ``WEIGH``: tiles are weighed in place of the vote and chosen by
@@ -722,8 +721,8 @@ def attention(
             (_compute, (1, results, smem, bars, walk, sizes, words, c, threshold, GROUPS, BLOCK_N,
                 HEAD_DIM, STAGES, CAUSAL, LITE, SOFT_SKIP, HAS_DO, WEIGH, HAS_LSE, TURNS,
                 LATE_WAIT, SIGN, ROUNDING, ABREAST)),
-            (_load, ((q_desc, k_desc, v_desc), smem, bars, walk, next_tile, sizes, groups, GROUPS,
-                BLOCK_N, STAGES, CAUSAL, LITE, COUNTED, ABREAST)),
+            (_load, ((q_desc, k_desc, v_desc), smem, bars, walk, next_tile, spare, sizes, groups,
+                GROUPS, BLOCK_N, STAGES, CAUSAL, LITE, COUNTED, ABREAST)),
             (_settle, (results, smem, bars, walk, sizes, words, limit, GROUPS, BLOCK_N, WEIGH,
                 HAS_MASS)),
             ],
@@ -742,8 +741,8 @@ def attention(
             (_compute, (2, results, smem, bars, walk, sizes, words, c, threshold, GROUPS, BLOCK_N,
                 HEAD_DIM, STAGES, CAUSAL, LITE, SOFT_SKIP, HAS_DO, WEIGH, HAS_LSE, TURNS,
                 LATE_WAIT, SIGN, ROUNDING, ABREAST)),
-            (_load, ((q_desc, k_desc, v_desc), smem, bars, walk, next_tile, sizes, groups, GROUPS,
-                BLOCK_N, STAGES, CAUSAL, LITE, COUNTED, ABREAST)),
+            (_load, ((q_desc, k_desc, v_desc), smem, bars, walk, next_tile, spare, sizes, groups,
+                GROUPS, BLOCK_N, STAGES, CAUSAL, LITE, COUNTED, ABREAST)),
             (_settle, (results, smem, bars, walk, sizes, words, limit, GROUPS, BLOCK_N, WEIGH,
                 HAS_MASS)),
             ],
@@ -759,8 +758,8 @@ def attention(
             (_compute, (1, results, smem, bars, walk, sizes, words, c, threshold, GROUPS, BLOCK_N,
                 HEAD_DIM, STAGES, CAUSAL, LITE, SOFT_SKIP, HAS_DO, WEIGH, HAS_LSE, TURNS,
                 LATE_WAIT, SIGN, ROUNDING, ABREAST)),
-            (_load, ((q_desc, k_desc, v_desc), smem, bars, walk, next_tile, sizes, groups, GROUPS,
-                BLOCK_N, STAGES, CAUSAL, LITE, COUNTED, ABREAST)),
+            (_load, ((q_desc, k_desc, v_desc), smem, bars, walk, next_tile, spare, sizes, groups,
+                GROUPS, BLOCK_N, STAGES, CAUSAL, LITE, COUNTED, ABREAST)),
             ],
             [4, 1],
             [REGISTERS, LOADER_REGISTERS],
@@ -777,8 +776,8 @@ def attention(
             (_compute, (2, results, smem, bars, walk, sizes, words, c, threshold, GROUPS, BLOCK_N,
                 HEAD_DIM, STAGES, CAUSAL, LITE, SOFT_SKIP, HAS_DO, WEIGH, HAS_LSE, TURNS,
                 LATE_WAIT, SIGN, ROUNDING, ABREAST)),
-            (_load, ((q_desc, k_desc, v_desc), smem, bars, walk, next_tile, sizes, groups, GROUPS,
-                BLOCK_N, STAGES, CAUSAL, LITE, COUNTED, ABREAST)),
+            (_load, ((q_desc, k_desc, v_desc), smem, bars, walk, next_tile, spare, sizes, groups,
+                GROUPS, BLOCK_N, STAGES, CAUSAL, LITE, COUNTED, ABREAST)),
             ],
             [4, 4, 1],
             [REGISTERS, REGISTERS, LOADER_REGISTERS],

@@ -27,17 +27,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
-from .hopper import (
-    as_carried,
-    as_operand,
-    barrier,
-    copy_in,
-    held,
-    leave_counter,
-    rounded,
-    signed,
-    softmax,
-)
+from .hopper import as_carried, as_operand, barrier, clear, copy_in, held, rounded, signed, softmax
 
 #: Columns of a piece: 128 bytes, the span of the swizzle in shared memory.
 COLUMNS = 64
@@ -200,13 +190,14 @@ def _stream(
 
 @gluon.jit
 def _load(
-    inputs, smem, pieces, bars, place, tables, sizes, next_tile,
+    inputs, smem, pieces, bars, place, tables, sizes, next_tile, spare,
     GROUPS: gl.constexpr, BLOCK_N: gl.constexpr, WIDTH: gl.constexpr, PIECE: gl.constexpr,
     PAGE: gl.constexpr, STAGES: gl.constexpr, CAUSAL: gl.constexpr, WINDOW: gl.constexpr,
     SHORTEST: gl.constexpr, COUNTED: gl.constexpr,
 ):  # fmt: skip
     """The loading warp: streams operands and, if ``COUNTED``, finds tiles and hands them out."""
     if COUNTED:
+        clear(spare)
         q_smem, k_smem, v_smem, tile_smem = smem
         (
             q_full, q_empty, k_full, k_empty, v_full, v_empty, turns, clean, tile_full, tile_empty
@@ -242,7 +233,6 @@ def _load(
                 done += 1
             # Not before, as in the dense kernel.
             upcoming = gl.atomic_add(next_tile, 1, sem="relaxed") + gl.num_programs(0)
-            leave_counter(next_tile, upcoming, tiles * q_heads)
             program = upcoming
         mbarrier.wait(tile_empty.index(done & 1), ((done >> 1) & 1) ^ 1)
         _tell(tile_smem, done & 1, (0,))
@@ -491,7 +481,7 @@ def _compute(
 
 @gluon.jit(do_not_specialize=_SIZES)
 def attention(
-    q_desc, k_desc, v_desc, out, lse, sinks, q_start, lengths, page_table, next_tile,
+    q_desc, k_desc, v_desc, out, lse, sinks, q_start, lengths, page_table, next_tile, spare,
     stride_ot, stride_oh, stride_table,
     requests, tiles, q_heads, group, span, window, rows, scale_log2, soft_cap,
     GROUPS: gl.constexpr, BLOCK_N: gl.constexpr, HEAD_DIM: gl.constexpr, WIDTH: gl.constexpr,
@@ -504,10 +494,10 @@ def attention(
     """Tiles of ``GROUPS * 64`` rows of one request and head, a program each.
 
     They are numbered ``span`` query heads at a time: head + span * tile. If ``COUNTED``, a program
-    takes further ones off the counter ``next_tile``, which is 0 before and after. The tiles of a
-    head are numbered as in :func:`.ragged.attention`: those of request r begin at number
-    q_start[r] // (GROUPS * 64) + r, and there are ``tiles`` numbers. ``q_desc`` has boxes of 64
-    rows x ``WIDTH`` columns of q as [1, Hq, T, D]; ``k_desc`` and ``v_desc`` have boxes of
+    takes further ones off the counter ``next_tile``, which is 0 at first, and makes ``spare`` 0.
+    The tiles of a head are numbered as in :func:`.ragged.attention`: those of request r begin at
+    number q_start[r] // (GROUPS * 64) + r, and there are ``tiles`` numbers. ``q_desc`` has boxes of
+    64 rows x ``WIDTH`` columns of q as [1, Hq, T, D]; ``k_desc`` and ``v_desc`` have boxes of
     ``PIECE`` tokens x 64 columns of the cache as [pages, Hkv, PAGE, D], or of packed keys as
     [1, Hkv, keys, D]. ``PIECE`` divides ``PAGE``; ``PAGE`` is 0 for packed keys, and ``lengths``
     then holds kv_start [requests + 1]. ``scale_log2`` = scale * log2(e), ``SIGN`` its sign.
@@ -583,8 +573,8 @@ def attention(
                 WIDTH, STAGES, CAUSAL, WINDOW, CAP, HAS_SINKS, HAS_LSE, TURNS, LATE_WAIT, SIGN,
                 ROUNDING, COUNTED)),
             (_load, ((q_desc, k_desc, v_desc), smem, (k_pieces, v_pieces), bars, place, tables,
-                sizes, next_tile, GROUPS, BLOCK_N, WIDTH, PIECE, PAGE, STAGES, CAUSAL, WINDOW,
-                SHORTEST, COUNTED)),
+                sizes, next_tile, spare, GROUPS, BLOCK_N, WIDTH, PIECE, PAGE, STAGES, CAUSAL,
+                WINDOW, SHORTEST, COUNTED)),
             ],
             [4, 1],
             [REGISTERS, LOADER_REGISTERS],
@@ -603,8 +593,8 @@ def attention(
                 WIDTH, STAGES, CAUSAL, WINDOW, CAP, HAS_SINKS, HAS_LSE, TURNS, LATE_WAIT, SIGN,
                 ROUNDING, COUNTED)),
             (_load, ((q_desc, k_desc, v_desc), smem, (k_pieces, v_pieces), bars, place, tables,
-                sizes, next_tile, GROUPS, BLOCK_N, WIDTH, PIECE, PAGE, STAGES, CAUSAL, WINDOW,
-                SHORTEST, COUNTED)),
+                sizes, next_tile, spare, GROUPS, BLOCK_N, WIDTH, PIECE, PAGE, STAGES, CAUSAL,
+                WINDOW, SHORTEST, COUNTED)),
             ],
             [4, 4, 1],
             [REGISTERS, REGISTERS, LOADER_REGISTERS],

@@ -164,7 +164,7 @@ class Launch:
         self._numbers = tuple(numbers)
         self._how = (constants, options, key)
         self._boxes = boxes
-        #: Whether it wants a counter among its pointers, see :meth:`BoundCall.counter`.
+        #: Whether it wants a counter among its pointers, see :meth:`BoundCall.counters`.
         self.counted = counted
         self._sizes = (*grid, 1, 1)[:3]
         self._rest = (*numbers, *constants)
@@ -289,9 +289,9 @@ class BoundCall:
         stream = 0 if self.index < 0 else raw_stream(self.index)
         return workspaces.take(self.device, stream, size)
 
-    def counter(self) -> torch.Tensor:
-        """Return what a launch hands out its tiles with, int32 [1]: 0, and 0 again at its end."""
-        return workspaces.counter(self.device, 0 if self.index < 0 else raw_stream(self.index))
+    def counters(self) -> list[torch.Tensor]:
+        """Return the two counters of :meth:`.workspace.Workspaces.counters`."""
+        return workspaces.counters(self.device, 0 if self.index < 0 else raw_stream(self.index))
 
 
 class Attention(BoundCall):
@@ -314,8 +314,9 @@ class Attention(BoundCall):
             with on(self.device):
                 lse = t.out if t.lse is None else t.lse
                 if self._hopper:
-                    counter = self.counter() if launch.counted else t.out
-                    launch.start(t[:4], (lse, *3 * (t.out,), counter, *5 * (t.out,)))
+                    counters = self.counters() if launch.counted else [t.out, t.out]
+                    launch.start(t[:4], (lse, *3 * (t.out,), *counters, *5 * (t.out,)))
+                    counters.reverse()
                 else:
                     launch.start((), (*t[:4], lse) + 8 * (t.out,))
             return
@@ -323,9 +324,13 @@ class Attention(BoundCall):
         sums = unused if t.lse is None else t.lse.data_ptr()
         stream = raw_stream(self.index)
         if self._hopper:
-            counter = self.counter() if launch.counted else t.out  # kept until it is launched
-            pointers = (sums, *3 * (unused,), counter.data_ptr(), *5 * (unused,))
-            launch(stream, t[:4], pointers)
+            if launch.counted:
+                counters = self.counters()  # kept until it is launched
+                now, later = counters[0].data_ptr(), counters[1].data_ptr()
+                launch(stream, t[:4], (sums, *3 * (unused,), now, later, *5 * (unused,)))
+                counters.reverse()
+            else:
+                launch(stream, t[:4], (sums, *10 * (unused,)))
         else:
             addresses = (t.q.data_ptr(), t.k.data_ptr(), t.v.data_ptr(), unused, sums)
             launch(stream, (), addresses + 8 * (unused,))
@@ -395,7 +400,7 @@ class LiteStep(BoundCall):
         mass_at = unused if mass is None else mass.data_ptr()
         rest = (new, weights, mass_at, sums, do)
         if self._hopper:
-            self._attend(stream, t[:4], (lse_at, items, counts, order, counter, *rest))
+            self._attend(stream, t[:4], (lse_at, items, counts, order, counter, counter, *rest))
         else:
             q, k, v = t.q.data_ptr(), t.k.data_ptr(), t.v.data_ptr()
             self._attend(stream, (), (q, k, v, unused, lse_at, items, counts, order, *rest))
@@ -415,7 +420,7 @@ class LiteStep(BoundCall):
         mass = t.out if t.mass is None else t.mass
         last = (t.write, weights, mass, tally, do)
         if self._hopper:
-            self._attend.start(t[:4], (lse, items, counts, order, counter, *last))
+            self._attend.start(t[:4], (lse, items, counts, order, counter, counter, *last))
         else:
             self._attend.start((), (*t[:4], lse, items, counts, order, *last))
 
@@ -445,7 +450,7 @@ def _attend(
     if isinstance(tile, HopperTile):
         span = abreast(
             request.batch * request.q_heads, request.q_heads // request.kv_heads,
-            4 * request.head_dim * request.kv_len,
+            kv_bytes(request),
         )  # fmt: skip
         rows, keys = hopper.WARPGROUP_ROWS, tile.block_n
         return Launch(
@@ -484,19 +489,24 @@ def _attend(
 
 
 #: Bytes of keys and values that stay in the L2 cache of an H200 while workgroups walk them.
-_CACHED = 24 << 20
+CACHED = 24 << 20
 
 
-def abreast(heads: int, group: int, kv_bytes: int) -> int:
+def kv_bytes(request: DenseRequest) -> int:
+    """Bytes of the keys and values of one head, of 16 bits each."""
+    return 4 * request.head_dim * request.kv_len
+
+
+def abreast(heads: int, group: int, size: int) -> int:
     """Number of query heads whose tiles are computed side by side, of ``heads``.
 
     The tiles of one head differ in length if it is causal. Taken in turn from many heads, they go
     from the longest to the shortest, and the last ones fill the multiprocessors evenly (Graham
-    1969). But the keys and values of those heads, ``kv_bytes`` of each ``group``, must stay in the
-    L2 cache. So the heads are cut into as few sections of equal size as have that.
+    1969). But the keys and values of those heads, ``size`` bytes for each ``group``, must stay in
+    the L2 cache. So the heads are cut into as few sections of equal size as have that.
     """
     lanes = heads // group
-    most = max(1, _CACHED // max(1, kv_bytes))
+    most = max(1, CACHED // max(1, size))
     return group * -(-lanes // -(-lanes // most))
 
 

@@ -297,11 +297,13 @@ class Attention(BoundCall):
             part_count = part_lse + self._sums
         stream = raw_stream(self.index)
         if self._long is not None:
-            counter = self.counter() if self._long.counted else t.q_start  # kept until launched
+            counters = self.counters() if self._long.counted else [t.q_start, t.q_start]
+            now, later = (counter.data_ptr() for counter in counters)
             self._long(
                 stream, _views(t, self._paged),
-                (out, lse, sinks, q_start, t.keys.data_ptr(), table, counter.data_ptr()),
+                (out, lse, sinks, q_start, t.keys.data_ptr(), table, now, later),
             )  # fmt: skip
+            counters.reverse()
         pointers = (
             t.q.data_ptr(), t.k.data_ptr(), t.v.data_ptr(), out, lse, sinks, part_out, part_lse,
             part_count, q_start, t.keys.data_ptr(), table, k_scale, v_scale,
@@ -325,9 +327,10 @@ class Attention(BoundCall):
                 part_out.view(torch.float32), part_lse.view(torch.float32), counts.view(torch.int32)
             )  # fmt: skip
         if self._long is not None:
-            counter = self.counter() if self._long.counted else t.q_start
-            pointers = (t.out, lse, sinks, t.q_start, t.keys, table, counter)
+            counters = self.counters() if self._long.counted else [t.q_start, t.q_start]
+            pointers = (t.out, lse, sinks, t.q_start, t.keys, table, *counters)
             self._long.start(_views(t, self._paged), pointers)
+            counters.reverse()
         k_scale = t.out if t.k_scale is None else t.k_scale
         v_scale = t.out if t.v_scale is None else t.v_scale
         for attend in self._attend:
