@@ -1,5 +1,7 @@
 """The inner loops of the Hopper kernels, compiled for sm_90 as they are shipped, and counted.
 
+The order of tiles, which is none of the inner loop's, is the hardware's here.
+
     PYTHONPATH=tools python -m liteattention_tools.sass [--early-wait]
         [--library FILE --kernel PIECE]
 
@@ -174,7 +176,7 @@ def _by_hardware(tile: launch.HopperTile) -> launch.HopperTile:
     return replace(tile, persistent=False, counted=False, abreast=False)
 
 
-def lite_tile(head_dim: int, budget: float, rows: int = 128) -> launch.HopperTile:
+def lite_tile(head_dim: int, budget: float, rows: int) -> launch.HopperTile:
     """The shipped tile of a LiteAttention step that votes or, with a budget, weighs."""
     found = tiles.hopper_lite(_lite_request(head_dim, budget, rows))
     assert found is not None
@@ -188,7 +190,7 @@ def _lite_request(head_dim: int, budget: float, rows: int) -> LiteRequest:
     )  # fmt: skip
 
 
-def lite(head_dim: int, budget: float, rows: int = 128) -> launch.Launch:
+def lite(head_dim: int, budget: float, rows: int) -> launch.Launch:
     """The launch of that step, q blocks of ``rows``."""
     q = torch.empty(1, 1, 512, head_dim, dtype=torch.bfloat16)
     bits = torch.zeros(1, 1, 4, 1, dtype=torch.int32)
@@ -205,7 +207,7 @@ def prompts(head_dim: int) -> launch.Launch:
     )  # fmt: skip
     q = torch.empty(512, 1, head_dim, dtype=torch.bfloat16)
     starts = torch.tensor([0, 512], dtype=torch.int32)
-    tile = _by_hardware(tiles.PROMPTS[ragged_launch.columns_of(head_dim)])
+    tile = _by_hardware(tiles.shipped_prompts(request, ragged_launch.columns_of(head_dim)))
     with mock.patch.object(ragged_launch, "architecture", lambda device: "sm_90"):
         bound = ragged_launch.prompts(
             request, RaggedTensors(q, q, q, q, None, None, starts, starts, None), tile
@@ -218,11 +220,11 @@ def shipped(early_wait: bool = False) -> dict[str, tuple[Any, launch.Launch]]:
     """Kernels and launches by name."""
     one, many = hopper.attention, hopper_ragged.attention
     found = {}
-    for dim in (128, 64):
+    for dim, rows in ((128, 128), (64, 192)):
         found[f"dense {dim}"] = (one, dense(dim, False, early_wait))
         found[f"causal {dim}"] = (one, dense(dim, True, early_wait))
-        found[f"lite {dim}, votes"] = (one, lite(dim, 0.0))
-        found[f"lite {dim}, weighs"] = (one, lite(dim, 0.1))
+        found[f"lite {dim}, votes"] = (one, lite(dim, 0.0, rows))
+        found[f"lite {dim}, weighs"] = (one, lite(dim, 0.1, rows))
     for dim in (64, 128, 256):
         found[f"prompts {dim}"] = (many, prompts(dim))
     return found

@@ -70,20 +70,26 @@ class Workspaces(threading.local):
         return found
 
     def counters(self, device: torch.device, stream: int) -> list[torch.Tensor]:
-        """Return two counters, int32 [1] each, for a launch that takes tiles off the first.
+        """Take two counters, int32 [1] each, for a launch that takes tiles off the first.
 
-        That one holds 0, and the launch makes the second one 0. Once it is launched, ``reverse``
-        the list, which is kept for the next one. Arguments as of :meth:`take`. Launches of a stream
-        may share counters, as they run one after the other; a graph clears its own whenever it is
-        replayed.
+        That one holds 0, and the launch makes the second one 0. Once it is launched, :meth:`keep`
+        them for the next one. If it fails they are gone, whatever they hold, and others are made.
+        Arguments as of :meth:`take`. Launches of a stream may share counters, as they run one after
+        the other; a graph clears its own whenever it is replayed.
         """
         if capturing_on(device)():
             return _pair(device)
-        found = self.pairs.get((device, stream))
+        found = self.pairs.pop((device, stream), None)
         if found is None:
             with torch.inference_mode(False):
-                found = self.pairs[device, stream] = _pair(device)
+                found = _pair(device)
         return found
+
+    def keep(self, device: torch.device, stream: int, counters: list[torch.Tensor]) -> None:
+        """Keep counters of a launch for the next one, which takes tiles off the other one."""
+        if not capturing_on(device)():
+            counters.reverse()
+            self.pairs[device, stream] = counters
 
 
 def _pair(device: torch.device) -> list[torch.Tensor]:

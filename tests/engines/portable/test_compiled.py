@@ -257,6 +257,7 @@ def test_late_waits_lie_behind_the_maxima(causal: bool) -> None:
 PROMPTS = {
     "paged": (128, 16, 16, dict(CAUSAL=True)),
     "packed": (128, 128, 0, dict(CAUSAL=True, HAS_LSE=True, LATE_WAIT=True)),
+    "late-96": (96, 128, 256, dict(CAUSAL=True, WINDOW=True, HAS_SINKS=True, LATE_WAIT=True)),
     "64": (64, 128, 256, dict(CAUSAL=True)),
     "96": (96, 16, 16, dict(CAUSAL=True, HAS_SINKS=True)),
     "window-192": (192, 32, 96, dict(CAUSAL=True, WINDOW=True, HAS_LSE=True)),

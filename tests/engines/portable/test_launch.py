@@ -212,13 +212,35 @@ def test_each_stream_and_each_graph_has_a_counter_of_its_own(
     places = [x.data_ptr() for x in (*one, *other)]
     assert all(x.dtype == torch.int32 and x.tolist() == [0] for x in (*one, *other))
     assert len(set(places)) == 4 and not any(place % 16 for place in places)
-    assert held.counters(CPU, 1) is one
+    held.keep(CPU, 1, one)
+    assert held.counters(CPU, 1) is one and [x.data_ptr() for x in one] == [places[1], places[0]]
     monkeypatch.setattr(workspace, "capturing_on", lambda device: lambda: True)
     one[0].fill_(7)
     captured = held.counters(CPU, 1)
     assert [x.tolist() for x in captured] == [[0], [0]]
     assert captured[0].data_ptr() not in (one[0].data_ptr(), one[1].data_ptr())
+    held.keep(CPU, 1, captured)
     assert held.counters(CPU, 1)[0].data_ptr() != captured[0].data_ptr()
+
+
+def test_counters_of_a_launch_that_failed_are_not_used_again(
+    driver: Driver, kernels: dict[str, Function], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may have run and left its counter as it was."""
+    held = Workspaces()
+    monkeypatch.setattr(launch, "workspaces", held)
+    t = tensors()
+    bound = launch.Attention(request(), replace(tiles._HOPPER[128, False], counted=True), t)
+    bound(t)
+    (before,) = held.pairs.values()
+
+    def fail(*arguments: object) -> None:
+        raise RuntimeError("a profiler's hook")
+
+    monkeypatch.setattr(launch.Launch, "__call__", fail)
+    with pytest.raises(RuntimeError, match="hook"):
+        bound(t)
+    assert held.counters(CPU, 0) is not before
 
 
 @pytest.mark.parametrize(

@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from liteattention_rocm.contract import DenseRequest, RaggedRequest
+from liteattention_rocm.contract import DenseRequest, LiteRequest, RaggedRequest
 from liteattention_rocm.engines.triton import tiles, tuning
+from liteattention_rocm.engines.triton.engine import PortableEngine
 from liteattention_rocm.engines.triton.launch import HopperTile, PlainTile
 
 
@@ -143,6 +144,22 @@ def test_low_tiles_where_tall_ones_leave_the_gpu_half_empty(
     long = tiles.hopper(request(75_600, 128, causal, heads))
     assert long.persistent == causal  # no head's keys stay in the L2 cache
     assert tiles.hopper(request(length, 128, causal, heads)).groups == 2
+
+
+@pytest.mark.parametrize("hopper", [False, True])
+def test_lists_have_the_tiles_of_dense_calls(hopper: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: hopper)
+    monkeypatch.setattr(PortableEngine, "_hopper", staticmethod(lambda device: True))
+    found = [PortableEngine().geometry(head_dim) for head_dim in (64, 128)]
+    size = [(tile.q_block, tile.k_block) for tile in found]
+    assert size == ([(192, 128), (128, 128)] if hopper else [(128, 64)] * 2)
+    for tile, head_dim in zip(found if hopper else (), (64, 128), strict=False):
+        asked = LiteRequest(
+            *dataclasses.astuple(request(head_dim=head_dim)), tile, -4.0, True, False
+        )
+        own = tiles.hopper_lite(asked)
+        dense = tiles.hopper(request(16384, head_dim, heads=24))
+        assert own is not None and own.block_m == dense.block_m == tile.q_block
 
 
 def prompts(**changes: object) -> RaggedRequest:

@@ -94,10 +94,11 @@ class PortableEngine(Engine):
         return reasons
 
     def geometry(self, head_dim: int) -> TileGeometry:
-        """Return the tile that dense calls on the current GPU have.
+        """Return the tile that large dense calls on the current GPU have.
 
-        128 x 128 on Hopper, at head dim 64 192 x 128; 128 x 64 elsewhere, as the plain kernel is
-        faster with narrow K blocks.
+        128 x 128 on Hopper, at head dim 64 192 x 128, which is faster but for grids of fewer q
+        blocks than multiprocessors; 128 x 64 elsewhere, as the plain kernel is faster with narrow
+        K blocks.
         """
         if not (torch.cuda.is_available() and self._hopper(torch.device("cuda"))):
             return TileGeometry(q_block=128, k_block=64, vote_rows=64)

@@ -118,6 +118,7 @@ def _load(
     LITE: gl.constexpr, COUNTED: gl.constexpr, ABREAST: gl.constexpr,
 ):  # fmt: skip
     """The loading warp: hands out tiles and streams their operands."""
+    gl.static_assert(not (LITE and COUNTED))  # lists always are, by a counter that `plan` clears
     if COUNTED:
         clear(spare)
     q_desc, k_desc, v_desc = inputs

@@ -164,7 +164,7 @@ class Launch:
         self._numbers = tuple(numbers)
         self._how = (constants, options, key)
         self._boxes = boxes
-        #: Whether it wants a counter among its pointers, see :meth:`BoundCall.counters`.
+        #: Whether it wants two counters among its pointers, see :meth:`BoundCall.counters`.
         self.counted = counted
         self._sizes = (*grid, 1, 1)[:3]
         self._rest = (*numbers, *constants)
@@ -290,8 +290,13 @@ class BoundCall:
         return workspaces.take(self.device, stream, size)
 
     def counters(self) -> list[torch.Tensor]:
-        """Return the two counters of :meth:`.workspace.Workspaces.counters`."""
+        """Take two counters, see :meth:`.workspace.Workspaces.counters`."""
         return workspaces.counters(self.device, 0 if self.index < 0 else raw_stream(self.index))
+
+    def keep(self, counters: list[torch.Tensor]) -> None:
+        """Keep counters that a launch was given for the next one."""
+        stream = 0 if self.index < 0 else raw_stream(self.index)
+        workspaces.keep(self.device, stream, counters)
 
 
 class Attention(BoundCall):
@@ -316,7 +321,8 @@ class Attention(BoundCall):
                 if self._hopper:
                     counters = self.counters() if launch.counted else [t.out, t.out]
                     launch.start(t[:4], (lse, *3 * (t.out,), *counters, *5 * (t.out,)))
-                    counters.reverse()
+                    if launch.counted:
+                        self.keep(counters)
                 else:
                     launch.start((), (*t[:4], lse) + 8 * (t.out,))
             return
@@ -325,10 +331,10 @@ class Attention(BoundCall):
         stream = raw_stream(self.index)
         if self._hopper:
             if launch.counted:
-                counters = self.counters()  # kept until it is launched
+                counters = self.counters()
                 now, later = counters[0].data_ptr(), counters[1].data_ptr()
                 launch(stream, t[:4], (sums, *3 * (unused,), now, later, *5 * (unused,)))
-                counters.reverse()
+                self.keep(counters)
             else:
                 launch(stream, t[:4], (sums, *10 * (unused,)))
         else:

@@ -303,7 +303,8 @@ class Attention(BoundCall):
                 stream, _views(t, self._paged),
                 (out, lse, sinks, q_start, t.keys.data_ptr(), table, now, later),
             )  # fmt: skip
-            counters.reverse()
+            if self._long.counted:
+                self.keep(counters)
         pointers = (
             t.q.data_ptr(), t.k.data_ptr(), t.v.data_ptr(), out, lse, sinks, part_out, part_lse,
             part_count, q_start, t.keys.data_ptr(), table, k_scale, v_scale,
@@ -330,7 +331,8 @@ class Attention(BoundCall):
             counters = self.counters() if self._long.counted else [t.q_start, t.q_start]
             pointers = (t.out, lse, sinks, t.q_start, t.keys, table, *counters)
             self._long.start(_views(t, self._paged), pointers)
-            counters.reverse()
+            if self._long.counted:
+                self.keep(counters)
         k_scale = t.out if t.k_scale is None else t.k_scale
         v_scale = t.out if t.v_scale is None else t.v_scale
         for attend in self._attend:

