@@ -87,7 +87,7 @@ class Lite(_Cell):
 
 
 class Decode(_Cell):
-    """One new row per request against a paged cache."""
+    """One new row per request against a paged cache, of fp8 (e4m3) numbers if ``fp8``."""
 
     requests: PositiveInt
     context: PositiveInt
@@ -96,18 +96,20 @@ class Decode(_Cell):
     head_dim: PositiveInt
     page_size: PositiveInt = 16
     dtype: Literal["bf16", "fp16"] = "bf16"
+    fp8: bool = False
 
     def __str__(self) -> str:
         """Name the cell in tables."""
         return (
             f"decode {self.requests} x {self.context}, {self.q_heads}/{self.kv_heads} x "
-            f"{self.head_dim}"
+            f"{self.head_dim}{', fp8' if self.fp8 else ''}"
         )
 
     @property
     def bytes(self) -> float:
         """Bytes of keys and values, which a step has to read."""
-        return 4.0 * self.requests * self.context * self.kv_heads * self.head_dim
+        each = 1 if self.fp8 else 2
+        return 2.0 * each * self.requests * self.context * self.kv_heads * self.head_dim
 
     @property
     def work(self) -> float:
@@ -121,7 +123,10 @@ class Decode(_Cell):
 
 
 class Prefill(_Cell):
-    """New rows of every request, causal, against a paged cache or packed keys."""
+    """New rows of every request, causal, against a paged cache or packed keys.
+
+    ``fp8``: keys and values are e4m3 numbers of a paged cache.
+    """
 
     requests: PositiveInt
     rows: PositiveInt
@@ -131,11 +136,18 @@ class Prefill(_Cell):
     head_dim: PositiveInt
     page_size: int = Field(default=16, ge=0, description="0: packed keys")
     dtype: Literal["bf16", "fp16"] = "bf16"
+    fp8: bool = False
 
     @model_validator(mode="after")
     def _rows_are_part_of_the_context(self) -> Self:
         if self.rows > self.context:
             raise ValueError(f"rows {self.rows} must not exceed context {self.context}")
+        return self
+
+    @model_validator(mode="after")
+    def _a_cache_has_pages(self) -> Self:
+        if self.fp8 and not self.page_size:
+            raise ValueError("fp8 numbers lie in a cache: give a page_size")
         return self
 
     def __str__(self) -> str:
@@ -144,7 +156,7 @@ class Prefill(_Cell):
         pages = f"pages of {self.page_size}" if self.page_size else "packed"
         return (
             f"prefill {self.requests} x {rows}{self.context}, {self.q_heads}/{self.kv_heads} x "
-            f"{self.head_dim}, {pages}"
+            f"{self.head_dim}, {pages}{', fp8' if self.fp8 else ''}"
         )
 
     @property
@@ -161,8 +173,9 @@ class Prefill(_Cell):
     @property
     def traffic(self) -> float:
         """Bytes of q, k, v and the output, each moved once."""
-        numbers = self.context * self.kv_heads + self.rows * self.q_heads
-        return 4.0 * self.requests * numbers * self.head_dim
+        each = 1 if self.fp8 else 2
+        numbers = each * self.context * self.kv_heads + 2 * self.rows * self.q_heads
+        return 2.0 * self.requests * numbers * self.head_dim
 
 
 class Host(_Cell):

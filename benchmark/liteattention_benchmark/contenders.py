@@ -216,7 +216,8 @@ def _ragged(cell: Decode | Prefill, device: torch.device, library: Path | None) 
     page = cell.page_size or cell.context
     pages = -(-cell.context // page)
     shape = (cell.requests * pages, 2, page, cell.kv_heads, cell.head_dim)
-    cache = torch.empty(shape, dtype=dtype, device=device)
+    held = torch.float8_e4m3fn if cell.fp8 else dtype
+    cache = torch.empty(shape, dtype=held, device=device)
     for begin in range(0, len(cache), 4096):
         part = cache[begin : begin + 4096]
         part.copy_(torch.randn(part.shape, generator=generator, device=device))
@@ -249,22 +250,24 @@ def _ragged(cell: Decode | Prefill, device: torch.device, library: Path | None) 
             absent["FA3"] = "no library was given (--fa3-library)"
         else:
             try:
-                calls["FA3"] = functools.partial(peers.fa3_forward(library), q, *given, True)
+                # It multiplies fp8 by fp8; rounding q is not part of its time.
+                fa3_q = q.to(held)
+                calls["FA3"] = functools.partial(peers.fa3_forward(library), fa3_q, *given, True)
             except Unavailable as error:
                 absent["FA3"] = str(error)
     if device.type == "cuda" and isinstance(cell, Decode):
         half = cache.numel() // 2
-        source, target = cache.view(-1)[:half], torch.empty(half, dtype=dtype, device=device)
+        source, target = cache.view(-1)[:half], torch.empty(half, dtype=held, device=device)
         # reads and writes half of the cache: as many bytes as a step reads
         calls["device copy"] = lambda: target.copy_(source)
 
     def difference(name: str, out: torch.Tensor) -> float:
         if name == "device copy":
-            return float((out != source).sum())
+            return float((out.view(torch.uint8) != source.view(torch.uint8)).sum())
         squares = norm = 0.0
         for r in {0, cell.requests - 1}:
             keys, values = (
-                x[table[r].long()].flatten(0, 1)[: cell.context].transpose(0, 1)[None]
+                x[table[r].long()].flatten(0, 1)[: cell.context].transpose(0, 1)[None].to(dtype)
                 for x in (k_cache, v_cache)
             )
             at = torch.linspace(0, rows - 1, min(_SAMPLED_ROWS, rows)).long()

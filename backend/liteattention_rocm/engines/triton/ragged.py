@@ -8,8 +8,14 @@ Beside prompts, requests of few rows have a launch of their own.
 Kernels: :func:`attention`, :func:`merge`, :func:`write_kv`.
 
 Head dims are any multiple of 16: a tile is ``WIDTH`` columns wide, the next power of two, of which
-``HEAD_DIM`` are read and written and the others are zeros. fp8 caches are widened to q's dtype,
-which is exact, and their scales are factors of the scores and of the result.
+``HEAD_DIM`` are read and written and the others are zeros.
+
+fp8 caches are widened, which is exact, and their scales are factors of the scores and of the
+result. On NVIDIA they are read in words of two columns. ``ldmatrix`` transposes words, and no bytes:
+in bytes, every number of V takes a load of its own. A word's low and high bytes become fp16 in three
+instructions for four numbers (to bf16 they are 18 with Triton 3.6), and even and odd columns are
+multiplied on their own. So q and the weights are fp16 there, both scaled by powers of two to what
+fp16 can hold: see :func:`_halves_of_query` and ``_HEADROOM``.
 
 Methods: online softmax over K blocks (FlashAttention, Dao et al., arXiv 2205.14135), a cache in
 pages (PagedAttention, Kwon et al., arXiv 2309.06180), log-sum-exp merge of split softmax (Milakov
@@ -23,6 +29,22 @@ import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from .kernels import product, rounded
+
+#: Weights in fp16 lie 2^15 higher, so that all down to 2^-39 of a row's largest count.
+_HEADROOM = tl.constexpr(15.0)
+#: Two words of two fp8 numbers each -> the fp16 numbers of the low bytes, and of the high bytes.
+_UNPACK = """
+{
+    .reg .b32 sorted;
+    .reg .b16 low, high;
+    prmt.b32 sorted, $2, 0, 0x3120;
+    mov.b32 {low, high}, sorted;
+    cvt.rn.f16x2.%sx2 $0, low;
+    cvt.rn.f16x2.%sx2 $1, high;
+}
+"""
+_UNPACK_E4M3 = tl.constexpr(_UNPACK.replace("%s", "e4m3"))
+_UNPACK_E5M2 = tl.constexpr(_UNPACK.replace("%s", "e5m2"))
 
 #: Do not specialise on sizes.
 _SIZES = ["requests", "q_heads", "group", "window", "rows", "splits", "part_blocks"]
@@ -62,15 +84,55 @@ def _capped(scores, scale_log2, soft_cap):
 
 
 @triton.jit
+def _unpacked(words, FP8: tl.constexpr, INTERPRETED: tl.constexpr):
+    """Even and odd columns, as fp16, of int16 words that hold two fp8 numbers each."""
+    if INTERPRETED:
+        kind: tl.constexpr = tl.float8e4nv if FP8 == 3 else tl.float8e5
+        low = (words & 255).to(tl.uint8).to(kind, bitcast=True).to(tl.float16)
+        high = ((words >> 8) & 255).to(tl.uint8).to(kind, bitcast=True).to(tl.float16)
+    else:
+        low, high = tl.inline_asm_elementwise(
+            _UNPACK_E4M3 if FP8 == 3 else _UNPACK_E5M2,
+            "=r,=r,r",
+            [words],
+            dtype=(tl.float16, tl.float16),
+            is_pure=True,
+            pack=2,
+        )
+    return low, high
+
+
+@triton.jit
+def _halves_of_query(even, odd):
+    """Even and odd columns of q as fp16, and what to multiply each row's scores by.
+
+    Each row times the power of two that brings its largest number to 2^14 or more, below 2^15.
+    What is 2^-28 of that number or larger stays as it is in bf16; the rest is off by 2^-40 of it
+    at most. NaN and infinities stay.
+    """
+    even, odd = even.to(tl.float32), odd.to(tl.float32)
+    largest = tl.maximum(tl.max(tl.abs(even), axis=1), tl.max(tl.abs(odd), axis=1))
+    exponent = tl.maximum(largest.to(tl.int32, bitcast=True) >> 23, 15)
+    factor = ((268 - exponent) << 23).to(tl.float32, bitcast=True)
+    back = ((exponent - 14) << 23).to(tl.float32, bitcast=True)
+    even, odd = even * factor[:, None], odd * factor[:, None]
+    return even.to(tl.float16), odd.to(tl.float16), back
+
+
+@triton.jit
 def _fold(
-    state, first, end, query, k, v, table, stride_kp, stride_kt, stride_vp, stride_vt,
+    state, first, end, query, odd_query, k, v, table, stride_kp, stride_kt, stride_vp, stride_vt,
     position, kv_len, window, scale_log2, soft_cap,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, HEAD_DIM: tl.constexpr, WIDTH: tl.constexpr,
     MASKED: tl.constexpr, PAGE: tl.constexpr, CAUSAL: tl.constexpr, WINDOW: tl.constexpr,
-    CAP: tl.constexpr, WIDEN: tl.constexpr,
+    CAP: tl.constexpr, WIDEN: tl.constexpr, FP8: tl.constexpr,
 ):  # fmt: skip
-    """Fold the keys from ``first`` to ``end`` into the running (output, maxima, sums)."""
-    out, top, total = state
+    """Fold the keys from ``first`` to ``end`` into the running (output, maxima, sums).
+
+    With ``FP8`` the columns are words: ``query`` and the first output are of even columns,
+    ``odd_query`` and the second of odd ones, and maxima lie ``_HEADROOM`` below the scores'.
+    """
+    out, odd_out, top, total = state
     dim = tl.arange(0, WIDTH)
     lane = tl.arange(0, BLOCK_N)
     for start in range(first, end, BLOCK_N):
@@ -96,9 +158,11 @@ def _fold(
         else:
             keys = tl.load(k + at_k[None, :] + dim[:, None])
             values = tl.load(v + at_v[:, None] + dim[None, :])
-        keys = keys.to(query.dtype)
-        values = values.to(query.dtype)
-        scores = product(query, keys, tl.zeros((BLOCK_M, BLOCK_N), tl.float32), WIDEN)
+        scores = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
+        if FP8 > 0:
+            keys, odd_keys = _unpacked(keys, FP8, WIDEN)
+            scores = product(odd_query, odd_keys, scores, WIDEN)
+        scores = product(query, keys.to(query.dtype), scores, WIDEN)
         if CAP:
             scores = _capped(scores, scale_log2, soft_cap)
         else:
@@ -110,15 +174,22 @@ def _fold(
             if WINDOW:
                 visible = visible & (key[None, :] > position[:, None] - window)
             scores = tl.where(visible, scores, float("-inf"))
-        highest = tl.maximum(top, tl.max(scores, axis=1))
+        highest = tl.max(scores, axis=1)
+        if FP8 > 0:
+            highest -= _HEADROOM
+        highest = tl.maximum(top, highest)
         # A row that has seen no key: exp2(-inf - 0) = 0 instead of exp2(-inf + inf) = NaN.
         base = tl.where(highest == float("-inf"), 0.0, highest)
         fade = tl.exp2(top - base)
         weights = tl.exp2(scores - base[:, None])
         total = total * fade + tl.sum(weights, axis=1)
-        out = product(weights.to(values.dtype), values, out * fade[:, None], WIDEN)
+        weights = weights.to(query.dtype)
+        if FP8 > 0:
+            values, odd_values = _unpacked(values, FP8, WIDEN)
+            odd_out = product(weights, odd_values, odd_out * fade[:, None], WIDEN)
+        out = product(weights, values.to(query.dtype), out * fade[:, None], WIDEN)
         top = highest
-    return out, top, total
+    return out, odd_out, top, total
 
 
 @triton.jit(do_not_specialize=_SIZES)
@@ -133,6 +204,7 @@ def attention(
     CAUSAL: tl.constexpr, WINDOW: tl.constexpr, CAP: tl.constexpr, HAS_SINKS: tl.constexpr,
     HAS_LSE: tl.constexpr, ROUNDING: tl.constexpr, WIDEN: tl.constexpr, CHAINED: tl.constexpr,
     FROM: tl.constexpr, BELOW: tl.constexpr, SLOTS: tl.constexpr, SCALES: tl.constexpr,
+    FP8: tl.constexpr,
 ):  # fmt: skip
     """Program (tile, key head, part): ``TILE_ROWS`` rows x ``GROUP`` heads of one request.
 
@@ -140,7 +212,8 @@ def attention(
     ``ONE_TILE``: no request has more rows than a tile, tile r is request r. ``PAGE``: tokens of a
     page, 0 for packed keys; ``kv_len`` then holds kv_start [requests + 1]. ``v_scale`` is what an
     fp8 cache's values are multiplied by; with ``SCALES`` fp32 ``k_scale_at[0]`` and
-    ``v_scale_at[0]`` multiply its keys and values, too.
+    ``v_scale_at[0]`` multiply its keys and values, too. ``FP8`` > 0: ``k`` and ``v`` point to int16
+    words of two fp8 numbers with as many bits of mantissa; strides are those of the numbers, even.
 
     Without ``SPLIT``, ``splits`` is 1, and ``out`` and ``lse`` are final. Otherwise a tile's keys
     are cut into as many parts as have ``part_blocks`` blocks of keys each, ``splits`` at most;
@@ -183,6 +256,14 @@ def attention(
     if SCALES:
         scale_log2 = scale_log2 * tl.load(k_scale_at)
         v_scale = v_scale * tl.load(v_scale_at)
+    # Columns of a load of keys or values, and where they lie.
+    PER_WORD: tl.constexpr = 2 if FP8 > 0 else 1
+    stride_kp, stride_kt, stride_kh = (
+        stride_kp // PER_WORD, stride_kt // PER_WORD, stride_kh // PER_WORD
+    )  # fmt: skip
+    stride_vp, stride_vt, stride_vh = (
+        stride_vp // PER_WORD, stride_vt // PER_WORD, stride_vh // PER_WORD
+    )  # fmt: skip
     if PAGE > 0:
         length = tl.load(kv_len + request)
         table = page_table + request.to(tl.int64) * stride_table
@@ -201,12 +282,14 @@ def attention(
     here = (row < q_len) & (member % GROUP < group)
     position = length - q_len + row
     token = (row_start + row).to(tl.int64)
-    dim = tl.arange(0, WIDTH)
-    query = tl.load(
-        q + token[:, None] * stride_qt + head.to(tl.int64)[:, None] * stride_qh + dim[None, :],
-        mask=_there(here, dim, HEAD_DIM, WIDTH),
-        other=0.0,
-    )
+    dim = tl.arange(0, WIDTH // PER_WORD) * PER_WORD
+    at_q = q + token[:, None] * stride_qt + head.to(tl.int64)[:, None] * stride_qh + dim[None, :]
+    there = _there(here, dim, HEAD_DIM, WIDTH)
+    query = tl.load(at_q, mask=there, other=0.0)
+    odd_query = query
+    if FP8 > 0:
+        query, odd_query, back = _halves_of_query(query, tl.load(at_q + 1, mask=there, other=0.0))
+        scale_log2 = (scale_log2 * back)[:, None]
 
     # Keys that some row of the tile sees, cut into parts of whole blocks.
     first_position = length - q_len + first_row
@@ -237,24 +320,28 @@ def attention(
             whole = tl.minimum(whole, first_position + 1)
         whole = begin + tl.maximum(whole - begin, 0) // BLOCK_N * BLOCK_N
 
+    nothing = tl.zeros((BLOCK_M, WIDTH // PER_WORD), tl.float32)
     state = (
-        tl.zeros((BLOCK_M, WIDTH), tl.float32),
+        nothing,
+        nothing,
         tl.full((BLOCK_M,), float("-inf"), tl.float32),
         tl.zeros((BLOCK_M,), tl.float32),
     )
     if not WINDOW:
         state = _fold(
-            state, begin, whole, query, k, v, table, stride_kp, stride_kt, stride_vp, stride_vt,
-            position, length, window, scale_log2, soft_cap, BLOCK_M, BLOCK_N, HEAD_DIM, WIDTH,
-            False, PAGE, CAUSAL, WINDOW, CAP, WIDEN,
+            state, begin, whole, query, odd_query, k, v, table, stride_kp, stride_kt, stride_vp,
+            stride_vt, position, length, window, scale_log2, soft_cap, BLOCK_M, BLOCK_N,
+            HEAD_DIM // PER_WORD, WIDTH // PER_WORD, False, PAGE, CAUSAL, WINDOW, CAP, WIDEN, FP8,
         )  # fmt: skip
     state = _fold(
-        state, whole, end, query, k, v, table, stride_kp, stride_kt, stride_vp, stride_vt,
-        position, length, window, scale_log2, soft_cap, BLOCK_M, BLOCK_N, HEAD_DIM, WIDTH,
-        True, PAGE, CAUSAL, WINDOW, CAP, WIDEN,
+        state, whole, end, query, odd_query, k, v, table, stride_kp, stride_kt, stride_vp,
+        stride_vt, position, length, window, scale_log2, soft_cap, BLOCK_M, BLOCK_N,
+        HEAD_DIM // PER_WORD, WIDTH // PER_WORD, True, PAGE, CAUSAL, WINDOW, CAP, WIDEN, FP8,
     )  # fmt: skip
-    result, top, total = state
-    if k.dtype.element_ty.primitive_bitwidth == 8:
+    result, odd_result, top, total = state
+    if FP8 > 0:
+        result = tl.interleave(result, odd_result) * v_scale
+    elif k.dtype.element_ty.primitive_bitwidth == 8:
         result = result * v_scale
     slot = token
     slots = rows
@@ -272,8 +359,9 @@ def attention(
     else:
         result = result / tl.where(total == 0.0, 1.0, total)[:, None]
         at = (part * slots + slot) * q_heads + head
-        there = _there(here, dim, HEAD_DIM, WIDTH)
-        tl.store(part_out + at[:, None] * HEAD_DIM + dim[None, :], result, mask=there)
+        column = tl.arange(0, WIDTH)
+        mask = _there(here, column, HEAD_DIM, WIDTH)
+        tl.store(part_out + at[:, None] * HEAD_DIM + column[None, :], result, mask=mask)
         share_lse = tl.where(total == 0.0, float("-inf"), top + tl.log2(total))
         tl.store(part_lse + at, share_lse, mask=here)
 

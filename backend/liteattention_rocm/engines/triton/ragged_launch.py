@@ -269,6 +269,7 @@ class Attention(BoundCall):
                 self._size = self._outputs + self._sums + 4 * rows
                 self._merge.append(_merge(request, like, step))
         self._long = long
+        self._words = _words(request, like) > 0
         self._paged = request.page_size > 0
         self._requests = request.requests
         launches = [*self._attend, *self._merge, *([] if long is None else [long])]
@@ -335,9 +336,11 @@ class Attention(BoundCall):
                 self.keep(counters)
         k_scale = t.out if t.k_scale is None else t.k_scale
         v_scale = t.out if t.v_scale is None else t.v_scale
+        k, v = (x.view(torch.int16) if self._words else x for x in (t.k, t.v))
         for attend in self._attend:
             attend.start(
-                (), (*t[:4], lse, sinks, *parts, t.q_start, t.keys, table, k_scale, v_scale)
+                (),
+                (t.q, k, v, t.out, lse, sinks, *parts, t.q_start, t.keys, table, k_scale, v_scale),
             )
         for merge in self._merge:
             merge.start((), (*parts, t.out, lse, sinks, t.q_start))
@@ -369,11 +372,21 @@ def _attention(
             request.window > 0, request.soft_cap > 0, request.sinks, request.return_lse,
             kernels.ROUNDING[request.rounding], request.device.type == "cpu",
             _chains(request.device) and step.splits > 1, first, below, step.slots,
-            request.scale_tensors,
+            request.scale_tensors, _words(request, like),
         ),
         (("num_warps", step.warps), ("num_stages", step.stages)),
         (request.dtype, request.kv_dtype, alignments(*like, like.out), tuple(map(kind, steps))),
     )  # fmt: skip
+
+
+def _words(request: RaggedRequest, like: RaggedTensors) -> int:
+    """Bits of mantissa of an fp8 cache that is read in words of two columns; 0: it is not.
+
+    The instructions are NVIDIA's. Words lie at even addresses.
+    """
+    steps = (*page_strides(like.k), *page_strides(like.v))
+    aligned = all(alignments(like.k, like.v)) and not any(step % 2 for step in steps)
+    return FP8_MANTISSA.get(request.kv_dtype, 0) if aligned and torch.version.hip is None else 0
 
 
 def _merge(request: RaggedRequest, like: RaggedTensors, step: Cut) -> Launch:
