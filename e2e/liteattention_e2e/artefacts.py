@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import time
 import zipfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -30,6 +31,8 @@ _SHOWN_FRAMES = 8
 _LABEL_WIDTH = 190
 _SHEET_SIDE = 128  # pixels a frame takes on the contact sheet, at least
 _GOOD_PSNR = 30.0  # dB; drawn as a line to judge by
+#: Most of a suite's time that goes into writing its report again and again, as one over it.
+_REPORT_SHARE = 10
 _VIDEO_SIDE = 384  # small videos are enlarged by a whole factor to about this height
 
 
@@ -50,14 +53,22 @@ class Writer:
         self._tiles: set[str] = set()
         self._lists = page.Lists()
         self._started = False
+        self._next_report = 0.0
         #: Where earlier results went, None if there were none.
         self.earlier: Path | None = None
 
     def add(self, made: Run) -> None:
-        """Write video and frames of a run, and the report of what is there so far."""
+        """Write video and frames of a run, and the report of what is there so far.
+
+        The report of many runs takes long, so it may be left to one of the next runs.
+        """
         self._begin()
         self._keep(made)
-        self._tables(summarise(self._result), {})
+        start = time.monotonic()
+        if start >= self._next_report:
+            self._tables(summarise(self._result), {})
+            end = time.monotonic()
+            self._next_report = end + _REPORT_SHARE * (end - start)
 
     def finish(self) -> dict[str, Any]:
         """Write what is still to be written, pictures included, and return the report."""

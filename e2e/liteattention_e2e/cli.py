@@ -176,7 +176,8 @@ def e2e(
     seeds: Seeds = None,
     repeats: Annotated[str | None, option("Timed runs of everything; 1 by default.", "N")] = None,
     warmup: Annotated[
-        str | None, option("Untimed two-step runs per configuration; 1 by default.", "N")
+        str | None,
+        option("Untimed runs per configuration, dense steps and two more; 1 by default.", "N"),
     ] = None,
     geometry: Geometry = None,
     engine: Engine = None,
@@ -189,6 +190,12 @@ def e2e(
     threads: Threads = None,
     dtype: Dtype = None,
     device: Device = None,
+    compiled: Annotated[
+        bool,
+        typer.Option(
+            "--compile", help="torch.compile of the transformer's blocks, in every row alike."
+        ),
+    ] = False,
     check_prompts: Annotated[
         bool,
         typer.Option(
@@ -244,6 +251,7 @@ def e2e(
         "threads": threads,
         "dtype": dtype,
         "device": device,
+        "compiled": compiled,
         "check_prompts": check_prompts,
         "fps": fps,
         "out": out,

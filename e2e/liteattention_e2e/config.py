@@ -188,6 +188,7 @@ class SuiteConfig(BaseModel):
     threads: int | None = Field(default=None, ge=1)
     dtype: Literal["bfloat16", "float16", "float32"] = "bfloat16"
     device: str = "cpu"
+    compiled: bool = False
     check_prompts: bool = False
     fps: int = Field(default=8, ge=1)
     out: Path = Path("out")
@@ -299,6 +300,12 @@ class SuiteConfig(BaseModel):
                     "check_prompts reads moving shapes, prompts of the small model: "
                     + "; ".join(problems)
                 )
+        return self
+
+    @model_validator(mode="after")
+    def _compilable(self) -> Self:
+        if self.compiled and self.runner == "sglang":
+            raise ValueError("compiled is for the runner diffusers: SGLang compiles by itself")
         return self
 
     @model_validator(mode="after")

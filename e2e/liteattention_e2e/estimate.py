@@ -15,7 +15,7 @@ import torch
 
 from .config import Configuration
 from .runner import Runner
-from .runs import WARMUP_STEPS, Settings
+from .runs import Settings, warmup_steps
 
 #: (height, width, frames) of the probes: 512 and 2,048 tokens of the default model.
 PROBES = ((64, 64, 2), (64, 128, 4))
@@ -73,10 +73,14 @@ class Estimate:
     def seconds(self, chosen: Settings) -> float:
         """Seconds of all runs of ``chosen``, warm-up included."""
         tokens = self._runner.tokens(chosen)
-        warm = self._runner.config.warmup * min(WARMUP_STEPS, chosen.steps)
-        steps = warm + chosen.steps * self._runner.config.repeats
+        config = self._runner.config
+        timed = chosen.steps * config.repeats
         costs: Sequence[Configuration] = self._configurations
-        return sum(steps * self._costs[c.kind].seconds(tokens) for c in costs) / self.threads
+        seconds = 0.0
+        for item in costs:
+            steps = config.warmup * warmup_steps(item, chosen.steps) + timed
+            seconds += steps * self._costs[item.kind].seconds(tokens)
+        return seconds / self.threads
 
 
 def _cores() -> int:

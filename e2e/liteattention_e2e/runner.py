@@ -60,6 +60,8 @@ class Runner:
         self.pipeline = load(config)
         self.load_seconds = time.perf_counter() - start
         self.settings = settings(self.pipeline, config)
+        if config.compiled:
+            _compile(self.pipeline)
         self._grid = Grid.of(self.pipeline)
         for configuration in config.configurations():
             if configuration.policy is not None:  # say now what would fail after the first runs
@@ -85,7 +87,9 @@ class Runner:
             if handle is not None and configuration.kind == "lite" and repeat == 0:
                 recorder = Recorder(handle, chosen.steps)
             between = None if recorder is None else recorder.step_end
-            clock = stack.enter_context(_Stopwatch(pipe, on_step, between=between))
+            clock = stack.enter_context(
+                _Stopwatch(pipe, on_step, between=between, parts=not self.config.compiled)
+            )
             gc.collect()
             memory = stack.enter_context(_PeakMemory(torch.device(self.config.device)))
             stack.enter_context(_without("num_frames"))  # see pipeline_num_frames
@@ -240,6 +244,26 @@ def load(config: SuiteConfig) -> Any:
     return pipe
 
 
+def denoisers(pipe: Any) -> list[torch.nn.Module]:
+    """The transformers of a pipeline: one, or one for each range of noise."""
+    found = (getattr(pipe, name, None) for name in ("transformer", "transformer_2"))
+    return [model for model in found if model is not None]
+
+
+def _compile(pipe: Any) -> None:
+    """Compile the repeated blocks of a pipeline's transformers; later calls do, at their first run.
+
+    Raises:
+        ValueError: diffusers does not know which blocks of a model repeat.
+    """
+    for model in denoisers(pipe):
+        if not getattr(model, "_repeated_blocks", None):
+            raise ValueError(
+                f"compile: {type(model).__name__} names no repeated blocks for diffusers to compile"
+            )
+        model.compile_repeated_blocks()
+
+
 @contextlib.contextmanager
 def _no_bars() -> Iterator[None]:
     """Hide the loading bars of diffusers and transformers: the suite shows its own progress."""
@@ -349,7 +373,9 @@ class _Stopwatch(contextlib.AbstractContextManager["_Stopwatch"]):
         on_step: Callable[[], None] | None,
         now: Callable[[], float] = time.perf_counter,
         between: Callable[[int], None] | None = None,
+        parts: bool = True,
     ) -> None:
+        """``parts``: time self-attention, too, which no GPU does; its hooks break a graph."""
         self._pipe = pipe
         self._clock = now
         self._between = between
@@ -362,15 +388,12 @@ class _Stopwatch(contextlib.AbstractContextManager["_Stopwatch"]):
         self._entered = 0.0
         self.encode = 0.0
         self.decode = 0.0
-        self.attention: float | None = None if self._cuda else 0.0
+        self.attention: float | None = 0.0 if parts and not self._cuda else None
 
     def __enter__(self) -> _Stopwatch:
         self._stack.enter_context(self._timed(self._pipe, "encode_prompt", "encode"))
         self._stack.enter_context(self._timed(self._pipe.vae, "decode", "decode"))
-        for name in ("transformer", "transformer_2"):
-            model = getattr(self._pipe, name, None)
-            if model is None:
-                continue
+        for model in denoisers(self._pipe):
             self._hook(model.register_forward_pre_hook(self._first_call))
             if self.attention is not None:
                 for layer in discovery.find(model):

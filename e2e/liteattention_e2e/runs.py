@@ -16,8 +16,18 @@ from .step_tiles import StepTiles
 
 #: Optional file in a model directory with the sizes and settings the model was made for.
 DEFAULTS_FILE = "generation.json"
-#: Denoising steps of a warm-up run, at most.
-WARMUP_STEPS = 2
+#: Denoising steps of a warm-up run, at most, after those that a policy keeps dense.
+_WARMUP_STEPS = 2
+
+
+def warmup_steps(configuration: Configuration, steps: int) -> int:
+    """Denoising steps of a warm-up run: the last of them run the kernels that leave tiles out.
+
+    Otherwise the first timed run would compile these.
+    """
+    policy = configuration.policy
+    dense = policy.warmup_steps if policy is not None and policy.enabled else 0
+    return min(dense + _WARMUP_STEPS, steps)
 
 
 @dataclass(frozen=True)

@@ -28,7 +28,7 @@ from . import checker, metrics
 from .clips import parse_prompt
 from .config import Configuration, SuiteConfig
 from .metrics import Spread
-from .runs import WARMUP_STEPS, AnyRunner, Run
+from .runs import AnyRunner, Run, warmup_steps
 
 SCHEMA = 1
 _PACKAGES = (
@@ -55,6 +55,7 @@ class Result:
     environment: dict[str, Any]
     runs: list[Run] = field(default_factory=list)
     _distances: dict[tuple[str, str, int, int], dict[str, Any]] = field(default_factory=dict)
+    _shown: dict[tuple[str, int, int], checker.Agreement] = field(default_factory=dict)
 
     @staticmethod
     def before(loaded: AnyRunner) -> Result:
@@ -96,6 +97,15 @@ class Result:
             self._distances[key] = metrics.compare(mine.frames, other.frames)
         return self._distances[key]
 
+    def shown(self, run: Run) -> checker.Agreement:
+        """What the first video of a configuration, prompt and seed shows of its prompt."""
+        key = (run.configuration, run.prompt, run.seed)
+        if key not in self._shown:
+            video = torch.from_numpy(run.frames).permute(3, 0, 1, 2).float() / 127.5 - 1
+            prompt = parse_prompt(self.config.prompts[run.prompt])
+            self._shown[key] = checker.check(video, prompt)
+        return self._shown[key]
+
     @property
     def cases(self) -> list[tuple[int, int]]:
         """All (prompt index, seed)."""
@@ -110,7 +120,7 @@ def run(result: Result, console: Console, keep: Callable[[Run], None]) -> None:
     """
     loaded, config = result.runner, result.config
     schedules = {item.name: item.steps or loaded.settings.steps for item in result.configurations}
-    warm = {name: min(WARMUP_STEPS, steps) for name, steps in schedules.items()}
+    warm = {item.name: warmup_steps(item, schedules[item.name]) for item in result.configurations}
     each = len(result.cases) * config.repeats
     total = sum(config.warmup * warm[name] + each * schedules[name] for name in schedules)
     with Steps(console, total) as progress:
@@ -199,6 +209,7 @@ def summarise(result: Result) -> dict[str, Any]:
             "geometry": None if tile is None else asdict(tile),
             "engine": config.engine,
             "emulated": config.emulated,
+            "compiled": config.compiled,
             "cross_attention": "dense" if config.dense_cross_attention else "own",
             "check_prompts": config.check_prompts,
             "fps": config.fps,
@@ -230,6 +241,8 @@ def notes(config: SuiteConfig) -> list[str]:
             f"A threshold of -inf or a budget of 0 keeps every tile ({'; '.join(exact)}): what "
             "LiteAttention costs where nothing can be skipped."
         )
+    if config.compiled:
+        found.append("The transformer's blocks were compiled (torch.compile) in every row alike.")
     if config.short_steps is not None:
         found.append(
             f"Rows of {config.short_steps} steps are compared with the references of as many steps."
@@ -350,11 +363,7 @@ def _followed(result: Result, configuration: Configuration) -> dict[str, float] 
     """
     if not result.config.check_prompts:
         return None
-    found = []
-    for run in result.of(configuration.name):
-        if run.repeat == 0:
-            video = torch.from_numpy(run.frames).permute(3, 0, 1, 2).float() / 127.5 - 1
-            found.append(checker.check(video, parse_prompt(result.config.prompts[run.prompt])))
+    found = [result.shown(run) for run in result.of(configuration.name) if run.repeat == 0]
     shares = {
         name: statistics.fmean(getattr(item, name) for item in found) for name in checker.ATTRIBUTES
     }

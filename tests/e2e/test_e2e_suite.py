@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import csv
+import functools
 import json
 import math
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import diffusers
@@ -19,7 +21,17 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 import liteattention_diffusers
-from liteattention_e2e import checker, cli, metrics, pixel_vae, report, tiny
+from liteattention_e2e import (
+    artefacts,
+    checker,
+    cli,
+    metrics,
+    pixel_vae,
+    report,
+    runner,
+    suite,
+    tiny,
+)
 from liteattention_e2e.clips import parse_prompt
 from liteattention_e2e.config import load_config, parse_geometry
 from liteattention_rocm import MI300X_GEOMETRY, SkipPolicy, TileGeometry
@@ -84,6 +96,70 @@ def test_prompts_are_checked_on_the_frames_that_are_kept(done: tuple[dict[str, A
 def test_only_prompts_about_shapes_can_be_checked() -> None:
     with pytest.raises(ValueError, match=r"check_prompts.*a cat.*is not of the form"):
         load_config({"prompts": ["a cat plays the piano"], "check_prompts": True})
+
+
+def test_compiled_blocks_serve_every_configuration(
+    model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Compiled once, for all policies, and the same bits as without."""
+    options = {
+        "model": str(model), "prompts": PROMPTS[:1], "height": 32, "width": 32, "frames": 8,
+        "steps": 4, "dtype": "float32", "geometry": TILE, "threads": 1, "thresholds": "-inf,-2",
+        "policies": {"by layer": {"budget": 0.0, "layer_budgets": {"blocks.0.*": 0.2}}},
+    }  # fmt: skip
+    plain = runner.Runner(load_config(options))
+    wanted = [plain.run(x, 0, 0, 0).digest for x in plain.config.configurations()]
+    torch._dynamo.reset()
+    eager = functools.partialmethod(
+        diffusers.WanTransformer3DModel.compile_repeated_blocks, backend="aot_eager"
+    )  # no code is generated, which takes most of a minute
+    monkeypatch.setattr(diffusers.WanTransformer3DModel, "compile_repeated_blocks", eager)
+    loaded = runner.Runner(load_config({**options, "compiled": True}))
+    counted = torch._dynamo.utils.counters["stats"]
+    counted.clear()
+    made, graphs = [], []
+    for configuration in loaded.config.configurations():
+        made.append(loaded.run(configuration, 0, 0, 0))
+        graphs.append(counted["unique_graphs"])
+    assert [x.digest for x in made] == wanted
+    assert all(x.attention is None for x in made)
+    # diffusers' own attention and ours have a graph each, and no policy has another
+    assert [x.configuration for x in made] == [
+        "diffusers",
+        "dense",
+        "lite -inf",
+        "lite -2",
+        "by layer",
+    ]
+    assert graphs == [1, 2, 2, 2, 2]
+    with pytest.raises(ValueError, match="compiled is for the runner diffusers"):
+        load_config({**options, "compiled": True, "runner": "sglang"})
+
+
+def test_a_long_report_is_not_written_after_every_run(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Writing it takes a tenth of the time or less; the videos are there at once."""
+    loaded = runner.Runner(
+        load_config({
+            "model": str(model), "prompts": PROMPTS[:1], "height": 32, "width": 32, "frames": 8,
+            "steps": 2, "dtype": "float32", "geometry": TILE, "threads": 1, "attention": "dense",
+            "seeds": "0,1,2", "out": str(tmp_path),
+        })
+    )  # fmt: skip
+    result = suite.Result.before(loaded)
+    writer = artefacts.Writer(result, tmp_path)
+    clock = iter([0.0, 5.0, 54.9, 55.0, 56.0])
+    monkeypatch.setattr(artefacts, "time", SimpleNamespace(monotonic=lambda: next(clock)))
+    said = []
+
+    def keep(made: Any) -> None:
+        writer.add(made)
+        said.append(json.loads((tmp_path / "report.json").read_text())["runs_done"])
+
+    suite.run(result, Console(quiet=True), keep)
+    assert said == [1, 1, 3]
+    assert len(list(tmp_path.glob("*.mp4"))) == 3
 
 
 def test_every_file_named_exists_and_opens(done: tuple[dict[str, Any], Path]) -> None:
