@@ -6,6 +6,7 @@ Compilation needs the ``triton`` package (extra ``triton``), which brings LLVM a
 import math
 import re
 import subprocess
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -98,7 +99,7 @@ def dense(**changes: Any) -> dict[str, Any]:
 RAGGED = dict(
     TILE_ROWS=2, GROUP=8, BLOCK_N=64, HEAD_DIM=128, WIDTH=128, SPLIT=True, ONE_TILE=False,
     PAGE=16, CAUSAL=True, WINDOW=False, CAP=False, HAS_SINKS=False, HAS_LSE=True, ROUNDING=0,
-    WIDEN=False, CHAINED=False, FROM=0, BELOW=0, SLOTS=0, SCALES=False,
+    WIDEN=False, CHAINED=False, FROM=0, BELOW=0, SLOTS=0, SCALES=False, FP8=0,
 )  # fmt: skip
 MERGE = dict(
     PARTS=16, HEAD_DIM=128, WIDTH=128, HAS_SINKS=True, HAS_LSE=True, ROUNDING=0, CHAINED=False,
@@ -133,6 +134,8 @@ CACHED = {
     "decode-256": (WIDE, "bf16", 2),
     "prefill-192-e5m2": (WIDE | dict(HEAD_DIM=192, TILE_ROWS=16, SPLIT=False), "fp8e5", 2),
 }
+#: Bits of mantissa of the fp8 types that NVIDIA reads in words.
+WORDS = {"fp8e4nv": 3, "fp8e5": 2}
 #: Local memory of a workgroup, bytes.
 LOCAL = {"gfx942": 64 << 10, "sm_90": 227 << 10}
 
@@ -178,6 +181,8 @@ def test_decoding_tiles_keep_their_registers_on_hopper(
 @pytest.mark.parametrize("case", CACHED)
 def test_head_dims_and_fp8_caches_compile_and_fit(case: str, target: str) -> None:
     constants, held, stages = CACHED[case]
+    if target == "sm_90" and held in WORDS:
+        constants, held = constants | dict(FP8=WORDS[held]), "i16"
     kernel = ragged.attention
     types = signature(kernel, "bf16", constants, held)
     ordered = {name: types.get(name, "constexpr") for name in kernel.arg_names}
@@ -185,6 +190,41 @@ def test_head_dims_and_fp8_caches_compile_and_fit(case: str, target: str) -> Non
     options = {"num_warps": 8, "num_stages": stages}
     built = triton.compile(source, target=TARGETS[target], options=options)
     assert built.metadata.shared <= LOCAL[target]
+
+
+@pytest.mark.parametrize("mantissa", WORDS.values())
+@pytest.mark.parametrize("tile", [(128, 2, 3), (64, 2, 3), (64, 4, 2)])
+def test_fp8_caches_are_read_in_words_on_hopper(
+    tile: tuple[int, int, int], mantissa: int, tmp_path: Path
+) -> None:
+    """No load and no conversion of single numbers, and nothing spilled."""
+    block_n, warps, stages = tile
+    kernel = ragged.attention
+    constants = RAGGED | dict(
+        TILE_ROWS=4, GROUP=4, ONE_TILE=True, CHAINED=True, BLOCK_N=block_n, FP8=mantissa
+    )
+    types = signature(kernel, "bf16", constants, "i16")
+    aligned = [name for name in types if types[name][0] == "*" or name.startswith("stride")]
+    source = ASTSource(
+        fn=kernel,
+        signature={name: types.get(name, "constexpr") for name in kernel.arg_names},
+        constexprs=constants,
+        attrs={(kernel.arg_names.index(x),): [["tt.divisibility", 16]] for x in aligned},
+    )
+    options = {"num_warps": warps, "num_stages": stages}
+    built = triton.compile(source, target=TARGETS["sm_90"], options=options)
+    assert "0 bytes spill stores" in assemble(built, tmp_path)
+    (tmp_path / "kernel.cubin").write_bytes(built.asm["cubin"])
+    names = Counter(
+        re.findall(
+            r"[0-9a-f]{4}\*/\s+(?:@!?U?P\w+\s+)?([A-Z][A-Z0-9_.]*)",
+            sass.listing(tmp_path / "kernel.cubin"),
+        )
+    )
+    assert names["LDSM.16.MT88.4"] and names["LDGSTS.E.BYPASS.128"]
+    assert not [name for name in names if name.startswith(("LDS.U8", "LDS.U16", "F2F."))]
+    unpacked = sum(names[name] for name in names if "UNPACK_B" in name)
+    assert unpacked >= 2 * block_n * 128 // 2 // (32 * warps)
 
 
 def lists(head_dim: int, rows: int, weigh: bool = False, **changes: Any) -> tuple[Any, Any]:

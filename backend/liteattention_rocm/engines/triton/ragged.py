@@ -11,9 +11,9 @@ Head dims are any multiple of 16: a tile is ``WIDTH`` columns wide, the next pow
 ``HEAD_DIM`` are read and written and the others are zeros.
 
 fp8 caches are widened, which is exact, and their scales are factors of the scores and of the
-result. On NVIDIA they are read in words of two columns. ``ldmatrix`` transposes words, and no bytes:
-in bytes, every number of V takes a load of its own. A word's low and high bytes become fp16 in three
-instructions for four numbers (to bf16 they are 18 with Triton 3.6), and even and odd columns are
+result. On NVIDIA they are read in words of two columns. ``ldmatrix`` transposes words and no bytes:
+in bytes, every number of V takes a load of its own. A word's low and high bytes become fp16, four
+numbers in three instructions (to bf16 they take 18 with Triton 3.6), and even and odd columns are
 multiplied on their own. So q and the weights are fp16 there, both scaled by powers of two to what
 fp16 can hold: see :func:`_halves_of_query` and ``_HEADROOM``.
 

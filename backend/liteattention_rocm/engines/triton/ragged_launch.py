@@ -51,16 +51,27 @@ _SHORT_ROWS = 8
 _SHORT_KEYS = 1024
 #: Smallest and largest height of a matrix product's tile.
 _MIN_M, _MAX_M = 16, 128
-#: Keys of a block in decoding steps.
+#: Fewest keys of a block in decoding steps.
 _DECODE_KEYS = 64
 #: Columns from which on a tile takes fewer keys at a time, so that two stages of them fit.
 _WIDE = 256
 #: Bits of mantissa of the fp8 types of a cache, OCP's.
 FP8_MANTISSA = {torch.float8_e4m3fn: 3, torch.float8_e5m2: 2}
-#: Programs of the decoding tile that a multiprocessor of an H200 holds at once, by columns: with
-#: two warps, which read long parts fastest, and with four, of which more fit or which start faster.
-_RESIDENT = {64: {2: 8, 4: 7}, 128: {2: 4, 4: 5}, 256: {4: 2}}
+#: Programs of the decoding tile that a multiprocessor of an H200 holds at once, by bytes of a
+#: number in the cache and columns, for each choice of keys and warps: two warps read long parts
+#: fastest, and of four more fit or they start faster. A block of 128 fp8 keys has the bytes of 64
+#: bf16 ones.
+_RESIDENT = {
+    2: {64: {(64, 2): 8, (64, 4): 7}, 128: {(64, 2): 4, (64, 4): 5}, 256: {(64, 4): 2}},
+    1: {
+        64: {(64, 2): 8, (128, 2): 5},
+        128: {(64, 2): 6, (128, 2): 4},
+        256: {(64, 4): 3, (128, 4): 2},
+    },
+}
 _STAGES = {2: 3, 4: 2}
+#: Blocks of a part from which on what reads fastest is chosen, not what starts fastest.
+_LONG_PART = 4
 #: Most parts of a request; up to how many of them the last wave of programs is worth a thought.
 _MAX_SPLITS, _FEW_SPLITS = 128, 8
 #: What one more part costs, as a share of the time.
@@ -108,9 +119,10 @@ def cut(request: RaggedRequest, below: int = 0) -> Cut:
     tiles = request.requests if one_tile else request.rows // tile_rows + request.requests
     programs, units = max(1, tiles * request.kv_heads), _units(request.device)
     if block_m == _MIN_M and not below:
-        splits, warps = _decode_cut(programs, units, columns, -(-longest // _DECODE_KEYS))
-        stages, part_blocks = _STAGES[warps], 1
-        return Cut(tile_rows, group, _DECODE_KEYS, warps, stages, one_tile, splits, part_blocks)
+        resident = _RESIDENT[request.kv_dtype.itemsize][max(columns, _DECODE_KEYS)]
+        blocks = -(-longest // _DECODE_KEYS)
+        splits, block_n, warps = _decode_cut(programs, units, resident, blocks)
+        return Cut(tile_rows, group, block_n, warps, _STAGES[warps], one_tile, splits, 1)
     block_n = 32 if columns >= _WIDE else 64
     most = min(_PROGRAMS_PER_UNIT * units // programs, -(-longest // (_PART_BLOCKS * block_n)))
     splits = 1 if below else max(1, min(most, _MAX_SPLITS))
@@ -134,26 +146,31 @@ def cut_short(request: RaggedRequest, rest: Cut) -> Cut | None:
     return step._replace(slots=slots)
 
 
-def _decode_cut(programs: int, units: int, columns: int, blocks: int) -> tuple[int, int]:
-    """Number of parts and warps of a decoding step of ``programs`` requests and key heads.
+def _decode_cut(
+    programs: int, units: int, resident: dict[tuple[int, int], int], blocks: int
+) -> tuple[int, int, int]:
+    """Parts, keys of a block and warps of a decoding step of ``programs`` requests and key heads.
 
     As many programs as run at once, or as little as possible of a last wave that fills a part of
     the GPU only: on an H200, 8 requests of 4k keys and 8 heads take 42 us with 512 programs and
-    51 with 768.
+    51 with 768. ``resident``: see ``_RESIDENT``. ``blocks``: of ``_DECODE_KEYS`` keys.
     """
-    resident = _RESIDENT[max(columns, min(_RESIDENT))]
     most = max(1, min(blocks, _MAX_SPLITS))
     splits = min(min(resident.values()) * units // programs, most)
     if splits > _FEW_SPLITS:
-        return splits, 4
+        widest = max(resident)
+        if widest[0] > _DECODE_KEYS and blocks >= _LONG_PART * splits:
+            return splits, *widest
+        return splits, _DECODE_KEYS, 4
 
-    def share_of_use(choice: tuple[int, int]) -> float:
-        parts, warps = choice
-        waves = programs * parts / (resident[warps] * units)
+    def share_of_use(choice: tuple[int, tuple[int, int]]) -> float:
+        parts, tile = choice
+        waves = programs * parts / (resident[tile] * units)
         return waves / math.ceil(waves) - _COST_OF_A_PART * parts
 
     few = range(1, min(_FEW_SPLITS, most) + 1)
-    return max(((parts, warps) for parts in few for warps in resident), key=share_of_use)
+    parts, tile = max(((parts, tile) for parts in few for tile in resident), key=share_of_use)
+    return parts, *tile
 
 
 def width(head_dim: int) -> int:
