@@ -49,7 +49,13 @@ def new_slot(layer: AttendingLayer) -> torch.Tensor:
     return torch.tensor(number, dtype=torch.int64, device="cpu")
 
 
-@torch.library.custom_op("liteattention_layers::self_attention", mutates_args=())
+#: A recorded graph repeats launches and no Python, which here knows the step and swaps the lists:
+#: ``torch.compile(mode="reduce-overhead")`` records what lies between these calls. PyTorch knows
+#: that tag from 2.9 on.
+_TAGS = tuple(tag for name, tag in torch.Tag.__members__.items() if name == "cudagraph_unsafe")
+
+
+@torch.library.custom_op("liteattention_layers::self_attention", mutates_args=(), tags=_TAGS)
 def self_attention(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, slot: torch.Tensor, scale: float | None
 ) -> torch.Tensor:
@@ -75,7 +81,7 @@ def attend(
     return out
 
 
-@torch.library.custom_op("liteattention_layers::split_self_attention", mutates_args=())
+@torch.library.custom_op("liteattention_layers::split_self_attention", mutates_args=(), tags=_TAGS)
 def split_self_attention(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, slot: torch.Tensor, scale: float | None
 ) -> torch.Tensor:
