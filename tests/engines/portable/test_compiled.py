@@ -43,12 +43,16 @@ TARGETS = {
 }
 INTEGERS = {"k_blocks", "words", "q_blocks", "q_heads", "groups", "group", "q_len", "kv_len"}
 INTEGERS |= {"requests", "window", "page_size", "rows", "splits", "part_blocks", "tiles", "limit"}
-INTEGERS |= {"span"}
+INTEGERS |= {"span", "pages", "kv_heads"}
 TABLES = {
     "read", "must_do", "must_skip", "counts", "order", "next_tile", "spare", "votes", "weights"
 }  # fmt: skip
-TABLES |= {"q_start", "page_table", "part_count", "lengths"}
-CACHED_NAMES = {ragged.attention: ("k", "v"), ragged.write_kv: ("k_cache", "v_cache")}
+TABLES |= {"q_start", "page_table", "part_count", "lengths", "table_out"}
+CACHED_NAMES = {
+    ragged.attention: ("k", "v"),
+    ragged.widen: ("k", "v"),
+    ragged.write_kv: ("k_cache", "v_cache"),
+}
 MANTISSA = {None: 0, torch.float8_e4m3fn: 3, torch.float8_e5m2: 2}
 
 
@@ -69,7 +73,7 @@ def signature(
     for name in kernel.arg_names:
         if name in constants:
             continue
-        if name in TABLES or (name == "kv_len" and kernel is ragged.attention):
+        if name in TABLES or (name == "kv_len" and kernel in (ragged.attention, ragged.widen)):
             types[name] = "*i32"
         elif name in INTEGERS or name.startswith("stride"):
             types[name] = "i32"
@@ -125,6 +129,20 @@ CASES = {
     "beside-decodes": (ragged.attention, RAGGED | dict(TILE_ROWS=16, SPLIT=False, FROM=9)),
     "merge": (ragged.merge, MERGE),
     "merge-beside-prompts": (ragged.merge, MERGE | dict(SLOTS=8)),
+    "widen": (
+        ragged.widen,
+        dict(
+            BLOCK_N=128,
+            HEAD_DIM=80,
+            WIDTH=128,
+            PAGE=16,
+            WINDOW=True,
+            FROM=64,
+            SCALES=True,
+            FP8=3,
+            INTERPRETED=False,
+        ),
+    ),
     "write": (ragged.write_kv, dict(HEAD_DIM=128, WIDTH=128, FP8_MANTISSA=0, SCALES=False)),
 }
 WIDE = RAGGED | dict(HEAD_DIM=256, WIDTH=256, BLOCK_N=32)
@@ -144,7 +162,9 @@ LOCAL = {"gfx942": 64 << 10, "sm_90": 227 << 10}
 @pytest.mark.parametrize("case", CASES)
 def test_plain_kernels_compile(case: str, target: str) -> None:
     kernel, constants = CASES[case]
-    types = signature(kernel, "bf16", constants)
+    if kernel is ragged.widen and target != "sm_90":
+        pytest.skip("words are unpacked by NVIDIA's instructions")
+    types = signature(kernel, "bf16", constants, "i16" if kernel is ragged.widen else "")
     ordered = {name: types.get(name, "constexpr") for name in kernel.arg_names}
     source = ASTSource(fn=kernel, signature=ordered, constexprs=constants)
     built = triton.compile(source, target=TARGETS[target], options={"num_warps": 8})
@@ -297,6 +317,7 @@ def test_late_waits_lie_behind_the_maxima(causal: bool) -> None:
 PROMPTS = {
     "paged": (128, 16, 16, dict(CAUSAL=True)),
     "packed": (128, 128, 0, dict(CAUSAL=True, HAS_LSE=True, LATE_WAIT=True)),
+    "of-fp8": (128, 128, 128, dict(CAUSAL=True, LATE_WAIT=True, SCALES=True)),
     "late-96": (96, 128, 256, dict(CAUSAL=True, WINDOW=True, HAS_SINKS=True, LATE_WAIT=True)),
     "64": (64, 128, 256, dict(CAUSAL=True)),
     "96": (96, 16, 16, dict(CAUSAL=True, HAS_SINKS=True)),
@@ -317,7 +338,7 @@ def test_the_hopper_kernel_of_prompts_keeps_its_registers(case: str, tmp_path: P
         PIECE=min(piece, tile.block_n), PAGE=page, STAGES=tile.stages, CAUSAL=False, WINDOW=False,
         CAP=False, HAS_SINKS=False, HAS_LSE=False, TURNS=tile.turns, LATE_WAIT=tile.late_wait,
         SIGN=1, ROUNDING=0, SHORTEST=64, REGISTERS=tile.registers,
-        LOADER_REGISTERS=tile.loader_registers, COUNTED=tile.counted,
+        LOADER_REGISTERS=tile.loader_registers, COUNTED=tile.counted, SCALES=False,
     ) | changes  # fmt: skip
     cache = (constants["PIECE"], hopper_ragged.COLUMNS)
     boxes = {"q": (hopper.WARPGROUP_ROWS, width), "k": cache, "v": cache}

@@ -25,6 +25,7 @@ def check(
     page_size: int = 0,
     dim: int = 64,
     fp8: torch.dtype | None = None,
+    k_scale: float = 0.07,
     **options: Any,
 ) -> None:
     """lengths: (rows, keys) of every request. Compare each with its own float64 attention.
@@ -52,7 +53,7 @@ def check(
         table = pages[: len(lengths) * width].view(len(lengths), width).contiguous()
         cache = torch.full((len(pages), 2, page_size, kv_heads, dim), math.nan)
         cache = cache.to(fp8 or torch.bfloat16).to(DEVICE)
-        scales: dict[str, Any] = {"k_scale": 0.07, "v_scale": 1.3} if fp8 else {}
+        scales: dict[str, Any] = {"k_scale": k_scale, "v_scale": 1.3} if fp8 else {}
         if fp8 == torch.float8_e4m3fn:
             scales = {name: torch.tensor([x], device=DEVICE) for name, x in scales.items()}
         k_cache, v_cache = cache[:, 0], cache[:, 1]
@@ -231,6 +232,76 @@ def test_long_requests_are_left_to_another_kernel(monkeypatch: pytest.MonkeyPatc
             assert (out[here] == 7.0).all()
         else:
             assert torch.allclose(out[here].float(), expected[here].float(), atol=0.03)
+
+
+class Prompts:
+    """In place of the Hopper kernel: the CPU engine, on what that kernel is given to read."""
+
+    ready = counted = False
+
+    def __init__(self, request: RaggedRequest) -> None:
+        self._request = request
+
+    def start(self, boxed: Any, pointers: Any) -> None:
+        """Compute the long requests."""
+        q, k, v = boxed
+        out, lse, _, q_start, lengths, table, _, _, k_scale, v_scale = pointers
+        scale, factor = self._request.scale * self._request.k_scale, self._request.v_scale
+        if self._request.scale_tensors:
+            scale, factor = scale * abs(float(k_scale)), factor * float(v_scale)
+        for r, length in enumerate(lengths.tolist()):
+            begin, end = q_start[r : r + 2].tolist()
+            if end - begin < 64:
+                continue
+            pages = table[r : r + 1, : -(-length // k.shape[1])]
+            batch = PagedBatch(torch.tensor([0, end - begin]).int(), lengths[r : r + 1], pages)
+            found, lse[:, begin:end] = attention_paged(
+                q[0, begin:end], k, v, batch, causal=self._request.causal,
+                window=self._request.window or None, scale=scale, return_lse=True, engine="cpu",
+            )  # fmt: skip
+            out[begin:end] = found * factor
+
+
+@pytest.mark.skipif(DEVICE.type != "cpu", reason="the GPU's own kernel would be there")
+@pytest.mark.parametrize(
+    ("fp8", "dim", "options"),
+    [(torch.float8_e4m3fn, 80, {"k_scale": -0.07}), (torch.float8_e5m2, 64, {"window": 60})],
+    ids=["e4m3", "e5m2-window"],
+)
+def test_prompts_over_fp8_caches_read_copies(
+    monkeypatch: pytest.MonkeyPatch, fp8: torch.dtype, dim: int, options: dict[str, Any]
+) -> None:
+    """Scaled copies of what their rows see, beside requests that read the cache itself."""
+    from liteattention_rocm import remembered
+    from liteattention_rocm.engines import workspace
+    from liteattention_rocm.engines.triton import ragged_launch
+
+    given = []
+
+    def prompts(request: RaggedRequest, like: RaggedTensors, tile: Any) -> Prompts | None:
+        given.append(request)
+        return None if request.kv_dtype != request.dtype else Prompts(request)
+
+    take = workspace.Workspaces.take
+
+    def nan(*arguments: Any) -> torch.Tensor:
+        return take(*arguments).fill_(255)
+
+    monkeypatch.setattr(ragged_launch, "prompts", prompts)
+    monkeypatch.setattr(ragged_launch, "architecture", lambda device: "sm_90")
+    monkeypatch.setattr(workspace.Workspaces, "take", nan)
+    remembered.forget()
+    monkeypatch.setattr(ragged_launch, "_WIDENED_ROWS", 70)
+    lengths = [(70, 150), (66, 129), (1, 200), (9, 40)]
+    check(lengths, (2, 1), 16, dim, fp8, causal=True, **options)
+    assert [request.kv_dtype for request in given] == [fp8, torch.bfloat16]
+    assert given[1].page_size == 128
+    given.clear()
+    check([(69, 69)], (2, 1), 16, dim, fp8, causal=True, **options)  # too few rows
+    monkeypatch.setattr(ragged_launch, "_WIDENED_MOST", 1 << 15)
+    check([(70, 70)], (2, 1), 16, dim, fp8, causal=True, **options)  # too large
+    assert [request.kv_dtype for request in given] == [fp8, fp8]
+    remembered.forget()
 
 
 def test_prompts_have_no_kernel_of_their_own_in_the_interpreter(

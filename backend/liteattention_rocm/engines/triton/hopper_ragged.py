@@ -316,7 +316,7 @@ def _compute(
     q_smem, k_smem, v_smem, tile_smem = smem
     q_full, q_empty, k_full, k_empty, v_full, v_empty, turns, clean, tile_full, tile_empty = bars
     requests, tiles, q_heads, group, span, window, all_rows = sizes
-    scale_log2, soft_cap = numbers
+    scale_log2, soft_cap, v_scale = numbers
     dtype: gl.constexpr = q_smem.dtype
     s_layout: gl.constexpr = gl.NVMMADistributedLayout(
         version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, BLOCK_N, 16]
@@ -454,7 +454,7 @@ def _compute(
             out = out * gl.convert_layout(fade, per_out)[:, None]
             top = highest
         # A row that saw no key: 0 / 1 instead of 0 / 0.
-        share = 1.0 / gl.where(total == 0.0, 1.0, total)
+        share = v_scale / gl.where(total == 0.0, 1.0, total)
         out = out * gl.convert_layout(share, per_out)[:, None]
         final = gl.convert_layout(rounded(out, dtype, ROUNDING), stored)
         here = row + gl.arange(0, 64, gl.SliceLayout(1, stored))
@@ -482,14 +482,14 @@ def _compute(
 @gluon.jit(do_not_specialize=_SIZES)
 def attention(
     q_desc, k_desc, v_desc, out, lse, sinks, q_start, lengths, page_table, next_tile, spare,
-    stride_ot, stride_oh, stride_table,
-    requests, tiles, q_heads, group, span, window, rows, scale_log2, soft_cap,
+    k_scale_at, v_scale_at, stride_ot, stride_oh, stride_table,
+    requests, tiles, q_heads, group, span, window, rows, scale_log2, soft_cap, v_scale,
     GROUPS: gl.constexpr, BLOCK_N: gl.constexpr, HEAD_DIM: gl.constexpr, WIDTH: gl.constexpr,
     PIECE: gl.constexpr, PAGE: gl.constexpr, STAGES: gl.constexpr, CAUSAL: gl.constexpr,
     WINDOW: gl.constexpr, CAP: gl.constexpr, HAS_SINKS: gl.constexpr, HAS_LSE: gl.constexpr,
     TURNS: gl.constexpr, LATE_WAIT: gl.constexpr, SIGN: gl.constexpr, ROUNDING: gl.constexpr,
     SHORTEST: gl.constexpr, REGISTERS: gl.constexpr, LOADER_REGISTERS: gl.constexpr,
-    COUNTED: gl.constexpr,
+    COUNTED: gl.constexpr, SCALES: gl.constexpr,
 ):  # fmt: skip
     """Tiles of ``GROUPS * 64`` rows of one request and head, a program each.
 
@@ -500,8 +500,13 @@ def attention(
     64 rows x ``WIDTH`` columns of q as [1, Hq, T, D]; ``k_desc`` and ``v_desc`` have boxes of
     ``PIECE`` tokens x 64 columns of the cache as [pages, Hkv, PAGE, D], or of packed keys as
     [1, Hkv, keys, D]. ``PIECE`` divides ``PAGE``; ``PAGE`` is 0 for packed keys, and ``lengths``
-    then holds kv_start [requests + 1]. ``scale_log2`` = scale * log2(e), ``SIGN`` its sign.
+    then holds kv_start [requests + 1]. ``scale_log2`` = scale * log2(e), ``SIGN`` its sign. Values
+    are multiplied by ``v_scale``, and with ``SCALES`` scores by the size of fp32
+    ``k_scale_at[0]``, whose sign is in the keys, and values by ``v_scale_at[0]``.
     """
+    if SCALES:
+        scale_log2 = scale_log2 * gl.abs(gl.load(k_scale_at))
+        v_scale = v_scale * gl.load(v_scale_at)
     dtype: gl.constexpr = q_desc.dtype
     q_smem = gl.allocate_shared_memory(dtype, [GROUPS] + q_desc.block_type.shape, q_desc.layout)
     block: gl.constexpr = [STAGES, 1, 1, BLOCK_N, WIDTH]
@@ -561,7 +566,7 @@ def attention(
             GROUPS, BLOCK_N, PAGE, CAUSAL, WINDOW, SHORTEST,
         )  # fmt: skip
     results = (out, lse, sinks, stride_ot, stride_oh)
-    numbers = (scale_log2, soft_cap)
+    numbers = (scale_log2, soft_cap, v_scale)
     # A tuple bound to a name would turn its compile-time numbers into run-time ones.
     if GROUPS == 2:
         gl.warp_specialize(

@@ -5,7 +5,7 @@ that decoding one row with grouped heads reads every key once. The keys of a req
 parts that are merged by log-sum-exp (Flash-Decoding). The host bounds their number and the device
 chooses it from the true lengths, so one launch, recorded in a graph, serves requests of any length.
 Beside prompts, requests of few rows have a launch of their own.
-Kernels: :func:`attention`, :func:`merge`, :func:`write_kv`.
+Kernels: :func:`attention`, :func:`merge`, :func:`widen`, :func:`write_kv`.
 
 Head dims are any multiple of 16: a tile is ``WIDTH`` columns wide, the next power of two, of which
 ``HEAD_DIM`` are read and written and the others are zeros.
@@ -364,6 +364,66 @@ def attention(
         tl.store(part_out + at[:, None] * HEAD_DIM + column[None, :], result, mask=mask)
         share_lse = tl.where(total == 0.0, float("-inf"), top + tl.log2(total))
         tl.store(part_lse + at, share_lse, mask=here)
+
+
+@triton.jit(do_not_specialize=["pages", "kv_heads", "window"])
+def widen(
+    k, v, k_out, v_out, table_out, q_start, kv_len, page_table, k_scale_at,
+    stride_kp, stride_kt, stride_kh, stride_vp, stride_vt, stride_vh, stride_table,
+    pages, kv_heads, window,
+    BLOCK_N: tl.constexpr, HEAD_DIM: tl.constexpr, WIDTH: tl.constexpr, PAGE: tl.constexpr,
+    WINDOW: tl.constexpr, FROM: tl.constexpr, SCALES: tl.constexpr, FP8: tl.constexpr,
+    INTERPRETED: tl.constexpr,
+):  # fmt: skip
+    """Copy the keys and values of an fp8 cache as 16-bit numbers, for kernels that take those.
+
+    Program (page of the copy, request, key head). A request of ``FROM`` rows or more has ``pages``
+    pages of ``BLOCK_N`` tokens in ``k_out`` and ``v_out`` [requests * pages, BLOCK_N, kv_heads,
+    HEAD_DIM], contiguous, and their numbers in ``table_out`` int32 [requests, pages]. What no row
+    sees stays unwritten. The numbers stay what they are, without their scales, but keys get the
+    sign of ``k_scale_at[0]`` with ``SCALES``. ``k``, ``v`` and their strides are those of
+    :func:`attention` with ``FP8``.
+    """
+    page = tl.program_id(0)
+    request = tl.program_id(1)
+    head = tl.program_id(2)
+    q_len = tl.load(q_start + request + 1) - tl.load(q_start + request)
+    length = tl.load(kv_len + request)
+    begin = page * BLOCK_N
+    if (q_len < FROM) | (begin >= length):
+        return
+    if WINDOW:
+        if begin + BLOCK_N <= length - q_len - window + 1:
+            return
+    number = request.to(tl.int64) * pages + page
+    if head == 0:
+        tl.store(table_out + number, number.to(tl.int32))
+    key = begin + tl.arange(0, BLOCK_N)
+    word = tl.arange(0, WIDTH // 2)
+    column = tl.arange(0, WIDTH)
+    inside = key < length
+    at = tl.load(
+        page_table + request.to(tl.int64) * stride_table + key // PAGE, mask=inside, other=0
+    )
+    at = at.to(tl.int64)
+    token = (key % PAGE).to(tl.int64)
+    there = inside[:, None] & (word < HEAD_DIM // 2)[None, :]
+    to = ((number * BLOCK_N + key - begin) * kv_heads + head)[:, None] * HEAD_DIM + column[None, :]
+    stored = inside[:, None] & (column < HEAD_DIM)[None, :]
+
+    from_k = at * (stride_kp // 2) + token * (stride_kt // 2) + head.to(tl.int64) * (stride_kh // 2)
+    words = tl.load(k + from_k[:, None] + word[None, :], mask=there, other=0)
+    even, odd = _unpacked(words, FP8, INTERPRETED)
+    wide = tl.interleave(even, odd).to(tl.float32)
+    if SCALES:
+        wide = tl.where(tl.load(k_scale_at) < 0.0, -wide, wide)
+    tl.store(k_out + to, wide.to(k_out.dtype.element_ty), mask=stored)
+
+    from_v = at * (stride_vp // 2) + token * (stride_vt // 2) + head.to(tl.int64) * (stride_vh // 2)
+    words = tl.load(v + from_v[:, None] + word[None, :], mask=there, other=0)
+    even, odd = _unpacked(words, FP8, INTERPRETED)
+    wide = tl.interleave(even, odd).to(tl.float32)
+    tl.store(v_out + to, wide.to(v_out.dtype.element_ty), mask=stored)
 
 
 @triton.jit

@@ -38,6 +38,7 @@ from .launch import (
 _ATTENTION = Kernel(ragged.attention)
 _PROMPTS = Kernel(hopper_ragged.attention)
 _MERGE = Kernel(ragged.merge)
+_WIDEN = Kernel(ragged.widen)
 _WRITE = Kernel(ragged.write_kv)
 
 #: Rows from which on a request is a prompt, which on Hopper has a kernel of its own.
@@ -49,6 +50,10 @@ LEAST_PIECE = 8
 _SHORT_ROWS = 8
 #: Keys from which on that is worth two more launches.
 _SHORT_KEYS = 1024
+#: Rows from which on the keys of an fp8 cache are copied as 16-bit numbers for the kernel of
+#: prompts, most bytes of such copies, and tokens of their pages, the K block of that kernel. A copy
+#: takes as long as some hundred rows gain by it.
+_WIDENED_ROWS, _WIDENED_MOST, _WIDENED_PAGE = 256, 512 << 20, 128
 #: Smallest and largest height of a matrix product's tile.
 _MIN_M, _MAX_M = 16, 128
 #: Fewest keys of a block in decoding steps.
@@ -63,19 +68,17 @@ FP8_MANTISSA = {torch.float8_e4m3fn: 3, torch.float8_e5m2: 2}
 #: bf16 ones.
 _RESIDENT = {
     2: {64: {(64, 2): 8, (64, 4): 7}, 128: {(64, 2): 4, (64, 4): 5}, 256: {(64, 4): 2}},
-    1: {
-        64: {(64, 2): 8, (128, 2): 5},
-        128: {(64, 2): 6, (128, 2): 4},
-        256: {(64, 4): 3, (128, 4): 2},
-    },
+    1: {64: {(64, 2): 8}, 128: {(64, 2): 6, (128, 2): 4}, 256: {(64, 4): 3, (128, 4): 2}},
 }
+#: Fewer that it holds where nothing is split: ptxas takes 104 registers there and 96 elsewhere.
+_FEWER_WHOLE = {(2, 128): {(64, 4): 1}}
 _STAGES = {2: 3, 4: 2}
 #: Blocks of a part from which on what reads fastest is chosen, not what starts fastest.
 _LONG_PART = 4
 #: Most parts of a request; up to how many of them the last wave of programs is worth a thought.
 _MAX_SPLITS, _FEW_SPLITS = 128, 8
 #: What one more part costs, as a share of the time.
-_COST_OF_A_PART = 0.02
+_COST_OF_A_PART = 0.025
 #: Of higher tiles: programs per multiprocessor before keys are cut, fewest K blocks of a part.
 _PROGRAMS_PER_UNIT, _PART_BLOCKS = 6, 4
 #: Numbers of partial results that a warp of the merge holds.
@@ -119,9 +122,8 @@ def cut(request: RaggedRequest, below: int = 0) -> Cut:
     tiles = request.requests if one_tile else request.rows // tile_rows + request.requests
     programs, units = max(1, tiles * request.kv_heads), _units(request.device)
     if block_m == _MIN_M and not below:
-        resident = _RESIDENT[request.kv_dtype.itemsize][max(columns, _DECODE_KEYS)]
-        blocks = -(-longest // _DECODE_KEYS)
-        splits, block_n, warps = _decode_cut(programs, units, resident, blocks)
+        kind = request.kv_dtype.itemsize, max(columns, _DECODE_KEYS)
+        splits, block_n, warps = _decode_cut(programs, units, *kind, -(-longest // _DECODE_KEYS))
         return Cut(tile_rows, group, block_n, warps, _STAGES[warps], one_tile, splits, 1)
     block_n = 32 if columns >= _WIDE else 64
     most = min(_PROGRAMS_PER_UNIT * units // programs, -(-longest // (_PART_BLOCKS * block_n)))
@@ -147,14 +149,16 @@ def cut_short(request: RaggedRequest, rest: Cut) -> Cut | None:
 
 
 def _decode_cut(
-    programs: int, units: int, resident: dict[tuple[int, int], int], blocks: int
+    programs: int, units: int, itemsize: int, columns: int, blocks: int
 ) -> tuple[int, int, int]:
     """Parts, keys of a block and warps of a decoding step of ``programs`` requests and key heads.
 
     As many programs as run at once, or as little as possible of a last wave that fills a part of
     the GPU only: on an H200, 8 requests of 4k keys and 8 heads take 42 us with 512 programs and
-    51 with 768. ``resident``: see ``_RESIDENT``. ``blocks``: of ``_DECODE_KEYS`` keys.
+    51 with 768. ``itemsize``: bytes of a number in the cache. ``blocks``: of ``_DECODE_KEYS`` keys.
     """
+    resident = _RESIDENT[itemsize][columns]
+    fewer = _FEWER_WHOLE.get((itemsize, columns), {})
     most = max(1, min(blocks, _MAX_SPLITS))
     splits = min(min(resident.values()) * units // programs, most)
     if splits > _FEW_SPLITS:
@@ -165,7 +169,8 @@ def _decode_cut(
 
     def share_of_use(choice: tuple[int, tuple[int, int]]) -> float:
         parts, tile = choice
-        waves = programs * parts / (resident[tile] * units)
+        held = resident[tile] - (fewer.get(tile, 0) if parts == 1 else 0)
+        waves = programs * parts / (held * units)
         return waves / math.ceil(waves) - _COST_OF_A_PART * parts
 
     few = range(1, min(_FEW_SPLITS, most) + 1)
@@ -210,7 +215,8 @@ def prompts(
     numbers = request.rows // tile.block_m + request.requests
     out_step = page_strides(like.out)[1:]
     table = like.q_start if like.page_table is None else like.page_table
-    sign = (request.scale > 0) - (request.scale < 0)
+    scale = request.scale * request.k_scale
+    sign = (scale > 0) - (scale < 0)
     steps = (*out_step, table.stride(0))
     group = request.q_heads // request.kv_heads
     span = group
@@ -222,14 +228,14 @@ def prompts(
         (min(programs, _units(request.device)) if tile.counted else programs,),
         (
             *steps, request.requests, numbers, request.q_heads, group, span, request.window,
-            request.rows, request.scale * LOG2E, request.soft_cap,
+            request.rows, scale * LOG2E, request.soft_cap, request.v_scale,
         ),
         (
             tile.groups, tile.block_n, request.head_dim, columns, piece, request.page_size,
             tile.stages, request.causal, request.window > 0, request.soft_cap > 0, request.sinks,
             request.return_lse, tile.turns, tile.late_wait, sign,
             kernels.ROUNDING[request.rounding], SHORTEST_PROMPT, tile.registers,
-            tile.loader_registers, tile.counted,
+            tile.loader_registers, tile.counted, request.scale_tensors,
         ),
         (("num_warps", 4),),
         (request.dtype, alignments(*like), tuple(map(kind, steps))),
@@ -246,6 +252,64 @@ def _views(t: RaggedTensors, paged: bool) -> tuple[torch.Tensor, torch.Tensor, t
     if paged:
         return t.q[None], t.k, t.v
     return t.q[None], t.k[None], t.v[None]
+
+
+class Widened:
+    """Copies of an fp8 cache as 16-bit numbers: how they are made, and where they lie.
+
+    ``request`` is the call that reads them. ``size``: bytes of a workspace, which holds the keys,
+    the values and, at ``table_at``, the page table.
+    """
+
+    def __init__(self, request: RaggedRequest, like: RaggedTensors) -> None:
+        self._pages = -(-request.max_kv_len // _WIDENED_PAGE)
+        count = request.requests * self._pages
+        self._shape = (count, _WIDENED_PAGE, request.kv_heads, request.head_dim)
+        self._table = (request.requests, self._pages)
+        self._bytes = 2 * math.prod(self._shape)
+        self.table_at = 2 * self._bytes
+        self.size = self.table_at + 4 * count
+        self._dtype = request.dtype
+        self.request = replace(request, kv_dtype=request.dtype, page_size=_WIDENED_PAGE)
+        assert like.page_table is not None
+        steps = (*page_strides(like.k), *page_strides(like.v), like.page_table.stride(0))
+        self.launch = Launch(
+            _WIDEN,
+            (self._pages, request.requests, request.kv_heads),
+            (*steps, self._pages, request.kv_heads, request.window),
+            (
+                _WIDENED_PAGE, request.head_dim, width(request.head_dim), request.page_size,
+                request.window > 0, SHORTEST_PROMPT, request.scale_tensors,
+                FP8_MANTISSA[request.kv_dtype], request.device.type == "cpu",
+            ),
+            (("num_warps", 8),),
+            (request.dtype, request.kv_dtype, alignments(*like), tuple(map(kind, steps))),
+        )  # fmt: skip
+
+    def views(self, t: RaggedTensors, workspace: torch.Tensor | None = None) -> RaggedTensors:
+        """The tensors of the call that reads the copies; without a workspace, only their shapes."""
+        if workspace is None:
+            workspace = torch.empty(self.size, dtype=torch.uint8, device="meta")
+        sizes = [self._bytes, self._bytes, self.size - self.table_at]
+        k, v, table = torch.split(workspace[: self.size], sizes)
+        return t._replace(
+            k=k.view(self._dtype).view(self._shape),
+            v=v.view(self._dtype).view(self._shape),
+            page_table=table.view(torch.int32).view(self._table),
+        )
+
+
+def _widened(request: RaggedRequest, like: RaggedTensors) -> Widened | None:
+    """Copies of the cache for the kernel of prompts; None if they do not pay or are too large."""
+    if (
+        request.max_q_len < _WIDENED_ROWS
+        or not request.page_size
+        or not _words(request, like)
+        or architecture(request.device) != "sm_90"
+    ):
+        return None
+    made = Widened(request, like)
+    return made if made.size <= _WIDENED_MOST else None
 
 
 class Attention(BoundCall):
@@ -265,7 +329,12 @@ class Attention(BoundCall):
         if request.window >= request.max_kv_len:
             # It hides nothing, and 2^31 - 1 before a row that sees no key would overflow.
             request = replace(request, window=0)
-        long = prompts(request, like, tile)
+        long, wide = prompts(request, like, tile), None
+        if long is None:
+            wide = _widened(request, like)
+            if wide is not None:
+                long = prompts(wide.request, wide.views(like), tile)
+        self._wide = None if long is None else wide
         below = 0 if long is None else SHORTEST_PROMPT
         rest = cut(request, below)
         short = cut_short(request, rest)
@@ -277,6 +346,8 @@ class Attention(BoundCall):
             self._attend.append(_attention(request, like, short, 0, short.slots + 1))
         self._merge: list[Launch] = []
         self._outputs = self._sums = self._size = 0
+        # The copies come first, so that they are aligned.
+        self._copies = 0 if self._wide is None else -(-self._wide.size // 256) * 256
         for step in steps:
             if step.splits > 1:
                 rows = request.requests * step.slots or request.rows
@@ -290,6 +361,7 @@ class Attention(BoundCall):
         self._paged = request.page_size > 0
         self._requests = request.requests
         launches = [*self._attend, *self._merge, *([] if long is None else [long])]
+        launches += [] if self._wide is None else [self._wide.launch]
         super().__init__(request.device, *launches)
 
     def __call__(self, t: RaggedTensors) -> None:
@@ -308,18 +380,32 @@ class Attention(BoundCall):
         k_scale = out if t.k_scale is None else t.k_scale.data_ptr()
         v_scale = out if t.v_scale is None else t.v_scale.data_ptr()
         part_out = part_lse = part_count = out
-        if self._size:
-            workspace = self.workspace(self._size)  # kept until everything is launched
-            part_out = workspace.data_ptr()
+        if self._copies + self._size:
+            # kept until everything is launched
+            workspace = self.workspace(self._copies + self._size)
+            part_out = workspace.data_ptr() + self._copies
             part_lse = part_out + self._outputs
             part_count = part_lse + self._sums
         stream = raw_stream(self.index)
         if self._long is not None:
+            read, pages = t, table
+            if self._wide is not None:
+                read = self._wide.views(t, workspace)
+                pages = workspace.data_ptr() + self._wide.table_at
+                self._wide.launch(
+                    stream, (),
+                    (
+                        t.k.data_ptr(), t.v.data_ptr(), read.k.data_ptr(), read.v.data_ptr(), pages,
+                        q_start, t.keys.data_ptr(), table, k_scale,
+                    ),
+                )  # fmt: skip
             counters = self.counters() if self._long.counted else [t.q_start, t.q_start]
             now, later = (counter.data_ptr() for counter in counters)
             self._long(
-                stream, _views(t, self._paged),
-                (out, lse, sinks, q_start, t.keys.data_ptr(), table, now, later),
+                stream, _views(read, self._paged),
+                (
+                    out, lse, sinks, q_start, t.keys.data_ptr(), pages, now, later, k_scale, v_scale
+                ),
             )  # fmt: skip
             if self._long.counted:
                 self.keep(counters)
@@ -336,24 +422,35 @@ class Attention(BoundCall):
         lse = t.out if t.lse is None else t.lse
         sinks = t.out if t.sinks is None else t.sinks
         table = t.q_start if t.page_table is None else t.page_table
+        k_scale = t.out if t.k_scale is None else t.k_scale
+        v_scale = t.out if t.v_scale is None else t.v_scale
+        k, v = (x.view(torch.int16) if self._words else x for x in (t.k, t.v))
         parts = (t.out, t.out, t.q_start)
+        workspace = self.workspace(self._copies + self._size)
         if self._size:
             sizes = [self._outputs, self._sums, self._size - self._outputs - self._sums]
             part_out, part_lse, counts = torch.split(
-                self.workspace(self._size)[: self._size], sizes
+                workspace[self._copies : self._copies + self._size], sizes
             )
             parts = (
                 part_out.view(torch.float32), part_lse.view(torch.float32), counts.view(torch.int32)
             )  # fmt: skip
         if self._long is not None:
+            read, pages = t, table
+            if self._wide is not None:
+                read = self._wide.views(t, workspace)
+                assert read.page_table is not None
+                pages = read.page_table
+                self._wide.launch.start(
+                    (), (k, v, read.k, read.v, pages, t.q_start, t.keys, table, k_scale)
+                )
             counters = self.counters() if self._long.counted else [t.q_start, t.q_start]
-            pointers = (t.out, lse, sinks, t.q_start, t.keys, table, *counters)
-            self._long.start(_views(t, self._paged), pointers)
+            pointers = (
+                t.out, lse, sinks, t.q_start, t.keys, pages, *counters, k_scale, v_scale
+            )  # fmt: skip
+            self._long.start(_views(read, self._paged), pointers)
             if self._long.counted:
                 self.keep(counters)
-        k_scale = t.out if t.k_scale is None else t.k_scale
-        v_scale = t.out if t.v_scale is None else t.v_scale
-        k, v = (x.view(torch.int16) if self._words else x for x in (t.k, t.v))
         for attend in self._attend:
             attend.start(
                 (),
