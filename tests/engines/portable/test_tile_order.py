@@ -75,14 +75,20 @@ def test_every_order_gives_the_same_bits(order: str, causal: bool, machine: None
 @pytest.mark.parametrize("counted", [False, True])
 @pytest.mark.parametrize(
     ("dim", "page", "options"),
-    [(64, 16, {}), (128, 0, {}), (80, 64, {}), (64, 16, {"window": 100})],
-    ids=["paged", "packed", "80", "window"],
+    [(64, 16, {}), (128, 0, {}), (80, 64, {}), (64, 16, {"window": 100}), (64, 16, {"scaled": 1})],
+    ids=["paged", "packed", "80", "window", "scaled"],
 )
 def test_prompts_in_every_order(
     dim: int, page: int, options: dict[str, Any], counted: bool, machine: None,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
-    """Requests with fewer rows than a prompt and empty ones lie between them and stay untouched."""
+    """Requests with fewer rows than a prompt and empty ones lie between them and stay untouched.
+
+    Of copies of an fp8 cache, scores and values have scales, in memory and as numbers.
+    """
+    options = dict(options)
+    scaled = bool(options.pop("scaled", 0))
+    k_scale, v_scale = torch.tensor([-0.75]), torch.tensor([1.3])
     case = ragged.make([(130, 200), (3, 90), (0, 0), (64, 64), (200, 200)], 4, 2, dim, padding=2)
     columns = ragged_launch.width(dim)
     shipped = tiles.PROMPTS[columns]
@@ -96,9 +102,11 @@ def test_prompts_in_every_order(
     request = RaggedRequest(
         requests=5, rows=len(case.q), q_heads=4, kv_heads=2, head_dim=dim, dtype=torch.bfloat16,
         kv_dtype=torch.bfloat16, device=CPU, page_size=page, max_q_len=200, max_kv_len=200,
-        scale=dim**-0.5, causal=True, window=window, soft_cap=0.0, sinks=False, k_scale=1.0,
-        v_scale=1.0, rounding="rtne", return_lse=True,
+        scale=dim**-0.5, causal=True, window=window, soft_cap=0.0, sinks=False,
+        k_scale=0.5 if scaled else 1.0, v_scale=2.0 if scaled else 1.0, rounding="rtne",
+        return_lse=True, scale_tensors=scaled,
     )  # fmt: skip
+    factor, gain = (0.375, 2.6) if scaled else (1.0, 1.0)
     t = RaggedTensors(case.q, k, v, out, lse, None, case.q_start, keys, table)
     order = dict(persistent=counted, counted=counted, abreast=True)
     monkeypatch.setitem(tiles.PROMPTS, columns, replace(shipped, **order))
@@ -108,7 +116,8 @@ def test_prompts_in_every_order(
     tables = (case.q_start, keys, case.q_start if table is None else table)
     for _ in range(3):  # whatever a call leaves in its counter
         out.fill_(math.nan)
-        long.start(ragged_launch._views(t, page > 0), (out, lse, out, *tables, *counters))
+        pointers = (out, lse, out, *tables, *counters, k_scale, v_scale)
+        long.start(ragged_launch._views(t, page > 0), pointers)
         counters.reverse()
         counters[1].fill_(10**6)
         for r, (n, keys_of) in enumerate(case.requests):
@@ -116,7 +125,10 @@ def test_prompts_in_every_order(
             if n < ragged_launch.SHORTEST_PROMPT:
                 assert out[rows].isnan().all()
                 continue
-            expected = exact_rows(case.q[rows], case.k[r], case.v[r], causal=True, **options)
+            expected = exact_rows(
+                case.q[rows], case.k[r], gain * case.v[r].double(), causal=True,
+                scale=factor * dim**-0.5, **options,
+            )  # fmt: skip
             expect_close(out[rows], lse[:, rows], expected, what=(n, keys_of))
         assert out[-2:].isnan().all()
 
