@@ -870,21 +870,31 @@ def _stand_ins(seed: list[int]) -> dict[str, types.ModuleType]:
 def load(name: str, seed: int = 0, change: tuple[str, str] | None = None) -> types.ModuleType:
     """Kernel module ``name`` of the portable engine, whose kernels run on this machine.
 
-    ``seed`` is that of the first launch; each later one has the next. ``change`` replaces a part of
-    the source, which must be there once.
+    So do the modules of the package that it imports. ``seed`` is that of the first launch; each
+    later one has the next. ``change`` replaces a part of their source, which must be there once.
     """
     package = types.ModuleType("kernels_on_a_machine")
     package.__path__ = [str(_KERNELS)]
-    path = _KERNELS / f"{name}.py"
-    source = path.read_text(encoding="utf-8")
+    sources = _sources(name)
     if change is not None:
-        if source.count(change[0]) != 1:
-            raise ValueError(f"{name} does not have once: {change[0]}")
-        source = source.replace(*change)
-    module = types.ModuleType(f"{package.__name__}.{name}")
-    module.__package__ = package.__name__
+        if sum(source.count(change[0]) for source in sources.values()) != 1:
+            raise ValueError(f"{' and '.join(sources)} do not have once: {change[0]}")
+        sources = {key: source.replace(*change) for key, source in sources.items()}
     with mock.patch.dict(sys.modules):
         sys.modules.update(_stand_ins([seed - 1]))
         sys.modules[package.__name__] = package
-        exec(compile(source, path, "exec"), module.__dict__)
+        for key, source in sources.items():
+            module = types.ModuleType(f"{package.__name__}.{key}")
+            module.__package__ = package.__name__
+            sys.modules[module.__name__] = module
+            exec(compile(source, _KERNELS / f"{key}.py", "exec"), module.__dict__)
     return module
+
+
+def _sources(name: str) -> dict[str, str]:
+    """Source of a kernel module, after that of the modules beside it that it imports."""
+    source = (_KERNELS / f"{name}.py").read_text(encoding="utf-8")
+    found: dict[str, str] = {}
+    for sibling in re.findall(r"^from \.(\w+) import", source, re.M):
+        found |= _sources(sibling)
+    return found | {name: source}
