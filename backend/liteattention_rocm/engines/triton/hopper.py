@@ -10,7 +10,8 @@ one's softmax falls into the other's products.
 K blocks are walked in the order of a list (LiteAttention) or from the last to the first: what needs
 a mask, the tail and the diagonal, comes first. In a LiteAttention step one more warp settles the q
 blocks that the warpgroups are through with: it chooses among tiles that were weighed, writes their
-bitmap, and counts, while the next q block is computed.
+bitmap, and counts, while the next q block is computed. Lists may come in pieces, which are merged
+by whoever is the last to have one (:mod:`.hopper_pieces`).
 
 Methods: online softmax over K blocks (FlashAttention, arXiv 2205.14135), asynchronous warpgroups in
 alternation (FlashAttention-3, arXiv 2407.08608), skipped tiles (LiteAttention, arXiv 2511.11062).
@@ -29,7 +30,8 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
-from .hopper_settle import UNIT, flush, flush_shares, keep_share, settle
+from .hopper_pieces import mark, marks_of, merge, share_mark, vote_mark
+from .hopper_settle import UNIT, flush, flush_shares, keep_share, piece_of, settle
 
 # Triton 3.9 names for what 3.6 has under longer ones.
 copy_in = getattr(tma, "async_load", None) or tma.async_copy_global_to_shared
@@ -53,7 +55,7 @@ def _item(items, i, count, LITE: gl.constexpr):
 @gluon.jit
 def _place(
     tile, walk, sizes, GROUPS: gl.constexpr, BLOCK_N: gl.constexpr, CAUSAL: gl.constexpr,
-    LITE: gl.constexpr, ABREAST: gl.constexpr,
+    LITE: gl.constexpr, ABREAST: gl.constexpr, SLOTS: gl.constexpr,
 ):  # fmt: skip
     """Where a tile lies: (batch, head), first row, row of the bitmap, its walk and what to mask."""
     items, counts, order, span = walk
@@ -67,15 +69,25 @@ def _place(
         heads = gl.minimum(span, tiles // q_blocks - section * span)
         lane = section * span + rest % heads
         turn = rest // heads
+    if SLOTS:
+        place, length, piece, pieces, first = piece_of(tile, walk)
+        lane = place // q_blocks
     batch = lane // q_heads
     head = lane % q_heads
     diagonal = kv_len - q_len
     keys = kv_len
     if LITE:
-        q_block = gl.load(order + tile)
-        count = gl.load(counts + tile)
+        if SLOTS:
+            q_block = place % q_blocks
+            begin = length * piece // pieces
+            count = length * (piece + 1) // pieces - begin
+        else:
+            q_block = gl.load(order + tile)
+            count = gl.load(counts + tile)
         at = (lane * q_blocks + q_block).to(gl.int64)
         items = items + at * k_blocks
+        if SLOTS:
+            items = items + begin
         # An empty list names K block 0, here with every key hidden: zeros come out.
         keys = gl.where(count == 0, 0, kv_len)
         mask_from = keys // BLOCK_N
@@ -111,7 +123,7 @@ def clear(spare):
 def _load(
     inputs, smem, bars, walk, next_tile, spare, sizes, groups,
     GROUPS: gl.constexpr, BLOCK_N: gl.constexpr, STAGES: gl.constexpr, CAUSAL: gl.constexpr,
-    LITE: gl.constexpr, COUNTED: gl.constexpr, ABREAST: gl.constexpr,
+    LITE: gl.constexpr, COUNTED: gl.constexpr, ABREAST: gl.constexpr, SLOTS: gl.constexpr,
 ):  # fmt: skip
     """The loading warp: hands out tiles and streams their operands."""
     gl.static_assert(not (LITE and COUNTED))  # lists always are, by a counter that `plan` clears
@@ -131,7 +143,7 @@ def _load(
         tile_smem.index(slot).store(gl.full([1], 0, gl.int32, one) + tile)
         mbarrier.arrive(tile_full.index(slot))
         batch, head, lane, row, at, row_items, count, keys, mask_from = _place(
-            tile, walk, sizes, GROUPS, BLOCK_N, CAUSAL, LITE, ABREAST
+            tile, walk, sizes, GROUPS, BLOCK_N, CAUSAL, LITE, ABREAST, SLOTS
         )
         kv_head = head // groups
         block = _item(row_items, 0, count, LITE)
@@ -284,7 +296,7 @@ def softmax(
     scores, top, c, threshold, bits, i, block, rows, q_len, must_do,
     VOTE: gl.constexpr, SOFT_SKIP: gl.constexpr, HAS_DO: gl.constexpr,
 ):  # fmt: skip
-    """Fold one tile into the running maxima: weights, rescaling factor, new maxima, votes."""
+    """Fold one tile into running maxima: weights, factor, new maxima, votes, the tile's maxima."""
     peak = gl.reduce(scores, 1, _larger)
     if VOTE:
         # Not "above > threshold": a threshold of NaN keeps every tile, and so does a first one.
@@ -301,7 +313,7 @@ def softmax(
         if HAS_DO:
             keep = keep | (gl.load(must_do + (block >> 5)) >> (block & 31)) & 1
         weights = gl.where(keep > 0, weights, 0.0)
-    return weights, fade, new_top, bits
+    return weights, fade, new_top, bits, peak
 
 
 @gluon.jit
@@ -319,16 +331,35 @@ def rounded(x, dtype: gl.constexpr, ROUNDING: gl.constexpr):
 
 
 @gluon.jit
+def _put(
+    out, top, total, c, o_desc, box, staged, lse, batch, head, lane, row, rows, q_len,
+    dtype: gl.constexpr, HAS_LSE: gl.constexpr, ROUNDING: gl.constexpr,
+):  # fmt: skip
+    """Write 64 rows of outputs and, if asked for, their log-sums."""
+    # A row that saw no key: 0 / 1 instead of 0 / 0.
+    share = 1.0 / gl.where(total == 0.0, 1.0, total)
+    out = out * gl.convert_layout(share, gl.SliceLayout(1, out.type.layout))[:, None]
+    tma.store_wait(0)
+    staged.store(rounded(out, dtype, ROUNDING))
+    fence_async_shared()
+    _copy_out(o_desc, [batch, head, row, 0], box)
+    if HAS_LSE:
+        value = (top * c + gl.log2(total)) * 0.6931471805599453
+        value = gl.where(total == 0.0, float("-inf"), value)
+        gl.store(lse + lane.to(gl.int64) * q_len + rows, value, mask=rows < q_len)
+
+
+@gluon.jit
 def _compute(
     GROUP: gl.constexpr,
     results, smem, bars, walk, sizes, words, c, threshold,
     GROUPS: gl.constexpr, BLOCK_N: gl.constexpr, HEAD_DIM: gl.constexpr, STAGES: gl.constexpr,
     CAUSAL: gl.constexpr, LITE: gl.constexpr, SOFT_SKIP: gl.constexpr, HAS_DO: gl.constexpr,
     WEIGH: gl.constexpr, HAS_LSE: gl.constexpr, TURNS: gl.constexpr, LATE_WAIT: gl.constexpr,
-    SIGN: gl.constexpr, ROUNDING: gl.constexpr, ABREAST: gl.constexpr,
+    SIGN: gl.constexpr, ROUNDING: gl.constexpr, ABREAST: gl.constexpr, SLOTS: gl.constexpr,
 ):  # fmt: skip
     """A computing warpgroup: rows ``GROUP * 64`` and on of every tile that is handed out."""
-    o_desc, lse, votes, weights, mass, tally, must_do = results
+    o_desc, lse, votes, weights, mass, tally, must_do, parts, arrivals = results
     tiles, q_heads, q_len, kv_len, q_blocks, k_blocks = sizes
     q_smem, k_smem, v_smem, o_smem, tile_smem = smem
     q_full, q_empty, k_full, k_empty, v_full, v_empty, turns, tile_full, tile_empty, walked = bars
@@ -356,11 +387,17 @@ def _compute(
     tile = _tile(tile_smem, tile_full, tile_empty, 0)
     while tile < tiles:
         batch, head, lane, block_row, at, row_items, count, keys, mask_from = _place(
-            tile, walk, sizes, GROUPS, BLOCK_N, CAUSAL, LITE, ABREAST
+            tile, walk, sizes, GROUPS, BLOCK_N, CAUSAL, LITE, ABREAST, SLOTS
         )
         row = block_row + GROUP * 64
         rows = row + gl.arange(0, 64, per_row)
         row_votes = votes + at * words
+        if SLOTS:
+            _, length, piece, pieces, first_slot = piece_of(tile, walk)
+            begin = length * piece // pieces
+            later = piece > 0
+            marks = marks_of(parts, first_slot, k_blocks, GROUP, GROUPS, HEAD_DIM, SLOTS)
+            marks = marks + begin * 64
         block = _item(row_items, 0, count, LITE)
         upcoming = _item(row_items, 1, count, LITE)
         top = gl.full([64], float("-inf"), gl.float32, per_row)
@@ -382,11 +419,16 @@ def _compute(
         mbarrier.arrive(k_empty.index(stage))
         scores = signed(scores, SIGN)
         scores = _masked(scores, block, mask_from, row, keys, diagonal, CAUSAL, BLOCK_N)
-        p, fade, top, bits = softmax(
+        p, fade, top, bits, peak = softmax(
             scores, top, c, threshold, bits, 0, block, rows, q_len, must_do, VOTE, SOFT_SKIP, HAS_DO
         )
         total = gl.sum(p, axis=1)
         here = total
+        if SLOTS:
+            if WEIGH:
+                mark(marks, 0, later, share_mark(here, top, c))
+            else:
+                mark(marks, 0, later, vote_mark(peak, top, bits, 0))
         carried = as_carried(p, dtype, p_layout, LATE_WAIT)
         # The votes of 32 steps fill a word; a branch in the inner loop would keep the compiler from
         # converting weights under the exponentials (8 % of the time).
@@ -394,59 +436,76 @@ def _compute(
             span = 32
         else:
             span = count
-        for first_step in range(0, count, span):
-            for i in range(gl.maximum(first_step, 1), gl.minimum(first_step + span, count)):
-                block = upcoming
-                upcoming = _item(row_items, i + 1, count, LITE)
-                before = stage
-                parity = (step // STAGES) & 1
-                step += 1
-                stage = step % STAGES
-                mbarrier.wait(k_full.index(stage), (step // STAGES) & 1)
-                if TURNS:
-                    mbarrier.wait(turns.index(GROUP), (step & 1) ^ first)
-                k = k_smem.index(stage).reshape([BLOCK_N, HEAD_DIM]).permute((1, 0))
-                scores = warpgroup_mma(q, k, none, use_acc=False, is_async=True)
-                mbarrier.wait(v_full.index(before), parity)
-                v = v_smem.index(before).reshape([BLOCK_N, HEAD_DIM])
-                pv_weights = as_operand(carried, dtype, p_layout, LATE_WAIT)
-                out = warpgroup_mma(pv_weights, v, out, is_async=True)
-                if TURNS:
-                    mbarrier.arrive(turns.index(following))
-                if WEIGH:
-                    # of the tile before: now there is nothing else to do but wait
-                    shares = keep_share(shares, here, total, i - 1, rows, q_len)
-                scores = warpgroup_mma_wait(1, deps=[scores])
-                mbarrier.arrive(k_empty.index(stage))
-                scores = signed(scores, SIGN)
-                scores = _masked(scores, block, mask_from, row, keys, diagonal, CAUSAL, BLOCK_N)
-                p, fade, top, bits = softmax(
-                    scores, top, c, threshold, bits, i, block, rows, q_len, must_do,
-                    VOTE, SOFT_SKIP, HAS_DO,
-                )  # fmt: skip
-                here = gl.sum(p, axis=1)
-                total = total * fade + here
-                if LATE_WAIT:
-                    top = held(top)
-                out = warpgroup_mma_wait(0, deps=[out])
-                mbarrier.arrive(v_empty.index(before))
-                out = out * gl.convert_layout(fade, per_out)[:, None]
-                carried = as_carried(p, dtype, p_layout, LATE_WAIT)
-            if LITE:
-                inside = gl.where(keys == 0, 0, count)
-                if WEIGH:
-                    last = gl.minimum(first_step + span, count) - 1
-                    shares = keep_share(shares, here, total, last, rows, q_len)
-                    flush_shares(
-                        shares, first_step, inside, row_items, weights + at * k_blocks, unit
-                    )
-                else:
-                    flush(
-                        bits, first_step, inside, row_items, row_votes, must_do, rows, q_len, HAS_DO
-                    )
+        # Pieces that leave marks have a loop of their own, so that the others' stays as it is.
+        for MARKS in gl.static_range(1 if SLOTS else 0, -1, -1):
+            steps = count
+            if SLOTS:
+                steps = gl.where(later == (MARKS == 1), count, 0)
+            for first_step in range(0, steps, span):
+                for i in range(gl.maximum(first_step, 1), gl.minimum(first_step + span, count)):
+                    block = upcoming
+                    upcoming = _item(row_items, i + 1, count, LITE)
+                    before = stage
+                    parity = (step // STAGES) & 1
+                    step += 1
+                    stage = step % STAGES
+                    mbarrier.wait(k_full.index(stage), (step // STAGES) & 1)
+                    if TURNS:
+                        mbarrier.wait(turns.index(GROUP), (step & 1) ^ first)
+                    k = k_smem.index(stage).reshape([BLOCK_N, HEAD_DIM]).permute((1, 0))
+                    scores = warpgroup_mma(q, k, none, use_acc=False, is_async=True)
+                    mbarrier.wait(v_full.index(before), parity)
+                    v = v_smem.index(before).reshape([BLOCK_N, HEAD_DIM])
+                    pv_weights = as_operand(carried, dtype, p_layout, LATE_WAIT)
+                    out = warpgroup_mma(pv_weights, v, out, is_async=True)
+                    if TURNS:
+                        mbarrier.arrive(turns.index(following))
+                    if WEIGH and not MARKS:
+                        # of the tile before: now there is nothing else to do but wait
+                        shares = keep_share(shares, here, total, i - 1, rows, q_len)
+                    scores = warpgroup_mma_wait(1, deps=[scores])
+                    mbarrier.arrive(k_empty.index(stage))
+                    scores = signed(scores, SIGN)
+                    scores = _masked(scores, block, mask_from, row, keys, diagonal, CAUSAL, BLOCK_N)
+                    p, fade, top, bits, peak = softmax(
+                        scores, top, c, threshold, bits, i, block, rows, q_len, must_do,
+                        VOTE, SOFT_SKIP, HAS_DO,
+                    )  # fmt: skip
+                    here = gl.sum(p, axis=1)
+                    total = total * fade + here
+                    if MARKS:
+                        if WEIGH:
+                            mark(marks, i, later, share_mark(here, top, c))
+                        else:
+                            mark(marks, i, later, vote_mark(peak, top, bits, i))
+                    if LATE_WAIT:
+                        top = held(top)
+                    out = warpgroup_mma_wait(0, deps=[out])
+                    mbarrier.arrive(v_empty.index(before))
+                    out = out * gl.convert_layout(fade, per_out)[:, None]
+                    carried = as_carried(p, dtype, p_layout, LATE_WAIT)
+                if MARKS:
                     bits = gl.full([64], 0, gl.int32, per_row)
-        if LITE:
-            barrier()  # what all warps wrote is told by one thread
+                if LITE and not MARKS:
+                    inside = gl.where(keys == 0, 0, count)
+                    if WEIGH:
+                        last = gl.minimum(first_step + span, count) - 1
+                        shares = keep_share(shares, here, total, last, rows, q_len)
+                        flush_shares(
+                            shares, first_step, inside, row_items, weights + at * k_blocks, unit
+                        )
+                    else:
+                        flush(
+                            bits, first_step, inside, row_items, row_votes, must_do, rows, q_len,
+                            HAS_DO,
+                        )  # fmt: skip
+                        bits = gl.full([64], 0, gl.int32, per_row)
+        if SLOTS:
+            if pieces == 1:
+                barrier()  # what all warps wrote is told by one thread
+                mbarrier.arrive(walked.index(done & 1))
+        elif LITE:
+            barrier()
             mbarrier.arrive(walked.index(done & 1))
         mbarrier.arrive(q_empty.index(GROUP))
         mbarrier.wait(v_full.index(stage), (step // STAGES) & 1)
@@ -457,17 +516,26 @@ def _compute(
         mbarrier.arrive(v_empty.index(stage))
         step += 1
 
-        # A row that saw no key: 0 / 1 instead of 0 / 0.
-        share = 1.0 / gl.where(total == 0.0, 1.0, total)
-        out = out * gl.convert_layout(share, per_out)[:, None]
-        tma.store_wait(0)
-        staged.store(rounded(out, dtype, ROUNDING))
-        fence_async_shared()
-        _copy_out(o_desc, [batch, head, row, 0], o_smem.index(GROUP))
-        if HAS_LSE:
-            value = (top * c + gl.log2(total)) * 0.6931471805599453
-            value = gl.where(total == 0.0, float("-inf"), value)
-            gl.store(lse + lane.to(gl.int64) * q_len + rows, value, mask=rows < q_len)
+        if SLOTS:
+            missing = pieces - 1
+            if pieces > 1:
+                out, top, total, last = merge(
+                    tile, walk, results, sizes, words, out, top, total, rows, c, threshold, GROUP,
+                    GROUPS, HEAD_DIM, HAS_DO, WEIGH, SLOTS,
+                )  # fmt: skip
+                missing = 1 - last
+                barrier()
+                mbarrier.arrive(walked.index(done & 1))
+            if missing == 0:
+                _put(
+                    out, top, total, c, o_desc, o_smem.index(GROUP), staged, lse, batch, head, lane,
+                    row, rows, q_len, dtype, HAS_LSE, ROUNDING,
+                )  # fmt: skip
+        else:
+            _put(
+                out, top, total, c, o_desc, o_smem.index(GROUP), staged, lse, batch, head, lane,
+                row, rows, q_len, dtype, HAS_LSE, ROUNDING,
+            )  # fmt: skip
         done += 1
         tile = _tile(tile_smem, tile_full, tile_empty, done)
     tma.store_wait(0)
@@ -483,13 +551,14 @@ _SIZES = [
 @gluon.jit(do_not_specialize=_SIZES)
 def attention(
     q_desc, k_desc, v_desc, o_desc, lse, items, counts, order, next_tile, spare, votes, weights,
-    mass, tally, must_do, tiles, span, q_heads, groups, q_len, kv_len, q_blocks, k_blocks, words,
-    limit, c, threshold,
+    mass, tally, must_do, parts, tiles, span, q_heads, groups, q_len, kv_len, q_blocks, k_blocks,
+    words, limit, c, threshold,
     GROUPS: gl.constexpr, BLOCK_N: gl.constexpr, HEAD_DIM: gl.constexpr, STAGES: gl.constexpr,
     CAUSAL: gl.constexpr, LITE: gl.constexpr, SOFT_SKIP: gl.constexpr, HAS_DO: gl.constexpr,
     WEIGH: gl.constexpr, HAS_MASS: gl.constexpr, HAS_LSE: gl.constexpr, TURNS: gl.constexpr,
     LATE_WAIT: gl.constexpr, SIGN: gl.constexpr, ROUNDING: gl.constexpr, REGISTERS: gl.constexpr,
     LOADER_REGISTERS: gl.constexpr, COUNTED: gl.constexpr, ABREAST: gl.constexpr,
+    SLOTS: gl.constexpr,
 ):  # fmt: skip
     """Tiles of ``GROUPS * 64`` query rows; tile = turn + q_blocks * (head + heads * batch).
 
@@ -500,6 +569,11 @@ def attention(
     ``c`` = abs(scale) * log2(e), ``SIGN`` the sign of the scale. ``threshold`` is in log2 units;
     NaN keeps every tile. ``WEIGH``: tiles are weighed in place of the vote and chosen by
     ``limit``. ``tally`` gets the numbers of tiles computed and kept added.
+
+    With ``SLOTS`` lists may be cut, see :func:`.kernels.plan`: tiles are pieces, as many as
+    ``next_tile`` says in its second word, and what arrived is counted from its fifth one on.
+    ``parts`` fp32 has, for each slot and warpgroup, outputs [64, HEAD_DIM], maxima and sums [64],
+    then marks [SLOTS / 2, GROUPS, k_blocks, 64].
     """
     dtype: gl.constexpr = q_desc.dtype
     plain: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0])
@@ -536,7 +610,9 @@ def attention(
     bars = (
         q_full, q_empty, k_full, k_empty, v_full, v_empty, turns, tile_full, tile_empty, walked
     )  # fmt: skip
-    results = (o_desc, lse, votes, weights, mass, tally, must_do)
+    if SLOTS:
+        tiles = gl.load(next_tile + 1)
+    results = (o_desc, lse, votes, weights, mass, tally, must_do, parts, next_tile + 4)
     walk = (items, counts, order, span)
     sizes = (tiles, q_heads, q_len, kv_len, q_blocks, k_blocks)
     # A tuple bound to a name would turn its compile-time numbers into run-time ones.
@@ -545,13 +621,15 @@ def attention(
             [
             (_compute, (0, results, smem, bars, walk, sizes, words, c, threshold, GROUPS, BLOCK_N,
                 HEAD_DIM, STAGES, CAUSAL, LITE, SOFT_SKIP, HAS_DO, WEIGH, HAS_LSE, TURNS,
-                LATE_WAIT, SIGN, ROUNDING, ABREAST)),
+                LATE_WAIT, SIGN, ROUNDING, ABREAST, SLOTS)),
             (_compute, (1, results, smem, bars, walk, sizes, words, c, threshold, GROUPS, BLOCK_N,
                 HEAD_DIM, STAGES, CAUSAL, LITE, SOFT_SKIP, HAS_DO, WEIGH, HAS_LSE, TURNS,
-                LATE_WAIT, SIGN, ROUNDING, ABREAST)),
+                LATE_WAIT, SIGN, ROUNDING, ABREAST, SLOTS)),
             (_load, ((q_desc, k_desc, v_desc), smem, bars, walk, next_tile, spare, sizes, groups,
-                GROUPS, BLOCK_N, STAGES, CAUSAL, LITE, COUNTED, ABREAST)),
-            (settle, (results, smem, bars, walk, sizes, words, limit, WEIGH, HAS_MASS)),
+                GROUPS, BLOCK_N, STAGES, CAUSAL, LITE, COUNTED, ABREAST,
+                SLOTS)),
+            (settle, (results, smem, bars, walk, sizes, words, limit, WEIGH, HAS_MASS,
+                SLOTS)),
             ],
             [4, 1, 1],
             [REGISTERS, LOADER_REGISTERS, LOADER_REGISTERS],
@@ -561,16 +639,18 @@ def attention(
             [
             (_compute, (0, results, smem, bars, walk, sizes, words, c, threshold, GROUPS, BLOCK_N,
                 HEAD_DIM, STAGES, CAUSAL, LITE, SOFT_SKIP, HAS_DO, WEIGH, HAS_LSE, TURNS,
-                LATE_WAIT, SIGN, ROUNDING, ABREAST)),
+                LATE_WAIT, SIGN, ROUNDING, ABREAST, SLOTS)),
             (_compute, (1, results, smem, bars, walk, sizes, words, c, threshold, GROUPS, BLOCK_N,
                 HEAD_DIM, STAGES, CAUSAL, LITE, SOFT_SKIP, HAS_DO, WEIGH, HAS_LSE, TURNS,
-                LATE_WAIT, SIGN, ROUNDING, ABREAST)),
+                LATE_WAIT, SIGN, ROUNDING, ABREAST, SLOTS)),
             (_compute, (2, results, smem, bars, walk, sizes, words, c, threshold, GROUPS, BLOCK_N,
                 HEAD_DIM, STAGES, CAUSAL, LITE, SOFT_SKIP, HAS_DO, WEIGH, HAS_LSE, TURNS,
-                LATE_WAIT, SIGN, ROUNDING, ABREAST)),
+                LATE_WAIT, SIGN, ROUNDING, ABREAST, SLOTS)),
             (_load, ((q_desc, k_desc, v_desc), smem, bars, walk, next_tile, spare, sizes, groups,
-                GROUPS, BLOCK_N, STAGES, CAUSAL, LITE, COUNTED, ABREAST)),
-            (settle, (results, smem, bars, walk, sizes, words, limit, WEIGH, HAS_MASS)),
+                GROUPS, BLOCK_N, STAGES, CAUSAL, LITE, COUNTED, ABREAST,
+                SLOTS)),
+            (settle, (results, smem, bars, walk, sizes, words, limit, WEIGH, HAS_MASS,
+                SLOTS)),
             ],
             [4, 4, 1, 1],
             [REGISTERS, REGISTERS, LOADER_REGISTERS, LOADER_REGISTERS],
@@ -580,12 +660,13 @@ def attention(
             [
             (_compute, (0, results, smem, bars, walk, sizes, words, c, threshold, GROUPS, BLOCK_N,
                 HEAD_DIM, STAGES, CAUSAL, LITE, SOFT_SKIP, HAS_DO, WEIGH, HAS_LSE, TURNS,
-                LATE_WAIT, SIGN, ROUNDING, ABREAST)),
+                LATE_WAIT, SIGN, ROUNDING, ABREAST, SLOTS)),
             (_compute, (1, results, smem, bars, walk, sizes, words, c, threshold, GROUPS, BLOCK_N,
                 HEAD_DIM, STAGES, CAUSAL, LITE, SOFT_SKIP, HAS_DO, WEIGH, HAS_LSE, TURNS,
-                LATE_WAIT, SIGN, ROUNDING, ABREAST)),
+                LATE_WAIT, SIGN, ROUNDING, ABREAST, SLOTS)),
             (_load, ((q_desc, k_desc, v_desc), smem, bars, walk, next_tile, spare, sizes, groups,
-                GROUPS, BLOCK_N, STAGES, CAUSAL, LITE, COUNTED, ABREAST)),
+                GROUPS, BLOCK_N, STAGES, CAUSAL, LITE, COUNTED, ABREAST,
+                SLOTS)),
             ],
             [4, 1],
             [REGISTERS, LOADER_REGISTERS],
@@ -595,15 +676,16 @@ def attention(
             [
             (_compute, (0, results, smem, bars, walk, sizes, words, c, threshold, GROUPS, BLOCK_N,
                 HEAD_DIM, STAGES, CAUSAL, LITE, SOFT_SKIP, HAS_DO, WEIGH, HAS_LSE, TURNS,
-                LATE_WAIT, SIGN, ROUNDING, ABREAST)),
+                LATE_WAIT, SIGN, ROUNDING, ABREAST, SLOTS)),
             (_compute, (1, results, smem, bars, walk, sizes, words, c, threshold, GROUPS, BLOCK_N,
                 HEAD_DIM, STAGES, CAUSAL, LITE, SOFT_SKIP, HAS_DO, WEIGH, HAS_LSE, TURNS,
-                LATE_WAIT, SIGN, ROUNDING, ABREAST)),
+                LATE_WAIT, SIGN, ROUNDING, ABREAST, SLOTS)),
             (_compute, (2, results, smem, bars, walk, sizes, words, c, threshold, GROUPS, BLOCK_N,
                 HEAD_DIM, STAGES, CAUSAL, LITE, SOFT_SKIP, HAS_DO, WEIGH, HAS_LSE, TURNS,
-                LATE_WAIT, SIGN, ROUNDING, ABREAST)),
+                LATE_WAIT, SIGN, ROUNDING, ABREAST, SLOTS)),
             (_load, ((q_desc, k_desc, v_desc), smem, bars, walk, next_tile, spare, sizes, groups,
-                GROUPS, BLOCK_N, STAGES, CAUSAL, LITE, COUNTED, ABREAST)),
+                GROUPS, BLOCK_N, STAGES, CAUSAL, LITE, COUNTED, ABREAST,
+                SLOTS)),
             ],
             [4, 4, 1],
             [REGISTERS, REGISTERS, LOADER_REGISTERS],

@@ -25,6 +25,19 @@ def _either(a, b):
 
 
 @gluon.jit
+def piece_of(tile, walk):
+    """What a tile is of lists that may be cut, see :func:`.kernels.plan`.
+
+    Returns the row of the bitmap, the length of its whole list, the number of the piece, of how
+    many, and where the first of them is kept.
+    """
+    items, counts, order, span = walk
+    place = gl.load(order + tile)
+    told = gl.load(counts + tile)
+    return place & 0xFFFF, told & 0xFFFF, (told >> 16) & 15, ((told >> 20) & 15) + 1, place >> 16
+
+
+@gluon.jit
 def flush(bits, first, count, items, votes, must_do, rows, q_len, HAS_DO: gl.constexpr):
     """Write the votes of 32 steps of the walk, one bit per step and row, into the next bitmap."""
     # A word per warp: what warps found is joined in memory, without a barrier of the warpgroup.
@@ -155,12 +168,28 @@ def _tile_of_warp(tile_smem, tile_full, done):
 
 
 @gluon.jit
+def _settled(
+    at, results, k_blocks, words, limit, WEIGH: gl.constexpr, HAS_MASS: gl.constexpr
+):  # fmt: skip
+    """Settle a q block, all of which was walked: choose if tiles were weighed, and count."""
+    o_desc, lse, votes, weights, mass, tally, must_do, parts, arrivals = results
+    if WEIGH:
+        kept = _select(
+            weights + at * k_blocks, votes + at * words, mass + at * k_blocks, k_blocks, words,
+            limit, HAS_MASS,
+        )  # fmt: skip
+    else:
+        kept = _count(votes + at * words, words)
+    gl.atomic_add(tally + 1, kept.to(gl.int64), sem="relaxed")
+
+
+@gluon.jit
 def settle(
-    results, smem, bars, walk, sizes, words, limit,
-    WEIGH: gl.constexpr, HAS_MASS: gl.constexpr,
+    results, smem, bars, walk, sizes, words, limit, WEIGH: gl.constexpr, HAS_MASS: gl.constexpr,
+    SLOTS: gl.constexpr,
 ):  # fmt: skip
     """The settling warp: what there is to do once a q block was walked."""
-    o_desc, lse, votes, weights, mass, tally, must_do = results
+    o_desc, lse, votes, weights, mass, tally, must_do, parts, arrivals = results
     tiles, q_heads, q_len, kv_len, q_blocks, k_blocks = sizes
     q_smem, k_smem, v_smem, o_smem, tile_smem = smem
     q_full, q_empty, k_full, k_empty, v_full, v_empty, turns, tile_full, tile_empty, walked = bars
@@ -168,19 +197,26 @@ def settle(
     done = 0
     tile = _tile_of_warp(tile_smem, tile_full, 0)
     while tile < tiles:
-        at = (tile // q_blocks * q_blocks + gl.load(order + tile)).to(gl.int64)
+        if SLOTS:
+            place, length, piece, pieces, first = piece_of(tile, walk)
+            at = place.to(gl.int64)
+            count = length * (piece + 1) // pieces - length * piece // pieces
+        else:
+            at = (tile // q_blocks * q_blocks + gl.load(order + tile)).to(gl.int64)
+            count = gl.load(counts + tile)
         mbarrier.wait(walked.index(done & 1), (done >> 1) & 1)
         # Not before: two tiles that were walked and not settled are all that two bars tell apart.
         mbarrier.arrive(tile_empty.index(done & 1))
-        if WEIGH:
-            kept = _select(
-                weights + at * k_blocks, votes + at * words, mass + at * k_blocks, k_blocks, words,
-                limit, HAS_MASS,
-            )  # fmt: skip
+        if SLOTS:
+            # Of a list that was cut the last one settles, which hears of what the others wrote.
+            missing = pieces - 1
+            if pieces > 1:
+                missing -= gl.atomic_add(arrivals + first // 2 * 4 + 3, 1, sem="acq_rel")
+            if missing == 0:
+                _settled(at, results, k_blocks, words, limit, WEIGH, HAS_MASS)
         else:
-            kept = _count(votes + at * words, words)
-        gl.atomic_add(tally, gl.load(counts + tile).to(gl.int64), sem="relaxed")
-        gl.atomic_add(tally + 1, kept.to(gl.int64), sem="relaxed")
+            _settled(at, results, k_blocks, words, limit, WEIGH, HAS_MASS)
+        gl.atomic_add(tally, count.to(gl.int64), sem="relaxed")
         done += 1
         tile = _tile_of_warp(tile_smem, tile_full, done)
     mbarrier.arrive(tile_empty.index(done & 1))
