@@ -51,9 +51,9 @@ CLASSES = {
     "copies": ("MOV", "IMAD.MOV", "LDL", "STL"),
 }
 _POINTERS = {
-    "lse": "*fp32", "mass": "*fp32", "sinks": "*fp32", "items": "*i16", "tally": "*i64",
-    "counts": "*i32", "order": "*i32", "next_tile": "*i32", "spare": "*i32", "votes": "*i32",
-    "weights": "*i32", "must_do": "*i32", "q_start": "*i32", "lengths": "*i32",
+    "lse": "*fp32", "parts": "*fp32", "mass": "*fp32", "sinks": "*fp32", "items": "*i16",
+    "tally": "*i64", "counts": "*i32", "order": "*i32", "next_tile": "*i32", "spare": "*i32",
+    "votes": "*i32", "weights": "*i32", "must_do": "*i32", "q_start": "*i32", "lengths": "*i32",
     "page_table": "*i32", "out": "*bf16", "k_scale_at": "*fp32", "v_scale_at": "*fp32",
 }  # fmt: skip
 _CPU = torch.device("cpu")
@@ -77,11 +77,10 @@ class Loop:
     before_wait: tuple[int, int]
 
 
-def inner_loop(listing: str) -> Loop:
-    """The shortest loop with both products, q.k and p.v, in what cuobjdump says of a kernel.
+def inner_loops(listing: str) -> list[list[str]]:
+    """Instructions of each innermost loop with both products, q.k and p.v, of a kernel.
 
-    Raises:
-        ValueError: there is no such loop.
+    ``listing`` is what cuobjdump says of it.
     """
     code = [(int(at, 16), _PREDICATE.sub("", text)) for at, text in _LINE.findall(listing)]
     place = {at: i for i, (at, _) in enumerate(code)}
@@ -91,14 +90,31 @@ def inner_loop(listing: str) -> Loop:
         first = place.get(int(jump[1], 16)) if jump else None
         if first is None or first > i:
             continue
-        body = [text for _, text in code[first : i + 1]]
-        by_values = [text for text in body if text.startswith("HGMMA") and ".tnspB" in text]
-        by_keys = [text for text in body if text.startswith("HGMMA") and ".tnspB" not in text]
-        if by_values and by_keys:
-            found.append((len(body), body, by_keys[0]))
+        products = [text for _, text in code[first : i + 1] if text.startswith("HGMMA")]
+        if len({".tnspB" in text for text in products}) == 2:
+            found.append(range(first, i + 1))
+    # What lies out of line jumps back into the middle of a loop, and spans far more than one.
+    longest = 1.5 * min(map(len, found), default=0)
+    return [
+        [code[i][1] for i in loop]
+        for loop in found
+        if len(loop) <= longest
+        and not any(x != loop and x[0] in loop and x[-1] in loop for x in found)
+    ]
+
+
+def inner_loop(listing: str) -> Loop:
+    """The shortest loop with both products, q.k and p.v, in what cuobjdump says of a kernel.
+
+    Raises:
+        ValueError: there is no such loop.
+    """
+    found = inner_loops(listing)
     if not found:
         raise ValueError("no loop has the products of queries and keys and of weights and values")
-    total, body, product = min(found, key=lambda one: one[0])
+    body = min(found, key=len)
+    total = len(body)
+    product = next(x for x in body if x.startswith("HGMMA") and ".tnspB" not in x)
     names = [text.split()[0] for text in body]
     counts = Counter(_kind(name) for name in names)
     waits = [i for i, text in enumerate(body) if re.match(r"WARPGROUP\.DEPBAR\.LE gsb0, 0x0", text)]

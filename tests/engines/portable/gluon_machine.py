@@ -14,7 +14,9 @@ Gluon has no interpreter. Here the kernel modules are imported once more, with s
 - Memory that a copy or product may still be reading must not be written, and what ordinary stores
   wrote has to be fenced before copies or products read it.
 - Barriers count arrivals and bytes and have phases. Too many arrivals and deadlocks are errors.
-- Loads and stores outside of a tensor are errors.
+- Loads and stores outside of a tensor are errors. So is a load of what another partition, of this
+  program or another one, stored or added, unless that came before: by way of barriers, or of
+  atomics that release and acquire.
 
 Layouts of registers, warps within a partition, and time are not modelled; machine code neither.
 Barriers follow the PTX ISA (mbarrier), shared memory the 128-byte swizzle's panels of 64 columns.
@@ -286,6 +288,15 @@ class Shared:
         return lambda: self.memory.readers.remove((begin, end))
 
 
+#: How far each thread, by number, had come when it was last heard of.
+Clock = dict[int, int]
+
+
+def _hear(clock: Clock, other: Clock) -> None:
+    for number, time in other.items():
+        clock[number] = max(clock.get(number, 0), time)
+
+
 @dataclass
 class Barrier:
     """An mbarrier. ``expected`` bytes may be negative while a copy is ahead of its announcement."""
@@ -294,6 +305,7 @@ class Barrier:
     pending: int = 0
     expected: int = 0
     phase: int = 0
+    seen: Clock = field(default_factory=dict)
 
     def settle(self) -> None:
         """End the phase if everything has arrived."""
@@ -400,6 +412,13 @@ class _Thread:
     go: threading.Semaphore = field(default_factory=lambda: threading.Semaphore(0))
     ready: Callable[[], bool] | None = None
     waits_for: str = ""
+    number: int = 0
+    clock: Clock = field(default_factory=dict)
+
+    def tell(self, clock: Clock) -> None:
+        """Make what this thread did and heard of known to who hears of ``clock``."""
+        _hear(clock, self.clock)
+        self.clock[self.number] += 1
 
 
 _local = threading.local()
@@ -421,6 +440,9 @@ class Machine:
         self.memories: list[Memory] = []
         self._random = random.Random(seed)
         self._threads: list[_Thread] = []
+        self._started = 0
+        self._stored: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+        self._released: dict[int, Clock] = {}
         self._landing: list[Callable[[], None]] = []
         self._waiting: list[_Thread] = []
         self._failure: BaseException | None = None
@@ -444,7 +466,13 @@ class Machine:
             land()
 
     def start(self, thread: _Thread) -> None:
-        """Make a thread ready to run."""
+        """Make a thread ready to run, which knows what the one that starts it knows."""
+        self._started += 1
+        thread.number = self._started
+        parent = getattr(_local, "thread", None)
+        if parent is not None and parent in self._threads and parent.program == thread.program:
+            parent.tell(thread.clock)
+        thread.clock[thread.number] = 1
         self._threads.append(thread)
         threading.Thread(target=self._body, args=(thread,), daemon=True).start()
 
@@ -520,6 +548,33 @@ class Machine:
             self._landing.remove(land)
             land()
 
+    def stored(self, storage: torch.Tensor, offset: torch.Tensor) -> None:
+        """Note that this thread writes elements of a tensor."""
+        who, when = self._stored.setdefault(
+            storage.data_ptr(), (torch.zeros(len(storage)).int(), torch.zeros(len(storage)).int())
+        )
+        me = _now()
+        who[offset], when[offset] = me.number, me.clock[me.number]
+
+    def loaded(self, pointer: Pointer, offset: torch.Tensor) -> None:
+        """Check that what this thread reads was not written by another that may still do so."""
+        found = self._stored.get(pointer.storage.data_ptr())
+        if found is None:
+            return
+        who, when, me = found[0][offset], found[1][offset], _now()
+        for number in set(who.unique().tolist()) - {0, me.number}:
+            if int(when[who == number].max()) > me.clock.get(number, 0):
+                raise KernelError(
+                    f"{pointer.name}: read what another partition may not have stored"
+                )
+
+    def exchange(self, pointer: Pointer, offset: torch.Tensor) -> None:
+        """Hear of who released by these elements, and tell who acquires by them."""
+        for at in offset.flatten().tolist():
+            clock = self._released.setdefault(pointer.storage[at:].data_ptr(), {})
+            _hear(_now().clock, clock)
+            _now().tell(clock)
+
     def toss(self) -> bool:
         """A coin."""
         return self._random.random() < 0.5
@@ -530,6 +585,7 @@ class Machine:
 
 def _load(pointer: Pointer, mask: Any = None, other: Any = 0, volatile: bool = False) -> Value:
     offset, live = pointer.at(mask)
+    _machine().loaded(pointer, offset[live])
     found = pointer.storage[torch.where(live, offset, 0)]
     return Value(torch.where(live, found, _data(other).to(found.dtype)))
 
@@ -538,6 +594,7 @@ def _store(pointer: Pointer, value: Any, mask: Any = None) -> None:
     offset, live = pointer.at(mask)
     data, offset, live = torch.broadcast_tensors(_data(value), offset, live)
     pointer.storage[offset[live]] = data[live].to(pointer.storage.dtype)
+    _machine().stored(pointer.storage, offset[live])
 
 
 def _atomic(join: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]) -> Callable[..., Value]:
@@ -548,6 +605,11 @@ def _atomic(join: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]) -> Calla
         before = pointer.storage[torch.where(live, offset, 0)].clone()
         for at, one in zip(offset[live].tolist(), data[live], strict=True):
             pointer.storage[at] = join(pointer.storage[at], one.to(pointer.storage.dtype))
+        if sem == "acq_rel":
+            _machine().exchange(pointer, offset[live])
+        else:
+            assert sem == "relaxed", sem
+            _machine().stored(pointer.storage, offset[live])
         return Value(before)
 
     return atomic
@@ -763,6 +825,7 @@ def _barrier_init(barrier: Barrier, count: int) -> None:
 
 
 def _barrier_arrive(barrier: Barrier, count: int = 1) -> None:
+    _now().tell(barrier.seen)
     barrier.pending -= count
     barrier.settle()
     _machine().pause()
@@ -783,6 +846,7 @@ def _barrier_wait(barrier: Barrier, phase: Any) -> None:
         lambda: barrier.phase != parity,
         f"line {caller.f_lineno} of {caller.f_code.co_name}, phase {parity}",
     )
+    _hear(_now().clock, barrier.seen)
 
 
 @dataclass(frozen=True)
@@ -870,21 +934,31 @@ def _stand_ins(seed: list[int]) -> dict[str, types.ModuleType]:
 def load(name: str, seed: int = 0, change: tuple[str, str] | None = None) -> types.ModuleType:
     """Kernel module ``name`` of the portable engine, whose kernels run on this machine.
 
-    ``seed`` is that of the first launch; each later one has the next. ``change`` replaces a part of
-    the source, which must be there once.
+    So do the modules of the package that it imports. ``seed`` is that of the first launch; each
+    later one has the next. ``change`` replaces a part of their source, which must be there once.
     """
     package = types.ModuleType("kernels_on_a_machine")
     package.__path__ = [str(_KERNELS)]
-    path = _KERNELS / f"{name}.py"
-    source = path.read_text(encoding="utf-8")
+    sources = _sources(name)
     if change is not None:
-        if source.count(change[0]) != 1:
-            raise ValueError(f"{name} does not have once: {change[0]}")
-        source = source.replace(*change)
-    module = types.ModuleType(f"{package.__name__}.{name}")
-    module.__package__ = package.__name__
+        if sum(source.count(change[0]) for source in sources.values()) != 1:
+            raise ValueError(f"{' and '.join(sources)} do not have once: {change[0]}")
+        sources = {key: source.replace(*change) for key, source in sources.items()}
     with mock.patch.dict(sys.modules):
         sys.modules.update(_stand_ins([seed - 1]))
         sys.modules[package.__name__] = package
-        exec(compile(source, path, "exec"), module.__dict__)
+        for key, source in sources.items():
+            module = types.ModuleType(f"{package.__name__}.{key}")
+            module.__package__ = package.__name__
+            sys.modules[module.__name__] = module
+            exec(compile(source, _KERNELS / f"{key}.py", "exec"), module.__dict__)
     return module
+
+
+def _sources(name: str) -> dict[str, str]:
+    """Source of a kernel module, after that of the modules beside it that it imports."""
+    source = (_KERNELS / f"{name}.py").read_text(encoding="utf-8")
+    found: dict[str, str] = {}
+    for sibling in re.findall(r"^from \.(\w+) import", source, re.M):
+        found |= _sources(sibling)
+    return found | {name: source}

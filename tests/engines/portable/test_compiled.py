@@ -79,7 +79,16 @@ def signature(
             types[name] = "i32"
         elif name in ("c", "threshold", "scale_log2", "soft_cap", "k_scale", "v_scale"):
             types[name] = "fp32"
-        elif name in ("lse", "sinks", "part_out", "part_lse", "mass", "k_scale_at", "v_scale_at"):
+        elif name in (
+            "lse",
+            "sinks",
+            "part_out",
+            "part_lse",
+            "mass",
+            "parts",
+            "k_scale_at",
+            "v_scale_at",
+        ):
             types[name] = "*fp32"
         elif name == "items":
             types[name] = "*i16"
@@ -121,7 +130,31 @@ CASES = {
     "weigh": (kernels.attention, dense(LITE=True, HAS_DO=True, WEIGH=True, HAS_MASS=True)),
     "plan": (
         kernels.plan,
-        dict(WORDS=8, ROWS=64, DESCENDING=True, HAS_DO=True, HAS_SKIP=True, WEIGH=True),
+        dict(
+            WORDS=8,
+            ROWS=64,
+            DESCENDING=True,
+            HAS_DO=True,
+            HAS_SKIP=True,
+            WEIGH=True,
+            UNITS=0,
+            ALL=0,
+            LEAST=16,
+        ),
+    ),
+    "plan-pieces": (
+        kernels.plan,
+        dict(
+            WORDS=8,
+            ROWS=64,
+            DESCENDING=True,
+            HAS_DO=True,
+            HAS_SKIP=True,
+            WEIGH=True,
+            UNITS=132,
+            ALL=2048,
+            LEAST=16,
+        ),
     ),
     "decode": (ragged.attention, RAGGED),
     "varlen": (ragged.attention, RAGGED | dict(TILE_ROWS=16, SPLIT=False, PAGE=0)),
@@ -266,6 +299,12 @@ HOPPER = {
     "weigh": lists(128, 128, True, HAS_DO=True, HAS_LSE=True),
     "weigh-64": lists(64, 128, True),
     "weigh-192-rows": lists(64, 192, True),
+    "cut": lists(128, 128, SLOTS=264),
+    "cut-64": lists(64, 128, SLOTS=264),
+    "cut-192-rows": lists(64, 192, SLOTS=264, HAS_LSE=True),
+    "cut-weigh": lists(128, 128, True, SLOTS=264, HAS_DO=True, HAS_LSE=True),
+    "cut-weigh-64": lists(64, 128, True, SLOTS=264),
+    "cut-weigh-192-rows": lists(64, 192, True, SLOTS=264, HAS_MASS=True),
     "early-wait": (replace(tiles._HOPPER[128, False], late_wait=False), dict(HEAD_DIM=128)),
     "uncounted": (
         replace(tiles._HOPPER[128, True], counted=False, abreast=False),
@@ -287,7 +326,7 @@ def test_the_hopper_kernel_keeps_its_registers(case: str, tmp_path: Path) -> Non
         SOFT_SKIP=False, HAS_DO=False, WEIGH=False, HAS_MASS=False, HAS_LSE=False,
         TURNS=tile.turns, LATE_WAIT=tile.late_wait, SIGN=1, ROUNDING=0,
         REGISTERS=tile.registers, LOADER_REGISTERS=tile.loader_registers, COUNTED=tile.counted,
-        ABREAST=tile.abreast,
+        ABREAST=tile.abreast, SLOTS=0,
     ) | changes  # fmt: skip
     boxes = {
         name: (tile.block_n if name in "kv" else hopper.WARPGROUP_ROWS, constants["HEAD_DIM"])
@@ -297,7 +336,12 @@ def test_the_hopper_kernel_keeps_its_registers(case: str, tmp_path: Path) -> Non
     assert built.metadata.num_warps == 4 * (tile.groups + 1)
     spilled = re.search(r"(\d+) bytes spill stores", said)
     assert spilled
-    if constants["LITE"]:
+    if constants["SLOTS"]:
+        # between the loops, for what belongs to pieces, and to none of their steps
+        loops = sass.inner_loops(sass.listing(tmp_path / "kernel.cubin"))
+        assert len(loops) == 2 * tile.groups
+        assert not any(text.startswith(("LDL", "STL")) for loop in loops for text in loop)
+    elif constants["LITE"]:
         assert int(spilled[1]) <= _SPILLED_OF_LISTS[tile.groups], said
     elif tile.groups == 2:
         assert int(spilled[1]) == 0, said
@@ -556,7 +600,8 @@ def test_lists_on_the_emulator_equal_the_oracle_bit_for_bit(share: float) -> Non
         run_on_emulator(
             kernels.plan,
             dict(
-                WORDS=2, ROWS=16, DESCENDING=descending, HAS_DO=True, HAS_SKIP=True, WEIGH=share > 0
+                WORDS=2, ROWS=16, DESCENDING=descending, HAS_DO=True, HAS_SKIP=True,
+                WEIGH=share > 0, UNITS=0, ALL=0, LEAST=16,
             ),
             [q_blocks],
             [

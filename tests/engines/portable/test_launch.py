@@ -197,10 +197,10 @@ def test_a_bound_hopper_launch_gets_the_addresses_of_each_call(
         unused = t.out.data_ptr()
         later, now = launch.workspaces.counters(CPU, 0) if counted else (t.out, t.out)
         expected += [sums.data_ptr(), *3 * [unused], now.data_ptr(), later.data_ptr()]
-        expected += 5 * [unused]
+        expected += 6 * [unused]
         assert started[8].dtype == started[9].dtype == now.dtype
         # the numbers and constants are those that it was compiled with
-        assert flat(found, driver) == expected + list(started[15:])
+        assert flat(found, driver) == expected + list(started[16:])
     assert len(function.started) == 1
 
 
@@ -341,12 +341,12 @@ def test_a_bound_step_hands_its_workspace_on(
     assert tally is None or sums == tally.data_ptr()
     assert tuple(planned[10:]) == first[0][10:]
     begin = 4 * 9 if hopper else 4
-    lse, *pointers = attended[begin : begin + (11 if hopper else 9)]
+    lse, *pointers = attended[begin : begin + (12 if hopper else 9)]
     middle = [counter, counter] if hopper else []
     masses = out.data_ptr() if mass is None else mass.data_ptr()
     assert lse == out.data_ptr()
     last = [write.data_ptr(), weights, masses, sums, masked[0]]
-    assert pointers == [items, counts, order, *middle, *last]
+    assert pointers[: 5 + len(middle) + 3] == [items, counts, order, *middle, *last]
     # 12 lists of 3 K blocks (int16), 12 counts twice, a counter, a tally, weights: apart, aligned
     places = [items, counts, order, counter, *([] if given else [sums]), weights]
     assert [x % 16 for x in places] == [0] * len(places)
@@ -363,6 +363,66 @@ def test_a_bound_step_hands_its_workspace_on(
     ]
     assert views[0].dtype == torch.int16 and first[0][9].dtype == torch.int64
     assert {x.dtype for x in (*first[0][4:7], first[0][8])} == {torch.int32}
+
+
+@pytest.mark.parametrize("share", [0.0, 0.1], ids=["vote", "weigh"])
+def test_a_step_whose_lists_may_be_cut_has_room_for_pieces(
+    driver: Driver, kernels: dict[str, Function], share: float
+) -> None:
+    """33 K blocks of 128 keys, 12 lists, five multiprocessors: ten slots."""
+    q, out = (torch.empty(1, 300, 4, 128, dtype=torch.bfloat16) for _ in range(2))
+    k, v = (torch.empty(1, 33 * 128, 2, 128, dtype=torch.bfloat16) for _ in range(2))
+    read = bitmap.full(1, 4, 3, 33)
+    everything = LiteTensors(q, k, v, out, None, read, torch.empty_like(read), None, None)
+    limit = -math.inf if share else -4.0
+    step = replace(request(descending=False, budget=share, threshold=limit), kv_len=33 * 128)
+    tile = tiles.hopper_lite(step)
+    assert tile is not None
+    bound = launch.LiteStep(step, tile, everything)
+    bound(everything)
+    (grid, lists, _), (width, first, _) = (
+        kernels[name].started[0] for name in ("_LISTS", "_HOPPER")
+    )
+    assert grid == (12,) and lists[-3:] == (5, 16, launch.LEAST_PIECE)
+    assert width == (5,) and first[-1] == 10
+    bound(everything)
+    planned, attended = (
+        flat(arguments(kernels[name].result, driver)[1], driver) for name in ("_LISTS", "_HOPPER")
+    )
+    items, counts, order, counter = planned[3:7]
+    parts = attended[36 + 11]
+    assert attended[36 + 1 : 36 + 6] == [items, counts, order, counter, counter]
+    assert counts - items >= 2 * 12 * 33 and order - counts >= 4 * 22 and counter - order >= 4 * 22
+    # two words, two unused ones and four for each multiprocessor, as many lists are cut at most
+    assert planned[9] - counter >= 4 * (4 + 4 * 5) and not parts % 16
+    assert parts - planned[8] >= (4 * 12 * 33 if share else 0)
+    # outputs, maxima and sums of two warpgroups' rows; marks of their rows, by K block
+    assert bound._size - (parts - items) == 4 * (10 * 128 * (128 + 2) + 5 * 33 * 128)
+
+
+@pytest.mark.parametrize(
+    ("changes", "cut"),
+    [
+        ({}, True),
+        ({"soft_skip": True}, False),  # a tile is decided where it is computed
+        ({"kv_len": 31 * 128}, False),  # a list has no two pieces
+        ({"kv_len": 640 * 128}, True),
+        ({"kv_len": 641 * 128}, False),
+        ({"q_len": 128 * 512}, True),
+        ({"q_len": 128 * 513}, False),
+        ({"q_len": 128 * 256, "kv_len": 300 * 128}, True),
+        ({"q_len": 128 * 512, "kv_len": 300 * 128}, False),  # twenty thousand words
+    ],
+    ids=str,
+)
+def test_which_lists_may_be_cut(driver: Driver, changes: dict[str, int], cut: bool) -> None:
+    step = replace(request(descending=False), **({"kv_len": 4096} | changes))
+    size = step.geometry
+    k_blocks, words = size.k_blocks(step.kv_len), size.words(step.kv_len)
+    rows = step.q_heads * size.q_blocks(step.q_len)
+    tile, plain = tiles._HOPPER_LITE[128, 128], tiles._PLAIN[128]
+    assert launch.cut_for(step, tile, rows, k_blocks, words) == (5 if cut else 0)
+    assert launch.cut_for(step, plain, rows, k_blocks, words) == 0
 
 
 def test_a_step_whose_kernels_are_not_all_compiled_yet_compiles_the_rest(

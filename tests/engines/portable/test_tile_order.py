@@ -143,7 +143,7 @@ def test_causal_tiles_of_a_section_come_longest_first() -> None:
     for tile in range(heads * q_blocks):
         _, head, _, row, _, _, count, _, _ = hopper._place(
             number(torch.tensor(tile)), (None, None, None, number(torch.tensor(span))), sizes,
-            2, 128, True, False, True,
+            2, 128, True, False, True, 0,
         )  # fmt: skip
         found.append((int(head), int(row), int(count)))
     assert sorted(found) == [(h, 128 * r, r + 1) for h in range(heads) for r in range(q_blocks)]

@@ -23,7 +23,8 @@ from liteattention_rocm.lite import bitmap, budget
 triton = pytest.importorskip("triton")
 import triton.language as tl  # noqa: E402
 
-from liteattention_rocm.engines.triton import kernels  # noqa: E402
+from liteattention_rocm import remembered  # noqa: E402
+from liteattention_rocm.engines.triton import kernels, launch  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
 
@@ -33,6 +34,15 @@ masses = st.one_of(
 )
 GPU = torch.cuda.is_available()
 DEVICE = torch.device("cuda" if GPU else "cpu")
+
+
+@pytest.fixture(autouse=True)
+def whole_lists(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Those that are cut have shares of their own, see test_pieces.py."""
+    monkeypatch.setattr(launch, "cut_for", lambda *_: 0)
+    remembered.forget()
+    yield
+    remembered.forget()
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,8 @@ one's softmax falls into the other's products.
 K blocks are walked in the order of a list (LiteAttention) or from the last to the first: what needs
 a mask, the tail and the diagonal, comes first. In a LiteAttention step one more warp settles the q
 blocks that the warpgroups are through with: it chooses among tiles that were weighed, writes their
-bitmap, and counts, while the next q block is computed.
+bitmap, and counts, while the next q block is computed. Lists may come in pieces, which are merged
+by whoever is the last to have one (:mod:`.hopper_pieces`).
 
 Methods: online softmax over K blocks (FlashAttention, arXiv 2205.14135), asynchronous warpgroups in
 alternation (FlashAttention-3, arXiv 2407.08608), skipped tiles (LiteAttention, arXiv 2511.11062).
@@ -29,6 +30,9 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
+from .hopper_pieces import mark, marks_of, merge, share_mark, vote_mark
+from .hopper_settle import UNIT, flush, flush_shares, keep_share, piece_of, settle
+
 # Triton 3.9 names for what 3.6 has under longer ones.
 copy_in = getattr(tma, "async_load", None) or tma.async_copy_global_to_shared
 barrier = getattr(gl, "barrier", None) or gl.thread_barrier
@@ -36,12 +40,6 @@ _copy_out = getattr(tma, "async_store", None) or tma.async_copy_shared_to_global
 
 #: Query rows of one warpgroup; the height of a warpgroup's matrix product.
 WARPGROUP_ROWS = 64
-#: Tiles of a q block that are held in registers while a cut is searched for; more are read anew.
-_SPAN = gl.constexpr(256)
-#: A mass of 1 as a weight, its bits, and what is set in weights of must-do tiles: above every cut.
-_UNIT = gl.constexpr(1 << 24)
-_UNIT_BITS = gl.constexpr(24)
-_FIRM = gl.constexpr(1 << 30)
 
 
 @gluon.jit
@@ -57,7 +55,7 @@ def _item(items, i, count, LITE: gl.constexpr):
 @gluon.jit
 def _place(
     tile, walk, sizes, GROUPS: gl.constexpr, BLOCK_N: gl.constexpr, CAUSAL: gl.constexpr,
-    LITE: gl.constexpr, ABREAST: gl.constexpr,
+    LITE: gl.constexpr, ABREAST: gl.constexpr, SLOTS: gl.constexpr,
 ):  # fmt: skip
     """Where a tile lies: (batch, head), first row, row of the bitmap, its walk and what to mask."""
     items, counts, order, span = walk
@@ -71,15 +69,25 @@ def _place(
         heads = gl.minimum(span, tiles // q_blocks - section * span)
         lane = section * span + rest % heads
         turn = rest // heads
+    if SLOTS:
+        place, length, piece, pieces, first = piece_of(tile, walk)
+        lane = place // q_blocks
     batch = lane // q_heads
     head = lane % q_heads
     diagonal = kv_len - q_len
     keys = kv_len
     if LITE:
-        q_block = gl.load(order + tile)
-        count = gl.load(counts + tile)
+        if SLOTS:
+            q_block = place % q_blocks
+            begin = length * piece // pieces
+            count = length * (piece + 1) // pieces - begin
+        else:
+            q_block = gl.load(order + tile)
+            count = gl.load(counts + tile)
         at = (lane * q_blocks + q_block).to(gl.int64)
         items = items + at * k_blocks
+        if SLOTS:
+            items = items + begin
         # An empty list names K block 0, here with every key hidden: zeros come out.
         keys = gl.where(count == 0, 0, kv_len)
         mask_from = keys // BLOCK_N
@@ -115,7 +123,7 @@ def clear(spare):
 def _load(
     inputs, smem, bars, walk, next_tile, spare, sizes, groups,
     GROUPS: gl.constexpr, BLOCK_N: gl.constexpr, STAGES: gl.constexpr, CAUSAL: gl.constexpr,
-    LITE: gl.constexpr, COUNTED: gl.constexpr, ABREAST: gl.constexpr,
+    LITE: gl.constexpr, COUNTED: gl.constexpr, ABREAST: gl.constexpr, SLOTS: gl.constexpr,
 ):  # fmt: skip
     """The loading warp: hands out tiles and streams their operands."""
     gl.static_assert(not (LITE and COUNTED))  # lists always are, by a counter that `plan` clears
@@ -135,7 +143,7 @@ def _load(
         tile_smem.index(slot).store(gl.full([1], 0, gl.int32, one) + tile)
         mbarrier.arrive(tile_full.index(slot))
         batch, head, lane, row, at, row_items, count, keys, mask_from = _place(
-            tile, walk, sizes, GROUPS, BLOCK_N, CAUSAL, LITE, ABREAST
+            tile, walk, sizes, GROUPS, BLOCK_N, CAUSAL, LITE, ABREAST, SLOTS
         )
         kv_head = head // groups
         block = _item(row_items, 0, count, LITE)
@@ -288,7 +296,7 @@ def softmax(
     scores, top, c, threshold, bits, i, block, rows, q_len, must_do,
     VOTE: gl.constexpr, SOFT_SKIP: gl.constexpr, HAS_DO: gl.constexpr,
 ):  # fmt: skip
-    """Fold one tile into the running maxima: weights, rescaling factor, new maxima, votes."""
+    """Fold one tile into running maxima: weights, factor, new maxima, votes, the tile's maxima."""
     peak = gl.reduce(scores, 1, _larger)
     if VOTE:
         # Not "above > threshold": a threshold of NaN keeps every tile, and so does a first one.
@@ -305,171 +313,7 @@ def softmax(
         if HAS_DO:
             keep = keep | (gl.load(must_do + (block >> 5)) >> (block & 31)) & 1
         weights = gl.where(keep > 0, weights, 0.0)
-    return weights, fade, new_top, bits
-
-
-@gluon.jit
-def _flush(bits, first, count, items, votes, must_do, rows, q_len, HAS_DO: gl.constexpr):
-    """Write the votes of 32 steps of the walk, one bit per step and row, into the next bitmap."""
-    # A word per warp: what warps found is joined in memory, without a barrier of the warpgroup.
-    grid: gl.constexpr = gl.BlockedLayout([1, 1], [1, 32], [4, 1], [1, 0])
-    warps = gl.reshape(gl.where(rows < q_len, bits, 0), [4, 16])
-    word = gl.convert_layout(gl.reduce(warps, 1, _either), gl.SliceLayout(1, grid))
-    lane = gl.arange(0, 32, gl.SliceLayout(0, grid))
-    inside = first + lane < count
-    block = gl.load(items + first + lane, mask=inside, other=0).to(gl.int32)
-    keep = (word[:, None] >> lane[None, :]) & 1
-    if HAS_DO:
-        must = gl.load(must_do + (block >> 5), mask=inside, other=0) >> (block & 31)
-        keep = keep | (must & 1)[None, :]
-    bit = (1 << (block & 31))[None, :] + gl.zeros([4, 32], gl.int32, grid)
-    target = votes + (block >> 5)[None, :] + gl.zeros([4, 32], gl.int32, grid)
-    gl.atomic_or(target, bit, mask=inside[None, :] & (keep != 0), sem="relaxed")
-
-
-@gluon.jit
-def _share(shares, here, total, i, rows, q_len):
-    """Keep the sum over a warp's rows of what lies in tile ``i`` of a walk: lane ``i`` of a word.
-
-    ``here`` of each row's ``total`` so far lies in it. Rows past the end do not count.
-    """
-    layout: gl.constexpr = shares.type.layout
-    # 16 rows per warp, summed in its registers, without a barrier of the warpgroup.
-    warps = gl.reshape(gl.where(rows < q_len, here / total, 0.0), [4, 16])
-    share = gl.convert_layout(gl.sum(warps, 1), gl.SliceLayout(1, layout))
-    lane = gl.arange(0, 32, gl.SliceLayout(0, layout))
-    return gl.where((lane == (i & 31))[None, :], share[:, None], shares)
-
-
-@gluon.jit
-def _flush_shares(shares, first, count, items, weights, unit):
-    """Add what 32 tiles of a walk weigh in each warp, in integers: their order does not matter."""
-    layout: gl.constexpr = shares.type.layout
-    lane = gl.arange(0, 32, gl.SliceLayout(0, layout))
-    inside = first + lane < count
-    block = gl.load(items + first + lane, mask=inside, other=0).to(gl.int32)
-    scaled = gl.ceil(shares * unit)
-    # a NaN weighs 1
-    weight = gl.where(scaled < _UNIT, scaled, _UNIT).to(gl.int32)
-    everywhere = gl.zeros([4, 32], gl.int32, layout)
-    target = weights + block[None, :] + everywhere
-    gl.atomic_add(target, weight, mask=inside[None, :] & (everywhere == 0), sem="relaxed")
-
-
-@gluon.jit
-def _weights(weights, block, k_blocks):
-    """Weights of tiles and which of them may be dropped; a tile that was not walked has -1."""
-    # Volatile: atomics pass the nearest cache by, which may hold the line.
-    found = gl.load(weights + block, mask=block < k_blocks, other=-1, volatile=True)
-    # What was rounded up to more than 1 weighs 1.
-    weight = gl.where(found < 0, -1, gl.minimum(found & (_FIRM - 1), _UNIT))
-    return weight, (found >= 0) & (found < _FIRM)
-
-
-@gluon.jit
-def _loose(weights, block, k_blocks):
-    """Weights of the tiles that may be dropped; of others, what no cut reaches."""
-    weight, loose = _weights(weights, block, k_blocks)
-    return gl.where(loose, weight, _FIRM)
-
-
-@gluon.jit
-def _up_to(cut, loose):
-    """Sum of the weights that are at most ``cut``, where more than 2 is all the same."""
-    lanes = gl.sum(gl.reshape(gl.where(loose <= cut, loose, 0), [32, _SPAN // 32]), 1)
-    return gl.minimum(gl.sum(gl.minimum(lanes, 2 * _UNIT), 0), 2 * _UNIT)
-
-
-@gluon.jit
-def _select(weights, votes, mass, k_blocks, words, limit, HAS_MASS: gl.constexpr):
-    """What :func:`.kernels.select` does, in one warp: returns the number of tiles kept."""
-    layout: gl.constexpr = gl.BlockedLayout([_SPAN // 32], [32], [1], [0])
-    grid: gl.constexpr = gl.BlockedLayout([1, 8], [8, 4], [1, 1], [1, 0])
-    first = gl.arange(0, _SPAN, layout)
-    held = _loose(weights, first, k_blocks)
-    largest = gl.max(_weights(weights, first, k_blocks)[0], 0)
-    for start in range(_SPAN, k_blocks, _SPAN):
-        largest = gl.maximum(largest, gl.max(_weights(weights, start + first, k_blocks)[0], 0))
-    # The largest cut for which the weights up to it stay within the limit, bit by bit from above.
-    cut = gl.to_tensor(0)
-    for step in range(_UNIT_BITS):
-        tried = cut | (_UNIT >> (step + 1))
-        total = _up_to(tried, held)
-        for start in range(_SPAN, k_blocks, _SPAN):
-            more = _loose(weights, start + first, k_blocks)
-            total = gl.minimum(total + _up_to(tried, more), 2 * _UNIT)
-        cut = gl.where(total <= limit, tried, cut)
-    kept = gl.to_tensor(0)
-    for start in range(0, k_blocks, _SPAN):
-        block = start + first
-        weight, loose = _weights(weights, block, k_blocks)
-        keep = gl.where((weight >= 0) & ~(loose & (weight <= cut) & (weight < largest)), 1, 0)
-        kept += gl.sum(keep, 0)
-        lane = gl.arange(0, 32, gl.SliceLayout(0, grid))
-        bits = gl.convert_layout(gl.reshape(keep, [_SPAN // 32, 32]), grid) << lane[None, :]
-        at = start // 32 + gl.arange(0, _SPAN // 32, gl.SliceLayout(1, grid))
-        gl.store(votes + at, gl.sum(bits, 1), mask=at < words)
-        if HAS_MASS:
-            share = gl.maximum(weight, 0).to(gl.float32) * (1.0 / _UNIT)
-            gl.store(mass + block, share, mask=block < k_blocks)
-    return kept
-
-
-@gluon.jit
-def _count(votes, words):
-    """Number of bits set in a bitmap row, in one warp."""
-    lane = gl.arange(0, 32, gl.BlockedLayout([1], [32], [1], [0]))
-    kept = gl.to_tensor(0)
-    for start in range(0, words, 32):
-        # Volatile: atomics pass the nearest cache by, which may hold the line.
-        word = gl.load(votes + start + lane, mask=start + lane < words, other=0, volatile=True)
-        # Sums over pairs, nibbles, bytes and the word; masks clear the copies of the sign.
-        pairs = word - ((word >> 1) & 0x55555555)
-        nibbles = (pairs & 0x33333333) + ((pairs >> 2) & 0x33333333)
-        kept += gl.sum((((nibbles + (nibbles >> 4)) & 0x0F0F0F0F) * 0x01010101) >> 24, 0)
-    return kept
-
-
-@gluon.jit
-def _settle(
-    results, smem, bars, walk, sizes, words, limit,
-    GROUPS: gl.constexpr, BLOCK_N: gl.constexpr, WEIGH: gl.constexpr, HAS_MASS: gl.constexpr,
-):  # fmt: skip
-    """The settling warp: what there is to do once a q block was walked."""
-    o_desc, lse, votes, weights, mass, tally, must_do = results
-    tiles, q_heads, q_len, kv_len, q_blocks, k_blocks = sizes
-    q_smem, k_smem, v_smem, o_smem, tile_smem = smem
-    q_full, q_empty, k_full, k_empty, v_full, v_empty, turns, tile_full, tile_empty, walked = bars
-    done = 0
-    tile = _tile_of_warp(tile_smem, tile_full, 0)
-    while tile < tiles:
-        batch, head, lane, row, at, row_items, count, keys, mask_from = _place(
-            tile, walk, sizes, GROUPS, BLOCK_N, False, True, False
-        )
-        mbarrier.wait(walked.index(done & 1), (done >> 1) & 1)
-        # Not before: two tiles that were walked and not settled are all that two bars tell apart.
-        mbarrier.arrive(tile_empty.index(done & 1))
-        if WEIGH:
-            kept = _select(
-                weights + at * k_blocks, votes + at * words, mass + at * k_blocks, k_blocks, words,
-                limit, HAS_MASS,
-            )  # fmt: skip
-        else:
-            kept = _count(votes + at * words, words)
-        computed = gl.where(keys == 0, 0, count)
-        gl.atomic_add(tally, computed.to(gl.int64), sem="relaxed")
-        gl.atomic_add(tally + 1, kept.to(gl.int64), sem="relaxed")
-        done += 1
-        tile = _tile_of_warp(tile_smem, tile_full, done)
-    mbarrier.arrive(tile_empty.index(done & 1))
-
-
-@gluon.jit
-def _tile_of_warp(tile_smem, tile_full, done):
-    """Tile that the loading warp hands out next, for a single warp, which keeps its place."""
-    mbarrier.wait(tile_full.index(done & 1), (done >> 1) & 1)
-    shared: gl.constexpr = gl.BlockedLayout([1], [32], [1], [0])
-    return gl.sum(tile_smem.index(done & 1).load(shared), axis=0)
+    return weights, fade, new_top, bits, peak
 
 
 @gluon.jit
@@ -487,8 +331,22 @@ def rounded(x, dtype: gl.constexpr, ROUNDING: gl.constexpr):
 
 
 @gluon.jit
-def _either(a, b):
-    return a | b
+def _put(
+    out, top, total, c, o_desc, box, staged, lse, batch, head, lane, row, rows, q_len,
+    dtype: gl.constexpr, HAS_LSE: gl.constexpr, ROUNDING: gl.constexpr,
+):  # fmt: skip
+    """Write 64 rows of outputs and, if asked for, their log-sums."""
+    # A row that saw no key: 0 / 1 instead of 0 / 0.
+    share = 1.0 / gl.where(total == 0.0, 1.0, total)
+    out = out * gl.convert_layout(share, gl.SliceLayout(1, out.type.layout))[:, None]
+    tma.store_wait(0)
+    staged.store(rounded(out, dtype, ROUNDING))
+    fence_async_shared()
+    _copy_out(o_desc, [batch, head, row, 0], box)
+    if HAS_LSE:
+        value = (top * c + gl.log2(total)) * 0.6931471805599453
+        value = gl.where(total == 0.0, float("-inf"), value)
+        gl.store(lse + lane.to(gl.int64) * q_len + rows, value, mask=rows < q_len)
 
 
 @gluon.jit
@@ -498,10 +356,10 @@ def _compute(
     GROUPS: gl.constexpr, BLOCK_N: gl.constexpr, HEAD_DIM: gl.constexpr, STAGES: gl.constexpr,
     CAUSAL: gl.constexpr, LITE: gl.constexpr, SOFT_SKIP: gl.constexpr, HAS_DO: gl.constexpr,
     WEIGH: gl.constexpr, HAS_LSE: gl.constexpr, TURNS: gl.constexpr, LATE_WAIT: gl.constexpr,
-    SIGN: gl.constexpr, ROUNDING: gl.constexpr, ABREAST: gl.constexpr,
+    SIGN: gl.constexpr, ROUNDING: gl.constexpr, ABREAST: gl.constexpr, SLOTS: gl.constexpr,
 ):  # fmt: skip
     """A computing warpgroup: rows ``GROUP * 64`` and on of every tile that is handed out."""
-    o_desc, lse, votes, weights, mass, tally, must_do = results
+    o_desc, lse, votes, weights, mass, tally, must_do, parts, arrivals = results
     tiles, q_heads, q_len, kv_len, q_blocks, k_blocks = sizes
     q_smem, k_smem, v_smem, o_smem, tile_smem = smem
     q_full, q_empty, k_full, k_empty, v_full, v_empty, turns, tile_full, tile_empty, walked = bars
@@ -529,17 +387,23 @@ def _compute(
     tile = _tile(tile_smem, tile_full, tile_empty, 0)
     while tile < tiles:
         batch, head, lane, block_row, at, row_items, count, keys, mask_from = _place(
-            tile, walk, sizes, GROUPS, BLOCK_N, CAUSAL, LITE, ABREAST
+            tile, walk, sizes, GROUPS, BLOCK_N, CAUSAL, LITE, ABREAST, SLOTS
         )
         row = block_row + GROUP * 64
         rows = row + gl.arange(0, 64, per_row)
         row_votes = votes + at * words
+        if SLOTS:
+            _, length, piece, pieces, first_slot = piece_of(tile, walk)
+            begin = length * piece // pieces
+            later = piece > 0
+            marks = marks_of(parts, first_slot, k_blocks, GROUP, GROUPS, HEAD_DIM, SLOTS)
+            marks = marks + begin * 64
         block = _item(row_items, 0, count, LITE)
         upcoming = _item(row_items, 1, count, LITE)
         top = gl.full([64], float("-inf"), gl.float32, per_row)
         bits = gl.full([64], 0, gl.int32, per_row)
         shares = gl.zeros([4, 32], gl.float32, per_word)
-        unit = _UNIT * 1.0 / gl.minimum(q_len - block_row, GROUPS * 64).to(gl.float32)
+        unit = UNIT * 1.0 / gl.minimum(q_len - block_row, GROUPS * 64).to(gl.float32)
         out = gl.zeros([64, HEAD_DIM], gl.float32, o_layout)
 
         mbarrier.wait(q_full.index(GROUP), done & 1)
@@ -555,11 +419,16 @@ def _compute(
         mbarrier.arrive(k_empty.index(stage))
         scores = signed(scores, SIGN)
         scores = _masked(scores, block, mask_from, row, keys, diagonal, CAUSAL, BLOCK_N)
-        p, fade, top, bits = softmax(
+        p, fade, top, bits, peak = softmax(
             scores, top, c, threshold, bits, 0, block, rows, q_len, must_do, VOTE, SOFT_SKIP, HAS_DO
         )
         total = gl.sum(p, axis=1)
         here = total
+        if SLOTS:
+            if WEIGH:
+                mark(marks, 0, later, share_mark(here, top, c))
+            else:
+                mark(marks, 0, later, vote_mark(peak, top, bits, 0))
         carried = as_carried(p, dtype, p_layout, LATE_WAIT)
         # The votes of 32 steps fill a word; a branch in the inner loop would keep the compiler from
         # converting weights under the exponentials (8 % of the time).
@@ -567,59 +436,76 @@ def _compute(
             span = 32
         else:
             span = count
-        for first_step in range(0, count, span):
-            for i in range(gl.maximum(first_step, 1), gl.minimum(first_step + span, count)):
-                block = upcoming
-                upcoming = _item(row_items, i + 1, count, LITE)
-                before = stage
-                parity = (step // STAGES) & 1
-                step += 1
-                stage = step % STAGES
-                mbarrier.wait(k_full.index(stage), (step // STAGES) & 1)
-                if TURNS:
-                    mbarrier.wait(turns.index(GROUP), (step & 1) ^ first)
-                k = k_smem.index(stage).reshape([BLOCK_N, HEAD_DIM]).permute((1, 0))
-                scores = warpgroup_mma(q, k, none, use_acc=False, is_async=True)
-                mbarrier.wait(v_full.index(before), parity)
-                v = v_smem.index(before).reshape([BLOCK_N, HEAD_DIM])
-                pv_weights = as_operand(carried, dtype, p_layout, LATE_WAIT)
-                out = warpgroup_mma(pv_weights, v, out, is_async=True)
-                if TURNS:
-                    mbarrier.arrive(turns.index(following))
-                if WEIGH:
-                    # of the tile before: now there is nothing else to do but wait
-                    shares = _share(shares, here, total, i - 1, rows, q_len)
-                scores = warpgroup_mma_wait(1, deps=[scores])
-                mbarrier.arrive(k_empty.index(stage))
-                scores = signed(scores, SIGN)
-                scores = _masked(scores, block, mask_from, row, keys, diagonal, CAUSAL, BLOCK_N)
-                p, fade, top, bits = softmax(
-                    scores, top, c, threshold, bits, i, block, rows, q_len, must_do,
-                    VOTE, SOFT_SKIP, HAS_DO,
-                )  # fmt: skip
-                here = gl.sum(p, axis=1)
-                total = total * fade + here
-                if LATE_WAIT:
-                    top = held(top)
-                out = warpgroup_mma_wait(0, deps=[out])
-                mbarrier.arrive(v_empty.index(before))
-                out = out * gl.convert_layout(fade, per_out)[:, None]
-                carried = as_carried(p, dtype, p_layout, LATE_WAIT)
-            if LITE:
-                inside = gl.where(keys == 0, 0, count)
-                if WEIGH:
-                    last = gl.minimum(first_step + span, count) - 1
-                    shares = _share(shares, here, total, last, rows, q_len)
-                    _flush_shares(
-                        shares, first_step, inside, row_items, weights + at * k_blocks, unit
-                    )
-                else:
-                    _flush(
-                        bits, first_step, inside, row_items, row_votes, must_do, rows, q_len, HAS_DO
-                    )
+        # Pieces that leave marks have a loop of their own, so that the others' stays as it is.
+        for MARKS in gl.static_range(1 if SLOTS else 0, -1, -1):
+            steps = count
+            if SLOTS:
+                steps = gl.where(later == (MARKS == 1), count, 0)
+            for first_step in range(0, steps, span):
+                for i in range(gl.maximum(first_step, 1), gl.minimum(first_step + span, count)):
+                    block = upcoming
+                    upcoming = _item(row_items, i + 1, count, LITE)
+                    before = stage
+                    parity = (step // STAGES) & 1
+                    step += 1
+                    stage = step % STAGES
+                    mbarrier.wait(k_full.index(stage), (step // STAGES) & 1)
+                    if TURNS:
+                        mbarrier.wait(turns.index(GROUP), (step & 1) ^ first)
+                    k = k_smem.index(stage).reshape([BLOCK_N, HEAD_DIM]).permute((1, 0))
+                    scores = warpgroup_mma(q, k, none, use_acc=False, is_async=True)
+                    mbarrier.wait(v_full.index(before), parity)
+                    v = v_smem.index(before).reshape([BLOCK_N, HEAD_DIM])
+                    pv_weights = as_operand(carried, dtype, p_layout, LATE_WAIT)
+                    out = warpgroup_mma(pv_weights, v, out, is_async=True)
+                    if TURNS:
+                        mbarrier.arrive(turns.index(following))
+                    if WEIGH and not MARKS:
+                        # of the tile before: now there is nothing else to do but wait
+                        shares = keep_share(shares, here, total, i - 1, rows, q_len)
+                    scores = warpgroup_mma_wait(1, deps=[scores])
+                    mbarrier.arrive(k_empty.index(stage))
+                    scores = signed(scores, SIGN)
+                    scores = _masked(scores, block, mask_from, row, keys, diagonal, CAUSAL, BLOCK_N)
+                    p, fade, top, bits, peak = softmax(
+                        scores, top, c, threshold, bits, i, block, rows, q_len, must_do,
+                        VOTE, SOFT_SKIP, HAS_DO,
+                    )  # fmt: skip
+                    here = gl.sum(p, axis=1)
+                    total = total * fade + here
+                    if MARKS:
+                        if WEIGH:
+                            mark(marks, i, later, share_mark(here, top, c))
+                        else:
+                            mark(marks, i, later, vote_mark(peak, top, bits, i))
+                    if LATE_WAIT:
+                        top = held(top)
+                    out = warpgroup_mma_wait(0, deps=[out])
+                    mbarrier.arrive(v_empty.index(before))
+                    out = out * gl.convert_layout(fade, per_out)[:, None]
+                    carried = as_carried(p, dtype, p_layout, LATE_WAIT)
+                if MARKS:
                     bits = gl.full([64], 0, gl.int32, per_row)
-        if LITE:
-            barrier()  # what all warps wrote is told by one thread
+                if LITE and not MARKS:
+                    inside = gl.where(keys == 0, 0, count)
+                    if WEIGH:
+                        last = gl.minimum(first_step + span, count) - 1
+                        shares = keep_share(shares, here, total, last, rows, q_len)
+                        flush_shares(
+                            shares, first_step, inside, row_items, weights + at * k_blocks, unit
+                        )
+                    else:
+                        flush(
+                            bits, first_step, inside, row_items, row_votes, must_do, rows, q_len,
+                            HAS_DO,
+                        )  # fmt: skip
+                        bits = gl.full([64], 0, gl.int32, per_row)
+        if SLOTS:
+            if pieces == 1:
+                barrier()  # what all warps wrote is told by one thread
+                mbarrier.arrive(walked.index(done & 1))
+        elif LITE:
+            barrier()
             mbarrier.arrive(walked.index(done & 1))
         mbarrier.arrive(q_empty.index(GROUP))
         mbarrier.wait(v_full.index(stage), (step // STAGES) & 1)
@@ -630,17 +516,26 @@ def _compute(
         mbarrier.arrive(v_empty.index(stage))
         step += 1
 
-        # A row that saw no key: 0 / 1 instead of 0 / 0.
-        share = 1.0 / gl.where(total == 0.0, 1.0, total)
-        out = out * gl.convert_layout(share, per_out)[:, None]
-        tma.store_wait(0)
-        staged.store(rounded(out, dtype, ROUNDING))
-        fence_async_shared()
-        _copy_out(o_desc, [batch, head, row, 0], o_smem.index(GROUP))
-        if HAS_LSE:
-            value = (top * c + gl.log2(total)) * 0.6931471805599453
-            value = gl.where(total == 0.0, float("-inf"), value)
-            gl.store(lse + lane.to(gl.int64) * q_len + rows, value, mask=rows < q_len)
+        if SLOTS:
+            missing = pieces - 1
+            if pieces > 1:
+                out, top, total, last = merge(
+                    tile, walk, results, sizes, words, out, top, total, rows, c, threshold, GROUP,
+                    GROUPS, HEAD_DIM, HAS_DO, WEIGH, SLOTS,
+                )  # fmt: skip
+                missing = 1 - last
+                barrier()
+                mbarrier.arrive(walked.index(done & 1))
+            if missing == 0:
+                _put(
+                    out, top, total, c, o_desc, o_smem.index(GROUP), staged, lse, batch, head, lane,
+                    row, rows, q_len, dtype, HAS_LSE, ROUNDING,
+                )  # fmt: skip
+        else:
+            _put(
+                out, top, total, c, o_desc, o_smem.index(GROUP), staged, lse, batch, head, lane,
+                row, rows, q_len, dtype, HAS_LSE, ROUNDING,
+            )  # fmt: skip
         done += 1
         tile = _tile(tile_smem, tile_full, tile_empty, done)
     tma.store_wait(0)
@@ -656,13 +551,14 @@ _SIZES = [
 @gluon.jit(do_not_specialize=_SIZES)
 def attention(
     q_desc, k_desc, v_desc, o_desc, lse, items, counts, order, next_tile, spare, votes, weights,
-    mass, tally, must_do, tiles, span, q_heads, groups, q_len, kv_len, q_blocks, k_blocks, words,
-    limit, c, threshold,
+    mass, tally, must_do, parts, tiles, span, q_heads, groups, q_len, kv_len, q_blocks, k_blocks,
+    words, limit, c, threshold,
     GROUPS: gl.constexpr, BLOCK_N: gl.constexpr, HEAD_DIM: gl.constexpr, STAGES: gl.constexpr,
     CAUSAL: gl.constexpr, LITE: gl.constexpr, SOFT_SKIP: gl.constexpr, HAS_DO: gl.constexpr,
     WEIGH: gl.constexpr, HAS_MASS: gl.constexpr, HAS_LSE: gl.constexpr, TURNS: gl.constexpr,
     LATE_WAIT: gl.constexpr, SIGN: gl.constexpr, ROUNDING: gl.constexpr, REGISTERS: gl.constexpr,
     LOADER_REGISTERS: gl.constexpr, COUNTED: gl.constexpr, ABREAST: gl.constexpr,
+    SLOTS: gl.constexpr,
 ):  # fmt: skip
     """Tiles of ``GROUPS * 64`` query rows; tile = turn + q_blocks * (head + heads * batch).
 
@@ -673,6 +569,11 @@ def attention(
     ``c`` = abs(scale) * log2(e), ``SIGN`` the sign of the scale. ``threshold`` is in log2 units;
     NaN keeps every tile. ``WEIGH``: tiles are weighed in place of the vote and chosen by
     ``limit``. ``tally`` gets the numbers of tiles computed and kept added.
+
+    With ``SLOTS`` lists may be cut, see :func:`.kernels.plan`: tiles are pieces, as many as
+    ``next_tile`` says in its second word, and what arrived is counted from its fifth one on.
+    ``parts`` fp32 has, for each slot and warpgroup, outputs [64, HEAD_DIM], maxima and sums [64],
+    then marks [SLOTS / 2, GROUPS, k_blocks, 64].
     """
     dtype: gl.constexpr = q_desc.dtype
     plain: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0])
@@ -709,7 +610,9 @@ def attention(
     bars = (
         q_full, q_empty, k_full, k_empty, v_full, v_empty, turns, tile_full, tile_empty, walked
     )  # fmt: skip
-    results = (o_desc, lse, votes, weights, mass, tally, must_do)
+    if SLOTS:
+        tiles = gl.load(next_tile + 1)
+    results = (o_desc, lse, votes, weights, mass, tally, must_do, parts, next_tile + 4)
     walk = (items, counts, order, span)
     sizes = (tiles, q_heads, q_len, kv_len, q_blocks, k_blocks)
     # A tuple bound to a name would turn its compile-time numbers into run-time ones.
@@ -718,14 +621,15 @@ def attention(
             [
             (_compute, (0, results, smem, bars, walk, sizes, words, c, threshold, GROUPS, BLOCK_N,
                 HEAD_DIM, STAGES, CAUSAL, LITE, SOFT_SKIP, HAS_DO, WEIGH, HAS_LSE, TURNS,
-                LATE_WAIT, SIGN, ROUNDING, ABREAST)),
+                LATE_WAIT, SIGN, ROUNDING, ABREAST, SLOTS)),
             (_compute, (1, results, smem, bars, walk, sizes, words, c, threshold, GROUPS, BLOCK_N,
                 HEAD_DIM, STAGES, CAUSAL, LITE, SOFT_SKIP, HAS_DO, WEIGH, HAS_LSE, TURNS,
-                LATE_WAIT, SIGN, ROUNDING, ABREAST)),
+                LATE_WAIT, SIGN, ROUNDING, ABREAST, SLOTS)),
             (_load, ((q_desc, k_desc, v_desc), smem, bars, walk, next_tile, spare, sizes, groups,
-                GROUPS, BLOCK_N, STAGES, CAUSAL, LITE, COUNTED, ABREAST)),
-            (_settle, (results, smem, bars, walk, sizes, words, limit, GROUPS, BLOCK_N, WEIGH,
-                HAS_MASS)),
+                GROUPS, BLOCK_N, STAGES, CAUSAL, LITE, COUNTED, ABREAST,
+                SLOTS)),
+            (settle, (results, smem, bars, walk, sizes, words, limit, WEIGH, HAS_MASS,
+                SLOTS)),
             ],
             [4, 1, 1],
             [REGISTERS, LOADER_REGISTERS, LOADER_REGISTERS],
@@ -735,17 +639,18 @@ def attention(
             [
             (_compute, (0, results, smem, bars, walk, sizes, words, c, threshold, GROUPS, BLOCK_N,
                 HEAD_DIM, STAGES, CAUSAL, LITE, SOFT_SKIP, HAS_DO, WEIGH, HAS_LSE, TURNS,
-                LATE_WAIT, SIGN, ROUNDING, ABREAST)),
+                LATE_WAIT, SIGN, ROUNDING, ABREAST, SLOTS)),
             (_compute, (1, results, smem, bars, walk, sizes, words, c, threshold, GROUPS, BLOCK_N,
                 HEAD_DIM, STAGES, CAUSAL, LITE, SOFT_SKIP, HAS_DO, WEIGH, HAS_LSE, TURNS,
-                LATE_WAIT, SIGN, ROUNDING, ABREAST)),
+                LATE_WAIT, SIGN, ROUNDING, ABREAST, SLOTS)),
             (_compute, (2, results, smem, bars, walk, sizes, words, c, threshold, GROUPS, BLOCK_N,
                 HEAD_DIM, STAGES, CAUSAL, LITE, SOFT_SKIP, HAS_DO, WEIGH, HAS_LSE, TURNS,
-                LATE_WAIT, SIGN, ROUNDING, ABREAST)),
+                LATE_WAIT, SIGN, ROUNDING, ABREAST, SLOTS)),
             (_load, ((q_desc, k_desc, v_desc), smem, bars, walk, next_tile, spare, sizes, groups,
-                GROUPS, BLOCK_N, STAGES, CAUSAL, LITE, COUNTED, ABREAST)),
-            (_settle, (results, smem, bars, walk, sizes, words, limit, GROUPS, BLOCK_N, WEIGH,
-                HAS_MASS)),
+                GROUPS, BLOCK_N, STAGES, CAUSAL, LITE, COUNTED, ABREAST,
+                SLOTS)),
+            (settle, (results, smem, bars, walk, sizes, words, limit, WEIGH, HAS_MASS,
+                SLOTS)),
             ],
             [4, 4, 1, 1],
             [REGISTERS, REGISTERS, LOADER_REGISTERS, LOADER_REGISTERS],
@@ -755,12 +660,13 @@ def attention(
             [
             (_compute, (0, results, smem, bars, walk, sizes, words, c, threshold, GROUPS, BLOCK_N,
                 HEAD_DIM, STAGES, CAUSAL, LITE, SOFT_SKIP, HAS_DO, WEIGH, HAS_LSE, TURNS,
-                LATE_WAIT, SIGN, ROUNDING, ABREAST)),
+                LATE_WAIT, SIGN, ROUNDING, ABREAST, SLOTS)),
             (_compute, (1, results, smem, bars, walk, sizes, words, c, threshold, GROUPS, BLOCK_N,
                 HEAD_DIM, STAGES, CAUSAL, LITE, SOFT_SKIP, HAS_DO, WEIGH, HAS_LSE, TURNS,
-                LATE_WAIT, SIGN, ROUNDING, ABREAST)),
+                LATE_WAIT, SIGN, ROUNDING, ABREAST, SLOTS)),
             (_load, ((q_desc, k_desc, v_desc), smem, bars, walk, next_tile, spare, sizes, groups,
-                GROUPS, BLOCK_N, STAGES, CAUSAL, LITE, COUNTED, ABREAST)),
+                GROUPS, BLOCK_N, STAGES, CAUSAL, LITE, COUNTED, ABREAST,
+                SLOTS)),
             ],
             [4, 1],
             [REGISTERS, LOADER_REGISTERS],
@@ -770,15 +676,16 @@ def attention(
             [
             (_compute, (0, results, smem, bars, walk, sizes, words, c, threshold, GROUPS, BLOCK_N,
                 HEAD_DIM, STAGES, CAUSAL, LITE, SOFT_SKIP, HAS_DO, WEIGH, HAS_LSE, TURNS,
-                LATE_WAIT, SIGN, ROUNDING, ABREAST)),
+                LATE_WAIT, SIGN, ROUNDING, ABREAST, SLOTS)),
             (_compute, (1, results, smem, bars, walk, sizes, words, c, threshold, GROUPS, BLOCK_N,
                 HEAD_DIM, STAGES, CAUSAL, LITE, SOFT_SKIP, HAS_DO, WEIGH, HAS_LSE, TURNS,
-                LATE_WAIT, SIGN, ROUNDING, ABREAST)),
+                LATE_WAIT, SIGN, ROUNDING, ABREAST, SLOTS)),
             (_compute, (2, results, smem, bars, walk, sizes, words, c, threshold, GROUPS, BLOCK_N,
                 HEAD_DIM, STAGES, CAUSAL, LITE, SOFT_SKIP, HAS_DO, WEIGH, HAS_LSE, TURNS,
-                LATE_WAIT, SIGN, ROUNDING, ABREAST)),
+                LATE_WAIT, SIGN, ROUNDING, ABREAST, SLOTS)),
             (_load, ((q_desc, k_desc, v_desc), smem, bars, walk, next_tile, spare, sizes, groups,
-                GROUPS, BLOCK_N, STAGES, CAUSAL, LITE, COUNTED, ABREAST)),
+                GROUPS, BLOCK_N, STAGES, CAUSAL, LITE, COUNTED, ABREAST,
+                SLOTS)),
             ],
             [4, 4, 1],
             [REGISTERS, REGISTERS, LOADER_REGISTERS],

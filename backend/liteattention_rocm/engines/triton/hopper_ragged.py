@@ -384,7 +384,7 @@ def _compute(
             scores, block, position, length, window, scale_log2, soft_cap, mask_from, mask_below,
             BLOCK_N, CAUSAL, WINDOW, CAP, SIGN,
         )  # fmt: skip
-        p, fade, top, bits = softmax(
+        p, fade, top, bits, _ = softmax(
             scores, top, c, 0.0, bits, 0, block, rows, q_len, lse, False, False, False
         )
         total = gl.sum(p, axis=1)
@@ -421,7 +421,7 @@ def _compute(
                 scores, block, position, length, window, scale_log2, soft_cap, mask_from,
                 mask_below, BLOCK_N, CAUSAL, WINDOW, CAP, SIGN,
             )  # fmt: skip
-            p, fade, top, bits = softmax(
+            p, fade, top, bits, _ = softmax(
                 scores, top, c, 0.0, bits, 0, block, rows, q_len, lse, False, False, False
             )
             total = total * fade + gl.sum(p, axis=1)

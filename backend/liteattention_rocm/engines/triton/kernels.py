@@ -4,7 +4,8 @@ Methods: online softmax over K blocks (FlashAttention, Dao et al., arXiv 2205.14
 from step to step (LiteAttention, arXiv 2511.11062), q blocks scheduled longest first (Graham 1969).
 
 A LiteAttention step is two launches. :func:`plan` turns the bitmap into a list of K blocks per q
-block, in walking order, and sorts the q blocks of a head by the length of their lists.
+block, in walking order, and sorts the q blocks of a head by the length of their lists. For the
+kernel of :mod:`.hopper` it cuts the longest along K where few q blocks fill the GPU unevenly.
 :func:`attention` (or the kernel of :mod:`.hopper`) walks them, votes or weighs, and settles every q
 block that it is through with: it counts the tiles that the next step has to compute, after choosing
 them if they were weighed (:mod:`liteattention_rocm.lite.budget`).
@@ -25,6 +26,8 @@ SPAN = tl.constexpr(512)
 _UNIT = tl.constexpr(1 << 24)
 _UNIT_BITS = tl.constexpr(24)
 _FIRM = tl.constexpr(1 << 30)
+#: Pieces of a list at most: their number has four bits in what is told of one.
+MOST_PIECES = tl.constexpr(16)
 
 
 @triton.jit
@@ -52,12 +55,95 @@ def _walked(
     return tl.where(left < 32, word & ((1 << (left & 31)) - 1), word)
 
 
+@triton.jit
+def _rank(
+    read, must_do, must_skip, order, counts, mine, total, q_blocks, k_blocks, words,
+    WORDS: tl.constexpr, ROWS: tl.constexpr, HAS_DO: tl.constexpr, HAS_SKIP: tl.constexpr,
+):  # fmt: skip
+    """The place of q block ``mine`` in the order of work of its head, see :func:`plan`."""
+    at = tl.arange(0, WORDS)
+    rank = tl.zeros((), tl.int32)
+    for start in range(0, q_blocks, ROWS):
+        other = start + tl.arange(0, ROWS)
+        theirs = tl.sum(
+            set_bits(
+                _walked(
+                    read, must_do, must_skip, other[:, None], q_blocks, at[None, :], k_blocks,
+                    words, HAS_DO, HAS_SKIP,
+                )
+            ),
+            axis=1,
+        )  # fmt: skip
+        before = (theirs > total) | ((theirs == total) & (other < mine))
+        rank += tl.sum((before & (other < q_blocks)).to(tl.int32), axis=0)
+    tl.store(order + rank, mine)
+    tl.store(counts + rank, total)
+
+
+@triton.jit
+def pieces_of(length, fair, mean, LEAST: tl.constexpr):
+    """Number of pieces that lists of ``length`` tiles are cut into, 1 of most.
+
+    ``fair``: tiles of all lists for each multiprocessor; ``mean``: for each list, both rounded up.
+    Lists longer than 5/4 of both are cut, so none where all are as long. Pieces aim at 3/4 of a
+    fair share, have ``LEAST`` tiles, and are at most two for each multiprocessor in all lists.
+    """
+    goal = tl.maximum((3 * fair + 3) // 4, LEAST)
+    pieces = tl.minimum((length + goal - 1) // goal, tl.minimum(length // LEAST, MOST_PIECES))
+    return tl.where(4 * length > 5 * tl.maximum(fair, mean), tl.maximum(pieces, 1), 1)
+
+
+@triton.jit
+def _cut(
+    read, must_do, must_skip, order, counts, next_tile, mine, length, q_blocks, k_blocks, words,
+    UNITS: tl.constexpr, ALL: tl.constexpr, LEAST: tl.constexpr, HAS_DO: tl.constexpr,
+    HAS_SKIP: tl.constexpr,
+):  # fmt: skip
+    """The pieces of the list of row ``mine`` in the order of work, see :func:`plan`."""
+    rows = tl.num_programs(0)
+    other = tl.arange(0, ALL)
+    lengths = tl.zeros((ALL,), tl.int32)
+    for word in range(words):
+        at = other * 0 + word
+        lengths += set_bits(
+            _walked(read, must_do, must_skip, other, rows, at, k_blocks, words, HAS_DO, HAS_SKIP)
+        )
+    total = tl.sum(lengths, axis=0)
+    fair = (total + UNITS - 1) // UNITS
+    mean = (total + rows - 1) // rows
+    theirs = tl.where(other < rows, pieces_of(lengths, fair, mean, LEAST), 0)
+    pieces = pieces_of(length, fair, mean, LEAST)
+    # The longest first, of all heads, if one list more at the end would show. If it does not, head
+    # after head, whose keys stay in the cache.
+    apart = 4 * tl.max(lengths, axis=0) <= fair
+    sizes = (lengths + theirs - 1) // tl.maximum(theirs, 1)
+    size = (length + pieces - 1) // pieces
+    longer = (sizes > size) | ((sizes == size) & (other < mine))
+    head = other // q_blocks
+    before = tl.where(
+        apart, (head < mine // q_blocks) | ((head == mine // q_blocks) & longer), longer
+    )
+    place = tl.sum(tl.where(before, theirs, 0), axis=0)
+    first = tl.sum(tl.where(before & (theirs > 1), theirs, 0), axis=0)
+    piece = tl.arange(0, MOST_PIECES)
+    tl.store(order + place + piece, (piece * 0 + mine) | (first << 16), mask=piece < pieces)
+    tl.store(
+        counts + place + piece, length | (piece << 16) | ((pieces - 1) << 20), mask=piece < pieces
+    )
+    if mine == 0:
+        tl.store(next_tile + 1, tl.sum(theirs, axis=0))
+        for start in range(0, 4 * UNITS, 128):
+            at = start + tl.arange(0, 128)
+            tl.store(next_tile + 4 + at, at * 0, mask=at < 4 * UNITS)
+
+
 @triton.jit(do_not_specialize=["q_blocks", "k_blocks", "words"])
 def plan(
     read, must_do, must_skip, items, counts, order, next_tile, votes, weights, tally,
     q_blocks, k_blocks, words,
     WORDS: tl.constexpr, ROWS: tl.constexpr, DESCENDING: tl.constexpr, HAS_DO: tl.constexpr,
-    HAS_SKIP: tl.constexpr, WEIGH: tl.constexpr,
+    HAS_SKIP: tl.constexpr, WEIGH: tl.constexpr, UNITS: tl.constexpr, ALL: tl.constexpr,
+    LEAST: tl.constexpr,
 ):  # fmt: skip
     """Bitmap [heads, q_blocks, words] -> K blocks to walk and q blocks in the order of work.
 
@@ -70,6 +156,13 @@ def plan(
     - Cleared for the walk: the counter ``next_tile``, ``tally`` int64 [2], and ``votes`` [heads,
       q_blocks, words] or, if ``WEIGH``, ``weights`` [heads, q_blocks, k_blocks] as :func:`select`
       takes them.
+
+    With ``UNITS`` multiprocessors lists are cut, see :func:`pieces_of`; ``ALL`` is a power of two
+    >= heads * q_blocks. ``order`` and ``counts`` then have an entry for each piece, the largest
+    first: row of the bitmap, and from bit 16 on the number of cut pieces before its list's first;
+    length of the whole list, number of the piece from bit 16 and of its list's last from bit 20 on.
+    ``next_tile`` has the number of pieces in its second word, and from the fifth one on
+    [UNITS, 4] zeros.
     """
     program = tl.program_id(0)
     head = (program // q_blocks).to(tl.int64) * q_blocks
@@ -98,22 +191,16 @@ def plan(
     else:
         tl.store(votes + row * words + at, tl.zeros((WORDS,), tl.int32), mask=at < words)
 
-    rank = tl.zeros((), tl.int32)
-    for start in range(0, q_blocks, ROWS):
-        other = start + tl.arange(0, ROWS)
-        theirs = tl.sum(
-            set_bits(
-                _walked(
-                    read + head * words, must_do, must_skip, other[:, None], q_blocks,
-                    at[None, :], k_blocks, words, HAS_DO, HAS_SKIP,
-                )
-            ),
-            axis=1,
+    if UNITS:
+        _cut(
+            read, must_do, must_skip, order, counts, next_tile, program, total, q_blocks, k_blocks,
+            words, UNITS, ALL, LEAST, HAS_DO, HAS_SKIP,
         )  # fmt: skip
-        before = (theirs > total) | ((theirs == total) & (other < mine))
-        rank += tl.sum((before & (other < q_blocks)).to(tl.int32), axis=0)
-    tl.store(order + head + rank, mine)
-    tl.store(counts + head + rank, total)
+    else:
+        _rank(
+            read + head * words, must_do, must_skip, order + head, counts + head, mine, total,
+            q_blocks, k_blocks, words, WORDS, ROWS, HAS_DO, HAS_SKIP,
+        )  # fmt: skip
     if program == 0:
         tl.store(next_tile, 0)
         tl.store(tally + tl.arange(0, 2), tl.zeros((2,), tl.int64))

@@ -320,7 +320,7 @@ class Attention(BoundCall):
                 lse = t.out if t.lse is None else t.lse
                 if self._hopper:
                     counters = self.counters() if launch.counted else [t.out, t.out]
-                    launch.start(t[:4], (lse, *3 * (t.out,), *counters, *5 * (t.out,)))
+                    launch.start(t[:4], (lse, *3 * (t.out,), *counters, *6 * (t.out,)))
                     if launch.counted:
                         self.keep(counters)
                 else:
@@ -333,10 +333,10 @@ class Attention(BoundCall):
             if launch.counted:
                 counters = self.counters()
                 now, later = counters[0].data_ptr(), counters[1].data_ptr()
-                launch(stream, t[:4], (sums, *3 * (unused,), now, later, *5 * (unused,)))
+                launch(stream, t[:4], (sums, *3 * (unused,), now, later, *6 * (unused,)))
                 self.keep(counters)
             else:
-                launch(stream, t[:4], (sums, *10 * (unused,)))
+                launch(stream, t[:4], (sums, *11 * (unused,)))
         else:
             addresses = (t.q.data_ptr(), t.k.data_ptr(), t.v.data_ptr(), unused, sums)
             launch(stream, (), addresses + 8 * (unused,))
@@ -345,8 +345,9 @@ class Attention(BoundCall):
 class LiteStep(BoundCall):
     """One LiteAttention step, bound as :class:`Attention` is: two launches and a workspace.
 
-    ``plan`` lists the tiles of every q block in walking order, orders the q blocks and clears what
-    the attention kernel writes its votes or weights to, which walks them, chooses and counts.
+    ``plan`` lists the tiles of every q block in walking order, orders the q blocks or pieces of
+    their lists (:func:`cut_for`) and clears what the attention kernel writes its votes or weights
+    to, which walks them, chooses and counts.
     """
 
     def __init__(
@@ -358,10 +359,18 @@ class LiteStep(BoundCall):
         words = size.words(request.kv_len)
         rows = request.batch * request.q_heads * q_blocks
         weigh = request.budget > 0
-        # items: int16 [rows, K blocks]; counts and order: int32 [rows]; the counter that tiles are
-        # taken from; the tally, where the caller has none: int64 [2]; weights: int32
-        # [rows, K blocks]. Parts begin at multiples of 16 bytes.
-        parts = (2 * rows * k_blocks, 4 * rows, 4 * rows, 4, 16, 4 * rows * k_blocks * weigh)
+        units = cut_for(request, tile, rows, k_blocks, words)
+        slots = SLOTS * units
+        # items: int16 [rows, K blocks]; counts and order: int32 [rows + slots]; the counter that
+        # tiles are taken from and, if lists are cut, three words and [multiprocessors, 4] more; the
+        # tally, where the caller has none: int64 [2]; weights: int32 [rows, K blocks]; pieces of
+        # lists and their marks: fp32. Parts begin at multiples of 16 bytes.
+        tiles = rows + slots
+        pieces = tile.block_m * (slots * (request.head_dim + 2) + units * k_blocks) if units else 0
+        parts = (
+            2 * rows * k_blocks, 4 * tiles, 4 * tiles, 4 + 12 * (units > 0) + 16 * units, 16,
+            4 * rows * k_blocks * weigh, 4 * pieces,
+        )  # fmt: skip
         self._parts = tuple(-(-part // 16) * 16 for part in parts)
         self._size = sum(self._parts)
         self._places = tuple(sum(self._parts[:i]) for i in range(len(parts)))
@@ -375,12 +384,13 @@ class LiteStep(BoundCall):
             (q_blocks, k_blocks, words),
             (
                 width, max(1, _RANK_WORDS // width), descending, like.must_do is not None,
-                like.must_skip is not None, weigh,
+                like.must_skip is not None, weigh, units,
+                1 << (rows - 1).bit_length() if units else 0, LEAST_PIECE,
             ),
-            (("num_warps", 1 if words <= 8 else 4),),
+            (("num_warps", 1 if words <= 8 and not units else 4),),
             alignments(like.read, like.must_do, like.must_skip, like.write, like.tally),
         )  # fmt: skip
-        self._attend = _attend(request, tile, like)
+        self._attend = _attend(request, tile, like, slots)
         super().__init__(request.device, self._plan, self._attend)
 
     def __call__(self, t: LiteTensors) -> None:
@@ -392,9 +402,9 @@ class LiteStep(BoundCall):
         _, _, _, out, lse, read, write, must_do, must_skip, mass, tally = t
         workspace = self.workspace(self._size)  # kept until everything is launched
         items = workspace.data_ptr()
-        _, counts, order, counter, sums, weights = self._places
-        counts, order, counter, weights = (
-            items + counts, items + order, items + counter, items + weights
+        _, counts, order, counter, sums, weights, pieces = self._places
+        counts, order, counter, weights, pieces = (
+            items + counts, items + order, items + counter, items + weights, items + pieces
         )  # fmt: skip
         sums = items + sums if tally is None else tally.data_ptr()
         old, new, unused = read.data_ptr(), write.data_ptr(), out.data_ptr()
@@ -406,7 +416,8 @@ class LiteStep(BoundCall):
         mass_at = unused if mass is None else mass.data_ptr()
         rest = (new, weights, mass_at, sums, do)
         if self._hopper:
-            self._attend(stream, t[:4], (lse_at, items, counts, order, counter, counter, *rest))
+            lists = (items, counts, order, counter, counter)
+            self._attend(stream, t[:4], (lse_at, *lists, *rest, pieces))
         else:
             q, k, v = t.q.data_ptr(), t.k.data_ptr(), t.v.data_ptr()
             self._attend(stream, (), (q, k, v, unused, lse_at, items, counts, order, *rest))
@@ -415,7 +426,7 @@ class LiteStep(BoundCall):
         workspace = self.workspace(self._size)[: self._size]
         items, *rest = torch.split(workspace, list(self._parts))
         items = items.view(torch.int16)
-        counts, order, counter, sums, weights = (part.view(torch.int32) for part in rest)
+        counts, order, counter, sums, weights, pieces = (part.view(torch.int32) for part in rest)
         tally = sums.view(torch.int64) if t.tally is None else t.tally
         do = t.read if t.must_do is None else t.must_do
         skip = t.read if t.must_skip is None else t.must_skip
@@ -426,15 +437,22 @@ class LiteStep(BoundCall):
         mass = t.out if t.mass is None else t.mass
         last = (t.write, weights, mass, tally, do)
         if self._hopper:
-            self._attend.start(t[:4], (lse, items, counts, order, counter, counter, *last))
+            lists = (items, counts, order, counter, counter)
+            self._attend.start(t[:4], (lse, *lists, *last, pieces.view(torch.float32)))
         else:
             self._attend.start((), (*t[:4], lse, items, counts, order, *last))
 
 
 def _attend(
-    request: DenseRequest, tile: PlainTile | HopperTile, like: DenseTensors | LiteTensors
+    request: DenseRequest,
+    tile: PlainTile | HopperTile,
+    like: DenseTensors | LiteTensors,
+    slots: int = 0,
 ) -> Launch:
-    """Bind the attention kernel. See :func:`hopper_reasons` for Hopper."""
+    """Bind the attention kernel, which keeps ``slots`` pieces of lists that are cut.
+
+    See :func:`hopper_reasons` for Hopper.
+    """
     lite = request if isinstance(request, LiteRequest) else None
     q_blocks = -(-request.q_len // tile.block_m)
     k_blocks = -(-request.kv_len // tile.block_n)
@@ -461,13 +479,16 @@ def _attend(
         rows, keys = hopper.WARPGROUP_ROWS, tile.block_n
         return Launch(
             _HOPPER,
-            (min(tiles, multiprocessors(_current_device())) if tile.persistent else tiles,),
+            (
+                min(tiles + slots, multiprocessors(_current_device())) if tile.persistent
+                else tiles,
+            ),
             [tiles, span, *sizes],
             (
                 tile.groups, tile.block_n, request.head_dim, tile.stages, request.causal,
                 lite is not None, soft, has_do, weigh, mass is not None, request.return_lse,
                 tile.turns, tile.late_wait, _sign(request.scale), rounding, tile.registers,
-                tile.loader_registers, tile.counted, tile.abreast and request.causal,
+                tile.loader_registers, tile.counted, tile.abreast and request.causal, slots,
             ),
             (("num_warps", 4),),
             (request.dtype, aligned),
@@ -492,6 +513,34 @@ def _attend(
         (("num_warps", tile.warps), ("num_stages", tile.stages)),
         (request.dtype, alignments(*boxed), aligned, tuple(map(kind, steps))),
     )  # fmt: skip
+
+
+#: Pieces of lists that are kept for each multiprocessor: as many as :func:`.kernels.pieces_of`
+#: makes at most.
+SLOTS = 2
+#: Tiles of a piece at least. It takes the time of one or two to leave and to merge it.
+LEAST_PIECE = 16
+#: Lists and K blocks of grids whose lists are cut. Those of larger ones are as long as a fair share
+#: only if hardly a tile is left, and every program reads the bitmap of all.
+_MOST_CUT = 2048
+_MOST_CUT_K_BLOCKS = 640
+_MOST_CUT_WORDS = 16384
+
+
+def cut_for(
+    request: LiteRequest, tile: PlainTile | HopperTile, rows: int, k_blocks: int, words: int
+) -> int:
+    """Multiprocessors that ``rows`` lists are cut for, or 0 if they all stay whole.
+
+    Under ``soft_skip`` a tile must be decided where it is computed.
+    """
+    if not isinstance(tile, HopperTile) or not tile.persistent or request.soft_skip:
+        return 0
+    if rows > _MOST_CUT or rows * words > _MOST_CUT_WORDS:
+        return 0
+    if not 2 * LEAST_PIECE <= k_blocks <= _MOST_CUT_K_BLOCKS:
+        return 0
+    return multiprocessors(_current_device())
 
 
 #: Bytes of keys and values that stay in the L2 cache of an H200 while workgroups walk them.

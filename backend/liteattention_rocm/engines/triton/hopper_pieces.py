@@ -1,0 +1,173 @@
+"""Lists that are cut along K: pieces of a q block's walk, computed apart and merged.
+
+A piece leaves what it has of its rows in memory: outputs that nothing was divided by, maxima and
+sums, fp32. Who comes last to a q block merges its pieces, in their order, so that a result does not
+depend on who that is. A tile's fate needs what the rows saw before it, and a piece that is not the
+first does not know that. It leaves a *mark* of every row and tile, and who merges decides:
+
+- votes: the row's largest score, or -inf where its own piece is enough to call it negligible. The
+  rule is that of a walk in one piece, bit for bit.
+- shares of mass: log2 of what lies in the tile. It is divided by the row's sum over all pieces, a
+  later sum than that of a walk in one piece, see docs/budget.md.
+"""
+
+from __future__ import annotations
+
+import triton.language as tl
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+
+from .hopper_settle import UNIT, flush, flush_shares, piece_of
+
+barrier = getattr(gl, "barrier", None) or gl.thread_barrier
+#: Below every score, and finite.
+_LOWEST = gl.constexpr(-3.4e38)
+
+
+@gluon.jit
+def _larger(a, b):
+    return gl.maximum(a, b, propagate_nan=tl.PropagateNan.ALL)
+
+
+@gluon.jit
+def marks_of(
+    parts, first, k_blocks, GROUP: gl.constexpr, GROUPS: gl.constexpr, HEAD_DIM: gl.constexpr,
+    SLOTS: gl.constexpr,
+):  # fmt: skip
+    """Where a warpgroup's marks of a list are, [length, 64]: two pieces at least share them."""
+    begin: gl.constexpr = SLOTS * GROUPS * 64 * (HEAD_DIM + 2)
+    return parts + (begin + (first // 2 * GROUPS + GROUP) * k_blocks * 64)
+
+
+@gluon.jit
+def mark(marks, i, later, value):
+    """Keep a number per row of tile ``i`` of a list, if the piece is not the first."""
+    layout: gl.constexpr = value.type.layout
+    row = gl.arange(0, 64, layout)
+    gl.store(marks + i * 64 + row, value, mask=(row >= 0) & later)
+
+
+@gluon.jit
+def vote_mark(peak, top, bits, i):
+    """What :func:`mark` keeps of a vote: ``bits`` has it, and ``top`` the tile's maximum, too."""
+    # A NaN that was seen keeps this tile and all later ones.
+    kept = ((bits >> (i & 31)) & 1) != 0
+    value = gl.where(kept, gl.maximum(peak, _LOWEST), float("-inf"))
+    return gl.where(top == top, value, top)
+
+
+@gluon.jit
+def share_mark(here, top, c):
+    """What :func:`mark` keeps of a share: log2 of the tile's part of a row's sum."""
+    return gl.where(top == float("-inf"), 0.0, top) * c + gl.log2(here)
+
+
+@gluon.jit
+def _decide_votes(
+    marks, top, c, threshold, begin, end, items, votes, must_do, rows, q_len, HAS_DO: gl.constexpr
+):  # fmt: skip
+    """Votes of tiles ``begin`` to ``end`` of a list; rows had seen ``top`` before that piece."""
+    grid: gl.constexpr = gl.BlockedLayout([2, 8], [8, 4], [4, 1], [1, 0])
+    row = gl.arange(0, 64, gl.SliceLayout(1, grid))
+    lane = gl.arange(0, 32, gl.SliceLayout(0, grid))
+    seen = gl.convert_layout(_larger(top, top * 0.0 + _LOWEST), gl.SliceLayout(1, grid))
+    for first in range(begin, end, 32):
+        i = first + lane
+        # Volatile: others wrote it.
+        found = gl.load(
+            marks + i[None, :] * 64 + row[:, None],
+            mask=(i < end)[None, :] & (row >= 0)[:, None], other=0.0, volatile=True,
+        )  # fmt: skip
+        negligible = (found - seen[:, None]) * c <= threshold
+        word = gl.sum(gl.where(negligible, 0, 1 << lane[None, :]), 1)
+        bits = gl.convert_layout(word, rows.type.layout)
+        flush(bits, first, end, items, votes, must_do, rows, q_len, HAS_DO)
+
+
+@gluon.jit
+def _decide_shares(marks, sums, begin, end, items, weights, unit, rows, q_len):
+    """Add the shares of tiles ``begin`` to ``end`` of a list; ``sums`` of rows, log2."""
+    grid: gl.constexpr = gl.BlockedLayout([2, 8], [8, 4], [4, 1], [1, 0])
+    per_word: gl.constexpr = gl.BlockedLayout([1, 1], [1, 32], [4, 1], [1, 0])
+    row = gl.arange(0, 64, gl.SliceLayout(1, grid))
+    lane = gl.arange(0, 32, gl.SliceLayout(0, grid))
+    whole = gl.convert_layout(sums, gl.SliceLayout(1, grid))
+    counted = gl.convert_layout(gl.where(rows < q_len, 1, 0), gl.SliceLayout(1, grid)) != 0
+    for first in range(begin, end, 32):
+        i = first + lane
+        found = gl.load(
+            marks + i[None, :] * 64 + row[:, None],
+            mask=(i < end)[None, :] & counted[:, None], other=float("-inf"), volatile=True,
+        )  # fmt: skip
+        shares = gl.where(counted[:, None], gl.exp2(found - whole[:, None]), 0.0)
+        warps = gl.sum(gl.reshape(shares, [4, 16, 32]), 1)
+        flush_shares(gl.convert_layout(warps, per_word), first, end, items, weights, unit)
+
+
+@gluon.jit
+def merge(
+    tile, walk, results, sizes, words, out, top, total, rows, c, threshold,
+    GROUP: gl.constexpr, GROUPS: gl.constexpr, HEAD_DIM: gl.constexpr, HAS_DO: gl.constexpr,
+    WEIGH: gl.constexpr, SLOTS: gl.constexpr,
+):  # fmt: skip
+    """Leave a piece of a walk; whoever is the last has the q block's rows from all of them.
+
+    Returns outputs, maxima, sums and 1, or, if other pieces are still missing, 0.
+    """
+    o_desc, lse, votes, weights, mass, tally, must_do, parts, arrivals = results
+    tiles, q_heads, q_len, kv_len, q_blocks, k_blocks = sizes
+    items, counts, order, span = walk
+    # Found anew, so that it takes no registers during the walk.
+    place, length, piece, pieces, first = piece_of(tile, walk)
+    at = place.to(gl.int64)
+    items = items + at * k_blocks
+    votes = votes + at * words
+    weights = weights + at * k_blocks
+    marks = marks_of(parts, first, k_blocks, GROUP, GROUPS, HEAD_DIM, SLOTS)
+    ROWS: gl.constexpr = GROUPS * 64
+    unit = UNIT * 1.0 / gl.minimum(q_len - place % q_blocks * ROWS, ROWS).to(gl.float32)
+    SIZE: gl.constexpr = 64 * (HEAD_DIM + 2)
+    per_row: gl.constexpr = top.type.layout
+    o_layout: gl.constexpr = out.type.layout
+    per_out: gl.constexpr = gl.SliceLayout(1, o_layout)
+    row = gl.arange(0, 64, per_row)
+    inside = gl.arange(0, 64, per_out)[:, None] * HEAD_DIM
+    inside = inside + gl.arange(0, HEAD_DIM, gl.SliceLayout(0, o_layout))[None, :]
+    mine = parts + ((first + piece) * GROUPS + GROUP) * SIZE
+    gl.store(mine + inside, out)
+    gl.store(mine + 64 * HEAD_DIM + row, top)
+    gl.store(mine + 64 * HEAD_DIM + 64 + row, total)
+    # All threads have written, and one tells others; it hears of what they wrote.
+    barrier()
+    arrived = gl.atomic_add(arrivals + first // 2 * 4 + GROUP, 1, sem="acq_rel")
+    last = gl.where(arrived == pieces - 1, 1, 0)
+    if last == 1:
+        out = gl.zeros([64, HEAD_DIM], gl.float32, o_layout)
+        top = gl.full([64], float("-inf"), gl.float32, per_row)
+        total = gl.zeros([64], gl.float32, per_row)
+        for one in range(pieces):
+            there = parts + ((first + one) * GROUPS + GROUP) * SIZE
+            other_top = gl.load(there + 64 * HEAD_DIM + row, volatile=True)
+            other_total = gl.load(there + 64 * HEAD_DIM + 64 + row, volatile=True)
+            other_out = gl.load(there + inside, volatile=True)
+            if not WEIGH:
+                if one > 0:
+                    _decide_votes(
+                        marks, top, c, threshold, length * one // pieces,
+                        length * (one + 1) // pieces, items, votes, must_do, rows, q_len,
+                        HAS_DO,
+                    )  # fmt: skip
+            new_top = _larger(top, other_top)
+            base = gl.where(new_top == float("-inf"), 0.0, new_top) * c
+            fade = gl.exp2(top * c - base)
+            other_fade = gl.exp2(other_top * c - base)
+            total = total * fade + other_total * other_fade
+            out = (
+                out * gl.convert_layout(fade, per_out)[:, None]
+                + other_out * gl.convert_layout(other_fade, per_out)[:, None]
+            )
+            top = new_top
+        if WEIGH:
+            sums = gl.where(top == float("-inf"), 0.0, top) * c + gl.log2(total)
+            _decide_shares(marks, sums, length // pieces, length, items, weights, unit, rows, q_len)
+    return out, top, total, last

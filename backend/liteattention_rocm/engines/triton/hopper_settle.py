@@ -1,0 +1,222 @@
+"""What becomes of tiles that :mod:`.hopper` walked: votes or shares, and the next step's bitmap.
+
+Warpgroups join their rows' votes or add up their shares of softmax mass, every 32 steps of a walk.
+Once a q block was walked, a warp of its own settles it: it chooses among tiles that were weighed
+(:mod:`liteattention_rocm.lite.budget`), writes their bitmap, and counts for the tally.
+"""
+
+from __future__ import annotations
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import mbarrier
+
+#: Tiles of a q block that are held in registers while a cut is searched for; more are read anew.
+_SPAN = gl.constexpr(256)
+#: A mass of 1 as a weight, its bits, and what is set in weights of must-do tiles: above every cut.
+UNIT = gl.constexpr(1 << 24)
+_UNIT_BITS = gl.constexpr(24)
+_FIRM = gl.constexpr(1 << 30)
+
+
+@gluon.jit
+def _either(a, b):
+    return a | b
+
+
+@gluon.jit
+def piece_of(tile, walk):
+    """What a tile is of lists that may be cut, see :func:`.kernels.plan`.
+
+    Returns the row of the bitmap, the length of its whole list, the number of the piece, of how
+    many, and where the first of them is kept.
+    """
+    items, counts, order, span = walk
+    place = gl.load(order + tile)
+    told = gl.load(counts + tile)
+    return place & 0xFFFF, told & 0xFFFF, (told >> 16) & 15, ((told >> 20) & 15) + 1, place >> 16
+
+
+@gluon.jit
+def flush(bits, first, count, items, votes, must_do, rows, q_len, HAS_DO: gl.constexpr):
+    """Write the votes of 32 steps of the walk, one bit per step and row, into the next bitmap."""
+    # A word per warp: what warps found is joined in memory, without a barrier of the warpgroup.
+    grid: gl.constexpr = gl.BlockedLayout([1, 1], [1, 32], [4, 1], [1, 0])
+    warps = gl.reshape(gl.where(rows < q_len, bits, 0), [4, 16])
+    word = gl.convert_layout(gl.reduce(warps, 1, _either), gl.SliceLayout(1, grid))
+    lane = gl.arange(0, 32, gl.SliceLayout(0, grid))
+    inside = first + lane < count
+    block = gl.load(items + first + lane, mask=inside, other=0).to(gl.int32)
+    keep = (word[:, None] >> lane[None, :]) & 1
+    if HAS_DO:
+        must = gl.load(must_do + (block >> 5), mask=inside, other=0) >> (block & 31)
+        keep = keep | (must & 1)[None, :]
+    bit = (1 << (block & 31))[None, :] + gl.zeros([4, 32], gl.int32, grid)
+    target = votes + (block >> 5)[None, :] + gl.zeros([4, 32], gl.int32, grid)
+    gl.atomic_or(target, bit, mask=inside[None, :] & (keep != 0), sem="relaxed")
+
+
+@gluon.jit
+def keep_share(shares, here, total, i, rows, q_len):
+    """Keep the sum over a warp's rows of what lies in tile ``i`` of a walk: lane ``i`` of a word.
+
+    ``here`` of each row's ``total`` so far lies in it. Rows past the end do not count.
+    """
+    layout: gl.constexpr = shares.type.layout
+    # 16 rows per warp, summed in its registers, without a barrier of the warpgroup.
+    warps = gl.reshape(gl.where(rows < q_len, here / total, 0.0), [4, 16])
+    share = gl.convert_layout(gl.sum(warps, 1), gl.SliceLayout(1, layout))
+    lane = gl.arange(0, 32, gl.SliceLayout(0, layout))
+    return gl.where((lane == (i & 31))[None, :], share[:, None], shares)
+
+
+@gluon.jit
+def flush_shares(shares, first, count, items, weights, unit):
+    """Add what 32 tiles of a walk weigh in each warp, in integers: their order does not matter."""
+    layout: gl.constexpr = shares.type.layout
+    lane = gl.arange(0, 32, gl.SliceLayout(0, layout))
+    inside = first + lane < count
+    block = gl.load(items + first + lane, mask=inside, other=0).to(gl.int32)
+    scaled = gl.ceil(shares * unit)
+    # a NaN weighs 1
+    weight = gl.where(scaled < UNIT, scaled, UNIT).to(gl.int32)
+    everywhere = gl.zeros([4, 32], gl.int32, layout)
+    target = weights + block[None, :] + everywhere
+    gl.atomic_add(target, weight, mask=inside[None, :] & (everywhere == 0), sem="relaxed")
+
+
+@gluon.jit
+def _weights(weights, block, k_blocks):
+    """Weights of tiles and which of them may be dropped; a tile that was not walked has -1."""
+    # Volatile: atomics pass the nearest cache by, which may hold the line.
+    found = gl.load(weights + block, mask=block < k_blocks, other=-1, volatile=True)
+    # What was rounded up to more than 1 weighs 1.
+    weight = gl.where(found < 0, -1, gl.minimum(found & (_FIRM - 1), UNIT))
+    return weight, (found >= 0) & (found < _FIRM)
+
+
+@gluon.jit
+def _loose(weights, block, k_blocks):
+    """Weights of the tiles that may be dropped; of others, what no cut reaches."""
+    weight, loose = _weights(weights, block, k_blocks)
+    return gl.where(loose, weight, _FIRM)
+
+
+@gluon.jit
+def _up_to(cut, loose):
+    """Sum of the weights that are at most ``cut``, where more than 2 is all the same."""
+    lanes = gl.sum(gl.reshape(gl.where(loose <= cut, loose, 0), [32, _SPAN // 32]), 1)
+    return gl.minimum(gl.sum(gl.minimum(lanes, 2 * UNIT), 0), 2 * UNIT)
+
+
+@gluon.jit
+def _select(weights, votes, mass, k_blocks, words, limit, HAS_MASS: gl.constexpr):
+    """What :func:`.kernels.select` does, in one warp: returns the number of tiles kept."""
+    layout: gl.constexpr = gl.BlockedLayout([_SPAN // 32], [32], [1], [0])
+    grid: gl.constexpr = gl.BlockedLayout([1, 8], [8, 4], [1, 1], [1, 0])
+    first = gl.arange(0, _SPAN, layout)
+    held = _loose(weights, first, k_blocks)
+    largest = gl.max(_weights(weights, first, k_blocks)[0], 0)
+    for start in range(_SPAN, k_blocks, _SPAN):
+        largest = gl.maximum(largest, gl.max(_weights(weights, start + first, k_blocks)[0], 0))
+    # The largest cut for which the weights up to it stay within the limit, bit by bit from above.
+    cut = gl.to_tensor(0)
+    for step in range(_UNIT_BITS):
+        tried = cut | (UNIT >> (step + 1))
+        total = _up_to(tried, held)
+        for start in range(_SPAN, k_blocks, _SPAN):
+            more = _loose(weights, start + first, k_blocks)
+            total = gl.minimum(total + _up_to(tried, more), 2 * UNIT)
+        cut = gl.where(total <= limit, tried, cut)
+    kept = gl.to_tensor(0)
+    for start in range(0, k_blocks, _SPAN):
+        block = start + first
+        weight, loose = _weights(weights, block, k_blocks)
+        keep = gl.where((weight >= 0) & ~(loose & (weight <= cut) & (weight < largest)), 1, 0)
+        kept += gl.sum(keep, 0)
+        lane = gl.arange(0, 32, gl.SliceLayout(0, grid))
+        bits = gl.convert_layout(gl.reshape(keep, [_SPAN // 32, 32]), grid) << lane[None, :]
+        at = start // 32 + gl.arange(0, _SPAN // 32, gl.SliceLayout(1, grid))
+        gl.store(votes + at, gl.sum(bits, 1), mask=at < words)
+        if HAS_MASS:
+            share = gl.maximum(weight, 0).to(gl.float32) * (1.0 / UNIT)
+            gl.store(mass + block, share, mask=block < k_blocks)
+    return kept
+
+
+@gluon.jit
+def _count(votes, words):
+    """Number of bits set in a bitmap row, in one warp."""
+    lane = gl.arange(0, 32, gl.BlockedLayout([1], [32], [1], [0]))
+    kept = gl.to_tensor(0)
+    for start in range(0, words, 32):
+        # Volatile: atomics pass the nearest cache by, which may hold the line.
+        word = gl.load(votes + start + lane, mask=start + lane < words, other=0, volatile=True)
+        # Sums over pairs, nibbles, bytes and the word; masks clear the copies of the sign.
+        pairs = word - ((word >> 1) & 0x55555555)
+        nibbles = (pairs & 0x33333333) + ((pairs >> 2) & 0x33333333)
+        kept += gl.sum((((nibbles + (nibbles >> 4)) & 0x0F0F0F0F) * 0x01010101) >> 24, 0)
+    return kept
+
+
+@gluon.jit
+def _tile_of_warp(tile_smem, tile_full, done):
+    """Tile that the loading warp hands out next, for a single warp, which keeps its place."""
+    mbarrier.wait(tile_full.index(done & 1), (done >> 1) & 1)
+    shared: gl.constexpr = gl.BlockedLayout([1], [32], [1], [0])
+    return gl.sum(tile_smem.index(done & 1).load(shared), axis=0)
+
+
+@gluon.jit
+def _settled(
+    at, results, k_blocks, words, limit, WEIGH: gl.constexpr, HAS_MASS: gl.constexpr
+):  # fmt: skip
+    """Settle a q block, all of which was walked: choose if tiles were weighed, and count."""
+    o_desc, lse, votes, weights, mass, tally, must_do, parts, arrivals = results
+    if WEIGH:
+        kept = _select(
+            weights + at * k_blocks, votes + at * words, mass + at * k_blocks, k_blocks, words,
+            limit, HAS_MASS,
+        )  # fmt: skip
+    else:
+        kept = _count(votes + at * words, words)
+    gl.atomic_add(tally + 1, kept.to(gl.int64), sem="relaxed")
+
+
+@gluon.jit
+def settle(
+    results, smem, bars, walk, sizes, words, limit, WEIGH: gl.constexpr, HAS_MASS: gl.constexpr,
+    SLOTS: gl.constexpr,
+):  # fmt: skip
+    """The settling warp: what there is to do once a q block was walked."""
+    o_desc, lse, votes, weights, mass, tally, must_do, parts, arrivals = results
+    tiles, q_heads, q_len, kv_len, q_blocks, k_blocks = sizes
+    q_smem, k_smem, v_smem, o_smem, tile_smem = smem
+    q_full, q_empty, k_full, k_empty, v_full, v_empty, turns, tile_full, tile_empty, walked = bars
+    items, counts, order, span = walk
+    done = 0
+    tile = _tile_of_warp(tile_smem, tile_full, 0)
+    while tile < tiles:
+        if SLOTS:
+            place, length, piece, pieces, first = piece_of(tile, walk)
+            at = place.to(gl.int64)
+            count = length * (piece + 1) // pieces - length * piece // pieces
+        else:
+            at = (tile // q_blocks * q_blocks + gl.load(order + tile)).to(gl.int64)
+            count = gl.load(counts + tile)
+        mbarrier.wait(walked.index(done & 1), (done >> 1) & 1)
+        # Not before: two tiles that were walked and not settled are all that two bars tell apart.
+        mbarrier.arrive(tile_empty.index(done & 1))
+        if SLOTS:
+            # Of a list that was cut the last one settles, which hears of what the others wrote.
+            missing = pieces - 1
+            if pieces > 1:
+                missing -= gl.atomic_add(arrivals + first // 2 * 4 + 3, 1, sem="acq_rel")
+            if missing == 0:
+                _settled(at, results, k_blocks, words, limit, WEIGH, HAS_MASS)
+        else:
+            _settled(at, results, k_blocks, words, limit, WEIGH, HAS_MASS)
+        gl.atomic_add(tally, count.to(gl.int64), sem="relaxed")
+        done += 1
+        tile = _tile_of_warp(tile_smem, tile_full, done)
+    mbarrier.arrive(tile_empty.index(done & 1))
