@@ -408,21 +408,20 @@ def test_a_step_whose_lists_may_be_cut_has_room_for_pieces(
         ({"kv_len": 31 * 128}, False),  # a list has no two pieces
         ({"kv_len": 640 * 128}, True),
         ({"kv_len": 641 * 128}, False),
-        ({"q_len": 128 * 512}, True),
-        ({"q_len": 128 * 513}, False),
-        ({"q_len": 128 * 256, "kv_len": 300 * 128}, True),
-        ({"q_len": 128 * 512, "kv_len": 300 * 128}, False),  # twenty thousand words
+        ({"q_len": 128 * 160}, True),
+        ({"q_len": 128 * 161}, False),
+        ({"head_dim": 64}, False),
     ],
     ids=str,
 )
 def test_which_lists_may_be_cut(driver: Driver, changes: dict[str, int], cut: bool) -> None:
     step = replace(request(descending=False), **({"kv_len": 4096} | changes))
     size = step.geometry
-    k_blocks, words = size.k_blocks(step.kv_len), size.words(step.kv_len)
+    k_blocks = size.k_blocks(step.kv_len)
     rows = step.q_heads * size.q_blocks(step.q_len)
     tile, plain = tiles._HOPPER_LITE[128, 128], tiles._PLAIN[128]
-    assert launch.cut_for(step, tile, rows, k_blocks, words) == (5 if cut else 0)
-    assert launch.cut_for(step, plain, rows, k_blocks, words) == 0
+    assert launch.cut_for(step, tile, rows, k_blocks) == (5 if cut else 0)
+    assert launch.cut_for(step, plain, rows, k_blocks) == 0
 
 
 def test_a_step_whose_kernels_are_not_all_compiled_yet_compiles_the_rest(

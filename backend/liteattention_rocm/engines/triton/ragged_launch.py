@@ -53,7 +53,7 @@ _SHORT_KEYS = 1024
 #: Rows from which on the keys of an fp8 cache are copied as 16-bit numbers for the kernel of
 #: prompts, most bytes of such copies, and tokens of their pages, the K block of that kernel. A copy
 #: takes as long as some hundred rows gain by it.
-_WIDENED_ROWS, _WIDENED_MOST, _WIDENED_PAGE = 256, 512 << 20, 128
+_WIDENED_ROWS, _WIDENED_MOST, _WIDENED_PAGE = 256, 1 << 30, 128
 #: Smallest and largest height of a matrix product's tile.
 _MIN_M, _MAX_M = 16, 128
 #: Fewest keys of a block in decoding steps.
