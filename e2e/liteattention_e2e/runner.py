@@ -244,7 +244,7 @@ def load(config: SuiteConfig) -> Any:
     return pipe
 
 
-def denoisers(pipe: Any) -> list[torch.nn.Module]:
+def denoisers(pipe: Any) -> list[Any]:
     """The transformers of a pipeline: one, or one for each range of noise."""
     found = (getattr(pipe, name, None) for name in ("transformer", "transformer_2"))
     return [model for model in found if model is not None]
