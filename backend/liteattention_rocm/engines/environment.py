@@ -32,6 +32,10 @@ def settings() -> Settings:
     return Settings(*(os.environ.get(name, "") for name in names))
 
 
+#: Oldest NVIDIA compute capability with fp8.
+OLDEST_FP8 = 89
+
+
 def architecture(device: torch.device) -> str:
     """Architecture of a GPU as its compiler calls it ("gfx942", "sm_90"), "" for anything else."""
     if device.type != "cuda":
@@ -39,6 +43,12 @@ def architecture(device: torch.device) -> str:
     if device.index is not None:
         return _architecture(device.index)
     return _architecture(torch.cuda.current_device()) if torch.cuda.is_available() else ""
+
+
+def converts_fp8(device: torch.device) -> bool:
+    """Whether a GPU of NVIDIA has instructions that widen fp8; True of any other device."""
+    found = architecture(device)
+    return not found.startswith("sm_") or int(found.removeprefix("sm_")) >= OLDEST_FP8
 
 
 @functools.cache

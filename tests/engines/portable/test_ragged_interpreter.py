@@ -442,6 +442,29 @@ def test_fp8_caches(fp8: torch.dtype, dim: int) -> None:
     check([(7, 30), (1, 70)], (2, 2), 16, dim, fp8, causal=True)
 
 
+@pytest.mark.parametrize(
+    ("found", "has"), [("sm_80", False), ("sm_86", False), ("sm_89", True), ("sm_100", True)]
+)
+def test_gpus_without_fp8_read_e5m2_number_by_number(
+    monkeypatch: pytest.MonkeyPatch, found: str, has: bool
+) -> None:
+    """An A100 has no instructions for words of fp8."""
+    from liteattention_rocm import remembered
+    from liteattention_rocm.engines import environment
+    from liteattention_rocm.engines.triton import ragged_launch
+
+    monkeypatch.setattr(environment, "architecture", lambda device: found)
+    words = []
+    choose = ragged_launch._words
+    monkeypatch.setattr(
+        ragged_launch, "_words", lambda *call: words.append(choose(*call)) or words[-1]
+    )
+    remembered.forget()
+    check([(1, 70)], (2, 1), 16, 64, torch.float8_e5m2, causal=True)
+    remembered.forget()
+    assert set(words) == {2 if has else 0}
+
+
 @pytest.mark.parametrize("fp8", [torch.float8_e4m3fn, torch.float8_e5m2], ids=["e4m3", "e5m2"])
 def test_fp8_rows_are_rounded_as_the_reference_rounds_them(fp8: torch.dtype) -> None:
     """Bit by bit: ties, subnormals, zeros of both signs, what is too large, NaN."""

@@ -32,15 +32,13 @@ from ...contract import (
     TileGeometry,
     WriteRequest,
 )
-from ..environment import architecture
+from ..environment import OLDEST_FP8, architecture, converts_fp8
 
 #: Head dims of dense calls and of LiteAttention; those of packed and paged calls.
 HEAD_DIMS = (64, 128)
 RAGGED_HEAD_DIMS = (64, 80, 96, 112, 128, 192, 256)
 #: Oldest NVIDIA compute capability with bf16 matrix products.
 _OLDEST = 80
-#: The oldest whose Triton reads e4m3; it reads e5m2 everywhere.
-_OLDEST_E4M3 = 89
 #: K blocks that an int16 entry of a walk can name.
 _MAX_K_BLOCKS = 32767
 
@@ -82,13 +80,12 @@ class PortableEngine(Engine):
             *others, last = map(str, head_dims)
             listed = f"{', '.join(others)} or {last}"
             reasons.append(f"head dim must be {listed}, got {request.head_dim}")
-        if isinstance(request, RaggedRequest) and request.kv_dtype == torch.float8_e4m3fn:
-            found = architecture(request.device)
-            if found.startswith("sm_") and int(found.removeprefix("sm_")) < _OLDEST_E4M3:
-                reasons.append(
-                    f"a cache of e4m3 needs compute capability {_OLDEST_E4M3 / 10:.1f} or newer, "
-                    f"got {found}: use e5m2"
-                )
+        e4m3 = isinstance(request, RaggedRequest) and request.kv_dtype == torch.float8_e4m3fn
+        if e4m3 and not converts_fp8(request.device):  # Triton reads e5m2 everywhere
+            reasons.append(
+                f"a cache of e4m3 needs compute capability {OLDEST_FP8 / 10:.1f} or newer, "
+                f"got {architecture(request.device)}: use e5m2"
+            )
         if isinstance(request, LiteRequest):
             reasons += _tile_reasons(request)
         return reasons

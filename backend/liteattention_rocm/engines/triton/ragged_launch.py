@@ -18,7 +18,7 @@ from ...contract import (
     page_strides,
     slot_beyond,
 )
-from ..environment import architecture
+from ..environment import architecture, converts_fp8
 from ..workspace import raw_stream
 from . import hopper, hopper_ragged, kernels, ragged, tiles
 from .launch import (
@@ -500,7 +500,9 @@ def _words(request: RaggedRequest, like: RaggedTensors) -> int:
     """
     steps = (*page_strides(like.k), *page_strides(like.v))
     aligned = all(alignments(like.k, like.v)) and not any(step % 2 for step in steps)
-    return FP8_MANTISSA.get(request.kv_dtype, 0) if aligned and torch.version.hip is None else 0
+    if not aligned or torch.version.hip is not None or not converts_fp8(request.device):
+        return 0
+    return FP8_MANTISSA.get(request.kv_dtype, 0)
 
 
 def _merge(request: RaggedRequest, like: RaggedTensors, step: Cut) -> Launch:
