@@ -107,7 +107,7 @@ def _halves_of_query(even, odd):
     """Even and odd columns of q as fp16, and what to multiply each row's scores by.
 
     Each row times the power of two that brings its largest number to 2^14 or more, below 2^15.
-    What is 2^-28 of that number or larger stays as it is in bf16; the rest is off by 2^-40 of it
+    What is 2^-28 of that number or larger stays as it is; the rest is off by 2^-39 of it
     at most. NaN and infinities stay.
     """
     even, odd = even.to(tl.float32), odd.to(tl.float32)
