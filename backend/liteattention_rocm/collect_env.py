@@ -46,9 +46,7 @@ def collect() -> dict[str, str]:
     facts["cpu paths"] = _try(_cpu_paths)
     facts["hip run-time"] = _try(_hip)
     facts["gfx942 kernels"] = _try(_kernels)
-    facts["default engine"] = _try(
-        lambda: str(_load("liteattention_rocm.engines").choose("cpu").name)
-    )
+    facts["default engine"] = _try(_default_engines)
     for name in sorted(os.environ):
         if name.startswith("LITEATTENTION_"):
             facts[name] = os.environ[name]
@@ -145,6 +143,18 @@ def _kernels() -> str:
     found = _load("liteattention_rocm.engines.gfx942.manifest").read()
     count = sum(len(entry.kernels) for entry in found.objects)
     return f"{count} in {len(found.objects)} code objects, built by {found.compiler}"
+
+
+def _default_engines() -> str:
+    """The engine of a GPU's tensors, if there is one, and of the CPU's: the same if one is set."""
+    choose = _load("liteattention_rocm.engines").choose
+    cpu = str(choose("cpu").name)
+    cuda = _load("torch").cuda
+    if not cuda.is_available():
+        return cpu
+    names = dict.fromkeys(str(choose(f"cuda:{i}").name) for i in range(cuda.device_count()))
+    gpus = ", ".join(names)
+    return cpu if gpus == cpu else f"{gpus} on the GPU, {cpu} on the CPU"
 
 
 def _cpu_paths() -> str:

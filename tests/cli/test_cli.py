@@ -10,10 +10,12 @@ from importlib.metadata import EntryPoint, entry_points, version
 from pathlib import Path
 
 import pytest
+import torch
 from typer.testing import CliRunner
 
 from liteattention_benchmark.cli import app as bench
 from liteattention_rocm import collect_env
+from liteattention_rocm.engines import registry
 
 RUNNER = CliRunner()
 
@@ -36,6 +38,27 @@ def test_collect_env_never_raises(monkeypatch: pytest.MonkeyPatch) -> None:
     facts = collect_env.collect()
     assert facts["cpu paths"].startswith("unknown (OSError: ")
     assert facts["LITEATTENTION_ENGINE"] == "cpu"
+
+
+@pytest.mark.parametrize(
+    ("chip", "asked", "reported"),
+    [
+        ("gfx942", None, "gfx942 on the GPU, cpu on the CPU"),
+        ("sm_90", None, "portable on the GPU, cpu on the CPU"),
+        ("gfx942", "reference", "reference"),
+        (None, None, "cpu"),
+    ],
+)
+def test_the_default_engine_is_that_of_the_gpu(
+    chip: str | None, asked: str | None, reported: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("LITEATTENTION_ENGINE", raising=False)
+    if asked is not None:
+        monkeypatch.setenv("LITEATTENTION_ENGINE", asked)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: chip is not None)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(registry, "architecture", lambda device: chip)
+    assert collect_env._default_engines() == reported
 
 
 def without_torch(folder: Path, *command: str) -> subprocess.CompletedProcess[str]:

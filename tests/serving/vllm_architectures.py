@@ -33,9 +33,11 @@ TOKENS = 24
 #: What rounding may cost by dtype, in standard deviations of the logits. Attention that is wrong
 #: somewhere costs one or more, a scale that is wrong by 2 % costs 0.1.
 MOST_REGRET = {"float32": 0.01, "float16": 0.02, "bfloat16": 0.25}
-#: Families whose activations vLLM keeps out of fp16, and GPT-OSS, whose experts vLLM multiplies in
-#: less than fp16's accuracy (0.04 with this attention on an H200).
-WIDE_RANGE = ("gemma2", "gemma3", "glm4", "gpt_oss")
+#: Families whose activations vLLM keeps out of fp16.
+WIDE_RANGE = ("gemma2", "gemma3", "glm4")
+#: Families whose other layers round more than that on a GPU: vLLM's kernels of GPT-OSS's experts
+#: lost 0.04 in fp16 on an H200. There vLLM's own attention says what is to be lost.
+ROUGH, PEER = ("gpt_oss",), "TRITON_ATTN"
 
 
 def prompts() -> list[list[int]]:
@@ -60,22 +62,21 @@ def options() -> dict[str, Any]:
     }  # fmt: skip
 
 
-def served(folder: Path, dtype: str) -> list[list[int]]:
-    """What vLLM, attending with ours, makes of the prompts."""
+def served(folder: Path, dtype: str, backend: str = OURS) -> list[list[int]]:
+    """What vLLM makes of the prompts, attending with ours."""
     from vllm import SamplingParams
 
     before = liteattention_vllm.statistics()
     sampling = SamplingParams(temperature=0, max_tokens=TOKENS, ignore_eos=True, detokenize=False)
     with engine(
-        folder, OURS, skip_tokenizer_init=True, max_model_len=architectures.CONTEXT,
+        folder, backend, skip_tokenizer_init=True, max_model_len=architectures.CONTEXT,
         enable_prefix_caching=False, dtype=dtype, **options(),
     ) as llm:  # fmt: skip
         asked = [{"prompt_token_ids": ids} for ids in prompts()]
         found = llm.generate(asked, sampling, use_tqdm=False)
     after = liteattention_vllm.statistics()
-    assert (
-        after["layers"] > before["layers"] and after["attention_calls"] > before["attention_calls"]
-    )
+    for counter in ("layers", "attention_calls"):
+        assert (after[counter] > before[counter]) == (backend == OURS)
     answers = [list(each.outputs[0].token_ids) for each in found]
     assert [len(each) for each in answers] == [TOKENS] * len(asked)
     return answers
@@ -91,7 +92,12 @@ def test_tokens_are_the_best_ones(name: str, tmp_path: Path) -> None:
     others = [[3 + (ids[0] + 7) % 500, *ids[1:]] for ids in prompts()[2:]]
     elsewhere = architectures.regret(model, others, answers[2:])
     print(f"{name}: regret {regret:.5f}, for other prompts {elsewhere:.2f}")
-    assert regret < MOST_REGRET[dtype] < elsewhere
+    most = MOST_REGRET[dtype]
+    if GPU and name in ROUGH:
+        theirs = architectures.regret(model, prompts(), served(tmp_path / name, dtype, PEER))
+        print(f"{name}: regret of {PEER} {theirs:.5f}")
+        most += 1.5 * theirs
+    assert regret < most < elsewhere
 
 
 def without_causal_mask(attend: Callable[..., Any]) -> Callable[..., Any]:
