@@ -196,6 +196,10 @@ def e2e(
             "--compile", help="torch.compile of the transformer's blocks, in every row alike."
         ),
     ] = False,
+    graphs: Annotated[
+        bool,
+        typer.Option("--graphs", help="Run the transformer from CUDA graphs, in every row alike."),
+    ] = False,
     check_prompts: Annotated[
         bool,
         typer.Option(
@@ -252,6 +256,7 @@ def e2e(
         "dtype": dtype,
         "device": device,
         "compiled": compiled,
+        "graphs": graphs,
         "check_prompts": check_prompts,
         "fps": fps,
         "out": out,

@@ -149,6 +149,11 @@ class CalibrationOptions(BaseModel):
         return value
 
 
+#: Runs after which every graph of a schedule is captured: forwards are captured the second time
+#: that their launches are asked for, and the first steps of a generation come once in it.
+GRAPH_WARMUPS = 3
+
+
 class SuiteConfig(BaseModel):
     """A whole run. Sizes left out are the model's own defaults (see ``runner.defaults``)."""
 
@@ -189,6 +194,7 @@ class SuiteConfig(BaseModel):
     dtype: Literal["bfloat16", "float16", "float32"] = "bfloat16"
     device: str = "cpu"
     compiled: bool = False
+    graphs: bool = False
     check_prompts: bool = False
     fps: int = Field(default=8, ge=1)
     out: Path = Path("out")
@@ -304,8 +310,15 @@ class SuiteConfig(BaseModel):
 
     @model_validator(mode="after")
     def _compilable(self) -> Self:
+        problems = []
         if self.compiled and self.runner == "sglang":
-            raise ValueError("compiled is for the runner diffusers: SGLang compiles by itself")
+            problems.append("compiled is for the runner diffusers: SGLang compiles by itself")
+        if self.graphs and self.runner == "sglang":
+            problems.append("graphs is for the runner diffusers: SGLang captures its own")
+        if self.graphs and torch.device(self.device).type != "cuda":
+            problems.append(f"graphs are CUDA's: device must be a GPU, got {self.device!r}")
+        if problems:
+            raise ValueError("; ".join(problems))
         return self
 
     @model_validator(mode="after")
@@ -383,6 +396,11 @@ class SuiteConfig(BaseModel):
         if self.cross_attention is None:
             return self.chosen_engine.name == "gfx942"
         return self.cross_attention == "dense"
+
+    @property
+    def warmup_runs(self) -> int:
+        """Untimed runs of each configuration; graphs want enough to be captured."""
+        return max(self.warmup, GRAPH_WARMUPS) if self.graphs and self.warmup else self.warmup
 
     @property
     def torch_dtype(self) -> torch.dtype:

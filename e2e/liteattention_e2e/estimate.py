@@ -78,7 +78,8 @@ class Estimate:
         costs: Sequence[Configuration] = self._configurations
         seconds = 0.0
         for item in costs:
-            steps = config.warmup * warmup_steps(item, chosen.steps) + timed
+            warm = warmup_steps(item, chosen.steps, whole=config.graphs)
+            steps = config.warmup_runs * warm + timed
             seconds += steps * self._costs[item.kind].seconds(tokens)
         return seconds / self.threads
 

@@ -27,7 +27,7 @@ import torch
 import transformers
 
 import liteattention_diffusers
-from liteattention_diffusers import discovery
+from liteattention_diffusers import discovery, graphs
 from liteattention_rocm import SkipPolicy, TileGeometry
 
 from . import pixel_vae  # diffusers finds its class by the module being imported
@@ -67,6 +67,9 @@ class Runner:
             if configuration.policy is not None:  # say now what would fail after the first runs
                 self._enable(configuration.policy).disable()
         self.tiles: dict[str, SkippedTiles] = {}
+        # Graphs serve later runs, so whoever has them is kept, by configuration.
+        self._handles: dict[str, liteattention_diffusers.Handle] = {}
+        self._plain: dict[str, list[graphs.StepGraphs]] = {}
 
     def run(
         self,
@@ -88,7 +91,12 @@ class Runner:
                 recorder = Recorder(handle, chosen.steps)
             between = None if recorder is None else recorder.step_end
             clock = stack.enter_context(
-                _Stopwatch(pipe, on_step, between=between, parts=not self.config.compiled)
+                _Stopwatch(
+                    pipe,
+                    on_step,
+                    between=between,
+                    parts=not (self.config.compiled or self.config.graphs),
+                )
             )
             gc.collect()
             memory = stack.enter_context(_PeakMemory(torch.device(self.config.device)))
@@ -135,9 +143,34 @@ class Runner:
         self, configuration: Configuration, stack: contextlib.ExitStack
     ) -> liteattention_diffusers.Handle | None:
         """Give self-attention to the configuration until ``stack`` is closed."""
+        if self.config.graphs:
+            return self._graphed(configuration, stack)
         if configuration.policy is None:
             return None
         return stack.enter_context(self._enable(configuration.policy))
+
+    def _graphed(
+        self, configuration: Configuration, stack: contextlib.ExitStack
+    ) -> liteattention_diffusers.Handle | None:
+        """As :meth:`_attention`, with the denoisers' forwards from graphs."""
+        name = configuration.name
+        if configuration.policy is None:
+            if name not in self._plain:
+                self._plain[name] = [
+                    graphs.StepGraphs(model, graphs.recorder_for(model))
+                    for model in denoisers(self.pipeline)
+                ]
+            for each in self._plain[name]:
+                stack.enter_context(graphs.attached(each))
+            return None
+        handle = self._handles.get(name)
+        if handle is None:
+            handle = self._handles[name] = self._enable(configuration.policy)
+        else:
+            handle.lite.statistics.clear()  # runs before have been read
+            handle.resume()
+        stack.callback(handle.pause)
+        return handle
 
     def _enable(self, policy: SkipPolicy) -> liteattention_diffusers.Handle:
         return liteattention_diffusers.enable(
@@ -146,6 +179,7 @@ class Runner:
             geometry=self.config.geometry,
             engine=self.config.engine,
             cross_attention=self.config.dense_cross_attention,
+            graphs=self.config.graphs,
         )
 
     def tokens(self, chosen: Settings | None = None) -> int:

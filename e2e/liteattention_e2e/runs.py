@@ -20,11 +20,13 @@ DEFAULTS_FILE = "generation.json"
 _WARMUP_STEPS = 2
 
 
-def warmup_steps(configuration: Configuration, steps: int) -> int:
+def warmup_steps(configuration: Configuration, steps: int, whole: bool = False) -> int:
     """Denoising steps of a warm-up run: the last of them run the kernels that leave tiles out.
 
-    Otherwise the first timed run would compile these.
+    Otherwise the first timed run would compile these. ``whole``: all ``steps``, for graphs.
     """
+    if whole:
+        return steps
     policy = configuration.policy
     dense = policy.warmup_steps if policy is not None and policy.enabled else 0
     return min(dense + _WARMUP_STEPS, steps)

@@ -120,11 +120,14 @@ def run(result: Result, console: Console, keep: Callable[[Run], None]) -> None:
     """
     loaded, config = result.runner, result.config
     schedules = {item.name: item.steps or loaded.settings.steps for item in result.configurations}
-    warm = {item.name: warmup_steps(item, schedules[item.name]) for item in result.configurations}
+    warm = {
+        item.name: warmup_steps(item, schedules[item.name], whole=config.graphs)
+        for item in result.configurations
+    }
     each = len(result.cases) * config.repeats
-    total = sum(config.warmup * warm[name] + each * schedules[name] for name in schedules)
+    total = sum(config.warmup_runs * warm[name] + each * schedules[name] for name in schedules)
     with Steps(console, total) as progress:
-        for _ in range(config.warmup):
+        for _ in range(config.warmup_runs):
             for item in result.configurations:
                 progress.part(f"{item.name}, warm-up", warm[item.name])
                 loaded.run(item, 0, config.seeds[0], 0, progress.done, steps=warm[item.name])
@@ -210,6 +213,7 @@ def summarise(result: Result) -> dict[str, Any]:
             "engine": config.engine,
             "emulated": config.emulated,
             "compiled": config.compiled,
+            "graphs": config.graphs,
             "cross_attention": "dense" if config.dense_cross_attention else "own",
             "check_prompts": config.check_prompts,
             "fps": config.fps,
@@ -243,6 +247,8 @@ def notes(config: SuiteConfig) -> list[str]:
         )
     if config.compiled:
         found.append("The transformer's blocks were compiled (torch.compile) in every row alike.")
+    if config.graphs:
+        found.append("The transformer ran from CUDA graphs in every row alike.")
     if config.short_steps is not None:
         found.append(
             f"Rows of {config.short_steps} steps are compared with the references of as many steps."

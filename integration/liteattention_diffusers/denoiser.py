@@ -12,6 +12,7 @@ from diffusers.hooks.hooks import BaseState, CacheContext, HookRegistry, ModelHo
 
 from . import copies
 from .clock import Clock
+from .graphs import StepGraphs
 
 logger = logging.getLogger(__name__)
 
@@ -78,9 +79,28 @@ class DenoiserHook(ModelHook):  # type: ignore[misc]
         return module
 
 
-def attach(model: torch.nn.Module, clock: Clock) -> DenoiserHook:
+class GraphedHook(DenoiserHook):
+    """Also runs the forwards from graphs."""
+
+    def __init__(self, clock: Clock, model: torch.nn.Module) -> None:
+        super().__init__(clock, model)
+        #: Set by who knows the state between forwards, before the first of them.
+        self.graphs: StepGraphs
+
+    def new_forward(self, module: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
+        """Run a forward from a graph, or as it is."""
+        return self.graphs(self.fn_ref.original_forward, args, kwargs)
+
+    def reset_state(self, module: torch.nn.Module) -> torch.nn.Module:
+        """The pipeline is at the end of a run."""
+        self.graphs.run_over()
+        reset: torch.nn.Module = super().reset_state(module)
+        return reset
+
+
+def attach(model: torch.nn.Module, clock: Clock, *, graphed: bool = False) -> DenoiserHook:
     """Hook ``model`` so that ``cache_context`` reaches the clock."""
-    hook = DenoiserHook(clock, model)
+    hook = (GraphedHook if graphed else DenoiserHook)(clock, model)
     created = not hasattr(model, "_diffusers_hook")
     hook.had_forward = "forward" in vars(model)
     hook.created_registry = created

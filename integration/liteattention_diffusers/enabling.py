@@ -12,6 +12,7 @@ from diffusers.utils.torch_utils import unwrap_module
 from liteattention_rocm import SkipPolicy, TileGeometry, admission
 
 from .discovery import Found, find
+from .graphs import graph_reasons, recorder_for
 from .handle import Handle, holder
 
 
@@ -24,6 +25,7 @@ def enable(
     exclude: Sequence[str] = (),
     cross_attention: bool = False,
     balance: bool = False,
+    graphs: bool = False,
 ) -> Handle:
     """Run the self-attention of a diffusers pipeline or transformer with LiteAttention.
 
@@ -47,6 +49,12 @@ def enable(
         balance: under ``ulysses_degree`` alone, deal heads to processes by the tiles that they
             kept; see :class:`~liteattention_rocm.lite.parallel.SeqParallel`. Else they stay in
             their order. The result is the same.
+        graphs: run the denoisers' forwards from CUDA graphs, where the host is what limits a step.
+            A forward runs eagerly the first time its launches are asked for, is captured the second
+            time and replayed from then on, so the first generations are slower. The results are the
+            same. Keep the handle for many generations of a few sizes; a copy of each size's
+            intermediate tensors stays allocated. Hooks in Python inside the model, such as caches
+            and offloading, are refused. Changed weights and adapters are noticed at the next run.
 
     Raises:
         TypeError: ``target``, ``policy`` or ``geometry`` has the wrong type; lists every reason.
@@ -80,6 +88,8 @@ def enable(
             if not any(fnmatch.fnmatchcase(prefix + layer.name, pattern) for pattern in exclude)
         ]
         reasons += _unsupported(prefix, found, policy, geometry, engine)
+        if graphs:
+            reasons += [f"{name}: {reason}" for reason in graph_reasons(model)]
         if found:
             taken.append((prefix, model, found))
     if not taken:
@@ -90,7 +100,8 @@ def enable(
     if reasons:
         raise ValueError("cannot enable LiteAttention: " + "; ".join(reasons))
 
-    handle = Handle(policy, geometry, engine, pipeline, cross_attention, balance)
+    recorder = recorder_for(taken[0][1]) if graphs else None
+    handle = Handle(policy, geometry, engine, pipeline, cross_attention, balance, recorder)
     try:
         for prefix, model, found in taken:
             handle._take(prefix, model, found)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import weakref
+from collections.abc import Hashable
 from types import TracebackType
 from typing import Any
 
@@ -15,8 +16,9 @@ from liteattention_rocm.lite import bitmap
 from liteattention_rocm.lite.parallel import Mode, SeqParallel
 
 from . import denoiser
-from .clock import Clock
+from .clock import Clock, Position
 from .discovery import Found
+from .graphs import Recorder, StepGraphs
 from .layers import Layer
 
 #: Who holds a denoiser now. Weak on both sides: neither keeps the other alive.
@@ -47,6 +49,7 @@ class Handle:
         pipeline: Any | None,
         cross_attention: bool,
         balance: bool,
+        recorder: Recorder | None = None,
     ) -> None:
         self.lite = LiteAttention(policy, geometry=geometry, engine=engine)
         # One per group of processes that the layers say they are in: one at most, as a rule.
@@ -58,6 +61,9 @@ class Handle:
         self._cross_layers: list[Layer] = []
         self._cross_attention = cross_attention
         self._balance = balance
+        self._recorder = recorder
+        self._graphs: dict[torch.nn.Module, StepGraphs] = {}
+        self._taken: list[tuple[str, torch.nn.Module, list[Found]]] = []
         self._run = 0
 
     @property
@@ -145,14 +151,44 @@ class Handle:
             parallel.reset()
         self._clock.end_run()
 
+    def graph_counts(self) -> dict[str, int]:
+        """How many forwards of the denoisers ran eagerly, were captured and were replayed."""
+        counts = collections.Counter({"eager": 0, "captured": 0, "replayed": 0})
+        for graphs in self._graphs.values():
+            counts.update(graphs.counts)
+        return dict(counts)
+
     def disable(self) -> None:
         """Give the pipeline back exactly as it was; repeated calls do nothing."""
+        self.pause()
+        self._graphs.clear()
+        self._taken = []
+
+    def pause(self) -> None:
+        """As :meth:`disable`, but :meth:`resume` goes on with the same lists and graphs."""
         for layer in (*self._layers, *self._cross_layers):
             layer.release()
         for model, hook in self._denoisers:
             denoiser.detach(model, hook)
             _holders.pop(model, None)
         self._denoisers = []
+
+    def resume(self) -> None:
+        """Take the pipeline over again after :meth:`pause`.
+
+        Raises:
+            ValueError: it was disabled, is not paused, or another handle has a denoiser.
+        """
+        if not self._taken or self._denoisers:
+            raise ValueError("only a paused handle can be resumed: enable() the pipeline")
+        if any(holder(model) is not None for _, model, _ in self._taken):
+            raise ValueError(
+                "the pipeline is enabled with another handle: disable() that one first"
+            )
+        taken, self._taken = self._taken, []
+        self._layers, self._cross_layers = {}, []
+        for prefix, model, found in taken:
+            self._take(prefix, model, found)
 
     def __getstate__(self) -> Any:
         raise TypeError(
@@ -172,7 +208,16 @@ class Handle:
         self.disable()
 
     def _take(self, prefix: str, model: torch.nn.Module, found: list[Found]) -> None:
-        hook = denoiser.attach(model, self._clock)
+        hook = denoiser.attach(model, self._clock, graphed=self._recorder is not None)
+        if isinstance(hook, denoiser.GraphedHook) and self._recorder is not None:
+            turns = _Turns(self, hook.context)
+            graphs = self._graphs.get(model)
+            if graphs is None:
+                graphs = self._graphs[model] = StepGraphs(model, self._recorder)
+            graphs.turns = turns
+            graphs.run_over()
+            hook.graphs = graphs
+        self._taken.append((prefix, model, found))
         self._denoisers.append((model, hook))
         _holders[model] = weakref.ref(self)
         chosen = {id(layer.module) for layer in found}
@@ -220,6 +265,10 @@ class Handle:
         group: dist.ProcessGroup,
         mode: Mode,
     ) -> torch.Tensor:
+        if self._recorder is not None:
+            raise ValueError(
+                "CUDA graphs do not hold what processes exchange: enable(..., graphs=False)"
+            )
         if group not in self._splits:
             self._splits[group] = SeqParallel(
                 self.policy,
@@ -232,13 +281,8 @@ class Handle:
         return self._splits[group](q, k, v, scale=scale, **self._position(layer))
 
     def _position(self, layer: Layer) -> dict[str, Any]:
-        """Where a call of ``layer`` stands, as LiteAttention takes it; ends a run that is over."""
-        at = self._clock.locate(self._layers[layer].current)
-        if at.run != self._run:
-            self.lite.end(self._run)
-            for parallel in self._splits.values():
-                parallel.end(self._run)
-            self._run = at.run
+        """Where a call of ``layer`` stands, as LiteAttention takes it."""
+        at = self._locate(self._layers[layer])
         return {
             "step": at.step,
             "layer": layer.name,
@@ -246,3 +290,34 @@ class Handle:
             "generation": at.run,
             "num_steps": at.num_steps,
         }
+
+    def _locate(self, context: denoiser.Context) -> Position:
+        """Where the denoiser of ``context`` stands; ends a run that is over."""
+        at = self._clock.locate(context.current)
+        if at.run != self._run:
+            if self._recorder is None:
+                self.lite.end(self._run)
+            else:
+                self.lite.hand_on(self._run, at.run)
+            for parallel in self._splits.values():
+                parallel.end(self._run)
+            self._run = at.run
+        return at
+
+
+class _Turns:
+    """The state of a handle, as graphs of one of its denoisers ask for it."""
+
+    def __init__(self, handle: Handle, context: denoiser.Context) -> None:
+        self._handle = handle
+        self._context = context
+        lite = handle.lite
+        self.noting = lite.noting
+        self.begin_again = lite.begin_again
+        self.finish_again = lite.finish_again
+
+    def place(self) -> tuple[Hashable, int, Hashable]:
+        """See :class:`.graphs.Turns`."""
+        at = self._handle._locate(self._context)
+        lite = self._handle.lite
+        return at.run, at.step, (at.branch, at.num_steps, id(lite.policy), id(lite.geometry))

@@ -7,12 +7,13 @@ states that keep it. Method: LiteAttention, arXiv 2511.11062.
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import logging
 import math
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from typing import Any, cast
 from weakref import WeakValueDictionary
 
@@ -23,9 +24,9 @@ from .. import dense, engines, validation
 from ..arguments import Reasons
 from ..contract import DenseRequest, Layout, Rounding, TileGeometry, dense_tensors, lite_tensors
 from ..remembered import Call, bound_call, calls, recall
-from .counting import Count, CountReader, TileCounters
+from .counting import Count, CountReader, Noted, Noting, TileCounters
 from .policy import Schedule, SkipPolicy, plain_int
-from .state import Kind, Plan, Shape, State, Tiles
+from .state import Kind, Plan, Shape, State, Tiles, Turn
 from .statistics import MOST_PENDING, SkipStatistics
 
 logger = logging.getLogger(__name__)
@@ -36,9 +37,6 @@ _Result = torch.Tensor | tuple[torch.Tensor, torch.Tensor]
 _Given = tuple[Any, Any, Any, Any]  #: q, k, v, out
 _Options = tuple[Any, ...]
 _Where = tuple[Hashable, int, str, str]  #: generation, step, layer, branch
-#: The list to read, the one to write, the number of tiles in the first (None if nobody counted
-#: them), whether it is known to hold all tiles, and whether it is walked downwards.
-_Turn = tuple[torch.Tensor, torch.Tensor, Count | None, bool, bool]
 
 
 class LiteAttention:
@@ -67,7 +65,8 @@ class LiteAttention:
     May be called from several threads as long as one (generation, layer, branch) is in one thread
     at a time. Nothing synchronises a GPU; nothing but the output is allocated after the first
     call of a layer and branch with a given shape. Under ``torch.compile`` a call is a graph break.
-    A call is one step: do not capture it in a CUDA graph, whose replay would be that step again.
+    A call is one step, and a CUDA graph of it would repeat that step: who captures one notes its
+    calls (:meth:`noting`) and makes them again beside each replay (:meth:`begin_again`).
 
     A copy (shallow or deep) has lists and statistics of its own from then on, and so has what is
     loaded from a pickle or with ``torch.load``. Calls that another thread has under way are not in
@@ -232,28 +231,15 @@ class LiteAttention:
     ) -> _Result:
         """Attend in a step that may follow upon the state's, and enter what came of it."""
         q, k, v, out = given
-        _, step, _, branch = where
-        schedule, limit, descending, tiles = plan.schedule, None, None, state.tiles
-        if schedule.first <= step <= schedule.last:
-            limits = schedule.limits
-            limit = limits[step] if step < len(limits) else limits[-1]
-            if tiles is None:
-                tiles = state.tiles = self._tiles_of(state.shape)
-        computed: Count | None = plan.tiles
-        kept: Count = plan.tiles
-        write = kind = None
+        turn = self._begin(state, plan, where)
+        kind, write, tiles = turn.kind, turn.write, turn.tiles
+        noting = self._counters.noting
+        block = None if noting is None else noting.block
+        computed, kept = turn.computed, turn.kept
         counted = False
         lists: tuple[torch.Tensor | None, ...] = ()
-        with self._lock:
-            state.step = step
-            if tiles is not None and limit is not None:
-                read, write, computed, whole, descending = self._take_turn(
-                    state, tiles, schedule, step, branch
-                )
-                if not whole or limit.threshold > -math.inf or limit.budget > 0:
-                    kind = (limit, descending)
-                    lists = (read, write, tiles.must_do, tiles.must_skip, None, None)
-                # else dense is the same, and the engine's kernel may divide the work otherwise
+        if kind is not None and tiles is not None:
+            lists = (turn.read, write, tiles.must_do, tiles.must_skip, None, None)
 
         result: _Result
         if plan.calls is None:
@@ -263,7 +249,10 @@ class LiteAttention:
             shape = plan.lse_shape
             lse = None if shape is None else q.new_empty(shape, dtype=torch.float32)
             if lists and plan.tallies:
-                tally, computed, kept = self._counters.tally(q.device)
+                if noting is None or block is None:
+                    tally, computed, kept = self._counters.tally(q.device)
+                else:
+                    tally = block[len(noting.calls)]
                 lists, counted = (*lists[:5], tally), True
             tensors = (lite_tensors if lists else dense_tensors)((q, k, v, target, lse, *lists))
             call = plan.calls.get(kind)
@@ -275,22 +264,50 @@ class LiteAttention:
             result = target if lse is None else (target, lse)
 
         if write is not None and tiles is not None:
-            if computed is None:
-                computed = state.read_count = self._counters.count(read)
             if kind is None:
                 write.copy_(tiles.full)
-                kept = tiles.full_count
-            elif counted:
-                pass
-            elif write.device.type == "cpu":
-                from .._core import count_bits  # a machine with a GPU does without the module
+            elif not counted and block is None:
+                kept = self._counters.count(write)
+        if noting is not None:
+            noting.add(Noted(where[2], where[3], state.shape, plan), turn.depends)
+        self._finish(state, plan, where, turn, computed, kept)
+        return result
 
-                kept = count_bits(write.data_ptr(), write.numel())
-            else:
-                kept = self._counters.count_later(write)
+    def _begin(self, state: State, plan: Plan, where: _Where) -> Turn:
+        """Settle what a call reads, writes and drops; the same again for the same step."""
+        _, step, _, branch = where
+        schedule, limit, tiles = plan.schedule, None, state.tiles
+        if schedule.first <= step <= schedule.last:
+            limits = schedule.limits
+            limit = limits[step] if step < len(limits) else limits[-1]
+            if tiles is None:
+                tiles = state.tiles = self._tiles_of(state.shape)
+        with self._lock:
+            state.step = step
+            if tiles is None or limit is None:
+                return Turn(limit, None, None, None, plan.tiles, plan.tiles, tiles, None)
+            read, write, computed, whole, descending = self._take_turn(
+                state, tiles, schedule, step, branch
+            )
+        kind: Kind = None
+        if not whole or limit.threshold > -math.inf or limit.budget > 0:
+            kind = (limit, descending)
+        # else dense is the same, and the engine's kernel may divide the work otherwise
+        if computed is None and (kind is None or not plan.tallies):
+            computed = state.read_count = self._counters.count(read)
+        kept = tiles.full_count if kind is None else plan.tiles
+        found: Count = plan.tiles if computed is None else computed
+        return Turn(limit, kind, read, write, found, kept, tiles, descending)
+
+    def _finish(
+        self, state: State, plan: Plan, where: _Where, turn: Turn, computed: Count, kept: Count
+    ) -> None:
+        """Enter what came of a call: its list counts from now on."""
+        limit, branch = turn.limit, where[3]
+        if turn.write is not None:
             with self._lock:
                 state.counts[branch] = kept
-                if kind is None:
+                if turn.kind is None:
                     state.full.add(branch)
         threshold = budget = None
         if limit is not None:
@@ -300,18 +317,83 @@ class LiteAttention:
                 budget = limit.budget
         pending = self.statistics.pending
         pending.append(
-            (*where, plan.tiles, computed, kept, limit is None, threshold, descending, budget)
-        )
+            (
+                *where, plan.tiles, computed, kept, limit is None, threshold, turn.descending,
+                budget,
+            )
+        )  # fmt: skip
         if len(pending) >= MOST_PENDING:
             self.statistics.enter()
-        return result
+
+    @contextlib.contextmanager
+    def noting(self, block: torch.Tensor | None = None) -> Iterator[Noting]:
+        """Note the calls of this thread, in their order, to make them again beside a graph.
+
+        ``block``, int64 [calls, 2], is where a captured graph writes the tiles computed and kept
+        by each of its calls. Nothing else is counted then, and no operation is launched but those
+        of the calls: bring each to its turn before (:meth:`begin_again`).
+        """
+        before = self._counters.noting
+        noting = self._counters.noting = Noting(block)
+        try:
+            yield noting
+        finally:
+            self._counters.noting = before
+
+    def begin_again(
+        self, calls: Sequence[Noted], generation: Hashable, step: int
+    ) -> tuple[list[tuple[State, Turn]], Hashable] | None:
+        """Bring noted calls to a step: their turns, and what their launches would depend on.
+
+        That is the same for two steps exactly if a graph of one does what the other asks for.
+        Operations between two steps, such as joining the lists of branches that share them, are
+        launched here. Calls of the same step may follow, which find the same turns, or
+        :meth:`finish_again`. None if a call is no step of its schedule; the call itself says why.
+        """
+        turns = []
+        signature: list[Hashable] = []
+        for call in calls:
+            if step >= call.plan.schedule.end:
+                return None
+            where = (generation, step, call.layer, call.branch)
+            key = (call.layer, "" if self.policy.branches == "shared" else call.branch)
+            with self._lock:
+                state = self._enter(call.shape, where, key)
+                self._generations[generation][key] = state
+            turn = self._begin(state, call.plan, where)
+            turns.append((state, turn))
+            signature.append(turn.depends)
+        return turns, tuple(signature)
+
+    def finish_again(
+        self,
+        calls: Sequence[Noted],
+        turns: Sequence[tuple[State, Turn]],
+        generation: Hashable,
+        step: int,
+        block: torch.Tensor,
+    ) -> None:
+        """Enter what a replayed graph of noted calls did, whose counts are in ``block``."""
+        pairs = None
+        for i, (call, (state, turn)) in enumerate(zip(calls, turns, strict=True)):
+            computed, kept = turn.computed, turn.kept
+            if turn.kind is not None and turn.write is not None:
+                if not call.plan.tallies:
+                    kept = self._counters.count(turn.write)
+                else:
+                    pairs = pairs or self._counters.copied(block)
+                    computed, kept = pairs[i]
+            where = (generation, step, call.layer, call.branch)
+            self._finish(state, call.plan, where, turn, computed, kept)
 
     def _take_turn(
         self, state: State, tiles: Tiles, schedule: Schedule, step: int, branch: str
-    ) -> _Turn:
+    ) -> tuple[torch.Tensor, torch.Tensor, Count | None, bool, bool]:
         """Begin a call of a LiteAttention step; hold the lock.
 
-        Its votes do not count until it is in the state's counts.
+        Returns the list to read, the one to write, the number of tiles in the first (None if nobody
+        counted them), whether it is known to hold all tiles, and whether it is walked downwards.
+        The votes of the call do not count until it is in the state's counts.
         """
         if step > state.lite_step:
             self._advance(state, step)
@@ -321,6 +403,9 @@ class LiteAttention:
         spare = state.spare
         write = state.writes.get(branch)
         if write is None:
+            if not spare and state.read is None:
+                # In the order of their addresses, as State.restart leaves them.
+                spare += sorted((tiles.buffer(), tiles.buffer()), key=torch.Tensor.data_ptr)
             write = state.writes[branch] = spare.pop() if spare else tiles.buffer()
         if state.read is None and not spare:
             # For the step after the first, so that later calls of this branch allocate nothing.
@@ -540,6 +625,19 @@ class LiteAttention:
             else:
                 self._generations.pop(generation, None)
             self.statistics.clear(generation)
+
+    def hand_on(self, generation: Hashable, successor: Hashable) -> None:
+        """End a generation and give the memory of its lists to another, which begins.
+
+        Its lists then lie where those before lay, step by step, so that graphs captured in one
+        generation serve the next ones.
+        """
+        with self._lock:
+            states = self._generations.pop(generation, None)
+            if states and successor not in self._generations:
+                for state in states.values():
+                    state.restart(-1)
+                self._generations[successor] = states
 
     def end(self, generation: Hashable = 0) -> None:
         """Free the lists of a generation that is over; its statistics stay readable.

@@ -3,22 +3,23 @@
 from __future__ import annotations
 
 import threading
-from typing import NamedTuple
+from collections.abc import Hashable
+from typing import Any, NamedTuple
 
 import torch
 
 from ..engines.workspace import stream_of
 from .bitmap import popcount_into
 
+#: Counters that are made at a time.
+_CHUNK = 512
+
 
 class _Chunk:
-    """512 int64 counters on one device, handed out in pairs and read back together."""
+    """int64 counters on one device, handed out in pairs and read back together."""
 
-    SIZE = 512
-
-    def __init__(self, device: torch.device) -> None:
-        with torch.inference_mode(False):
-            self.values = torch.zeros(self.SIZE, dtype=torch.int64, device=device)
+    def __init__(self, values: torch.Tensor) -> None:
+        self.values = values
         self.used = 0
 
 
@@ -33,6 +34,39 @@ class Counter(NamedTuple):
 Count = int | Counter
 
 
+class Noted(NamedTuple):
+    """A call that can be made again without its tensors: its layer, branch, shape and plan."""
+
+    layer: str
+    branch: str
+    shape: Any
+    plan: Any
+
+
+class Noting:
+    """Calls that are being noted, see :meth:`.attention.LiteAttention.noting`.
+
+    ``complete`` is False once there was a call that the dispatcher had to see.
+    """
+
+    def __init__(self, block: torch.Tensor | None) -> None:
+        self.block = block
+        self.calls: list[Noted] = []
+        self.complete = True
+        self._depends: list[Hashable] = []
+
+    def add(self, call: Noted, depends: Hashable) -> None:
+        """Note a call and what its launches depend on."""
+        self.complete = self.complete and call.plan.calls is not None
+        self.calls.append(call)
+        self._depends.append(depends)
+
+    @property
+    def signature(self) -> Hashable:
+        """What all launches depend on."""
+        return tuple(self._depends)
+
+
 class TileCounters(threading.local):
     """Counts the tiles of bitmaps, or has the engine count them.
 
@@ -43,6 +77,8 @@ class TileCounters(threading.local):
     def __init__(self) -> None:
         self._chunks: dict[tuple[torch.device, int], _Chunk] = {}
         self._scratch: dict[tuple[torch.device, int], torch.Tensor] = {}
+        #: Who notes the calls of this thread.
+        self.noting: Noting | None = None
 
     def count(self, bitmap: torch.Tensor) -> Count:
         """Count the set bits of a contiguous bitmap without waiting for its device."""
@@ -77,11 +113,19 @@ class TileCounters(threading.local):
         """
         key = (device, stream_of(device)(device.index or 0))
         chunk = self._chunks.get(key)
-        if chunk is None or chunk.used == chunk.SIZE:
-            chunk = self._chunks[key] = _Chunk(device)
+        if chunk is None or chunk.used == _CHUNK:
+            with torch.inference_mode(False):
+                made = torch.zeros(_CHUNK, dtype=torch.int64, device=device)
+            chunk = self._chunks[key] = _Chunk(made)
         place = chunk.used
         chunk.used = place + 2
         return chunk.values.narrow(0, place, 2), Counter(chunk, place), Counter(chunk, place + 1)
+
+    def copied(self, block: torch.Tensor) -> list[tuple[Counter, Counter]]:
+        """Copy counts, int64 [calls, 2], into counters of their own: two for each call."""
+        with torch.inference_mode(False):
+            chunk = _Chunk(block.flatten().clone())
+        return [(Counter(chunk, 2 * i), Counter(chunk, 2 * i + 1)) for i in range(len(block))]
 
 
 class CountReader:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
@@ -77,6 +77,33 @@ class Plan(NamedTuple):
     geometry: TileGeometry | None
 
 
+class Turn(NamedTuple):
+    """What a call of one step reads, writes and drops.
+
+    ``limit`` is None in steps that the policy makes dense, ``kind`` also where dense attention is
+    the same. ``read`` and ``write`` are lists, None in dense steps. ``computed`` and ``kept`` are
+    numbers of tiles where nobody has to count them.
+    """
+
+    limit: Limit | None
+    kind: Kind
+    read: torch.Tensor | None
+    write: torch.Tensor | None
+    computed: Count
+    kept: Count
+    tiles: Tiles | None
+    descending: bool | None
+
+    @property
+    def depends(self) -> tuple[Any, ...]:
+        """What the launches of this turn depend on: its kind, and where lists and masks lie."""
+        if self.write is None or self.tiles is None:
+            return (self.kind,)
+        tiles = self.tiles
+        held = (self.read, self.write, tiles.full, tiles.must_do, tiles.must_skip)
+        return (self.kind, *(0 if one is None else one.data_ptr() for one in held))
+
+
 @dataclass(slots=True, eq=False)
 class State:
     """Lists of one layer and branch (or of all branches, where they share) in one generation.
@@ -121,6 +148,8 @@ class State:
             self.spare.append(self.read)
             self.read = None
         self.spare.extend(self.writes.values())
+        # In one order, so that a graph captured in one generation finds its lists in the next.
+        self.spare.sort(key=torch.Tensor.data_ptr)
         self.writes.clear()
         self.read_full = True
         self.started.clear()
