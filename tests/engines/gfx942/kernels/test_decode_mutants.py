@@ -33,7 +33,7 @@ LAST = "the key behind a row's last is among the request's last 15, if any: not 
 NEEDS_MASK = "at equality, a block is masked of which all rows see all keys"
 SAME = "at equality, both ways give 0"
 
-# How it is decided whether the block at key s53 needs a mask.
+# How it is decided whether the block at key s45 needs a mask.
 DECISION = [
     "s_cmp_gt_i32", "s_cselect_b64", "s_add_i32", "s_cmp_gt_i32", "s_cselect_b64", "s_or_b64",
     "s_andn2_b64", "s_cbranch_vccnz", "v_add_u32",
@@ -58,15 +58,15 @@ def harmless(kernel: mutate.Kernel) -> dict[int, str]:
             assert inst.name == "s_cmp_gt_i32"
             assert code[at + 1].text == "s_cselect_b32 s36, s6, 0x0"
             found[inst.offset] = SAME
-        # Key s53 + 4 (lane / 16) + 16 t + i of a lane: 16 t + i is the constant.
+        # Key s45 + 4 (lane / 16) + 16 t + i of a lane: 16 t + i is the constant.
         elif mask := re.match(r"v_cmp_(ge|lt)_i32 .*(v\d+), v22[34]$", text):
             masks += 1
             made = (code[i].text for i in range(at, at - 6, -1) if code[i].name == "v_add_u32")
-            constants = (re.match(rf"v_add_u32 {mask[2]}, (0x\w+|s53), ", add) for add in made)
+            constants = (re.match(rf"v_add_u32 {mask[2]}, (0x\w+|s45), ", add) for add in made)
             key = next(constant[1] for constant in constants if constant)
             if mask[1] == "lt" and inst.index in looped:
                 found[inst.offset] = LAST
-            elif mask[1] == "ge" and key != "s53" and int(key, 16) >= 16:
+            elif mask[1] == "ge" and key != "s45" and int(key, 16) >= 16:
                 found[inst.offset] = FIRST
     counts = {argument: list(found.values()).count(argument) for argument in found.values()}
     assert (masks, counts) == (64, {SAME: 2, NEEDS_MASK: 4, LAST: 16, FIRST: 24})
