@@ -316,6 +316,7 @@ class RaggedLaunch:
     table_stride: int
     causal: bool
     scale: float
+    k_scale: float
     v_scale: float
     soft_cap: float
     number: Number

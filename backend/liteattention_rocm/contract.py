@@ -309,8 +309,6 @@ class Engine(ABC):
     dtypes: ClassVar[tuple[torch.dtype, ...]]
     #: fp8 types of the caches that it reads and writes.
     cache_dtypes: ClassVar[tuple[torch.dtype, ...]] = ()
-    #: Whether it reads the scales of an fp8 cache from tensors, at every launch.
-    reads_scales: ClassVar[bool] = False
     #: Whether a bound ragged call rests on the request alone and reads lengths and tables whenever
     #: it runs. It then serves every batch of these bounds, a graph's replays included.
     plans_from_bounds: ClassVar[bool] = False
@@ -347,11 +345,6 @@ class Engine(ABC):
             if request.kv_dtype not in (request.dtype, *self.cache_dtypes):
                 listed = " or ".join(map(str, (request.dtype, *self.cache_dtypes)))
                 reasons.append(f"the cache must be {listed}, got {request.kv_dtype}")
-            if request.scale_tensors and not self.reads_scales:
-                reasons.append(
-                    "k_scale and v_scale must be numbers, it does not read them from tensors: pass "
-                    "what .item() gives, once"
-                )
         elif isinstance(request, LiteRequest) and request.causal:
             reasons.append("LiteAttention is for non-causal self-attention")
         if isinstance(request, LiteRequest) and request.budget and not self.weighs:
@@ -385,7 +378,7 @@ class Engine(ABC):
         An engine that :attr:`plans_from_bounds` plans a ragged call from the bounds in the request
         alone, never waits, and reads the values in ``q_start``, ``keys`` and ``page_table`` at
         every launch: the call is for every batch of these bounds. Other engines plan from the
-        values, for one batch.
+        values, for one batch. Every engine reads scales that are tensors at every launch.
 
         A bound call owns no workspace. Each thread has one per stream (and engine), the largest
         that a call of it has asked for so far, and keeps it for its life: for the main thread, that

@@ -122,6 +122,7 @@ struct DecodeWave {
                          kRuns = Shape::kRuns, kKeys = Shape::kKeys, kBytes = Cache::kBytes;
 
     const RaggedParams& p;
+    ScoreFactors factors;
     KeyPages pages;
     RowOffsets<kKeys>& offsets;
     int lane;
@@ -143,6 +144,7 @@ struct DecodeWave {
     LITE_DEVICE DecodeWave(const RaggedParams& params, RowOffsets<kKeys>& lds, int lane_number,
                            int32_t kv_len)
         : p(params),
+          factors(ScoreFactorsOf<Cache>(params)),
           offsets(lds),
           lane(lane_number),
           across((static_cast<uint32_t>(lane_number) ^ 32u) * 4u),
@@ -214,10 +216,11 @@ struct DecodeWave {
             for (int t = 0; t < kTiles; ++t)
 #pragma unroll
                 for (int i = 0; i < 4; ++i)
-                    score[t][i] = CapScore(score[t][i], p.scale_log2, p.cap_log2, p.cap_factor);
+                    score[t][i] =
+                        CapScore(score[t][i], factors.scale_log2, p.cap_log2, factors.cap_factor);
         } else {
 #pragma unroll
-            for (int t = 0; t < kTiles; ++t) score[t] *= p.scale_log2;
+            for (int t = 0; t < kTiles; ++t) score[t] *= factors.scale_log2;
         }
     }
 
@@ -419,7 +422,7 @@ LITE_DEVICE void AttentionDecode(const RaggedParams& p) {
     for (int i = 0; i < kDecodeWaves; ++i)
         sum += Exp2(wave_max[i][column] - shift) * wave_sum[i][column];
     float weight = Exp2(w.max - shift);
-    if constexpr (Cache::kBytes == 1) weight *= p.v_scale;
+    if constexpr (Cache::kBytes == 1) weight *= ScaleOf(p.v_scale_at, p.v_scale);
 #pragma unroll
     for (int r = 0; r < kRuns; ++r)
 #pragma unroll

@@ -92,11 +92,11 @@ LITE_DEVICE BlockRange BlocksOf(const Seen& first, const Seen& last) {
 
 // Queries of a wave's packed rows (qk.h: LoadQueries).
 template <class L, int kDim, int kTiles>
-LITE_DEVICE void LoadPackedQueries(const RaggedParams& p, const Request& request, int32_t q_head,
-                                   const PackedRows& rows, int32_t first_row, uint32_t lane,
-                                   Queries<L, kDim, kTiles>& q) {
-    const uint32_t flip = p.scale_log2 < 0.0f ? 0x80008000u : 0u;
-    const uint32_t keep = p.scale_log2 == 0.0f ? 0u : ~0u;
+LITE_DEVICE void LoadPackedQueries(const RaggedParams& p, float scale_log2, const Request& request,
+                                   int32_t q_head, const PackedRows& rows, int32_t first_row,
+                                   uint32_t lane, Queries<L, kDim, kTiles>& q) {
+    const uint32_t flip = scale_log2 < 0.0f ? 0x80008000u : 0u;
+    const uint32_t keep = scale_log2 == 0.0f ? 0u : ~0u;
 #pragma unroll
     for (int x = 0; x < kTiles; ++x) {
         const int32_t row =
@@ -117,9 +117,10 @@ LITE_DEVICE void LoadPackedQueries(const RaggedParams& p, const Request& request
 
 // The sign of the scale is in the queries.
 template <class L, int kTiles, int kKeys>
-LITE_DEVICE void CapScores(const RaggedParams& p, Scores<L, kTiles, kKeys>& scores) {
-    const float scale_log2 = __builtin_fabsf(p.scale_log2);
-    const float cap_factor = __builtin_fabsf(p.cap_factor);
+LITE_DEVICE void CapScores(const RaggedParams& p, const ScoreFactors& factors,
+                           Scores<L, kTiles, kKeys>& scores) {
+    const float scale_log2 = __builtin_fabsf(factors.scale_log2);
+    const float cap_factor = __builtin_fabsf(factors.cap_factor);
 #pragma unroll
     for (int t = 0; t < kKeys / L::kTile; ++t)
 #pragma unroll
@@ -161,6 +162,7 @@ LITE_DEVICE void StorePackedRows(const RaggedParams& p, const Request& request, 
                                  const WaveId& me, const Statistics<L, kTiles>& stats,
                                  const Outputs<L, kColumns, kTiles>& out) {
     constexpr float kLog2e = 1.4426950408889634f;
+    const float v_scale = Cache::kBytes == 1 ? ScaleOf(p.v_scale_at, p.v_scale) : 1.0f;
 #pragma unroll
     for (int x = 0; x < kTiles; ++x) {
         float sum = TotalSum<L>(stats.sum[x], me.across);
@@ -179,7 +181,7 @@ LITE_DEVICE void StorePackedRows(const RaggedParams& p, const Request& request, 
             }
         }
         float scale = IsZero(sum) ? 0.0f : shrink * Rcp(sum);
-        if constexpr (Cache::kBytes == 1) scale *= p.v_scale;
+        if constexpr (Cache::kBytes == 1) scale *= v_scale;
         char* to = reinterpret_cast<char*>(p.out + static_cast<int64_t>(at) * p.out_strides.row +
                                            static_cast<int64_t>(head) * p.out_strides.head);
         StoreRow<Number>(to, scale, x, me.lane, out, kDim);
@@ -265,13 +267,15 @@ LITE_DEVICE void AttentionPrefill(const RaggedParams& p) {
     };
 
     const bool capped = p.cap_log2 != 0.0f;
-    const float c = capped ? 1.0f : Factor(p.scale_log2);
+    const ScoreFactors factors = ScoreFactorsOf<Cache>(p);
+    const float c = capped ? 1.0f : Factor(factors.scale_log2);
     Statistics<L, kTiles> stats;
     Outputs<L, kColumns, kTiles> out{};
     if (blocks.begin < blocks.end) {
         Queries<L, kDim, kTiles> queries;
         find(blocks.begin);
-        LoadPackedQueries(p, request, kv_head * group, rows, first_row, me.lane, queries);
+        LoadPackedQueries(p, factors.scale_log2, request, kv_head * group, rows, first_row, me.lane,
+                          queries);
         load();
         find(blocks.begin + 1);
         store(0);
@@ -307,7 +311,7 @@ LITE_DEVICE void AttentionPrefill(const RaggedParams& p) {
             find(block + 3);
         };
         const auto softmax = [&] {
-            if (ScalarHere(cap)) CapScores(p, scores);
+            if (ScalarHere(cap)) CapScores(p, factors, scores);
             if (!mine.Full(block)) MaskUnseen(p, request, rows, first_row, block, scores);
             Softmax<Number>(scores, kKeys, 0, c, me.across, no_vote, stats, out, probs,
                             [&](auto part) {

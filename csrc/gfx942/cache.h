@@ -1,11 +1,13 @@
 // How a cache holds keys and values, and how words of its rows become words of 16-bit numbers,
 // which is what the matrix core multiplies: as the queries' own numbers, or as e4m3fnuz, the fp8 of
 // gfx942. Every e4m3fnuz number is one of bf16 and of fp16, so nothing is rounded; NaN (0x80) stays
-// NaN. The scales of an fp8 cache are factors of scores and outputs.
+// NaN. The scales of an fp8 cache are factors of scores and outputs; they are numbers in the
+// arguments, or lie in memory, where every launch reads them once (params.h).
 #pragma once
 
 #include "isa.h"
 #include "number.h"
+#include "params.h"
 
 namespace liteattention::gfx942 {
 
@@ -41,5 +43,28 @@ struct Fp8Cache {
         return Number::Exact(a[i % 2], b[i % 2]);
     }
 };
+
+// A scale that lies at `at`, else `number`. Scalar.
+LITE_DEVICE float ScaleOf(const float* at, float number) {
+    return at ? FromBits(Uniform(Bits(*at))) : number;
+}
+
+// What makes scores of products. Scalar.
+struct ScoreFactors {
+    float scale_log2, cap_factor;  // params.h
+};
+template <class Cache>
+LITE_DEVICE ScoreFactors ScoreFactorsOf(const RaggedParams& p) {
+    if constexpr (Cache::kBytes == 1) {
+        if (p.k_scale_at) {
+            const double scale = p.scale_wide * static_cast<double>(ScaleOf(p.k_scale_at, 1.0f));
+            const auto scalar = [](double x) {
+                return FromBits(Uniform(Bits(static_cast<float>(x))));
+            };
+            return {scalar(scale), scalar(scale * p.cap_ratio)};
+        }
+    }
+    return {p.scale_log2, p.cap_factor};
+}
 
 }  // namespace liteattention::gfx942

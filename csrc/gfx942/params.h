@@ -191,7 +191,9 @@ struct PlanParams {
 // sees is read: neither pages nor table entries before the window or past kv_len.
 //
 // A cache of fp8 has scales: that of keys is part of scale_log2 and cap_factor, that of values
-// v_scale.
+// v_scale. Or they lie in memory, which every launch reads: then scale_log2 is scale_wide times
+// that of keys and cap_factor scale_log2 times cap_ratio, multiplied in fp64 and rounded once,
+// which gives the bits of the same number in the arguments.
 struct RowStrides {
     int64_t row;
     int64_t head;
@@ -214,12 +216,16 @@ struct RaggedParams {
     const int32_t* page_table;  // [requests][page_table_stride]; packed: null
     float* part_out;    // [requests][kv_heads][splits][16][D], not normalised; null: splits is 1
     float* part_stats;  // [requests][kv_heads][splits][2][16]: maximum (log2 units), sum
+    const float* k_scale_at;  // of an fp8 cache; null: the arguments have both scales
+    const float* v_scale_at;
     RowStrides q_strides;
     RowStrides out_strides;
     PageStrides k_strides;
     PageStrides v_strides;
     int64_t page_table_stride;
     int64_t lse_stride;  // from head to head, at least `rows`
+    double scale_wide;   // scale * log2(e) without the scale of an fp8 cache's keys
+    double cap_ratio;    // 2 / c; no soft cap: 0
     int32_t requests;
     int32_t rows;  // of q, out and lse: an upper bound of q_start[requests]
     int32_t q_heads;
@@ -236,19 +242,22 @@ struct RaggedParams {
     int32_t head_dim;           // for merge_decode; the other kernels know theirs
     uint32_t group_multiplier;  // DividerOf(q_heads / kv_heads)
     uint32_t group_shift;
-    float v_scale;     // of an fp8 cache; 1 of others, which do not look at it
+    float v_scale;     // of an fp8 cache; 1 of others, which do not look at any scale of a cache
     int32_t reserved;  // 0
 };
 
 // Copies rows of k and v into the pages of a cache: row t goes to row slot % page_size of page
 // slot / page_size, slot = slots[t]; a negative slot is no row's. Elements of 16 bits, which a
-// cache of fp8 gets divided by the scale, to nearest even, 240 in size at most; NaN stays NaN.
+// cache of fp8 gets divided by the scale, to nearest even, 240 in size at most; NaN stays NaN, and
+// so does the 0 / 0 of a scale of 0.
 struct WriteKvParams {
     const uint16_t* k;
     const uint16_t* v;
     void* k_cache;
     void* v_cache;
-    const void* slots;  // [rows], int64 if `wide`, else int32; below 2^31
+    const void* slots;        // [rows], int64 if `wide`, else int32; below 2^31
+    const float* k_scale_at;  // as in RaggedParams
+    const float* v_scale_at;
     RowStrides k_strides;
     RowStrides v_strides;
     PageStrides k_cache_strides;
@@ -272,8 +281,8 @@ static_assert(sizeof(WeighParams) == 184);
 static_assert(sizeof(SelectParams) == 56);
 static_assert(sizeof(MergeParams) == 88);
 static_assert(sizeof(PlanParams) == 48);
-static_assert(sizeof(RaggedParams) == 264);
-static_assert(sizeof(WriteKvParams) == 160);
+static_assert(sizeof(RaggedParams) == 296);
+static_assert(sizeof(WriteKvParams) == 176);
 
 // ---- sizes that the host needs -------------------------------------------------------------
 

@@ -4,6 +4,7 @@
 // elements of a row, then the next head. Nothing is shared. Two rows with one slot leave either of
 // them. Budget: VGPR 40, LDS 0.
 
+#include "cache.h"
 #include "hip_shim.h"
 #include "isa.h"
 #include "number.h"
@@ -15,6 +16,7 @@ namespace liteattention::gfx942 {
 struct SameBits {
     using Stored = UnalignedWord4;
     static constexpr int kBytes = 2;  // of an element
+    static LITE_DEVICE float Scale(const float*, float) { return 1.0f; }
     static LITE_DEVICE Word4 Store(Word4 row, float) { return row; }
 };
 
@@ -23,6 +25,7 @@ template <class Number>
 struct Fp8 {
     using Stored = Word2 __attribute__((aligned(4)));
     static constexpr int kBytes = 1;
+    static LITE_DEVICE float Scale(const float* at, float number) { return ScaleOf(at, number); }
     static LITE_DEVICE Word2 Store(Word4 row, float scale) {
         constexpr float kLargest = 240.0f;
         Word2 stored;
@@ -32,8 +35,8 @@ struct Fp8 {
 #pragma unroll
             for (int e = 0; e < 4; ++e) {
                 const uint32_t word = row[2 * i + e / 2];
-                const float number = Number::ToFloat(e % 2 ? word >> 16 : word & 0xffffu);
-                const float limited = Clamped(number / scale, kLargest);
+                const float number = Number::ToFloat(e % 2 ? word >> 16 : word & 0xffffu) / scale;
+                const float limited = Clamped(number, kLargest);
                 const bool is_nan = (Bits(number) & 0x7fffffffu) > 0x7f800000u;
                 x[e] = FromBits(is_nan ? 0x7fc00000u : Bits(limited));
             }
@@ -68,9 +71,11 @@ LITE_DEVICE void WriteKv(const WriteKvParams& p) {
         return *reinterpret_cast<typename Cache::Stored*>(static_cast<char*>(base) +
                                                           at * Cache::kBytes);
     };
+    const float k_scale = Cache::Scale(p.k_scale_at, p.k_scale);
+    const float v_scale = Cache::Scale(p.v_scale_at, p.v_scale);
     const Word4 key = from(p.k, p.k_strides), value = from(p.v, p.v_strides);
-    to(p.k_cache, p.k_cache_strides) = Cache::Store(key, p.k_scale);
-    to(p.v_cache, p.v_cache_strides) = Cache::Store(value, p.v_scale);
+    to(p.k_cache, p.k_cache_strides) = Cache::Store(key, k_scale);
+    to(p.v_cache, p.v_cache_strides) = Cache::Store(value, v_scale);
 }
 
 }  // namespace liteattention::gfx942

@@ -244,6 +244,7 @@ void BindGfx942(py::module_& m) {
         .def_readwrite("table_stride", &Q::page_table_stride)
         .def_readwrite("causal", &Q::causal)
         .def_readwrite("scale", &Q::scale)
+        .def_readwrite("k_scale", &Q::k_scale)
         .def_readwrite("v_scale", &Q::v_scale)
         .def_readwrite("soft_cap", &Q::soft_cap)
         .def_readwrite("number", &Q::number);
@@ -306,25 +307,30 @@ void BindGfx942(py::module_& m) {
             "ragged",
             [](const D& device, const RP& plan, Q r, uintptr_t q, uintptr_t k, uintptr_t v,
                uintptr_t out, uintptr_t lse, uintptr_t sinks, uintptr_t q_start, uintptr_t kv_len,
-               uintptr_t kv_start, uintptr_t page_table, uintptr_t workspace, uintptr_t stream) {
+               uintptr_t kv_start, uintptr_t page_table, uintptr_t k_scale, uintptr_t v_scale,
+               uintptr_t workspace, uintptr_t stream) {
                 SetAddresses(r, q, k, v, out, lse);
                 r.sinks = At<float>(sinks);
                 r.q_start = At<int32_t>(q_start);
                 r.kv_len = At<int32_t>(kv_len);
                 r.kv_start = At<int32_t>(kv_start);
                 r.page_table = At<int32_t>(page_table);
+                r.k_scale_at = At<float>(k_scale);
+                r.v_scale_at = At<float>(v_scale);
                 device.Ragged(plan, r, At<void>(workspace), At<void>(stream));
             },
             py::call_guard<py::gil_scoped_release>())
         .def(
             "write_kv",
             [](const D& device, W r, uintptr_t k, uintptr_t v, uintptr_t k_cache, uintptr_t v_cache,
-               uintptr_t slots, uintptr_t stream) {
+               uintptr_t slots, uintptr_t k_scale, uintptr_t v_scale, uintptr_t stream) {
                 r.k = At<uint16_t>(k);
                 r.v = At<uint16_t>(v);
                 r.k_cache = At<uint16_t>(k_cache);
                 r.v_cache = At<uint16_t>(v_cache);
                 r.slots = At<void>(slots);
+                r.k_scale_at = At<float>(k_scale);
+                r.v_scale_at = At<float>(v_scale);
                 device.WriteKv(r, At<void>(stream));
             },
             py::call_guard<py::gil_scoped_release>())

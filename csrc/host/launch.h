@@ -109,8 +109,11 @@ struct RaggedRequest {
     int64_t table_width = 0;  // entries of a row
     int64_t page_table_stride = 0;
     bool causal = false;
-    double scale = 1.0;     // that of an fp8 cache's keys included
-    double v_scale = 1.0;   // of an fp8 cache
+    double scale = 1.0;
+    double k_scale = 1.0;  // of an fp8 cache
+    double v_scale = 1.0;
+    const float* k_scale_at = nullptr;  // where they lie, of an fp8 cache; null: the numbers above
+    const float* v_scale_at = nullptr;
     double soft_cap = 0.0;  // natural units; 0: none
     Number number = Number::kBf16Rtne;
 };
@@ -125,6 +128,8 @@ struct WriteKvRequest {
     Number number = Number::kAny;  // of k and v, if the cache is not kSame
     double k_scale = 1.0;          // of an fp8 cache
     double v_scale = 1.0;
+    const float* k_scale_at = nullptr;  // as in RaggedRequest
+    const float* v_scale_at = nullptr;
     const void* slots = nullptr;
     bool wide = false;  // int64 slots, else int32
     RowStrides k_strides{};

@@ -31,11 +31,14 @@ void Device::Ragged(const RaggedPlan& plan, const RaggedRequest& request, void* 
     } else {
         needed("kv_start", request.kv_start);
     }
+    CheckScales(reasons, request.k_scale_at, request.v_scale_at, fp8);
     if (split) CheckWorkspace(reasons, workspace);
     if (!reasons.empty()) Refuse("the gfx942 kernels cannot take these tensors", reasons);
 
     char* const base = static_cast<char*>(workspace);
-    const double log2_scale = request.scale * std::numbers::log2e;
+    // Multiplied in the order of the kernels, which have the scale of keys from memory.
+    const double scale_wide = request.scale * std::numbers::log2e;
+    const double log2_scale = scale_wide * request.k_scale;
     const Divider pages = DividerOf(Int(s.page_size));
     const Divider group = DividerOf(Int(s.q_heads / s.kv_heads));
     RaggedParams params{};
@@ -53,12 +56,15 @@ void Device::Ragged(const RaggedPlan& plan, const RaggedRequest& request, void* 
         params.part_out = reinterpret_cast<float*>(base + plan.part_out_offset);
         params.part_stats = reinterpret_cast<float*>(base + plan.part_stats_offset);
     }
+    params.k_scale_at = request.k_scale_at;
+    params.v_scale_at = request.v_scale_at;
     params.q_strides = request.q_strides;
     params.out_strides = request.out_strides;
     params.k_strides = request.k_strides;
     params.v_strides = request.v_strides;
     params.page_table_stride = request.page_table_stride;
     params.lse_stride = s.rows;
+    params.scale_wide = scale_wide;
     params.requests = Int(s.requests);
     params.rows = Int(s.rows);
     params.q_heads = Int(s.q_heads);
@@ -72,7 +78,8 @@ void Device::Ragged(const RaggedPlan& plan, const RaggedRequest& request, void* 
     params.scale_log2 = static_cast<float>(log2_scale);
     if (request.soft_cap > 0.0) {
         params.cap_log2 = static_cast<float>(request.soft_cap * std::numbers::log2e);
-        params.cap_factor = static_cast<float>(2.0 * log2_scale / request.soft_cap);
+        params.cap_ratio = 2.0 / request.soft_cap;
+        params.cap_factor = static_cast<float>(log2_scale * params.cap_ratio);
     }
     params.head_dim = Int(s.head_dim);
     params.group_multiplier = group.multiplier;
@@ -91,6 +98,8 @@ void Device::Ragged(const RaggedPlan& plan, const RaggedRequest& request, void* 
     }
     touched.Add("lse", request.lse, s.q_heads * s.rows * 4);
     touched.Add("sinks", request.sinks, s.q_heads * 4);
+    touched.Add("k_scale", request.k_scale_at, sizeof(float));
+    touched.Add("v_scale", request.v_scale_at, sizeof(float));
     touched.Add("q_start", request.q_start, (s.requests + 1) * 4);
     touched.Add("kv_len", request.kv_len, s.requests * 4);
     touched.Add("kv_start", request.kv_start, (s.requests + 1) * 4);
@@ -122,6 +131,7 @@ void Device::WriteKv(const WriteKvRequest& request, hip::Stream stream) const {
     CheckPages(reasons, "v_cache", request.v_cache, request.v_cache_strides, request.pages,
                request.page_size, request.kv_heads, cache_bytes);
     if (!request.slots) reasons.emplace_back("slots has no memory");
+    CheckScales(reasons, request.k_scale_at, request.v_scale_at, request.cache == Cache::kFp8);
     if (request.head_dim < kMergeVector || request.head_dim % kMergeVector)
         reasons.push_back("head dim must be a multiple of " + std::to_string(kMergeVector) +
                           ", got " + std::to_string(request.head_dim));
@@ -139,6 +149,8 @@ void Device::WriteKv(const WriteKvRequest& request, hip::Stream stream) const {
     params.k_cache = request.k_cache;
     params.v_cache = request.v_cache;
     params.slots = request.slots;
+    params.k_scale_at = request.k_scale_at;
+    params.v_scale_at = request.v_scale_at;
     params.k_strides = request.k_strides;
     params.v_strides = request.v_strides;
     params.k_cache_strides = request.k_cache_strides;
@@ -163,6 +175,8 @@ void Device::WriteKv(const WriteKvRequest& request, hip::Stream stream) const {
                 request.page_size, request.kv_heads, request.head_dim, cache_bytes);
     touched.Add("v_cache", request.v_cache, request.v_cache_strides, request.pages,
                 request.page_size, request.kv_heads, request.head_dim, cache_bytes);
+    touched.Add("k_scale", request.k_scale_at, sizeof(float));
+    touched.Add("v_scale", request.v_scale_at, sizeof(float));
     touched.Add("slots", request.slots, request.rows * (request.wide ? 8 : 4));
     const Number number = request.cache == Cache::kSame ? Number::kAny : request.number;
     Launch(Find(Family::kWriteKv, 0, number, request.cache),

@@ -42,6 +42,18 @@ void CheckPages(std::vector<std::string>& reasons, const char* name, const void*
                           std::to_string(strides.page) + " and " + std::to_string(strides.row));
 }
 
+void CheckScales(std::vector<std::string>& reasons, const float* k_scale, const float* v_scale,
+                 bool fp8) {
+    if (!k_scale && !v_scale) return;
+    if (!fp8) reasons.emplace_back("k_scale and v_scale are for fp8 caches");
+    for (const auto& [name, scale] : {std::pair{"k_scale", k_scale}, {"v_scale", v_scale}}) {
+        if (!scale) reasons.push_back(std::string(name) + " has no memory");
+        if (reinterpret_cast<uintptr_t>(scale) % sizeof(float) != 0)
+            reasons.push_back(std::string(name) + " must start on a multiple of " +
+                              std::to_string(sizeof(float)) + " bytes: call .clone() on it");
+    }
+}
+
 void CheckWorkspace(std::vector<std::string>& reasons, const void* workspace) {
     if (!workspace || reinterpret_cast<uintptr_t>(workspace) % 16 != 0)
         reasons.emplace_back("the workspace must be 16-byte aligned memory");

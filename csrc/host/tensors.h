@@ -79,6 +79,9 @@ void CheckRows(std::vector<std::string>& reasons, const char* name, const void* 
 void CheckPages(std::vector<std::string>& reasons, const char* name, const void* pointer,
                 const PageStrides& strides, int64_t pages, int64_t rows, int64_t heads,
                 int64_t element_bytes);
+// Where the scales of a cache lie; both are null if it has none there.
+void CheckScales(std::vector<std::string>& reasons, const float* k_scale, const float* v_scale,
+                 bool fp8);
 void CheckWorkspace(std::vector<std::string>& reasons, const void* workspace);
 
 // Throws std::invalid_argument with every reason.

@@ -7,8 +7,6 @@ from typing import Any
 import torch
 from sglang.srt.mem_cache.swa_memory_pool import SWAKVPool
 
-from liteattention_rocm import engines
-
 from .srt_admission import window_of
 
 
@@ -20,7 +18,7 @@ class ServedLayer:
     """
 
     __slots__ = (
-        "_address", "_keys", "_layer", "_page_size", "_pool", "_reads_scales", "_values",
+        "_address", "_keys", "_layer", "_page_size", "_pool", "_values",
         "head_dim", "q_heads", "scale", "soft_cap", "window", "windowed",
     )  # fmt: skip
 
@@ -45,19 +43,18 @@ class ServedLayer:
         if keys.data_ptr() != self._address:
             self._keys, self._values = (_pages(x, self._page_size) for x in (keys, values))
             self._address = keys.data_ptr()
-            self._reads_scales = engines.choose(keys.device).reads_scales
         return self._keys, self._values
 
     def scales(self) -> tuple[float, float] | tuple[torch.Tensor, torch.Tensor]:
         """Return the factors of an fp8 cache; other caches have none, whatever the model says.
 
-        The checkpoint's tensors where the engine reads them, else its numbers.
+        The checkpoint's tensors where calls take them, else its numbers.
         """
         if self._keys.element_size() > 1:
             return 1.0, 1.0
         layer = self._layer
         found = (layer.k_scale, layer.v_scale)
-        if self._reads_scales and all(_readable(x, self._keys.device) for x in found):
+        if all(_readable(x, self._keys.device) for x in found):
             return found
         return float(layer.k_scale_float or 1.0), float(layer.v_scale_float or 1.0)
 

@@ -94,11 +94,8 @@ class LiteAttentionImpl(AttentionImpl):  # type: ignore[misc]
                 f"liteattention_rocm cannot run this layer: {'; '.join(reasons)} (use another "
                 "--attention-backend)"
             )
-        chosen = engines.choose(device())
-        #: Whether the engine reads an fp8 cache's scales where vLLM keeps them: a captured graph
-        #: then follows weights that are loaded again.
-        self._reads_scales = chosen.reads_scales
-        logger.info_once("liteattention_rocm attends on engine %s.", chosen.name)
+        name = engines.choose(device()).name
+        logger.info_once("liteattention_rocm attends on engine %s.", name)
         counters.add(LAYERS)
 
     def process_weights_after_loading(self, act_dtype: torch.dtype) -> None:
@@ -179,11 +176,10 @@ class LiteAttentionImpl(AttentionImpl):  # type: ignore[misc]
     def _scales(self, layer: Any) -> tuple[Any, Any]:
         """Scales of the layer's keys and values in an fp8 cache.
 
-        Tensors of vLLM's where the engine reads them on the device, else numbers.
+        vLLM's own tensors, read at every launch: a captured graph follows weights that are loaded
+        again.
         """
-        if self._reads_scales:
-            return layer._k_scale, layer._v_scale
-        return layer._k_scale_float, layer._v_scale_float
+        return layer._k_scale, layer._v_scale
 
     def _view(self, kv_cache: torch.Tensor) -> None:
         """Keep keys and values, [blocks, block, Hkv, D] each, of a [blocks, Hkv, block, 2 D]."""

@@ -76,7 +76,6 @@ class CpuEngine(Engine):
     name = "cpu"
     dtypes = tuple(_DTYPES)
     cache_dtypes = tuple(_KV_TYPES)
-    reads_scales = True
     weighs = True
 
     def limits(self, request: Request) -> list[str]:

@@ -60,7 +60,6 @@ class ReferenceEngine(Engine):
     name = "reference"
     dtypes = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
     cache_dtypes = FP8
-    reads_scales = True
     plans_from_bounds = True
     weighs = True
 

@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from liteattention_rocm import PagedBatch, attention_paged, engines, write_kv
-from liteattention_rocm.contract import WriteRequest
+from liteattention_rocm import PagedBatch, attention_paged, write_kv
 from tests.api.serving.cases import Case, check
 
 ENGINES = ("cpu", "reference")
@@ -114,13 +113,3 @@ def test_other_caches_have_none() -> None:
         attention_paged(given.q, given.k_cache, given.v_cache, batch, **pair(1.0, 1.0))
     with pytest.raises(TypeError, match="are for fp8 caches, got tensors"):
         write_kv(given.q, given.q, given.k_cache, given.v_cache, given.q_start, **pair(1.0, 1.0))
-
-
-def test_an_engine_that_does_not_read_them_says_so() -> None:
-    request = WriteRequest(
-        1, 1, 128, torch.bfloat16, FP8, torch.device("cpu"), 1, 16, 1.0, 1.0, scale_tensors=True
-    )
-    for name in engines.available():
-        engine = engines.get(name)
-        says = any("must be numbers" in reason for reason in engine.reasons(request))
-        assert says != engine.reads_scales, name

@@ -338,7 +338,8 @@ class Gfx942Engine(Engine):
                     plan, launch,
                     t.q.data_ptr() + q, t.k.data_ptr() + k, t.v.data_ptr() + v,
                     t.out.data_ptr() + out, 0 if t.lse is None else t.lse.data_ptr() + lse, 0,
-                    q_start.data_ptr(), 0, kv_start.data_ptr(), 0, workspace.data_ptr(), stream,
+                    q_start.data_ptr(), 0, kv_start.data_ptr(), 0, 0, 0, workspace.data_ptr(),
+                    stream,
                 )  # fmt: skip
 
         return triangular
@@ -356,7 +357,8 @@ class Gfx942Engine(Engine):
             launch.table_width = like.page_table.shape[1]
             launch.table_stride = like.page_table.stride(0)
         launch.causal = request.causal
-        launch.scale = request.scale * request.k_scale
+        launch.scale = request.scale
+        launch.k_scale = request.k_scale
         launch.v_scale = request.v_scale
         launch.soft_cap = request.soft_cap
         launch.number = _NUMBERS[request.dtype, request.rounding]
@@ -373,7 +375,8 @@ class Gfx942Engine(Engine):
                 0 if t.sinks is None else t.sinks.data_ptr(), t.q_start.data_ptr(),
                 keys if paged else 0, 0 if paged else keys,
                 0 if t.page_table is None else t.page_table.data_ptr(),
-                workspace.data_ptr(), stream,
+                0 if t.k_scale is None else t.k_scale.data_ptr(),
+                0 if t.v_scale is None else t.v_scale.data_ptr(), workspace.data_ptr(), stream,
             )  # fmt: skip
 
         return ragged
@@ -403,7 +406,8 @@ class Gfx942Engine(Engine):
             run(
                 launch,
                 t.k.data_ptr(), t.v.data_ptr(), t.k_cache.data_ptr(), t.v_cache.data_ptr(),
-                t.slots.data_ptr(), current(index),
+                t.slots.data_ptr(), 0 if t.k_scale is None else t.k_scale.data_ptr(),
+                0 if t.v_scale is None else t.v_scale.data_ptr(), current(index),
             )  # fmt: skip
 
         return write

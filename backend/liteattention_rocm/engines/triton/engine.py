@@ -49,7 +49,6 @@ class PortableEngine(Engine):
     name = "portable"
     dtypes = (torch.bfloat16, torch.float16)
     cache_dtypes = (torch.float8_e4m3fn, torch.float8_e5m2)
-    reads_scales = True
     plans_from_bounds = True
     weighs = True
     tallies = True

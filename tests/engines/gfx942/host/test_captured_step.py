@@ -13,6 +13,7 @@ import functools
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import Any
 
 import pytest
 import torch
@@ -23,6 +24,7 @@ from liteattention_rocm import (
     _core,
     attention,
     attention_paged,
+    engines,
     lite_attention,
     write_kv,
 )
@@ -283,6 +285,70 @@ def test_what_a_capture_forbids_fails_it() -> None:
 def launched_on(stream: Stream | None, call: Callable[[], None]) -> None:
     with on_stream(stream):
         call()
+
+
+def test_replays_follow_scales_that_change(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a cache of fp8: written, read by prefill and decode, merged, all in one graph."""
+    monkeypatch.setattr(engines.get("gfx942"), "_kv_splits", 2)
+    requests, kv_heads = [(1, 300), (40, 130), (1, 1)], 2
+    fp8 = torch.float8_e4m3fnuz
+    starts, lengths = zip(*requests, strict=True)
+    table = torch.randperm(3 * 19, generator=torch.Generator().manual_seed(1)).view(3, 19).int()
+    g = torch.Generator().manual_seed(2)
+    k, v = torch.randn(2, sum(lengths), kv_heads, DIM, generator=g).bfloat16()
+    q = torch.randn(sum(starts), 4, DIM, generator=g).bfloat16()
+    slots = torch.cat([table[r].repeat_interleave(16)[:n] * 16 for r, n in enumerate(lengths)])
+    slots += torch.cat([torch.arange(n) % 16 for n in lengths])
+    q_start = torch.tensor([0, *starts]).cumsum(0).int()
+    kv_len = torch.tensor(lengths).int()
+    batch = PagedBatch(q_start, kv_len, table)
+    cache = torch.zeros(2, 3 * 19, 16, kv_heads, DIM).to(fp8)
+    out = torch.empty_like(q)
+    k_scale, v_scale = torch.ones(()), torch.ones(1)
+
+    def step(out: torch.Tensor, cache: torch.Tensor, engine: str, **scales: Any) -> None:
+        write_kv(k, v, *cache, slots, engine=engine, **scales)
+        attention_paged(q, *cache, batch, out=out, engine=engine, **scales)
+
+    tensors = {"k_scale": k_scale, "v_scale": v_scale}
+    with Stream() as stream:
+        step(out, cache, "gfx942", **tensors)
+        with capture(stream) as graph:
+            step(out, cache, "gfx942", **tensors)
+    assert graph.nodes == (
+        "write_kv_bf16_fp8", "attention_prefill_bf16_fp8_d64_rtne",
+        "attention_decode_bf16_fp8_d64_rtne", "merge_decode_bf16_rtne",
+    )  # fmt: skip
+    seen = []
+    with graph:
+        for numbers in ((0.07, 0.013), (0.02, 1.3), (-0.05, -0.02), (0.07, 0.013)):
+            k_scale.fill_(numbers[0])
+            v_scale.fill_(numbers[1])
+            cache.view(torch.uint8).fill_(0x80)  # NaN
+            out.zero_()
+            graph.launch()
+            seen.append((out.clone(), cache.clone()))
+            same, written = torch.empty_like(out), torch.zeros_like(cache)
+            step(same, written, "gfx942", **tensors)
+            assert torch.equal(out, same)
+            exact = torch.empty_like(out)
+            step(exact, written, "reference", **tensors)
+            held = slots.tolist()
+            for found, expected in zip(cache, written, strict=True):
+                found, expected = (x.view(torch.uint8).flatten(0, 1) for x in (found, expected))
+                assert torch.equal(found[held], expected[held])
+            torch.testing.assert_close(out, exact, atol=2.0**-7, rtol=2.0**-7)
+            if min(numbers) > 0:
+                as_numbers = [x.item() for x in tensors.values()]
+                step(same, written, "gfx942", **dict(zip(tensors, as_numbers, strict=True)))
+                assert torch.equal(out, same)
+    first, second, _, last = seen
+    assert all(map(torch.equal, map(as_bytes, first), map(as_bytes, last)))
+    assert not any(map(torch.equal, map(as_bytes, first), map(as_bytes, second)))
+
+
+def as_bytes(x: torch.Tensor) -> torch.Tensor:
+    return x.view(torch.uint8)
 
 
 def test_dense_calls_and_steps_of_liteattention() -> None:

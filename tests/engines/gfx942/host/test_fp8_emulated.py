@@ -12,7 +12,7 @@ import liteattention_emulator
 from liteattention_rocm import engines, remembered, serving
 from tests.oracle.ragged import make, starts
 
-from .ragged_cases import check, run
+from .ragged_cases import check, expect_close, run
 
 pytestmark = pytest.mark.usefixtures("emulator", "memory_of_nan")
 
@@ -74,6 +74,41 @@ def test_every_option(options: dict[str, Any], parts: Any) -> None:
         check(make(MIXED, 4, 2, dim, dtype, seed=dim, fp8=FP8), 16, **(SCALES | options))
 
 
+def in_tensors(k: float, v: float) -> dict[str, torch.Tensor]:
+    """Scales in memory, NaN around each: one as a view without dimensions, one with one."""
+    both = torch.tensor([math.nan, k, math.nan, v, math.nan])
+    return {"k_scale": both[1], "v_scale": both[3:4]}
+
+
+@pytest.mark.parametrize("options", [{}, {"soft_cap": 2.5, "sinks": True}], ids=["", "cap-sinks"])
+@pytest.mark.parametrize(
+    ("dim", "dtype"),
+    [
+        (64, torch.bfloat16),
+        (80, torch.float16),
+        (96, torch.bfloat16),
+        (112, torch.bfloat16),
+        (128, torch.float16),
+        (192, torch.float16),
+        (256, torch.bfloat16),
+    ],
+)
+def test_scales_in_tensors_give_the_bits_of_numbers(
+    dim: int, dtype: torch.dtype, options: dict[str, Any], parts: Any
+) -> None:
+    case, scale = make(MIXED, 4, 2, dim, dtype, padding=3, seed=dim, fp8=FP8), dim**-0.5
+    for k, v, count in ((0.07, 1.3, 1), (-0.3, -(2.0**-60), 3), (3.7e-5, 0.0, 1), (0.0, 0.6, 2)):
+        parts(count)
+        k, v = torch.tensor([k, v]).tolist()
+        out, lse = run(case, 16, scale=scale, **options, **in_tensors(k, v))
+        expect_close(case, out, lse, scale=scale, k_scale=k, v_scale=v, **options)
+        # Numbers must be positive; the score scale need not.
+        numbers = {"scale": scale * ((k > 0) - (k < 0)), "k_scale": abs(k) or 1.0}
+        expected, expected_lse = run(case, 16, **options, **numbers, v_scale=abs(v) or 1.0)
+        assert torch.equal(lse[:, case.rows], expected_lse[:, case.rows])
+        assert torch.equal(out[case.rows], expected[case.rows] * ((v > 0) - (v < 0)))
+
+
 @pytest.mark.parametrize("rows", [1, 40], ids=["decode", "prefill"])
 @pytest.mark.parametrize("dtype", NUMBERS)
 def test_every_number_is_read_exactly(dtype: torch.dtype, rows: int) -> None:
@@ -129,6 +164,25 @@ def test_writes_round_as_the_reference_does(dtype: torch.dtype, scale: float) ->
         caches[engine] = both.clone().view(torch.uint8)
     assert torch.equal(caches["gfx942"], caches["reference"])
     assert (caches["gfx942"] == 0x80).any() and (caches["gfx942"] == 0x7F).any()
+
+
+@pytest.mark.parametrize("dtype", NUMBERS)
+def test_writes_are_divided_by_what_tensors_hold(dtype: torch.dtype) -> None:
+    every = torch.arange(1 << 16, dtype=torch.int32).to(torch.int16).view(dtype)
+    k, v = every.view(1024, 1, 64), every.flip(0).view(1024, 1, 64)
+    slots = torch.randperm(1024, generator=torch.Generator().manual_seed(0))
+
+    def written(**options: Any) -> torch.Tensor:
+        both = torch.full((2, 64, 16, 1, 64), 7.0).to(FP8)
+        serving.write_kv(k, v, *both, slots, **options)
+        return both.view(torch.uint8)
+
+    for scales in ((0.37, 3.0e-5), (-0.37, 2.0**60), (0.0, -0.0), (math.inf, math.nan)):
+        found = written(engine="gfx942", **in_tensors(*scales))
+        assert torch.equal(found, written(engine="reference", **in_tensors(*scales)))
+        if min(scales) > 0 and math.isfinite(sum(scales)):
+            numbers = dict(zip(SCALES, torch.tensor(scales).tolist(), strict=True))
+            assert torch.equal(found, written(engine="gfx942", **numbers))
 
 
 def test_a_step_writes_and_reads_what_it_wrote() -> None:

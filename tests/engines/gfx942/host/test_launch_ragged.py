@@ -31,10 +31,14 @@ def request_of(q: torch.Tensor, k: torch.Tensor, **changes: Any) -> RaggedReques
 
 
 def write_request_of(
-    k: torch.Tensor, k_cache: torch.Tensor, k_scale: float = 1.0, v_scale: float = 1.0
+    k: torch.Tensor,
+    k_cache: torch.Tensor,
+    k_scale: float = 1.0,
+    v_scale: float = 1.0,
+    scale_tensors: bool = False,
 ) -> WriteRequest:
     sizes = (*k.shape, k.dtype, k_cache.dtype, k.device, *k_cache.shape[:2])
-    return WriteRequest(*sizes, k_scale, v_scale)
+    return WriteRequest(*sizes, k_scale, v_scale, scale_tensors)
 
 
 #: Head dim, page size, divider of pages, splits, window, soft cap and longest request.
@@ -94,16 +98,17 @@ def test_paged_kernels_get_exactly_these_bytes(
     out_bytes = 3 * 2 * splits * 16 * dim * 4
     pointers = [x.data_ptr() for x in (q, k, v, out, lse, sinks, *index)]
     params = struct.pack(
-        "<12Q12q5i2I3i3fi2Ifi",
-        *pointers, 0, table.data_ptr(), base, base and base + out_bytes,
+        "<14Q12q2d5i2I3i3fi2Ifi",
+        *pointers, 0, table.data_ptr(), base, base and base + out_bytes, 0, 0,
         *(7 * dim, dim, 7 * dim, dim),
         *(4 * page_size * dim, 2 * dim, 2 * page_size * dim) * 2,
         *(40, 30),
+        *(-0.37 * LOG2E, 2 / soft_cap if soft_cap else 0.0),
         *(3, 30, 6, 2, page_size, *divider, True, window if window < 300 else 0, splits),
         -0.37 * LOG2E, soft_cap * LOG2E, 2 * -0.37 * LOG2E / soft_cap if soft_cap else 0.0,
         dim, -(-(2**33) // 3), 2, 1.0, 0,
     )  # fmt: skip
-    assert len(params) == 264
+    assert len(params) == 296
     name = NUMBERS[number]
     expected = []
     if max_q_len * 3 > 16:
@@ -165,13 +170,71 @@ def test_fp8_caches_have_kernels_of_their_own(
         f"write_kv_{name}_fp8",
     ]
     for _, params in launched[:3]:
-        scales = struct.unpack_from("<3f", params, 232)
+        scales = struct.unpack_from("<3f", params, 264)
         assert scales == pytest.approx((-0.185 * LOG2E, 3.0 * LOG2E, 2 * -0.185 * LOG2E / 3.0))
-        assert struct.unpack_from("<fi", params, 256) == (pytest.approx(0.7), 0)
-    assert struct.unpack_from("<2fi", launched[3][1], 148) == pytest.approx((0.5, 0.7, 0))
+        assert struct.unpack_from("<fi", params, 288) == (pytest.approx(0.7), 0)
+        assert struct.unpack_from("<2Q", params, 96) == (0, 0)
+    assert struct.unpack_from("<2fi", launched[3][1], 164) == pytest.approx((0.5, 0.7, 0))
+    assert struct.unpack_from("<2Q", launched[3][1], 40) == (0, 0)
     # a cache of bytes, each head's row among them
     held = {tuple(int(x, 0) for x in call.split()[:2]) for call in cpu_hip.of("hipHostRegister")}
     assert {(x.data_ptr(), x.numel()) for x in cache} <= held
+
+
+def test_scales_in_tensors_are_handed_over_as_addresses(
+    engine: gfx942.Gfx942Engine, cpu_hip: FakeHip
+) -> None:
+    q, rows = torch.empty(30, 6, 64).bfloat16(), torch.empty(30, 2, 64).bfloat16()
+    cache = torch.empty(2, 9, 16, 2, 64).to(torch.float8_e4m3fnuz)
+    index = [torch.empty(n, dtype=torch.int32) for n in (4, 3)]
+    scales = torch.tensor(math.nan), torch.tensor([math.nan])  # nothing looks at them here
+    tensors = RaggedTensors(
+        q, *cache, torch.empty_like(q), None, None, *index, torch.empty(3, 40, dtype=torch.int32),
+        *scales,
+    )  # fmt: skip
+    request = request_of(q, cache[0], soft_cap=3.0, scale_tensors=True)
+    assert engine.reasons(request) == []
+    engine._kv_splits = 2
+    run(engine, request, tensors)
+    write = write_request_of(rows, cache[0], scale_tensors=True)
+    assert engine.reasons(write) == []
+    slots = torch.zeros(30, dtype=torch.int32)
+    run(engine, write, WriteTensors(rows, rows, *cache, slots, *scales))
+    *ragged, (_, written) = launches(cpu_hip)
+    at = tuple(x.data_ptr() for x in scales)
+    assert len(ragged) == 3 and struct.unpack_from("<2Q", written, 40) == at
+    for _, params in ragged:
+        assert struct.unpack_from("<2Q", params, 96) == at
+        assert struct.unpack_from("<2d", params, 208) == (-0.37 * LOG2E, 2 / 3.0)
+    held = [tuple(int(x, 0) for x in call.split()[:2]) for call in cpu_hip.of("hipHostRegister")]
+    assert [held.count((address, 4)) for address in at] == [2, 2]
+
+
+def test_every_bad_scale_is_named(engine: gfx942.Gfx942Engine, cpu_hip: FakeHip) -> None:
+    q, rows = torch.empty(30, 6, 64).bfloat16(), torch.empty(30, 2, 64).bfloat16()
+    index = [torch.empty(n, dtype=torch.int32) for n in (4, 3)]
+    table, slots = torch.empty(3, 40, dtype=torch.int32), torch.zeros(30, dtype=torch.int32)
+    odd = torch.frombuffer(bytearray(8), dtype=torch.float32, count=1, offset=2)
+    for dtype, reasons in (
+        (torch.float8_e4m3fnuz, ()),
+        (torch.bfloat16, ("k_scale and v_scale are for fp8 caches",)),
+    ):
+        cache = torch.empty(2, 9, 16, 2, 64).to(dtype)
+        scales = (odd, None)
+        tensors = RaggedTensors(q, *cache, q.clone(), None, None, *index, table, *scales)
+        written = WriteTensors(rows, rows, *cache, slots, *scales)
+        expected = "; ".join((
+            *reasons, "k_scale must start on a multiple of 4 bytes: call .clone() on it",
+            "v_scale has no memory",
+        ))  # fmt: skip
+        for request, given in (
+            (request_of(q, cache[0], scale_tensors=True), tensors),
+            (write_request_of(rows, cache[0], scale_tensors=True), written),
+        ):
+            with pytest.raises(ValueError) as caught:
+                run(engine, request, given)
+            assert str(caught.value).endswith(f": {expected}")
+    assert not cpu_hip.of("hipModuleLaunchKernel")
 
 
 @pytest.mark.parametrize("wide", [True, False])
@@ -184,8 +247,8 @@ def test_cache_writes_get_exactly_these_bytes(
     slots = torch.zeros(21, dtype=torch.int64 if wide else torch.int32)
     run(engine, write_request_of(k, k_cache), WriteTensors(k, v, k_cache, v_cache, slots))
     params = struct.pack(
-        "<5Q10q4i2Ii2fi",
-        *(x.data_ptr() for x in (k, v, k_cache, v_cache, slots)),
+        "<7Q10q4i2Ii2fi",
+        *(x.data_ptr() for x in (k, v, k_cache, v_cache, slots)), 0, 0,
         *(360, 72) * 2, *(2160, 144, 720) * 2,
         *(21, 3, 72, 5), -(-(2**34) // 5), 3, wide, 1.0, 1.0, 0,
     )  # fmt: skip

@@ -6,7 +6,7 @@ import ctypes
 import math
 from collections.abc import Sequence
 from contextlib import ExitStack
-from ctypes import c_float, c_int32, c_int64, c_uint32, c_void_p
+from ctypes import c_double, c_float, c_int32, c_int64, c_uint32, c_void_p
 from typing import Any
 
 import torch
@@ -96,10 +96,11 @@ class RaggedParams(ctypes.Structure):
     _fields_ = [
         *((n, c_void_p) for n in ("q", "k", "v", "out", "lse", "sinks")),
         *((n, c_void_p) for n in ("q_start", "kv_len", "kv_start", "page_table")),
-        *((n, c_void_p) for n in ("part_out", "part_stats")),
+        *((n, c_void_p) for n in ("part_out", "part_stats", "k_scale_at", "v_scale_at")),
         *((n, RowStrides) for n in ("q_strides", "out_strides")),
         *((n, PageStrides) for n in ("k_strides", "v_strides")),
         *((n, c_int64) for n in ("page_table_stride", "lse_stride")),
+        *((n, c_double) for n in ("scale_wide", "cap_ratio")),
         *((n, c_int32) for n in ("requests", "rows", "q_heads", "kv_heads", "page_size")),
         *((n, c_uint32) for n in ("page_multiplier", "page_shift")),
         *((n, c_int32) for n in ("causal", "window", "splits")),
@@ -114,6 +115,7 @@ class RaggedParams(ctypes.Structure):
 class WriteKvParams(ctypes.Structure):
     _fields_ = [
         *((n, c_void_p) for n in ("k", "v", "k_cache", "v_cache", "slots")),
+        *((n, c_void_p) for n in ("k_scale_at", "v_scale_at")),
         *((n, RowStrides) for n in ("k_strides", "v_strides")),
         *((n, PageStrides) for n in ("k_cache_strides", "v_cache_strides")),
         *((n, c_int32) for n in ("rows", "kv_heads", "head_dim", "page_size")),

@@ -28,6 +28,11 @@ def divider(size: int) -> tuple[int, int]:
     return -(-(1 << (31 + shift)) // size), shift
 
 
+def scales_in_memory(k_scale: float, v_scale: float) -> tuple[torch.Tensor, torch.Tensor]:
+    """One float each, and NaN around it."""
+    return tuple(torch.tensor([math.nan, x, math.nan])[1:2] for x in (k_scale, v_scale))
+
+
 def tile_rows(dim: int) -> int:
     return 128 if dim > 128 else 256
 
@@ -78,10 +83,14 @@ def prefill(
     scale: float | None = None,
     k_scale: float = 1.0,
     v_scale: float = 1.0,
+    in_memory: bool = False,
     rounding: str = "rtne",
     code: Path | None = None,
 ) -> Any:
-    """One launch over ``batch``; out [T, Hq, D], lse [Hq, T] or None. ``code``: another build."""
+    """One launch over ``batch``; out [T, Hq, D], lse [Hq, T] or None.
+
+    ``in_memory``: the scales of an fp8 cache are read there. ``code``: another build.
+    """
     import liteattention_emulator as emulator
 
     q, k, v = batch.q, batch.k_cache, batch.v_cache
@@ -89,7 +98,9 @@ def prefill(
     kv_heads = k.shape[-2]
     requests = len(batch.kv_len)
     paged = batch.page_size > 0
-    scale = (1 / math.sqrt(dim) if scale is None else scale) * k_scale
+    wide = (1 / math.sqrt(dim) if scale is None else scale) * LOG2E
+    at = scales_in_memory(k_scale, v_scale) if in_memory else None
+    scale, v_scale = (math.nan, math.nan) if in_memory else (wide * k_scale, v_scale)
     strides = [PageStrides(x.stride(0) if paged else 0, x.stride(-3), x.stride(-2)) for x in (k, v)]
     params = RaggedParams(
         *map(pointer, (q, k, v, out, lse, sinks, batch.q_start)),
@@ -98,12 +109,13 @@ def prefill(
             None if paged else batch.kv_start,
             batch.page_table if paged else None,
         )),
-        None, None,
+        None, None, *map(pointer, at or (None, None)),
         *(RowStrides(x.stride(0), x.stride(1)) for x in (q, out)),
         *strides, batch.page_table.stride(0), 0 if lse is None else lse.stride(0),
+        wide, 2 / soft_cap if soft_cap else 0.0,
         requests, rows, q_heads, kv_heads, batch.page_size, *divider(batch.page_size),
         causal, window, 1,
-        scale * LOG2E, soft_cap * LOG2E, 2 * scale * LOG2E / soft_cap if soft_cap else 0.0,
+        scale, soft_cap * LOG2E, 2 * scale / soft_cap if soft_cap else 0.0,
         dim, *divider(q_heads // kv_heads), v_scale,
     )  # fmt: skip
     name = f"attention_prefill_{variant(q, rounding, fp8=k.dtype.itemsize == 1)}"
@@ -112,6 +124,6 @@ def prefill(
     caches = batch.spans or [k, v]
     given = (q, *caches, out, lse, sinks, batch.q_start, batch.kv_len, batch.kv_start)
     with emulator.Module(image) as module, ExitStack() as stack:
-        tensors: list[Any] = [batch.page_table, *(x for x in given if x is not None)]
+        tensors: list[Any] = [batch.page_table, *(x for x in given if x is not None), *(at or ())]
         stack.enter_context(emulator.registered(*tensors))
         return module.launch(name, [slots * kv_heads], [512], [params])

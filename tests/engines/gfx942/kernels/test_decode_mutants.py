@@ -7,6 +7,7 @@ import os
 import re
 from contextlib import ExitStack
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -32,7 +33,7 @@ LAST = "the key behind a row's last is among the request's last 15, if any: not 
 NEEDS_MASK = "at equality, a block is masked of which all rows see all keys"
 SAME = "at equality, both ways give 0"
 
-# How it is decided whether the block at key s53 needs a mask.
+# How it is decided whether the block at key s45 needs a mask.
 DECISION = [
     "s_cmp_gt_i32", "s_cselect_b64", "s_add_i32", "s_cmp_gt_i32", "s_cselect_b64", "s_or_b64",
     "s_andn2_b64", "s_cbranch_vccnz", "v_add_u32",
@@ -57,15 +58,15 @@ def harmless(kernel: mutate.Kernel) -> dict[int, str]:
             assert inst.name == "s_cmp_gt_i32"
             assert code[at + 1].text == "s_cselect_b32 s36, s6, 0x0"
             found[inst.offset] = SAME
-        # Key s53 + 4 (lane / 16) + 16 t + i of a lane: 16 t + i is the constant.
+        # Key s45 + 4 (lane / 16) + 16 t + i of a lane: 16 t + i is the constant.
         elif mask := re.match(r"v_cmp_(ge|lt)_i32 .*(v\d+), v22[34]$", text):
             masks += 1
             made = (code[i].text for i in range(at, at - 6, -1) if code[i].name == "v_add_u32")
-            constants = (re.match(rf"v_add_u32 {mask[2]}, (0x\w+|s53), ", add) for add in made)
+            constants = (re.match(rf"v_add_u32 {mask[2]}, (0x\w+|s45), ", add) for add in made)
             key = next(constant[1] for constant in constants if constant)
             if mask[1] == "lt" and inst.index in looped:
                 found[inst.offset] = LAST
-            elif mask[1] == "ge" and key != "s53" and int(key, 16) >= 16:
+            elif mask[1] == "ge" and key != "s45" and int(key, 16) >= 16:
                 found[inst.offset] = FIRST
     counts = {argument: list(found.values()).count(argument) for argument in found.values()}
     assert (masks, counts) == (64, {SAME: 2, NEEDS_MASK: 4, LAST: 16, FIRST: 24})
@@ -85,10 +86,11 @@ class Case:
         soft_cap: float = 0.0,
         k_scale: float = 1.0,
         v_scale: float = 1.0,
+        in_memory: bool = False,
     ) -> None:
         self.batch, self.window, self.splits = batch, window, splits
         self.sinks, self.soft_cap = batch.sinks if sinks else None, soft_cap
-        self.k_scale, self.v_scale = k_scale, v_scale
+        self.k_scale, self.v_scale, self.in_memory = k_scale, v_scale, in_memory
 
     def run(self, image: bytes, kernel: str) -> None:
         """Launch; ``right`` then looks at what was written, also where this raises."""
@@ -108,21 +110,26 @@ class Case:
         kv_len, kv_start = (b.kv_len, None) if paged else (None, b.kv_start)
         keys = (b.q_start, kv_len, kv_start, table)
         given = (b.q, b.k_cache, b.v_cache, out, lse, self.sinks, *keys)
-        scale, cap = self.k_scale / math.sqrt(dim), self.soft_cap
+        wide, cap = ragged.LOG2E / math.sqrt(dim), self.soft_cap
+        scale, v_scale = wide * self.k_scale, self.v_scale
+        at: tuple[torch.Tensor | None, ...] = None, None
+        if self.in_memory:
+            at = ragged.scales_in_memory(self.k_scale, v_scale)
+            scale = v_scale = math.nan
         params = RaggedParams(
-            *map(pointer, (*given, part_out, part_stats)),
+            *map(pointer, (*given, part_out, part_stats, *at)),
             *(RowStrides(x.stride(0), x.stride(1)) for x in (b.q, out)),
             *(
                 PageStrides(x.stride(0) if paged else 0, x.stride(-3), x.stride(-2))
                 for x in (b.k_cache, b.v_cache)
             ),
-            *(b.page_table.stride(0), lse.stride(0), requests, rows, q_heads, kv_heads),
+            *(b.page_table.stride(0), lse.stride(0), wide, 2 / cap if cap else 0.0),
+            *(requests, rows, q_heads, kv_heads),
             *(b.page_size, *ragged.divider(b.page_size), True, self.window, self.splits),
-            *(scale * ragged.LOG2E, cap * ragged.LOG2E),
-            *(2 * scale * ragged.LOG2E / cap if cap else 0.0, dim, *ragged.divider(group)),
-            self.v_scale,
+            *(scale, cap * ragged.LOG2E, 2 * scale / cap if cap else 0.0),
+            *(dim, *ragged.divider(group), v_scale),
         )
-        tensors = [x for x in (*given, part_out, part_stats) if x is not None]
+        tensors = [x for x in (*given, part_out, part_stats, *at) if x is not None]
         with liteattention_emulator.Module(image) as module, ExitStack() as stack:
             stack.enter_context(liteattention_emulator.registered(*tensors))
             self.report = module.launch(kernel, [parts], [256], [params])
@@ -209,7 +216,7 @@ def test_mutants_of_other_caches_and_head_dims(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     """Of the hot loop, but for bounds, which the D = 128 kernel has as well."""
-    scales = {"k_scale": 0.7, "v_scale": 1.3} if fp8 else {}
+    scales: dict[str, Any] = {"k_scale": 0.7, "v_scale": 1.3, "in_memory": True} if fp8 else {}
     requests = [(1, 700), (4, 24), (4, 300)]
     batch = ragged.make(requests, (4, 1), dim, 3, dtype, seed=8, fp8=fp8)
     cases = [Case(batch, sinks=True, **scales)]

@@ -86,7 +86,11 @@ def test_head_dims_that_fill_no_tile(page_size: int, dim: int) -> None:
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_fp8_caches(dtype: torch.dtype, dim: int) -> None:
     batch = ragged.make(MIXED, (4, 2), dim, 16 if dtype == torch.float16 else 3, dtype, fp8=FP8)
-    check(batch, k_scale=0.3, v_scale=7.0, window=70, soft_cap=20.0)
+    k_scale = torch.tensor(0.3).item()  # fp32, as in memory
+    options: dict[str, Any] = {"k_scale": k_scale, "v_scale": 7.0, "window": 70, "soft_cap": 20.0}
+    check(batch, **options)
+    numbers, memory = run(batch, **options), run(batch, in_memory=True, **options)
+    assert all(map(torch.equal, numbers, memory))
 
 
 @pytest.mark.parametrize("requests", [[(70, 90)], [(9, 90), (0, 3), (100, 200)]], ids=str)
