@@ -21,6 +21,7 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 import liteattention_diffusers
+from liteattention_diffusers import enabling, graphs
 from liteattention_e2e import (
     artefacts,
     checker,
@@ -35,6 +36,7 @@ from liteattention_e2e import (
 from liteattention_e2e.clips import parse_prompt
 from liteattention_e2e.config import load_config, parse_geometry
 from liteattention_rocm import MI300X_GEOMETRY, SkipPolicy, TileGeometry
+from tests.integration.diffusers.graph_stand_in import StandIn
 
 PROMPTS = [
     "a red circle moves left on a blue background",
@@ -117,10 +119,10 @@ def test_compiled_blocks_serve_every_configuration(
     loaded = runner.Runner(load_config({**options, "compiled": True}))
     counted = torch._dynamo.utils.counters["stats"]
     counted.clear()
-    made, graphs = [], []
+    made, compilations = [], []
     for configuration in loaded.config.configurations():
         made.append(loaded.run(configuration, 0, 0, 0))
-        graphs.append(counted["unique_graphs"])
+        compilations.append(counted["unique_graphs"])
     assert [x.digest for x in made] == wanted
     assert all(x.attention is None for x in made)
     # diffusers' own attention and ours have a graph each, and no policy has another
@@ -131,9 +133,39 @@ def test_compiled_blocks_serve_every_configuration(
         "lite -2",
         "by layer",
     ]
-    assert graphs == [1, 2, 2, 2, 2]
+    assert compilations == [1, 2, 2, 2, 2]
     with pytest.raises(ValueError, match="compiled is for the runner diffusers"):
         load_config({**options, "compiled": True, "runner": "sglang"})
+
+
+def test_graphs_serve_every_configuration(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two rounds of all of them in turn, with the videos and tiles that eager runs give."""
+    options = {
+        "model": str(model), "prompts": PROMPTS[:1], "height": 32, "width": 32, "frames": 8,
+        "steps": 6, "dtype": "float32", "geometry": TILE, "threads": 1, "thresholds": "-2",
+        "policies": {"by layer": {"budget": 0.0, "layer_budgets": {"blocks.0.*": 0.2}}},
+    }  # fmt: skip
+    with pytest.raises(ValueError, match="graphs are CUDA's: device must be a GPU, got 'cpu'"):
+        load_config({**options, "graphs": True})
+    with pytest.raises(ValueError, match="graphs is for the runner diffusers.*; graphs are CUDA's"):
+        load_config({**options, "graphs": True, "runner": "sglang"})
+    eager = runner.Runner(load_config(options))
+    monkeypatch.setattr(graphs, "_on_device", lambda tensor: True)
+    for place in (graphs, enabling):
+        monkeypatch.setattr(place, "recorder_for", lambda model: StandIn(monkeypatch))
+    config = load_config(options).model_copy(update={"graphs": True, "warmup": 1})
+    assert config.warmup_runs == 3
+    loaded = runner.Runner(config)
+    for _ in range(2):
+        for item in config.configurations():
+            made, truth = (each.run(item, 0, 0, 0) for each in (loaded, eager))
+            assert made.digest == truth.digest
+            assert [record["tiles_computed"] for record in made.skips] == [
+                record["tiles_computed"] for record in truth.skips
+            ]
+    counts = [handle.graph_counts() for handle in loaded._handles.values()]
+    counts += [each.counts for held in loaded._plain.values() for each in held]
+    assert len(counts) == len(config.configurations()) and all(x["replayed"] for x in counts)
 
 
 def test_a_long_report_is_not_written_after_every_run(
