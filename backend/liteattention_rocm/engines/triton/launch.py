@@ -526,11 +526,12 @@ SLOTS = 2
 LEAST_PIECE = 16
 GOAL = 6
 OVER = 10
-#: Head dims, lists and K blocks of grids whose lists are cut. On an H200 that pays at D = 128 up to
-#: 512 lists, and costs up to 7 % at 1,536, where every program reads the bitmap of all and heads no
-#: longer take turns in the L2 cache. At D = 64 three warpgroups lack the registers: 20 % slower.
-_CUT_DIMS = (128,)
-_MOST_CUT = 640
+#: Warpgroups, lists and K blocks of grids whose lists are cut. On an H200 that pays at D = 128 up
+#: to 512 lists, and costs up to 7 % at 1,536, where every program reads the bitmap of all and heads
+#: no longer take turns in the L2 cache. Three warpgroups lack the registers: 20 % slower. So at
+#: D = 64 such grids have q blocks of 128 rows by default (:func:`.tiles.rows_of_lists`).
+_CUT_GROUPS = (2,)
+MOST_CUT = 640
 _MOST_CUT_K_BLOCKS = 640
 
 
@@ -541,7 +542,7 @@ def cut_for(request: LiteRequest, tile: PlainTile | HopperTile, rows: int, k_blo
     """
     if not isinstance(tile, HopperTile) or not tile.persistent or request.soft_skip:
         return 0
-    if request.head_dim not in _CUT_DIMS or rows > _MOST_CUT:
+    if tile.groups not in _CUT_GROUPS or rows > MOST_CUT:
         return 0
     if not 2 * LEAST_PIECE <= k_blocks <= _MOST_CUT_K_BLOCKS:
         return 0
