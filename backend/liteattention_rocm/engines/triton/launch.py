@@ -117,7 +117,10 @@ class HopperTile:
     workgroups take tiles off a counter instead of a grid apart, whoever is through first.
     ``abreast``: causal tiles of several heads in turn, longest first, see :func:`abreast`.
     ``late_wait``: products of weights and values run under the exponentials of the next weights,
-    too.
+    too. ``variant``: bits of variants to be timed. 1 and 2: with ``late_wait`` all or half of the
+    exponentials depend on what holds the wait, so that the outputs are scaled under them. 4: lists
+    are masked by step, and computing warps load no items. 8: items of 32 steps are loaded before
+    these steps. 16: workgroups walk K blocks up and down in turn.
     """
 
     groups: int
@@ -524,6 +527,7 @@ def _attend(
 SLOTS = 2
 #: Tiles of a piece at least. It takes the time of one or two to leave and to merge it.
 LEAST_PIECE = 16
+#: Eighths of a fair share that a piece aims at, and that lists which are cut are longer than.
 GOAL = 6
 OVER = 10
 #: Warpgroups, lists and K blocks of grids whose lists are cut. On an H200 that pays at D = 128 up
