@@ -283,7 +283,7 @@ def contract() -> None:
     made.text(
         24,
         280,
-        "names one that can. geometry(head_dim) says its tiles, hence the shape of the bitmap.",
+        "names one that can. geometry(head_dim, rows) says its tiles, so the shape of bitmaps.",
         "small",
     )
     made.text(24, 302, "A second call like the first one goes to the bound call directly.", "small")

@@ -364,8 +364,12 @@ class Engine(ABC):
         """Return the reasons that are this engine's alone: sizes, tiles, ranges of numbers."""
 
     @abstractmethod
-    def geometry(self, head_dim: int) -> TileGeometry:
-        """Return the tile geometry this engine prefers for a head dimension."""
+    def geometry(self, head_dim: int, rows: int | None = None) -> TileGeometry:
+        """Return the tile geometry this engine prefers for a head dimension.
+
+        ``rows``: query rows of the call, of all its heads and batch entries together. None: so many
+        that more would be all the same.
+        """
 
     @abstractmethod
     def bind(self, request: Request, like: Any) -> Bound:

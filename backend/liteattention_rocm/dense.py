@@ -251,7 +251,8 @@ def lite_attention(
         mass: fp32, contiguous [B, Hq, q_blocks, K_blocks], or None: what each tile weighs (mean
             over rows of a share of probability, an upper bound) is written here, 0 for tiles that
             are not computed. Only with a budget above 0.
-        geometry: tile sizes; by default what the engine prefers for this head dimension.
+        geometry: tile sizes; by default what the engine prefers for this head
+            dimension and number of rows.
 
     Returns:
         ``out``, or ``(out, lse)``, as :func:`attention` does.
@@ -282,8 +283,6 @@ def lite_attention(
                 soft_skip, geometry,
             )  # fmt: skip
             wrong.raise_for(_WHAT)
-        elif geometry is None:
-            geometry = default_geometry(q, engine)
         scale = _scale(q, scale)
         limit = (
             -math.inf if threshold is None else float(threshold),
@@ -294,11 +293,13 @@ def lite_attention(
         out = torch.empty_like(q)
     lse = _empty_lse(q, layout) if return_lse else None
     if call is None and key is None:
-        assert geometry is not None
+        # Zeros: the default. A compiler must not fix what depends on the number of rows.
+        tile = (0, 0, 0)
+        if geometry is not None:
+            tile = (geometry.q_block, geometry.k_block, geometry.vote_rows)
         torch.ops.liteattention_rocm.lite_attention(
             q, k, v, read, write, out, lse, must_do, must_skip, mass, layout, scale, *limit,
-            descending, soft_skip, geometry.q_block, geometry.k_block, geometry.vote_rows, rounding,
-            engine or "",
+            descending, soft_skip, *tile, rounding, engine or "",
         )  # fmt: skip
         return out if lse is None else (out, lse)
     found = lite_tensors((q, k, v, out, lse, read, write, must_do, must_skip, mass, None))
@@ -361,20 +362,14 @@ def merge_states(
 
 
 def default_geometry(q: torch.Tensor, engine: str | None = None) -> TileGeometry:
-    """Tile geometry that the engine for ``q``'s device prefers for its head dimension."""
+    """Tile geometry that the engine for ``q``'s device prefers for its rows and head dimension."""
     found = Reasons()
     if "q" in found.usable({"q": q}) and q.dim() != 4:
         found.types.append(f"q must be a tensor of 4 dimensions, got {list(q.shape)}")
     found.engine(engine)
     found.raise_for(_WHAT)
-    geometry: TileGeometry = _preferred_geometry(q.device, int(q.shape[-1]), engine)
-    return geometry
-
-
-@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
-def _preferred_geometry(device: torch.device, head_dim: int, engine: str | None) -> TileGeometry:
-    """Found once per compilation: nothing in the choice of an engine is traced."""
-    return engines.choose(device, engine).geometry(head_dim)
+    rows = math.prod(q.shape[:3])
+    return engines.choose(q.device, engine).geometry(int(q.shape[-1]), rows)
 
 
 # ------------------------------------------------------------------------- behind the calls

@@ -32,9 +32,9 @@ def _lite_attention(run: bool, *given: Any) -> None:
     q, k, v, read, write, out, lse, must_do, must_skip, mass, *options = given
     layout, scale, threshold, budget, descending, soft_skip, *tile, rounding, engine = options
     tensors = LiteTensors(q, k, v, out, lse, read, write, must_do, must_skip, mass)
+    geometry = TileGeometry(*tile) if any(tile) else dense.default_geometry(q, engine or None)
     (dense.run_lite_attention if run else dense.check_lite_attention)(
-        tensors, layout, scale, rounding, TileGeometry(*tile), threshold, budget, descending,
-        soft_skip, engine,
+        tensors, layout, scale, rounding, geometry, threshold, budget, descending, soft_skip, engine
     )  # fmt: skip
 
 

@@ -160,7 +160,7 @@ def _aligned(*shape: int) -> torch.Tensor:
 def _dense(case: Case) -> Callable[[], None]:
     _, heads, length, dim = case.shape
     engine = _engine()
-    tile = engine.geometry(dim)
+    tile = engine.geometry(dim, heads * length)
     rows = min(length, tile.q_block)
     generator = torch.Generator().manual_seed(0)
 

@@ -365,12 +365,16 @@ def settings(pipe: Any, config: SuiteConfig) -> Settings:
 
 
 def geometry(runner: Runner) -> TileGeometry | None:
-    """The tile geometry that lite configurations use; None if the layers do not show their size."""
+    """The tile geometry that lite configurations use; None if the layers do not show their size.
+
+    Of one video and guidance branch: they attend one after the other.
+    """
     if runner.config.geometry is not None:
         return runner.config.geometry
     for layer in discovery.find(runner.pipeline.transformer):
-        if layer.head_dim is not None:
-            return runner.config.chosen_engine.geometry(layer.head_dim)
+        if layer.head_dim is not None and layer.heads is not None:
+            rows = layer.heads * runner.tokens()
+            return runner.config.chosen_engine.geometry(layer.head_dim, rows)
     return None
 
 

@@ -12,6 +12,7 @@ import torch
 
 import liteattention_rocm
 from liteattention_rocm import TileGeometry
+from liteattention_rocm.engines.cpu import CpuEngine
 from liteattention_rocm.lite import bitmap
 from tests.oracle.attention import bound, exact
 
@@ -139,6 +140,28 @@ def test_compiled_lite_writes_the_same_lists(limit: dict[str, float]) -> None:
     assert torch.equal(step(read, eager), torch.compile(step, fullgraph=True)(read, compiled))
     assert torch.equal(eager, compiled)
     assert 0 < bitmap.sparsity(eager, 4) < 1
+
+
+def test_compiled_lite_has_the_tiles_of_its_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A graph for all lengths does not fix what the engine prefers for one of them."""
+
+    def geometry(self: CpuEngine, head_dim: int, rows: int | None = None) -> TileGeometry:
+        return TileGeometry(16 if rows is not None and rows <= 256 else 32, 64, 16)
+
+    monkeypatch.setattr(CpuEngine, "geometry", geometry)
+
+    def step(q: torch.Tensor, read: torch.Tensor, write: torch.Tensor) -> torch.Tensor:
+        out = liteattention_rocm.lite_attention(q, q, q, read, write, threshold=-1.0, engine="cpu")
+        assert isinstance(out, torch.Tensor)
+        return out
+
+    compiled = torch.compile(step, fullgraph=True, dynamic=True, backend="aot_eager")
+    for length, q_blocks in ((96, 6), (128, 8), (160, 5), (192, 6)):
+        q = qkv(1, length, 2, 16)[0]
+        read = bitmap.full(1, 2, q_blocks, -(-length // 64))
+        eager, traced = torch.empty_like(read), torch.empty_like(read)
+        assert torch.equal(step(q, read, eager), compiled(q, read, traced))
+        assert torch.equal(eager, traced)
 
 
 def test_compile_reports_bad_calls_too() -> None:

@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 import torch
 
-from liteattention_rocm import SkipPolicy, TileGeometry, attention, lite_attention
+from liteattention_rocm import LiteAttention, SkipPolicy, TileGeometry, attention, lite_attention
+from liteattention_rocm.engines.reference import ReferenceEngine
 from liteattention_rocm.lite import bitmap
 
 from .simulation import BUDGET, STEPS, THRESHOLD, TILE, By, call, expect, inputs, make
@@ -179,6 +180,25 @@ def test_any_other_change_of_shape_starts_over(change: str) -> None:
         assert lite.statistics.by_step()[2]["tiles_total"] == 2 * 5 * 5
         return
     expect(lite, By(), 2, (q, k, v))
+
+
+def test_lists_have_the_tiles_that_the_engine_prefers_for_so_many_rows(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """All heads and batch entries count; lists and statistics have the same tiles."""
+
+    def geometry(self: ReferenceEngine, head_dim: int, rows: int | None = None) -> TileGeometry:
+        return TileGeometry(8 if rows is not None and rows <= 160 else 16, 8, 4)
+
+    monkeypatch.setattr(ReferenceEngine, "geometry", geometry)
+    lite = LiteAttention(SkipPolicy(threshold=-2.0), engine="reference")
+    for batch, q_blocks in ((1, 5), (2, 5), (3, 3)):  # 80, 160 and 240 rows
+        for step in range(2):
+            call(lite, inputs(step, batch=batch, length=40), step)
+        assert lite.lists("blocks.0").shape == (batch, 2, q_blocks, 1)
+        records = lite.statistics.to_records()
+        assert records[-1]["tiles_total"] == batch * 2 * q_blocks * 5
+        lite.reset()
 
 
 def test_warmup_gap_and_last_step_are_dense(limit: str) -> None:

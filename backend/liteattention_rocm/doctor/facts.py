@@ -95,7 +95,7 @@ def without_paths(text: str) -> str:
 
 def requests(device: torch.device, engine: Engine) -> dict[str, Request]:
     """Return typical requests in bf16, head dim 128, by name: a video model's and a server's."""
-    scale, tile = 128**-0.5, engine.geometry(128)
+    scale, tile = 128**-0.5, engine.geometry(128, 24 * 4096)
     dense = DenseRequest(
         1, 24, 24, 4096, 4096, 128, torch.bfloat16, device, "bshd", scale, False, "rtne", False
     )

@@ -92,7 +92,7 @@ class CpuEngine(Engine):
             reasons += _geometry_reasons(request)
         return reasons
 
-    def geometry(self, head_dim: int) -> TileGeometry:
+    def geometry(self, head_dim: int, rows: int | None = None) -> TileGeometry:
         """Return 128 x 64 tiles: fine enough to skip, coarse enough to fill the matrix unit."""
         return _TILE
 

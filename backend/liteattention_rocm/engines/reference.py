@@ -67,7 +67,7 @@ class ReferenceEngine(Engine):
         """Return nothing: any head dim, GQA, tile, rounding; see :meth:`Engine.limits`."""
         return []
 
-    def geometry(self, head_dim: int) -> TileGeometry:
+    def geometry(self, head_dim: int, rows: int | None = None) -> TileGeometry:
         """Return the CPU engine's tile, 128 x 64 with vote groups of 32 rows."""
         return TileGeometry(q_block=128, k_block=64, vote_rows=32)
 

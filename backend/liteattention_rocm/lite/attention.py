@@ -74,7 +74,8 @@ class LiteAttention:
 
     Args:
         policy: see :class:`SkipPolicy`; the defaults if None.
-        geometry: tile sizes; by default what the engine prefers for the head dimension.
+        geometry: tile sizes; by default what the engine prefers for the head dimension and the
+            number of rows.
         engine: name of the engine; by default chosen by the device.
         max_generations: how many generations may hold lists at once.
 
@@ -464,7 +465,7 @@ class LiteAttention:
         _, kv_len, kv_heads, _ = validation.sizes(k, layout)
         tile = self.geometry
         if tile is None:
-            tile = engines.choose(q.device, self.engine).geometry(head_dim)
+            tile = engines.choose(q.device, self.engine).geometry(head_dim, batch * q_heads * q_len)
         shape = Shape(batch, q_heads, kv_heads, q_len, kv_len, head_dim, q.dtype, q.device, tile)
         schedule = self.policy.schedule(key[0], kv_len, num_steps, where[1])
         with self._lock:

@@ -2,9 +2,9 @@
 
 Ulysses (DeepSpeed-Ulysses, arXiv 2309.14509): the processes exchange rows for heads, each attends
 with some of the heads over the whole sequence and keeps the lists of those heads; lists and outputs
-are those of one process. Ring (Ring Attention, arXiv 2310.01889): queries stay, keys and values go
-round, and the parts are merged by their log-sum-exps; each process keeps a list per split of the
-keys.
+are those of one process with the same tiles (an engine may prefer others for fewer heads). Ring
+(Ring Attention, arXiv 2310.01889): queries stay, keys and values go round, and the parts are merged
+by their log-sum-exps; each process keeps a list per split of the keys.
 """
 
 from __future__ import annotations

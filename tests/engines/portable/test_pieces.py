@@ -45,7 +45,7 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Any:
     """CPU tensors lie on a Hopper GPU; that or a real one has seven multiprocessors."""
     monkeypatch.setattr(launch, "multiprocessors", lambda device: UNITS)
     monkeypatch.setattr(launch, "LEAST_PIECE", 2)
-    monkeypatch.setattr(launch, "_CUT_DIMS", (64, 128))  # it works for both
+    monkeypatch.setattr(launch, "_CUT_GROUPS", (2, 3))  # it works for both
     remembered.forget()
     if GPU and architecture(DEVICE) != "sm_90":
         pytest.skip("lists are cut on Hopper GPUs")

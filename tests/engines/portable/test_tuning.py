@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from liteattention_rocm.contract import DenseRequest, LiteRequest, RaggedRequest
-from liteattention_rocm.engines.triton import tiles, tuning
+from liteattention_rocm.dense import default_geometry
+from liteattention_rocm.engines.triton import launch, tiles, tuning
 from liteattention_rocm.engines.triton.engine import PortableEngine
 from liteattention_rocm.engines.triton.launch import HopperTile, PlainTile
 
@@ -160,6 +161,33 @@ def test_lists_have_the_tiles_of_dense_calls(hopper: bool, monkeypatch: pytest.M
         own = tiles.hopper_lite(asked)
         dense = tiles.hopper(request(16384, head_dim, heads=24))
         assert own is not None and own.block_m == dense.block_m == tile.q_block
+
+
+@pytest.mark.parametrize(("rows", "q_block"), [(1, 128), (81_920, 128), (81_921, 192)])
+def test_lists_of_small_grids_have_the_rows_that_can_be_cut(
+    rows: int, q_block: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """640 q blocks of 128 rows at most; the same by a call's tensors, in whatever layout."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(PortableEngine, "_hopper", staticmethod(lambda device: True))
+    monkeypatch.setattr(PortableEngine, "unavailable", lambda self, device: [])
+    monkeypatch.setattr(launch, "_current_device", lambda: 0)
+    monkeypatch.setattr(launch, "multiprocessors", lambda device: 132)
+    engine = PortableEngine()
+    assert engine.geometry(64, rows).q_block == q_block
+    assert engine.geometry(128, rows).q_block == 128
+    for shape in ((1, rows, 1, 64), (1, 1, rows, 64)):
+        q = torch.empty(64).expand(shape)
+        assert default_geometry(q, "portable").q_block == q_block
+    tile = engine.geometry(64, rows)
+    asked = LiteRequest(
+        1, 1, 1, rows, 8192, 64, torch.bfloat16, torch.device("cpu"), "bhsd", 0.1, False, "rtne",
+        False, tile, -4.0, True, False,
+    )  # fmt: skip
+    own = tiles.hopper_lite(asked)
+    assert own is not None and own.block_m == q_block
+    cut = launch.cut_for(asked, own, tile.q_blocks(rows), tile.k_blocks(8192))
+    assert cut == (132 if q_block == 128 else 0)
 
 
 def prompts(**changes: object) -> RaggedRequest:

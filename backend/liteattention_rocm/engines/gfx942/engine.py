@@ -168,7 +168,7 @@ class Gfx942Engine(Engine):
             reasons = _core.dense_reasons(_shape(request))
         return reasons
 
-    def geometry(self, head_dim: int) -> TileGeometry:
+    def geometry(self, head_dim: int, rows: int | None = None) -> TileGeometry:
         """Return the kernel's tile: 8 waves of 32 query rows, K blocks of 64 keys."""
         return TileGeometry(
             q_block=_core.GFX942_Q_BLOCK,

@@ -89,16 +89,17 @@ class PortableEngine(Engine):
             reasons += _tile_reasons(request)
         return reasons
 
-    def geometry(self, head_dim: int) -> TileGeometry:
-        """Return the tile that large dense calls on the current GPU have.
+    def geometry(self, head_dim: int, rows: int | None = None) -> TileGeometry:
+        """Return the tile that calls of so many rows have on the current GPU.
 
-        128 x 128 on Hopper, at head dim 64 192 x 128, which is faster but for grids of fewer q
-        blocks than multiprocessors; 128 x 64 elsewhere, as the plain kernel is faster with narrow
+        128 x 128 on Hopper, at head dim 64 192 x 128 in large calls, see
+        :func:`.tiles.rows_of_lists`; 128 x 64 elsewhere, as the plain kernel is faster with narrow
         K blocks.
         """
         if not (torch.cuda.is_available() and self._hopper(torch.device("cuda"))):
             return TileGeometry(q_block=128, k_block=64, vote_rows=64)
-        return TileGeometry(q_block=192 if head_dim == 64 else 128, k_block=128, vote_rows=64)
+        _, _, tiles = _modules()
+        return TileGeometry(tiles.rows_of_lists(head_dim, rows), k_block=128, vote_rows=64)
 
     def bind(self, request: Request, like: Any) -> Bound:
         """Choose kernels and tiles; see :meth:`Engine.bind`.

@@ -38,7 +38,10 @@ def piece_of(tile, walk):
 
 
 @gluon.jit
-def flush(bits, first, count, items, votes, must_do, rows, q_len, HAS_DO: gl.constexpr):
+def flush(
+    bits, first, count, items, votes, must_do, rows, q_len, HAS_DO: gl.constexpr, listed=0,
+    LISTED: gl.constexpr = False,
+):  # fmt: skip
     """Write the votes of 32 steps of the walk, one bit per step and row, into the next bitmap."""
     # A word per warp: what warps found is joined in memory, without a barrier of the warpgroup.
     grid: gl.constexpr = gl.BlockedLayout([1, 1], [1, 32], [4, 1], [1, 0])
@@ -46,7 +49,10 @@ def flush(bits, first, count, items, votes, must_do, rows, q_len, HAS_DO: gl.con
     word = gl.convert_layout(gl.reduce(warps, 1, _either), gl.SliceLayout(1, grid))
     lane = gl.arange(0, 32, gl.SliceLayout(0, grid))
     inside = first + lane < count
-    block = gl.load(items + first + lane, mask=inside, other=0).to(gl.int32)
+    if LISTED:
+        block = listed
+    else:
+        block = gl.load(items + first + lane, mask=inside, other=0).to(gl.int32)
     keep = (word[:, None] >> lane[None, :]) & 1
     if HAS_DO:
         must = gl.load(must_do + (block >> 5), mask=inside, other=0) >> (block & 31)
@@ -71,12 +77,17 @@ def keep_share(shares, here, total, i, rows, q_len):
 
 
 @gluon.jit
-def flush_shares(shares, first, count, items, weights, unit):
+def flush_shares(
+    shares, first, count, items, weights, unit, listed=0, LISTED: gl.constexpr = False
+):
     """Add what 32 tiles of a walk weigh in each warp, in integers: their order does not matter."""
     layout: gl.constexpr = shares.type.layout
     lane = gl.arange(0, 32, gl.SliceLayout(0, layout))
     inside = first + lane < count
-    block = gl.load(items + first + lane, mask=inside, other=0).to(gl.int32)
+    if LISTED:
+        block = listed
+    else:
+        block = gl.load(items + first + lane, mask=inside, other=0).to(gl.int32)
     scaled = gl.ceil(shares * unit)
     # a NaN weighs 1
     weight = gl.where(scaled < UNIT, scaled, UNIT).to(gl.int32)

@@ -81,23 +81,25 @@ def _rank(
 
 
 @triton.jit
-def pieces_of(length, fair, mean, LEAST: tl.constexpr):
+def pieces_of(
+    length, fair, mean, LEAST: tl.constexpr, GOAL: tl.constexpr = 6, OVER: tl.constexpr = 10
+):
     """Number of pieces that lists of ``length`` tiles are cut into, 1 of most.
 
     ``fair``: tiles of all lists for each multiprocessor; ``mean``: for each list, both rounded up.
     Lists longer than 5/4 of both are cut, so none where all are as long. Pieces aim at 3/4 of a
     fair share, have ``LEAST`` tiles, and are at most two for each multiprocessor in all lists.
     """
-    goal = tl.maximum((3 * fair + 3) // 4, LEAST)
+    goal = tl.maximum((GOAL * fair + 7) // 8, LEAST)
     pieces = tl.minimum((length + goal - 1) // goal, tl.minimum(length // LEAST, MOST_PIECES))
-    return tl.where(4 * length > 5 * tl.maximum(fair, mean), tl.maximum(pieces, 1), 1)
+    return tl.where(8 * length > tl.maximum(OVER * fair, 10 * mean), tl.maximum(pieces, 1), 1)
 
 
 @triton.jit
 def _cut(
     read, must_do, must_skip, order, counts, next_tile, mine, length, q_blocks, k_blocks, words,
-    UNITS: tl.constexpr, ALL: tl.constexpr, LEAST: tl.constexpr, HAS_DO: tl.constexpr,
-    HAS_SKIP: tl.constexpr,
+    UNITS: tl.constexpr, ALL: tl.constexpr, LEAST: tl.constexpr, GOAL: tl.constexpr,
+    OVER: tl.constexpr, SLOTS: tl.constexpr, HAS_DO: tl.constexpr, HAS_SKIP: tl.constexpr,
 ):  # fmt: skip
     """The pieces of the list of row ``mine`` in the order of work, see :func:`plan`."""
     rows = tl.num_programs(0)
@@ -111,8 +113,8 @@ def _cut(
     total = tl.sum(lengths, axis=0)
     fair = (total + UNITS - 1) // UNITS
     mean = (total + rows - 1) // rows
-    theirs = tl.where(other < rows, pieces_of(lengths, fair, mean, LEAST), 0)
-    pieces = pieces_of(length, fair, mean, LEAST)
+    theirs = tl.where(other < rows, pieces_of(lengths, fair, mean, LEAST, GOAL, OVER), 0)
+    pieces = pieces_of(length, fair, mean, LEAST, GOAL, OVER)
     # The longest first, of all heads, if one list more at the end would show. If it does not, head
     # after head, whose keys stay in the cache.
     apart = 4 * tl.max(lengths, axis=0) <= fair
@@ -132,9 +134,9 @@ def _cut(
     )
     if mine == 0:
         tl.store(next_tile + 1, tl.sum(theirs, axis=0))
-        for start in range(0, 4 * UNITS, 128):
+        for start in range(0, 2 * SLOTS * UNITS, 128):
             at = start + tl.arange(0, 128)
-            tl.store(next_tile + 4 + at, at * 0, mask=at < 4 * UNITS)
+            tl.store(next_tile + 4 + at, at * 0, mask=at < 2 * SLOTS * UNITS)
 
 
 @triton.jit(do_not_specialize=["q_blocks", "k_blocks", "words"])
@@ -143,7 +145,8 @@ def plan(
     q_blocks, k_blocks, words,
     WORDS: tl.constexpr, ROWS: tl.constexpr, DESCENDING: tl.constexpr, HAS_DO: tl.constexpr,
     HAS_SKIP: tl.constexpr, WEIGH: tl.constexpr, UNITS: tl.constexpr, ALL: tl.constexpr,
-    LEAST: tl.constexpr,
+    LEAST: tl.constexpr, GOAL: tl.constexpr = 6, OVER: tl.constexpr = 10,
+    SLOTS: tl.constexpr = 2,
 ):  # fmt: skip
     """Bitmap [heads, q_blocks, words] -> K blocks to walk and q blocks in the order of work.
 
@@ -194,7 +197,7 @@ def plan(
     if UNITS:
         _cut(
             read, must_do, must_skip, order, counts, next_tile, program, total, q_blocks, k_blocks,
-            words, UNITS, ALL, LEAST, HAS_DO, HAS_SKIP,
+            words, UNITS, ALL, LEAST, GOAL, OVER, SLOTS, HAS_DO, HAS_SKIP,
         )  # fmt: skip
     else:
         _rank(

@@ -117,7 +117,10 @@ class HopperTile:
     workgroups take tiles off a counter instead of a grid apart, whoever is through first.
     ``abreast``: causal tiles of several heads in turn, longest first, see :func:`abreast`.
     ``late_wait``: products of weights and values run under the exponentials of the next weights,
-    too.
+    too. ``variant``: bits of variants to be timed. 1 and 2: with ``late_wait`` all or half of the
+    exponentials depend on what holds the wait, so that the outputs are scaled under them. 4: lists
+    are masked by step, and computing warps load no items. 8: items of 32 steps are loaded before
+    these steps. 16: workgroups walk K blocks up and down in turn.
     """
 
     groups: int
@@ -130,6 +133,7 @@ class HopperTile:
     counted: bool = False
     abreast: bool = False
     late_wait: bool = False
+    variant: int = 0
 
     @property
     def block_m(self) -> int:
@@ -366,9 +370,9 @@ class LiteStep(BoundCall):
         # tally, where the caller has none: int64 [2]; weights: int32 [rows, K blocks]; pieces of
         # lists and their marks: fp32. Parts begin at multiples of 16 bytes.
         tiles = rows + slots
-        pieces = tile.block_m * (slots * (request.head_dim + 2) + units * k_blocks) if units else 0
+        pieces = tile.block_m * (slots * (request.head_dim + 2) + -(-slots // 2) * k_blocks)
         parts = (
-            2 * rows * k_blocks, 4 * tiles, 4 * tiles, 4 + 12 * (units > 0) + 16 * units, 16,
+            2 * rows * k_blocks, 4 * tiles, 4 * tiles, 4 + 12 * (units > 0) + 8 * slots, 16,
             4 * rows * k_blocks * weigh, 4 * pieces,
         )  # fmt: skip
         self._parts = tuple(-(-part // 16) * 16 for part in parts)
@@ -385,7 +389,7 @@ class LiteStep(BoundCall):
             (
                 width, max(1, _RANK_WORDS // width), descending, like.must_do is not None,
                 like.must_skip is not None, weigh, units,
-                1 << (rows - 1).bit_length() if units else 0, LEAST_PIECE,
+                1 << (rows - 1).bit_length() if units else 0, LEAST_PIECE, GOAL, OVER, SLOTS,
             ),
             (("num_warps", 1 if words <= 8 and not units else 4),),
             alignments(like.read, like.must_do, like.must_skip, like.write, like.tally),
@@ -476,6 +480,8 @@ def _attend(
             request.batch * request.q_heads, request.q_heads // request.kv_heads,
             kv_bytes(request),
         )  # fmt: skip
+        if tile.variant & 16:
+            span = multiprocessors(_current_device())
         rows, keys = hopper.WARPGROUP_ROWS, tile.block_n
         return Launch(
             _HOPPER,
@@ -489,6 +495,7 @@ def _attend(
                 lite is not None, soft, has_do, weigh, mass is not None, request.return_lse,
                 tile.turns, tile.late_wait, _sign(request.scale), rounding, tile.registers,
                 tile.loader_registers, tile.counted, tile.abreast and request.causal, slots,
+                tile.variant,
             ),
             (("num_warps", 4),),
             (request.dtype, aligned),
@@ -520,11 +527,15 @@ def _attend(
 SLOTS = 2
 #: Tiles of a piece at least. It takes the time of one or two to leave and to merge it.
 LEAST_PIECE = 16
-#: Head dims, lists and K blocks of grids whose lists are cut. On an H200 that pays at D = 128 up to
-#: 512 lists, and costs up to 7 % at 1,536, where every program reads the bitmap of all and heads no
-#: longer take turns in the L2 cache. At D = 64 three warpgroups lack the registers: 20 % slower.
-_CUT_DIMS = (128,)
-_MOST_CUT = 640
+#: Eighths of a fair share that a piece aims at, and that lists which are cut are longer than.
+GOAL = 6
+OVER = 10
+#: Warpgroups, lists and K blocks of grids whose lists are cut. On an H200 that pays at D = 128 up
+#: to 512 lists, and costs up to 7 % at 1,536, where every program reads the bitmap of all and heads
+#: no longer take turns in the L2 cache. Three warpgroups lack the registers: 20 % slower. So at
+#: D = 64 such grids have q blocks of 128 rows by default (:func:`.tiles.rows_of_lists`).
+_CUT_GROUPS = (2,)
+MOST_CUT = 640
 _MOST_CUT_K_BLOCKS = 640
 
 
@@ -535,7 +546,7 @@ def cut_for(request: LiteRequest, tile: PlainTile | HopperTile, rows: int, k_blo
     """
     if not isinstance(tile, HopperTile) or not tile.persistent or request.soft_skip:
         return 0
-    if request.head_dim not in _CUT_DIMS or rows > _MOST_CUT:
+    if tile.groups not in _CUT_GROUPS or rows > MOST_CUT:
         return 0
     if not 2 * LEAST_PIECE <= k_blocks <= _MOST_CUT_K_BLOCKS:
         return 0

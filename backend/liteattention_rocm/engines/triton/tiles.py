@@ -111,6 +111,19 @@ def shipped_prompts(request: RaggedRequest, columns: int) -> HopperTile:
     return replace(tile, late_wait=late)
 
 
+def rows_of_lists(head_dim: int, rows: int | None) -> int:
+    """Rows of the q blocks that lists are kept for by default, in calls of ``rows`` or of many.
+
+    Those of large dense calls, 192 at head dim 64. In grids small enough for lists to be cut it is
+    128 there, too: three warpgroups lack the registers to cut lists, and the longest one bounds the
+    time.
+    """
+    low = _TWO_GROUPS.block_m
+    if head_dim != 64 or (rows is not None and rows <= low * launch.MOST_CUT):
+        return low
+    return _HOPPER_LITE[64, 192].block_m
+
+
 def hopper_lite(request: LiteRequest) -> HopperTile | None:
     """Tile of a LiteAttention step on sm_90, or None if its geometry is not the kernel's."""
     asked = request.geometry

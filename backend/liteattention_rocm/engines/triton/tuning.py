@@ -154,11 +154,12 @@ def _entries(path: Path) -> dict[str, Any]:
 
 
 def _tile(key: str, entry: Any) -> Tile:
-    """Tile of an entry: flags, and numbers from 1 on."""
+    """Tile of an entry: flags, and numbers from 1 on or as they are by default."""
     tile = _KINDS[key.partition(" ")[0]](**entry["tile"])
     for field in fields(tile):
         value = getattr(tile, field.name)
-        if type(value).__name__ != field.type or value < (field.type == "int"):
+        least = 0 if value == field.default else field.type == "int"
+        if type(value).__name__ != field.type or value < least:
             raise ValueError(f"{key}: {field.name} is {value!r}")
     return tile
 
