@@ -140,6 +140,8 @@ CASES = {
             UNITS=0,
             ALL=0,
             LEAST=16,
+            GOAL=6,
+            SLOTS=0,
         ),
     ),
     "plan-pieces": (
@@ -154,6 +156,8 @@ CASES = {
             UNITS=132,
             ALL=2048,
             LEAST=16,
+            GOAL=6,
+            SLOTS=264,
         ),
     ),
     "decode": (ragged.attention, RAGGED),
@@ -601,7 +605,7 @@ def test_lists_on_the_emulator_equal_the_oracle_bit_for_bit(share: float) -> Non
             kernels.plan,
             dict(
                 WORDS=2, ROWS=16, DESCENDING=descending, HAS_DO=True, HAS_SKIP=True,
-                WEIGH=share > 0, UNITS=0, ALL=0, LEAST=16,
+                WEIGH=share > 0, UNITS=0, ALL=0, LEAST=16, GOAL=6, SLOTS=0,
             ),
             [q_blocks],
             [

@@ -109,19 +109,18 @@ def test_late_waits_change_no_bit(dtype: torch.dtype, monkeypatch: pytest.Monkey
     assert torch.equal(found[0], found[2]) and torch.equal(found[1], found[3])
 
 
-@pytest.mark.parametrize("variant", [1, 2, 13, 14])
 @pytest.mark.parametrize("limit", [{"threshold": -4.0}, {"budget": 0.1}])
 @pytest.mark.parametrize("descending", [False, True])
-def test_variants_change_no_bit(
-    variant: int, limit: dict[str, float], descending: bool, monkeypatch: pytest.MonkeyPatch
+def test_where_the_exponentials_stand_changes_no_bit(
+    limit: dict[str, float], descending: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Lists of more than a word, the tail among their tiles or not, and an empty one."""
     q, k, v = (normal(1, n, s, 64, seed=n + s) for n, s in ((2, 300), (1, 4500), (1, 4500)))
     kept = torch.rand(1, 2, 3, 36, generator=torch.Generator().manual_seed(1)) < 0.95
     kept[0, 0, :, -1], kept[0, 1, 0], kept[0, 1, 1, -1] = True, False, False
     read, found = bitmap.pack(kept), []
-    for bits in (0, variant):
-        tile = replace(tiles._HOPPER_LITE[64, 128], late_wait=True, variant=bits)
+    for late in (False, True):
+        tile = replace(tiles._HOPPER_LITE[64, 128], late_wait=True, late_exp=late)
         monkeypatch.setitem(tiles._HOPPER_LITE, (64, 128), tile)
         remembered.forget()
         write = torch.empty_like(read)
@@ -132,14 +131,6 @@ def test_variants_change_no_bit(
         found.append((out, write))
     assert 0 < bitmap.sparsity(found[0][1], 36) < 1
     assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))
-
-
-@pytest.mark.parametrize("persistent", [False, True])
-def test_walks_up_and_down_in_turn(persistent: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Variant 16: as many tiles one way as there are multiprocessors, then the other way."""
-    tile = replace(tiles._HOPPER[128, False], variant=18, persistent=persistent)
-    monkeypatch.setitem(tiles._HOPPER, (128, False), tile)
-    check(700, 517, (2, 1), 128)
 
 
 @pytest.mark.parametrize("scale", [0.3, -0.3, 0.0])

@@ -383,7 +383,7 @@ def test_a_step_whose_lists_may_be_cut_has_room_for_pieces(
     (grid, lists, _), (width, first, _) = (
         kernels[name].started[0] for name in ("_LISTS", "_HOPPER")
     )
-    assert grid == (12,) and lists[-3:] == (5, 16, launch.LEAST_PIECE)
+    assert grid == (12,) and lists[-5:] == (5, 16, launch.LEAST_PIECE, 6, 10)
     assert width == (5,) and first[-1] == 10
     bound(everything)
     planned, attended = (

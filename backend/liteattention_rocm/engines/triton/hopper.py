@@ -31,7 +31,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 
 from .hopper_pieces import mark, marks_of, merge, share_mark, vote_mark
-from .hopper_settle import UNIT, flush, flush_shares, keep_share, piece_of, settle
+from .hopper_settle import UNIT, blocks_of, flush, flush_shares, keep_share, piece_of, settle
 
 # Triton 3.9 names for what 3.6 has under longer ones.
 copy_in = getattr(tma, "async_load", None) or tma.async_copy_global_to_shared
@@ -43,12 +43,10 @@ WARPGROUP_ROWS = 64
 
 
 @gluon.jit
-def _item(items, i, count, upward, LITE: gl.constexpr, VARIANT: gl.constexpr):
+def _item(items, i, count, LITE: gl.constexpr):
     """K block of the i-th step of a q block's walk; the last one's past the end."""
     if LITE:
         block = gl.load(items + gl.minimum(i, count - 1)).to(gl.int32)
-    elif VARIANT & 16:
-        block = gl.where(upward == 1, i, count - 1 - i)
     else:
         block = count - 1 - i
     return block
@@ -126,7 +124,6 @@ def _load(
     inputs, smem, bars, walk, next_tile, spare, sizes, groups,
     GROUPS: gl.constexpr, BLOCK_N: gl.constexpr, STAGES: gl.constexpr, CAUSAL: gl.constexpr,
     LITE: gl.constexpr, COUNTED: gl.constexpr, ABREAST: gl.constexpr, SLOTS: gl.constexpr,
-    VARIANT: gl.constexpr,
 ):  # fmt: skip
     """The loading warp: hands out tiles and streams their operands."""
     gl.static_assert(not (LITE and COUNTED))  # lists always are, by a counter that `plan` clears
@@ -149,8 +146,7 @@ def _load(
             tile, walk, sizes, GROUPS, BLOCK_N, CAUSAL, LITE, ABREAST, SLOTS
         )
         kv_head = head // groups
-        upward = (tile // walk[3]) & 1
-        block = _item(row_items, 0, count, upward, LITE, VARIANT)
+        block = _item(row_items, 0, count, LITE)
         for group in gl.static_range(GROUPS):
             mbarrier.wait(q_empty.index(group), (done & 1) ^ 1)
             mbarrier.expect(q_full.index(group), q_desc.block_type.nbytes)
@@ -158,7 +154,7 @@ def _load(
                 q_desc, [batch, head, row + group * 64, 0], q_full.index(group), q_smem.index(group)
             )
         for i in range(count):
-            following = _item(row_items, i + 1, count, upward, LITE, VARIANT)
+            following = _item(row_items, i + 1, count, LITE)
             stage = step % STAGES
             free = ((step // STAGES) & 1) ^ 1
             mbarrier.wait(k_empty.index(stage), free)
@@ -315,9 +311,13 @@ def as_operand(carried, dtype: gl.constexpr, layout: gl.constexpr, LATE_WAIT: gl
 @gluon.jit
 def softmax(
     scores, top, c, threshold, bits, i, block, rows, q_len, must_do,
-    VOTE: gl.constexpr, SOFT_SKIP: gl.constexpr, HAS_DO: gl.constexpr, HOLD: gl.constexpr = 0,
+    VOTE: gl.constexpr, SOFT_SKIP: gl.constexpr, HAS_DO: gl.constexpr,
+    LATE_EXP: gl.constexpr = False,
 ):  # fmt: skip
-    """Fold one tile into running maxima: weights, factor, new maxima, votes, the tile's maxima."""
+    """Fold one tile into running maxima: weights, factor, new maxima, votes, the tile's maxima.
+
+    ``LATE_EXP``: the exponentials come after an access that waits for products stay behind.
+    """
     peak = gl.reduce(scores, 1, _larger)
     if VOTE:
         # Not "above > threshold": a threshold of NaN keeps every tile, and so does a first one.
@@ -327,21 +327,9 @@ def softmax(
     # a row that has seen no key: exp2(-inf - 0) = 0 instead of exp2(-inf + inf) = NaN
     base = gl.where(new_top == float("-inf"), 0.0, new_top) * c
     fade = gl.exp2(top * c - base)
-    if HOLD == 0:
-        weights = gl.exp2(scores * c - base[:, None])
-    elif HOLD == 1:
-        weights = gl.exp2(scores * c - held_firmly(base)[:, None])
-    else:
-        WIDTH: gl.constexpr = scores.shape[1]
-        parts = gl.permute(gl.reshape(scores, [64, 2, WIDTH // 2]), (0, 2, 1))
-        low, high = gl.split(parts)
-        low = gl.exp2(
-            low * c - gl.convert_layout(base, gl.SliceLayout(1, low.type.layout))[:, None]
-        )
-        base = gl.convert_layout(held_firmly(base), gl.SliceLayout(1, high.type.layout))
-        high = gl.exp2(high * c - base[:, None])
-        joined = gl.reshape(gl.permute(gl.join(low, high), (0, 2, 1)), [64, WIDTH])
-        weights = gl.convert_layout(joined, scores.type.layout)
+    if LATE_EXP:
+        base = held_firmly(base)
+    weights = gl.exp2(scores * c - base[:, None])
     if SOFT_SKIP:
         # Rows past the end agree with everything.
         keep = gl.max(gl.where(negligible | (rows >= q_len), 0, 1), axis=0)
@@ -392,7 +380,7 @@ def _compute(
     CAUSAL: gl.constexpr, LITE: gl.constexpr, SOFT_SKIP: gl.constexpr, HAS_DO: gl.constexpr,
     WEIGH: gl.constexpr, HAS_LSE: gl.constexpr, TURNS: gl.constexpr, LATE_WAIT: gl.constexpr,
     SIGN: gl.constexpr, ROUNDING: gl.constexpr, ABREAST: gl.constexpr, SLOTS: gl.constexpr,
-    VARIANT: gl.constexpr,
+    LATE_EXP: gl.constexpr,
 ):  # fmt: skip
     """A computing warpgroup: rows ``GROUP * 64`` and on of every tile that is handed out."""
     o_desc, lse, votes, weights, mass, tally, must_do, parts, arrivals = results
@@ -411,10 +399,8 @@ def _compute(
     per_out: gl.constexpr = gl.SliceLayout(1, o_layout)
     per_word: gl.constexpr = gl.BlockedLayout([1, 1], [1, 32], [4, 1], [1, 0])
     VOTE: gl.constexpr = LITE and not WEIGH
-    BY_STEP: gl.constexpr = LITE and not SOFT_SKIP and (VARIANT & 4) != 0
-    EARLY_ITEMS: gl.constexpr = (VARIANT & 8) != 0
-    HOLD: gl.constexpr = VARIANT & 3
-    lane_items: gl.constexpr = gl.SliceLayout(0, per_word)
+    # Where nothing else asks for a tile's place, this warpgroup need not know it in every step.
+    BY_STEP: gl.constexpr = LITE and not SOFT_SKIP
     first: gl.constexpr = 1 if GROUP == 0 else 0
     following: gl.constexpr = (GROUP + 1) % GROUPS
     diagonal = kv_len - q_len
@@ -438,16 +424,15 @@ def _compute(
             later = piece > 0
             marks = marks_of(parts, first_slot, k_blocks, GROUP, GROUPS, HEAD_DIM, SLOTS)
             marks = marks + begin * 64
-        upward = (tile // walk[3]) & 1
-        block = _item(row_items, 0, count, upward, LITE, VARIANT)
+        block = _item(row_items, 0, count, LITE)
         if BY_STEP:
             # Lists are sorted: a block that needs a mask, the tail's, is their first or their last.
-            last_block = _item(row_items, count - 1, count, upward, LITE, VARIANT)
+            last_block = _item(row_items, count - 1, count, LITE)
             hidden = gl.where(
                 block >= mask_from, 0, gl.where(last_block >= mask_from, count - 1, -1)
             )
         else:
-            upcoming = _item(row_items, 1, count, upward, LITE, VARIANT)
+            upcoming = _item(row_items, 1, count, LITE)
         top = gl.full([64], float("-inf"), gl.float32, per_row)
         bits = gl.full([64], 0, gl.int32, per_row)
         shares = gl.zeros([4, 32], gl.float32, per_word)
@@ -490,19 +475,15 @@ def _compute(
             if SLOTS:
                 steps = gl.where(later == (MARKS == 1), count, 0)
             for first_step in range(0, steps, span):
-                if LITE and not MARKS and EARLY_ITEMS:
-                    at_step = first_step + gl.arange(0, 32, lane_items)
-                    listed = gl.load(row_items + at_step, mask=at_step < count, other=0).to(
-                        gl.int32
-                    )
-                else:
-                    listed = 0
+                if LITE and not MARKS:
+                    # What is flushed after these steps: loaded now, it is there by then.
+                    listed = blocks_of(row_items, first_step, count)
                 for i in range(gl.maximum(first_step, 1), gl.minimum(first_step + span, count)):
                     if BY_STEP:
                         block = gl.where(i == hidden, mask_from, -1)
                     else:
                         block = upcoming
-                        upcoming = _item(row_items, i + 1, count, upward, LITE, VARIANT)
+                        upcoming = _item(row_items, i + 1, count, LITE)
                     before = stage
                     parity = (step // STAGES) & 1
                     step += 1
@@ -527,7 +508,7 @@ def _compute(
                     scores = _masked(scores, block, mask_from, row, keys, diagonal, CAUSAL, BLOCK_N)
                     p, fade, top, bits, peak = softmax(
                         scores, top, c, threshold, bits, i, block, rows, q_len, must_do,
-                        VOTE, SOFT_SKIP, HAS_DO, HOLD if LATE_WAIT else 0,
+                        VOTE, SOFT_SKIP, HAS_DO, LATE_EXP,
                     )  # fmt: skip
                     here = gl.sum(p, axis=1)
                     total = total * fade + here
@@ -536,7 +517,7 @@ def _compute(
                             mark(marks, i, later, share_mark(here, top, c))
                         else:
                             mark(marks, i, later, vote_mark(peak, top, bits, i))
-                    if LATE_WAIT and HOLD == 0:
+                    if LATE_WAIT and not LATE_EXP:
                         top = held(top)
                     out = warpgroup_mma_wait(0, deps=[out])
                     mbarrier.arrive(v_empty.index(before))
@@ -550,13 +531,12 @@ def _compute(
                         last = gl.minimum(first_step + span, count) - 1
                         shares = keep_share(shares, here, total, last, rows, q_len)
                         flush_shares(
-                            shares, first_step, inside, row_items, weights + at * k_blocks, unit,
-                            listed, EARLY_ITEMS,
-                        )  # fmt: skip
+                            shares, first_step, inside, listed, weights + at * k_blocks, unit
+                        )
                     else:
                         flush(
-                            bits, first_step, inside, row_items, row_votes, must_do, rows, q_len,
-                            HAS_DO, listed, EARLY_ITEMS,
+                            bits, first_step, inside, listed, row_votes, must_do, rows, q_len,
+                            HAS_DO,
                         )  # fmt: skip
                         bits = gl.full([64], 0, gl.int32, per_row)
         if SLOTS:
@@ -617,7 +597,7 @@ def attention(
     WEIGH: gl.constexpr, HAS_MASS: gl.constexpr, HAS_LSE: gl.constexpr, TURNS: gl.constexpr,
     LATE_WAIT: gl.constexpr, SIGN: gl.constexpr, ROUNDING: gl.constexpr, REGISTERS: gl.constexpr,
     LOADER_REGISTERS: gl.constexpr, COUNTED: gl.constexpr, ABREAST: gl.constexpr,
-    SLOTS: gl.constexpr, VARIANT: gl.constexpr,
+    SLOTS: gl.constexpr, LATE_EXP: gl.constexpr,
 ):  # fmt: skip
     """Tiles of ``GROUPS * 64`` query rows; tile = turn + q_blocks * (head + heads * batch).
 
@@ -680,13 +660,13 @@ def attention(
             [
             (_compute, (0, results, smem, bars, walk, sizes, words, c, threshold, GROUPS, BLOCK_N,
                 HEAD_DIM, STAGES, CAUSAL, LITE, SOFT_SKIP, HAS_DO, WEIGH, HAS_LSE, TURNS,
-                LATE_WAIT, SIGN, ROUNDING, ABREAST, SLOTS, VARIANT)),
+                LATE_WAIT, SIGN, ROUNDING, ABREAST, SLOTS, LATE_EXP)),
             (_compute, (1, results, smem, bars, walk, sizes, words, c, threshold, GROUPS, BLOCK_N,
                 HEAD_DIM, STAGES, CAUSAL, LITE, SOFT_SKIP, HAS_DO, WEIGH, HAS_LSE, TURNS,
-                LATE_WAIT, SIGN, ROUNDING, ABREAST, SLOTS, VARIANT)),
+                LATE_WAIT, SIGN, ROUNDING, ABREAST, SLOTS, LATE_EXP)),
             (_load, ((q_desc, k_desc, v_desc), smem, bars, walk, next_tile, spare, sizes, groups,
                 GROUPS, BLOCK_N, STAGES, CAUSAL, LITE, COUNTED, ABREAST,
-                SLOTS, VARIANT)),
+                SLOTS)),
             (settle, (results, smem, bars, walk, sizes, words, limit, WEIGH, HAS_MASS,
                 SLOTS)),
             ],
@@ -698,16 +678,16 @@ def attention(
             [
             (_compute, (0, results, smem, bars, walk, sizes, words, c, threshold, GROUPS, BLOCK_N,
                 HEAD_DIM, STAGES, CAUSAL, LITE, SOFT_SKIP, HAS_DO, WEIGH, HAS_LSE, TURNS,
-                LATE_WAIT, SIGN, ROUNDING, ABREAST, SLOTS, VARIANT)),
+                LATE_WAIT, SIGN, ROUNDING, ABREAST, SLOTS, LATE_EXP)),
             (_compute, (1, results, smem, bars, walk, sizes, words, c, threshold, GROUPS, BLOCK_N,
                 HEAD_DIM, STAGES, CAUSAL, LITE, SOFT_SKIP, HAS_DO, WEIGH, HAS_LSE, TURNS,
-                LATE_WAIT, SIGN, ROUNDING, ABREAST, SLOTS, VARIANT)),
+                LATE_WAIT, SIGN, ROUNDING, ABREAST, SLOTS, LATE_EXP)),
             (_compute, (2, results, smem, bars, walk, sizes, words, c, threshold, GROUPS, BLOCK_N,
                 HEAD_DIM, STAGES, CAUSAL, LITE, SOFT_SKIP, HAS_DO, WEIGH, HAS_LSE, TURNS,
-                LATE_WAIT, SIGN, ROUNDING, ABREAST, SLOTS, VARIANT)),
+                LATE_WAIT, SIGN, ROUNDING, ABREAST, SLOTS, LATE_EXP)),
             (_load, ((q_desc, k_desc, v_desc), smem, bars, walk, next_tile, spare, sizes, groups,
                 GROUPS, BLOCK_N, STAGES, CAUSAL, LITE, COUNTED, ABREAST,
-                SLOTS, VARIANT)),
+                SLOTS)),
             (settle, (results, smem, bars, walk, sizes, words, limit, WEIGH, HAS_MASS,
                 SLOTS)),
             ],
@@ -719,13 +699,13 @@ def attention(
             [
             (_compute, (0, results, smem, bars, walk, sizes, words, c, threshold, GROUPS, BLOCK_N,
                 HEAD_DIM, STAGES, CAUSAL, LITE, SOFT_SKIP, HAS_DO, WEIGH, HAS_LSE, TURNS,
-                LATE_WAIT, SIGN, ROUNDING, ABREAST, SLOTS, VARIANT)),
+                LATE_WAIT, SIGN, ROUNDING, ABREAST, SLOTS, LATE_EXP)),
             (_compute, (1, results, smem, bars, walk, sizes, words, c, threshold, GROUPS, BLOCK_N,
                 HEAD_DIM, STAGES, CAUSAL, LITE, SOFT_SKIP, HAS_DO, WEIGH, HAS_LSE, TURNS,
-                LATE_WAIT, SIGN, ROUNDING, ABREAST, SLOTS, VARIANT)),
+                LATE_WAIT, SIGN, ROUNDING, ABREAST, SLOTS, LATE_EXP)),
             (_load, ((q_desc, k_desc, v_desc), smem, bars, walk, next_tile, spare, sizes, groups,
                 GROUPS, BLOCK_N, STAGES, CAUSAL, LITE, COUNTED, ABREAST,
-                SLOTS, VARIANT)),
+                SLOTS)),
             ],
             [4, 1],
             [REGISTERS, LOADER_REGISTERS],
@@ -735,16 +715,16 @@ def attention(
             [
             (_compute, (0, results, smem, bars, walk, sizes, words, c, threshold, GROUPS, BLOCK_N,
                 HEAD_DIM, STAGES, CAUSAL, LITE, SOFT_SKIP, HAS_DO, WEIGH, HAS_LSE, TURNS,
-                LATE_WAIT, SIGN, ROUNDING, ABREAST, SLOTS, VARIANT)),
+                LATE_WAIT, SIGN, ROUNDING, ABREAST, SLOTS, LATE_EXP)),
             (_compute, (1, results, smem, bars, walk, sizes, words, c, threshold, GROUPS, BLOCK_N,
                 HEAD_DIM, STAGES, CAUSAL, LITE, SOFT_SKIP, HAS_DO, WEIGH, HAS_LSE, TURNS,
-                LATE_WAIT, SIGN, ROUNDING, ABREAST, SLOTS, VARIANT)),
+                LATE_WAIT, SIGN, ROUNDING, ABREAST, SLOTS, LATE_EXP)),
             (_compute, (2, results, smem, bars, walk, sizes, words, c, threshold, GROUPS, BLOCK_N,
                 HEAD_DIM, STAGES, CAUSAL, LITE, SOFT_SKIP, HAS_DO, WEIGH, HAS_LSE, TURNS,
-                LATE_WAIT, SIGN, ROUNDING, ABREAST, SLOTS, VARIANT)),
+                LATE_WAIT, SIGN, ROUNDING, ABREAST, SLOTS, LATE_EXP)),
             (_load, ((q_desc, k_desc, v_desc), smem, bars, walk, next_tile, spare, sizes, groups,
                 GROUPS, BLOCK_N, STAGES, CAUSAL, LITE, COUNTED, ABREAST,
-                SLOTS, VARIANT)),
+                SLOTS)),
             ],
             [4, 4, 1],
             [REGISTERS, REGISTERS, LOADER_REGISTERS],

@@ -38,21 +38,25 @@ def piece_of(tile, walk):
 
 
 @gluon.jit
-def flush(
-    bits, first, count, items, votes, must_do, rows, q_len, HAS_DO: gl.constexpr, listed=0,
-    LISTED: gl.constexpr = False,
-):  # fmt: skip
-    """Write the votes of 32 steps of the walk, one bit per step and row, into the next bitmap."""
+def blocks_of(items, first, count):
+    """K blocks of 32 steps of a walk, int32, as :func:`flush` and the like take them."""
+    grid: gl.constexpr = gl.BlockedLayout([1, 1], [1, 32], [4, 1], [1, 0])
+    at = first + gl.arange(0, 32, gl.SliceLayout(0, grid))
+    return gl.load(items + at, mask=at < count, other=0).to(gl.int32)
+
+
+@gluon.jit
+def flush(bits, first, count, block, votes, must_do, rows, q_len, HAS_DO: gl.constexpr):
+    """Write the votes of 32 steps of the walk, one bit per step and row, into the next bitmap.
+
+    ``block``: the K blocks of these steps.
+    """
     # A word per warp: what warps found is joined in memory, without a barrier of the warpgroup.
     grid: gl.constexpr = gl.BlockedLayout([1, 1], [1, 32], [4, 1], [1, 0])
     warps = gl.reshape(gl.where(rows < q_len, bits, 0), [4, 16])
     word = gl.convert_layout(gl.reduce(warps, 1, _either), gl.SliceLayout(1, grid))
     lane = gl.arange(0, 32, gl.SliceLayout(0, grid))
     inside = first + lane < count
-    if LISTED:
-        block = listed
-    else:
-        block = gl.load(items + first + lane, mask=inside, other=0).to(gl.int32)
     keep = (word[:, None] >> lane[None, :]) & 1
     if HAS_DO:
         must = gl.load(must_do + (block >> 5), mask=inside, other=0) >> (block & 31)
@@ -77,17 +81,14 @@ def keep_share(shares, here, total, i, rows, q_len):
 
 
 @gluon.jit
-def flush_shares(
-    shares, first, count, items, weights, unit, listed=0, LISTED: gl.constexpr = False
-):
-    """Add what 32 tiles of a walk weigh in each warp, in integers: their order does not matter."""
+def flush_shares(shares, first, count, block, weights, unit):
+    """Add what 32 tiles of a walk weigh in each warp, in integers: their order does not matter.
+
+    ``block``: their K blocks.
+    """
     layout: gl.constexpr = shares.type.layout
     lane = gl.arange(0, 32, gl.SliceLayout(0, layout))
     inside = first + lane < count
-    if LISTED:
-        block = listed
-    else:
-        block = gl.load(items + first + lane, mask=inside, other=0).to(gl.int32)
     scaled = gl.ceil(shares * unit)
     # a NaN weighs 1
     weight = gl.where(scaled < UNIT, scaled, UNIT).to(gl.int32)

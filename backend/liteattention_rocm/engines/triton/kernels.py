@@ -81,25 +81,25 @@ def _rank(
 
 
 @triton.jit
-def pieces_of(
-    length, fair, mean, LEAST: tl.constexpr, GOAL: tl.constexpr = 6, OVER: tl.constexpr = 10
-):
+def pieces_of(length, fair, mean, LEAST: tl.constexpr, GOAL: tl.constexpr):
     """Number of pieces that lists of ``length`` tiles are cut into, 1 of most.
 
     ``fair``: tiles of all lists for each multiprocessor; ``mean``: for each list, both rounded up.
-    Lists longer than 5/4 of both are cut, so none where all are as long. Pieces aim at 3/4 of a
-    fair share, have ``LEAST`` tiles, and are at most two for each multiprocessor in all lists.
+    Lists longer than 9/8 of a fair share and 5/4 of the mean are cut, so none where all are as
+    long. Pieces aim at ``GOAL`` eighths of a fair share and have ``LEAST`` tiles. A list of n fair
+    shares has ceil(8 n / GOAL) of them: at most 2 n if ``GOAL`` is 6, which 3/2 of a share reach,
+    and 8/3 n if it is 4.
     """
     goal = tl.maximum((GOAL * fair + 7) // 8, LEAST)
     pieces = tl.minimum((length + goal - 1) // goal, tl.minimum(length // LEAST, MOST_PIECES))
-    return tl.where(8 * length > tl.maximum(OVER * fair, 10 * mean), tl.maximum(pieces, 1), 1)
+    return tl.where(8 * length > tl.maximum(9 * fair, 10 * mean), tl.maximum(pieces, 1), 1)
 
 
 @triton.jit
 def _cut(
     read, must_do, must_skip, order, counts, next_tile, mine, length, q_blocks, k_blocks, words,
     UNITS: tl.constexpr, ALL: tl.constexpr, LEAST: tl.constexpr, GOAL: tl.constexpr,
-    OVER: tl.constexpr, SLOTS: tl.constexpr, HAS_DO: tl.constexpr, HAS_SKIP: tl.constexpr,
+    SLOTS: tl.constexpr, HAS_DO: tl.constexpr, HAS_SKIP: tl.constexpr,
 ):  # fmt: skip
     """The pieces of the list of row ``mine`` in the order of work, see :func:`plan`."""
     rows = tl.num_programs(0)
@@ -113,8 +113,8 @@ def _cut(
     total = tl.sum(lengths, axis=0)
     fair = (total + UNITS - 1) // UNITS
     mean = (total + rows - 1) // rows
-    theirs = tl.where(other < rows, pieces_of(lengths, fair, mean, LEAST, GOAL, OVER), 0)
-    pieces = pieces_of(length, fair, mean, LEAST, GOAL, OVER)
+    theirs = tl.where(other < rows, pieces_of(lengths, fair, mean, LEAST, GOAL), 0)
+    pieces = pieces_of(length, fair, mean, LEAST, GOAL)
     # The longest first, of all heads, if one list more at the end would show. If it does not, head
     # after head, whose keys stay in the cache.
     apart = 4 * tl.max(lengths, axis=0) <= fair
@@ -134,9 +134,9 @@ def _cut(
     )
     if mine == 0:
         tl.store(next_tile + 1, tl.sum(theirs, axis=0))
-        for start in range(0, 2 * SLOTS * UNITS, 128):
+        for start in range(0, 2 * SLOTS, 128):
             at = start + tl.arange(0, 128)
-            tl.store(next_tile + 4 + at, at * 0, mask=at < 2 * SLOTS * UNITS)
+            tl.store(next_tile + 4 + at, at * 0, mask=at < 2 * SLOTS)
 
 
 @triton.jit(do_not_specialize=["q_blocks", "k_blocks", "words"])
@@ -145,8 +145,7 @@ def plan(
     q_blocks, k_blocks, words,
     WORDS: tl.constexpr, ROWS: tl.constexpr, DESCENDING: tl.constexpr, HAS_DO: tl.constexpr,
     HAS_SKIP: tl.constexpr, WEIGH: tl.constexpr, UNITS: tl.constexpr, ALL: tl.constexpr,
-    LEAST: tl.constexpr, GOAL: tl.constexpr = 6, OVER: tl.constexpr = 10,
-    SLOTS: tl.constexpr = 2,
+    LEAST: tl.constexpr, GOAL: tl.constexpr, SLOTS: tl.constexpr,
 ):  # fmt: skip
     """Bitmap [heads, q_blocks, words] -> K blocks to walk and q blocks in the order of work.
 
@@ -164,8 +163,8 @@ def plan(
     >= heads * q_blocks. ``order`` and ``counts`` then have an entry for each piece, the largest
     first: row of the bitmap, and from bit 16 on the number of cut pieces before its list's first;
     length of the whole list, number of the piece from bit 16 and of its list's last from bit 20 on.
-    ``next_tile`` has the number of pieces in its second word, and from the fifth one on
-    [UNITS, 4] zeros.
+    ``next_tile`` has the number of pieces in its second word, and from the fifth one on two zeros
+    for each of the ``SLOTS`` pieces there can be of lists that are cut.
     """
     program = tl.program_id(0)
     head = (program // q_blocks).to(tl.int64) * q_blocks
@@ -197,7 +196,7 @@ def plan(
     if UNITS:
         _cut(
             read, must_do, must_skip, order, counts, next_tile, program, total, q_blocks, k_blocks,
-            words, UNITS, ALL, LEAST, GOAL, OVER, SLOTS, HAS_DO, HAS_SKIP,
+            words, UNITS, ALL, LEAST, GOAL, SLOTS, HAS_DO, HAS_SKIP,
         )  # fmt: skip
     else:
         _rank(

@@ -84,9 +84,9 @@ def space(kind: str, head_dim: int, causal: bool = False) -> list[Tile]:
         orders = tuple(order for order in _ORDERS[True] if order != {"persistent": True})
     else:
         two = [
-            HopperTile(2, 128, stages, 232, 40, turns, late_wait=late)
-            for stages, turns, late in itertools.product(
-                (2,) if head_dim == 128 else (2, 3), flags, flags
+            HopperTile(2, 128, stages, *registers, turns, late_wait=late)
+            for stages, registers, turns, late in itertools.product(
+                (2,) if head_dim == 128 else (2, 3), ((232, 40), (240, 24)), flags, flags
             )
         ]
         three = [
