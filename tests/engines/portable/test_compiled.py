@@ -140,6 +140,9 @@ CASES = {
             UNITS=0,
             ALL=0,
             LEAST=16,
+            GOAL=6,
+            OVER=10,
+            SLOTS=2,
         ),
     ),
     "plan-pieces": (
@@ -154,6 +157,9 @@ CASES = {
             UNITS=132,
             ALL=2048,
             LEAST=16,
+            GOAL=6,
+            OVER=10,
+            SLOTS=2,
         ),
     ),
     "decode": (ragged.attention, RAGGED),
@@ -326,7 +332,7 @@ def test_the_hopper_kernel_keeps_its_registers(case: str, tmp_path: Path) -> Non
         SOFT_SKIP=False, HAS_DO=False, WEIGH=False, HAS_MASS=False, HAS_LSE=False,
         TURNS=tile.turns, LATE_WAIT=tile.late_wait, SIGN=1, ROUNDING=0,
         REGISTERS=tile.registers, LOADER_REGISTERS=tile.loader_registers, COUNTED=tile.counted,
-        ABREAST=tile.abreast, SLOTS=0,
+        ABREAST=tile.abreast, SLOTS=0, VARIANT=tile.variant,
     ) | changes  # fmt: skip
     boxes = {
         name: (tile.block_n if name in "kv" else hopper.WARPGROUP_ROWS, constants["HEAD_DIM"])
@@ -601,7 +607,8 @@ def test_lists_on_the_emulator_equal_the_oracle_bit_for_bit(share: float) -> Non
             kernels.plan,
             dict(
                 WORDS=2, ROWS=16, DESCENDING=descending, HAS_DO=True, HAS_SKIP=True,
-                WEIGH=share > 0, UNITS=0, ALL=0, LEAST=16,
+                WEIGH=share > 0, UNITS=0, ALL=0, LEAST=16, GOAL=6, OVER=10,
+                SLOTS=2,
             ),
             [q_blocks],
             [
