@@ -330,13 +330,14 @@ def test_policies_with_and_without_forced_tiles_do_not_share_a_kernel(
 ) -> None:
     """One process, one shape, several policies, as a server has them, in every order."""
     torch.manual_seed(0)
-    q, k, v = (2 * torch.randn(1, 160, 1, 64, device=DEVICE).bfloat16() for _ in range(3))
+    tensors = [2 * torch.randn(1, 160, 1, 64).bfloat16() for _ in range(3)]
     forced: list[dict[str, Any]] = [{}, {"must_do": ((0, 128),)}, {"must_skip": ((0, 48),)}]
 
     def lists(engine: str, more: dict[str, Any]) -> list[int]:
         lite = LiteAttention(
             SkipPolicy(**limit, **more), geometry=TileGeometry(32, 16, 16), engine=engine
         )
+        q, k, v = (x.to("cpu" if engine == "reference" else DEVICE) for x in tensors)
         for step in range(2):
             lite(q, k, v, step=step, layer="a")
         return list(lite.lists("a").flatten().tolist())
