@@ -27,7 +27,8 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
-from .hopper import as_carried, as_operand, barrier, clear, copy_in, held, rounded, signed, softmax
+from .hopper import barrier, clear, copy_in
+from .hopper_softmax import as_carried, as_operand, held, rounded, signed, softmax
 
 #: Columns of a piece: 128 bytes, the span of the swizzle in shared memory.
 COLUMNS = 64

@@ -1,0 +1,145 @@
+"""What a warpgroup of the Hopper kernels does with scores in its registers: the softmax of a tile.
+
+Here stands, too, what keeps ptxas from waiting for products of weights and values too early
+(:func:`held`), and the form in which weights go from one step to the next.
+"""
+
+from __future__ import annotations
+
+import triton.language as tl
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+
+
+@gluon.jit
+def signed(scores, SIGN: gl.constexpr):
+    """Scores as if the queries carried the sign of the scale."""
+    if SIGN < 0:
+        scores = -scores
+    if SIGN == 0:
+        scores = scores * 0.0
+    return scores
+
+
+@gluon.jit
+def _larger(a, b):
+    return gl.maximum(a, b, propagate_nan=tl.PropagateNan.ALL)
+
+
+#: A load that depends on a number and never runs: no operation yields a NaN of these bits.
+_NEVER = gl.constexpr("""{
+    .reg .pred never;
+    .reg .b32 at;
+    setp.eq.b32 never, $1, 0x7fc0dead;
+    mov.b32 at, 0;
+    @never ld.volatile.shared.b32 at, [at];
+    mov.b32 $0, $1;
+}""")
+
+
+@gluon.jit
+def held(x):
+    """``x``, which later waits for matrix products stay behind.
+
+    ptxas moves such a wait up past all arithmetic, to the access to memory before it: in front of
+    the softmax that the product should run under. This is an access that cannot come before ``x``.
+    """
+    return gl.inline_asm_elementwise(_NEVER, "=r,r", [x], gl.float32, is_pure=False, pack=1)
+
+
+#: The same where what it gives depends on the load, so that ptxas cannot look through it.
+_NEVER_FIRMLY = gl.constexpr("""{
+    .reg .pred never;
+    .reg .b32 at;
+    setp.eq.b32 never, $1, 0x7fc0dead;
+    mov.b32 at, 0;
+    mov.b32 $0, $1;
+    @never ld.volatile.shared.b32 $0, [at];
+}""")
+
+
+@gluon.jit
+def held_firmly(x):
+    """``x`` as :func:`held` gives it; what is computed from it comes after the access, too."""
+    return gl.inline_asm_elementwise(_NEVER_FIRMLY, "=r,r", [x], gl.float32, is_pure=False, pack=1)
+
+
+@gluon.jit
+def _packed(weights, dtype: gl.constexpr):
+    """fp32 [64, N] -> ``dtype``, to nearest even, in pairs: int32 [64, N / 2].
+
+    ptxas holds numbers of 16 bits that a loop hands on one by one, and copies them together.
+    """
+    even, odd = gl.split(gl.reshape(weights, [64, weights.shape[1] // 2, 2]))
+    if dtype == gl.bfloat16:
+        ASM: gl.constexpr = "cvt.rn.bf16x2.f32 $0, $2, $1;"
+    else:
+        gl.static_assert(dtype == gl.float16)
+        ASM: gl.constexpr = "cvt.rn.f16x2.f32 $0, $2, $1;"
+    return gl.inline_asm_elementwise(ASM, "=r,r,r", [even, odd], gl.int32, is_pure=True, pack=1)
+
+
+@gluon.jit
+def as_carried(weights, dtype: gl.constexpr, layout: gl.constexpr, LATE_WAIT: gl.constexpr):
+    """Weights as they go to the next step: an operand, or pairs of it."""
+    if LATE_WAIT:
+        carried = _packed(weights, dtype)
+    else:
+        carried = gl.convert_layout(weights.to(dtype), layout)
+    return carried
+
+
+@gluon.jit
+def as_operand(carried, dtype: gl.constexpr, layout: gl.constexpr, LATE_WAIT: gl.constexpr):
+    """What :func:`as_carried` gave, ``dtype`` [64, N], for a matrix product."""
+    if LATE_WAIT:
+        low = (carried & 0xFFFF).to(gl.int16).to(dtype, bitcast=True)
+        high = (carried >> 16).to(gl.int16).to(dtype, bitcast=True)
+        joined = gl.reshape(gl.join(low, high), [64, carried.shape[1] * 2])
+        carried = gl.convert_layout(joined, layout)
+    return carried
+
+
+@gluon.jit
+def softmax(
+    scores, top, c, threshold, bits, i, block, rows, q_len, must_do,
+    VOTE: gl.constexpr, SOFT_SKIP: gl.constexpr, HAS_DO: gl.constexpr,
+    LATE_EXP: gl.constexpr = False,
+):  # fmt: skip
+    """Fold one tile into running maxima: weights, factor, new maxima, votes, the tile's maxima.
+
+    ``LATE_EXP``: the exponentials come after an access that waits for products stay behind.
+    """
+    peak = gl.reduce(scores, 1, _larger)
+    if VOTE:
+        # Not "above > threshold": a threshold of NaN keeps every tile, and so does a first one.
+        negligible = (peak - top) * c <= threshold
+        bits = bits | gl.where(negligible, 0, 1 << (i & 31))
+    new_top = _larger(top, peak)
+    # a row that has seen no key: exp2(-inf - 0) = 0 instead of exp2(-inf + inf) = NaN
+    base = gl.where(new_top == float("-inf"), 0.0, new_top) * c
+    fade = gl.exp2(top * c - base)
+    if LATE_EXP:
+        base = held_firmly(base)
+    weights = gl.exp2(scores * c - base[:, None])
+    if SOFT_SKIP:
+        # Rows past the end agree with everything.
+        keep = gl.max(gl.where(negligible | (rows >= q_len), 0, 1), axis=0)
+        if HAS_DO:
+            keep = keep | (gl.load(must_do + (block >> 5)) >> (block & 31)) & 1
+        weights = gl.where(keep > 0, weights, 0.0)
+    return weights, fade, new_top, bits, peak
+
+
+@gluon.jit
+def rounded(x, dtype: gl.constexpr, ROUNDING: gl.constexpr):
+    """fp32 -> ``dtype``: to nearest even (0); for bf16 also to nearest away (1), to zero (2)."""
+    if ROUNDING == 0:
+        result = x.to(dtype)
+    else:
+        bits = x.to(gl.int32, bitcast=True)
+        if ROUNDING == 1:
+            bits = bits + 0x8000
+        result = ((bits >> 16) & 0xFFFF).to(gl.int16).to(gl.bfloat16, bitcast=True)
+        result = gl.where(x == x, result, x.to(dtype))
+    return result
