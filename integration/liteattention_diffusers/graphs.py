@@ -11,6 +11,7 @@ the host brings the state to its step, without launches
 from __future__ import annotations
 
 import contextlib
+import gc
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterator, Sequence
@@ -27,6 +28,8 @@ from liteattention_rocm.remembered import watched
 #: Graphs and kinds of calls that are kept; those used longest ago go first.
 MOST_GRAPHS, MOST_FAMILIES = 64, 16
 
+#: What PEFT's layers decide by in Python.
+_ADAPTED = ("scaling", "_active_adapter", "_disable_adapters", "merged_adapters")
 #: Hooks on denoisers that graphs go along with.
 OWN_HOOKS = ("liteattention_rocm", "liteattention_rocm_graphs")
 _PLAIN = (type(None), bool, int, float, str)
@@ -56,7 +59,7 @@ class CudaRecorder:
         graph = torch.cuda.CUDAGraph()
         current = torch.cuda.current_stream(self._device)
         self._stream.wait_stream(current)
-        with torch.cuda.stream(self._stream):
+        with torch.cuda.stream(self._stream), _uncollected():
             # Other threads may go on allocating and waiting.
             graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
             try:
@@ -68,6 +71,18 @@ class CudaRecorder:
             graph.capture_end()
         current.wait_stream(self._stream)
         return graph.replay, result
+
+
+@contextlib.contextmanager
+def _uncollected() -> Iterator[None]:
+    """Keep the garbage collector from freeing somebody's graph or event inside a capture."""
+    collects = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if collects:
+            gc.enable()
 
 
 class Turns(Protocol):
@@ -379,7 +394,15 @@ def _hook_reasons(model: torch.nn.Module) -> list[str]:
 
 
 def _addresses(model: torch.nn.Module) -> Hashable:
-    """Where the weights of a model lie, and which modules it has: adapters add some."""
-    modules = tuple(map(id, model.modules()))
+    """Where the weights of a model lie, and which modules it has: adapters add some.
+
+    How far an adapter counts is a number in Python (PEFT's ``scaling``), and so is whether it does.
+    """
+    modules = tuple(
+        (id(module), *(str(getattr(module, name, None)) for name in _ADAPTED))
+        if hasattr(module, "scaling")
+        else id(module)
+        for module in model.modules()
+    )
     held = (*model.parameters(), *model.buffers())
     return modules, tuple((each.data_ptr(), each.dtype, each.shape) for each in held)

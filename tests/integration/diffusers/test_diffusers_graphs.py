@@ -147,6 +147,13 @@ def test_changed_weights_and_modules_are_noticed_at_the_next_run(pipe: Any, gene
         captured = handle.graph_counts()["captured"]
         wrapped = generate(pipe, num_inference_steps=STEPS)
         assert handle.graph_counts()["captured"] > captured
+        # As PEFT keeps how far an adapter counts.
+        layer.scaling = {"style": 1.0}
+        generate(pipe, num_inference_steps=STEPS)
+        captured = handle.graph_counts()["captured"]
+        layer.scaling["style"] = 0.5
+        generate(pipe, num_inference_steps=STEPS)
+        assert handle.graph_counts()["captured"] > captured
     assert not np.array_equal(before, changed) and np.array_equal(changed, wrapped)
 
 
