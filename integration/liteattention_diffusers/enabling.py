@@ -52,9 +52,10 @@ def enable(
         graphs: run the denoisers' forwards from CUDA graphs, where the host is what limits a step.
             A forward runs eagerly the first time its launches are asked for, is captured the second
             time and replayed from then on, so the first generations are slower. The results are the
-            same. Keep the handle for many generations of a few sizes; a copy of each size's
-            intermediate tensors stays allocated. Hooks in Python inside the model, such as caches
-            and offloading, are refused. Changed weights and adapters are noticed at the next run.
+            same. Keep the handle for many generations of one size: those of another are captured
+            anew. The intermediate tensors of the graphs stay allocated. Caches, offloading and
+            context parallelism are refused. Changed weights and adapters are noticed at the next
+            run. Forward hooks of yours inside the model do not run at replays.
 
     Raises:
         TypeError: ``target``, ``policy`` or ``geometry`` has the wrong type; lists every reason.

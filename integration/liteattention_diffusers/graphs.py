@@ -27,6 +27,8 @@ from liteattention_rocm.remembered import watched
 
 #: Graphs and kinds of calls that are kept; those used longest ago go first.
 MOST_GRAPHS, MOST_FAMILIES = 64, 16
+#: Signatures of a family that are remembered as seen.
+_MOST_SEEN = 1024
 
 #: What PEFT's layers decide by in Python.
 _ADAPTED = ("scaling", "_active_adapter", "_disable_adapters", "merged_adapters")
@@ -37,6 +39,9 @@ _PLAIN = (type(None), bool, int, float, str)
 
 class Recorder(Protocol):
     """What records launches: CUDA, or a stand-in where there is none."""
+
+    def renew(self, device: torch.device) -> None:
+        """Begin anew, on ``device``: earlier graphs are gone, or share nothing with later ones."""
 
     def capture(self, run: Callable[[], Any]) -> tuple[Callable[[], None], Any]:
         """Record the launches of ``run``; return what repeats them, and what ``run`` returned."""
@@ -49,6 +54,10 @@ class CudaRecorder:
     """
 
     def __init__(self, device: torch.device) -> None:
+        self.renew(device)
+
+    def renew(self, device: torch.device) -> None:
+        """Take another pool: PyTorch lets nobody back into one whose graphs are all gone."""
         self._device = device
         self._pool = torch.cuda.graph_pool_handle()
         make: Callable[[torch.device], torch.cuda.Stream] = torch.cuda.Stream
@@ -67,6 +76,7 @@ class CudaRecorder:
             except BaseException:
                 with contextlib.suppress(RuntimeError):  # the first error is the one to tell
                     graph.capture_end()
+                self._pool = torch.cuda.graph_pool_handle()
                 raise
             graph.capture_end()
         current.wait_stream(self._stream)
@@ -114,11 +124,15 @@ class Turns(Protocol):
 
 @dataclass
 class _Graph:
-    """A captured forward. ``block`` is where it counts the tiles of each call."""
+    """A captured forward, and the last run that used it.
+
+    ``block`` is where it counts the tiles of each call.
+    """
 
     replay: Callable[[], None]
     result: Any
     block: torch.Tensor
+    last_run: int
 
 
 @dataclass
@@ -135,7 +149,7 @@ class _Family:
 
 
 class GraphHook(ModelHook):  # type: ignore[misc]
-    """Runs a denoiser that has no handle from graphs; see :func:`attach`."""
+    """Runs a denoiser that has no handle from graphs; see :func:`attached`."""
 
     _is_stateful = True
 
@@ -172,8 +186,9 @@ class StepGraphs:
 
     A forward runs eagerly the first time that its launches are asked for, is captured the second
     time, and replayed from then on. Results are the same bits. Eager in any case are calls with
-    gradients, under dispatch modes, profilers and transforms, while a compiler traces, on other
-    devices, and with arguments other than plain tensors and numbers.
+    gradients, under autocast (which keeps weights that it has cast where it likes), dispatch modes,
+    profilers and transforms, while a compiler traces, on other devices, and with arguments other
+    than plain tensors and numbers. So are those that find ``MOST_GRAPHS`` graphs in use.
 
     Key: none. Owner: a handle, or who runs a model without one. Lifetime: its owner's. One thread
     at a time. Graphs hold the addresses of weights: :meth:`run_over` has them looked at again.
@@ -188,12 +203,13 @@ class StepGraphs:
         self._graphs: OrderedDict[tuple[Hashable, Hashable], _Graph] = OrderedDict()
         self._weights: Hashable = None
         self._check = True
+        self._run_number = 0
         self._lock = threading.Lock()
         #: How many forwards were run in each way.
         self.counts = {"eager": 0, "captured": 0, "replayed": 0}
 
     def run_over(self) -> None:
-        """Look at the model's weights before the next forward."""
+        """Look at the model's weights before the next forward: a run is over, or another begins."""
         self._check = True
 
     def clear(self) -> None:
@@ -220,14 +236,16 @@ class StepGraphs:
         if kind is None:
             self.counts["eager"] += 1
             return forward(*args, **kwargs)
+        generation, step, more = (0, 0, None) if self.turns is None else self.turns.place()
         if self._check:
             _refuse_hooks(self.model)
             weights = _addresses(self.model)
             if weights != self._weights:
                 self.clear()
+                self._recorder.renew(_device_of(leaves))
                 self._weights = weights
             self._check = False
-        generation, step, more = (0, 0, None) if self.turns is None else self.turns.place()
+            self._run_number += 1
         key = (kind, more)
         tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
         family = self._families.get(key)
@@ -241,26 +259,41 @@ class StepGraphs:
             if begun is None:
                 return forward(*args, **kwargs)
             turns, signature = begun
-        graph = self._graphs.get((key, signature))
-        if graph is None:
-            if signature not in family.seen:
-                family.seen.add(signature)
-                self.counts["eager"] += 1
-                return forward(*args, **kwargs)
-            graph = self._capture(family, leaves, shape, forward)
-            self._graphs[key, signature] = graph
-            if len(self._graphs) > MOST_GRAPHS:
-                self._graphs.popitem(last=False)
-        else:
-            self._graphs.move_to_end((key, signature))
-        for held, given in zip(family.inputs, tensors, strict=True):
-            held.copy_(given)
-        graph.replay()
+        known = (key, signature)
+        if known not in self._graphs and (signature not in family.seen or not self._room()):
+            if len(family.seen) >= _MOST_SEEN:
+                family.seen.clear()
+            family.seen.add(signature)
+            self.counts["eager"] += 1
+            return forward(*args, **kwargs)
+        try:
+            if known not in self._graphs:
+                self._graphs[known] = self._capture(family, leaves, shape, forward)
+            graph = self._graphs[known]
+            graph.last_run = self._run_number
+            self._graphs.move_to_end(known)
+            for held, given in zip(family.inputs, tensors, strict=True):
+                held.copy_(given)
+            graph.replay()
+            result = pytree.tree_map_only(torch.Tensor, torch.clone, graph.result)
+        except BaseException:
+            if self.turns is not None:
+                # What a capture entered was never computed: no call of this step counts.
+                self.turns.begin_again(family.calls, generation, step)
+            raise
         self.counts["replayed"] += 1
-        result = pytree.tree_map_only(torch.Tensor, torch.clone, graph.result)
         if self.turns is not None:
             self.turns.finish_again(family.calls, turns, generation, step, graph.block)
         return result
+
+    def _room(self) -> bool:
+        """Make room for a graph, unless each of them serves this run or served the last one."""
+        if len(self._graphs) < MOST_GRAPHS:
+            return True
+        if next(iter(self._graphs.values())).last_run >= self._run_number - 1:
+            return False
+        self._graphs.popitem(last=False)
+        return True
 
     def _first(self, key: Hashable, tensors: list[torch.Tensor], forward: Callable[[], Any]) -> Any:
         """Run a forward of a new kind and note its calls."""
@@ -273,10 +306,7 @@ class StepGraphs:
             gone, _ = self._families.popitem(last=False)
             for held in [held for held in self._graphs if held[0] == gone]:
                 del self._graphs[held]
-        inputs = [
-            torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device=x.device)
-            for x in tensors
-        ]
+        inputs = [torch.empty_like(x) for x in tensors]  # dense, also where a pipeline expands one
         self._families[key] = _Family(noting.calls, inputs, {noting.signature})
         return result
 
@@ -305,7 +335,7 @@ class StepGraphs:
                 "enable(..., graphs=False)"
             )
         self.counts["captured"] += 1
-        return _Graph(replay, result, block)
+        return _Graph(replay, result, block, self._run_number)
 
 
 @contextlib.contextmanager
@@ -319,14 +349,19 @@ def _noting(turns: Turns | None, block: torch.Tensor | None) -> Iterator[Noting]
 
 def _seen_by_others() -> bool:
     """Whether a call is more than its launches."""
-    return torch.compiler.is_compiling() or torch.is_grad_enabled() or watched()
+    return (
+        torch.compiler.is_compiling()
+        or torch.is_grad_enabled()
+        or torch.is_autocast_enabled("cuda")
+        or watched()
+    )
 
 
 def _kind(leaves: Sequence[Any], shape: Any, model: torch.nn.Module) -> Hashable | None:
     """What tells kinds of calls apart; None for one that is run eagerly."""
     parts: list[Hashable] = [
-        shape, model.training, torch.is_inference_mode_enabled(), torch.is_autocast_enabled("cuda"),
-        torch.get_autocast_dtype("cuda"), torch.get_float32_matmul_precision(),
+        shape, model.training, torch.is_inference_mode_enabled(),
+        torch.get_float32_matmul_precision(),
     ]  # fmt: skip
     tensors = 0
     for leaf in leaves:
@@ -340,6 +375,11 @@ def _kind(leaves: Sequence[Any], shape: Any, model: torch.nn.Module) -> Hashable
         else:
             return None
     return tuple(parts) if tensors else None
+
+
+def _device_of(leaves: Sequence[Any]) -> torch.device:
+    """Device of the first tensor among arguments."""
+    return next(leaf.device for leaf in leaves if isinstance(leaf, torch.Tensor))
 
 
 def _on_device(tensor: torch.Tensor) -> bool:
@@ -398,11 +438,14 @@ def _addresses(model: torch.nn.Module) -> Hashable:
 
     How far an adapter counts is a number in Python (PEFT's ``scaling``), and so is whether it does.
     """
-    modules = tuple(
-        (id(module), *(str(getattr(module, name, None)) for name in _ADAPTED))
-        if hasattr(module, "scaling")
-        else id(module)
-        for module in model.modules()
-    )
+    modules: list[Hashable] = []
+    for module in model.modules():
+        modules.append((id(module), None))
+        if hasattr(module, "scaling"):
+            modules += [(name, str(getattr(module, name, None))) for name in _ADAPTED]
+        processor = getattr(module, "processor", None)
+        if processor is not None:
+            backend = getattr(processor, "_attention_backend", None)
+            modules.append((type(processor), str(backend)))
     held = (*model.parameters(), *model.buffers())
-    return modules, tuple((each.data_ptr(), each.dtype, each.shape) for each in held)
+    return tuple(modules), tuple((each.data_ptr(), each.dtype, each.shape) for each in held)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import collections
+import contextlib
 import weakref
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterator
 from types import TracebackType
 from typing import Any
 
@@ -13,6 +14,7 @@ import torch.distributed as dist
 
 from liteattention_rocm import LiteAttention, SkipPolicy, TileGeometry
 from liteattention_rocm.lite import bitmap
+from liteattention_rocm.lite.counting import Noting
 from liteattention_rocm.lite.parallel import Mode, SeqParallel
 
 from . import denoiser
@@ -64,6 +66,8 @@ class Handle:
         self._recorder = recorder
         self._graphs: dict[torch.nn.Module, StepGraphs] = {}
         self._taken: list[tuple[str, torch.nn.Module, list[Found]]] = []
+        #: Where the calls of a forward stand that is being captured: to ask may need the device.
+        self._captured_at: Position | None = None
         self._run = 0
 
     @property
@@ -161,6 +165,8 @@ class Handle:
     def disable(self) -> None:
         """Give the pipeline back exactly as it was; repeated calls do nothing."""
         self.pause()
+        for graphs in self._graphs.values():
+            graphs.clear()  # now, not when the collector finds the hook that has them
         self._graphs.clear()
         self._taken = []
 
@@ -282,7 +288,7 @@ class Handle:
 
     def _position(self, layer: Layer) -> dict[str, Any]:
         """Where a call of ``layer`` stands, as LiteAttention takes it."""
-        at = self._locate(self._layers[layer])
+        at = self._captured_at or self._locate(self._layers[layer])
         return {
             "step": at.step,
             "layer": layer.name,
@@ -301,6 +307,8 @@ class Handle:
                 self.lite.hand_on(self._run, at.run)
             for parallel in self._splits.values():
                 parallel.end(self._run)
+            for graphs in self._graphs.values():
+                graphs.run_over()
             self._run = at.run
         return at
 
@@ -311,13 +319,36 @@ class _Turns:
     def __init__(self, handle: Handle, context: denoiser.Context) -> None:
         self._handle = handle
         self._context = context
-        lite = handle.lite
-        self.noting = lite.noting
-        self.begin_again = lite.begin_again
-        self.finish_again = lite.finish_again
+        self._at: Position | None = None
+        self.begin_again = handle.lite.begin_again
+        self.finish_again = handle.lite.finish_again
 
     def place(self) -> tuple[Hashable, int, Hashable]:
         """See :class:`.graphs.Turns`."""
-        at = self._handle._locate(self._context)
+        at = self._at = self._handle._locate(self._context)
         lite = self._handle.lite
-        return at.run, at.step, (at.branch, at.num_steps, id(lite.policy), id(lite.geometry))
+        policy = _Same(lite.policy)
+        return at.run, at.step, (at.branch, at.num_steps, policy, lite.geometry, lite.engine)
+
+    @contextlib.contextmanager
+    def noting(self, block: torch.Tensor | None = None) -> Iterator[Noting]:
+        """See :class:`.graphs.Turns`."""
+        self._handle._captured_at = None if block is None else self._at
+        try:
+            with self._handle.lite.noting(block) as noting:
+                yield noting
+        finally:
+            self._handle._captured_at = None
+
+
+class _Same:
+    """An object as a key that equals itself only, and stays alive with it."""
+
+    def __init__(self, held: object) -> None:
+        self._held = held
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Same) and self._held is other._held
+
+    def __hash__(self) -> int:
+        return id(self._held)

@@ -609,8 +609,12 @@ class LiteAttention:
                     f"{list(self._generations) or 'none'}"
                 )
             state = states.get(key)
-            if state is None or state.tiles is None:
-                known = [name for name, other in states.items() if other.tiles is not None]
+            if state is None or state.tiles is None or state.step < 0:
+                known = [
+                    name
+                    for name, other in states.items()
+                    if other.tiles is not None and other.step >= 0
+                ]
                 raise KeyError(
                     f"no list of layer {layer!r}, branch {branch!r} in generation "
                     f"{generation!r}: (layer, branch) pairs that have one are {known or 'none'}"

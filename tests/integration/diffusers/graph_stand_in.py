@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+import torch
 
 from liteattention_rocm import LiteAttention
 from liteattention_rocm.contract import dense_tensors, lite_tensors
@@ -21,6 +22,9 @@ class StandIn:
 
     def __init__(self, patch: pytest.MonkeyPatch) -> None:
         self._patch = patch
+
+    def renew(self, device: torch.device) -> None:
+        """Nothing is shared between graphs here."""
 
     def capture(self, run: Callable[[], Any]) -> tuple[Callable[[], None], Any]:
         frozen: list[tuple[Any, Any, tuple[Any, ...]]] = []

@@ -11,6 +11,7 @@ import torch
 from diffusers import FirstBlockCacheConfig
 
 from liteattention_diffusers import enable, enabling, graphs
+from liteattention_diffusers.clock import Clock
 from liteattention_e2e import tiny
 from liteattention_rocm import SkipPolicy
 from liteattention_rocm.lite import state
@@ -219,3 +220,99 @@ def test_pipelines_without_skip_state_run_from_graphs(
     assert held.counts == {"eager": 1, "captured": 1, "replayed": 4 * STEPS - 1}
     assert np.array_equal(own, generate(pipe, num_inference_steps=STEPS))
     assert held.counts["replayed"] == 4 * STEPS - 1
+
+
+@pytest.mark.usefixtures("on_a_gpu")
+def test_several_videos_of_a_prompt_have_a_timestep_that_is_expanded(
+    pipe: Any, generate: Any
+) -> None:
+    options: dict[str, Any] = {"num_inference_steps": STEPS, "num_videos_per_prompt": 2}
+    with enable(pipe, SkipPolicy(threshold=-2.0), geometry=TILE):
+        wanted = generate(pipe, **options)
+    with enable(pipe, SkipPolicy(threshold=-2.0), geometry=TILE, graphs=True) as handle:
+        for _ in range(2):
+            assert np.array_equal(wanted, generate(pipe, **options))
+        assert handle.graph_counts()["replayed"] > 2 * STEPS
+
+
+@pytest.mark.usefixtures("on_a_gpu")
+def test_a_transformer_of_its_own_has_its_weights_looked_at_in_every_run(pipe: Any) -> None:
+    """No pipeline says there that a run is over: the clock finds out."""
+    model = pipe.transformer
+    hidden = torch.randn(1, model.config.in_channels, 2, 8, 8, dtype=model.dtype)
+    text = torch.randn(1, 8, model.config.text_dim, dtype=model.dtype)
+
+    def run() -> list[torch.Tensor]:
+        with torch.no_grad():
+            steps = range(STEPS, 0, -1)
+            return [model(hidden, torch.tensor([t]), text, return_dict=False)[0] for t in steps]
+
+    with enable(model, SkipPolicy(threshold=-2.0), geometry=TILE, graphs=True) as handle:
+        first, second = run(), run()
+        assert all(map(torch.equal, first, second)) and handle.graph_counts()["replayed"] > STEPS
+        layer = model.proj_out
+        layer.weight = torch.nn.Parameter(layer.weight.detach() * 1.5, requires_grad=False)
+        changed = run()
+    assert not any(map(torch.equal, first, changed))
+    with enable(model, SkipPolicy(threshold=-2.0), geometry=TILE):
+        assert all(map(torch.equal, run(), changed))
+
+
+@pytest.mark.usefixtures("on_a_gpu")
+def test_nobody_asks_the_clock_while_a_forward_is_captured(
+    pipe: Any, generate: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may have to read from the device, which no capture allows."""
+    capture, locate, captures = StandIn.capture, Clock.locate, [0]
+
+    def watched(recorder: Any, run: Any) -> Any:
+        def refused(*_: Any) -> Any:
+            raise AssertionError("asked inside a capture")
+
+        with monkeypatch.context() as patch:
+            patch.setattr(Clock, "locate", refused)
+            found = capture(recorder, run)
+        captures[0] += 1
+        assert Clock.locate is locate
+        return found
+
+    monkeypatch.setattr(StandIn, "capture", watched)
+    with enable(pipe, SkipPolicy(threshold=-2.0), geometry=TILE, graphs=True):
+        generate(pipe, num_inference_steps=STEPS)
+    assert captures[0] >= 2
+
+
+@pytest.mark.usefixtures("on_a_gpu")
+def test_votes_of_a_capture_that_fails_do_not_count(
+    pipe: Any, generate: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(recorder: Any, run: Any) -> Any:
+        run()
+        raise RuntimeError("operation not permitted when stream is capturing")
+
+    monkeypatch.setattr(StandIn, "capture", fails)
+    with enable(pipe, SkipPolicy(threshold=-2.0), geometry=TILE, graphs=True) as handle:
+        with pytest.raises(RuntimeError, match="cannot be captured"):
+            generate(pipe, num_inference_steps=STEPS)
+        states = handle.lite._generations[handle.run].values()
+        last = max(state.step for state in states)
+        failed = [state for state in states if state.step == last]
+        assert failed and all(state.started and not state.counts for state in failed)
+
+
+@pytest.mark.usefixtures("on_a_gpu")
+def test_graphs_go_with_the_handle_and_do_not_take_turns(
+    pipe: Any, generate: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where a run needs more graphs than are kept, those that there are go on serving it."""
+    monkeypatch.setattr(graphs, "MOST_GRAPHS", 3)
+    handle = enable(pipe, SkipPolicy(threshold=-2.0), geometry=TILE, graphs=True)
+    for _ in range(3):
+        generate(pipe, num_inference_steps=STEPS)
+    counts = handle.graph_counts()
+    generate(pipe, num_inference_steps=STEPS)
+    assert handle.graph_counts()["captured"] == counts["captured"] == 3
+    assert handle.graph_counts()["replayed"] > counts["replayed"]
+    (held,) = handle._graphs.values()
+    handle.disable()
+    assert not held._graphs and not held._families

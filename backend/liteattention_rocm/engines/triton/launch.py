@@ -364,7 +364,7 @@ class LiteStep(BoundCall):
         units = cut_for(request, tile, rows, k_blocks)
         goal, slots = cutting(rows, units)
         # items: int16 [rows, K blocks]; counts and order: int32 [rows + slots]; the counter that
-        # tiles are taken from and, if lists are cut, three words and [multiprocessors, 4] more; the
+        # tiles are taken from and, if lists are cut, three words and two for each slot more; the
         # tally, where the caller has none: int64 [2]; weights: int32 [rows, K blocks]; pieces of
         # lists and their marks: fp32. Parts begin at multiples of 16 bytes.
         tiles = rows + slots

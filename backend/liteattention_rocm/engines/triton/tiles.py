@@ -114,9 +114,9 @@ def shipped_prompts(request: RaggedRequest, columns: int) -> HopperTile:
 def rows_of_lists(head_dim: int, rows: int | None) -> int:
     """Rows of the q blocks that lists are kept for by default, in calls of ``rows`` or of many.
 
-    Those of large dense calls, 192 at head dim 64. In grids small enough for lists to be cut it is
-    128 there, too: three warpgroups lack the registers to cut lists, and the longest one bounds the
-    time.
+    Those of large dense calls, 192 at head dim 64. In small grids it is 128 there, too: three
+    warpgroups lack the registers to cut lists, and the longest one bounds the time. Nobody says how
+    many keys there will be, so calls that are too short to be cut have these rows as well.
     """
     low = _TWO_GROUPS.block_m
     if head_dim != 64 or (rows is not None and rows <= low * launch.MOST_CUT):

@@ -154,12 +154,11 @@ def _entries(path: Path) -> dict[str, Any]:
 
 
 def _tile(key: str, entry: Any) -> Tile:
-    """Tile of an entry: flags, and numbers from 1 on or as they are by default."""
+    """Tile of an entry: flags, and numbers from 1 on."""
     tile = _KINDS[key.partition(" ")[0]](**entry["tile"])
     for field in fields(tile):
         value = getattr(tile, field.name)
-        least = 0 if value == field.default else field.type == "int"
-        if type(value).__name__ != field.type or value < least:
+        if type(value).__name__ != field.type or value < (field.type == "int"):
             raise ValueError(f"{key}: {field.name} is {value!r}")
     return tile
 
