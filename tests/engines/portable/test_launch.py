@@ -384,7 +384,7 @@ def test_a_step_whose_lists_may_be_cut_has_room_for_pieces(
         kernels[name].started[0] for name in ("_LISTS", "_HOPPER")
     )
     assert grid == (12,) and lists[-5:] == (5, 16, launch.LEAST_PIECE, 6, 10)
-    assert width == (5,) and first[-1] == 10
+    assert width == (5,) and first[-2:] == (10, tile.late_exp)
     bound(everything)
     planned, attended = (
         flat(arguments(kernels[name].result, driver)[1], driver) for name in ("_LISTS", "_HOPPER")
@@ -410,7 +410,7 @@ def test_a_step_whose_lists_may_be_cut_has_room_for_pieces(
         ({"kv_len": 641 * 128}, False),
         ({"q_len": 128 * 160}, True),
         ({"q_len": 128 * 161}, False),
-        ({"head_dim": 64}, False),
+        ({"head_dim": 64}, True),
     ],
     ids=str,
 )
@@ -422,6 +422,8 @@ def test_which_lists_may_be_cut(driver: Driver, changes: dict[str, int], cut: bo
     tile, plain = tiles._HOPPER_LITE[128, 128], tiles._PLAIN[128]
     assert launch.cut_for(step, tile, rows, k_blocks) == (5 if cut else 0)
     assert launch.cut_for(step, plain, rows, k_blocks) == 0
+    # which lack the registers
+    assert launch.cut_for(step, tiles._HOPPER_LITE[64, 192], rows, k_blocks) == 0
 
 
 def test_a_step_whose_kernels_are_not_all_compiled_yet_compiles_the_rest(

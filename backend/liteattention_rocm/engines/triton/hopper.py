@@ -265,8 +265,10 @@ def _compute(
     per_out: gl.constexpr = gl.SliceLayout(1, o_layout)
     per_word: gl.constexpr = gl.BlockedLayout([1, 1], [1, 32], [4, 1], [1, 0])
     VOTE: gl.constexpr = LITE and not WEIGH
+    # Three warpgroups lack the registers for what follows.
+    EARLY_ITEMS: gl.constexpr = GROUPS == 2
     # Where nothing else asks for a tile's place, this warpgroup need not know it in every step.
-    BY_STEP: gl.constexpr = LITE and not SOFT_SKIP
+    BY_STEP: gl.constexpr = LITE and not SOFT_SKIP and GROUPS == 2
     first: gl.constexpr = 1 if GROUP == 0 else 0
     following: gl.constexpr = (GROUP + 1) % GROUPS
     diagonal = kv_len - q_len
@@ -341,9 +343,11 @@ def _compute(
             if SLOTS:
                 steps = gl.where(later == (MARKS == 1), count, 0)
             for first_step in range(0, steps, span):
-                if LITE and not MARKS:
+                if LITE and not MARKS and EARLY_ITEMS:
                     # What is flushed after these steps: loaded now, it is there by then.
                     listed = blocks_of(row_items, first_step, count)
+                else:
+                    listed = 0
                 for i in range(gl.maximum(first_step, 1), gl.minimum(first_step + span, count)):
                     if BY_STEP:
                         block = gl.where(i == hidden, mask_from, -1)
@@ -397,12 +401,13 @@ def _compute(
                         last = gl.minimum(first_step + span, count) - 1
                         shares = keep_share(shares, here, total, last, rows, q_len)
                         flush_shares(
-                            shares, first_step, inside, listed, weights + at * k_blocks, unit
-                        )
+                            shares, first_step, inside, row_items, listed,
+                            weights + at * k_blocks, unit, EARLY_ITEMS,
+                        )  # fmt: skip
                     else:
                         flush(
-                            bits, first_step, inside, listed, row_votes, must_do, rows, q_len,
-                            HAS_DO,
+                            bits, first_step, inside, row_items, listed, row_votes, must_do, rows,
+                            q_len, HAS_DO, EARLY_ITEMS,
                         )  # fmt: skip
                         bits = gl.full([64], 0, gl.int32, per_row)
         if SLOTS:

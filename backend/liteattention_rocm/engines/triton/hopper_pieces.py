@@ -17,7 +17,7 @@ import triton.language as tl
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
-from .hopper_settle import UNIT, blocks_of, flush, flush_shares, piece_of
+from .hopper_settle import UNIT, flush, flush_shares, piece_of
 
 barrier = getattr(gl, "barrier", None) or gl.thread_barrier
 #: Below every score, and finite.
@@ -81,8 +81,7 @@ def _decide_votes(
         negligible = (found - seen[:, None]) * c <= threshold
         word = gl.sum(gl.where(negligible, 0, 1 << lane[None, :]), 1)
         bits = gl.convert_layout(word, rows.type.layout)
-        block = blocks_of(items, first, end)
-        flush(bits, first, end, block, votes, must_do, rows, q_len, HAS_DO)
+        flush(bits, first, end, items, 0, votes, must_do, rows, q_len, HAS_DO, False)
 
 
 @gluon.jit
@@ -102,8 +101,7 @@ def _decide_shares(marks, sums, begin, end, items, weights, unit, rows, q_len):
         )  # fmt: skip
         shares = gl.where(counted[:, None], gl.exp2(found - whole[:, None]), 0.0)
         warps = gl.sum(gl.reshape(shares, [4, 16, 32]), 1)
-        block = blocks_of(items, first, end)
-        flush_shares(gl.convert_layout(warps, per_word), first, end, block, weights, unit)
+        flush_shares(gl.convert_layout(warps, per_word), first, end, items, 0, weights, unit, False)
 
 
 @gluon.jit

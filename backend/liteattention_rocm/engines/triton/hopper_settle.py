@@ -46,10 +46,13 @@ def blocks_of(items, first, count):
 
 
 @gluon.jit
-def flush(bits, first, count, block, votes, must_do, rows, q_len, HAS_DO: gl.constexpr):
+def flush(
+    bits, first, count, items, listed, votes, must_do, rows, q_len, HAS_DO: gl.constexpr,
+    LISTED: gl.constexpr,
+):  # fmt: skip
     """Write the votes of 32 steps of the walk, one bit per step and row, into the next bitmap.
 
-    ``block``: the K blocks of these steps.
+    ``LISTED``: the K blocks of these steps are in ``listed`` already.
     """
     # A word per warp: what warps found is joined in memory, without a barrier of the warpgroup.
     grid: gl.constexpr = gl.BlockedLayout([1, 1], [1, 32], [4, 1], [1, 0])
@@ -57,6 +60,10 @@ def flush(bits, first, count, block, votes, must_do, rows, q_len, HAS_DO: gl.con
     word = gl.convert_layout(gl.reduce(warps, 1, _either), gl.SliceLayout(1, grid))
     lane = gl.arange(0, 32, gl.SliceLayout(0, grid))
     inside = first + lane < count
+    if LISTED:
+        block = listed
+    else:
+        block = gl.load(items + first + lane, mask=inside, other=0).to(gl.int32)
     keep = (word[:, None] >> lane[None, :]) & 1
     if HAS_DO:
         must = gl.load(must_do + (block >> 5), mask=inside, other=0) >> (block & 31)
@@ -81,14 +88,18 @@ def keep_share(shares, here, total, i, rows, q_len):
 
 
 @gluon.jit
-def flush_shares(shares, first, count, block, weights, unit):
+def flush_shares(shares, first, count, items, listed, weights, unit, LISTED: gl.constexpr):
     """Add what 32 tiles of a walk weigh in each warp, in integers: their order does not matter.
 
-    ``block``: their K blocks.
+    ``LISTED``: their K blocks are in ``listed`` already.
     """
     layout: gl.constexpr = shares.type.layout
     lane = gl.arange(0, 32, gl.SliceLayout(0, layout))
     inside = first + lane < count
+    if LISTED:
+        block = listed
+    else:
+        block = gl.load(items + first + lane, mask=inside, other=0).to(gl.int32)
     scaled = gl.ceil(shares * unit)
     # a NaN weighs 1
     weight = gl.where(scaled < UNIT, scaled, UNIT).to(gl.int32)

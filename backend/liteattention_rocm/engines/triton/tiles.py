@@ -40,7 +40,7 @@ _MULTIPROCESSORS = 132
 #: LiteAttention steps, by head dim and rows of a q block.
 _HOPPER_LITE = {
     (64, 128): replace(_TWO_GROUPS, turns=True, late_wait=True, late_exp=True),
-    (64, 192): replace(_THREE_GROUPS, late_wait=True, late_exp=True),
+    (64, 192): replace(_THREE_GROUPS, late_wait=True),
     (128, 128): replace(_TWO_GROUPS, late_wait=True, late_exp=True),
 }
 #: Prompts, packed or paged, by columns of the tile.
@@ -134,7 +134,7 @@ def hopper_lite(request: LiteRequest) -> HopperTile | None:
         return None
     if request.budget > 0 and own.groups == 3:
         # Which lacks the registers for late waits and shares: 1 to 2 % longer.
-        return replace(own, late_wait=False, late_exp=False)
+        return replace(own, late_wait=False)
     return own
 
 
