@@ -183,7 +183,9 @@ def dense(head_dim: int, causal: bool, early_wait: bool = False) -> launch.Launc
     q = torch.empty(1, 1, 512, head_dim, dtype=torch.bfloat16)
     shipped = tiles.shipped("hopper", request)
     assert isinstance(shipped, launch.HopperTile)
-    tile = replace(_by_hardware(shipped), late_wait=shipped.late_wait and not early_wait)
+    tile = _by_hardware(shipped)
+    if early_wait:
+        tile = replace(tile, late_wait=False, late_exp=False)
     return launch._attend(request, tile, DenseTensors(q, q, q, q, None))
 
 

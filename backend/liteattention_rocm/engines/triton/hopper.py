@@ -31,7 +31,17 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 
 from .hopper_pieces import mark, marks_of, merge, share_mark, vote_mark
 from .hopper_settle import UNIT, blocks_of, flush, flush_shares, keep_share, piece_of, settle
-from .hopper_softmax import as_carried, as_operand, held, rounded, signed, softmax
+from .hopper_softmax import (
+    as_carried,
+    as_operand,
+    faded,
+    held,
+    lane_sums,
+    rounded,
+    row_sums,
+    signed,
+    softmax,
+)
 
 # Triton 3.9 names for what 3.6 has under longer ones.
 copy_in = getattr(tma, "async_load", None) or tma.async_copy_global_to_shared
@@ -323,11 +333,11 @@ def _compute(
         p, fade, top, bits, peak = softmax(
             scores, top, c, threshold, bits, 0, block, rows, q_len, must_do, VOTE, SOFT_SKIP, HAS_DO
         )
-        total = gl.sum(p, axis=1)
+        total = lane_sums(p)
         here = total
         if SLOTS:
             if WEIGH:
-                mark(marks, 0, later, share_mark(here, top, c))
+                mark(marks, 0, later, share_mark(row_sums(here, per_row), top, c))
             else:
                 mark(marks, 0, later, vote_mark(peak, top, bits, 0))
         carried = as_carried(p, dtype, p_layout, LATE_WAIT)
@@ -371,7 +381,7 @@ def _compute(
                         mbarrier.arrive(turns.index(following))
                     if WEIGH and not MARKS:
                         # of the tile before: now there is nothing else to do but wait
-                        shares = keep_share(shares, here, total, i - 1, rows, q_len)
+                        shares = keep_share(shares, here, total, i - 1, row, q_len)
                     scores = warpgroup_mma_wait(1, deps=[scores])
                     mbarrier.arrive(k_empty.index(stage))
                     scores = signed(scores, SIGN)
@@ -380,11 +390,11 @@ def _compute(
                         scores, top, c, threshold, bits, i, block, rows, q_len, must_do,
                         VOTE, SOFT_SKIP, HAS_DO, LATE_EXP,
                     )  # fmt: skip
-                    here = gl.sum(p, axis=1)
-                    total = total * fade + here
+                    here = lane_sums(p)
+                    total = faded(total, fade) + here
                     if MARKS:
                         if WEIGH:
-                            mark(marks, i, later, share_mark(here, top, c))
+                            mark(marks, i, later, share_mark(row_sums(here, per_row), top, c))
                         else:
                             mark(marks, i, later, vote_mark(peak, top, bits, i))
                     if LATE_WAIT and not LATE_EXP:
@@ -399,7 +409,7 @@ def _compute(
                     inside = gl.where(keys == 0, 0, count)
                     if WEIGH:
                         last = gl.minimum(first_step + span, count) - 1
-                        shares = keep_share(shares, here, total, last, rows, q_len)
+                        shares = keep_share(shares, here, total, last, row, q_len)
                         flush_shares(
                             shares, first_step, inside, row_items, listed,
                             weights + at * k_blocks, unit, EARLY_ITEMS,
@@ -426,11 +436,12 @@ def _compute(
         mbarrier.arrive(v_empty.index(stage))
         step += 1
 
+        sums = row_sums(total, per_row)
         if SLOTS:
             missing = pieces - 1
             if pieces > 1:
-                out, top, total, last = merge(
-                    tile, walk, results, sizes, words, out, top, total, rows, c, threshold, GROUP,
+                out, top, sums, last = merge(
+                    tile, walk, results, sizes, words, out, top, sums, rows, c, threshold, GROUP,
                     GROUPS, HEAD_DIM, HAS_DO, WEIGH, SLOTS,
                 )  # fmt: skip
                 missing = 1 - last
@@ -438,12 +449,12 @@ def _compute(
                 mbarrier.arrive(walked.index(done & 1))
             if missing == 0:
                 _put(
-                    out, top, total, c, o_desc, o_smem.index(GROUP), staged, lse, batch, head, lane,
+                    out, top, sums, c, o_desc, o_smem.index(GROUP), staged, lse, batch, head, lane,
                     row, rows, q_len, dtype, HAS_LSE, ROUNDING,
                 )  # fmt: skip
         else:
             _put(
-                out, top, total, c, o_desc, o_smem.index(GROUP), staged, lse, batch, head, lane,
+                out, top, sums, c, o_desc, o_smem.index(GROUP), staged, lse, batch, head, lane,
                 row, rows, q_len, dtype, HAS_LSE, ROUNDING,
             )  # fmt: skip
         done += 1

@@ -28,7 +28,16 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 
 from .hopper import barrier, clear, copy_in
-from .hopper_softmax import as_carried, as_operand, held, rounded, signed, softmax
+from .hopper_softmax import (
+    as_carried,
+    as_operand,
+    faded,
+    lane_sums,
+    rounded,
+    row_sums,
+    signed,
+    softmax,
+)
 
 #: Columns of a piece: 128 bytes, the span of the swizzle in shared memory.
 COLUMNS = 64
@@ -388,7 +397,7 @@ def _compute(
         p, fade, top, bits, _ = softmax(
             scores, top, c, 0.0, bits, 0, block, rows, q_len, lse, False, False, False
         )
-        total = gl.sum(p, axis=1)
+        total = lane_sums(p)
         carried = as_carried(p, dtype, p_layout, LATE_WAIT)
         # The end of a request and the beginning of its window: outside of the loop, as a branch
         # there would keep the compiler from converting weights under the exponentials.
@@ -422,12 +431,12 @@ def _compute(
                 scores, block, position, length, window, scale_log2, soft_cap, mask_from,
                 mask_below, BLOCK_N, CAUSAL, WINDOW, CAP, SIGN,
             )  # fmt: skip
+            # With a late wait, its exponentials stand behind it.
             p, fade, top, bits, _ = softmax(
-                scores, top, c, 0.0, bits, 0, block, rows, q_len, lse, False, False, False
-            )
-            total = total * fade + gl.sum(p, axis=1)
-            if LATE_WAIT:
-                top = held(top)
+                scores, top, c, 0.0, bits, 0, block, rows, q_len, lse, False, False, False,
+                LATE_WAIT,
+            )  # fmt: skip
+            total = faded(total, fade) + lane_sums(p)
             out = warpgroup_mma_wait(0, deps=[out])
             mbarrier.arrive(v_empty.index(before))
             out = out * gl.convert_layout(fade, per_out)[:, None]
@@ -445,17 +454,18 @@ def _compute(
         mbarrier.arrive(v_empty.index(stage))
         step += 1
 
+        sums = row_sums(total, per_row)
         top = gl.where(top == float("-inf"), top, top * c)
         if HAS_SINKS:
             sink = gl.load(sinks + head) * 1.4426950408889634
             highest = gl.maximum(top, sink)
             base = gl.where(highest == float("-inf"), 0.0, highest)
             fade = gl.exp2(top - base)
-            total = total * fade + gl.exp2(sink - base)
+            sums = sums * fade + gl.exp2(sink - base)
             out = out * gl.convert_layout(fade, per_out)[:, None]
             top = highest
         # A row that saw no key: 0 / 1 instead of 0 / 0.
-        share = v_scale / gl.where(total == 0.0, 1.0, total)
+        share = v_scale / gl.where(sums == 0.0, 1.0, sums)
         out = out * gl.convert_layout(share, per_out)[:, None]
         final = gl.convert_layout(rounded(out, dtype, ROUNDING), stored)
         here = row + gl.arange(0, 64, gl.SliceLayout(1, stored))
@@ -468,8 +478,8 @@ def _compute(
             mask=there,
         )
         if HAS_LSE:
-            value = (top + gl.log2(total)) * 0.6931471805599453
-            value = gl.where(total == 0.0, float("-inf"), value)
+            value = (top + gl.log2(sums)) * 0.6931471805599453
+            value = gl.where(sums == 0.0, float("-inf"), value)
             gl.store(
                 lse + head.to(gl.int64) * all_rows + row_start + rows, value, mask=rows < q_len
             )

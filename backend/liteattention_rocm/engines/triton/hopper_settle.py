@@ -74,14 +74,18 @@ def flush(
 
 
 @gluon.jit
-def keep_share(shares, here, total, i, rows, q_len):
+def keep_share(shares, here, total, i, row, q_len):
     """Keep the sum over a warp's rows of what lies in tile ``i`` of a walk: lane ``i`` of a word.
 
-    ``here`` of each row's ``total`` so far lies in it. Rows past the end do not count.
+    ``here`` of each row's ``total`` so far lies in it, both by lane, [64, 4]. ``row`` is the first
+    one; rows past the end do not count.
     """
     layout: gl.constexpr = shares.type.layout
+    lanes: gl.constexpr = here.type.layout
+    rows = row + gl.arange(0, 64, gl.SliceLayout(1, lanes))
+    parts = here / gl.sum(total, 1)[:, None]
     # 16 rows per warp, summed in its registers, without a barrier of the warpgroup.
-    warps = gl.reshape(gl.where(rows < q_len, here / total, 0.0), [4, 16])
+    warps = gl.reshape(gl.where((rows < q_len)[:, None], parts, 0.0), [4, 64])
     share = gl.convert_layout(gl.sum(warps, 1), gl.SliceLayout(1, layout))
     lane = gl.arange(0, 32, gl.SliceLayout(0, layout))
     return gl.where((lane == (i & 31))[None, :], share[:, None], shares)

@@ -26,7 +26,7 @@ _HOPPER = {
     (64, False): _THREE_GROUPS,
     (64, True): replace(_THREE_GROUPS, stages=3, counted=True, abreast=True, late_wait=True),
     (128, False): replace(_TWO_GROUPS, registers=240, loader_registers=24, late_wait=True),
-    (128, True): replace(_TWO_GROUPS, counted=True, abreast=True, late_wait=True),
+    (128, True): replace(_TWO_GROUPS, counted=True, abreast=True, late_wait=True, late_exp=True),
 }
 #: The same in lower tiles, for calls whose last round of tall ones would leave the GPU half empty:
 #: 1.12 to 1.14 times as long for as many rows.

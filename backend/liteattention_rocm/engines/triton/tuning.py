@@ -47,6 +47,10 @@ _ORDERS: dict[bool, tuple[dict[str, bool], ...]] = {
     ),
 }  # fmt: skip
 
+_WAITS: tuple[dict[str, bool], ...] = (
+    {}, {"late_wait": True}, {"late_wait": True, "late_exp": True}
+)  # fmt: skip
+
 
 def shape_class(request: DenseRequest | RaggedRequest) -> str:
     """Name of what requests must share to share a tile: kind of call and orders of its sizes."""
@@ -84,9 +88,9 @@ def space(kind: str, head_dim: int, causal: bool = False) -> list[Tile]:
         orders = tuple(order for order in _ORDERS[True] if order != {"persistent": True})
     else:
         two = [
-            HopperTile(2, 128, stages, *registers, turns, late_wait=late)
-            for stages, registers, turns, late in itertools.product(
-                (2,) if head_dim == 128 else (2, 3), ((232, 40), (240, 24)), flags, flags
+            HopperTile(2, 128, stages, *registers, turns, **wait)
+            for stages, registers, turns, wait in itertools.product(
+                (2,) if head_dim == 128 else (2, 3), ((232, 40), (240, 24)), flags, _WAITS
             )
         ]
         three = [
