@@ -174,6 +174,18 @@ def test_weights_of_three_warpgroups(q_len: int, masks: bool) -> None:
     test_weighing.test_masses_are_near_choices_exact_and_outputs_unchanged(case)
 
 
+@pytest.mark.parametrize("tile", [TILE, WIDE_TILE])
+def test_tiles_of_rows_that_saw_a_nan_weigh_one(tile: TileGeometry) -> None:
+    """Tiles before them keep their weights, but for those of the same word of 32."""
+    case = test_weighing.Case(2 * tile.q_block, 40 * 128, (1, 1), 64, tile)
+    q, k, v = test_weighing.tensors(case, 0)
+    k[0, 0, 35 * 128 + 7, 3] = math.nan
+    found = test_weighing.step(q, k, v, case, bitmap.full(*case.shape), budget=0.5)
+    assert bool(bitmap.unpack(found["write"], 40)[..., 35:].all())
+    assert bool((found["mass"][..., 35:] == 1).all())
+    assert bool((found["mass"][..., 1:32] < 1).all())
+
+
 @pytest.mark.parametrize(("dim", "tile"), [(64, TILE), (64, WIDE_TILE), (128, TILE)])
 def test_a_step_that_keeps_every_tile_is_dense_bit_for_bit(dim: int, tile: TileGeometry) -> None:
     q, k, v = (normal(1, 3, 700, dim, seed=i) for i in range(3))

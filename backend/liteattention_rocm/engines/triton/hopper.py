@@ -30,7 +30,16 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 
 from .hopper_pieces import mark, marks_of, merge, share_mark, vote_mark
-from .hopper_settle import UNIT, blocks_of, flush, flush_shares, keep_share, piece_of, settle
+from .hopper_settle import (
+    UNIT,
+    blocks_of,
+    flush,
+    flush_weights,
+    keep_weight,
+    piece_of,
+    settle,
+    unless_nan,
+)
 from .hopper_softmax import (
     as_carried,
     as_operand,
@@ -231,7 +240,7 @@ def _masked(
 
 @gluon.jit
 def _put(
-    out, top, total, c, o_desc, box, staged, lse, batch, head, lane, row, rows, q_len,
+    out, level, total, o_desc, box, staged, lse, batch, head, lane, row, rows, q_len,
     dtype: gl.constexpr, HAS_LSE: gl.constexpr, ROUNDING: gl.constexpr,
 ):  # fmt: skip
     """Write 64 rows of outputs and, if asked for, their log-sums."""
@@ -243,7 +252,7 @@ def _put(
     fence_async_shared()
     _copy_out(o_desc, [batch, head, row, 0], box)
     if HAS_LSE:
-        value = (top * c + gl.log2(total)) * 0.6931471805599453
+        value = (level + gl.log2(total)) * 0.6931471805599453
         value = gl.where(total == 0.0, float("-inf"), value)
         gl.store(lse + lane.to(gl.int64) * q_len + rows, value, mask=rows < q_len)
 
@@ -312,8 +321,9 @@ def _compute(
         else:
             upcoming = _item(row_items, 1, count, LITE)
         top = gl.full([64], float("-inf"), gl.float32, per_row)
+        level = top
         bits = gl.full([64], 0, gl.int32, per_row)
-        shares = gl.zeros([4, 32], gl.float32, per_word)
+        kept = gl.zeros([4, 32], gl.int32, per_word)
         unit = UNIT * 1.0 / gl.minimum(q_len - block_row, GROUPS * 64).to(gl.float32)
         out = gl.zeros([64, HEAD_DIM], gl.float32, o_layout)
 
@@ -330,9 +340,10 @@ def _compute(
         mbarrier.arrive(k_empty.index(stage))
         scores = signed(scores, SIGN)
         scores = _masked(scores, block, mask_from, row, keys, diagonal, CAUSAL, BLOCK_N)
-        p, fade, top, bits, peak = softmax(
-            scores, top, c, threshold, bits, 0, block, rows, q_len, must_do, VOTE, SOFT_SKIP, HAS_DO
-        )
+        p, fade, top, level, bits, peak = softmax(
+            scores, top, level, c, threshold, bits, 0, block, rows, q_len, must_do,
+            VOTE, SOFT_SKIP, HAS_DO,
+        )  # fmt: skip
         total = lane_sums(p)
         here = total
         if SLOTS:
@@ -379,17 +390,17 @@ def _compute(
                     out = warpgroup_mma(pv_weights, v, out, is_async=True)
                     if TURNS:
                         mbarrier.arrive(turns.index(following))
-                    if WEIGH and not MARKS:
-                        # of the tile before: now there is nothing else to do but wait
-                        shares = keep_share(shares, here, total, i - 1, row, q_len)
                     scores = warpgroup_mma_wait(1, deps=[scores])
                     mbarrier.arrive(k_empty.index(stage))
                     scores = signed(scores, SIGN)
                     scores = _masked(scores, block, mask_from, row, keys, diagonal, CAUSAL, BLOCK_N)
-                    p, fade, top, bits, peak = softmax(
-                        scores, top, c, threshold, bits, i, block, rows, q_len, must_do,
+                    p, fade, top, level, bits, peak = softmax(
+                        scores, top, level, c, threshold, bits, i, block, rows, q_len, must_do,
                         VOTE, SOFT_SKIP, HAS_DO, LATE_EXP,
                     )  # fmt: skip
+                    if WEIGH and not MARKS:
+                        # of the tile before, under this one's exponentials
+                        kept = keep_weight(kept, here, total, i - 1, row, unit, q_len)
                     here = lane_sums(p)
                     total = faded(total, fade) + here
                     if MARKS:
@@ -409,10 +420,11 @@ def _compute(
                     inside = gl.where(keys == 0, 0, count)
                     if WEIGH:
                         last = gl.minimum(first_step + span, count) - 1
-                        shares = keep_share(shares, here, total, last, row, q_len)
-                        flush_shares(
-                            shares, first_step, inside, row_items, listed,
-                            weights + at * k_blocks, unit, EARLY_ITEMS,
+                        kept = keep_weight(kept, here, total, last, row, unit, q_len)
+                        kept = unless_nan(kept, total, row, q_len)
+                        flush_weights(
+                            kept, first_step, inside, row_items, listed, weights + at * k_blocks,
+                            EARLY_ITEMS,
                         )  # fmt: skip
                     else:
                         flush(
@@ -444,17 +456,18 @@ def _compute(
                     tile, walk, results, sizes, words, out, top, sums, rows, c, threshold, GROUP,
                     GROUPS, HEAD_DIM, HAS_DO, WEIGH, SLOTS,
                 )  # fmt: skip
+                level = top * c
                 missing = 1 - last
                 barrier()
                 mbarrier.arrive(walked.index(done & 1))
             if missing == 0:
                 _put(
-                    out, top, sums, c, o_desc, o_smem.index(GROUP), staged, lse, batch, head, lane,
+                    out, level, sums, o_desc, o_smem.index(GROUP), staged, lse, batch, head, lane,
                     row, rows, q_len, dtype, HAS_LSE, ROUNDING,
                 )  # fmt: skip
         else:
             _put(
-                out, top, sums, c, o_desc, o_smem.index(GROUP), staged, lse, batch, head, lane,
+                out, level, sums, o_desc, o_smem.index(GROUP), staged, lse, batch, head, lane,
                 row, rows, q_len, dtype, HAS_LSE, ROUNDING,
             )  # fmt: skip
         done += 1

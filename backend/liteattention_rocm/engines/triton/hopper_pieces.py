@@ -17,7 +17,7 @@ import triton.language as tl
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
-from .hopper_settle import UNIT, flush, flush_shares, piece_of
+from .hopper_settle import UNIT, flush, flush_weights, piece_of, weight_of
 
 barrier = getattr(gl, "barrier", None) or gl.thread_barrier
 #: Below every score, and finite.
@@ -101,7 +101,8 @@ def _decide_shares(marks, sums, begin, end, items, weights, unit, rows, q_len):
         )  # fmt: skip
         shares = gl.where(counted[:, None], gl.exp2(found - whole[:, None]), 0.0)
         warps = gl.sum(gl.reshape(shares, [4, 16, 32]), 1)
-        flush_shares(gl.convert_layout(warps, per_word), first, end, items, 0, weights, unit, False)
+        kept = weight_of(gl.convert_layout(warps, per_word) * unit)
+        flush_weights(kept, first, end, items, 0, weights, False)
 
 
 @gluon.jit
@@ -158,9 +159,9 @@ def merge(
                         HAS_DO,
                     )  # fmt: skip
             new_top = _larger(top, other_top)
-            base = gl.where(new_top == float("-inf"), 0.0, new_top) * c
-            fade = gl.exp2(top * c - base)
-            other_fade = gl.exp2(other_top * c - base)
+            base = gl.where(new_top == float("-inf"), 0.0, new_top)
+            fade = gl.exp2((top - base) * c)
+            other_fade = gl.exp2((other_top - base) * c)
             total = total * fade + other_total * other_fade
             out = (
                 out * gl.convert_layout(fade, per_out)[:, None]

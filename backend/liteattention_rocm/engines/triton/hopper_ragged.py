@@ -375,6 +375,7 @@ def _compute(
         rows = row + gl.arange(0, 64, per_row)
         position = rows + (length - q_len)
         top = gl.full([64], float("-inf"), gl.float32, per_row)
+        level = top
         bits = gl.full([64], 0, gl.int32, per_row)
         out = gl.zeros([64, WIDTH], gl.float32, o_layout)
 
@@ -394,8 +395,8 @@ def _compute(
             scores, block, position, length, window, scale_log2, soft_cap, mask_from, mask_below,
             BLOCK_N, CAUSAL, WINDOW, CAP, SIGN,
         )  # fmt: skip
-        p, fade, top, bits, _ = softmax(
-            scores, top, c, 0.0, bits, 0, block, rows, q_len, lse, False, False, False
+        p, fade, top, level, bits, _ = softmax(
+            scores, top, level, c, 0.0, bits, 0, block, rows, q_len, lse, False, False, False
         )
         total = lane_sums(p)
         carried = as_carried(p, dtype, p_layout, LATE_WAIT)
@@ -432,8 +433,8 @@ def _compute(
                 mask_below, BLOCK_N, CAUSAL, WINDOW, CAP, SIGN,
             )  # fmt: skip
             # With a late wait, its exponentials stand behind it.
-            p, fade, top, bits, _ = softmax(
-                scores, top, c, 0.0, bits, 0, block, rows, q_len, lse, False, False, False,
+            p, fade, top, level, bits, _ = softmax(
+                scores, top, level, c, 0.0, bits, 0, block, rows, q_len, lse, False, False, False,
                 LATE_WAIT,
             )  # fmt: skip
             total = faded(total, fade) + lane_sums(p)
@@ -455,7 +456,7 @@ def _compute(
         step += 1
 
         sums = row_sums(total, per_row)
-        top = gl.where(top == float("-inf"), top, top * c)
+        top = level
         if HAS_SINKS:
             sink = gl.load(sinks + head) * 1.4426950408889634
             highest = gl.maximum(top, sink)

@@ -17,6 +17,8 @@ _SPAN = gl.constexpr(256)
 UNIT = gl.constexpr(1 << 24)
 _UNIT_BITS = gl.constexpr(24)
 _FIRM = gl.constexpr(1 << 30)
+#: Lanes of a warp round up to this many bits below a unit; a mass of 1 is 2^30 then.
+_FINE_BITS = gl.constexpr(6)
 
 
 @gluon.jit
@@ -74,42 +76,59 @@ def flush(
 
 
 @gluon.jit
-def keep_share(shares, here, total, i, row, q_len):
-    """Keep the sum over a warp's rows of what lies in tile ``i`` of a walk: lane ``i`` of a word.
-
-    ``here`` of each row's ``total`` so far lies in it, both by lane, [64, 4]. ``row`` is the first
-    one; rows past the end do not count.
-    """
-    layout: gl.constexpr = shares.type.layout
-    lanes: gl.constexpr = here.type.layout
-    rows = row + gl.arange(0, 64, gl.SliceLayout(1, lanes))
-    parts = here / gl.sum(total, 1)[:, None]
-    # 16 rows per warp, summed in its registers, without a barrier of the warpgroup.
-    warps = gl.reshape(gl.where((rows < q_len)[:, None], parts, 0.0), [4, 64])
-    share = gl.convert_layout(gl.sum(warps, 1), gl.SliceLayout(1, layout))
-    lane = gl.arange(0, 32, gl.SliceLayout(0, layout))
-    return gl.where((lane == (i & 31))[None, :], share[:, None], shares)
+def weight_of(scaled):
+    """Weights of shares in units, fp32 -> int32: rounded up, at most :data:`UNIT`, as is a NaN."""
+    return gl.where(scaled < UNIT, gl.ceil(scaled), UNIT).to(gl.int32)
 
 
 @gluon.jit
-def flush_shares(shares, first, count, items, listed, weights, unit, LISTED: gl.constexpr):
-    """Add what 32 tiles of a walk weigh in each warp, in integers: their order does not matter.
+def keep_weight(kept, here, total, i, row, unit, q_len):
+    """Keep what tile ``i`` of a walk weighs in a warp's rows: lane ``i`` of a word.
+
+    ``here`` of each row's ``total`` so far lies in it, both by lane, [64, 4]. ``row`` is the first
+    one; rows past the end do not count, nor does a NaN: :func:`unless_nan`.
+    """
+    layout: gl.constexpr = kept.type.layout
+    lanes: gl.constexpr = here.type.layout
+    valid = row + gl.arange(0, 64, gl.SliceLayout(1, lanes)) < q_len
+    shares = here * (unit * (1 << _FINE_BITS) / gl.sum(total, 1))[:, None]
+    shares = gl.where(valid[:, None], shares, 0.0)
+    # Two of a warp's 16 rows lie in a lane. Integers of 32 lanes add up in one instruction.
+    pairs = gl.sum(gl.reshape(shares, [4, 2, 8, 4]), 1)
+    fine = gl.where(pairs == pairs, gl.ceil(pairs), 0.0).to(gl.int32)
+    weight = gl.sum(gl.reshape(fine, [4, 32]), 1) + ((1 << _FINE_BITS) - 1) >> _FINE_BITS
+    weight = gl.convert_layout(weight, gl.SliceLayout(1, layout))
+    lane = gl.arange(0, 32, gl.SliceLayout(0, layout))
+    return gl.where((lane == (i & 31))[None, :], weight[:, None], kept)
+
+
+@gluon.jit
+def unless_nan(kept, total, row, q_len):
+    """Weights of the last 32 tiles, of :data:`UNIT` in warps one of whose sums is NaN by now."""
+    layout: gl.constexpr = kept.type.layout
+    lanes: gl.constexpr = total.type.layout
+    valid = row + gl.arange(0, 64, gl.SliceLayout(1, lanes)) < q_len
+    bad = gl.where(valid[:, None] & (total != total), 1, 0)
+    bad = gl.convert_layout(gl.sum(gl.reshape(bad, [4, 64]), 1), gl.SliceLayout(1, layout))
+    return gl.where((bad > 0)[:, None], UNIT, kept)
+
+
+@gluon.jit
+def flush_weights(kept, first, count, items, listed, weights, LISTED: gl.constexpr):
+    """Add what 32 tiles of a walk weigh in each warp, int32 [4, 32]: their order does not matter.
 
     ``LISTED``: their K blocks are in ``listed`` already.
     """
-    layout: gl.constexpr = shares.type.layout
+    layout: gl.constexpr = kept.type.layout
     lane = gl.arange(0, 32, gl.SliceLayout(0, layout))
     inside = first + lane < count
     if LISTED:
         block = listed
     else:
         block = gl.load(items + first + lane, mask=inside, other=0).to(gl.int32)
-    scaled = gl.ceil(shares * unit)
-    # a NaN weighs 1
-    weight = gl.where(scaled < UNIT, scaled, UNIT).to(gl.int32)
     everywhere = gl.zeros([4, 32], gl.int32, layout)
     target = weights + block[None, :] + everywhere
-    gl.atomic_add(target, weight, mask=inside[None, :] & (everywhere == 0), sem="relaxed")
+    gl.atomic_add(target, kept, mask=inside[None, :] & (everywhere == 0), sem="relaxed")
 
 
 @gluon.jit

@@ -102,13 +102,14 @@ def as_operand(carried, dtype: gl.constexpr, layout: gl.constexpr, LATE_WAIT: gl
 
 @gluon.jit
 def softmax(
-    scores, top, c, threshold, bits, i, block, rows, q_len, must_do,
+    scores, top, level, c, threshold, bits, i, block, rows, q_len, must_do,
     VOTE: gl.constexpr, SOFT_SKIP: gl.constexpr, HAS_DO: gl.constexpr,
     LATE_EXP: gl.constexpr = False,
 ):  # fmt: skip
-    """Fold one tile into running maxima: weights, factor, new maxima, votes, the tile's maxima.
+    """Fold one tile into running maxima ``top``, whose rounded ``level`` is ``top * c``.
 
-    ``LATE_EXP``: the exponentials come after an access that waits for products stay behind.
+    Returns weights, the factor of what was summed before, maxima and levels, votes, the tile's
+    maxima. ``LATE_EXP``: the exponentials come after an access that waits for products stay behind.
     """
     peak = gl.reduce(scores, 1, _larger)
     if VOTE:
@@ -116,9 +117,12 @@ def softmax(
         negligible = (peak - top) * c <= threshold
         bits = bits | gl.where(negligible, 0, 1 << (i & 31))
     new_top = _larger(top, peak)
+    new_level = new_top * c
     # a row that has seen no key: exp2(-inf - 0) = 0 instead of exp2(-inf + inf) = NaN
-    base = gl.where(new_top == float("-inf"), 0.0, new_top) * c
-    fade = gl.exp2(top * c - base)
+    base = gl.where(new_top == float("-inf"), 0.0, new_level)
+    # From the rounded level: top * c - base would be fused, and the rounding of the other product
+    # would come out of it, so that sums grew by up to 1e-6 with every block.
+    fade = gl.exp2(level - base)
     if LATE_EXP:
         base = held_firmly(base)
     weights = gl.exp2(scores * c - base[:, None])
@@ -128,7 +132,7 @@ def softmax(
         if HAS_DO:
             keep = keep | (gl.load(must_do + (block >> 5)) >> (block & 31)) & 1
         weights = gl.where(keep > 0, weights, 0.0)
-    return weights, fade, new_top, bits, peak
+    return weights, fade, new_top, new_level, bits, peak
 
 
 @gluon.jit

@@ -381,9 +381,11 @@ def _walk(
         else:
             highest = tl.maximum(top, tl.max(scores, axis=1))
         # A row that has seen no key: exp2(-inf - 0) = 0 instead of exp2(-inf + inf) = NaN.
-        base = tl.where(highest == float("-inf"), 0.0, highest) * c
-        fade = tl.exp2(top * c - base)
-        weights = tl.exp2(scores * c - base[:, None])
+        base = tl.where(highest == float("-inf"), 0.0, highest)
+        # Not top * c - base * c: of its fused multiply-add comes the rounding of the other product,
+        # so that sums grow by up to 1e-6 with every block.
+        fade = tl.exp2((top - base) * c)
+        weights = tl.exp2(scores * c - (base * c)[:, None])
         if LITE and VOTE_ROWS > 0:
             # Rows past the end agree with everything.
             drop = (negligible | (rows >= end)).to(tl.int32)
