@@ -347,7 +347,7 @@ BROKEN = [
     ("where a piece begins", "begin = length * piece // pieces\n            count",
      "begin = 0\n            count", None),
     ("the marks' fate", "if one > 0:", "if one > 1:", None),
-    ("what rows saw before", "_larger(top, top * 0.0 + _LOWEST)", "top * 0.0 + _LOWEST", None),
+    ("what rows saw before", "larger(top, top * 0.0 + _LOWEST)", "top * 0.0 + _LOWEST", None),
     ("the first mark", "mark(marks, 0, later, vote_mark(peak, top, bits, 0))", "pass", None),
 ]  # fmt: skip
 

@@ -13,20 +13,15 @@ first does not know that. It leaves a *mark* of every row and tile, and who merg
 
 from __future__ import annotations
 
-import triton.language as tl
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
 from .hopper_settle import UNIT, flush, flush_weights, piece_of, weight_of
+from .hopper_softmax import larger
 
 barrier = getattr(gl, "barrier", None) or gl.thread_barrier
 #: Below every score, and finite.
 _LOWEST = gl.constexpr(-3.4e38)
-
-
-@gluon.jit
-def _larger(a, b):
-    return gl.maximum(a, b, propagate_nan=tl.PropagateNan.ALL)
 
 
 @gluon.jit
@@ -70,7 +65,7 @@ def _decide_votes(
     grid: gl.constexpr = gl.BlockedLayout([2, 8], [8, 4], [4, 1], [1, 0])
     row = gl.arange(0, 64, gl.SliceLayout(1, grid))
     lane = gl.arange(0, 32, gl.SliceLayout(0, grid))
-    seen = gl.convert_layout(_larger(top, top * 0.0 + _LOWEST), gl.SliceLayout(1, grid))
+    seen = gl.convert_layout(larger(top, top * 0.0 + _LOWEST), gl.SliceLayout(1, grid))
     for first in range(begin, end, 32):
         i = first + lane
         # Volatile: others wrote it.
@@ -158,7 +153,7 @@ def merge(
                         length * (one + 1) // pieces, items, votes, must_do, rows, q_len,
                         HAS_DO,
                     )  # fmt: skip
-            new_top = _larger(top, other_top)
+            new_top = larger(top, other_top)
             base = gl.where(new_top == float("-inf"), 0.0, new_top)
             fade = gl.exp2((top - base) * c)
             other_fade = gl.exp2((other_top - base) * c)

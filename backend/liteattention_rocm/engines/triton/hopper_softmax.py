@@ -22,7 +22,8 @@ def signed(scores, SIGN: gl.constexpr):
 
 
 @gluon.jit
-def _larger(a, b):
+def larger(a, b):
+    """The larger number; a NaN, if there is one."""
     return gl.maximum(a, b, propagate_nan=tl.PropagateNan.ALL)
 
 
@@ -111,12 +112,12 @@ def softmax(
     Returns weights, the factor of what was summed before, maxima and levels, votes, the tile's
     maxima. ``LATE_EXP``: the exponentials come after an access that waits for products stay behind.
     """
-    peak = gl.reduce(scores, 1, _larger)
+    peak = gl.reduce(scores, 1, larger)
     if VOTE:
         # Not "above > threshold": a threshold of NaN keeps every tile, and so does a first one.
         negligible = (peak - top) * c <= threshold
         bits = bits | gl.where(negligible, 0, 1 << (i & 31))
-    new_top = _larger(top, peak)
+    new_top = larger(top, peak)
     new_level = new_top * c
     # a row that has seen no key: exp2(-inf - 0) = 0 instead of exp2(-inf + inf) = NaN
     base = gl.where(new_top == float("-inf"), 0.0, new_level)
