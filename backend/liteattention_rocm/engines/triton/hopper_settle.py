@@ -96,7 +96,7 @@ def keep_weight(kept, here, total, i, row, unit, q_len):
     # Two of a warp's 16 rows lie in a lane. Integers of 32 lanes add up in one instruction.
     pairs = gl.sum(gl.reshape(shares, [4, 2, 8, 4]), 1)
     fine = gl.where(pairs == pairs, gl.ceil(pairs), 0.0).to(gl.int32)
-    weight = gl.sum(gl.reshape(fine, [4, 32]), 1) + ((1 << _FINE_BITS) - 1) >> _FINE_BITS
+    weight = (gl.sum(gl.reshape(fine, [4, 32]), 1) + ((1 << _FINE_BITS) - 1)) >> _FINE_BITS
     weight = gl.convert_layout(weight, gl.SliceLayout(1, layout))
     lane = gl.arange(0, 32, gl.SliceLayout(0, layout))
     return gl.where((lane == (i & 31))[None, :], weight[:, None], kept)

@@ -47,6 +47,7 @@ _ORDERS: dict[bool, tuple[dict[str, bool], ...]] = {
     ),
 }  # fmt: skip
 
+#: Waits for products: before the maxima, behind them, and with the exponentials behind the wait.
 _WAITS: tuple[dict[str, bool], ...] = (
     {}, {"late_wait": True}, {"late_wait": True, "late_exp": True}
 )  # fmt: skip
