@@ -342,7 +342,8 @@ class Gfx942Device:
     @property
     def compute_units(self) -> int: ...
     # The integers after plan and launch are the addresses of the tensors, in the order of the
-    # tuples of liteattention_rocm.contract, of the workspace, and the stream's handle.
+    # tuples of liteattention_rocm.contract (without the tally), of the workspace, and the stream's
+    # handle.
     def attention(self, plan: DensePlan, launch: DenseLaunch, *addresses: int) -> None: ...
     def lite(
         self, plan: LitePlan, launch: DenseLaunch, step: LiteLaunch, *addresses: int

@@ -110,7 +110,8 @@ class LiteRequest(DenseRequest):
     K blocks from the last to the first. ``soft_skip`` drops a negligible tile's contribution in
     the very step that finds it. ``budget`` is a share of softmax mass, 0 <= budget < 1; if it is
     not 0, tiles are weighed instead of voted on (:mod:`liteattention_rocm.lite.budget`), the
-    threshold is ``-inf`` and ``soft_skip`` False.
+    threshold is ``-inf`` and ``soft_skip`` False. Where heads have budgets of their own
+    (``LiteTensors.limits``), it is the largest of them.
     """
 
     geometry: TileGeometry
@@ -223,7 +224,9 @@ class LiteTensors(NamedTuple):
     they are read and are 0 where they are written. ``mass`` is fp32, contiguous
     [B, Hq, q_blocks, K_blocks], or None; only a step with a budget writes it. ``tally`` is int64
     [2] or None; an engine that :attr:`Engine.tallies` writes the numbers of tiles computed and of
-    tiles in ``write``.
+    tiles in ``write``. ``limits`` is int32, contiguous [Hq], or None: what the weights dropped in a
+    q block of each head add up to at most, in place of the request's budget
+    (:mod:`liteattention_rocm.lite.budget`).
     """
 
     q: torch.Tensor
@@ -237,6 +240,7 @@ class LiteTensors(NamedTuple):
     must_skip: torch.Tensor | None
     mass: torch.Tensor | None = None
     tally: torch.Tensor | None = None
+    limits: torch.Tensor | None = None
 
 
 class RaggedTensors(NamedTuple):

@@ -159,6 +159,7 @@ def lite_attention(
     must_do: torch.Tensor | None = ...,
     must_skip: torch.Tensor | None = ...,
     mass: torch.Tensor | None = ...,
+    limits: torch.Tensor | None = ...,
     geometry: TileGeometry | None = ...,
     layout: Layout = ...,
     scale: float | None = ...,
@@ -184,6 +185,7 @@ def lite_attention(
     must_do: torch.Tensor | None = ...,
     must_skip: torch.Tensor | None = ...,
     mass: torch.Tensor | None = ...,
+    limits: torch.Tensor | None = ...,
     geometry: TileGeometry | None = ...,
     layout: Layout = ...,
     scale: float | None = ...,
@@ -208,6 +210,7 @@ def lite_attention(
     must_do: torch.Tensor | None = None,
     must_skip: torch.Tensor | None = None,
     mass: torch.Tensor | None = None,
+    limits: torch.Tensor | None = None,
     geometry: TileGeometry | None = None,
     layout: Layout = "bshd",
     scale: float | None = None,
@@ -251,6 +254,9 @@ def lite_attention(
         mass: fp32, contiguous [B, Hq, q_blocks, K_blocks], or None: what each tile weighs (mean
             over rows of a share of probability, an upper bound) is written here, 0 for tiles that
             are not computed. Only with a budget above 0.
+        limits: int32, contiguous [Hq], or None: a budget for each query head, as
+            :func:`liteattention_rocm.lite.budget.limits` makes them. The largest of them is then
+            given as ``budget``; a head with a limit of 0 keeps every tile.
         geometry: tile sizes; by default what the engine prefers for this head
             dimension and number of rows.
 
@@ -262,7 +268,7 @@ def lite_attention(
 
     Source of the method: LiteAttention, arXiv 2511.11062.
     """
-    tensors = (q, k, v, out, read, write, must_do, must_skip, mass)
+    tensors = (q, k, v, out, read, write, must_do, must_skip, mass, limits)
     options = (
         "lite", layout, scale, rounding, return_lse, engine, threshold, budget, descending,
         soft_skip, geometry,
@@ -279,8 +285,8 @@ def lite_attention(
             bitmaps = {"read": read, "write": write, "must_do": must_do, "must_skip": must_skip}
             wrong.limit(threshold, budget)
             validation.lite(
-                wrong, (q, k, v, out), layout, bitmaps, mass, -math.inf, budget or 0.0, descending,
-                soft_skip, geometry,
+                wrong, (q, k, v, out), layout, bitmaps, mass, limits, -math.inf, budget or 0.0,
+                descending, soft_skip, geometry,
             )  # fmt: skip
             wrong.raise_for(_WHAT)
         scale = _scale(q, scale)
@@ -299,10 +305,10 @@ def lite_attention(
             tile = (geometry.q_block, geometry.k_block, geometry.vote_rows)
         torch.ops.liteattention_rocm.lite_attention(
             q, k, v, read, write, out, lse, must_do, must_skip, mass, layout, scale, *limit,
-            descending, soft_skip, *tile, rounding, engine or "",
+            descending, soft_skip, *tile, rounding, engine or "", limits,
         )  # fmt: skip
         return out if lse is None else (out, lse)
-    found = lite_tensors((q, k, v, out, lse, read, write, must_do, must_skip, mass, None))
+    found = lite_tensors((q, k, v, out, lse, read, write, must_do, must_skip, mass, None, limits))
     if call is None:
         assert geometry is not None and scale is not None
         request = lite_request(
@@ -441,14 +447,14 @@ def check_lite_attention(
     engine: str,
 ) -> tuple[Engine, LiteRequest]:
     """Raise if anything is wrong with a step whose outputs are there; else describe it."""
-    q, k, v, out, lse, read, write, must_do, must_skip, mass, _ = tensors
+    q, k, v, out, lse, read, write, must_do, must_skip, mass, _, limits = tensors
     wrong = validation.dense(
         q, k, v, out, lse, layout, scale, False, rounding, lse is not None, engine
     )
     bitmaps = {"read": read, "write": write, "must_do": must_do, "must_skip": must_skip}
     validation.lite(
-        wrong, (q, k, v, out), layout, bitmaps, mass, threshold, budget, descending, soft_skip,
-        geometry,
+        wrong, (q, k, v, out), layout, bitmaps, mass, limits, threshold, budget, descending,
+        soft_skip, geometry,
     )  # fmt: skip
     wrong.raise_for(_WHAT)
     request = lite_request(

@@ -30,8 +30,9 @@ def _attention(run: bool, *given: Any) -> None:
 
 def _lite_attention(run: bool, *given: Any) -> None:
     q, k, v, read, write, out, lse, must_do, must_skip, mass, *options = given
+    options, more = options[:11], options[11:]  # a trailing one that is None is left out
     layout, scale, threshold, budget, descending, soft_skip, *tile, rounding, engine = options
-    tensors = LiteTensors(q, k, v, out, lse, read, write, must_do, must_skip, mass)
+    tensors = LiteTensors(q, k, v, out, lse, read, write, must_do, must_skip, mass, None, *more)
     geometry = TileGeometry(*tile) if any(tile) else dense.default_geometry(q, engine or None)
     (dense.run_lite_attention if run else dense.check_lite_attention)(
         tensors, layout, scale, rounding, geometry, threshold, budget, descending, soft_skip, engine
@@ -91,7 +92,8 @@ _OPERATORS = (
         "lite_attention(Tensor q, Tensor k, Tensor v, Tensor read, Tensor(a!) write, "
         "Tensor(b!) out, Tensor(c!)? lse, Tensor? must_do, Tensor? must_skip, Tensor(d!)? mass, "
         "str layout, float scale, float threshold, float budget, bool descending, bool soft_skip, "
-        "int q_block, int k_block, int vote_rows, str rounding, str engine) -> ()",
+        "int q_block, int k_block, int vote_rows, str rounding, str engine, "
+        "Tensor? limits=None) -> ()",
         _lite_attention,
     ),
     (

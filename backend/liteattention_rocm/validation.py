@@ -100,6 +100,7 @@ def lite(
     layout: Any,
     bitmaps: dict[str, Any],
     mass: Any,
+    limits: Any,
     threshold: Any,
     budget: Any,
     descending: Any,
@@ -108,7 +109,8 @@ def lite(
 ) -> None:
     """Add everything wrong with what LiteAttention adds to a dense call.
 
-    ``given``: q, k, v and out. ``bitmaps``: read, write, must_do and must_skip, by name. Nothing
+    ``given``: q, k, v and out. ``bitmaps``: read, write, must_do and must_skip, by name. ``limits``
+    are budgets by head, whose numbers are not looked at: they lie on the device. Nothing
     is voted on at threshold -inf, nor weighed with a budget of 0. ``geometry`` is None if the rest
     of the call is too wrong for an engine to be asked for it.
     """
@@ -132,10 +134,16 @@ def lite(
     weights = {} if mass is None else found.usable({"mass": mass})
     if mass is not None and not weighs:
         found.values.append("mass is written in a step with a budget above 0: leave it out")
+    by_head = {} if limits is None else found.usable({"limits": limits})
+    if limits is not None and not weighs:
+        found.values.append(
+            "limits are budgets by head, of which the largest is to be given as budget, above 0"
+        )
     found.no_derivative(weights)
-    for name, bits in weights.items():
-        if bits.dtype != torch.float32:
-            found.types.append(f"{name} must be torch.float32, got {bits.dtype}")
+    for name, bits in (weights | by_head).items():
+        kind = torch.float32 if name == "mass" else torch.int32
+        if bits.dtype != kind:
+            found.types.append(f"{name} must be {kind}, got {bits.dtype}")
         elif not bits.is_contiguous():
             found.values.append(f"{name} must be contiguous, got strides {list(bits.stride())}")
     for name, bits in usable.items():
@@ -146,10 +154,10 @@ def lite(
         elif not bits.is_contiguous():
             found.values.append(f"{name} must be contiguous, got strides {list(bits.stride())}")
     tensors = Reasons().usable({"q": q, "k": k, "v": v, "out": out})
-    read_only = {name: bits for name, bits in usable.items() if name != "write"}
+    read_only = {name: bits for name, bits in usable.items() if name != "write"} | by_head
     if "write" in usable:
         found.memory({"write": usable["write"]}, tensors | read_only)
-    found.memory(weights, tensors | usable)
+    found.memory(weights, tensors | usable | by_head)
     if "out" in tensors:
         # Whether it overlaps itself was said with the dense call.
         found.overlaps("out", out, read_only)
@@ -161,8 +169,10 @@ def lite(
     words = geometry.words(sizes(k, layout)[1])
     expected = (batch, heads, geometry.q_blocks(q_len), words)
     k_blocks = geometry.k_blocks(sizes(k, layout)[1])
-    shapes = {"read": expected, "write": expected, "mass": (*expected[:3], k_blocks)}
-    for name, bits in (usable | weights).items():
+    shapes: dict[str, tuple[int, ...]] = {
+        "read": expected, "write": expected, "mass": (*expected[:3], k_blocks), "limits": (heads,)
+    }  # fmt: skip
+    for name, bits in (usable | weights | by_head).items():
         shape = shapes.get(name, (words,))
         if tuple(bits.shape) != shape:
             found.values.append(f"{name} must be {list(shape)}, got {list(bits.shape)}")

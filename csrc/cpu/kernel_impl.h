@@ -78,7 +78,7 @@ struct KernelImpl : Softmax<Gemm, kType> {
         const int64_t blocks = BlocksOf(*task.params);
         const float rows = static_cast<float>(task.row_end - task.row_begin);
         for (int64_t j = 0; j < blocks; ++j) s.mass[j] /= rows;  // a mean of ones is exactly 1
-        SelectTiles(*task.lite, task.read, s.mass, blocks, s.weights, task.write);
+        SelectTiles(*task.lite, task.head, task.read, s.mass, blocks, s.weights, task.write);
         if (task.mass) std::memcpy(task.mass, s.mass, static_cast<size_t>(blocks) * 4);
     }
 

@@ -98,6 +98,9 @@ struct LiteParams {
     bool descending = false;
     bool soft_skip = false;
     double budget = 0.0;  // share of softmax mass, < 1; > 0: tiles are weighed, not voted on
+    // [q_heads], what the weights that a q block of a head drops add up to at most, in place of
+    // floor(budget 2^24). Null: that for all heads.
+    const int32_t* limits = nullptr;
     // [batch][q_heads][q_blocks][k_blocks], 0 for tiles that are not computed; or null.
     float* mass = nullptr;
 };

@@ -19,10 +19,10 @@ inline uint32_t Weight(float mass) {
                                                   : kMassUnit;
 }
 
-// Writes the next bitmap row of a q block. `mass` has a number per K block, of which those not in
-// the read bitmap's row are not looked at; `weights` is work space of as many.
-inline void SelectTiles(const LiteParams& lite, const uint32_t* read, const float* mass,
-                        int64_t k_blocks, uint32_t* weights, uint32_t* write) {
+// Writes the next bitmap row of a q block of query head `head`. `mass` has a number per K block, of
+// which those not in the read bitmap's row are not looked at; `weights` is work space of as many.
+inline void SelectTiles(const LiteParams& lite, int64_t head, const uint32_t* read,
+                        const float* mass, int64_t k_blocks, uint32_t* weights, uint32_t* write) {
     constexpr uint32_t kFirm = ~0u;  // not to be dropped, whatever the cut
     uint32_t largest = 0;
     for (int64_t w = 0; w * 32 < k_blocks; ++w) {
@@ -34,11 +34,13 @@ inline void SelectTiles(const LiteParams& lite, const uint32_t* read, const floa
             weights[j] = loose >> (j % 32) & 1 ? weight : kFirm;
         }
     }
+    const int64_t limit =
+        lite.limits ? lite.limits[head] : static_cast<int64_t>(std::floor(lite.budget * kMassUnit));
+    if (limit <= 0) largest = 0;  // no tile is lighter: all stay, also those that weigh 0
     // The largest cut for which the weights up to it stay within the limit, bit by bit from above.
-    const uint64_t limit = static_cast<uint64_t>(std::floor(lite.budget * kMassUnit));
     uint32_t cut = 0;
     for (uint32_t bit = kMassUnit >> 1; bit; bit >>= 1) {
-        uint64_t sum = 0;
+        int64_t sum = 0;
         for (int64_t j = 0; j < k_blocks; ++j) sum += weights[j] <= (cut | bit) ? weights[j] : 0;
         if (sum <= limit) cut |= bit;
     }

@@ -159,8 +159,8 @@ constexpr PrefillTile PrefillTileOf(uint32_t id, uint32_t slots, uint32_t kv_hea
 }
 
 // Division by a number that the host knows, without a division: n / size = ((2 n multiplier) >> 32)
-// >> shift for every n < 2^31. Keys by the page size, rows by the group. Packed keys are one page
-// without end: multiplier 0.
+// >> shift for every n < 2^31. Keys by the page size, rows by the group, tiles by the
+// q blocks and heads. Packed keys are one page without end: multiplier 0.
 struct Divider {
     uint32_t multiplier, shift;
 };

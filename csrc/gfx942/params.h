@@ -133,7 +133,8 @@ struct WeighParams {
 };
 
 // Chooses what of (read | must_do) & ~must_skip the next step computes: all but the lightest tiles,
-// which weigh `limit` together at most. `weights` are those of attention_weigh and work space.
+// which weigh `limit` together at most; a limit of 0 drops none, not even those that weigh 0.
+// `weights` are those of attention_weigh and work space.
 struct SelectParams {
     uint32_t* weights;          // [tiles][KBlocks(kv_len)]
     const uint32_t* read;       // [tiles][SkipWords(kv_len)]
@@ -141,8 +142,16 @@ struct SelectParams {
     const uint32_t* must_do;    // [SkipWords(kv_len)]; may be null
     const uint32_t* must_skip;  // [SkipWords(kv_len)]; may be null
     float* mass;                // [tiles][KBlocks(kv_len)]: weights / kMassUnit; null: not wanted
+    const int32_t* limits;      // [q_heads], in place of `limit`; null: that for all heads
     int32_t kv_len;
     uint32_t limit;  // below kMassUnit
+    // Tiles are [batch][q_heads][QBlocks(q_len)].
+    int32_t q_heads;
+    uint32_t head_multiplier;  // DividerOf(q_heads)
+    uint32_t head_shift;
+    uint32_t block_multiplier;  // DividerOf(QBlocks(q_len))
+    uint32_t block_shift;
+    int32_t reserved;  // 0
 };
 
 // Merges the parts of the tail tiles of a DenseParams call into `out` and `lse`.
@@ -278,7 +287,7 @@ static_assert(sizeof(TransposeVParams) == 56);
 static_assert(sizeof(DenseParams) == 168);
 static_assert(sizeof(LiteParams) == 192);
 static_assert(sizeof(WeighParams) == 184);
-static_assert(sizeof(SelectParams) == 56);
+static_assert(sizeof(SelectParams) == 88);
 static_assert(sizeof(MergeParams) == 88);
 static_assert(sizeof(PlanParams) == 48);
 static_assert(sizeof(RaggedParams) == 296);

@@ -5,7 +5,8 @@
 // into weights, finds the largest, then bit by bit from above the largest cut for which the weights
 // up to it stay within the limit, 24 passes over the row; a ballot is two words of the bitmap.
 // Integers throughout, so no order matters. 75,600 tokens are 1,182 weights a row: 4.7 KB, which
-// L1 holds. Budget: VGPR 19, LDS 0.
+// L1 holds. Limits by head: one scalar load, at the place that two scalar multiplications find.
+// Budget: VGPR 16, LDS 0.
 
 #include "kept_blocks.h"
 
@@ -19,6 +20,15 @@ LITE_DEVICE uint64_t TwoWords(int32_t first, int32_t words, Word word) {
 }
 
 LITE_DEVICE bool HasLane(uint64_t lanes, uint32_t lane) { return lanes >> lane & 1; }
+
+// That of this tile's query head. All scalar.
+LITE_DEVICE uint32_t LimitOf(const SelectParams& p) {
+    if (!p.limits) return p.limit;
+    const uint32_t row = Divide(WorkgroupId(), {p.block_multiplier, p.block_shift});
+    const uint32_t batch = Divide(row, {p.head_multiplier, p.head_shift});
+    const uint32_t head = row - batch * static_cast<uint32_t>(p.q_heads);
+    return ScalarWord(reinterpret_cast<const uint32_t*>(p.limits), static_cast<int32_t>(head));
+}
 
 LITE_DEVICE void SelectTiles(const SelectParams& p) {
     constexpr uint32_t kFirm = ~0u;  // not to be dropped, whatever the cut
@@ -47,6 +57,9 @@ LITE_DEVICE void SelectTiles(const SelectParams& p) {
     }
     largest = LastLane(OverWave(largest, [](uint32_t a, uint32_t b) { return a > b ? a : b; }));
 
+    const uint32_t limit = LimitOf(p);
+    if (static_cast<int32_t>(limit) <= 0) largest = 0;  // no tile is lighter: all stay
+
     uint32_t cut = 0;
 #pragma unroll 1
     for (uint32_t bit = kMassUnit >> 1; bit; bit >>= 1) {
@@ -56,7 +69,7 @@ LITE_DEVICE void SelectTiles(const SelectParams& p) {
             sum = sum < kMassUnit ? sum : kMassUnit;  // more than any limit
         }
         sum = LastLane(OverWave(sum, [](uint32_t a, uint32_t b) { return a + b; }));
-        if (sum <= p.limit) cut |= bit;
+        if (sum <= limit) cut |= bit;
     }
 
 #pragma unroll 1

@@ -204,7 +204,7 @@ void BindCpu(py::module_& m) {
                  call.lite.soft_skip = soft_skip;
              })
         // Takes the tensors of the call as the contract's tuple of them: q, k, v, out, lse and, of
-        // one that skips, read, write, must_do, must_skip, mass.
+        // one that skips, read, write, must_do, must_skip, mass, tally (not written), limits.
         .def("__call__", [](const Call& call, const py::tuple& tensors) {
             cpu::AttentionParams p = call.params;
             p.q = At<void>(Address(tensors[0]));
@@ -219,6 +219,7 @@ void BindCpu(py::module_& m) {
                 lite.must_do = At<uint32_t>(Address(tensors[7]));
                 lite.must_skip = At<uint32_t>(Address(tensors[8]));
                 lite.mass = At<float>(Address(tensors[9]));
+                lite.limits = At<int32_t>(Address(tensors[11]));
             }
             const int threads = call.threads().cast<int>();
             py::gil_scoped_release release;

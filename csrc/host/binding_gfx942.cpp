@@ -293,13 +293,15 @@ void BindGfx942(py::module_& m) {
             "lite",
             [](const D& device, const L& plan, R r, T t, uintptr_t q, uintptr_t k, uintptr_t v,
                uintptr_t out, uintptr_t lse, uintptr_t read, uintptr_t write, uintptr_t must_do,
-               uintptr_t must_skip, uintptr_t mass, uintptr_t workspace, uintptr_t stream) {
+               uintptr_t must_skip, uintptr_t mass, uintptr_t limits, uintptr_t workspace,
+               uintptr_t stream) {
                 SetAddresses(r, q, k, v, out, lse);
                 t.read = At<uint32_t>(read);
                 t.write = At<uint32_t>(write);
                 t.must_do = At<uint32_t>(must_do);
                 t.must_skip = At<uint32_t>(must_skip);
                 t.mass = At<float>(mass);
+                t.limits = At<int32_t>(limits);
                 device.Lite(plan, r, t, At<void>(workspace), At<void>(stream));
             },
             py::call_guard<py::gil_scoped_release>())

@@ -67,7 +67,8 @@ struct LiteStep {
     uint32_t* write = nullptr;
     const uint32_t* must_do = nullptr;
     const uint32_t* must_skip = nullptr;
-    float* mass = nullptr;  // with a budget; null: not wanted
+    float* mass = nullptr;            // with a budget; null: not wanted
+    const int32_t* limits = nullptr;  // with a budget; null: the budget's for all heads
     double threshold = 0.0;
     double budget = 0.0;  // share of softmax mass; above 0: threshold -inf, no soft_skip
     bool descending = false;

@@ -169,6 +169,7 @@ void Device::Lite(const LitePlan& plan, const DenseRequest& request, const LiteS
     touched.Add("the workspace", order, rows * q_blocks * 4);
     touched.Add("the workspace", weights, plan.weights_bytes);
     touched.Add("mass", step.mass, plan.weights_bytes);
+    touched.Add("limits", weighs ? step.limits : nullptr, s.q_heads * 4);
 
     TransposeV(s, plan.transpose_grid, request, v_t, stream);
 
@@ -197,6 +198,7 @@ void Device::Lite(const LitePlan& plan, const DenseRequest& request, const LiteS
     weigh.weights = weights;
     Launch(Find(Family::kWeigh, s.head_dim, request.number), plan.lite_grid, weigh, stream);
 
+    const Divider heads = DividerOf(Int(s.q_heads)), blocks = DividerOf(Int(q_blocks));
     SelectParams select{};
     select.weights = weights;
     select.read = step.read;
@@ -204,8 +206,14 @@ void Device::Lite(const LitePlan& plan, const DenseRequest& request, const LiteS
     select.must_do = step.must_do;
     select.must_skip = step.must_skip;
     select.mass = step.mass;
+    select.limits = step.limits;
     select.kv_len = Int(s.kv_len);
     select.limit = static_cast<uint32_t>(std::floor(step.budget * kMassUnit));
+    select.q_heads = Int(s.q_heads);
+    select.head_multiplier = heads.multiplier;
+    select.head_shift = heads.shift;
+    select.block_multiplier = blocks.multiplier;
+    select.block_shift = blocks.shift;
     Launch(Find(Family::kSelectTiles), plan.lite_grid, select, stream);
 }
 

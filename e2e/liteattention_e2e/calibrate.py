@@ -1,19 +1,20 @@
-"""Budgets by layer, chosen by what they cost in the video: trials, a model of them, a check.
+"""Budgets by layer or head, chosen by what they cost in the video: trials, a model, a check.
 
 Layers differ in how much softmax mass they can lose before the video shows it. A calibration
 
 1. makes the videos with dense attention: the reference;
-2. lets one group of layers at a time skip with a trial budget, all others being kept whole, and
-   measures how far the videos are from the reference and how many tiles the group skipped;
+2. lets one unit at a time skip with a trial budget, all others being kept whole, and measures how
+   far the videos are from the reference and how many tiles the unit skipped; a unit is a group of
+   layers, or one head of them;
 3. chooses the budgets that skip the most tiles at a wanted quality, on the assumption that the
-   groups' mean squared errors add up;
+   units' mean squared errors add up;
 4. runs that policy, compares, and corrects the assumption until the quality is met.
 
 A part of the error is there whatever is skipped: where products are rounded otherwise, a video of
-bf16 numbers changes. It must not be counted once a group. Half of the least error of all trials is
+bf16 numbers changes. It must not be counted once a unit. Half of the least error of all trials is
 taken for it.
 
-The choice is a Lagrangian one: for a price of error, each group takes the budget for which the
+The choice is a Lagrangian one: for a price of error, each unit takes the budget for which the
 tiles it skips, less the price of its error, are the most; the price is found by bisection
 (Shoham and Gersho, Efficient bit allocation for an arbitrary set of quantizers, 1988).
 
@@ -49,18 +50,20 @@ class Trial:
     """What a budget did when only ``layers`` had one.
 
     ``psnr_db`` is the mean over the videos against dense attention, ``skipped`` the share of the
-    tiles of these layers that was not computed, over all steps.
+    tiles of these layers that was not computed, over all steps. With ``head`` the budget was that
+    of one query head of each layer, and the tiles are those of that head.
     """
 
     layers: tuple[str, ...]
     budget: float
     psnr_db: float
     skipped: float
+    head: int | None = None
 
 
 @dataclass(frozen=True)
 class Round:
-    """A policy that was run: budgets by group, what was predicted of it and what it gave.
+    """A policy that was run: budgets by unit, what was predicted of it and what it gave.
 
     ``psnr_db`` and ``worst_db`` are over the videos, ``skipped`` over all layers and steps.
     """
@@ -75,13 +78,24 @@ class Round:
 
 @dataclass
 class Calibration:
-    """Everything measured so far; :meth:`to_json` is what is kept of it."""
+    """Everything measured so far; :meth:`to_json` is what is kept of it.
+
+    A *unit* is what has a budget of its own: a group of layers or, with ``heads``, one of that many
+    query heads of a group.
+    """
 
     dense_steps: int
     groups: tuple[tuple[str, ...], ...] = ()
+    heads: int | None = None
     trials: list[Trial] = field(default_factory=list)
     #: Wanted PSNR in dB -> the policies run for it.
     rounds: dict[float, list[Round]] = field(default_factory=dict)
+
+    @property
+    def units(self) -> tuple[tuple[tuple[str, ...], int | None], ...]:
+        """Layers and head of every unit; the heads of a group follow each other."""
+        heads: Sequence[int | None] = [None] if self.heads is None else range(self.heads)
+        return tuple((layers, head) for layers in self.groups for head in heads)
 
     def best(self, target: float) -> Round | None:
         """The round that skips the most at ``target`` dB or more, else the nearest; None yet."""
@@ -92,12 +106,12 @@ class Calibration:
         return max(made, key=lambda item: item.psnr_db, default=None)
 
     def policy(self, budgets: Sequence[float]) -> SkipPolicy:
-        """The policy with a budget for each group; a layer that was not seen is kept whole."""
-        by_layer = {
-            name: value
-            for layers, value in zip(self.groups, budgets, strict=True)
-            for name in layers
-        }
+        """The policy with a budget for each unit; a layer that was not seen is kept whole."""
+        by_layer: dict[str, float | tuple[float, ...]] = {}
+        count = self.heads or 1
+        for i, layers in enumerate(self.groups):
+            own = tuple(budgets[i * count : (i + 1) * count])
+            by_layer |= dict.fromkeys(layers, own[0] if self.heads is None else own)
         return SkipPolicy(budget=0.0, layer_budgets=by_layer, warmup_steps=self.dense_steps)
 
     def policies(self) -> dict[str, dict[str, Any]]:
@@ -119,6 +133,7 @@ class Calibration:
         return {
             "dense_steps": self.dense_steps,
             "groups": [list(layers) for layers in self.groups],
+            "heads": self.heads,
             "trials": [asdict(item) for item in self.trials],
             "rounds": [
                 {"target_db": target, **asdict(item)}
@@ -129,15 +144,15 @@ class Calibration:
 
 
 class Curve:
-    """Error and skipped share of a group by budget, through its trials.
+    """Error and skipped share of a unit by budget, through its trials.
 
     Between trials the logarithm of the error and the share are linear in the logarithm of the
     budget; below them, as between the least two. Neither ever falls as the budget grows. Nothing is
     said of budgets above ``most``, the largest tried.
 
     Args:
-        trials: of one group, at least two with different budgets.
-        floor: squared error that is there without this group, relative to the squared peak.
+        trials: of one unit, at least two with different budgets.
+        floor: squared error that is there without this unit, relative to the squared peak.
     """
 
     def __init__(self, trials: Iterable[Trial], floor: float = 0.0) -> None:
@@ -154,7 +169,7 @@ class Curve:
         return float(10 ** (self._at(budget, self._error) / 10))
 
     def skipped(self, budget: float) -> float:
-        """Share of the group's tiles."""
+        """Share of the unit's tiles."""
         return min(1.0, max(0.0, self._at(budget, self._skipped)))
 
     def _at(self, budget: float, values: list[float]) -> float:
@@ -183,13 +198,13 @@ def _rising(values: list[float]) -> list[float]:
 
 
 def choose(
-    curves: Sequence[Curve], sizes: Sequence[int], target_db: float, floor: float = 0.0
+    curves: Sequence[Curve], sizes: Sequence[float], target_db: float, floor: float = 0.0
 ) -> tuple[float, ...]:
     """The budgets that skip the most tiles while the summed errors stay within ``target_db``.
 
     Args:
-        curves: of every group.
-        sizes: number of layers of every group.
+        curves: of every unit.
+        sizes: number of tiles of every unit, in any measure.
         target_db: PSNR; not met if even the least budgets lose more.
         floor: squared error that is there anyhow, relative to the squared peak.
     """
@@ -291,31 +306,37 @@ class Calibrator:
             raise ValueError("no layer of this model runs LiteAttention")
         return found
 
-    def measure(self, groups: tuple[tuple[str, ...], ...]) -> None:
-        """Make the reference and all trials."""
-        self.made.groups = groups
+    def measure(self, groups: tuple[tuple[str, ...], ...], heads: int | None = None) -> None:
+        """Make the reference and all trials, of groups of layers or of each of their heads."""
+        self.made.groups, self.made.heads = groups, heads
+        units = self.made.units
         for run in self._runs("dense", Configuration("dense", "dense", SkipPolicy(enabled=False))):
             self._dense[run.prompt, run.seed] = run.frames
-        for index, layers in enumerate(groups):
+        for index, (layers, head) in enumerate(units):
             for budget in self._budgets:
-                alone = [budget if i == index else 0.0 for i in range(len(groups))]
+                alone = [budget if i == index else 0.0 for i in range(len(units))]
                 text = f"layers {layers[0]} to {layers[-1]}" if layers[1:] else layers[0]
+                if head is not None:
+                    text += f", head {head}"
                 psnr, _, skipped = self._try(f"{text}, budget {budget:g}", alone, set(layers))
-                self.made.trials.append(Trial(layers, budget, psnr, skipped))
+                # The other heads of these layers keep all of their tiles.
+                skipped *= heads or 1
+                self.made.trials.append(Trial(layers, budget, psnr, skipped, head))
                 self._keep(self.made)
 
     def aim(self, target_db: float, rounds: int) -> None:
         """Find a policy for a quality: at most ``rounds`` are run."""
-        groups = self.made.groups
+        units = self.made.units
         floor = min(error_of(item.psnr_db) for item in self.made.trials) / 2
         curves = [
-            Curve([item for item in self.made.trials if item.layers == layers], floor)
-            for layers in groups
+            Curve([item for item in self.made.trials if (item.layers, item.head) == unit], floor)
+            for unit in units
         ]
+        sizes = [len(layers) for layers, _ in units]
         done = self.made.rounds.setdefault(target_db, [])
         aim = target_db
         for number in range(rounds):
-            budgets = choose(curves, [len(layers) for layers in groups], aim, floor)
+            budgets = choose(curves, sizes, aim, floor)
             if any(budgets == item.budgets for item in done):
                 break
             title = f"policy for {target_db:g} dB, round {number + 1}"

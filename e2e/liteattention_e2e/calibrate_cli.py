@@ -35,7 +35,7 @@ def calibrate(
     prompts: cli.Prompts = None,
     trial_budgets: Annotated[
         str | None,
-        cli.option("Budgets that each group of layers is tried with; 0.01,0.05,0.25.", "LIST"),
+        cli.option("Budgets that each group or head is tried with; 0.01,0.05,0.25.", "LIST"),
     ] = None,
     dense_steps: Annotated[
         str | None, cli.option("First steps that run dense; 4 by default.", "N")
@@ -43,6 +43,9 @@ def calibrate(
     groups: Annotated[
         str | None, cli.option("Groups of neighbouring layers; by default each layer is one.", "N")
     ] = None,
+    by_head: Annotated[
+        bool, typer.Option("--by-head", help="Give each head of a group a budget of its own.")
+    ] = False,
     rounds: Annotated[
         str | None, cli.option("Policies to run for a quality, at most; 3 by default.", "N")
     ] = None,
@@ -60,9 +63,10 @@ def calibrate(
     device: cli.Device = None,
     out: cli.Out = None,
 ) -> None:
-    """Choose budgets by layer for a wanted quality, and write them as policies.
+    """Choose budgets by layer, or by head, for a wanted quality, and write them as policies.
 
-    It makes (groups x trial budgets + 1 + rounds x qualities) videos for each prompt and seed.
+    It makes (groups x trial budgets + 1 + rounds x qualities) videos for each prompt and seed; with
+    --by-head, heads times as many trials.
     """
     need("calibrate", *cli.FRAMEWORK[runner == "sglang"], extras=cli.EXTRAS[runner == "sglang"])
     from pydantic import ValidationError
@@ -72,7 +76,7 @@ def calibrate(
     console = Console(stderr=True)
     asked = {
         "psnr": psnr, "budgets": trial_budgets, "dense_steps": dense_steps, "groups": groups,
-        "rounds": rounds,
+        "rounds": rounds, "by_head": by_head,
     }  # fmt: skip
     problems = []
     given = {name: value for name, value in asked.items() if value is not None}
@@ -120,8 +124,9 @@ class Command:
                         progress.done,
                     )
                     groups = in_groups(work.layers(), options.groups)
-                    progress.expect(self._steps(videos, len(groups)))
-                    work.measure(groups)
+                    heads = self._heads() if options.by_head else None
+                    progress.expect(self._steps(videos, len(groups) * (heads or 1)))
+                    work.measure(groups, heads)
                     for target in options.psnr:
                         work.aim(target, options.rounds)
             except ValueError as error:
@@ -135,9 +140,18 @@ class Command:
                 raise typer.Exit(files.exit_code(error)) from error
         self._show(work.made)
 
-    def _steps(self, videos: int, groups: int = 1) -> int:
+    def _heads(self) -> int:
+        found = self._loaded.heads()
+        if found is None:
+            raise ValueError(
+                "--by-head: the model's configuration does not say num_attention_heads, or its "
+                "denoisers differ in it: leave the option out"
+            )
+        return found
+
+    def _steps(self, videos: int, units: int = 1) -> int:
         options = self._options
-        runs = 1 + groups * len(options.budgets) + options.rounds * len(options.psnr)
+        runs = 1 + units * len(options.budgets) + options.rounds * len(options.psnr)
         return 2 + runs * videos * self._loaded.settings.steps
 
     def _write(self, made: Calibration) -> None:
@@ -200,11 +214,17 @@ def _rounds(made: Calibration, target: float) -> list[list[str]]:
 
 def summary(made: Calibration) -> list[str]:
     """The calibration as Markdown: the trials, the policies run, the budgets taken."""
-    lines = ["# Budgets by layer", "", "One group of layers skips, the others are kept whole:", ""]
+    what = "layer" if made.heads is None else "head"
+    lines = [f"# Budgets by {what}", "", "One of these skips, the others are kept whole:", ""]
     lines += tables.markdown(
         ["layers", "budget", "PSNR dB", "skipped in them"],
         [
-            [_span(item.layers), f"{item.budget:g}", f"{item.psnr_db:.1f}", f"{item.skipped:.1%}"]
+            [
+                _unit(item.layers, item.head),
+                f"{item.budget:g}",
+                f"{item.psnr_db:.1f}",
+                f"{item.skipped:.1%}",
+            ]
             for item in made.trials
         ],
     )
@@ -219,12 +239,13 @@ def summary(made: Calibration) -> list[str]:
     lines += tables.markdown(
         ["layers", *(f"{target:g} dB" for target, _ in taken)],
         [
-            [_span(layers), *(f"{best.budgets[i]:.3g}" for _, best in taken)]
-            for i, layers in enumerate(made.groups)
+            [_unit(*unit), *(f"{best.budgets[i]:.3g}" for _, best in taken)]
+            for i, unit in enumerate(made.units)
         ],
     )
     return lines
 
 
-def _span(layers: tuple[str, ...]) -> str:
-    return f"`{layers[0]}` to `{layers[-1]}`" if layers[1:] else f"`{layers[0]}`"
+def _unit(layers: tuple[str, ...], head: int | None) -> str:
+    span = f"`{layers[0]}` to `{layers[-1]}`" if layers[1:] else f"`{layers[0]}`"
+    return span if head is None else f"{span}, head {head}"

@@ -82,7 +82,7 @@ class PolicyOptions(BaseModel):
 
     threshold_scale: Literal["absolute", "length"] = "absolute"
     layer_thresholds: dict[str, float] = {}
-    layer_budgets: dict[str, float] = {}
+    layer_budgets: dict[str, float | tuple[float, ...]] = {}
     warmup_steps: int = Field(default=0, ge=0)
     last_step: int | None = None
     retest_every: int | None = Field(default=None, ge=1)
@@ -132,6 +132,7 @@ class CalibrationOptions(BaseModel):
     budgets: Annotated[tuple[float, ...], BeforeValidator(split)] = (0.01, 0.05, 0.25)
     dense_steps: int = Field(default=4, ge=0)
     groups: int | None = Field(default=None, ge=1)
+    by_head: bool = False
     rounds: int = Field(default=3, ge=1)
 
     @field_validator("psnr")

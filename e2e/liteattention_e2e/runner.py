@@ -187,6 +187,13 @@ class Runner:
         """Number of video tokens in self-attention, of the suite's sizes or of ``chosen``."""
         return self._grid.tokens(chosen or self.settings)
 
+    def heads(self) -> int | None:
+        """Query heads of a layer of the denoiser; None if its configuration does not say."""
+        found = {
+            getattr(model.config, "num_attention_heads", None) for model in denoisers(self.pipeline)
+        }
+        return found.pop() if len(found) == 1 else None
+
     def geometry(self) -> TileGeometry | None:
         """The tile geometry of lite configurations; None if the layers do not show their size."""
         return geometry(self)

@@ -108,5 +108,8 @@ class AnyRunner(Protocol):
     def tokens(self, chosen: Settings | None = None) -> int:
         """Number of video tokens in self-attention, of the suite's sizes or of ``chosen``."""
 
+    def heads(self) -> int | None:
+        """Query heads of a layer of the denoiser; None if its configuration does not say."""
+
     def geometry(self) -> TileGeometry | None:
         """The tile geometry of lite configurations, None if it is not known."""

@@ -168,6 +168,14 @@ class SglangRunner:
         """Number of video tokens in self-attention, of the suite's sizes or of ``chosen``."""
         return _grid(self.config).tokens(chosen or self.settings)
 
+    def heads(self) -> int | None:
+        """Query heads of a layer of the denoiser; None if no configuration is at hand to say it."""
+        path = Path(self.config.model) / "transformer" / "config.json"
+        if not path.is_file():
+            return None
+        found: int | None = json.loads(path.read_text()).get("num_attention_heads")
+        return found
+
     def geometry(self) -> TileGeometry | None:
         """The tile geometry of the engine; head dimension 128, as in every Wan."""
         return self.config.chosen_engine.geometry(128)

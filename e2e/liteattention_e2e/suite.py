@@ -273,7 +273,8 @@ def _keeps_all(policy: SkipPolicy) -> bool:
     if policy.budget is None:
         numbers: list[Any] = [policy.threshold, *policy.layer_thresholds.values()]
         return all(value == float("-inf") for value in numbers)
-    return all(value == 0 for value in (policy.budget, *policy.layer_budgets.values()))
+    given = (policy.budget, *policy.layer_budgets.values())
+    return all(max(x) == 0 if isinstance(x, tuple) else x == 0 for x in given)
 
 
 def _summary(result: Result, configuration: Configuration) -> dict[str, Any]:

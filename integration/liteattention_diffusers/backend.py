@@ -54,7 +54,7 @@ def _liteattention(
     # silently drops what a backend does not name.
     note = notes.read()
     slot, previous, inside, engine = note.slot, note.previous, note.inside, note.engine
-    balance = note.balance
+    exchange = note.exchange
     note.slot = None  # one module call holds one self-attention; what follows is an adapter's
     if inside and slot is None and not note.dense:
         own = previous or dispatch._AttentionBackendRegistry.get_active_backend()[0]
@@ -73,7 +73,7 @@ def _liteattention(
             )
             return delegated
     _refuse(slot, attn_mask, dropout_p, is_causal, return_lse, _parallel_config)
-    if slot is not None and context_parallel.is_ours(_parallel_config, balance):
+    if slot is not None and context_parallel.is_ours(_parallel_config, exchange):
         return context_parallel.split(
             slot, query, key, value, scale, _parallel_config.context_parallel_config
         )

@@ -18,17 +18,18 @@ def ring_degree(parallel_config: Any) -> int:
     return 1 if context is None else int(context.ring_degree)
 
 
-def is_ours(parallel_config: Any, balance: bool) -> bool:
+def is_ours(parallel_config: Any, exchange: bool) -> bool:
     """Whether layers with skip state exchange the tensors themselves; else diffusers does.
 
     A ring of diffusers' does not say whose keys a call sees. Its Ulysses gives every process the
-    heads in their order, which is not what ``balance`` wants.
+    heads in their order and does not say which: ``exchange`` is for layers that deal them by their
+    tiles or have budgets by head.
     """
     context = getattr(parallel_config, "context_parallel_config", None)
     if context is None:
         return False
     return ring_degree(parallel_config) > 1 or (
-        balance and not getattr(context, "ulysses_anything", False)
+        exchange and not getattr(context, "ulysses_anything", False)
     )
 
 

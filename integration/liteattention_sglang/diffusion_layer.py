@@ -54,6 +54,7 @@ class LiteAttentionImpl(AttentionImpl):
                 f"attention backend {BACKEND_NAME!r} has no dropout, got {dropout} in "
                 f"layer {prefix or '(unnamed)'}: it is for inference"
             )
+        self.heads = num_heads
         self.scale = softmax_scale
         self.causal = causal
         self.name = prefix.removesuffix(".impl") or "attention"
@@ -114,7 +115,8 @@ class LiteAttentionImpl(AttentionImpl):
             attention(q, k, v, scale=scale, out=out)
         else:
             state, position = found
-            state.attend(q, k, v, scale=scale, out=out, **position)
+            heads = self._own_heads(q.shape[2]) if state.lite.policy.by_head else None
+            state.attend(q, k, v, scale=scale, out=out, heads=heads, **position)
 
     def attend_split(
         self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float | None
@@ -127,6 +129,13 @@ class LiteAttentionImpl(AttentionImpl):
             return dense(q, k, v, step=0, layer=self.name, scale=scale)
         state, position = found
         return state.attend_ring(q, k, v, scale=scale, group=group, **position)
+
+    def _own_heads(self, count: int) -> tuple[int, ...] | None:
+        """Which of the layer's query heads a call has: Ulysses gives each rank its part."""
+        if count == self.heads:
+            return None
+        first = get_sp_group().ulysses_rank * count
+        return tuple(range(first, first + count))
 
     def _position(self) -> tuple[Generation, dict[str, Any]] | None:
         """The request whose self-attention this is, and where in it the call stands.

@@ -72,10 +72,11 @@ class Generation:
         negative: bool,
         scale: float | None,
         out: torch.Tensor,
+        heads: tuple[int, ...] | None = None,
     ) -> None:
-        """Compute self-attention on [B,S,H,D] tensors into ``out``."""
+        """Compute self-attention on [B,S,H,D] tensors into ``out``; ``heads`` of the model."""
         position = self._position(q, layer, step, negative)
-        self.lite(q, k, v, layout="bshd", scale=scale, out=out, **position)
+        self.lite(q, k, v, layout="bshd", scale=scale, out=out, heads=heads, **position)
 
     def attend_ring(
         self,

@@ -138,6 +138,7 @@ LITE_TYPES = [
     ({"threshold": "-6"}, ["threshold must be a number, got str"]),
     ({"threshold": None, "budget": True}, ["budget must be a number, got bool"]),
     ({"threshold": None, "budget": 0.1, "mass": BITS}, ["mass must be torch.float32"]),
+    ({"threshold": None, "budget": 0.1, "limits": torch.ones(H)}, ["limits must be torch.int32"]),
     ({"geometry": (16, 64)}, ["geometry must be a TileGeometry, got tuple"]),
     ({"read": BITS.long()}, ["read must be torch.int32 (uint32 bit patterns)"]),
     ({"must_skip": [1]}, ["must_skip must be a tensor, got list"]),
@@ -154,6 +155,11 @@ LITE_VALUES = [
     (
         {"threshold": None, "budget": 0.1, "mass": torch.empty(B, H, 1, 2)},
         ["mass must be [1, 2, 1, 1], got [1, 2, 1, 2]"],
+    ),
+    ({"limits": torch.ones(H, dtype=torch.int32)}, ["limits are budgets by head"]),
+    (
+        {"threshold": None, "budget": 0.1, "limits": torch.ones(H + 1, dtype=torch.int32)},
+        ["limits must be [2], got [3]"],
     ),
     ({"write": BITS[:, :1]}, ["write must be [1, 2, 1, 1], got [1, 1, 1, 1]"]),
     ({"must_do": BITS}, ["must_do must be [1], got [1, 2, 1, 1]"]),

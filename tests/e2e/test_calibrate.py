@@ -45,9 +45,11 @@ def test_prompts_to_calibrate_with_are_not_those_to_compare_on() -> None:
 def test_the_policies_kept_for_the_small_model_name_its_layers() -> None:
     e2e = Path(__file__).parents[2] / "e2e"
     depth = json.loads((e2e / "model" / "wan-shapes" / "transformer" / "config.json").read_text())
-    kept = json.loads((e2e / "policies" / "wan-shapes.json").read_text())
-    for fields in kept.values():
+    kept = [json.loads(file.read_text()) for file in sorted((e2e / "policies").glob("*.json"))]
+    for fields in [fields for policies in kept for fields in policies.values()]:
         policy = SkipPolicy(**fields)
+        for budgets in policy.layer_budgets.values():
+            assert isinstance(budgets, float) or len(budgets) == depth["num_attention_heads"]
         assert list(policy.layer_budgets) == [
             f"blocks.{i}.attn1" for i in range(depth["num_layers"])
         ]
@@ -157,24 +159,37 @@ def test_the_policy_taken_is_the_one_that_skips_most_of_those_good_enough() -> N
     assert policy.budget_at(1, "a") is None
 
 
+def test_heads_have_budgets_of_their_own() -> None:
+    made = Calibration(1, (("a",), ("b", "c")), heads=2)
+    assert made.units == ((("a",), 0), (("a",), 1), (("b", "c"), 0), (("b", "c"), 1))
+    policy = made.policy((0.05, 0.1, 0.2, 0.0))
+    assert [policy.budget_at(1, name) for name in "abcd"] == [
+        (0.05, 0.1), (0.2, 0.0), (0.2, 0.0), 0.0,
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("by_head", [False, True], ids=["by layer", "by head"])
 def test_the_command_writes_policies_that_the_suite_takes(
-    app: typer.Typer, model: Path, tmp_path: Path
+    app: typer.Typer, model: Path, tmp_path: Path, by_head: bool
 ) -> None:
     prompts, out = tmp_path / "prompts.json", tmp_path / "out"
-    prompts.write_text(json.dumps(PROMPTS))
+    prompts.write_text(json.dumps(PROMPTS[by_head:]))
     common = ["--model", str(model), "--prompts", str(prompts), "--height", "32", "--width", "32",
               "--frames", "8", "--steps", "6", "--dtype", "float32", "--geometry", "32x64x16",
               "--threads", "1"]  # fmt: skip
     outcome = CliRunner().invoke(
         app,
         ["calibrate", "--psnr", "45,30", "--dense-steps", "2", "--trial-budgets", "0.1,0.4",
-         *common, "--out", str(out)],
+         *common, *["--by-head"] * by_head, "--out", str(out)],
     )  # fmt: skip
     assert outcome.exit_code == 0, outcome.output
     found = json.loads((out / "calibration.json").read_text())
     layers = [name for group in found["groups"] for name in group]
     assert len(layers) == len(set(layers)) > 1
-    assert len(found["trials"]) == 2 * len(layers)
+    heads = found["heads"] or 1
+    assert (heads > 1) == by_head
+    assert len(found["trials"]) == 2 * heads * len(layers)
+    assert all(0 <= item["skipped"] < 1 for item in found["trials"])
     assert any(item["skipped"] > 0 for item in found["trials"])
     policies = out / "policies.json"
     names = list(json.loads(policies.read_text()))

@@ -22,6 +22,7 @@ from tests.engines.gfx942.kernels.machine import (
     Strides,
     TransposeVParams,
     WeighParams,
+    divider,
 )
 
 Float = npt.NDArray[np.float32]
@@ -246,11 +247,19 @@ class Select:
     """The choice of tiles of three q blocks, bit for bit from their weights.
 
     ``exactly``: weights are 1 to 4, and the limit is what those of q block 0 up to this one add up
-    to. Otherwise there are no masks, and masses are not wanted, if ``masked`` is false.
+    to. Otherwise there are no masks, and masses are not wanted, if ``masked`` is false. ``heads``:
+    the shares of heads, of ``q_blocks`` q blocks each.
     """
 
     def __init__(
-        self, k_blocks: int, share: float = 0.0, *, exactly: int = 0, masked: bool = True
+        self,
+        k_blocks: int,
+        share: float = 0.0,
+        *,
+        exactly: int = 0,
+        masked: bool = True,
+        heads: Sequence[float] = (),
+        q_blocks: int = 1,
     ) -> None:
         rng = np.random.default_rng(k_blocks)
         words = -(-k_blocks // 32)
@@ -279,11 +288,19 @@ class Select:
         if exactly:
             share = float(weight[0][loose & (weight[0] <= exactly)].sum()) / 2.0**24
         self.limit, self.mass, self.expected_mass = budget.limit_of(share), masked, weight / 2.0**24
-        chosen = budget.select(
-            torch.from_numpy(self.expected_mass).float(),
-            torch.from_numpy(walked),
-            torch.from_numpy(firm),
-            share,
+        self.limits = budget.limits(heads).numpy() if heads else None
+        self.q_heads, self.q_blocks = max(len(heads), 1), q_blocks
+        shares = [heads[tile // q_blocks % len(heads)] if heads else share for tile in range(3)]
+        chosen = torch.stack(
+            [
+                budget.select(
+                    torch.from_numpy(self.expected_mass[tile]).float(),
+                    torch.from_numpy(walked[tile]),
+                    torch.from_numpy(firm),
+                    shares[tile],
+                )
+                for tile in range(3)
+            ]
         )
         self.k_blocks, self.expected = k_blocks, bitmap.pack(chosen).numpy().view(np.uint32)
 
@@ -292,9 +309,10 @@ class Select:
         self.write = np.full_like(self.read, 0xAAAAAAAA)
         self.found_mass = np.full(self.weights.shape, np.nan, np.float32)
         mass = self.found_mass if self.mass else None
-        given = [self.weights.copy(), self.read, self.write, *self.masks, mass]
+        given = [self.weights.copy(), self.read, self.write, *self.masks, mass, self.limits]
         pointers = (None if array is None else array.ctypes.data for array in given)
-        params = SelectParams(*pointers, self.k_blocks * 64, self.limit)
+        dividers = *divider(self.q_heads), *divider(self.q_blocks)
+        params = SelectParams(*pointers, self.k_blocks * 64, self.limit, self.q_heads, *dividers, 0)
         arrays = [array for array in given if array is not None]
         with device.Module(image) as module, device.registered(*arrays):
             module.launch(kernel, [3], [64], [params])
@@ -530,6 +548,9 @@ def cases(kernel: str) -> tuple[str, Sequence[Case]]:
             Select(80, exactly=2),
             Select(40, exactly=4),
             Select(96, exactly=3, masked=False),
+            Select(50, 0.1, heads=(0.02, 0.0, 0.5)),
+            Select(70, 0.1, heads=(0.5, 0.02)),  # the third tile: head 0 of the next batch
+            Select(70, 0.1, heads=(0.02, 0.5), q_blocks=2),
         ]
     if kernel.startswith("transpose_v"):
         return "transpose_v", [Transpose(dim, n, 2, 3) for n in (64, 73, 89, 105, 121)]

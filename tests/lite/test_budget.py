@@ -40,6 +40,8 @@ def slow_select(row: list[tuple[float, bool, bool]], share: float) -> list[bool]
     limit = Fraction(share) * unit
     loose = [walked and not must for _, walked, must in row]
     kept = [walked for _, walked, _ in row]
+    if limit < 1:
+        return kept
     for cut in sorted({w for w, free in zip(weight, loose, strict=True) if free}):
         together = [free and w <= cut for w, free in zip(weight, loose, strict=True)]
         if cut >= largest or sum(w for w, go in zip(weight, together, strict=True) if go) > limit:
@@ -56,6 +58,22 @@ def test_the_rule_is_what_it_says(row: list[tuple[float, bool, bool]], share: fl
     assert chosen.tolist() == slow_select(row, share)
 
 
+@settings(max_examples=50, deadline=None)
+@given(rows, st.lists(st.sampled_from([0.0, 2.0**-30, 0.01, 0.3, 0.9]), min_size=1, max_size=4))
+def test_heads_choose_by_their_own(
+    row: list[tuple[float, bool, bool]], budgets: list[float]
+) -> None:
+    """Two videos, two q blocks of each head, which differ in what they walked."""
+    mass, walked, must = (torch.tensor([entry[i] for entry in row]) for i in range(3))
+    shape = (2, len(budgets), 2, len(row))
+    mass, walked = mass.float().expand(shape), walked.bool().expand(shape).clone()
+    walked[:, :, 1, ::2] = False
+    chosen = budget.select(mass, walked, must.bool(), budgets)
+    for head, share in enumerate(budgets):
+        alone = budget.select(mass[:, head], walked[:, head], must.bool(), share)
+        assert torch.equal(chosen[:, head], alone)
+
+
 def test_ties_go_together_and_the_heaviest_stays() -> None:
     def kept(*mass: float, share: float = 0.5) -> list[bool]:
         ones = torch.ones(len(mass), dtype=torch.bool)
@@ -66,7 +84,8 @@ def test_ties_go_together_and_the_heaviest_stays() -> None:
     assert kept(0.125, 0.1875, 0.1875, 0.5, share=0.499) == [False, True, True, True]
     assert kept(0.3) == [True] and kept(0.1, 0.1) == [True, True]
     assert kept(math.nan, 0.1, 0.9) == [True, False, True]
-    assert kept(0.0, 0.9, share=2.0**-30) == [False, True]
+    assert kept(0.0, 0.9, share=2.0**-24) == [False, True]
+    assert kept(0.0, 0.9, share=2.0**-25) == [True, True]
     assert kept(0.0, 0.9, share=0.0) == [True, True]
 
 

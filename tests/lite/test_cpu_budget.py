@@ -138,3 +138,37 @@ def test_must_do_is_neither_dropped_nor_counted(isa: str, monkeypatch: pytest.Mo
         assert bool(kept[..., list(forced)].all())
     assert bool(dropped[()][..., 7:].any())
     assert bool((dropped[7, 8, 9][..., 1:7] & ~dropped[()][..., 1:7]).any())
+
+
+@pytest.mark.parametrize("isa", available_isas())
+def test_heads_have_budgets_of_their_own(isa: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One whose limit is 0 keeps all, also what weighs nothing."""
+    monkeypatch.setenv(ISA_VARIABLE, isa)
+    shares = (0.1, 0.0, 2.0**-30, 0.4, 0.02, 0.25)
+    limits = budget.limits(shares)
+    generator = torch.Generator().manual_seed(6)
+    q = torch.randn(2, 300, 6, 64, generator=generator)
+    k, v = torch.randn(2, 2, 700, 2, 64, generator=generator)
+    q[..., 0], k[..., 0] = 1.0, 0.0
+    k[:, 256:320, :, 0] = -2000.0  # K block 4 lies 250 below the others
+    q_blocks, k_blocks = 3, 11
+    must_do, read = mask([10], k_blocks), bitmap.full(2, 6, q_blocks, k_blocks)
+    found = {}
+    for forced in (None, must_do):
+        write = torch.full_like(read, 0x3C3C3C3C)
+        mass = torch.full((2, 6, q_blocks, k_blocks), math.nan)
+        options = {"budget": max(shares), "must_do": forced, "limits": limits, "engine": "cpu"}
+        lite_attention(q, k, v, read, write, mass=mass, **options)
+        assert not bool(mass[..., 4].any())
+        here, do = bitmap.unpack(read, k_blocks), torch.zeros(k_blocks, dtype=torch.bool)
+        do[10] = forced is not None
+        each = [budget.select(mass[:, h], here[:, h], do, share) for h, share in enumerate(shares)]
+        assert torch.equal(write, bitmap.pack(torch.stack(each, 1)))
+        kept = bitmap.unpack(write, k_blocks)
+        assert kept[:, 1:3].all() and not kept[:, [0, 3, 4, 5], :, 4].any()
+        without = torch.empty_like(write)
+        lite_attention(q, k, v, read, without, **options)
+        assert torch.equal(without, write)
+        found[forced is None] = kept
+    assert not torch.equal(found[True], found[False])
+    assert len({int(found[True][:, head].sum()) for head in range(6)}) == 5

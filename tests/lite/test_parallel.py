@@ -23,6 +23,9 @@ POLICIES = {
     "length": SkipPolicy(threshold=(-1.0, 0.0), threshold_scale="length"),
     "layers": SkipPolicy(threshold=-20.0, layer_thresholds={"x": -3.0}, branches="shared"),
     "budget": SkipPolicy(budget=(0.1, 0.2), layer_budgets={"y": 0.0}),
+    "by head": SkipPolicy(
+        budget=0.1, layer_budgets={"x": tuple(0.04 * head for head in range(HEADS))}
+    ),
     # across the borders of 2 and 4 parts; the last quarter of the keys is left out altogether
     "ranges": SkipPolicy(threshold=-3.0, must_do=((200, 600),), must_skip=((768, 1024),)),
 }

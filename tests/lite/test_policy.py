@@ -55,7 +55,10 @@ def test_defaults() -> None:
         ({"budget": 0.1, "threshold_scale": "length"}, "threshold_scale is for thresholds"),
         ({"budget": 0.1, "layer_thresholds": {"a": -1}}, "with a budget, use layer_budgets"),
         ({"layer_budgets": {"a": 0.1}}, "layer_budgets need a budget"),
-        ({"budget": 0.1, "layer_budgets": {"a*": 5.0}}, "layer_budgets.a*\n"),
+        ({"budget": 0.1, "layer_budgets": {"a*": 5.0}}, "layer_budgets.a*.number\n"),
+        ({"budget": 0.1, "layer_budgets": {"a*": (0.1, 5)}}, "layer_budgets.a*.by_head.1\n"),
+        ({"budget": 0.1, "layer_budgets": {"a*": []}}, "at least 1 item"),
+        ({"layer_thresholds": {"a*": (-1.0, -2.0)}}, "valid number"),
         ({"threshold_scale": "log"}, "'absolute' or 'length'"),
         ({"layer_thresholds": [-1.0]}, "valid dictionary"),
         ({"layer_thresholds": {"": -1.0}}, "at least 1 character"),
@@ -177,6 +180,24 @@ def test_budget_by_step_and_layer() -> None:
         SkipPolicy().budget_at(0, "x") == 0.0
         and SkipPolicy(enabled=False).budget_at(0, "x") is None
     )
+
+
+def test_budgets_by_head() -> None:
+    policy = SkipPolicy(budget=0.2, layer_budgets={"a": [0.3, 0, 0.1], "b*": 0.5}, warmup_steps=1)
+    assert policy.budget_at(0, "a") is None
+    assert policy.budget_at(1, "a") == (0.3, 0.0, 0.1) and policy.budget_at(1, "b1") == 0.5
+    assert policy.by_head and not SkipPolicy(budget=0.2, layer_budgets={"b*": 0.5}).by_head
+    for twin in (SkipPolicy.model_validate_json(policy.model_dump_json()), copy.deepcopy(policy)):
+        assert twin == policy and hash(twin) == hash(policy)
+
+    schedule = policy.schedule("a", 64, None, 1)
+    assert schedule.of_heads("a", 3, None).limits == ((-INF, 0.3, (0.3, 0.0, 0.1)),)
+    assert schedule.of_heads("a", 2, (2, 1)).limits == ((-INF, 0.1, (0.1, 0.0)),)
+    for count, heads in ((2, None), (4, None), (3, (0, 1)), (2, (1, 3)), (1, (-1,))):
+        with pytest.raises(ValueError, match=f"'a' has 3 budgets by head.* {count} query heads"):
+            schedule.of_heads("a", count, heads)
+    other = policy.schedule("b1", 64, None, 1)
+    assert other.of_heads("b1", 7, None) == other
 
 
 def test_json_round_trip_keeps_infinity() -> None:

@@ -239,6 +239,28 @@ def test_budgets_by_step_and_layer() -> None:
     assert [row["budget"] for row in records] == [0.02, 0.0, 0.2, 0.0, 0.2, 0.0]
 
 
+def test_budgets_by_head() -> None:
+    """Each head is dropped from as if it were alone; a call with other heads is refused."""
+    heads = inputs(0)[0].shape[2]
+    budgets = tuple(0.0 if h == 1 else 0.1 * (h + 1) for h in range(heads))
+    together = make(SkipPolicy(budget=0.9, layer_budgets={"blocks.0": budgets}))
+    alone = [make(SkipPolicy(budget=share)) for share in budgets]
+    for step in range(3):
+        tensors = inputs(step)
+        out = call(together, tensors, step)
+        for h, lite in enumerate(alone):
+            assert torch.equal(out[:, :, h], call(lite, tensors, step)[:, :, h])
+            assert torch.equal(together.lists("blocks.0")[:, h], lite.lists("blocks.0")[:, h])
+        some = tuple(reversed(range(heads)))
+        mirrored = tuple(x.flip(2) for x in tensors)
+        other = call(together, mirrored, step, generation="mirrored", heads=some)
+        assert torch.equal(other.flip(2), out)
+    records = [row for row in together.statistics.to_records() if row["generation"] == 0]
+    assert [row["budget"] for row in records] == 3 * [list(budgets)]
+    with pytest.raises(ValueError, match=f"{heads} budgets by head, but the call has 1 query"):
+        call(together, tuple(x[:, :, :1] for x in inputs(0)), 0, generation="other")
+
+
 def test_thresholds_by_step_layer_and_length() -> None:
     policy = SkipPolicy(
         threshold=(-4.0, -1.0), layer_thresholds={"blocks.1": -3.0}, threshold_scale="length"

@@ -92,7 +92,8 @@ def _lite(request: LiteRequest, t: LiteTensors) -> None:
     if request.budget:
         walked, mass = weigh(request, t.q, t.k, t.read, t.must_do, t.must_skip)
         do = _block_mask(t.must_do, walked.shape[-1])
-        next_tiles = budget.select(mass, walked, do, request.budget)
+        limit = budget.limit_of(request.budget) if t.limits is None else t.limits
+        next_tiles = budget.select_within(mass, walked, do, limit)
         rows = walked.repeat_interleave(request.geometry.q_block, dim=2)
         kept = rows[:, :, : request.q_len]
         if t.mass is not None:

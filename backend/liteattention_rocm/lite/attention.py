@@ -161,6 +161,7 @@ class LiteAttention:
         rounding: Rounding = "rtne",
         return_lse: bool = False,
         out: torch.Tensor | None = None,
+        heads: tuple[int, ...] | None = None,
     ) -> _Result:
         """Attend, skipping the tiles that earlier steps found negligible.
 
@@ -168,12 +169,15 @@ class LiteAttention:
             q, k, v, layout, scale, rounding, return_lse, out: as in
                 :func:`liteattention_rocm.attention`.
             step: index of the denoising step, from 0.
-            layer: name of the layer; matched against the policy's ``layer_thresholds``.
+            layer: name of the layer; matched against the policy's ``layer_thresholds`` or
+                ``layer_budgets``.
             branch: name of the classifier-free-guidance branch; "" if there is one only or all
                 are batched.
             generation: what tells concurrent generations apart; any hashable.
             num_steps: length of the schedule, needed by a policy whose ``last_step`` counts from
                 the end.
+            heads: which query heads of the model q has, where processes share them; None: all of
+                them. It matters for budgets by head only.
 
         Returns:
             The attention output in q's shape and dtype, or ``(out, lse)`` with natural-log fp32
@@ -181,20 +185,21 @@ class LiteAttention:
 
         Raises:
             TypeError, ValueError: as :func:`liteattention_rocm.attention`, and for a wrong step,
-                layer, branch, generation or num_steps, or token ranges that do not fit the keys.
+                layer, branch, generation, num_steps or heads, or token ranges or budgets by head
+                that do not fit the tensors.
         """
         if torch.compiler.is_dynamo_compiling():
             # Dynamo may trace a function more often than it runs; the state must see the runs only.
             return self._traced_call(
                 q, k, v, step=step, layer=layer, branch=branch, generation=generation,
                 num_steps=num_steps, layout=layout, scale=scale, rounding=rounding,
-                return_lse=return_lse, out=out,
+                return_lse=return_lse, out=out, heads=heads,
             )  # fmt: skip
         given = (q, k, v, out)
         # All but the step and the addresses: what a plan depends on. It holds what the ids are of.
         options = (
             layout, scale, rounding, return_lse, num_steps, self.engine, id(self.geometry),
-            id(self.policy),
+            id(self.policy), heads,
         )  # fmt: skip
         key = (layer, "" if self.policy.branches == "shared" else branch)
         state = plan = None
@@ -240,7 +245,7 @@ class LiteAttention:
         counted = False
         lists: tuple[torch.Tensor | None, ...] = ()
         if kind is not None and tiles is not None:
-            lists = (turn.read, write, tiles.must_do, tiles.must_skip, None, None)
+            lists = (turn.read, write, tiles.must_do, tiles.must_skip, None, None, turn.limits)
 
         result: _Result
         if plan.calls is None:
@@ -254,7 +259,7 @@ class LiteAttention:
                     tally, computed, kept = self._counters.tally(q.device)
                 else:
                     tally = block[len(noting.calls)]
-                lists, counted = (*lists[:5], tally), True
+                lists, counted = (*lists[:5], tally, lists[6]), True
             tensors = (lite_tensors if lists else dense_tensors)((q, k, v, target, lse, *lists))
             call = plan.calls.get(kind)
             if call is None:
@@ -310,12 +315,13 @@ class LiteAttention:
                 state.counts[branch] = kept
                 if turn.kind is None:
                     state.full.add(branch)
-        threshold = budget = None
+        threshold: float | None = None
+        budget: float | tuple[float, ...] | None = None
         if limit is not None:
             if self.policy.budget is None:
                 threshold = limit.threshold
             else:
-                budget = limit.budget
+                budget = limit.heads or limit.budget
         pending = self.statistics.pending
         pending.append(
             (
@@ -468,6 +474,7 @@ class LiteAttention:
             tile = engines.choose(q.device, self.engine).geometry(head_dim, batch * q_heads * q_len)
         shape = Shape(batch, q_heads, kv_heads, q_len, kv_len, head_dim, q.dtype, q.device, tile)
         schedule = self.policy.schedule(key[0], kv_len, num_steps, where[1])
+        schedule = schedule.of_heads(key[0], q_heads, options[8])
         with self._lock:
             state = self._enter(shape, where, key)
         known, plan = recall(state.plans, given, options)
@@ -501,8 +508,11 @@ class LiteAttention:
         engine, tile, soft_skip = self.engine, state.shape.geometry, self.policy.soft_skip
         depends: _Options = ("dense", layout, scale, False, rounding, return_lse, engine)
         if kind is not None:
-            # Engines may compile in whether there are forced tiles.
-            forced = (tensors.must_do is not None, tensors.must_skip is not None)
+            # Engines may compile in whether there are forced tiles, or budgets by head.
+            forced = (
+                tensors.must_do is not None, tensors.must_skip is not None,
+                tensors.limits is not None,
+            )  # fmt: skip
             depends = ("lite state", *depends, *kind, soft_skip, tile, *forced)
         key, found = recall(calls, given, depends)
         call: Call | None = found
@@ -513,8 +523,9 @@ class LiteAttention:
             else:
                 limit, descending = kind
                 request = dense.lite_request(
-                    tensors, layout, plan.scale, rounding, tile, *limit, descending, soft_skip
-                )
+                    tensors, layout, plan.scale, rounding, tile, limit.threshold, limit.budget,
+                    descending, soft_skip,
+                )  # fmt: skip
             run = engines.admit(request, engine).bind(request, tensors)
             call = bound_call(run, tensors, () if given[3] is None else (3,))
             if key is not None:
@@ -531,9 +542,9 @@ class LiteAttention:
         arguments = self._arguments(given, options)
         if kind is None:
             return dense.attention(q, k, v, **arguments)
-        (read, write, must_do, must_skip, *_), (limit, descending) = lists, kind
+        (read, write, must_do, must_skip, *_, limits), (limit, descending) = lists, kind
         if limit.budget:
-            arguments["budget"] = limit.budget
+            arguments.update(budget=limit.budget, limits=limits)
         else:
             arguments["threshold"] = limit.threshold
         return dense.lite_attention(

@@ -16,12 +16,17 @@ their order and every engine drops the same tiles for the same masses. Tiles of 
 together or stay together. With ``limit = floor(budget * 2^24)``, dropped are the tiles whose weight
 is at most the largest cut for which the weights up to the cut add up to at most ``limit``. Must-do
 tiles are neither dropped nor counted. Those of the largest weight in the q block stay whatever the
-budget, and so does a tile whose mass is NaN.
+budget, and so does a tile whose mass is NaN. A limit of 0 drops nothing, not even what weighs
+nothing.
+
+*By head.* Heads may have budgets of their own: one limit for the q blocks of each head
+(:func:`limits`). Nothing else changes.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import torch
 
@@ -34,6 +39,11 @@ def limit_of(budget: float) -> int:
     return math.floor(budget * UNIT)
 
 
+def limits(budgets: Sequence[float], device: torch.device | str | None = None) -> torch.Tensor:
+    """Return :func:`limit_of` each head's budget, int32 [heads], as engines take it."""
+    return torch.tensor([limit_of(value) for value in budgets], dtype=torch.int32, device=device)
+
+
 def weights(mass: torch.Tensor) -> torch.Tensor:
     """Return masses as integer weights, int64 of the same shape; NaN and more than 1 weigh 1."""
     scaled = torch.ceil(mass.double() * UNIT)
@@ -41,7 +51,7 @@ def weights(mass: torch.Tensor) -> torch.Tensor:
 
 
 def select(
-    mass: torch.Tensor, walked: torch.Tensor, must_do: torch.Tensor, budget: float
+    mass: torch.Tensor, walked: torch.Tensor, must_do: torch.Tensor, budget: float | Sequence[float]
 ) -> torch.Tensor:
     """Return the tiles to compute in the next step, bool [..., K_blocks].
 
@@ -49,10 +59,20 @@ def select(
         mass: fp32 [..., K_blocks], a row per q block; of tiles not walked it may be anything.
         walked: bool [..., K_blocks], the tiles that this step computed.
         must_do: bool [K_blocks].
-        budget: share of mass, 0 <= budget < 1; 0 drops nothing.
+        budget: share of mass, 0 <= budget < 1; 0 drops nothing. A sequence has one for each head:
+            mass and walked are then [..., heads, q_blocks, K_blocks].
     """
-    if not budget:
-        return walked.clone()
+    if isinstance(budget, Sequence):
+        return select_within(mass, walked, must_do, limits(budget, mass.device))
+    return select_within(mass, walked, must_do, limit_of(budget))
+
+
+def select_within(
+    mass: torch.Tensor, walked: torch.Tensor, must_do: torch.Tensor, limit: int | torch.Tensor
+) -> torch.Tensor:
+    """Do what :func:`select` does within limits: one number, or int32 [heads]."""
+    if isinstance(limit, torch.Tensor):
+        limit = limit.view(-1, 1, 1)
     weight = torch.where(walked, weights(mass), 0)
     largest = weight.amax(-1, keepdim=True)
     loose = walked & ~must_do
@@ -60,5 +80,5 @@ def select(
     # of each tile: all loose weights up to and including its own
     last = torch.searchsorted(ordered, weight.contiguous(), right=True) - 1
     together = ordered.cumsum(-1).gather(-1, last.clamp_min(0))
-    dropped = loose & (together <= limit_of(budget)) & (weight < largest)
-    return walked & ~dropped
+    within = (together <= limit) & torch.as_tensor(limit > 0, device=mass.device)
+    return walked & ~(loose & within & (weight < largest))

@@ -150,6 +150,9 @@ class SeqParallel:
         if self.mode == "ring":
             return self._ring(q, k, v, call)
         dealt = self._deal(q, k, call)
+        if self.policy.by_head:
+            every = deal.in_order(q.shape[2]) if dealt is None else dealt.queries
+            call["heads"] = self._own(every)
         out = self._attend(self._whole, *self._rows_for_heads(q, k, v, dealt), **call)
         return self._heads_for_rows(out, dealt)
 
@@ -369,9 +372,12 @@ class SeqParallel:
         state = self._whole._held(generation, layer, branch)
         if state is None or state.deal is None:
             return None
-        every = state.deal.queries
-        room = len(every) // self.ranks
-        return every[self.rank * room : (self.rank + 1) * room]
+        return self._own(state.deal.queries)
+
+    def _own(self, heads: tuple[int, ...]) -> tuple[int, ...]:
+        """This rank's part of the heads of all ranks."""
+        room = len(heads) // self.ranks
+        return heads[self.rank * room : (self.rank + 1) * room]
 
     def reset(self, generation: Hashable | None = None) -> None:
         """Forget lists and statistics of one generation, or of all when it is None."""

@@ -27,7 +27,7 @@ from typing_extensions import Self
 from . import bitmap
 
 
-class ByLayer(Mapping[str, float]):
+class ByLayer(Mapping[str, Any]):
     """Layer name patterns -> thresholds (log2 units) or budgets (shares); immutable and hashable.
 
     The order counts, because the first pattern that matches wins: two mappings are equal when
@@ -36,10 +36,10 @@ class ByLayer(Mapping[str, float]):
 
     __slots__ = ("_items",)
 
-    def __init__(self, items: Mapping[str, float] | None = None) -> None:
+    def __init__(self, items: Mapping[str, Any] | None = None) -> None:
         self._items = tuple((items or {}).items())
 
-    def __getitem__(self, pattern: str) -> float:
+    def __getitem__(self, pattern: str) -> Any:
         return dict(self._items)[pattern]
 
     def __iter__(self) -> Iterator[str]:
@@ -112,6 +112,27 @@ _Threshold = Annotated[
 _Budget = Annotated[
     float, BeforeValidator(_plain_float), AfterValidator(_check_budget), Field(strict=True)
 ]
+
+
+def _number_or(tag: str) -> Discriminator:
+    return Discriminator(lambda value: tag if isinstance(value, list | tuple) else "number")
+
+
+_Thresholds = Annotated[
+    Annotated[_Threshold, Tag("number")]
+    | Annotated[tuple[_Threshold, ...], Field(min_length=1), Tag("by_step")],
+    _number_or("by_step"),
+]
+_Budgets = Annotated[
+    Annotated[_Budget, Tag("number")]
+    | Annotated[tuple[_Budget, ...], Field(min_length=1), Tag("by_step")],
+    _number_or("by_step"),
+]
+_BudgetsByHead = Annotated[
+    Annotated[_Budget, Tag("number")]
+    | Annotated[tuple[_Budget, ...], Field(min_length=1), Tag("by_head")],
+    _number_or("by_head"),
+]
 _Int = Annotated[int, BeforeValidator(plain_int), Field(strict=True)]
 _Pattern = Annotated[str, StringConstraints(strict=True, min_length=1)]
 _Ranges = Annotated[tuple[tuple[_Int, _Int], ...], AfterValidator(_check_ranges)]
@@ -120,11 +141,13 @@ _Ranges = Annotated[tuple[tuple[_Int, _Int], ...], AfterValidator(_check_ranges)
 class Limit(NamedTuple):
     """What a step may drop: ``threshold`` in log2 units, or ``budget`` as a share of mass.
 
-    The other one is -inf or 0, which drop nothing.
+    The other one is -inf or 0, which drop nothing. ``heads`` are the budgets of the query heads, if
+    they have their own; ``budget`` is then the largest of them.
     """
 
     threshold: float
     budget: float
+    heads: tuple[float, ...] = ()
 
 
 class Schedule(NamedTuple):
@@ -141,6 +164,28 @@ class Schedule(NamedTuple):
     limits: tuple[Limit, ...]
     descending: tuple[bool, bool]
     retest_every: int
+
+    def of_heads(self, layer: str, count: int, heads: Sequence[int] | None) -> Schedule:
+        """Return the schedule of a call with ``count`` query heads: ``heads`` of the model, or all.
+
+        Raises ``ValueError`` if there are budgets by head for another number of heads.
+        """
+        limits = []
+        for limit in self.limits:
+            given = limit.heads
+            if given:
+                chosen = tuple(range(len(given))) if heads is None else tuple(heads)
+                if len(chosen) != count or not set(chosen) <= set(range(len(given))):
+                    these = "" if heads is None else f", as heads {list(heads)} of the model"
+                    raise ValueError(
+                        f"cannot tell what to skip: layer {layer!r} has {len(given)} budgets by "
+                        f"head, but the call has {count} query heads{these}: give a budget for "
+                        "each query head of the model, or one number for all"
+                    )
+                own = tuple([given[head] for head in chosen])
+                limit = Limit(limit.threshold, max(own), own)
+            limits.append(limit)
+        return self._replace(limits=tuple(limits))
 
 
 class SkipPolicy(BaseModel):
@@ -164,7 +209,7 @@ class SkipPolicy(BaseModel):
             keys there are (dropped mass can reach keys * 2^threshold relative to a row's peak).
         layer_thresholds: fnmatch pattern on the layer name -> threshold in log2 units, replacing
             ``threshold`` at every step; the first pattern that matches wins.
-        layer_budgets: the same for budgets.
+        layer_budgets: the same for budgets; a tuple has a budget for each query head of the model.
         warmup_steps: steps [0, warmup_steps) are dense.
         last_step: last step that may skip, inclusive; later ones are dense. A negative value
             counts from the end (-1 is the last step) and needs ``num_steps``. None: no limit.
@@ -189,22 +234,8 @@ class SkipPolicy(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", ser_json_inf_nan="strings")
 
-    threshold: (
-        Annotated[
-            Annotated[_Threshold, Tag("number")]
-            | Annotated[tuple[_Threshold, ...], Field(min_length=1), Tag("by_step")],
-            Discriminator(lambda value: "by_step" if isinstance(value, list | tuple) else "number"),
-        ]
-        | None
-    ) = -6.0
-    budget: (
-        Annotated[
-            Annotated[_Budget, Tag("number")]
-            | Annotated[tuple[_Budget, ...], Field(min_length=1), Tag("by_step")],
-            Discriminator(lambda value: "by_step" if isinstance(value, list | tuple) else "number"),
-        ]
-        | None
-    ) = None
+    threshold: _Thresholds | None = -6.0
+    budget: _Budgets | None = None
     threshold_scale: Literal["absolute", "length"] = "absolute"
     layer_thresholds: Annotated[
         Mapping[_Pattern, _Threshold],
@@ -212,9 +243,9 @@ class SkipPolicy(BaseModel):
         PlainSerializer(dict, return_type=dict[str, float]),
     ] = ByLayer()
     layer_budgets: Annotated[
-        Mapping[_Pattern, _Budget],
+        Mapping[_Pattern, _BudgetsByHead],
         AfterValidator(ByLayer),
-        PlainSerializer(dict, return_type=dict[str, float]),
+        PlainSerializer(dict, return_type=dict[str, float | tuple[float, ...]]),
     ] = ByLayer()
     warmup_steps: Annotated[_Int, Field(ge=0)] = 0
     last_step: _Int | None = None
@@ -295,13 +326,21 @@ class SkipPolicy(BaseModel):
         limit = self._limit_at(step, layer, kv_len, num_steps)
         return None if limit is None else limit.threshold
 
-    def budget_at(self, step: int, layer: str, num_steps: int | None = None) -> float | None:
+    def budget_at(
+        self, step: int, layer: str, num_steps: int | None = None
+    ) -> float | tuple[float, ...] | None:
         """Return the budget (share of mass) of a step, or None if it is to be dense.
 
-        It is 0 if the policy has a threshold. Raises as :meth:`threshold_at`.
+        It is 0 if the policy has a threshold, and a tuple if heads have budgets of their own.
+        Raises as :meth:`threshold_at`.
         """
         limit = self._limit_at(step, layer, 1, num_steps)
-        return None if limit is None else limit.budget
+        return None if limit is None else limit.heads or limit.budget
+
+    @property
+    def by_head(self) -> bool:
+        """Whether the heads of any layer have budgets of their own."""
+        return any(isinstance(value, tuple) for value in self.layer_budgets.values())
 
     def _limit_at(self, step: int, layer: str, kv_len: int, num_steps: int | None) -> Limit | None:
         if not self.enabled:
@@ -333,8 +372,12 @@ class SkipPolicy(BaseModel):
             thresholds = _of_layer(self.threshold, self.layer_thresholds, layer)
             limits = tuple([Limit(value - less, 0.0) for value in thresholds])
         else:
-            budgets = _of_layer(self.budget, self.layer_budgets, layer)
-            limits = tuple([Limit(-math.inf, value) for value in budgets])
+            own = _first_match(self.layer_budgets, layer)
+            if isinstance(own, tuple):
+                limits = (Limit(-math.inf, max(own), own),)
+            else:
+                budgets = _of_layer(self.budget, self.layer_budgets, layer)
+                limits = tuple([Limit(-math.inf, value) for value in budgets])
         return Schedule(
             self.warmup_steps,
             math.inf if last is None else last,
@@ -374,13 +417,18 @@ class SkipPolicy(BaseModel):
         return masks[0], masks[1]
 
 
+def _first_match(by_layer: Mapping[str, Any], layer: str) -> Any:
+    """What the first pattern that matches a layer's name has; None if none does."""
+    return next((x for pattern, x in by_layer.items() if fnmatchcase(layer, pattern)), None)
+
+
 def _of_layer(
-    by_step: float | tuple[float, ...] | None, by_layer: Mapping[str, float], layer: str
+    by_step: float | tuple[float, ...] | None, by_layer: Mapping[str, Any], layer: str
 ) -> tuple[float, ...]:
     """The numbers of a layer by step: of the first pattern that matches its name, or of all."""
-    for pattern, value in by_layer.items():
-        if fnmatchcase(layer, pattern):
-            return (value,)
+    own = _first_match(by_layer, layer)
+    if own is not None:
+        return (own,)
     return by_step if isinstance(by_step, tuple) else (cast(float, by_step),)
 
 

@@ -9,7 +9,7 @@ import torch
 
 from ..contract import TileGeometry
 from ..remembered import Call, Calls
-from . import bitmap
+from . import bitmap, budget
 from .counting import Count, CountReader
 from .deal import Deal
 from .policy import Limit, Schedule, SkipPolicy
@@ -30,7 +30,7 @@ class Shape(NamedTuple):
 
 
 class Tiles:
-    """The full list and the packed masks of one shape, on its device; never written to.
+    """The full list, masks and budgets by head of one shape, on its device; never written to.
 
     Key: shape. Owner: the states of that shape, which share it. Lifetime: until the last is gone.
     """
@@ -48,6 +48,15 @@ class Tiles:
             self.must_do = None if must_do is None else must_do.to(shape.device)
             self.must_skip = None if must_skip is None else must_skip.to(shape.device)
         self.full_count = shape.batch * shape.q_heads * q_blocks * (k_blocks - skipped)
+        self._limits: dict[tuple[float, ...], torch.Tensor] = {}
+
+    def limits(self, budgets: tuple[float, ...]) -> torch.Tensor:
+        """Budgets by head as engines take them, on the device; made once."""
+        found = self._limits.get(budgets)
+        if found is None:
+            with torch.inference_mode(False):
+                found = self._limits[budgets] = budget.limits(budgets, self.full.device)
+        return found
 
     def buffer(self) -> torch.Tensor:
         """A new list with undefined contents."""
@@ -95,12 +104,22 @@ class Turn(NamedTuple):
     descending: bool | None
 
     @property
+    def limits(self) -> torch.Tensor | None:
+        """Budgets by head on the device, where they have their own and a tile may be dropped."""
+        if self.kind is None or self.tiles is None or not self.kind[0].budget:
+            return None
+        heads = self.kind[0].heads
+        return self.tiles.limits(heads) if heads else None
+
+    @property
     def depends(self) -> tuple[Any, ...]:
         """What the launches of this turn depend on: its kind, and where lists and masks lie."""
         if self.write is None or self.tiles is None:
             return (self.kind,)
         tiles = self.tiles
-        held = (self.read, self.write, tiles.full, tiles.must_do, tiles.must_skip)
+        held = (
+            self.read, self.write, tiles.full, tiles.must_do, tiles.must_skip, self.limits,
+        )  # fmt: skip
         return (self.kind, *(0 if one is None else one.data_ptr() for one in held))
 
 

@@ -22,7 +22,8 @@ _TILES = ("tiles_total", "tiles_computed", "tiles_kept")
 class Record(NamedTuple):
     """One call. ``descending`` is None for dense steps, and so are both of the limits.
 
-    Of these, ``threshold`` (log2 units) and ``budget`` (share of mass), a step has one.
+    Of these, ``threshold`` (log2 units) and ``budget`` (share of mass, a tuple where heads have
+    their own), a step has one.
     """
 
     generation: Hashable
@@ -35,7 +36,7 @@ class Record(NamedTuple):
     dense: bool = False
     threshold: float | None = None
     descending: bool | None = None
-    budget: float | None = None
+    budget: float | tuple[float, ...] | None = None
 
 
 class SkipStatistics:
@@ -153,7 +154,7 @@ class SkipStatistics:
         Keys: generation (a str unless it is a JSON scalar), step, layer, branch, tiles_total,
         tiles_computed, tiles_kept, sparsity (1 - computed / total), dense, threshold (log2 units;
         None for dense steps and those with a budget, the string "-inf" for -inf), descending and
-        budget (share of mass, or None). Waits for the device.
+        budget (share of mass; by head, a list; or None). Waits for the device.
         """
         with self._lock:
             self._fetch()
@@ -163,6 +164,7 @@ class SkipStatistics:
                     "generation": _json_key(entry.generation),
                     "sparsity": _sparsity(entry.tiles_total, entry.tiles_computed),
                     "threshold": "-inf" if entry.threshold == float("-inf") else entry.threshold,
+                    "budget": _json_budget(entry.budget),
                 }
                 for records in self._records.values()
                 for entry in sorted(
@@ -191,6 +193,8 @@ class SkipStatistics:
             fresh = Record(**{name: row[name] for name in Record._fields if name in row})
             if fresh.threshold is not None:
                 fresh = fresh._replace(threshold=float(fresh.threshold))
+            if isinstance(fresh.budget, list):
+                fresh = fresh._replace(budget=tuple(fresh.budget))
             by_layer = result._records.setdefault(fresh.generation, {})
             steps = by_layer.setdefault((fresh.layer, fresh.branch), {})
             before = steps.get(fresh.step)
@@ -260,6 +264,10 @@ class SkipStatistics:
 def _sparsity(total: int, computed: Count) -> float:
     assert isinstance(computed, int)
     return 1.0 - computed / total if total else 0.0
+
+
+def _json_budget(budget: float | tuple[float, ...] | None) -> float | list[float] | None:
+    return list(budget) if isinstance(budget, tuple) else budget
 
 
 def _json_key(generation: Hashable) -> str | int | float | bool | None:

@@ -45,7 +45,8 @@ INTEGERS = {"k_blocks", "words", "q_blocks", "q_heads", "groups", "group", "q_le
 INTEGERS |= {"requests", "window", "page_size", "rows", "splits", "part_blocks", "tiles", "limit"}
 INTEGERS |= {"span", "pages", "kv_heads"}
 TABLES = {
-    "read", "must_do", "must_skip", "counts", "order", "next_tile", "spare", "votes", "weights"
+    "read", "must_do", "must_skip", "counts", "order", "next_tile", "spare", "votes", "weights",
+    "limits",
 }  # fmt: skip
 TABLES |= {"q_start", "page_table", "part_count", "lengths", "table_out"}
 CACHED_NAMES = {
@@ -104,7 +105,8 @@ def signature(
 def dense(**changes: Any) -> dict[str, Any]:
     chosen = dict(
         BLOCK_M=128, BLOCK_N=64, HEAD_DIM=128, CAUSAL=False, EVEN_K=False, LITE=False, VOTE_ROWS=0,
-        HAS_DO=False, WEIGH=False, HAS_MASS=False, HAS_LSE=True, SIGN=1, ROUNDING=0, WIDEN=False,
+        HAS_DO=False, WEIGH=False, HAS_MASS=False, BY_HEAD=False, HAS_LSE=True, SIGN=1, ROUNDING=0,
+        WIDEN=False,
     )  # fmt: skip
     return chosen | dict(ROWS=changes.get("BLOCK_M", 128)) | changes
 
@@ -128,6 +130,7 @@ CASES = {
         dense(BLOCK_M=256, ROWS=192, BLOCK_N=128, HEAD_DIM=64, LITE=True, VOTE_ROWS=64),
     ),
     "weigh": (kernels.attention, dense(LITE=True, HAS_DO=True, WEIGH=True, HAS_MASS=True)),
+    "by-head": (kernels.attention, dense(LITE=True, WEIGH=True, BY_HEAD=True)),
     "plan": (
         kernels.plan,
         dict(
@@ -300,14 +303,14 @@ HOPPER = {
     "lite-64": lists(64, 128),
     "lite-192-rows": lists(64, 192, HAS_DO=True),
     "soft-skip": lists(128, 128, SOFT_SKIP=True, HAS_DO=True, HAS_LSE=True, ROUNDING=1),
-    "weigh": lists(128, 128, True, HAS_DO=True, HAS_LSE=True),
+    "weigh": lists(128, 128, True, HAS_DO=True, HAS_LSE=True, BY_HEAD=True),
     "weigh-64": lists(64, 128, True),
     "weigh-192-rows": lists(64, 192, True),
     "cut": lists(128, 128, SLOTS=264),
     "cut-64": lists(64, 128, SLOTS=264),
     "cut-192-rows": lists(64, 192, SLOTS=264, HAS_LSE=True),
     "cut-weigh": lists(128, 128, True, SLOTS=264, HAS_DO=True, HAS_LSE=True),
-    "cut-weigh-64": lists(64, 128, True, SLOTS=264),
+    "cut-weigh-64": lists(64, 128, True, SLOTS=264, BY_HEAD=True),
     "cut-weigh-192-rows": lists(64, 192, True, SLOTS=264, HAS_MASS=True),
     "early-wait": (replace(tiles._HOPPER[128, False], late_wait=False), dict(HEAD_DIM=128)),
     "uncounted": (
@@ -327,7 +330,7 @@ def test_the_hopper_kernel_keeps_its_registers(case: str, tmp_path: Path) -> Non
     tile, changes = HOPPER[case]
     constants = dict(
         GROUPS=tile.groups, BLOCK_N=tile.block_n, STAGES=tile.stages, CAUSAL=False, LITE=False,
-        SOFT_SKIP=False, HAS_DO=False, WEIGH=False, HAS_MASS=False, HAS_LSE=False,
+        SOFT_SKIP=False, HAS_DO=False, WEIGH=False, HAS_MASS=False, BY_HEAD=False, HAS_LSE=False,
         TURNS=tile.turns, LATE_WAIT=tile.late_wait, SIGN=1, ROUNDING=0,
         REGISTERS=tile.registers, LOADER_REGISTERS=tile.loader_registers, COUNTED=tile.counted,
         ABREAST=tile.abreast, SLOTS=0, LATE_EXP=tile.late_exp,
@@ -620,6 +623,7 @@ def test_lists_on_the_emulator_equal_the_oracle_bit_for_bit(share: float) -> Non
         assert torch.equal(order, lengths.argsort(descending=True, stable=True).int())
         assert torch.equal(counts, lengths[order.long()].int())
         args = [q, k, v, out, lse, items, counts, order, votes, weights, mass, tally, must_do]
+        args += [order]  # budgets by head: none
         args += [*steps(q), *steps(k), *steps(v), *steps(out)]
         args += [1, 1, q_len, kv_len, q_blocks, k_blocks, words, budget.limit_of(share)]
         args += [0.25 * LOG2E, math.nan if share else -4.0]

@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from liteattention_rocm import TileGeometry, attention, attention_varlen, lite_attention
-from liteattention_rocm.lite import bitmap
+from liteattention_rocm.lite import bitmap, budget
 from tests.oracle.attention import HALF_ULP, bound, exact, expect_lse, expect_out
 from tests.oracle.tensors import normal
 
@@ -107,6 +107,27 @@ def test_late_waits_change_no_bit(dtype: torch.dtype, monkeypatch: pytest.Monkey
         starts = torch.tensor([0, 100, 300], dtype=torch.int32)
         found.append(attention_varlen(*packed, starts, starts, **bounds).transpose(0, 1))
     assert torch.equal(found[0], found[2]) and torch.equal(found[1], found[3])
+
+
+@pytest.mark.parametrize("slots", [False, True], ids=["whole", "cut"])
+def test_budgets_by_head(slots: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every head of two videos is chosen from by its own; a budget of 0 keeps every tile."""
+    if not slots:
+        monkeypatch.setattr(launch, "MOST_CUT", 0)
+    q, k, v = (normal(2, n, s, 64, seed=n + s) for n, s in ((4, 300), (2, 4500), (2, 4500)))
+    k[:, :, 3000:] *= 0.01  # lighter tiles, of which those of a short walk weigh nothing
+    budgets = (0.3, 0.0, 0.02, 0.15)
+    read = bitmap.full(2, 4, 3, 36)
+    write, mass = torch.empty_like(read), torch.empty(2, 4, 3, 36)
+    options: dict[str, Any] = dict(
+        budget=max(budgets), limits=budget.limits(budgets), layout="bhsd", geometry=TILE, scale=1.0
+    )
+    lite_attention(q, k, v, read, write, mass=mass, engine="portable", **options)
+    walked, do = torch.ones(2, 4, 3, 36, dtype=torch.bool), torch.zeros(36, dtype=torch.bool)
+    chosen = budget.select(mass, walked, do, budgets)
+    assert torch.equal(write, bitmap.pack(chosen))
+    kept = chosen.float().mean((0, 2, 3)).tolist()
+    assert kept[1] == 1 and kept[0] < kept[3] < kept[2] < 1
 
 
 @pytest.mark.parametrize("limit", [{"threshold": -4.0}, {"budget": 0.1}])

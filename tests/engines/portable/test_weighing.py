@@ -221,6 +221,29 @@ def test_votes_equal_the_oracle_bit_for_bit(case: Case, soft_skip: bool) -> None
     assert 0.05 < sparsities[0] <= sparsities[-1] < 0.99
 
 
+@pytest.mark.parametrize(
+    "tile", [TileGeometry(32, 16, 16), *[TileGeometry(128, 128, 64)] * GPU], ids=str
+)
+def test_budgets_by_head(tile: TileGeometry) -> None:
+    """Every head of two videos is chosen from by its own; a budget of 0 keeps every tile."""
+    rows, keys = tile.q_block + 9, 41 * tile.k_block + 5
+    case = Case(rows, keys, (4, 2), 64, tile)
+    q, k, v = (torch.cat([x, x.flip(2)]).to(DEVICE) for x in tensors(case, 0))
+    budgets = (0.3, 0.0, 0.02, 0.15)
+    shape = (2, *case.shape[1:])
+    read = bitmap.full(*shape).to(DEVICE)
+    write, mass = torch.empty_like(read), torch.empty(shape, device=DEVICE)
+    lite_attention(
+        q, k, v, read, write, mass=mass, budget=max(budgets), layout="bhsd", geometry=tile,
+        limits=budget.limits(budgets, DEVICE), scale=0.25, engine="portable",
+    )  # fmt: skip
+    walked = torch.ones(shape, dtype=torch.bool, device=DEVICE)
+    chosen = budget.select(mass, walked, ~walked[0, 0, 0], budgets)
+    assert torch.equal(write, bitmap.pack(chosen))
+    kept = chosen.float().mean((0, 2, 3)).tolist()
+    assert kept[1] == 1 and kept[0] < kept[3] < kept[2] < 1
+
+
 @pytest.mark.skipif(not GPU, reason="in the interpreter there is one kernel")
 def test_tensors_off_their_boundaries_have_the_lists_of_others() -> None:
     """Another kernel computes them, of which 192 rows are three in four."""

@@ -40,7 +40,8 @@ class StandIn:
             if turns:  # none where the policy is off
                 turn, plan = turns.pop(), lite._counters.noting.calls[-1].plan
                 masks = () if turn.tiles is None else (turn.tiles.must_do, turn.tiles.must_skip)
-                lists = () if turn.kind is None else (turn.read, turn.write, *masks, None, None)
+                lists = (turn.read, turn.write, *masks, None, None, turn.limits)
+                lists = () if turn.kind is None else lists
                 frozen.append((plan.calls[turn.kind], turn, lists))
             return result
 

@@ -55,6 +55,9 @@ POLICIES = {
     "keeps all": SkipPolicy(threshold=-math.inf),
     "budget": SkipPolicy(budget=0.05, warmup_steps=2),
     "by step": SkipPolicy(budget=(0.0, 0.02, 0.05), last_step=-2),
+    "by head": SkipPolicy(
+        budget=0.05, layer_budgets={"blocks.0.*": (0.0, 0.2), "blocks.1.*": (0.3, 0.02)}
+    ),
     "by layer": SkipPolicy(threshold=-1.0, layer_thresholds={"blocks.0.*": -4.0}),
     "shared, tested again": SkipPolicy(threshold=-2.0, branches="shared", retest_every=3),
     "upwards, ranges": SkipPolicy(

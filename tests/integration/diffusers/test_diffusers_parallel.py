@@ -24,12 +24,15 @@ RANGES = {"must_do": ((200, 300),), "must_skip": ((768, 1024),)}
 POLICY = SkipPolicy(threshold=-2.0, **RANGES)
 #: A ring judges a tile within its split, so fewer of them are negligible.
 BOLD = SkipPolicy(threshold=-0.5, **RANGES)
+BY_HEAD = SkipPolicy(budget=0.1, layer_budgets={"*": (0.1, 0.6, 0.4, 0.0)}, **RANGES)
 EXACT = SkipPolicy(threshold=float("-inf"))
 #: name -> ring degree, Ulysses degree, what may be skipped; by number of processes.
 MODES = {
     2: {
         "ulysses": (1, 2, POLICY),
         "balanced": (1, 2, POLICY),
+        "by head": (1, 2, BY_HEAD),
+        "by head, balanced": (1, 2, BY_HEAD),
         "ring": (2, 1, BOLD),
         "exact ring": (2, 1, EXACT),
     },
@@ -74,7 +77,7 @@ def work(rank: int, ranks: int, folder: str) -> None:
             pipe.transformer.enable_parallelism(config=config)
             handle = enable(pipe, policy, geometry=TILE)
         else:
-            handle = enable(pipe, policy, geometry=TILE, balance=name == "balanced")
+            handle = enable(pipe, policy, geometry=TILE, balance=name.endswith("balanced"))
             pipe.transformer.enable_parallelism(config=config)
         video(pipe)  # leaves nothing to the next run
         frames = video(pipe)
@@ -163,15 +166,18 @@ def skipped(records: list[dict[str, Any]]) -> float:
     return 1 - sum(row["tiles_computed"] for row in records) / total
 
 
-def test_ulysses_is_one_process(results: Any) -> None:
+@pytest.mark.parametrize("policy", [POLICY, BY_HEAD], ids=["threshold", "by head"])
+def test_ulysses_is_one_process(results: Any, policy: SkipPolicy) -> None:
+    modes = MODES[len(results)]
+    names = [name for name, mode in modes.items() if mode[1:] == (len(results), policy)]
     pipe = pipeline()
-    with enable(pipe, POLICY, geometry=TILE) as handle:
+    with enable(pipe, policy, geometry=TILE) as handle:
         frames = video(pipe)
         lists = lists_of(handle, [None])
         whole = handle.statistics.to_records()
     assert 0.3 < skipped(whole) < 0.9
     assert len(lists) == 4
-    for name in [name for name in ("ulysses", "balanced") if name in results[0]]:
+    for name in names:
         dealt = 0
         for rank in results:
             assert same_picture(rank[name][0], frames)
@@ -182,7 +188,7 @@ def test_ulysses_is_one_process(results: Any) -> None:
                 dealt += 1
                 together = together[:, torch.tensor(heads).flatten().argsort()]
             assert torch.equal(together, value), key
-        assert (dealt > 0) == (name == "balanced")
+        assert (dealt > 0) == name.endswith("balanced")
         for index, row in enumerate(whole):
             for field in ("tiles_total", "tiles_computed", "tiles_kept"):
                 assert sum(rank[name][2][index][field] for rank in results) == row[field]

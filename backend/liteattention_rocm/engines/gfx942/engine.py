@@ -272,6 +272,7 @@ class Gfx942Engine(Engine):
                 0 if t.must_do is None else t.must_do.data_ptr(),
                 0 if t.must_skip is None else t.must_skip.data_ptr(),
                 0 if t.mass is None else t.mass.data_ptr(),
+                0 if t.limits is None else t.limits.data_ptr(),
                 workspace.data_ptr(), stream,
             )  # fmt: skip
 

@@ -485,14 +485,14 @@ _SIZES = [
 @gluon.jit(do_not_specialize=_SIZES)
 def attention(
     q_desc, k_desc, v_desc, o_desc, lse, items, counts, order, next_tile, spare, votes, weights,
-    mass, tally, must_do, parts, tiles, span, q_heads, groups, q_len, kv_len, q_blocks, k_blocks,
-    words, limit, c, threshold,
+    mass, tally, must_do, parts, limits, tiles, span, q_heads, groups, q_len, kv_len, q_blocks,
+    k_blocks, words, limit, c, threshold,
     GROUPS: gl.constexpr, BLOCK_N: gl.constexpr, HEAD_DIM: gl.constexpr, STAGES: gl.constexpr,
     CAUSAL: gl.constexpr, LITE: gl.constexpr, SOFT_SKIP: gl.constexpr, HAS_DO: gl.constexpr,
-    WEIGH: gl.constexpr, HAS_MASS: gl.constexpr, HAS_LSE: gl.constexpr, TURNS: gl.constexpr,
-    LATE_WAIT: gl.constexpr, SIGN: gl.constexpr, ROUNDING: gl.constexpr, REGISTERS: gl.constexpr,
-    LOADER_REGISTERS: gl.constexpr, COUNTED: gl.constexpr, ABREAST: gl.constexpr,
-    SLOTS: gl.constexpr, LATE_EXP: gl.constexpr,
+    WEIGH: gl.constexpr, HAS_MASS: gl.constexpr, BY_HEAD: gl.constexpr, HAS_LSE: gl.constexpr,
+    TURNS: gl.constexpr, LATE_WAIT: gl.constexpr, SIGN: gl.constexpr, ROUNDING: gl.constexpr,
+    REGISTERS: gl.constexpr, LOADER_REGISTERS: gl.constexpr, COUNTED: gl.constexpr,
+    ABREAST: gl.constexpr, SLOTS: gl.constexpr, LATE_EXP: gl.constexpr,
 ):  # fmt: skip
     """Tiles of ``GROUPS * 64`` query rows; tile = turn + q_blocks * (head + heads * batch).
 
@@ -502,7 +502,8 @@ def attention(
     ``order`` and ``counts`` are in the order of work: turn -> q block and length of its list.
     ``c`` = abs(scale) * log2(e), ``SIGN`` the sign of the scale. ``threshold`` is in log2 units;
     NaN keeps every tile. ``WEIGH``: tiles are weighed in place of the vote and chosen by
-    ``limit``. ``tally`` gets the numbers of tiles computed and kept added.
+    ``limit`` or, if ``BY_HEAD``, by ``limits`` [q_heads]. ``tally`` gets the numbers of tiles
+    computed and kept added.
 
     With ``SLOTS`` lists may be cut, see :func:`.kernels.plan`: tiles are pieces, as many as
     ``next_tile`` says in its second word, and what arrived is counted from its fifth one on.
@@ -562,8 +563,8 @@ def attention(
             (_load, ((q_desc, k_desc, v_desc), smem, bars, walk, next_tile, spare, sizes, groups,
                 GROUPS, BLOCK_N, STAGES, CAUSAL, LITE, COUNTED, ABREAST,
                 SLOTS)),
-            (settle, (results, smem, bars, walk, sizes, words, limit, WEIGH, HAS_MASS,
-                SLOTS)),
+            (settle, (results, smem, bars, walk, sizes, words, limit, limits, WEIGH, HAS_MASS,
+                BY_HEAD, SLOTS)),
             ],
             [4, 1, 1],
             [REGISTERS, LOADER_REGISTERS, LOADER_REGISTERS],
@@ -583,8 +584,8 @@ def attention(
             (_load, ((q_desc, k_desc, v_desc), smem, bars, walk, next_tile, spare, sizes, groups,
                 GROUPS, BLOCK_N, STAGES, CAUSAL, LITE, COUNTED, ABREAST,
                 SLOTS)),
-            (settle, (results, smem, bars, walk, sizes, words, limit, WEIGH, HAS_MASS,
-                SLOTS)),
+            (settle, (results, smem, bars, walk, sizes, words, limit, limits, WEIGH, HAS_MASS,
+                BY_HEAD, SLOTS)),
             ],
             [4, 4, 1, 1],
             [REGISTERS, REGISTERS, LOADER_REGISTERS, LOADER_REGISTERS],

@@ -174,6 +174,7 @@ def _select(weights, votes, mass, k_blocks, words, limit, HAS_MASS: gl.constexpr
             more = _loose(weights, start + first, k_blocks)
             total = gl.minimum(total + _up_to(tried, more), 2 * UNIT)
         cut = gl.where(total <= limit, tried, cut)
+    cut = gl.where(limit > 0, cut, -1)
     kept = gl.to_tensor(0)
     for start in range(0, k_blocks, _SPAN):
         block = start + first
@@ -231,8 +232,8 @@ def _settled(
 
 @gluon.jit
 def settle(
-    results, smem, bars, walk, sizes, words, limit, WEIGH: gl.constexpr, HAS_MASS: gl.constexpr,
-    SLOTS: gl.constexpr,
+    results, smem, bars, walk, sizes, words, limit, limits, WEIGH: gl.constexpr,
+    HAS_MASS: gl.constexpr, BY_HEAD: gl.constexpr, SLOTS: gl.constexpr,
 ):  # fmt: skip
     """The settling warp: what there is to do once a q block was walked."""
     o_desc, lse, votes, weights, mass, tally, must_do, parts, arrivals = results
@@ -245,11 +246,13 @@ def settle(
     while tile < tiles:
         if SLOTS:
             place, length, piece, pieces, first = piece_of(tile, walk)
-            at = place.to(gl.int64)
             count = length * (piece + 1) // pieces - length * piece // pieces
         else:
-            at = (tile // q_blocks * q_blocks + gl.load(order + tile)).to(gl.int64)
+            place = tile // q_blocks * q_blocks + gl.load(order + tile)
             count = gl.load(counts + tile)
+        at = place.to(gl.int64)
+        if BY_HEAD:
+            limit = gl.load(limits + place // q_blocks % q_heads)
         mbarrier.wait(walked.index(done & 1), (done >> 1) & 1)
         # Not before: two tiles that were walked and not settled are all that two bars tell apart.
         mbarrier.arrive(tile_empty.index(done & 1))

@@ -232,7 +232,7 @@ def select(
 
     The rule of :mod:`liteattention_rocm.lite.budget`, bit for bit. Returns the number of tiles
     kept. ``weights`` [k_blocks] has -1 where a tile was not walked, and the bit ``_FIRM`` where it
-    must be computed; those dropped add up to ``limit`` at most.
+    must be computed; those dropped add up to ``limit`` at most, and none is if that is 0.
     """
     first = tl.arange(0, SPAN)
     held = _loose(weights, first, k_blocks)
@@ -249,6 +249,7 @@ def select(
             more = _loose(weights, start + first, k_blocks)
             total += tl.sum(tl.where(more <= tried, more, 0).to(tl.int64), axis=0)
         cut = tl.where(total <= limit, tried, cut)
+    cut = tl.where(limit > 0, cut, -1)
     kept = tl.zeros((), tl.int32)
     for start in range(0, k_blocks, SPAN):
         block = start + first
@@ -421,22 +422,22 @@ _SIZES = ["q_heads", "groups", "q_len", "kv_len", "q_blocks", "k_blocks", "words
 
 @triton.jit(do_not_specialize=_SIZES)
 def attention(
-    q, k, v, out, lse, items, counts, order, votes, weights, mass, tally, must_do,
+    q, k, v, out, lse, items, counts, order, votes, weights, mass, tally, must_do, limits,
     stride_qb, stride_qs, stride_qh, stride_kb, stride_ks, stride_kh,
     stride_vb, stride_vs, stride_vh, stride_ob, stride_os, stride_oh,
     q_heads, groups, q_len, kv_len, q_blocks, k_blocks, words, limit, c, threshold,
     BLOCK_M: tl.constexpr, ROWS: tl.constexpr, BLOCK_N: tl.constexpr, HEAD_DIM: tl.constexpr,
     CAUSAL: tl.constexpr, EVEN_K: tl.constexpr, LITE: tl.constexpr, VOTE_ROWS: tl.constexpr,
-    HAS_DO: tl.constexpr, WEIGH: tl.constexpr, HAS_MASS: tl.constexpr, HAS_LSE: tl.constexpr,
-    SIGN: tl.constexpr, ROUNDING: tl.constexpr, WIDEN: tl.constexpr,
+    HAS_DO: tl.constexpr, WEIGH: tl.constexpr, HAS_MASS: tl.constexpr, BY_HEAD: tl.constexpr,
+    HAS_LSE: tl.constexpr, SIGN: tl.constexpr, ROUNDING: tl.constexpr, WIDEN: tl.constexpr,
 ):  # fmt: skip
     """One q block of ``ROWS`` rows; program = q block + q_blocks * (head + heads * batch).
 
     ``BLOCK_M`` is a power of two >= ``ROWS``; rows past a q block are computed and not used.
     ``c`` = abs(scale) * log2(e), ``SIGN`` the sign of the scale. ``threshold`` is in log2 units;
     NaN keeps every tile. ``VOTE_ROWS`` 0: computed tiles always contribute. ``WEIGH``: tiles are
-    weighed in place of the vote, and :func:`select` chooses by ``limit``. ``tally`` gets the
-    numbers of tiles computed and kept added.
+    weighed in place of the vote, and :func:`select` chooses by ``limit`` or, if ``BY_HEAD``, by
+    ``limits`` [q_heads]. ``tally`` gets the numbers of tiles computed and kept added.
     """
     program = tl.program_id(0)
     lane = program // q_blocks
@@ -506,6 +507,8 @@ def attention(
     if LITE:
         if WEIGH:
             tl.debug_barrier()  # one warp wrote a weight, all read it
+            if BY_HEAD:
+                limit = tl.load(limits + head)
             kept = select(weights, votes, mass, k_blocks, words, limit, SPAN, HAS_MASS)
         elif (count & 31) != 0:
             kept += _flush(bits, count & -32, count, items, votes, must_do, rows, end, HAS_DO)

@@ -322,11 +322,11 @@ class Attention(BoundCall):
                 lse = t.out if t.lse is None else t.lse
                 if self._hopper:
                     counters = self.counters() if launch.counted else [t.out, t.out]
-                    launch.start(t[:4], (lse, *3 * (t.out,), *counters, *6 * (t.out,)))
+                    launch.start(t[:4], (lse, *3 * (t.out,), *counters, *7 * (t.out,)))
                     if launch.counted:
                         self.keep(counters)
                 else:
-                    launch.start((), (*t[:4], lse) + 8 * (t.out,))
+                    launch.start((), (*t[:4], lse) + 9 * (t.out,))
             return
         unused = t.out.data_ptr()
         sums = unused if t.lse is None else t.lse.data_ptr()
@@ -335,13 +335,13 @@ class Attention(BoundCall):
             if launch.counted:
                 counters = self.counters()
                 now, later = counters[0].data_ptr(), counters[1].data_ptr()
-                launch(stream, t[:4], (sums, *3 * (unused,), now, later, *6 * (unused,)))
+                launch(stream, t[:4], (sums, *3 * (unused,), now, later, *7 * (unused,)))
                 self.keep(counters)
             else:
-                launch(stream, t[:4], (sums, *11 * (unused,)))
+                launch(stream, t[:4], (sums, *12 * (unused,)))
         else:
             addresses = (t.q.data_ptr(), t.k.data_ptr(), t.v.data_ptr(), unused, sums)
-            launch(stream, (), addresses + 8 * (unused,))
+            launch(stream, (), addresses + 9 * (unused,))
 
 
 class LiteStep(BoundCall):
@@ -401,7 +401,7 @@ class LiteStep(BoundCall):
             with on(self.device):
                 self._start(t)
             return
-        _, _, _, out, lse, read, write, must_do, must_skip, mass, tally = t
+        _, _, _, out, lse, read, write, must_do, must_skip, mass, tally, limits = t
         workspace = self.workspace(self._size)  # kept until everything is launched
         items = workspace.data_ptr()
         _, counts, order, counter, sums, weights, pieces = self._places
@@ -416,13 +416,16 @@ class LiteStep(BoundCall):
         self._plan(stream, (), (old, do, skip, items, counts, order, counter, new, weights, sums))
         lse_at = unused if lse is None else lse.data_ptr()
         mass_at = unused if mass is None else mass.data_ptr()
+        limits_at = order if limits is None else limits.data_ptr()
         rest = (new, weights, mass_at, sums, do)
         if self._hopper:
             lists = (items, counts, order, counter, counter)
-            self._attend(stream, t[:4], (lse_at, *lists, *rest, pieces))
+            self._attend(stream, t[:4], (lse_at, *lists, *rest, pieces, limits_at))
         else:
             q, k, v = t.q.data_ptr(), t.k.data_ptr(), t.v.data_ptr()
-            self._attend(stream, (), (q, k, v, unused, lse_at, items, counts, order, *rest))
+            self._attend(
+                stream, (), (q, k, v, unused, lse_at, items, counts, order, *rest, limits_at)
+            )
 
     def _start(self, t: LiteTensors) -> None:
         workspace = self.workspace(self._size)[: self._size]
@@ -437,12 +440,13 @@ class LiteStep(BoundCall):
         )
         lse = t.out if t.lse is None else t.lse
         mass = t.out if t.mass is None else t.mass
+        limits = order if t.limits is None else t.limits
         last = (t.write, weights, mass, tally, do)
         if self._hopper:
             lists = (items, counts, order, counter, counter)
-            self._attend.start(t[:4], (lse, *lists, *last, pieces.view(torch.float32)))
+            self._attend.start(t[:4], (lse, *lists, *last, pieces.view(torch.float32), limits))
         else:
-            self._attend.start((), (*t[:4], lse, items, counts, order, *last))
+            self._attend.start((), (*t[:4], lse, items, counts, order, *last, limits))
 
 
 def _attend(
@@ -466,12 +470,14 @@ def _attend(
     ]  # fmt: skip
     soft = lite is not None and lite.soft_skip
     rounding = kernels.ROUNDING[request.rounding]
-    votes = must_do = mass = tally = None
+    votes = must_do = mass = tally = limits = None
     if isinstance(like, LiteTensors):
         votes, must_do, mass, tally = like.write, like.must_do, like.mass, like.tally
+        limits = like.limits
     has_do = must_do is not None
     weigh = lite is not None and lite.budget > 0
-    aligned = alignments(like.lse, votes, must_do, mass, tally)
+    by_head = limits is not None
+    aligned = alignments(like.lse, votes, must_do, mass, tally, limits)
     boxed = like[:4]
     if isinstance(tile, HopperTile):
         span = abreast(
@@ -488,9 +494,10 @@ def _attend(
             [tiles, span, *sizes],
             (
                 tile.groups, tile.block_n, request.head_dim, tile.stages, request.causal,
-                lite is not None, soft, has_do, weigh, mass is not None, request.return_lse,
-                tile.turns, tile.late_wait, _sign(request.scale), rounding, tile.registers,
-                tile.loader_registers, tile.counted, tile.abreast and request.causal, slots,
+                lite is not None, soft, has_do, weigh, mass is not None, by_head,
+                request.return_lse, tile.turns, tile.late_wait, _sign(request.scale), rounding,
+                tile.registers, tile.loader_registers, tile.counted,
+                tile.abreast and request.causal, slots,
                 tile.late_exp,
             ),
             (("num_warps", 4),),
@@ -510,8 +517,8 @@ def _attend(
             1 << (tile.block_m - 1).bit_length(), tile.block_m, tile.block_n, request.head_dim,
             request.causal, request.kv_len % tile.block_n == 0, lite is not None,
             lite.geometry.vote_rows if lite is not None and soft else 0,
-            has_do, weigh, mass is not None, request.return_lse, _sign(request.scale), rounding,
-            request.device.type == "cpu",
+            has_do, weigh, mass is not None, by_head, request.return_lse, _sign(request.scale),
+            rounding, request.device.type == "cpu",
         ),
         (("num_warps", tile.warps), ("num_stages", tile.stages)),
         (request.dtype, alignments(*boxed), aligned, tuple(map(kind, steps))),

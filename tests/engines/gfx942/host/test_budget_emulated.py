@@ -96,6 +96,22 @@ def test_steps_follow_the_rule(name: str) -> None:
     assert kept == 1 if name == "one block" else 0.05 < kept < 0.95, kept
 
 
+def test_heads_have_budgets_of_their_own() -> None:
+    """Four heads of two entries, two q blocks each; one of them keeps all."""
+    case, shares = Budgeted(257, 500, batch=2, kv_heads=2, group=2), (0.3, 0.0, 0.01, 0.5)
+    read = bitmap.full(2, 4, 2, 8)
+    write, mass = torch.empty_like(read), torch.full((2, 4, 2, 8), 9.0)
+    lite_attention(
+        *case.tensors(0), read, write, budget=max(shares), limits=budget.limits(shares), mass=mass,
+        layout=case.layout, scale=case.scale, geometry=MI300X_GEOMETRY, engine="gfx942",
+    )  # fmt: skip
+    walked, nothing = torch.ones(2, 2, 8, dtype=torch.bool), torch.zeros(8, dtype=torch.bool)
+    each = [budget.select(mass[:, h], walked, nothing, share) for h, share in enumerate(shares)]
+    assert torch.equal(write, bitmap.pack(torch.stack(each, 1)))
+    kept = bitmap.unpack(write, 8).sum((0, 2, 3))
+    assert kept[1] == 32 and kept.max(0).indices == 1 and kept.unique().numel() == 4, kept
+
+
 def run(lite: LiteAttention, case: Case, step: int, **where: Any) -> list[torch.Tensor]:
     q, k, v = case.tensors(step)
     out = lite(q, k, v, step=step, layer="a", layout="bhsd", scale=0.06, **where)

@@ -289,7 +289,7 @@ def run_lite_on_stream(device: _core.Gfx942Device, stream: int, budget: float = 
     plan = _core.plan_lite(_core.DenseShape(1, 1, 1, 400, 200, 128), budget > 0)
     launch = _core.DenseLaunch()
     launch.set_strides(*([(51200, 128, 128)] * 4))
-    tensors = (0x1000, 0x2000, 0x3000, 0x4000, 0, 0x5000, 0x6000, 0, 0, 0)
+    tensors = (0x1000, 0x2000, 0x3000, 0x4000, 0, 0x5000, 0x6000, 0, 0, 0, 0)
     step = _core.LiteLaunch()
     step.budget = budget
     device.lite(plan, launch, step, *tensors, 0x10000, stream)
@@ -493,7 +493,7 @@ def test_a_lite_step_lists_every_reason_against_it(gpu_hip: FakeHip) -> None:
     step = _core.LiteLaunch()
     step.threshold = 0.5
     with pytest.raises(ValueError) as caught:
-        device.lite(plan, _core.DenseLaunch(), step, *[0] * 10, 8, 0)
+        device.lite(plan, _core.DenseLaunch(), step, *[0] * 11, 8, 0)
     text = str(caught.value)
     for name in ("q", "k", "v", "out", "read", "write"):
         assert f"{name} has no memory" in text
@@ -502,9 +502,11 @@ def test_a_lite_step_lists_every_reason_against_it(gpu_hip: FakeHip) -> None:
     row = 4  # bytes of a q block's row; there are two
     for read, write in ((4096, 4096), (4096, 4096 + row), (4096 + row, 4096)):
         with pytest.raises(ValueError, match="write must not overlap read"):
-            device.lite(plan, _core.DenseLaunch(), step, *[0] * 5, read, write, 0, 0, 0, 16, 0)
+            device.lite(plan, _core.DenseLaunch(), step, *[0] * 5, read, write, *[0] * 4, 16, 0)
     with pytest.raises(ValueError) as caught:
-        device.lite(plan, _core.DenseLaunch(), step, *[0] * 5, 4096, 4096 + 2 * row, 0, 0, 0, 16, 0)
+        device.lite(
+            plan, _core.DenseLaunch(), step, *[0] * 5, 4096, 4096 + 2 * row, *[0] * 4, 16, 0
+        )
     assert "overlap" not in str(caught.value)
     for weighs, share, said in (
         (False, 0.1, "0 in a plan"),
@@ -514,7 +516,7 @@ def test_a_lite_step_lists_every_reason_against_it(gpu_hip: FakeHip) -> None:
         step.budget = share
         with pytest.raises(ValueError, match=f"budget must be {said}"):
             device.lite(
-                _core.plan_lite(plan_shape, weighs), _core.DenseLaunch(), step, *[0] * 10, 16, 0
+                _core.plan_lite(plan_shape, weighs), _core.DenseLaunch(), step, *[0] * 11, 16, 0
             )
     assert not launches(gpu_hip)
 

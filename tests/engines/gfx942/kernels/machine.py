@@ -63,8 +63,13 @@ class WeighParams(ctypes.Structure):
 class SelectParams(ctypes.Structure):
     _fields_ = [
         *((n, c_void_p) for n in ("weights", "read", "write", "must_do", "must_skip", "mass")),
+        ("limits", c_void_p),
         ("kv_len", c_int32),
         ("limit", c_uint32),
+        ("q_heads", c_int32),
+        *((n, c_uint32) for n in ("head_multiplier", "head_shift")),
+        *((n, c_uint32) for n in ("block_multiplier", "block_shift")),
+        ("reserved", c_int32),
     ]
 
 
@@ -154,6 +159,14 @@ def launch(name: str, grid: int, params: ctypes.Structure, tensors: Sequence[tor
 def strides(x: torch.Tensor) -> Strides:
     """Of a [B, S, H, D] tensor."""
     return Strides(x.stride(0), x.stride(1), x.stride(2))
+
+
+def divider(size: int) -> tuple[int, int]:
+    """geometry.h: DividerOf."""
+    if size <= 0:
+        return 0, 0
+    shift = (size - 1).bit_length()
+    return -(-(1 << (31 + shift)) // size), shift
 
 
 def pointer(x: torch.Tensor | None) -> int | None:
@@ -299,11 +312,20 @@ def select(
     must_do: torch.Tensor | None = None,
     must_skip: torch.Tensor | None = None,
     mass: torch.Tensor | None = None,
+    limits: torch.Tensor | None = None,
+    q_blocks: int = 1,
 ) -> Any:
-    """``weights`` as of :func:`weigh`, int32 [tiles, K_blocks], overwritten; ``mass`` likewise."""
+    """``weights`` as of :func:`weigh`, int32 [tiles, K_blocks], overwritten; ``mass`` likewise.
+
+    With ``limits``, int32 [q_heads], ``q_blocks`` tiles in a row are of one head.
+    """
     tiles, k_blocks = weights.shape
-    given = (weights, read, write, must_do, must_skip, mass)
-    params = SelectParams(*map(pointer, given), k_blocks * K_BLOCK, limit)
+    given = (weights, read, write, must_do, must_skip, mass, limits)
+    q_heads = tiles // q_blocks if limits is None else len(limits)
+    params = SelectParams(
+        *map(pointer, given), k_blocks * K_BLOCK, limit, q_heads, *divider(q_heads),
+        *divider(q_blocks), 0,
+    )  # fmt: skip
     return launch("select_tiles", tiles, params, [x for x in given if x is not None])
 
 

@@ -14,18 +14,10 @@ from liteattention_rocm.engines.gfx942 import manifest
 from tests.oracle import ragged
 from tests.oracle.ragged import Case
 
-from .machine import PageStrides, RaggedParams, RowStrides, pointer, variant
+from .machine import PageStrides, RaggedParams, RowStrides, divider, pointer, variant
 
 LOG2E = math.log2(math.e)
 CACHES = ("k_cache", "v_cache", "page_table")
-
-
-def divider(size: int) -> tuple[int, int]:
-    """geometry.h: DividerOf."""
-    if size <= 0:
-        return 0, 0
-    shift = (size - 1).bit_length()
-    return -(-(1 << (31 + shift)) // size), shift
 
 
 def scales_in_memory(k_scale: float, v_scale: float) -> tuple[torch.Tensor, torch.Tensor]:

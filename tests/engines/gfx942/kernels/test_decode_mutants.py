@@ -19,7 +19,7 @@ from tests.emulator import mutants
 from tests.oracle.attention import bound, expect_lse, expect_out
 
 from . import ragged
-from .machine import PageStrides, RaggedParams, RowStrides, pointer
+from .machine import PageStrides, RaggedParams, RowStrides, divider, pointer
 
 KERNEL = "attention_decode_bf16_d128_rtne"
 # Mutants tried of each kind, spread over the whole kernel, or all of them if the environment says
@@ -125,9 +125,9 @@ class Case:
             ),
             *(b.page_table.stride(0), lse.stride(0), wide, 2 / cap if cap else 0.0),
             *(requests, rows, q_heads, kv_heads),
-            *(b.page_size, *ragged.divider(b.page_size), True, self.window, self.splits),
+            *(b.page_size, *divider(b.page_size), True, self.window, self.splits),
             *(scale, cap * ragged.LOG2E, 2 * scale / cap if cap else 0.0),
-            *(dim, *ragged.divider(group), v_scale),
+            *(dim, *divider(group), v_scale),
         )
         tensors = [x for x in (*given, part_out, part_stats, *at) if x is not None]
         with liteattention_emulator.Module(image) as module, ExitStack() as stack:

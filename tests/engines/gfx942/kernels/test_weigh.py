@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -188,10 +189,14 @@ tile_rows = st.lists(
 
 
 def choose(
-    weights: torch.Tensor, listed: torch.Tensor, share: float, must_do: torch.Tensor | None,
-    must_skip: torch.Tensor | None,
-) -> None:  # fmt: skip
-    """``weights`` int64 [tiles, K_blocks]; checks the choice and the masses that are written."""
+    weights: torch.Tensor, listed: torch.Tensor, share: float | Sequence[float],
+    must_do: torch.Tensor | None, must_skip: torch.Tensor | None, q_blocks: int = 1,
+) -> torch.Tensor:  # fmt: skip
+    """``weights`` int64 [tiles, K_blocks]; checks the choice and the masses that are written.
+
+    A sequence has a share for each head, of which ``q_blocks`` tiles in a row are. Returns which
+    tiles were dropped.
+    """
     k_blocks = weights.shape[-1]
     nothing = torch.zeros(k_blocks, dtype=torch.bool)
     do, skip = (nothing if x is None else x for x in (must_do, must_skip))
@@ -205,13 +210,19 @@ def choose(
     write = guarded[1:-1].view_as(read)
     mass = torch.full(raw.shape, math.nan)
     masks = [None if x is None else bitmap.pack(x) for x in (must_do, must_skip)]
+    by_head = isinstance(share, Sequence)
     machine.select(
-        stored.clone(), read, write, budget.limit_of(share), must_do=masks[0], must_skip=masks[1],
-        mass=mass,
+        stored.clone(), read, write, budget.limit_of(max(share) if by_head else share),
+        must_do=masks[0], must_skip=masks[1], mass=mass,
+        limits=budget.limits(share) if by_head else None, q_blocks=q_blocks,
     )  # fmt: skip
     assert torch.equal(mass, masses(stored))
-    assert torch.equal(write, bitmap.pack(budget.select(mass, walked, do, share)))
+    shares = share if by_head else [share]
+    each = zip(mass.split(q_blocks), walked.split(q_blocks), itertools.cycle(shares), strict=False)
+    chosen = torch.cat([budget.select(x, here, do, value) for x, here, value in each])
+    assert torch.equal(write, bitmap.pack(chosen))
     assert guarded[0] == guarded[-1] == 0x5A5A5A5A
+    return walked & ~chosen
 
 
 @settings(max_examples=120, deadline=None)
@@ -235,3 +246,30 @@ def test_rows_of_any_length_and_ties(k_blocks: int) -> None:
     for weights, share in itertools.product((fine, ties, huge), (2.0**-30, 0.1, 0.5)):
         choose(weights, listed, share, None, None)
         choose(weights, listed, share, torch.rand(k_blocks, generator=g) < 0.1, None)
+
+
+@pytest.mark.parametrize(
+    ("batch", "q_blocks", "shares"),
+    [
+        (2, 3, (0.3, 0.0, 2.0**-30, 0.02, 0.6)),
+        (3, 1, (0.0, 0.4, 0.1)),
+        (1, 7, (0.0, 0.5)),
+        (2, 4, (0.2,)),
+    ],
+)
+def test_heads_have_limits_of_their_own(
+    batch: int, q_blocks: int, shares: tuple[float, ...]
+) -> None:
+    """One whose limit is 0 keeps all, also what weighs nothing."""
+    k_blocks = 70
+    g = torch.Generator().manual_seed(q_blocks)
+    tiles = batch * len(shares) * q_blocks
+    weights = torch.randint(0, WHOLE // k_blocks * 2, (tiles, k_blocks), generator=g)
+    weights[:, ::9] = 0
+    listed = torch.rand(tiles, k_blocks, generator=g) < 0.9
+    must_do = torch.rand(k_blocks, generator=g) < 0.1
+    for mask in (None, must_do):
+        dropped = choose(weights, listed, shares, mask, None, q_blocks)
+        heads = dropped.view(batch, len(shares), q_blocks, k_blocks).any(-1)
+        for head, share in enumerate(shares):
+            assert bool((heads[:, head] == (share > 2.0**-24)).all())
