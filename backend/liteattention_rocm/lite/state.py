@@ -91,7 +91,7 @@ class Turn(NamedTuple):
 
     ``limit`` is None in steps that the policy makes dense, ``kind`` also where dense attention is
     the same. ``read`` and ``write`` are lists, None in dense steps. ``computed`` and ``kept`` are
-    numbers of tiles where nobody has to count them.
+    numbers of tiles where nobody has to count them. ``limits`` are budgets by head, on the device.
     """
 
     limit: Limit | None
@@ -102,14 +102,7 @@ class Turn(NamedTuple):
     kept: Count
     tiles: Tiles | None
     descending: bool | None
-
-    @property
-    def limits(self) -> torch.Tensor | None:
-        """Budgets by head on the device, where they have their own and a tile may be dropped."""
-        if self.kind is None or self.tiles is None or not self.kind[0].budget:
-            return None
-        heads = self.kind[0].heads
-        return self.tiles.limits(heads) if heads else None
+    limits: torch.Tensor | None = None
 
     @property
     def depends(self) -> tuple[Any, ...]:
