@@ -303,8 +303,8 @@ class LiteAttention:
             computed = state.read_count = self._counters.count(read)
         kept = tiles.full_count if kind is None else plan.tiles
         found: Count = plan.tiles if computed is None else computed
-        limits = tiles.limits(limit.heads) if limit.heads and limit.budget else None
-        return Turn(limit, kind, read, write, found, kept, tiles, descending, limits)
+        by_head = tiles.limits(limit.heads) if limit.heads and limit.budget else None
+        return Turn(limit, kind, read, write, found, kept, tiles, descending, by_head)
 
     def _finish(
         self, state: State, plan: Plan, where: _Where, turn: Turn, computed: Count, kept: Count
