@@ -147,8 +147,10 @@ class Curve:
     """Error and skipped share of a unit by budget, through its trials.
 
     Between trials the logarithm of the error and the share are linear in the logarithm of the
-    budget; below them, as between the least two. Neither ever falls as the budget grows. Nothing is
-    said of budgets above ``most``, the largest tried.
+    budget. Below them the error goes on as between the least two, and the share down to 0 at
+    ``LEAST_BUDGET``: of a unit that skipped nearly all in every trial nobody knows when it began.
+    Neither ever falls as the budget grows. Nothing is said of budgets above ``most``, the largest
+    tried.
 
     Args:
         trials: of one unit, at least two with different budgets.
@@ -170,7 +172,11 @@ class Curve:
 
     def skipped(self, budget: float) -> float:
         """Share of the unit's tiles."""
-        return min(1.0, max(0.0, self._at(budget, self._skipped)))
+        begin, least = math.log(LEAST_BUDGET), self._x[0]
+        if begin < least and math.log(budget) < least:
+            way = (math.log(budget) - begin) / (least - begin)
+            return max(0.0, self._skipped[0] * way)
+        return min(1.0, self._at(budget, self._skipped))
 
     def _at(self, budget: float, values: list[float]) -> float:
         x = math.log(budget)
