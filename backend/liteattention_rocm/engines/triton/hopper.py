@@ -41,6 +41,7 @@ from .hopper_settle import (
     unless_nan,
 )
 from .hopper_softmax import (
+    LOWEST,
     as_carried,
     as_operand,
     faded,
@@ -321,7 +322,7 @@ def _compute(
         else:
             upcoming = _item(row_items, 1, count, LITE)
         top = gl.full([64], float("-inf"), gl.float32, per_row)
-        level = top
+        level = gl.full([64], LOWEST, gl.float32, per_row)
         bits = gl.full([64], 0, gl.int32, per_row)
         kept = gl.zeros([4, 32], gl.int32, per_word)
         unit = UNIT * 1.0 / gl.minimum(q_len - block_row, GROUPS * 64).to(gl.float32)
@@ -348,7 +349,7 @@ def _compute(
         here = total
         if SLOTS:
             if WEIGH:
-                mark(marks, 0, later, share_mark(row_sums(here, per_row), top, c))
+                mark(marks, 0, later, share_mark(row_sums(here, per_row), level))
             else:
                 mark(marks, 0, later, vote_mark(peak, top, bits, 0))
         carried = as_carried(p, dtype, p_layout, LATE_WAIT)
@@ -405,11 +406,11 @@ def _compute(
                     total = faded(total, fade) + here
                     if MARKS:
                         if WEIGH:
-                            mark(marks, i, later, share_mark(row_sums(here, per_row), top, c))
+                            mark(marks, i, later, share_mark(row_sums(here, per_row), level))
                         else:
                             mark(marks, i, later, vote_mark(peak, top, bits, i))
                     if LATE_WAIT and not LATE_EXP:
-                        top = held(top)
+                        level = held(level)
                     out = warpgroup_mma_wait(0, deps=[out])
                     mbarrier.arrive(v_empty.index(before))
                     out = out * gl.convert_layout(fade, per_out)[:, None]
@@ -452,11 +453,10 @@ def _compute(
         if SLOTS:
             missing = pieces - 1
             if pieces > 1:
-                out, top, sums, last = merge(
-                    tile, walk, results, sizes, words, out, top, sums, rows, c, threshold, GROUP,
-                    GROUPS, HEAD_DIM, HAS_DO, WEIGH, SLOTS,
+                out, level, sums, last = merge(
+                    tile, walk, results, sizes, words, out, top, level, sums, rows, c, threshold,
+                    GROUP, GROUPS, HEAD_DIM, HAS_DO, WEIGH, SLOTS,
                 )  # fmt: skip
-                level = top * c
                 missing = 1 - last
                 barrier()
                 mbarrier.arrive(walked.index(done & 1))

@@ -17,7 +17,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
 from .hopper_settle import UNIT, flush, flush_weights, piece_of, weight_of
-from .hopper_softmax import larger
+from .hopper_softmax import LOWEST, larger
 
 barrier = getattr(gl, "barrier", None) or gl.thread_barrier
 #: Below every score, and finite.
@@ -52,9 +52,9 @@ def vote_mark(peak, top, bits, i):
 
 
 @gluon.jit
-def share_mark(here, top, c):
+def share_mark(here, level):
     """What :func:`mark` keeps of a share: log2 of the tile's part of a row's sum."""
-    return gl.where(top == float("-inf"), 0.0, top) * c + gl.log2(here)
+    return level + gl.log2(here)
 
 
 @gluon.jit
@@ -102,13 +102,14 @@ def _decide_shares(marks, sums, begin, end, items, weights, unit, rows, q_len):
 
 @gluon.jit
 def merge(
-    tile, walk, results, sizes, words, out, top, total, rows, c, threshold,
+    tile, walk, results, sizes, words, out, top, level, total, rows, c, threshold,
     GROUP: gl.constexpr, GROUPS: gl.constexpr, HEAD_DIM: gl.constexpr, HAS_DO: gl.constexpr,
     WEIGH: gl.constexpr, SLOTS: gl.constexpr,
 ):  # fmt: skip
     """Leave a piece of a walk; whoever is the last has the q block's rows from all of them.
 
-    Returns outputs, maxima, sums and 1, or, if other pieces are still missing, 0.
+    Pieces leave their maxima ``top``, which votes compare, or else their levels. Returns outputs,
+    levels, sums and 1, or, if other pieces are still missing, 0.
     """
     o_desc, lse, votes, weights, mass, tally, must_do, parts, arrivals = results
     tiles, q_heads, q_len, kv_len, q_blocks, k_blocks = sizes
@@ -131,7 +132,10 @@ def merge(
     inside = inside + gl.arange(0, HEAD_DIM, gl.SliceLayout(0, o_layout))[None, :]
     mine = parts + ((first + piece) * GROUPS + GROUP) * SIZE
     gl.store(mine + inside, out)
-    gl.store(mine + 64 * HEAD_DIM + row, top)
+    if WEIGH:
+        gl.store(mine + 64 * HEAD_DIM + row, level)
+    else:
+        gl.store(mine + 64 * HEAD_DIM + row, top)
     gl.store(mine + 64 * HEAD_DIM + 64 + row, total)
     # All threads have written, and one tells others; it hears of what they wrote.
     barrier()
@@ -140,6 +144,7 @@ def merge(
     if last == 1:
         out = gl.zeros([64, HEAD_DIM], gl.float32, o_layout)
         top = gl.full([64], float("-inf"), gl.float32, per_row)
+        level = gl.full([64], LOWEST, gl.float32, per_row)
         total = gl.zeros([64], gl.float32, per_row)
         for one in range(pieces):
             there = parts + ((first + one) * GROUPS + GROUP) * SIZE
@@ -153,17 +158,21 @@ def merge(
                         length * (one + 1) // pieces, items, votes, must_do, rows, q_len,
                         HAS_DO,
                     )  # fmt: skip
-            new_top = larger(top, other_top)
-            base = gl.where(new_top == float("-inf"), 0.0, new_top)
-            fade = gl.exp2((top - base) * c)
-            other_fade = gl.exp2((other_top - base) * c)
+            # what the walk had as a level, and neither product nor sum of a fused one
+            other_level = other_top
+            if not WEIGH:
+                other_level = larger(other_top * c, gl.full([64], LOWEST, gl.float32, per_row))
+                top = larger(top, other_top)
+            base = larger(level, other_level)
+            fade = gl.exp2(level - base)
+            other_fade = gl.exp2(other_level - base)
             total = total * fade + other_total * other_fade
             out = (
                 out * gl.convert_layout(fade, per_out)[:, None]
                 + other_out * gl.convert_layout(other_fade, per_out)[:, None]
             )
-            top = new_top
+            level = base
         if WEIGH:
-            sums = gl.where(top == float("-inf"), 0.0, top) * c + gl.log2(total)
+            sums = level + gl.log2(total)
             _decide_shares(marks, sums, length // pieces, length, items, weights, unit, rows, q_len)
-    return out, top, total, last
+    return out, level, total, last

@@ -29,6 +29,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 
 from .hopper import barrier, clear, copy_in
 from .hopper_softmax import (
+    LOWEST,
     as_carried,
     as_operand,
     faded,
@@ -375,7 +376,7 @@ def _compute(
         rows = row + gl.arange(0, 64, per_row)
         position = rows + (length - q_len)
         top = gl.full([64], float("-inf"), gl.float32, per_row)
-        level = top
+        level = gl.full([64], LOWEST, gl.float32, per_row)
         bits = gl.full([64], 0, gl.int32, per_row)
         out = gl.zeros([64, WIDTH], gl.float32, o_layout)
 

@@ -27,6 +27,9 @@ def larger(a, b):
     return gl.maximum(a, b, propagate_nan=tl.PropagateNan.ALL)
 
 
+#: The level of a row that has seen no key: below every score, and finite.
+LOWEST = gl.constexpr(-3.4028234663852886e38)
+
 #: A load that depends on a number and never runs: no operation yields a NaN of these bits.
 _NEVER = gl.constexpr("""{
     .reg .pred never;
@@ -107,23 +110,26 @@ def softmax(
     VOTE: gl.constexpr, SOFT_SKIP: gl.constexpr, HAS_DO: gl.constexpr,
     LATE_EXP: gl.constexpr = False,
 ):  # fmt: skip
-    """Fold one tile into running maxima ``top``, whose rounded ``level`` is ``top * c``.
+    """Fold one tile into the maxima ``level`` of rows, times ``c`` and rounded.
 
-    Returns weights, the factor of what was summed before, maxima and levels, votes, the tile's
-    maxima. ``LATE_EXP``: the exponentials come after an access that waits for products stay behind.
+    Returns weights, the factor of what was summed before, ``top`` and ``level``, votes, the tile's
+    maxima. Votes need maxima that were not scaled, in ``top``; otherwise it stays what it is. Rows
+    start at :data:`LOWEST`. ``LATE_EXP``: the exponentials come after an access that waits for
+    products stay behind.
     """
     peak = gl.reduce(scores, 1, larger)
     if VOTE:
         # Not "above > threshold": a threshold of NaN keeps every tile, and so does a first one.
         negligible = (peak - top) * c <= threshold
         bits = bits | gl.where(negligible, 0, 1 << (i & 31))
-    new_top = larger(top, peak)
-    new_level = new_top * c
-    # a row that has seen no key: exp2(-inf - 0) = 0 instead of exp2(-inf + inf) = NaN
-    base = gl.where(new_top == float("-inf"), 0.0, new_level)
-    # From the rounded level: top * c - base would be fused, and the rounding of the other product
-    # would come out of it, so that sums grew by up to 1e-6 with every block.
+        top = larger(top, peak)
+    # Rounding keeps the order: this is the rounded product of the maximum. It is finite where a row
+    # has seen no key: exp2(-inf - base) = 0 instead of exp2(-inf + inf) = NaN.
+    base = larger(level, peak * c)
+    # Both are rounded: top * c - base would be fused, and the rounding of the other product would
+    # come out of it, so that sums grew by up to 1e-6 with every block.
     fade = gl.exp2(level - base)
+    new_level = base
     if LATE_EXP:
         base = held_firmly(base)
     weights = gl.exp2(scores * c - base[:, None])
@@ -133,7 +139,7 @@ def softmax(
         if HAS_DO:
             keep = keep | (gl.load(must_do + (block >> 5)) >> (block & 31)) & 1
         weights = gl.where(keep > 0, weights, 0.0)
-    return weights, fade, new_top, new_level, bits, peak
+    return weights, fade, top, new_level, bits, peak
 
 
 @gluon.jit
