@@ -82,6 +82,17 @@ def weight_of(scaled):
 
 
 @gluon.jit
+def _up(x):
+    """fp32 -> int32, rounded up; a NaN gives 0. One instruction, where ceil and a choice take four.
+
+    Roundings and conversions share the unit of the exponentials.
+    """
+    return gl.inline_asm_elementwise(
+        "cvt.rpi.s32.f32 $0, $1;", "=r,r", [x], gl.int32, is_pure=True, pack=1
+    )
+
+
+@gluon.jit
 def keep_weight(kept, here, total, i, row, unit, q_len):
     """Keep what tile ``i`` of a walk weighs in a warp's rows: lane ``i`` of a word.
 
@@ -95,7 +106,7 @@ def keep_weight(kept, here, total, i, row, unit, q_len):
     shares = gl.where(valid[:, None], shares, 0.0)
     # Two of a warp's 16 rows lie in a lane. Integers of 32 lanes add up in one instruction.
     pairs = gl.sum(gl.reshape(shares, [4, 2, 8, 4]), 1)
-    fine = gl.where(pairs == pairs, gl.ceil(pairs), 0.0).to(gl.int32)
+    fine = _up(pairs)
     weight = (gl.sum(gl.reshape(fine, [4, 32]), 1) + ((1 << _FINE_BITS) - 1)) >> _FINE_BITS
     weight = gl.convert_layout(weight, gl.SliceLayout(1, layout))
     lane = gl.arange(0, 32, gl.SliceLayout(0, layout))
