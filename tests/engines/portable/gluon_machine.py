@@ -700,13 +700,15 @@ _PAIRS = {
 def _inline_asm(
     text: str, constraints: str, args: Sequence[Value], dtype: torch.dtype, is_pure: bool, pack: int
 ) -> Value:
-    """The PTX that kernels bring along: numbers in pairs, others rounded, a load that never runs."""
+    """The PTX that kernels bring along: pairs, roundings, inverses, a load that never runs."""
     if text in _PAIRS:
         low, high = (x.data.to(_PAIRS[text]).view(torch.int16).int() for x in args)
         return Value((low & 0xFFFF) | (high << 16))
     if text == "cvt.rpi.s32.f32 $0, $1;":
         up = torch.nan_to_num(args[0].data.ceil().double(), nan=0.0)
         return Value(up.clamp(-(2**31), 2**31 - 1).int())
+    if text == "rcp.approx.ftz.f32 $0, $1;":
+        return Value(1.0 / args[0].data)
     never = re.search(r"setp\.eq\.b32 (\w+), \$1, (\w+);.*@\1 ld\.", text, re.S)
     assert never and "mov.b32 $0, $1;" in text, text
     if (args[0].data.view(torch.int32) == int(never[2], 16)).any():

@@ -93,6 +93,19 @@ def _up(x):
 
 
 @gluon.jit
+def _inverse(x):
+    """1 / x of a row's sum, which is 0 or about 1 at least, and at most as large as there are keys.
+
+    A division looks for very large and very small numbers first. A sum of 0 gives a number with
+    which the shares of the row are 0.
+    """
+    return gl.inline_asm_elementwise(
+        "rcp.approx.ftz.f32 $0, $1;", "=r,r", [gl.maximum(x, 2.0**-126)], gl.float32,
+        is_pure=True, pack=1,
+    )  # fmt: skip
+
+
+@gluon.jit
 def keep_weight(kept, here, total, i, row, unit, q_len):
     """Keep what tile ``i`` of a walk weighs in a warp's rows: lane ``i`` of a word.
 
@@ -102,7 +115,7 @@ def keep_weight(kept, here, total, i, row, unit, q_len):
     layout: gl.constexpr = kept.type.layout
     lanes: gl.constexpr = here.type.layout
     valid = row + gl.arange(0, 64, gl.SliceLayout(1, lanes)) < q_len
-    shares = here * (unit * (1 << _FINE_BITS) / gl.sum(total, 1))[:, None]
+    shares = here * (unit * (1 << _FINE_BITS) * _inverse(gl.sum(total, 1)))[:, None]
     shares = gl.where(valid[:, None], shares, 0.0)
     # Two of a warp's 16 rows lie in a lane. Integers of 32 lanes add up in one instruction.
     pairs = gl.sum(gl.reshape(shares, [4, 2, 8, 4]), 1)
