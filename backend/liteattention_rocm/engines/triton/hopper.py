@@ -38,7 +38,7 @@ from .hopper_settle import (
     keep_weight,
     piece_of,
     settle,
-    unless_nan,
+    weights_of,
 )
 from .hopper_softmax import (
     LOWEST,
@@ -422,9 +422,9 @@ def _compute(
                     if WEIGH:
                         last = gl.minimum(first_step + span, count) - 1
                         kept = keep_weight(kept, here, total, last, row, unit, q_len)
-                        kept = unless_nan(kept, total, row, q_len)
+                        whole = weights_of(kept, total, row, q_len)
                         flush_weights(
-                            kept, first_step, inside, row_items, listed, weights + at * k_blocks,
+                            whole, first_step, inside, row_items, listed, weights + at * k_blocks,
                             EARLY_ITEMS,
                         )  # fmt: skip
                     else:

@@ -107,10 +107,10 @@ def _inverse(x):
 
 @gluon.jit
 def keep_weight(kept, here, total, i, row, unit, q_len):
-    """Keep what tile ``i`` of a walk weighs in a warp's rows: lane ``i`` of a word.
+    """Keep what tile ``i`` of a walk weighs in a warp's rows, in fine units: lane ``i`` of a word.
 
     ``here`` of each row's ``total`` so far lies in it, both by lane, [64, 4]. ``row`` is the first
-    one; rows past the end do not count, nor does a NaN: :func:`unless_nan`.
+    one; rows past the end do not count, nor does a NaN: :func:`weights_of`.
     """
     layout: gl.constexpr = kept.type.layout
     lanes: gl.constexpr = here.type.layout
@@ -120,21 +120,21 @@ def keep_weight(kept, here, total, i, row, unit, q_len):
     # Two of a warp's 16 rows lie in a lane. Integers of 32 lanes add up in one instruction.
     pairs = gl.sum(gl.reshape(shares, [4, 2, 8, 4]), 1)
     fine = _up(pairs)
-    weight = (gl.sum(gl.reshape(fine, [4, 32]), 1) + ((1 << _FINE_BITS) - 1)) >> _FINE_BITS
-    weight = gl.convert_layout(weight, gl.SliceLayout(1, layout))
+    weight = gl.convert_layout(gl.sum(gl.reshape(fine, [4, 32]), 1), gl.SliceLayout(1, layout))
     lane = gl.arange(0, 32, gl.SliceLayout(0, layout))
     return gl.where((lane == (i & 31))[None, :], weight[:, None], kept)
 
 
 @gluon.jit
-def unless_nan(kept, total, row, q_len):
-    """Weights of the last 32 tiles, of :data:`UNIT` in warps one of whose sums is NaN by now."""
+def weights_of(kept, total, row, q_len):
+    """Weights of the last 32 tiles, rounded up; in warps one of whose sums is NaN :data:`UNIT`."""
     layout: gl.constexpr = kept.type.layout
     lanes: gl.constexpr = total.type.layout
     valid = row + gl.arange(0, 64, gl.SliceLayout(1, lanes)) < q_len
     bad = gl.where(valid[:, None] & (total != total), 1, 0)
     bad = gl.convert_layout(gl.sum(gl.reshape(bad, [4, 64]), 1), gl.SliceLayout(1, layout))
-    return gl.where((bad > 0)[:, None], UNIT, kept)
+    weight = (kept + ((1 << _FINE_BITS) - 1)) >> _FINE_BITS
+    return gl.where((bad > 0)[:, None], UNIT, weight)
 
 
 @gluon.jit
