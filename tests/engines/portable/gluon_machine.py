@@ -709,9 +709,9 @@ def _inline_asm(
         return Value(up.clamp(-(2**31), 2**31 - 1).int())
     if text == "rcp.approx.ftz.f32 $0, $1;":
         return Value(1.0 / args[0].data)
-    never = re.search(r"setp\.eq\.b32 (\w+), \$1, (\w+);.*@\1 ld\.", text, re.S)
+    never = re.search(r"setp\.eq\.b32 (\w+), \$(\d), (\w+);.*@\1 ld\.", text, re.S)
     assert never and "mov.b32 $0, $1;" in text, text
-    if (args[0].data.view(torch.int32) == int(never[2], 16)).any():
+    if (args[int(never[2]) - 1].data.view(torch.int32) == int(never[3], 16)).any():
         raise KernelError("what never runs does")
     return args[0]
 

@@ -401,7 +401,9 @@ def _compute(
                     )  # fmt: skip
                     if WEIGH and not MARKS:
                         # of the tile before, under this one's exponentials
-                        kept = keep_weight(kept, here, total, i - 1, row, unit, q_len)
+                        kept = keep_weight(
+                            kept, here, total, level, i - 1, row, unit, q_len, GROUPS == 2
+                        )
                     here = lane_sums(p)
                     total = faded(total, fade) + here
                     if MARKS:
@@ -421,7 +423,7 @@ def _compute(
                     inside = gl.where(keys == 0, 0, count)
                     if WEIGH:
                         last = gl.minimum(first_step + span, count) - 1
-                        kept = keep_weight(kept, here, total, last, row, unit, q_len)
+                        kept = keep_weight(kept, here, total, level, last, row, unit, q_len, False)
                         whole = weights_of(kept, total, row, q_len)
                         flush_weights(
                             whole, first_step, inside, row_items, listed, weights + at * k_blocks,

@@ -11,6 +11,8 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 
+from .hopper_softmax import behind
+
 #: Tiles of a q block that are held in registers while a cut is searched for; more are read anew.
 _SPAN = gl.constexpr(256)
 #: A mass of 1 as a weight, its bits, and what is set in weights of must-do tiles: above every cut.
@@ -106,16 +108,20 @@ def _inverse(x):
 
 
 @gluon.jit
-def keep_weight(kept, here, total, i, row, unit, q_len):
+def keep_weight(kept, here, total, level, i, row, unit, q_len, BEHIND: gl.constexpr):
     """Keep what tile ``i`` of a walk weighs in a warp's rows, in fine units: lane ``i`` of a word.
 
     ``here`` of each row's ``total`` so far lies in it, both by lane, [64, 4]. ``row`` is the first
-    one; rows past the end do not count, nor does a NaN: :func:`weights_of`.
+    one; rows past the end do not count, nor does a NaN: :func:`weights_of`. ``BEHIND``: nearly all
+    of it comes once ``level`` is known, under the exponentials that wait for that.
     """
     layout: gl.constexpr = kept.type.layout
     lanes: gl.constexpr = here.type.layout
     valid = row + gl.arange(0, 64, gl.SliceLayout(1, lanes)) < q_len
-    shares = here * (unit * (1 << _FINE_BITS) * _inverse(gl.sum(total, 1)))[:, None]
+    sums = gl.sum(total, 1)
+    if BEHIND:
+        sums = behind(sums, gl.convert_layout(level, gl.SliceLayout(1, lanes)))
+    shares = here * (unit * (1 << _FINE_BITS) * _inverse(sums))[:, None]
     shares = gl.where(valid[:, None], shares, 0.0)
     # Two of a warp's 16 rows lie in a lane. Integers of 32 lanes add up in one instruction.
     pairs = gl.sum(gl.reshape(shares, [4, 2, 8, 4]), 1)

@@ -68,6 +68,25 @@ def held_firmly(x):
     return gl.inline_asm_elementwise(_NEVER_FIRMLY, "=r,r", [x], gl.float32, is_pure=False, pack=1)
 
 
+#: The same of another number, the second one.
+_NEVER_OF_OTHER = gl.constexpr("""{
+    .reg .pred never;
+    .reg .b32 at;
+    setp.eq.b32 never, $2, 0x7fc0dead;
+    mov.b32 at, 0;
+    mov.b32 $0, $1;
+    @never ld.volatile.shared.b32 $0, [at];
+}""")
+
+
+@gluon.jit
+def behind(x, first):
+    """``x``, with which nothing is computed before ``first`` is known, a number of the same row."""
+    return gl.inline_asm_elementwise(
+        _NEVER_OF_OTHER, "=r,r,r", [x, first], gl.float32, is_pure=False, pack=1
+    )
+
+
 @gluon.jit
 def _packed(weights, dtype: gl.constexpr):
     """fp32 [64, N] -> ``dtype``, to nearest even, in pairs: int32 [64, N / 2].
