@@ -54,6 +54,7 @@ _POINTERS = {
     "lse": "*fp32", "parts": "*fp32", "mass": "*fp32", "sinks": "*fp32", "items": "*i16",
     "tally": "*i64", "counts": "*i32", "order": "*i32", "next_tile": "*i32", "spare": "*i32",
     "votes": "*i32", "weights": "*i32", "must_do": "*i32", "q_start": "*i32", "lengths": "*i32",
+    "limits": "*i32",
     "page_table": "*i32", "out": "*bf16", "k_scale_at": "*fp32", "v_scale_at": "*fp32",
 }  # fmt: skip
 _CPU = torch.device("cpu")
