@@ -304,6 +304,7 @@ def test_prompts_over_fp8_caches_read_copies(
     remembered.forget()
 
 
+@pytest.mark.skipif(DEVICE.type != "cpu", reason="on a GPU they have one")
 def test_prompts_have_no_kernel_of_their_own_in_the_interpreter(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
