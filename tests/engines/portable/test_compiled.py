@@ -303,7 +303,8 @@ HOPPER = {
     "lite-64": lists(64, 128),
     "lite-192-rows": lists(64, 192, HAS_DO=True),
     "soft-skip": lists(128, 128, SOFT_SKIP=True, HAS_DO=True, HAS_LSE=True, ROUNDING=1),
-    "weigh": lists(128, 128, True, HAS_DO=True, HAS_LSE=True, BY_HEAD=True),
+    "weigh": lists(128, 128, True, HAS_DO=True, HAS_LSE=True),
+    "by-head": lists(128, 128, True, BY_HEAD=True),
     "weigh-64": lists(64, 128, True),
     "weigh-192-rows": lists(64, 192, True),
     "cut": lists(128, 128, SLOTS=264),
@@ -320,8 +321,9 @@ HOPPER = {
 }
 
 
-#: Bytes that lists of two and of three warpgroups may spill: none with Triton 3.6's ptxas.
-_SPILLED_OF_LISTS = {2: 4, 3: 64}
+#: Bytes that lists of two and of three warpgroups may spill: none with Triton 3.6's ptxas. Those of
+#: two lie outside of their loops.
+_SPILLED_OF_LISTS = {2: 16, 3: 64}
 
 
 @pytest.mark.parametrize("case", HOPPER)
@@ -343,14 +345,14 @@ def test_the_hopper_kernel_keeps_its_registers(case: str, tmp_path: Path) -> Non
     assert built.metadata.num_warps == 4 * (tile.groups + 1)
     spilled = re.search(r"(\d+) bytes spill stores", said)
     assert spilled
-    if constants["SLOTS"]:
+    if constants["SLOTS"] or (constants["LITE"] and tile.groups == 2):
         # between the loops, for what belongs to pieces, and to none of their steps
         loops = sass.inner_loops(sass.listing(tmp_path / "kernel.cubin"))
-        assert len(loops) == 2 * tile.groups
+        assert len(loops) == tile.groups * (2 if constants["SLOTS"] else 1)
         assert not any(text.startswith(("LDL", "STL")) for loop in loops for text in loop)
-    elif constants["LITE"]:
+    if constants["LITE"] and not constants["SLOTS"]:
         assert int(spilled[1]) <= _SPILLED_OF_LISTS[tile.groups], said
-    elif tile.groups == 2:
+    elif tile.groups == 2 and not constants["SLOTS"]:
         assert int(spilled[1]) == 0, said
 
 

@@ -197,10 +197,10 @@ def test_a_bound_hopper_launch_gets_the_addresses_of_each_call(
         unused = t.out.data_ptr()
         later, now = launch.workspaces.counters(CPU, 0) if counted else (t.out, t.out)
         expected += [sums.data_ptr(), *3 * [unused], now.data_ptr(), later.data_ptr()]
-        expected += 6 * [unused]
+        expected += 7 * [unused]
         assert started[8].dtype == started[9].dtype == now.dtype
         # the numbers and constants are those that it was compiled with
-        assert flat(found, driver) == expected + list(started[16:])
+        assert flat(found, driver) == expected + list(started[17:])
     assert len(function.started) == 1
 
 
@@ -306,7 +306,7 @@ def test_plain_code_depends_on_alignment(driver: Driver, kernels: dict[str, Func
     where, found = arguments(function.result, driver)
     assert where[0] == 3 * 4 and len(function.started) == 2
     assert found[:5] == tuple(x.data_ptr() for x in (*t[:4], t.out))
-    assert found[13:] == function.started[0][1][13:]
+    assert found[14:] == function.started[0][1][14:]
 
 
 @pytest.mark.parametrize("share", [0.0, 0.1], ids=["vote", "weigh"])
