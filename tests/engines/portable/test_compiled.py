@@ -479,6 +479,7 @@ def test_dense_attention_on_the_emulator(causal: bool) -> None:
         none.float(),
         none.long(),
         none,
+        none,
     ]
     args += [*steps(q), *steps(k), *steps(v), *steps(out)]
     args += [2, 2, 70, 150, 2, 5, 1, 0, 64**-0.5 * LOG2E, math.nan]
