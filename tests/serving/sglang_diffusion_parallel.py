@@ -96,6 +96,7 @@ def attend_as_ring(
     negative: bool,
     scale: Any,
     out: Any,
+    heads: Any = None,
 ) -> None:
     position = self._position(q, layer, step, negative)
     halves = [slice(0, TOKENS // 2), slice(TOKENS // 2, TOKENS)]
