@@ -39,6 +39,8 @@ HEADS, TOKENS = 4, 576
 #: Ranges over 576 tokens, across the border of two splits.
 RANGES = {"must_do": [[200, 300]], "must_skip": [[512, 576]]}
 POLICIES: list[Any] = [{"threshold": -0.5, **RANGES}, {"threshold": "-inf"}]
+#: Where a process has whole rows of some heads.
+BY_HEAD: dict[str, Any] = {"budget": 0.0, "layer_budgets": {"*": [0.3, 0.02, 0.0, 0.6]}, **RANGES}
 #: name -> processes and what SGLang is told.
 LAYOUTS: dict[str, tuple[int, dict[str, Any]]] = {
     "ulysses 2": (2, {"ulysses_degree": 2}),
@@ -136,7 +138,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def alone(model: Path, tmp_path_factory: pytest.TempPathFactory) -> list[Result]:
-    more = ({**DEFAULTS, **REQUEST},)
+    more = (BY_HEAD, {**DEFAULTS, **REQUEST})
     (results,) = on_ranks(serve, 1, tmp_path_factory.mktemp("alone"), model, {}, more)
     bold, exact, _ = results
     assert 0.05 < bold.report["sparsity_last_step"] < 0.5, "lists that say nothing"
@@ -158,7 +160,8 @@ def ranks(
     count, arguments = LAYOUTS[request.param]
     folder = tmp_path_factory.mktemp("ranks")
     arguments = {"num_gpus": count, **arguments}
-    return request.param, on_ranks(serve, count, folder, model, arguments)
+    more = () if "ring" in request.param else (BY_HEAD,)
+    return request.param, on_ranks(serve, count, folder, model, arguments, more)
 
 
 def tiles(results: list[Result], field: str) -> int:
@@ -205,6 +208,22 @@ def test_lists_and_frames_are_those_of_one_process(
                 assert tiles(results, field) == tiles([expected], field)
         skipped = 1 - tiles(results, "tiles_computed") / tiles(results, "tiles_total")
         assert (skipped > 0.02) == (index == 0)
+
+
+def test_each_process_takes_the_budgets_of_its_heads(
+    ranks: tuple[str, list[list[Result]]], alone: list[Result]
+) -> None:
+    name, answers = ranks
+    if "ring" in name:
+        pytest.skip("a ring keeps lists by split: tests/lite/test_parallel.py")
+    results = [answer[len(POLICIES)] for answer in answers]
+    expected = alone[len(POLICIES)]
+    lists = together(name, results)
+    assert lists.keys() == expected.lists.keys()
+    for key, value in expected.lists.items():
+        assert lists[key].tobytes() == value.tobytes(), key
+    assert tiles(results, "tiles_kept") == tiles([expected], "tiles_kept")
+    assert tiles(results, "tiles_kept") < 0.95 * tiles(results, "tiles_total")
 
 
 def test_a_ring_that_skips_nothing_is_one_process(
