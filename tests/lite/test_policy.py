@@ -58,6 +58,13 @@ def test_defaults() -> None:
         ({"budget": 0.1, "layer_budgets": {"a*": 5.0}}, "layer_budgets.a*.number\n"),
         ({"budget": 0.1, "layer_budgets": {"a*": (0.1, 5)}}, "layer_budgets.a*.by_head.1\n"),
         ({"budget": 0.1, "layer_budgets": {"a*": []}}, "at least 1 item"),
+        ({"budget": 0.1, "layer_budgets": {"a*": [[]]}}, "layer_budgets.a*.by_step.0\n"),
+        ({"budget": 0.1, "layer_budgets": {"a*": [[0.1], [5]]}}, "layer_budgets.a*.by_step.1.0\n"),
+        ({"budget": 0.1, "layer_budgets": {"a*": [0.1, [0.2, 0.3]]}}, "give (0.1, ...) for 0.1"),
+        (
+            {"budget": 0.1, "layer_budgets": {"a*": [[0.1], [0, 0.2], [0, 0]]}},
+            "steps have 1 or 2 budgets by head: give each step one for every query head",
+        ),
         ({"layer_thresholds": {"a*": (-1.0, -2.0)}}, "valid number"),
         ({"threshold_scale": "log"}, "'absolute' or 'length'"),
         ({"layer_thresholds": [-1.0]}, "valid dictionary"),
@@ -182,13 +189,23 @@ def test_budget_by_step_and_layer() -> None:
     )
 
 
+def assert_twins_are_equal(policy: SkipPolicy) -> None:
+    for twin in (
+        SkipPolicy.model_validate_json(policy.model_dump_json()),
+        SkipPolicy(**json.loads(policy.model_dump_json())),
+        SkipPolicy(**policy.model_dump()),
+        pickle.loads(pickle.dumps(policy)),
+        copy.deepcopy(policy),
+    ):
+        assert twin == policy and hash(twin) == hash(policy)
+
+
 def test_budgets_by_head() -> None:
     policy = SkipPolicy(budget=0.2, layer_budgets={"a": [0.3, 0, 0.1], "b*": 0.5}, warmup_steps=1)
     assert policy.budget_at(0, "a") is None
     assert policy.budget_at(1, "a") == (0.3, 0.0, 0.1) and policy.budget_at(1, "b1") == 0.5
     assert policy.by_head and not SkipPolicy(budget=0.2, layer_budgets={"b*": 0.5}).by_head
-    for twin in (SkipPolicy.model_validate_json(policy.model_dump_json()), copy.deepcopy(policy)):
-        assert twin == policy and hash(twin) == hash(policy)
+    assert_twins_are_equal(policy)
 
     schedule = policy.schedule("a", 64, None, 1)
     assert schedule.of_heads("a", 3, None).limits == ((-INF, 0.3, (0.3, 0.0, 0.1)),)
@@ -198,6 +215,26 @@ def test_budgets_by_head() -> None:
             schedule.of_heads("a", count, heads)
     other = policy.schedule("b1", 64, None, 1)
     assert other.of_heads("b1", 7, None) == other
+
+
+def test_budgets_by_step_and_head() -> None:
+    """The steps count from 0, dense ones too; the last budgets stay."""
+    steps = ((0, 0.5, 0), (0, 0.5, 0), [0.1, 0.5, 0])
+    policy = SkipPolicy(budget=0.2, layer_budgets={"a": steps}, warmup_steps=1, last_step=-2)
+    assert [policy.budget_at(step, "a", 6) for step in range(6)] == [
+        None, (0.0, 0.5, 0.0), *3 * [(0.1, 0.5, 0.0)], None,
+    ]  # fmt: skip
+    assert policy.budget_at(1, "b", 6) == 0.2 and policy.by_head
+    assert_twins_are_equal(policy)
+    assert policy != policy.model_copy(update={"layer_budgets": {"a": steps[:2]}})
+    assert policy.model_copy(update={"warmup_steps": 0}).budget_at(0, "a", 6) == (0.0, 0.5, 0.0)
+
+    schedule = policy.schedule("a", 64, 6, 1)
+    assert schedule.of_heads("a", 2, (2, 0)).limits == (
+        (-INF, 0.0, (0.0, 0.0)), (-INF, 0.0, (0.0, 0.0)), (-INF, 0.1, (0.0, 0.1)),
+    )  # fmt: skip
+    with pytest.raises(ValueError, match=r"'a' has 3 budgets by head.* 2 query heads"):
+        schedule.of_heads("a", 2, None)
 
 
 def test_json_round_trip_keeps_infinity() -> None:

@@ -261,6 +261,36 @@ def test_budgets_by_head() -> None:
         call(together, tuple(x[:, :, :1] for x in inputs(0)), 0, generation="other")
 
 
+@pytest.mark.parametrize("warmup", [0, 1])
+def test_budgets_by_step_and_head(warmup: int) -> None:
+    """Each head begins at its own step, as if it were alone with its budgets by step."""
+    heads = inputs(0)[0].shape[2]
+    budgets = tuple(
+        tuple(0.1 * (h + 1) if step > h else 0.0 for h in range(heads)) for step in range(heads + 1)
+    )
+    assert len(set(budgets)) == len(budgets)
+    together = make(
+        SkipPolicy(budget=0.9, layer_budgets={"blocks.0": budgets}, warmup_steps=warmup)
+    )
+    alone = [
+        make(SkipPolicy(budget=own, warmup_steps=warmup)) for own in zip(*budgets, strict=True)
+    ]
+    full = By().full(*inputs(0)[:2])
+    for step in range(heads + 2):
+        tensors = inputs(step)
+        out = call(together, tensors, step)
+        for h, lite in enumerate(alone):
+            assert torch.equal(out[:, :, h], call(lite, tensors, step)[:, :, h])
+            if step >= warmup:
+                own = together.lists("blocks.0")[:, h]
+                assert torch.equal(own, lite.lists("blocks.0")[:, h])
+                assert torch.equal(own, full[:, h]) == (step <= h)
+    used = [row["budget"] for row in together.statistics.to_records()]
+    assert used == [
+        None if step < warmup else list(budgets[min(step, heads)]) for step in range(heads + 2)
+    ]
+
+
 def test_thresholds_by_step_layer_and_length() -> None:
     policy = SkipPolicy(
         threshold=(-4.0, -1.0), layer_thresholds={"blocks.1": -3.0}, threshold_scale="length"

@@ -128,10 +128,44 @@ _Budgets = Annotated[
     | Annotated[tuple[_Budget, ...], Field(min_length=1), Tag("by_step")],
     _number_or("by_step"),
 ]
-_BudgetsByHead = Annotated[
+_ByHead = Annotated[tuple[_Budget, ...], Field(min_length=1)]
+
+
+def _budgets_of_a_step(value: Any) -> Any:
+    if not isinstance(value, list | tuple):
+        raise ValueError(
+            f"each step needs a budget for each query head: give ({value!r}, ...) for {value!r}"
+        )
+    return value
+
+
+def _same_heads(steps: tuple[tuple[float, ...], ...]) -> tuple[tuple[float, ...], ...]:
+    counts = sorted({len(heads) for heads in steps})
+    if len(counts) > 1:
+        raise ValueError(
+            f"steps have {' or '.join(map(str, counts))} budgets by head: give each step one for "
+            "every query head of the model"
+        )
+    return steps
+
+
+def _form_of_layer(value: Any) -> str:
+    if not isinstance(value, list | tuple):
+        return "number"
+    return "by_step" if any(isinstance(one, list | tuple) for one in value) else "by_head"
+
+
+#: A number, one for each head, or at each step one for each head.
+_BudgetsOfLayer = Annotated[
     Annotated[_Budget, Tag("number")]
-    | Annotated[tuple[_Budget, ...], Field(min_length=1), Tag("by_head")],
-    _number_or("by_head"),
+    | Annotated[_ByHead, Tag("by_head")]
+    | Annotated[
+        tuple[Annotated[_ByHead, BeforeValidator(_budgets_of_a_step)], ...],
+        Field(min_length=1),
+        AfterValidator(_same_heads),
+        Tag("by_step"),
+    ],
+    Discriminator(_form_of_layer),
 ]
 _Int = Annotated[int, BeforeValidator(plain_int), Field(strict=True)]
 _Pattern = Annotated[str, StringConstraints(strict=True, min_length=1)]
@@ -209,7 +243,8 @@ class SkipPolicy(BaseModel):
             keys there are (dropped mass can reach keys * 2^threshold relative to a row's peak).
         layer_thresholds: fnmatch pattern on the layer name -> threshold in log2 units, replacing
             ``threshold`` at every step; the first pattern that matches wins.
-        layer_budgets: the same for budgets; a tuple has a budget for each query head of the model.
+        layer_budgets: the same for budgets; a tuple has a budget for each query head of the model,
+            and a tuple of such tuples is indexed by step, where its last one repeats.
         warmup_steps: steps [0, warmup_steps) are dense.
         last_step: last step that may skip, inclusive; later ones are dense. A negative value
             counts from the end (-1 is the last step) and needs ``num_steps``. None: no limit.
@@ -243,9 +278,9 @@ class SkipPolicy(BaseModel):
         PlainSerializer(dict, return_type=dict[str, float]),
     ] = ByLayer()
     layer_budgets: Annotated[
-        Mapping[_Pattern, _BudgetsByHead],
+        Mapping[_Pattern, _BudgetsOfLayer],
         AfterValidator(ByLayer),
-        PlainSerializer(dict, return_type=dict[str, float | tuple[float, ...]]),
+        PlainSerializer(dict, return_type=dict[str, Any]),
     ] = ByLayer()
     warmup_steps: Annotated[_Int, Field(ge=0)] = 0
     last_step: _Int | None = None
@@ -374,7 +409,8 @@ class SkipPolicy(BaseModel):
         else:
             own = _first_match(self.layer_budgets, layer)
             if isinstance(own, tuple):
-                limits = (Limit(-math.inf, max(own), own),)
+                by_step = own if isinstance(own[0], tuple) else (own,)
+                limits = tuple([Limit(-math.inf, max(heads), heads) for heads in by_step])
             else:
                 budgets = _of_layer(self.budget, self.layer_budgets, layer)
                 limits = tuple([Limit(-math.inf, value) for value in budgets])
