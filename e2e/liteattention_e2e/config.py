@@ -82,7 +82,7 @@ class PolicyOptions(BaseModel):
 
     threshold_scale: Literal["absolute", "length"] = "absolute"
     layer_thresholds: dict[str, float] = {}
-    layer_budgets: dict[str, float | tuple[float, ...]] = {}
+    layer_budgets: dict[str, float | tuple[float, ...] | tuple[tuple[float, ...], ...]] = {}
     warmup_steps: int = Field(default=0, ge=0)
     last_step: int | None = None
     retest_every: int | None = Field(default=None, ge=1)

@@ -12,7 +12,7 @@ import platform
 import statistics
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
@@ -271,10 +271,19 @@ def notes(config: SuiteConfig) -> list[str]:
 def _keeps_all(policy: SkipPolicy) -> bool:
     """Whether a policy keeps every tile at every step of every layer."""
     if policy.budget is None:
-        numbers: list[Any] = [policy.threshold, *policy.layer_thresholds.values()]
-        return all(value == float("-inf") for value in numbers)
-    given = (policy.budget, *policy.layer_budgets.values())
-    return all(max(x) == 0 if isinstance(x, tuple) else x == 0 for x in given)
+        thresholds = _numbers((policy.threshold, *policy.layer_thresholds.values()))
+        return all(value == float("-inf") for value in thresholds)
+    budgets = _numbers((policy.budget, *policy.layer_budgets.values()))
+    return all(value == 0 for value in budgets)
+
+
+def _numbers(given: Any) -> Iterator[Any]:
+    """All numbers of a policy's field: one, by step, by head, or both."""
+    if isinstance(given, tuple):
+        for item in given:
+            yield from _numbers(item)
+    else:
+        yield given
 
 
 def _summary(result: Result, configuration: Configuration) -> dict[str, Any]:

@@ -435,6 +435,17 @@ def test_a_short_schedule_is_compared_with_references_as_short(
     assert "sparsity_by_layer_lite_-1_2_steps.png" in printed["artefacts"]["plots"]
 
 
+def test_what_keeps_every_tile_is_noted() -> None:
+    given = {
+        "nothing": {"threshold": ["-inf", "-inf"], "layer_thresholds": {"a": "-inf"}},
+        "late": {"threshold": ["-inf", -2]},
+        "none": {"budget": [0, 0], "layer_budgets": {"a": 0, "b": [0, 0], "c": [[0, 0], [0, 0]]}},
+        "last head": {"budget": 0, "layer_budgets": {"a": [[0, 0], [0, 0.1]]}},
+    }
+    config = load_config({"model": "x", "thresholds": "", "policies": given})
+    assert any("keeps every tile (nothing; none)" in note for note in suite.notes(config))
+
+
 def test_every_wrong_option_is_reported_at_once(app: typer.Typer, tmp_path: Path) -> None:
     outcome = CliRunner().invoke(
         app,
@@ -505,6 +516,9 @@ def test_prompts_of_a_file_and_geometries(tmp_path: Path) -> None:
     assert both.configurations()[-1].name == "lite budget 0.05"
     more = load_config({"model": "x", "budgets": "0.05", "thresholds": "-3"})
     assert [item.name for item in more.configurations()][2:] == ["lite -3", "lite budget 0.05"]
+    steps = ((0.0, 0.3), (0.1, 0.3))
+    by_head = load_config({"model": "x", "budgets": "0", "policy": {"layer_budgets": {"x": steps}}})
+    assert by_head.configurations()[-1].policy == SkipPolicy(budget=0.0, layer_budgets={"x": steps})
     assert parse_geometry("cpu") is None
     assert parse_geometry("mi300x") == MI300X_GEOMETRY
     assert parse_geometry("64x64x8") == TileGeometry(64, 64, 8)

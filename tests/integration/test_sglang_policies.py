@@ -25,6 +25,15 @@ def test_a_request_takes_a_budget_where_the_server_has_a_threshold_and_back(
     assert request_policy({"liteattention": False}, weighs).enabled is False
 
 
+def test_a_request_takes_budgets_by_step_and_head() -> None:
+    steps = [[0, 0.5], [0.1, 0.5]]
+    options = {"budget": 0, "layer_budgets": {"blocks.0.*": steps}, "warmup_steps": 1}
+    own = request_policy({"liteattention": options}, server_policy(None))
+    assert own.layer_budgets == {"blocks.0.*": ((0.0, 0.5), (0.1, 0.5))}
+    whole = own.model_dump(mode="json")
+    assert request_policy({"liteattention": whole}, server_policy({"budget": 0.2})) == own
+
+
 @pytest.mark.parametrize(
     ("options", "reasons"),
     [
@@ -32,6 +41,10 @@ def test_a_request_takes_a_budget_where_the_server_has_a_threshold_and_back(
         ({"budget": 0.1, "threshold": -3}, ["two ways to choose tiles"]),
         ({"budget": 0.1, "soft_skip": True}, ["soft_skip needs a threshold"]),
         ({"layer_budgets": {"a": 0.1}}, ["layer_budgets need a budget"]),
+        (
+            {"budget": 0, "layer_budgets": {"a": [[0.1], [0.1, 0.2]], "b": [0.1, [0.1]]}},
+            ["layer_budgets.a.by_step: ", "1 or 2 budgets by head", "give (0.1, ...) for 0.1"],
+        ),
     ],
 )
 def test_budgets_that_make_no_sense_are_refused(options: object, reasons: list[str]) -> None:

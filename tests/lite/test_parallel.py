@@ -26,6 +26,13 @@ POLICIES = {
     "by head": SkipPolicy(
         budget=0.1, layer_budgets={"x": tuple(0.04 * head for head in range(HEADS))}
     ),
+    "by step and head": SkipPolicy(
+        budget=0.1,
+        layer_budgets={
+            "x": tuple(tuple(0.04 * h * (s >= h % 3) for h in range(HEADS)) for s in range(3))
+        },
+        warmup_steps=1,
+    ),
     # across the borders of 2 and 4 parts; the last quarter of the keys is left out altogether
     "ranges": SkipPolicy(threshold=-3.0, must_do=((200, 600),), must_skip=((768, 1024),)),
 }

@@ -58,6 +58,9 @@ POLICIES = {
     "by head": SkipPolicy(
         budget=0.05, layer_budgets={"blocks.0.*": (0.0, 0.2), "blocks.1.*": (0.3, 0.02)}
     ),
+    "by step and head": SkipPolicy(
+        budget=0.05, layer_budgets={"blocks.0.*": ((0, 0), (0, 0.2), (0.1, 0.2))}, warmup_steps=1
+    ),
     "by layer": SkipPolicy(threshold=-1.0, layer_thresholds={"blocks.0.*": -4.0}),
     "shared, tested again": SkipPolicy(threshold=-2.0, branches="shared", retest_every=3),
     "upwards, ranges": SkipPolicy(
