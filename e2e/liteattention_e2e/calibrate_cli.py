@@ -17,7 +17,7 @@ from liteattention_rocm.cli.progress import Steps
 from . import cli
 
 if TYPE_CHECKING:
-    from .calibrate import Calibration
+    from .calibrate import Calibration, Choice
     from .config import CalibrationOptions
     from .runs import AnyRunner
 
@@ -38,7 +38,12 @@ def calibrate(
         cli.option("Budgets that each group or head is tried with; 0.01,0.05,0.25.", "LIST"),
     ] = None,
     dense_steps: Annotated[
-        str | None, cli.option("First steps that run dense; 4 by default.", "N")
+        str | None,
+        cli.option(
+            "First steps that run dense; 4 by default. Of several, with --by-head, each head takes "
+            "one.",
+            "LIST",
+        ),
     ] = None,
     groups: Annotated[
         str | None, cli.option("Groups of neighbouring layers; by default each layer is one.", "N")
@@ -66,7 +71,7 @@ def calibrate(
     """Choose budgets by layer, or by head, for a wanted quality, and write them as policies.
 
     It makes (groups x trial budgets + 1 + rounds x qualities) videos for each prompt and seed; with
-    --by-head, heads times as many trials.
+    --by-head, heads times as many trials, and that for each number of --dense-steps.
     """
     need("calibrate", *cli.FRAMEWORK[runner == "sglang"], extras=cli.EXTRAS[runner == "sglang"])
     from pydantic import ValidationError
@@ -151,7 +156,8 @@ class Command:
 
     def _steps(self, videos: int, units: int = 1) -> int:
         options = self._options
-        runs = 1 + units * len(options.budgets) + options.rounds * len(options.psnr)
+        trials = units * len(options.dense_steps) * len(options.budgets)
+        runs = 1 + trials + options.rounds * len(options.psnr)
         return 2 + runs * videos * self._loaded.settings.steps
 
     def _write(self, made: Calibration) -> None:
@@ -217,10 +223,11 @@ def summary(made: Calibration) -> list[str]:
     what = "layer" if made.heads is None else "head"
     lines = [f"# Budgets by {what}", "", "One of these skips, the others are kept whole:", ""]
     lines += tables.markdown(
-        ["layers", "budget", "PSNR dB", "skipped in them"],
+        ["layers", "dense steps", "budget", "PSNR dB", "skipped in them"],
         [
             [
                 _unit(item.layers, item.head),
+                str(item.dense_steps),
                 f"{item.budget:g}",
                 f"{item.psnr_db:.1f}",
                 f"{item.skipped:.1%}",
@@ -239,11 +246,16 @@ def summary(made: Calibration) -> list[str]:
     lines += tables.markdown(
         ["layers", *(f"{target:g} dB" for target, _ in taken)],
         [
-            [_unit(*unit), *(f"{best.budgets[i]:.3g}" for _, best in taken)]
+            [_unit(*unit), *(_choice(made, best.choices[i]) for _, best in taken)]
             for i, unit in enumerate(made.units)
         ],
     )
     return lines
+
+
+def _choice(made: Calibration, choice: Choice) -> str:
+    start = f" from step {choice.dense_steps}" if made.dense_steps[1:] else ""
+    return f"{choice.budget:.3g}{start}"
 
 
 def _unit(layers: tuple[str, ...], head: int | None) -> str:

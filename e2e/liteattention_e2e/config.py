@@ -130,10 +130,22 @@ class CalibrationOptions(BaseModel):
 
     psnr: Annotated[tuple[float, ...], BeforeValidator(split)] = (40.0, 33.0)
     budgets: Annotated[tuple[float, ...], BeforeValidator(split)] = (0.01, 0.05, 0.25)
-    dense_steps: int = Field(default=4, ge=0)
-    groups: int | None = Field(default=None, ge=1)
     by_head: bool = False
+    dense_steps: Annotated[tuple[Annotated[int, Field(ge=0)], ...], BeforeValidator(split)] = (4,)
+    groups: int | None = Field(default=None, ge=1)
     rounds: int = Field(default=3, ge=1)
+
+    _not_empty = field_validator("dense_steps")(_some)
+    _no_doubles = field_validator("dense_steps")(_distinct)
+
+    @field_validator("dense_steps")
+    @classmethod
+    def _one_or_by_head(cls, value: tuple[int, ...], info: ValidationInfo) -> tuple[int, ...]:
+        if value[1:] and not info.data.get("by_head"):
+            raise ValueError(
+                "several numbers are tried head by head: add --by-head, or give one number"
+            )
+        return value
 
     @field_validator("psnr")
     @classmethod

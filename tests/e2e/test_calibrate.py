@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 import random
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +19,9 @@ from typer.testing import CliRunner
 from liteattention_e2e.calibrate import (
     LEAST_BUDGET,
     Calibration,
+    Choice,
     Curve,
+    Curves,
     Round,
     Trial,
     choose,
@@ -48,7 +52,8 @@ def test_the_policies_kept_for_the_small_model_name_its_layers() -> None:
     kept = [json.loads(file.read_text()) for file in sorted((e2e / "policies").glob("*.json"))]
     for fields in [fields for policies in kept for fields in policies.values()]:
         policy = SkipPolicy(**fields)
-        for budgets in policy.layer_budgets.values():
+        for layer in policy.layer_budgets:
+            budgets = policy.budget_at(policy.warmup_steps, layer)
             assert isinstance(budgets, float) or len(budgets) == depth["num_attention_heads"]
         assert list(policy.layer_budgets) == [
             f"blocks.{i}.attn1" for i in range(depth["num_layers"])
@@ -56,7 +61,16 @@ def test_the_policies_kept_for_the_small_model_name_its_layers() -> None:
 
 
 def trial(budget: float, psnr: float, skipped: float) -> Trial:
-    return Trial(("layer",), budget, psnr, skipped)
+    return Trial(("layer",), 3, budget, psnr, skipped)
+
+
+def by_steps(*curves: Curve) -> list[Curves]:
+    """The curves of units that were tried with three dense steps only."""
+    return [{3: curve} for curve in curves]
+
+
+def choices(*budgets: float) -> tuple[Choice, ...]:
+    return tuple(Choice(3, budget) for budget in budgets)
 
 
 curves = st.builds(
@@ -82,11 +96,11 @@ def test_what_is_there_anyhow_is_counted_once() -> None:
     trials = [trial(0.03, 40.0, 0.3), trial(0.12, 36.0, 0.5)]
     curve = Curve(trials, 4e-5)
     assert curve.error(0.03) == pytest.approx(6e-5)
-    assert predicted_db([curve, curve], [0.03, 0.03], 4e-5) == pytest.approx(
+    assert predicted_db(by_steps(curve, curve), choices(0.03, 0.03), 4e-5) == pytest.approx(
         -10 * math.log10(4e-5 + 2 * 6e-5)
     )
-    alone = choose([Curve(trials)] * 3, [1] * 3, 35.0)
-    above = choose([curve] * 3, [1] * 3, 35.0, 4e-5)
+    alone = choose(by_steps(*[Curve(trials)] * 3), [1] * 3, 35.0)
+    above = choose(by_steps(*[curve] * 3), [1] * 3, 35.0, 4e-5)
     assert above > alone, "three layers share one floor, so each may lose more"
 
 
@@ -104,25 +118,34 @@ def test_a_curve_needs_two_budgets() -> None:
 
 
 @given(
-    st.lists(st.tuples(curves, st.integers(1, 5)), min_size=1, max_size=5),
+    st.lists(
+        st.tuples(st.dictionaries(st.sampled_from([1, 3]), curves, min_size=1), st.integers(1, 5)),
+        min_size=1,
+        max_size=5,
+    ),
     st.floats(25, 45),
     st.randoms(use_true_random=False),
 )
-def test_no_other_budgets_skip_more_with_as_little_error(
-    groups: list[tuple[Curve, int]], target: float, rng: random.Random
+def test_no_other_choices_skip_more_with_as_little_error(
+    groups: list[tuple[dict[int, Curve], int]], target: float, rng: random.Random
 ) -> None:
-    listed, sizes = [curve for curve, _ in groups], [size for _, size in groups]
-    chosen = choose(listed, sizes, target)
-    least = [LEAST_BUDGET] * len(groups)
-    if predicted_db(listed, least) >= target:
-        assert predicted_db(listed, chosen) >= target
+    units, sizes = [unit for unit, _ in groups], [size for _, size in groups]
+    chosen = choose(units, sizes, target)
 
-    def skipped(budgets: Any) -> float:
-        return sum(size * c.skipped(b) for c, size, b in zip(listed, sizes, budgets, strict=True))
+    def skipped(made: Sequence[Choice]) -> float:
+        pairs = zip(groups, made, strict=True)
+        return sum(size * unit[one.dense_steps].skipped(one.budget) for (unit, size), one in pairs)
 
+    def drawn(unit: dict[int, Curve]) -> Choice:
+        start = rng.choice(sorted(unit))
+        ends = math.log(LEAST_BUDGET), math.log(unit[start].most)
+        return Choice(start, math.exp(rng.uniform(*ends)))
+
+    if predicted_db(units, [Choice(max(unit), LEAST_BUDGET) for unit in units]) >= target:
+        assert predicted_db(units, chosen) >= target
     for _ in range(50):
-        other = [math.exp(rng.uniform(math.log(LEAST_BUDGET), math.log(c.most))) for c in listed]
-        if predicted_db(listed, other) >= predicted_db(listed, chosen):
+        other = [drawn(unit) for unit in units]
+        if predicted_db(units, other) >= predicted_db(units, chosen):
             # A step of the grid, 6.8 % of a budget, is 0.02 of a share at most.
             assert skipped(other) <= skipped(chosen) + 0.02 * sum(sizes)
 
@@ -130,9 +153,21 @@ def test_no_other_budgets_skip_more_with_as_little_error(
 def test_what_costs_nothing_is_taken_whole() -> None:
     free = Curve([trial(0.03, 60.0, 0.3), trial(0.12, 60.0, 0.5)])
     dear = Curve([trial(0.03, 36.0, 0.3), trial(0.12, 30.0, 0.5)])
-    budgets = choose([free, dear], [1, 1], 35.0)
-    assert budgets[0] == pytest.approx(0.12)
-    assert 0.03 < budgets[1] < 0.04
+    (_, most), (_, less) = choose(by_steps(free, dear), [1, 1], 35.0)
+    assert most == pytest.approx(0.12)
+    assert 0.03 < less < 0.04
+
+
+def test_a_head_begins_early_where_that_costs_little() -> None:
+    late = Curve([trial(0.03, 44.0, 0.3), trial(0.12, 38.0, 0.5)])
+    free = Curve([trial(0.03, 44.0, 0.35), trial(0.12, 38.0, 0.6)])
+    dear = Curve([trial(0.03, 34.0, 0.35), trial(0.12, 28.0, 0.6)])
+    units = [{1: free, 3: late}, {1: dear, 3: late}]
+    chosen = choose(units, [1, 1], 36.0)
+    assert [choice.dense_steps for choice in chosen] == [1, 3]
+    assert predicted_db(units, chosen) >= 36.0
+    begins = [choose([{1: dear, 3: late}], [1], target)[0].dense_steps for target in (26.0, 40.0)]
+    assert begins == [1, 3], "the price of quality decides"
 
 
 def test_groups_are_neighbours_of_nearly_one_size() -> None:
@@ -146,32 +181,66 @@ def test_groups_are_neighbours_of_nearly_one_size() -> None:
 
 
 def test_the_policy_taken_is_the_one_that_skips_most_of_those_good_enough() -> None:
-    made = Calibration(2, (("a",), ("b", "c")))
-    low = Round(33.0, (0.1, 0.2), 33.0, 32.0, 30.0, 0.6)
-    good = Round(34.0, (0.05, 0.1), 34.0, 33.1, 31.0, 0.5)
-    better = Round(35.0, (0.04, 0.1), 35.0, 36.0, 31.0, 0.4)
+    made = Calibration((3,), (("a",), ("b", "c")))
+    low = Round(33.0, choices(0.1, 0.2), 33.0, 32.0, 30.0, 0.6)
+    good = Round(34.0, choices(0.05, 0.1), 34.0, 33.1, 31.0, 0.5)
+    better = Round(35.0, choices(0.04, 0.1), 35.0, 36.0, 31.0, 0.4)
     made.rounds[33.0] = [low, better, good]
     made.rounds[50.0] = [low, better]
     assert made.best(33.0) is good
     assert made.best(50.0) is better
     policy = SkipPolicy(**made.policies()["calibrated 33 dB"])
-    assert [policy.budget_at(2, name) for name in "abcd"] == [0.05, 0.1, 0.1, 0.0]
-    assert policy.budget_at(1, "a") is None
+    assert [policy.budget_at(3, name) for name in "abcd"] == [0.05, 0.1, 0.1, 0.0]
+    assert policy.budget_at(2, "a") is None
 
 
 def test_heads_have_budgets_of_their_own() -> None:
-    made = Calibration(1, (("a",), ("b", "c")), heads=2)
+    made = Calibration((3,), (("a",), ("b", "c")), heads=2)
     assert made.units == ((("a",), 0), (("a",), 1), (("b", "c"), 0), (("b", "c"), 1))
-    policy = made.policy((0.05, 0.1, 0.2, 0.0))
-    assert [policy.budget_at(1, name) for name in "abcd"] == [
-        (0.05, 0.1), (0.2, 0.0), (0.2, 0.0), 0.0,
-    ]  # fmt: skip
+    policy = made.policy(choices(0.05, 0.1, 0.2, 0.0))
+    assert policy == SkipPolicy(
+        budget=0.0,
+        layer_budgets={"a": (0.05, 0.1), "b": (0.2, 0.0), "c": (0.2, 0.0)},
+        warmup_steps=3,
+    )
 
 
-@pytest.mark.parametrize("by_head", [False, True], ids=["by layer", "by head"])
+def test_heads_begin_at_steps_of_their_own() -> None:
+    made = Calibration((3, 1), (("a",), ("b", "c"), ("d",)), heads=2)
+    one, two, three, four = 0.1, 0.2, 0.3, 0.4
+    early = [Choice(1, one), Choice(1, two)]
+    mixed = [Choice(3, three), Choice(1, four)]
+    late = [Choice(3, one), Choice(3, two)]
+    policy = made.policy([*early, *mixed, *late])
+    assert policy.warmup_steps == 1
+    wanted = ((0.0, 0.0), (0.0, four), (0.0, four), (three, four))
+    assert dict(policy.layer_budgets) == {
+        "a": (one, two),
+        "b": wanted,
+        "c": wanted,
+        "d": ((0.0, 0.0), (0.0, 0.0), (0.0, 0.0), (one, two)),
+    }
+    alike = made.policy([*late, *late, *late])
+    assert alike == Calibration((3,), made.groups, 2).policy(choices(*[one, two] * 3))
+    assert alike.layer_budgets["a"] == (one, two) and alike.warmup_steps == 3
+
+
+@pytest.mark.parametrize(
+    ("by_head", "dense_steps", "wanted"),
+    [(False, [2], (45, 30)), (True, [2], (45, 30)), (True, [1, 3], (55, 30))],
+    ids=["by layer", "by head", "by head and step"],
+)
 def test_the_command_writes_policies_that_the_suite_takes(
-    app: typer.Typer, model: Path, tmp_path: Path, by_head: bool
+    app: typer.Typer,
+    model: Path,
+    tmp_path: Path,
+    by_head: bool,
+    dense_steps: list[int],
+    wanted: tuple[int, int],
 ) -> None:
+    def listed(numbers: Sequence[int]) -> str:
+        return ",".join(map(str, numbers))
+
     prompts, out = tmp_path / "prompts.json", tmp_path / "out"
     prompts.write_text(json.dumps(PROMPTS[by_head:]))
     common = ["--model", str(model), "--prompts", str(prompts), "--height", "32", "--width", "32",
@@ -179,8 +248,8 @@ def test_the_command_writes_policies_that_the_suite_takes(
               "--threads", "1"]  # fmt: skip
     outcome = CliRunner().invoke(
         app,
-        ["calibrate", "--psnr", "45,30", "--dense-steps", "2", "--trial-budgets", "0.1,0.4",
-         *common, *["--by-head"] * by_head, "--out", str(out)],
+        ["calibrate", "--psnr", listed(wanted), "--dense-steps", listed(dense_steps),
+         "--trial-budgets", "0.1,0.4", *common, *["--by-head"] * by_head, "--out", str(out)],
     )  # fmt: skip
     assert outcome.exit_code == 0, outcome.output
     found = json.loads((out / "calibration.json").read_text())
@@ -188,12 +257,20 @@ def test_the_command_writes_policies_that_the_suite_takes(
     assert len(layers) == len(set(layers)) > 1
     heads = found["heads"] or 1
     assert (heads > 1) == by_head
-    assert len(found["trials"]) == 2 * heads * len(layers)
+    tried = [(*item["layers"], item["head"], item["dense_steps"]) for item in found["trials"]]
+    units = itertools.product(layers, range(heads) if by_head else [None], dense_steps)
+    assert sorted(tried) == sorted(2 * list(units))
     assert all(0 <= item["skipped"] < 1 for item in found["trials"])
     assert any(item["skipped"] > 0 for item in found["trials"])
     policies = out / "policies.json"
     names = list(json.loads(policies.read_text()))
-    assert names == ["calibrated 45 dB", "calibrated 30 dB"]
+    assert names == [f"calibrated {target} dB" for target in wanted]
+    assert found["dense_steps"] == dense_steps
+    for item in found["rounds"]:
+        assert len(item["budgets"]) == len(item["dense_steps"]) == heads * len(layers)
+    assert {step for item in found["rounds"] for step in item["dense_steps"]} == set(dense_steps)
+    text = (out / "calibration.md").read_text()
+    assert ("from step 3" in text) == (len(dense_steps) > 1)
 
     again = CliRunner().invoke(
         app,
@@ -227,6 +304,28 @@ def test_a_calibration_in_which_nothing_can_skip_is_refused(
     )  # fmt: skip
     assert outcome.exit_code == 2
     assert "4 of 4 steps would be dense" in outcome.output
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--dense-steps", "1,3"], "dense_steps: several numbers are tried head by head"),
+        (["--by-head", "--dense-steps", "3,3"], "dense_steps: each only once"),
+        (["--by-head", "--dense-steps", ","], "dense_steps: give at least one"),
+        (["--by-head", "--dense-steps", "1,-3"], "dense_steps.1: Input should be greater than"),
+        (["--by-head", "--dense-steps", "1,4"], "4 of 4 steps would be dense"),
+    ],
+)
+def test_numbers_of_dense_steps_that_make_no_sense_are_refused(
+    app: typer.Typer, model: Path, tmp_path: Path, options: list[str], message: str
+) -> None:
+    common = ["--model", str(model), "--height", "32", "--width", "32", "--steps", "4"]
+    outcome = CliRunner().invoke(
+        app, ["calibrate", *common, *options, "--out", str(tmp_path / "out")]
+    )
+    assert outcome.exit_code == 2
+    assert " ".join(outcome.output.split()).count("dense_steps") == 1 and message in outcome.output
     assert not (tmp_path / "out").exists()
 
 
