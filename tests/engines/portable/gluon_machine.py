@@ -709,6 +709,10 @@ def _inline_asm(
         return Value(up.clamp(-(2**31), 2**31 - 1).int())
     if text == "rcp.approx.ftz.f32 $0, $1;":
         return Value(1.0 / args[0].data)
+    if "vote.sync.any.pred moved" in text:  # 64 products, or none where all factors are 1
+        products = [f"mul.f32 ${i}, ${i}, ${128 + i};" for i in range(64)]
+        assert pack == 64 and re.findall(r"mul\.f32 .*;", text) == products, text
+        return args[0] * args[1]
     never = re.search(r"setp\.eq\.b32 (\w+), \$(\d), (\w+);.*@\1 ld\.", text, re.S)
     assert never and "mov.b32 $0, $1;" in text, text
     if (args[int(never[2]) - 1].data.view(torch.int32) == int(never[3], 16)).any():

@@ -36,7 +36,9 @@ from .hopper_settle import (
     flush,
     flush_weights,
     keep_weight,
+    per_share,
     piece_of,
+    renewed_in,
     settle,
     weights_of,
 )
@@ -49,6 +51,7 @@ from .hopper_softmax import (
     lane_sums,
     rounded,
     row_sums,
+    scaled,
     signed,
     softmax,
 )
@@ -282,9 +285,10 @@ def _compute(
     )
     p_layout: gl.constexpr = gl.DotOperandLayout(0, o_layout, 2)
     per_row: gl.constexpr = gl.SliceLayout(1, s_layout)
-    per_out: gl.constexpr = gl.SliceLayout(1, o_layout)
     per_word: gl.constexpr = gl.BlockedLayout([1, 1], [1, 32], [4, 1], [1, 0])
     VOTE: gl.constexpr = LITE and not WEIGH
+    # At head dim 64 there is half as much to scale, and the branch costs as much.
+    LAZY: gl.constexpr = HEAD_DIM == 128
     # Three warpgroups lack the registers for what follows.
     EARLY_ITEMS: gl.constexpr = GROUPS == 2
     # Where nothing else asks for a tile's place, this warpgroup need not know it in every step.
@@ -353,24 +357,31 @@ def _compute(
             else:
                 mark(marks, 0, later, vote_mark(peak, top, bits, 0))
         carried = as_carried(p, dtype, p_layout, LATE_WAIT)
-        # The votes of 32 steps fill a word; a branch in the inner loop would keep the compiler from
-        # converting weights under the exponentials (8 % of the time).
-        if LITE:
-            span = 32
-        else:
-            span = count
+        if WEIGH:
+            factor = per_share(total, row, unit, q_len)
+            factor_level = level
         # Pieces that leave marks have a loop of their own, so that the others' stays as it is.
         for MARKS in gl.static_range(1 if SLOTS else 0, -1, -1):
             steps = count
             if SLOTS:
                 steps = gl.where(later == (MARKS == 1), count, 0)
-            for first_step in range(0, steps, span):
+            first_step = 0
+            while first_step < steps:
+                # The votes of 32 steps fill a word; a branch in the inner loop would keep the
+                # compiler from converting weights under the exponentials (8 % of the time).
+                stop = count
+                if LITE:
+                    span = 32
+                    if WEIGH:
+                        span = renewed_in(first_step)
+                    stop = gl.minimum(first_step + span, count)
+                word = first_step // 32 * 32
                 if LITE and not MARKS and EARLY_ITEMS:
                     # What is flushed after these steps: loaded now, it is there by then.
-                    listed = blocks_of(row_items, first_step, count)
+                    listed = blocks_of(row_items, word, count)
                 else:
                     listed = 0
-                for i in range(gl.maximum(first_step, 1), gl.minimum(first_step + span, count)):
+                for i in range(gl.maximum(first_step, 1), stop):
                     if BY_STEP:
                         block = gl.where(i == hidden, mask_from, -1)
                     else:
@@ -395,14 +406,15 @@ def _compute(
                     mbarrier.arrive(k_empty.index(stage))
                     scores = signed(scores, SIGN)
                     scores = _masked(scores, block, mask_from, row, keys, diagonal, CAUSAL, BLOCK_N)
+                    here_level = level
                     p, fade, top, level, bits, peak = softmax(
                         scores, top, level, c, threshold, bits, i, block, rows, q_len, must_do,
-                        VOTE, SOFT_SKIP, HAS_DO, LATE_EXP,
+                        VOTE, SOFT_SKIP, HAS_DO, LATE_EXP, LAZY,
                     )  # fmt: skip
                     if WEIGH and not MARKS:
                         # of the tile before, under this one's exponentials
                         kept = keep_weight(
-                            kept, here, total, level, i - 1, row, unit, q_len, GROUPS == 2
+                            kept, here, here_level, factor, factor_level, i - 1, unit
                         )
                     here = lane_sums(p)
                     total = faded(total, fade) + here
@@ -415,26 +427,36 @@ def _compute(
                         level = held(level)
                     out = warpgroup_mma_wait(0, deps=[out])
                     mbarrier.arrive(v_empty.index(before))
-                    out = out * gl.convert_layout(fade, per_out)[:, None]
-                    carried = as_carried(p, dtype, p_layout, LATE_WAIT)
+                    if LAZY:
+                        # Before the branch: the compiler moves nothing across it.
+                        carried = as_carried(p, dtype, p_layout, LATE_WAIT)
+                        out = scaled(out, fade, True)
+                    else:
+                        out = scaled(out, fade, False)
+                        carried = as_carried(p, dtype, p_layout, LATE_WAIT)
                 if MARKS:
                     bits = gl.full([64], 0, gl.int32, per_row)
                 if LITE and not MARKS:
                     inside = gl.where(keys == 0, 0, count)
                     if WEIGH:
-                        last = gl.minimum(first_step + span, count) - 1
-                        kept = keep_weight(kept, here, total, level, last, row, unit, q_len, False)
-                        whole = weights_of(kept, total, row, q_len)
-                        flush_weights(
-                            whole, first_step, inside, row_items, listed, weights + at * k_blocks,
-                            EARLY_ITEMS,
-                        )  # fmt: skip
+                        factor = per_share(total, row, unit, q_len)
+                        factor_level = level
+                        if (stop == count) | (stop % 32 == 0):
+                            kept = keep_weight(
+                                kept, here, level, factor, factor_level, stop - 1, unit
+                            )
+                            whole = weights_of(kept, total, row, q_len)
+                            flush_weights(
+                                whole, word, inside, row_items, listed, weights + at * k_blocks,
+                                EARLY_ITEMS,
+                            )  # fmt: skip
                     else:
                         flush(
                             bits, first_step, inside, row_items, listed, row_votes, must_do, rows,
                             q_len, HAS_DO, EARLY_ITEMS,
                         )  # fmt: skip
                         bits = gl.full([64], 0, gl.int32, per_row)
+                first_step = stop
         if SLOTS:
             if pieces == 1:
                 barrier()  # what all warps wrote is told by one thread
@@ -509,8 +531,8 @@ def attention(
 
     With ``SLOTS`` lists may be cut, see :func:`.kernels.plan`: tiles are pieces, as many as
     ``next_tile`` says in its second word, and what arrived is counted from its fifth one on.
-    ``parts`` fp32 has, for each slot and warpgroup, outputs [64, HEAD_DIM], maxima and sums [64],
-    then marks [SLOTS / 2, GROUPS, k_blocks, 64].
+    ``parts`` fp32 has, for each slot and warpgroup, outputs [64, HEAD_DIM], levels, sums and maxima
+    [64], then marks [SLOTS / 2, GROUPS, k_blocks, 64].
     """
     dtype: gl.constexpr = q_desc.dtype
     plain: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0])

@@ -30,7 +30,7 @@ def marks_of(
     SLOTS: gl.constexpr,
 ):  # fmt: skip
     """Where a warpgroup's marks of a list are, [length, 64]: two pieces at least share them."""
-    begin: gl.constexpr = SLOTS * GROUPS * 64 * (HEAD_DIM + 2)
+    begin: gl.constexpr = SLOTS * GROUPS * 64 * (HEAD_DIM + 3)
     return parts + (begin + (first // 2 * GROUPS + GROUP) * k_blocks * 64)
 
 
@@ -108,8 +108,8 @@ def merge(
 ):  # fmt: skip
     """Leave a piece of a walk; whoever is the last has the q block's rows from all of them.
 
-    Pieces leave their maxima ``top``, which votes compare, or else their levels. Returns outputs,
-    levels, sums and 1, or, if other pieces are still missing, 0.
+    Pieces leave their levels, sums and, for votes, their maxima ``top``. Returns outputs, levels,
+    sums and 1, or, if other pieces are still missing, 0.
     """
     o_desc, lse, votes, weights, mass, tally, must_do, parts, arrivals = results
     tiles, q_heads, q_len, kv_len, q_blocks, k_blocks = sizes
@@ -123,7 +123,7 @@ def merge(
     marks = marks_of(parts, first, k_blocks, GROUP, GROUPS, HEAD_DIM, SLOTS)
     ROWS: gl.constexpr = GROUPS * 64
     unit = UNIT * 1.0 / gl.minimum(q_len - place % q_blocks * ROWS, ROWS).to(gl.float32)
-    SIZE: gl.constexpr = 64 * (HEAD_DIM + 2)
+    SIZE: gl.constexpr = 64 * (HEAD_DIM + 3)
     per_row: gl.constexpr = top.type.layout
     o_layout: gl.constexpr = out.type.layout
     per_out: gl.constexpr = gl.SliceLayout(1, o_layout)
@@ -132,11 +132,10 @@ def merge(
     inside = inside + gl.arange(0, HEAD_DIM, gl.SliceLayout(0, o_layout))[None, :]
     mine = parts + ((first + piece) * GROUPS + GROUP) * SIZE
     gl.store(mine + inside, out)
-    if WEIGH:
-        gl.store(mine + 64 * HEAD_DIM + row, level)
-    else:
-        gl.store(mine + 64 * HEAD_DIM + row, top)
+    gl.store(mine + 64 * HEAD_DIM + row, level)
     gl.store(mine + 64 * HEAD_DIM + 64 + row, total)
+    if not WEIGH:
+        gl.store(mine + 64 * HEAD_DIM + 128 + row, top)
     # All threads have written, and one tells others; it hears of what they wrote.
     barrier()
     arrived = gl.atomic_add(arrivals + first // 2 * 4 + GROUP, 1, sem="acq_rel")
@@ -148,7 +147,7 @@ def merge(
         total = gl.zeros([64], gl.float32, per_row)
         for one in range(pieces):
             there = parts + ((first + one) * GROUPS + GROUP) * SIZE
-            other_top = gl.load(there + 64 * HEAD_DIM + row, volatile=True)
+            other_level = gl.load(there + 64 * HEAD_DIM + row, volatile=True)
             other_total = gl.load(there + 64 * HEAD_DIM + 64 + row, volatile=True)
             other_out = gl.load(there + inside, volatile=True)
             if not WEIGH:
@@ -158,10 +157,7 @@ def merge(
                         length * (one + 1) // pieces, items, votes, must_do, rows, q_len,
                         HAS_DO,
                     )  # fmt: skip
-            # what the walk had as a level, and neither product nor sum of a fused one
-            other_level = other_top
-            if not WEIGH:
-                other_level = larger(other_top * c, gl.full([64], LOWEST, gl.float32, per_row))
+                other_top = gl.load(there + 64 * HEAD_DIM + 128 + row, volatile=True)
                 top = larger(top, other_top)
             base = larger(level, other_level)
             fade = gl.exp2(level - base)

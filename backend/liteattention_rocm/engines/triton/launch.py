@@ -368,7 +368,7 @@ class LiteStep(BoundCall):
         # tally, where the caller has none: int64 [2]; weights: int32 [rows, K blocks]; pieces of
         # lists and their marks: fp32. Parts begin at multiples of 16 bytes.
         tiles = rows + slots
-        pieces = tile.block_m * (slots * (request.head_dim + 2) + -(-slots // 2) * k_blocks)
+        pieces = tile.block_m * (slots * (request.head_dim + 3) + -(-slots // 2) * k_blocks)
         parts = (
             2 * rows * k_blocks, 4 * tiles, 4 * tiles, 4 + 12 * (units > 0) + 8 * slots, 16,
             4 * rows * k_blocks * weigh, 4 * pieces,
