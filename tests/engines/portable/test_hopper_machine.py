@@ -64,11 +64,21 @@ def forgotten() -> Any:
     remembered.forget()
 
 
-def check(q_len: int, kv_len: int, heads: tuple[int, int], dim: int, **options: Any) -> None:
-    """One dense call, [B, S, H, D] without copies, against float64."""
+def check(
+    q_len: int, kv_len: int, heads: tuple[int, int], dim: int, rising: float = 0.0, **options: Any
+) -> None:
+    """One dense call, [B, S, H, D] without copies, against float64.
+
+    Scores rise by ``rising`` more, log2 units, from each block of 128 keys to the next one walked.
+    """
     dtype = options.pop("dtype", torch.bfloat16)
     q = normal(2, heads[0], q_len, dim, dtype=dtype)
     k, v = (normal(2, heads[1], kv_len, dim, dtype=dtype, seed=i) for i in (1, 2))
+    if rising:  # the walk is from the last block to the first
+        q[..., 0] = 1.0
+        walked = torch.arange(-(-kv_len // 128)).flip(0)
+        heights = rising * walked * walked / 2 * math.sqrt(dim) * math.log(2)
+        k[..., 0] = heights.repeat_interleave(128)[:kv_len].to(dtype)
     expected = exact(q, k, v, causal=options.get("causal", False), scale=options.get("scale"))
     allowed = bound(expected, dtype, "rtz") + HALF_ULP[dtype] * 2 * expected.weight
     target = torch.full((2, q_len, heads[0], dim), math.nan, dtype=dtype)
@@ -89,6 +99,14 @@ def test_dense(
     """Lengths around the edges of tiles; more tiles than workgroups; causal rows without a key."""
     monkeypatch.setattr(tiles, "_COST_OF_LOW", 0.0 if low else math.inf)
     check(q_len, kv_len, (2, 1), dim, causal=causal)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("dim", [64, 128])
+@pytest.mark.parametrize("rising", [1.0, 2.5, 12.0])
+def test_rows_whose_scores_rise(rising: float, dim: int, dtype: torch.dtype) -> None:
+    """Levels that stay, as the rise is below 2^8, that follow now and then, and in every step."""
+    check(200, 5 * 128 + 70, (2, 1), dim, rising, dtype=dtype)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
@@ -284,6 +302,14 @@ BROKEN = [
      None),
     ("a mask", "mask_from = kv_len // BLOCK_N\n    return", "mask_from = k_blocks\n    return",
      "dense", None),
+    ("outputs whose level moved", "out = scaled(out, fade, True)", "pass", "rising", None),
+    ("sums whose level moved", "total = faded(total, fade) + here", "total = total + here",
+     "rising", None),
+    ("sums that shares are of",
+     "factor = per_share(total, row, unit, q_len)\n                        factor_level",
+     "factor_level", "weights", None),
+    ("the level of those sums", "\n                        factor_level = level",
+     "\n                        pass", "weights", None),
     ("who was walked", "mbarrier.wait(walked.index(done & 1), (done >> 1) & 1)", "pass",
      "weights", None),
     ("where a row of the bitmap begins", "row_votes = votes + at * words", "row_votes = votes",
@@ -305,6 +331,8 @@ def test_a_broken_kernel_is_noticed(
             run_on_machine(monkeypatch, "hopper", broken)
             if where == "dense":
                 check(450, 700, (2, 1), 64)
+            elif where == "rising":
+                test_rows_whose_scores_rise(2.5, 128, torch.bfloat16)
             elif where == "votes":
                 test_votes_equal_the_oracle_bit_for_bit(True, False)
             else:

@@ -347,6 +347,8 @@ BROKEN = [
     ("who is last", "arrived == pieces - 1", "arrived == 0", None),
     ("where a piece begins", "begin = length * piece // pieces\n            count",
      "begin = 0\n            count", None),
+    ("levels of pieces", "gl.store(mine + 64 * HEAD_DIM + row, level)",
+     "gl.store(mine + 64 * HEAD_DIM + row, top)", None),
     ("the marks' fate", "if one > 0:", "if one > 1:", None),
     ("what rows saw before", "larger(top, top * 0.0 + _LOWEST)", "top * 0.0 + _LOWEST", None),
     ("the first mark", "mark(marks, 0, later, vote_mark(peak, top, bits, 0))", "pass", None),
