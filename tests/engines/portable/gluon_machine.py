@@ -710,8 +710,13 @@ def _inline_asm(
     if text == "rcp.approx.ftz.f32 $0, $1;":
         return Value(1.0 / args[0].data)
     if "vote.sync.any.pred moved" in text:  # 64 products, or none where all factors are 1
-        products = [f"mul.f32 ${i}, ${i}, ${128 + i};" for i in range(64)]
-        assert pack == 64 and re.findall(r"mul\.f32 .*;", text) == products, text
+        lines = [
+            "setp.neu.f32 moved, $128, 1.0;", "setp.neu.or.f32 moved, $130, 1.0, moved;",
+            "vote.sync.any.pred moved, moved, 0xffffffff;", "@!moved bra done;",
+            *(f"mul.f32 ${i}, ${i}, ${128 + i};" for i in range(64)), "done:", "}",
+        ]  # fmt: skip
+        assert text.split("\n") == ["{", ".reg .pred moved;", *lines], text
+        assert constraints.split(",") == ["=f"] * 64 + [str(i) for i in range(64)] + ["f"] * 64
         return args[0] * args[1]
     never = re.search(r"setp\.eq\.b32 (\w+), \$(\d), (\w+);.*@\1 ld\.", text, re.S)
     assert never and "mov.b32 $0, $1;" in text, text

@@ -396,7 +396,7 @@ def test_a_step_whose_lists_may_be_cut_has_room_for_pieces(
     # two words, two unused ones and four for each multiprocessor, as many lists are cut at most
     assert planned[9] - counter >= 4 * (4 + 4 * 5) and not parts % 16
     assert parts - planned[8] >= (4 * 12 * 33 if share else 0)
-    # outputs, maxima and sums of two warpgroups' rows; marks of their rows, by K block
+    # outputs, levels, sums and maxima of two warpgroups' rows; marks of their rows, by K block
     assert bound._size - (parts - items) == 4 * (10 * 128 * (128 + 3) + 5 * 33 * 128)
 
 

@@ -6,7 +6,6 @@ without ``TRITON_INTERPRET``) with the compiled kernels.
 
 from __future__ import annotations
 
-import itertools
 import math
 from dataclasses import dataclass
 from typing import Any
@@ -15,7 +14,6 @@ import pytest
 import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from torch.nn import functional
 
 from liteattention_rocm import LiteAttention, SkipPolicy, TileGeometry, attention, lite_attention
 from liteattention_rocm.contract import LOG2E
@@ -150,44 +148,6 @@ def rounding(case: Case, q: torch.Tensor, k: torch.Tensor) -> float:
     return (2 * (3 * score + 8 + case.tile.k_block + 4 * blocks) + warps) * 2.0**-24
 
 
-def sum_of(i: int, count: int) -> int:
-    """Up to which tile of a walk the sum goes that tile ``i`` is divided by on Hopper."""
-    if i == count - 1:
-        return i
-    edges = [0, 1, 3, 7, *range(15, i + 1, 16)]
-    return max(edge for edge in edges if edge <= i)
-
-
-def share_on_hopper(inside: torch.Tensor, sums: torch.Tensor) -> torch.Tensor:
-    """What a tile weighs beside sums of its rows: weights [rows, <= 128 keys] -> a number.
-
-    A lane has two rows and two columns in eight of them; it counts for two rows at most.
-    """
-    rows, keys = inside.shape
-    padded = functional.pad(inside, (0, 128 - keys)).reshape(rows, 16, 4, 2)
-    lanes = padded.sum((1, 3)) / sums[:, None]
-    pairs = functional.pad(lanes, (0, 0, 0, -rows % 16)).reshape(-1, 2, 8, 4).sum(1)
-    return (pairs.clamp(max=2).sum() / rows).clamp(max=1)
-
-
-def masses_on_hopper(
-    case: Case, q: torch.Tensor, k: torch.Tensor, walked: torch.Tensor, descending: bool
-) -> torch.Tensor:
-    """What tiles weigh there, in float64: beside what their rows had seen some tiles before."""
-    found = torch.zeros(walked.shape, dtype=torch.float64)
-    for head, block in itertools.product(*map(range, case.shape[1:3])):
-        queries = q[0, head, block * case.tile.q_block :][: case.tile.q_block].double()
-        keys = k[0, head * case.heads[1] // case.heads[0]].double()
-        weights = (0.25 * queries @ keys.T).exp()
-        walk = walked[0, head, block].nonzero().flatten().tolist()
-        walk = walk[::-1] if descending else walk
-        inside = [weights[:, 128 * j : 128 * j + 128] for j in walk]
-        seen = list(itertools.accumulate(x.sum(-1) for x in inside))
-        for i, j in enumerate(walk):
-            found[0, head, block, j] = share_on_hopper(inside[i], seen[sum_of(i, len(walk))])
-    return found
-
-
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_masses_are_near_choices_exact_and_outputs_unchanged(case: Case) -> None:
     """Three steps in turns of the walk: masses, the rule given them, and the step at -inf."""
@@ -199,8 +159,8 @@ def test_masses_are_near_choices_exact_and_outputs_unchanged(case: Case) -> None
     read = bitmap.full(*case.shape)
     read[0, -1, 0] = 0  # nothing to compute but what must be
     seen = dropped = 0
-    hopper = GPU and case.tile.q_block >= 128 and case.tile.k_block == 128
-    dense_order = hopper  # what a step at -inf walks, on either kernel
+    # The dense order: what a step at -inf walks, on either kernel.
+    dense_order = GPU and case.tile.q_block >= 128 and case.tile.k_block == 128
     for number, share in enumerate((0.02, 0.3, 0.1)):
         q, k, v = tensors(case, 10 * number)
         descending = number % 2 == 1
@@ -213,9 +173,6 @@ def test_masses_are_near_choices_exact_and_outputs_unchanged(case: Case) -> None
         )  # fmt: skip
         here = read if must_do is None else (read | must_do) & ~must_skip
         walked = bitmap.unpack(here, k_blocks)
-        if hopper:
-            assert bool((ours["mass"] >= expected - rounding(case, q, k)).all())
-            expected = masses_on_hopper(case, q, k, walked, descending)
         error = (ours["mass"] - expected).abs().max()
         assert error <= rounding(case, q, k), f"{float(error / rounding(case, q, k)):.3g}"
         assert not bool(ours["mass"][~walked].any())

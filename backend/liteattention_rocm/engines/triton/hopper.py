@@ -36,9 +36,7 @@ from .hopper_settle import (
     flush,
     flush_weights,
     keep_weight,
-    per_share,
     piece_of,
-    renewed_in,
     settle,
     weights_of,
 )
@@ -357,9 +355,6 @@ def _compute(
             else:
                 mark(marks, 0, later, vote_mark(peak, top, bits, 0))
         carried = as_carried(p, dtype, p_layout, LATE_WAIT)
-        if WEIGH:
-            factor = per_share(total, row, unit, q_len)
-            factor_level = level
         # Pieces that leave marks have a loop of their own, so that the others' stays as it is.
         for MARKS in gl.static_range(1 if SLOTS else 0, -1, -1):
             steps = count
@@ -371,14 +366,10 @@ def _compute(
                 # compiler from converting weights under the exponentials (8 % of the time).
                 stop = count
                 if LITE:
-                    span = 32
-                    if WEIGH:
-                        span = renewed_in(first_step)
-                    stop = gl.minimum(first_step + span, count)
-                word = first_step // 32 * 32
+                    stop = gl.minimum(first_step + 32, count)
                 if LITE and not MARKS and EARLY_ITEMS:
                     # What is flushed after these steps: loaded now, it is there by then.
-                    listed = blocks_of(row_items, word, count)
+                    listed = blocks_of(row_items, first_step, count)
                 else:
                     listed = 0
                 for i in range(gl.maximum(first_step, 1), stop):
@@ -406,16 +397,13 @@ def _compute(
                     mbarrier.arrive(k_empty.index(stage))
                     scores = signed(scores, SIGN)
                     scores = _masked(scores, block, mask_from, row, keys, diagonal, CAUSAL, BLOCK_N)
-                    here_level = level
                     p, fade, top, level, bits, peak = softmax(
                         scores, top, level, c, threshold, bits, i, block, rows, q_len, must_do,
                         VOTE, SOFT_SKIP, HAS_DO, LATE_EXP, LAZY,
                     )  # fmt: skip
                     if WEIGH and not MARKS:
                         # of the tile before, under this one's exponentials
-                        kept = keep_weight(
-                            kept, here, here_level, factor, factor_level, i - 1, unit
-                        )
+                        kept = keep_weight(kept, here, total, i - 1, row, unit, q_len)
                     here = lane_sums(p)
                     total = faded(total, fade) + here
                     if MARKS:
@@ -439,17 +427,12 @@ def _compute(
                 if LITE and not MARKS:
                     inside = gl.where(keys == 0, 0, count)
                     if WEIGH:
-                        factor = per_share(total, row, unit, q_len)
-                        factor_level = level
-                        if (stop == count) | (stop % 32 == 0):
-                            kept = keep_weight(
-                                kept, here, level, factor, factor_level, stop - 1, unit
-                            )
-                            whole = weights_of(kept, total, row, q_len)
-                            flush_weights(
-                                whole, word, inside, row_items, listed, weights + at * k_blocks,
-                                EARLY_ITEMS,
-                            )  # fmt: skip
+                        kept = keep_weight(kept, here, total, stop - 1, row, unit, q_len)
+                        whole = weights_of(kept, total, row, q_len)
+                        flush_weights(
+                            whole, first_step, inside, row_items, listed, weights + at * k_blocks,
+                            EARLY_ITEMS,
+                        )  # fmt: skip
                     else:
                         flush(
                             bits, first_step, inside, row_items, listed, row_votes, must_do, rows,

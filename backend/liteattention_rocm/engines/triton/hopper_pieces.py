@@ -1,9 +1,9 @@
 """Lists that are cut along K: pieces of a q block's walk, computed apart and merged.
 
-A piece leaves what it has of its rows in memory: outputs that nothing was divided by, maxima and
-sums, fp32. Who comes last to a q block merges its pieces, in their order, so that a result does not
-depend on who that is. A tile's fate needs what the rows saw before it, and a piece that is not the
-first does not know that. It leaves a *mark* of every row and tile, and who merges decides:
+A piece leaves what it has of its rows in memory: outputs that nothing was divided by, levels, sums
+and, for votes, maxima, fp32. Who comes last to a q block merges its pieces, in their order, so that
+a result does not depend on who that is. A tile's fate needs what the rows saw before it, which only
+the first piece knows. The others leave a *mark* of every row and tile, and who merges decides:
 
 - votes: the row's largest score, or -inf where its own piece is enough to call it negligible. The
   rule is that of a walk in one piece, bit for bit.

@@ -106,43 +106,20 @@ def _inverse(x):
 
 
 @gluon.jit
-def renewed_in(step):
-    """How many steps after step ``step`` of a walk shares are divided by newer sums: 2, 4, 8 or 16.
-
-    So the sum that a share is divided by is of half of the tiles before it at least, and of all but
-    the last 16. Words of 32 steps end with such steps, too.
-    """
-    return gl.minimum(gl.maximum(step, 2), 16)
-
-
-@gluon.jit
-def per_share(total, row, unit, q_len):
-    """What makes shares in fine units of what lies in a tile of each row: [64].
-
-    ``total`` of each row so far is by lane, [64, 4]. ``row`` is the first one; rows past the end
-    do not count.
-    """
-    lanes: gl.constexpr = total.type.layout
-    valid = row + gl.arange(0, 64, gl.SliceLayout(1, lanes)) < q_len
-    return gl.where(valid, unit * (1 << _FINE_BITS) * _inverse(gl.sum(total, 1)), 0.0)
-
-
-@gluon.jit
-def keep_weight(kept, here, level, factor, factor_level, i, unit):
+def keep_weight(kept, here, total, i, row, unit, q_len):
     """Keep what tile ``i`` of a walk weighs in a warp's rows, in fine units: lane ``i`` of a word.
 
-    ``here`` is what lies in it of each row, by lane, [64, 4], at the row's ``level``. ``factor`` is
-    :func:`per_share` of sums that were at ``factor_level``. Joining the lanes' sums in every step
-    cost 2 % of the time.
+    ``here`` of each row's ``total`` so far lies in it, both by lane, [64, 4]. ``row`` is the first
+    one; rows past the end do not count, nor does a NaN: :func:`weights_of`.
     """
     layout: gl.constexpr = kept.type.layout
     lanes: gl.constexpr = here.type.layout
-    grown = gl.convert_layout(gl.exp2(level - factor_level), gl.SliceLayout(1, lanes))
-    shares = here * (factor * grown)[:, None]
+    valid = row + gl.arange(0, 64, gl.SliceLayout(1, lanes)) < q_len
+    shares = here * (unit * (1 << _FINE_BITS) * _inverse(gl.sum(total, 1)))[:, None]
+    shares = gl.where(valid[:, None], shares, 0.0)
     # Two of a warp's 16 rows lie in a lane. Integers of 32 lanes add up in one instruction.
     pairs = gl.sum(gl.reshape(shares, [4, 2, 8, 4]), 1)
-    # Only of older sums can a share be above 1. A NaN becomes this, too.
-    fine = _up(gl.minimum(pairs, unit * (2 << _FINE_BITS)))
+    fine = _up(pairs)
     weight = gl.convert_layout(gl.sum(gl.reshape(fine, [4, 32]), 1), gl.SliceLayout(1, layout))
     lane = gl.arange(0, 32, gl.SliceLayout(0, layout))
     return gl.where((lane == (i & 31))[None, :], weight[:, None], kept)

@@ -104,8 +104,8 @@ def as_operand(carried, dtype: gl.constexpr, layout: gl.constexpr, LATE_WAIT: gl
     return carried
 
 
-#: How far scores may pass a row's level before the level follows, log2 units: weights stay below
-#: 2^8, which every dtype has room for.
+#: How far scores may pass a row's level before the level follows, log2 units: weights are 2^8 at
+#: most, which every dtype has room for.
 _SLACK = gl.constexpr(8.0)
 
 
@@ -162,12 +162,12 @@ def softmax(
     VOTE: gl.constexpr, SOFT_SKIP: gl.constexpr, HAS_DO: gl.constexpr,
     LATE_EXP: gl.constexpr = False, LAZY: gl.constexpr = False,
 ):  # fmt: skip
-    """Fold one tile into the levels of rows: their maxima times ``c``, rounded.
+    """Fold one tile into the levels of rows: at first their maxima times ``c``, rounded.
 
     Returns weights, the factor of what was summed before, ``top`` and ``level``, votes, the tile's
     maxima. Votes need maxima that were not scaled, in ``top``; otherwise it stays what it is. Rows
     start at :data:`LOWEST`. ``LATE_EXP``: the exponentials come after an access that waits for
-    products stay behind. ``LAZY``: a level stays what it is until a maximum is 2^8 above it, so
+    products stay behind. ``LAZY``: a level stays what it is until a score is 8 above it, so
     that what was summed before need not be scaled (as in FlashAttention-4, Zadouri et al., 2026).
     """
     peak = gl.reduce(scores, 1, larger)
@@ -176,13 +176,13 @@ def softmax(
         negligible = (peak - top) * c <= threshold
         bits = bits | gl.where(negligible, 0, 1 << (i & 31))
         top = larger(top, peak)
-    # Rounding keeps the order: this is the rounded product of the maximum. It is finite where a row
-    # has seen no key: exp2(-inf - base) = 0 instead of exp2(-inf + inf) = NaN.
+    # A level is finite where a row has seen no key: exp2(-inf - base) = 0 instead of
+    # exp2(-inf + inf) = NaN.
     risen = peak * c
     if LAZY:
-        base = gl.where(risen > level + _SLACK, risen, level)
+        base = gl.where(risen - level > _SLACK, risen, level)
     else:
-        base = larger(level, risen)
+        base = larger(level, risen)  # rounding keeps the order: the rounded product of the maximum
     # Both are rounded: top * c - base would be fused, and the rounding of the other product would
     # come out of it, so that sums grew by up to 1e-6 with every block.
     fade = gl.exp2(level - base)

@@ -118,7 +118,7 @@ class HopperTile:
     ``abreast``: causal tiles of several heads in turn, longest first, see :func:`abreast`.
     ``late_wait``: products of weights and values run under the exponentials of the next weights,
     too. ``late_exp``: these exponentials stand behind the wait, so that the outputs are scaled
-    under them. Those of prompts do wherever the wait is late.
+    under them, which is rare at head dim 128. Those of prompts do wherever the wait is late.
     """
 
     groups: int
