@@ -30,7 +30,14 @@ POLICIES: list[dict[str, Any]] = [
     {"threshold": -2.0},
     {"threshold": -4.0, "warmup_steps": 1, "soft_skip": True},
     {"threshold": [-8.0, -4.0, -1.0], "must_do": [[0, 64]], "layer_thresholds": {"blocks.0.*": -9}},
-    {"budget": 0.1, "layer_budgets": {"blocks.1.*": [0.02, 0.0, 0.2]}, "warmup_steps": 1},
+    {
+        "budget": 0.1,
+        "layer_budgets": {
+            "blocks.1.*": [0.02, 0.0, 0.2],
+            "blocks.2.*": [[0.2, 0.0, 0.0], [0.2, 0.0, 0.0], [0.2, 0.1, 0.0]],
+        },
+        "warmup_steps": 1,
+    },
 ]
 
 
