@@ -285,7 +285,7 @@ def _compute(
     per_row: gl.constexpr = gl.SliceLayout(1, s_layout)
     per_word: gl.constexpr = gl.BlockedLayout([1, 1], [1, 32], [4, 1], [1, 0])
     VOTE: gl.constexpr = LITE and not WEIGH
-    # At head dim 64 there is half as much to scale, and the branch costs as much.
+    # At head dim 64 there is half as much to scale, and the branch did not pay.
     LAZY: gl.constexpr = HEAD_DIM == 128
     # Three warpgroups lack the registers for what follows.
     EARLY_ITEMS: gl.constexpr = GROUPS == 2
@@ -361,6 +361,7 @@ def _compute(
             if SLOTS:
                 steps = gl.where(later == (MARKS == 1), count, 0)
             first_step = 0
+            # With a range in place of this loop the inner one has four instructions more.
             while first_step < steps:
                 # The votes of 32 steps fill a word; a branch in the inner loop would keep the
                 # compiler from converting weights under the exponentials (8 % of the time).
@@ -402,7 +403,7 @@ def _compute(
                         VOTE, SOFT_SKIP, HAS_DO, LATE_EXP, LAZY,
                     )  # fmt: skip
                     if WEIGH and not MARKS:
-                        # of the tile before, under this one's exponentials
+                        # of the tile before, while this one's maxima are found
                         kept = keep_weight(kept, here, total, i - 1, row, unit, q_len)
                     here = lane_sums(p)
                     total = faded(total, fade) + here

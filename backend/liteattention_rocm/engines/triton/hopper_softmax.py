@@ -167,8 +167,9 @@ def softmax(
     Returns weights, the factor of what was summed before, ``top`` and ``level``, votes, the tile's
     maxima. Votes need maxima that were not scaled, in ``top``; otherwise it stays what it is. Rows
     start at :data:`LOWEST`. ``LATE_EXP``: the exponentials come after an access that waits for
-    products stay behind. ``LAZY``: a level stays what it is until a score is 8 above it, so
-    that what was summed before need not be scaled (as in FlashAttention-4, Zadouri et al., 2026).
+    products stay behind. ``LAZY``: a level stays what it is until a score is more than 8
+    above it, log2 units, so that what was summed before need not be scaled (as in FlashAttention-4,
+    Zadouri et al., 2026).
     """
     peak = gl.reduce(scores, 1, larger)
     if VOTE:
