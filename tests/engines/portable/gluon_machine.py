@@ -41,6 +41,8 @@ import torch
 
 import liteattention_rocm.engines
 
+from . import ptx
+
 #: Columns of 16 bits that lie together in shared memory under a swizzle of 128 bytes.
 _PANEL = 64
 #: Programs that are resident at a time; more wait for one of them to end.
@@ -698,26 +700,23 @@ _PAIRS = {
 
 
 def _inline_asm(
-    text: str, constraints: str, args: Sequence[Value], dtype: torch.dtype, is_pure: bool, pack: int
-) -> Value:
-    """The PTX that kernels bring along: pairs, roundings, inverses, a load that never runs."""
+    text: str,
+    constraints: str,
+    args: Sequence[Value],
+    dtype: torch.dtype | tuple[torch.dtype, ...],
+    is_pure: bool,
+    pack: int,
+) -> Value | tuple[Value, ...]:
+    """The PTX that kernels bring along: pairs, inverses, a load that never runs; others in lanes."""
     if text in _PAIRS:
         low, high = (x.data.to(_PAIRS[text]).view(torch.int16).int() for x in args)
         return Value((low & 0xFFFF) | (high << 16))
-    if text == "cvt.rpi.s32.f32 $0, $1;":
-        up = torch.nan_to_num(args[0].data.ceil().double(), nan=0.0)
-        return Value(up.clamp(-(2**31), 2**31 - 1).int())
     if text == "rcp.approx.ftz.f32 $0, $1;":
         return Value(1.0 / args[0].data)
-    if "vote.sync.any.pred moved" in text:  # 64 products, or none where all factors are 1
-        lines = [
-            "setp.neu.f32 moved, $128, 1.0;", "setp.neu.or.f32 moved, $130, 1.0, moved;",
-            "vote.sync.any.pred moved, moved, 0xffffffff;", "@!moved bra done;",
-            *(f"mul.f32 ${i}, ${i}, ${128 + i};" for i in range(64)), "done:", "}",
-        ]  # fmt: skip
-        assert text.split("\n") == ["{", ".reg .pred moved;", *lines], text
-        assert constraints.split(",") == ["=f"] * 64 + [str(i) for i in range(64)] + ["f"] * 64
-        return args[0] * args[1]
+    if pack > 1:  # all that a thread holds
+        dtypes = dtype if isinstance(dtype, tuple) else (dtype,)
+        found = tuple(map(Value, ptx.run(text, constraints, [x.data for x in args], dtypes)))
+        return found if isinstance(dtype, tuple) else found[0]
     never = re.search(r"setp\.eq\.b32 (\w+), \$(\d), (\w+);.*@\1 ld\.", text, re.S)
     assert never and "mov.b32 $0, $1;" in text, text
     if (args[int(never[2]) - 1].data.view(torch.int32) == int(never[3], 16)).any():

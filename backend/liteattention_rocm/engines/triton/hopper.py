@@ -31,16 +31,18 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 
 from .hopper_pieces import mark, marks_of, merge, share_mark, vote_mark
 from .hopper_settle import (
-    UNIT,
     blocks_of,
     flush,
     flush_weights,
+    inverse_of,
     keep_weight,
     piece_of,
     settle,
+    units_of,
     weights_of,
 )
 from .hopper_softmax import (
+    GROWTH,
     LOWEST,
     as_carried,
     as_operand,
@@ -51,7 +53,9 @@ from .hopper_softmax import (
     row_sums,
     scaled,
     signed,
+    scaled_and_renewed,
     softmax,
+    vote,
 )
 
 # Triton 3.9 names for what 3.6 has under longer ones.
@@ -221,23 +225,19 @@ def _tile(tile_smem, tile_full, tile_empty, done):
 
 
 @gluon.jit
-def _masked(
-    scores, block, mask_from, row, kv_len, diagonal, CAUSAL: gl.constexpr, BLOCK_N: gl.constexpr
-):
+def _masked(scores, block, row, kv_len, diagonal, CAUSAL: gl.constexpr, BLOCK_N: gl.constexpr):
     """Hide the keys past the end and, if causal, past the diagonal."""
-    if block >= mask_from:
-        layout: gl.constexpr = scores.type.layout
-        key = block * BLOCK_N + gl.arange(0, BLOCK_N, gl.SliceLayout(0, layout))
-        if CAUSAL:
-            rows = row + gl.arange(0, 64, gl.SliceLayout(1, layout)) + diagonal
-            last = gl.minimum(rows, kv_len - 1)
-            visible = key[None, :] <= last[:, None]
-        else:
-            visible = (key < kv_len)[None, :] & (gl.arange(0, 64, gl.SliceLayout(1, layout)) >= 0)[
-                :, None
-            ]
-        scores = gl.where(visible, scores, float("-inf"))
-    return scores
+    layout: gl.constexpr = scores.type.layout
+    key = block * BLOCK_N + gl.arange(0, BLOCK_N, gl.SliceLayout(0, layout))
+    if CAUSAL:
+        rows = row + gl.arange(0, 64, gl.SliceLayout(1, layout)) + diagonal
+        last = gl.minimum(rows, kv_len - 1)
+        visible = key[None, :] <= last[:, None]
+    else:
+        visible = (key < kv_len)[None, :] & (gl.arange(0, 64, gl.SliceLayout(1, layout)) >= 0)[
+            :, None
+        ]
+    return gl.where(visible, scores, float("-inf"))
 
 
 @gluon.jit
@@ -285,12 +285,11 @@ def _compute(
     per_row: gl.constexpr = gl.SliceLayout(1, s_layout)
     per_word: gl.constexpr = gl.BlockedLayout([1, 1], [1, 32], [4, 1], [1, 0])
     VOTE: gl.constexpr = LITE and not WEIGH
-    # At head dim 64 there is half as much to scale, and the branch did not pay.
-    LAZY: gl.constexpr = HEAD_DIM == 128
+    # A tile is voted on one step later, unless its own step wants to know.
+    LATER: gl.constexpr = VOTE and not SOFT_SKIP
+    LAZY: gl.constexpr = HEAD_DIM == 128 or CAUSAL
     # Three warpgroups lack the registers for what follows.
     EARLY_ITEMS: gl.constexpr = GROUPS == 2
-    # Where nothing else asks for a tile's place, this warpgroup need not know it in every step.
-    BY_STEP: gl.constexpr = LITE and not SOFT_SKIP and GROUPS == 2
     first: gl.constexpr = 1 if GROUP == 0 else 0
     following: gl.constexpr = (GROUP + 1) % GROUPS
     diagonal = kv_len - q_len
@@ -310,24 +309,20 @@ def _compute(
         row_votes = votes + at * words
         if SLOTS:
             _, length, piece, pieces, first_slot = piece_of(tile, walk)
-            begin = length * piece // pieces
             later = piece > 0
             marks = marks_of(parts, first_slot, k_blocks, GROUP, GROUPS, HEAD_DIM, SLOTS)
-            marks = marks + begin * 64
+            marks = marks + length * piece // pieces * 64
         block = _item(row_items, 0, count, LITE)
-        if BY_STEP:
+        if LITE:
             # Lists are sorted: a block that needs a mask, the tail's, is their first or their last.
             last_block = _item(row_items, count - 1, count, LITE)
-            hidden = gl.where(
-                block >= mask_from, 0, gl.where(last_block >= mask_from, count - 1, -1)
-            )
-        else:
+            hidden = gl.where(last_block >= mask_from, count - 1, -1)
+        if SOFT_SKIP:
             upcoming = _item(row_items, 1, count, LITE)
         top = gl.full([64], float("-inf"), gl.float32, per_row)
         level = gl.full([64], LOWEST, gl.float32, per_row)
         bits = gl.full([64], 0, gl.int32, per_row)
         kept = gl.zeros([4, 32], gl.int32, per_word)
-        unit = UNIT * 1.0 / gl.minimum(q_len - block_row, GROUPS * 64).to(gl.float32)
         out = gl.zeros([64, HEAD_DIM], gl.float32, o_layout)
 
         mbarrier.wait(q_full.index(GROUP), done & 1)
@@ -342,117 +337,176 @@ def _compute(
         scores = warpgroup_mma_wait(0, deps=[scores])
         mbarrier.arrive(k_empty.index(stage))
         scores = signed(scores, SIGN)
-        scores = _masked(scores, block, mask_from, row, keys, diagonal, CAUSAL, BLOCK_N)
+        if block >= mask_from:
+            scores = _masked(scores, block, row, keys, diagonal, CAUSAL, BLOCK_N)
+        # Of pieces that leave marks: a vote twice is as good as once.
         p, fade, top, level, bits, peak = softmax(
             scores, top, level, c, threshold, bits, 0, block, rows, q_len, must_do,
-            VOTE, SOFT_SKIP, HAS_DO,
+            VOTE and (not LATER or SLOTS > 0), SOFT_SKIP, HAS_DO, False, LAZY,
         )  # fmt: skip
         total = lane_sums(p)
         here = total
+        if WEIGH:
+            counted = gl.minimum(q_len - block_row, GROUPS * 64)
+            units = units_of(row, q_len, counted, total)
+            inverse = inverse_of(total, units)
+            due = total * GROWTH
         if SLOTS:
             if WEIGH:
                 mark(marks, 0, later, share_mark(row_sums(here, per_row), level))
             else:
                 mark(marks, 0, later, vote_mark(peak, top, bits, 0))
         carried = as_carried(p, dtype, p_layout, LATE_WAIT)
-        # Pieces that leave marks have a loop of their own, so that the others' stays as it is.
+        if LITE and EARLY_ITEMS:
+            # What is flushed after these steps: loaded now, it is there by then.
+            listed = blocks_of(row_items, 0, count)
+        else:
+            listed = 0
+        if WEIGH:
+            mine = 1 + gl.arange(0, 32, gl.SliceLayout(0, per_word))[None, :]
+        inside = gl.where(keys == 0, 0, count)
+        # Loops of steps: what leaves marks has one of its own, and in the others most steps neither
+        # hide keys nor flush. A branch around what they do not need would cost a hundredth of the
+        # time each, as it leaves the instructions that were fetched.
         for MARKS in gl.static_range(1 if SLOTS else 0, -1, -1):
             steps = count
             if SLOTS:
                 steps = gl.where(later == (MARKS == 1), count, 0)
-            first_step = 0
-            # With a range in place of this loop the inner one has four instructions more.
-            while first_step < steps:
-                # The votes of 32 steps fill a word; a branch in the inner loop would keep the
-                # compiler from converting weights under the exponentials (8 % of the time).
-                stop = count
-                if LITE:
-                    stop = gl.minimum(first_step + 32, count)
-                if LITE and not MARKS and EARLY_ITEMS:
-                    # What is flushed after these steps: loaded now, it is there by then.
-                    listed = blocks_of(row_items, first_step, count)
-                else:
-                    listed = 0
-                for i in range(gl.maximum(first_step, 1), stop):
-                    if BY_STEP:
-                        block = gl.where(i == hidden, mask_from, -1)
-                    else:
-                        block = upcoming
-                        upcoming = _item(row_items, i + 1, count, LITE)
-                    before = stage
-                    parity = (step // STAGES) & 1
-                    step += 1
-                    stage = step % STAGES
-                    mbarrier.wait(k_full.index(stage), (step // STAGES) & 1)
-                    if TURNS:
-                        mbarrier.wait(turns.index(GROUP), (step & 1) ^ first)
-                    k = k_smem.index(stage).reshape([BLOCK_N, HEAD_DIM]).permute((1, 0))
-                    scores = warpgroup_mma(q, k, none, use_acc=False, is_async=True)
-                    mbarrier.wait(v_full.index(before), parity)
-                    v = v_smem.index(before).reshape([BLOCK_N, HEAD_DIM])
-                    pv_weights = as_operand(carried, dtype, p_layout, LATE_WAIT)
-                    out = warpgroup_mma(pv_weights, v, out, is_async=True)
-                    if TURNS:
-                        mbarrier.arrive(turns.index(following))
-                    scores = warpgroup_mma_wait(1, deps=[scores])
-                    mbarrier.arrive(k_empty.index(stage))
-                    scores = signed(scores, SIGN)
-                    scores = _masked(scores, block, mask_from, row, keys, diagonal, CAUSAL, BLOCK_N)
-                    p, fade, top, level, bits, peak = softmax(
-                        scores, top, level, c, threshold, bits, i, block, rows, q_len, must_do,
-                        VOTE, SOFT_SKIP, HAS_DO, LATE_EXP, LAZY,
-                    )  # fmt: skip
-                    if WEIGH and not MARKS:
-                        # of the tile before, while this one's maxima are found
-                        kept = keep_weight(kept, here, total, i - 1, row, unit, q_len)
-                    here = lane_sums(p)
-                    total = faded(total, fade) + here
-                    if MARKS:
-                        if WEIGH:
-                            mark(marks, i, later, share_mark(row_sums(here, per_row), level))
+            begin = 1
+            while begin < steps:
+                # plain steps (0) and full ones (1): causal tiles begin with those
+                for FULL in gl.static_range(
+                    1 if MARKS or CAUSAL else 0,
+                    -1 if CAUSAL else 2 if LITE else 1,
+                    -1 if CAUSAL else 1,
+                ):
+                    stop = steps
+                    if LITE and not MARKS:
+                        # The votes of 32 steps fill a word, and the last tile may need a mask.
+                        if FULL:
+                            stop = begin + 1
                         else:
-                            mark(marks, i, later, vote_mark(peak, top, bits, i))
-                    if LATE_WAIT and not LATE_EXP:
-                        level = held(level)
-                    out = warpgroup_mma_wait(0, deps=[out])
-                    mbarrier.arrive(v_empty.index(before))
-                    if LAZY:
-                        # Before the branch: the compiler moves nothing across it.
-                        carried = as_carried(p, dtype, p_layout, LATE_WAIT)
-                        out = scaled(out, fade, True)
-                    else:
-                        out = scaled(out, fade, False)
-                        carried = as_carried(p, dtype, p_layout, LATE_WAIT)
-                if MARKS:
-                    bits = gl.full([64], 0, gl.int32, per_row)
-                if LITE and not MARKS:
-                    inside = gl.where(keys == 0, 0, count)
-                    if WEIGH:
-                        kept = keep_weight(kept, here, total, stop - 1, row, unit, q_len)
-                        whole = weights_of(kept, total, row, q_len)
-                        flush_weights(
-                            whole, first_step, inside, row_items, listed, weights + at * k_blocks,
-                            EARLY_ITEMS,
+                            stop = gl.minimum((begin + 31) // 32 * 32, steps - 1)
+                    if CAUSAL and FULL:
+                        stop = gl.maximum(begin, gl.minimum(count - mask_from, steps))
+                    for i in range(begin, stop):
+                        if SOFT_SKIP:
+                            block = upcoming
+                            upcoming = _item(row_items, i + 1, count, LITE)
+                        before = stage
+                        parity = (step // STAGES) & 1
+                        step += 1
+                        stage = step % STAGES
+                        mbarrier.wait(k_full.index(stage), (step // STAGES) & 1)
+                        if TURNS:
+                            mbarrier.wait(turns.index(GROUP), (step & 1) ^ first)
+                        k = k_smem.index(stage).reshape([BLOCK_N, HEAD_DIM]).permute((1, 0))
+                        scores = warpgroup_mma(q, k, none, use_acc=False, is_async=True)
+                        mbarrier.wait(v_full.index(before), parity)
+                        v = v_smem.index(before).reshape([BLOCK_N, HEAD_DIM])
+                        pv_weights = as_operand(carried, dtype, p_layout, LATE_WAIT)
+                        out = warpgroup_mma(pv_weights, v, out, is_async=True)
+                        if TURNS:
+                            mbarrier.arrive(turns.index(following))
+                        # What is left to do for the tile before, while this one's scores are
+                        # computed: it comes between the products, whose issue takes its time.
+                        if LITE and not MARKS:
+                            if WEIGH:
+                                kept = keep_weight(kept, here, inverse, units, mine, i)
+                            elif LATER:
+                                top, bits, _ = vote(peak, top, bits, i - 1, c, threshold)
+                        if LITE and FULL:
+                            if (i & 31) == 0:
+                                if WEIGH and not MARKS:
+                                    flush_weights(
+                                        weights_of(kept, total, row, q_len, counted), i - 32,
+                                        inside, row_items, listed, weights + at * k_blocks,
+                                        EARLY_ITEMS,
+                                    )  # fmt: skip
+                                    mine += 32
+                                elif not MARKS:
+                                    flush(
+                                        bits, i - 32, inside, row_items, listed, row_votes,
+                                        must_do, rows, q_len, HAS_DO, EARLY_ITEMS,
+                                    )  # fmt: skip
+                                bits = gl.full([64], 0, gl.int32, per_row)
+                                if EARLY_ITEMS and not MARKS:
+                                    listed = blocks_of(row_items, i, count)
+                        scores = warpgroup_mma_wait(1, deps=[scores])
+                        mbarrier.arrive(k_empty.index(stage))
+                        scores = signed(scores, SIGN)
+                        if CAUSAL:
+                            if FULL:
+                                scores = _masked(
+                                    scores, count - 1 - i, row, keys, diagonal, True, BLOCK_N
+                                )
+                        elif FULL:
+                            if i == hidden:
+                                scores = _masked(
+                                    scores, mask_from, row, keys, diagonal, False, BLOCK_N
+                                )
+                        p, fade, top, level, bits, peak = softmax(
+                            scores, top, level, c, threshold, bits, i, block, rows, q_len, must_do,
+                            VOTE and (MARKS or not LATER), SOFT_SKIP, HAS_DO, LATE_EXP, LAZY,
                         )  # fmt: skip
-                    else:
-                        flush(
-                            bits, first_step, inside, row_items, listed, row_votes, must_do, rows,
-                            q_len, HAS_DO, EARLY_ITEMS,
-                        )  # fmt: skip
-                        bits = gl.full([64], 0, gl.int32, per_row)
-                first_step = stop
-        if SLOTS:
-            if pieces == 1:
-                barrier()  # what all warps wrote is told by one thread
-                mbarrier.arrive(walked.index(done & 1))
-        elif LITE:
-            barrier()
-            mbarrier.arrive(walked.index(done & 1))
+                        here = lane_sums(p)
+                        sums_before = total
+                        total = faded(total, fade) + here
+                        if MARKS:
+                            if WEIGH:
+                                here_log = share_mark(row_sums(here, per_row), level)
+                                mark(marks, i, later, here_log)
+                            else:
+                                mark(marks, i, later, vote_mark(peak, top, bits, i))
+                        if LATE_WAIT and not LATE_EXP:
+                            level = held(level)
+                        out = warpgroup_mma_wait(0, deps=[out])
+                        mbarrier.arrive(v_empty.index(before))
+                        if LAZY:
+                            # Before the branch: the compiler moves nothing across it.
+                            carried = as_carried(p, dtype, p_layout, LATE_WAIT)
+                            if WEIGH and not MARKS:
+                                out, inverse, due = scaled_and_renewed(
+                                    out, fade, inverse, due, sums_before, total, units
+                                )
+                            else:
+                                out = scaled(out, fade, True)
+                        else:
+                            if WEIGH and not MARKS:
+                                inverse = inverse_of(total, units)
+                            out = scaled(out, fade, False)
+                            carried = as_carried(p, dtype, p_layout, LATE_WAIT)
+                    begin = stop
         mbarrier.arrive(q_empty.index(GROUP))
         mbarrier.wait(v_full.index(stage), (step // STAGES) & 1)
         v = v_smem.index(stage).reshape([BLOCK_N, HEAD_DIM])
         pv_weights = as_operand(carried, dtype, p_layout, LATE_WAIT)
         out = warpgroup_mma(pv_weights, v, out, is_async=True)
+        if LITE:
+            whole = gl.to_tensor(True)
+            if SLOTS:
+                whole = pieces == 1
+                first_one = piece == 0
+            else:
+                first_one = whole
+            last_word = (count - 1) // 32 * 32
+            if first_one:
+                if WEIGH:
+                    kept = keep_weight(kept, here, inverse, units, mine, count)
+                    flush_weights(
+                        weights_of(kept, total, row, q_len, counted), last_word, inside, row_items, listed,
+                        weights + at * k_blocks, EARLY_ITEMS,
+                    )  # fmt: skip
+                else:
+                    if LATER:
+                        top, bits, _ = vote(peak, top, bits, count - 1, c, threshold)
+                    flush(
+                        bits, last_word, inside, row_items, listed, row_votes, must_do, rows,
+                        q_len, HAS_DO, EARLY_ITEMS,
+                    )  # fmt: skip
+            if whole:
+                barrier()  # what all warps wrote is told by one thread
+                mbarrier.arrive(walked.index(done & 1))
         out = warpgroup_mma_wait(0, deps=[out])
         mbarrier.arrive(v_empty.index(stage))
         step += 1

@@ -17,8 +17,6 @@ _SPAN = gl.constexpr(256)
 UNIT = gl.constexpr(1 << 24)
 _UNIT_BITS = gl.constexpr(24)
 _FIRM = gl.constexpr(1 << 30)
-#: Lanes of a warp round up to this many bits below a unit; a mass of 1 is 2^30 then.
-_FINE_BITS = gl.constexpr(6)
 
 
 @gluon.jit
@@ -81,59 +79,86 @@ def weight_of(scaled):
     return gl.where(scaled < UNIT, gl.ceil(scaled), UNIT).to(gl.int32)
 
 
+#: PTX that rounds what two rows of a tile weigh up to an integer, at most what both of them can:
+#: the parts of it in ``$2`` and ``$3``, what they are multiplied with, and the rows' units, 0 for
+#: rows past the end. Roundings share the unit of the exponentials, so that it is one for two rows.
+_PAIR = gl.constexpr("""{
+    .reg .pred second;
+    .reg .f32 share, most;
+    setp.neu.f32 second, $7, 0.0;
+    mul.f32 share, $2, $4;
+    @second fma.rn.f32 share, $3, $5, share;
+    add.f32 most, $6, $7;
+    min.f32 share, share, most;
+    cvt.rpi.s32.f32 $0, share;
+    mov.b32 $1, $0;
+}""")
+
+
 @gluon.jit
-def _up(x):
-    """fp32 -> int32, rounded up; a NaN gives 0. One instruction, where ceil and a choice take four.
+def fine_bits(rows):
+    """How many bits below a unit lanes round up to in a q block of ``rows``: 6, or less for few.
 
-    Roundings and conversions share the unit of the exponentials.
+    A row's share of 1 is at most 2^24 then, and a warp's 32 lanes, each at most that of two rows,
+    add up without wrapping.
     """
-    return gl.inline_asm_elementwise(
-        "cvt.rpi.s32.f32 $0, $1;", "=r,r", [x], gl.int32, is_pure=True, pack=1
-    )
+    bits = gl.to_tensor(0)
+    for bit in gl.static_range(1, 7):
+        bits += gl.where(rows >= 1 << bit, 1, 0)
+    return bits
 
 
 @gluon.jit
-def _inverse(x):
-    """1 / x of a row's sum, which is 0 or about 1 at least, and at most as large as there are keys.
+def units_of(row, q_len, rows, like):
+    """A share of 1 of one of ``rows`` rows in fine units, by lane as ``like``: fp32 [64, 4].
 
-    A division looks for very large and very small numbers first. A sum of 0 gives a number with
-    which the shares of the row are 0.
+    0 for rows past the end.
     """
-    return gl.inline_asm_elementwise(
-        "rcp.approx.ftz.f32 $0, $1;", "=r,r", [gl.maximum(x, 2.0**-126)], gl.float32,
-        is_pure=True, pack=1,
+    layout: gl.constexpr = like.type.layout
+    at = row + gl.arange(0, 64, gl.SliceLayout(1, layout))
+    unit = (UNIT << fine_bits(rows)).to(gl.float32) / rows.to(gl.float32)
+    return gl.where(at < q_len, unit, 0.0)[:, None] + gl.zeros([64, 4], gl.float32, layout)
+
+
+@gluon.jit
+def inverse_of(total, units):
+    """What shares of rows are multiplied with: fp32 by lane, as ``total`` and ``units`` [64, 4]."""
+    # A division looks for very large and very small numbers first. A sum of 0 gives a number with
+    # which the shares of the row are 0.
+    inverse = gl.inline_asm_elementwise(
+        "rcp.approx.ftz.f32 $0, $1;", "=r,r", [gl.maximum(gl.sum(total, 1), 2.0**-126)],
+        gl.float32, is_pure=True, pack=1,
     )  # fmt: skip
+    return units * inverse[:, None]
 
 
 @gluon.jit
-def keep_weight(kept, here, total, i, row, unit, q_len):
-    """Keep what tile ``i`` of a walk weighs in a warp's rows, in fine units: lane ``i`` of a word.
+def keep_weight(kept, here, inverse, units, mine, i):
+    """Keep what a tile of a walk weighs in a warp's rows, in fine units: where ``mine`` is ``i``.
 
-    ``here`` of each row's ``total`` so far lies in it, both by lane, [64, 4]. ``row`` is the first
-    one; rows past the end do not count, nor does a NaN: :func:`weights_of`.
+    ``here`` of each row's sum lies in it, by lane, [64, 4]. The weight of a NaN means nothing:
+    :func:`weights_of`.
     """
     layout: gl.constexpr = kept.type.layout
-    lanes: gl.constexpr = here.type.layout
-    valid = row + gl.arange(0, 64, gl.SliceLayout(1, lanes)) < q_len
-    shares = here * (unit * (1 << _FINE_BITS) * _inverse(gl.sum(total, 1)))[:, None]
-    shares = gl.where(valid[:, None], shares, 0.0)
+    pairs = gl.inline_asm_elementwise(
+        _PAIR, "=r,=r,f,f,f,f,f,f", [here, inverse, units], gl.int32, is_pure=True, pack=2
+    )
     # Two of a warp's 16 rows lie in a lane. Integers of 32 lanes add up in one instruction.
-    pairs = gl.sum(gl.reshape(shares, [4, 2, 8, 4]), 1)
-    fine = _up(pairs)
-    weight = gl.convert_layout(gl.sum(gl.reshape(fine, [4, 32]), 1), gl.SliceLayout(1, layout))
-    lane = gl.arange(0, 32, gl.SliceLayout(0, layout))
-    return gl.where((lane == (i & 31))[None, :], weight[:, None], kept)
+    pairs, _ = gl.split(gl.permute(gl.reshape(pairs, [4, 2, 8, 4]), (0, 2, 3, 1)))
+    weight = gl.convert_layout(gl.sum(gl.reshape(pairs, [4, 32]), 1), gl.SliceLayout(1, layout))
+    return gl.where(mine == i, weight[:, None], kept)
 
 
 @gluon.jit
-def weights_of(kept, total, row, q_len):
+def weights_of(kept, total, row, q_len, rows):
     """Weights of the last 32 tiles, rounded up; in warps one of whose sums is NaN :data:`UNIT`."""
     layout: gl.constexpr = kept.type.layout
     lanes: gl.constexpr = total.type.layout
     valid = row + gl.arange(0, 64, gl.SliceLayout(1, lanes)) < q_len
     bad = gl.where(valid[:, None] & (total != total), 1, 0)
     bad = gl.convert_layout(gl.sum(gl.reshape(bad, [4, 64]), 1), gl.SliceLayout(1, layout))
-    weight = (kept + ((1 << _FINE_BITS) - 1)) >> _FINE_BITS
+    bits = fine_bits(rows)
+    weight = (kept + ((1 << bits) - 1)) >> bits
     return gl.where((bad > 0)[:, None], UNIT, weight)
 
 

@@ -109,32 +109,73 @@ def as_operand(carried, dtype: gl.constexpr, layout: gl.constexpr, LATE_WAIT: gl
 _SLACK = gl.constexpr(8.0)
 
 
-def _scaling(count: int) -> str:
+#: How much a row's sum may grow before its shares are divided by the new one.
+MOST_GROWTH = 1.125
+GROWTH = gl.constexpr(MOST_GROWTH)
+
+
+def _scaling(count: int, renewing: bool = False) -> str:
     """PTX that multiplies ``count`` numbers, in turns two of two rows, unless both factors are 1.
 
     The branch is the warp's: it has 16 rows, whose levels rarely follow after the first tiles.
+    ``renewing``: in the same branch, as a second one would cost as much as this saves, it renews
+    what shares of mass are multiplied with, if a level moved or a sum has grown enough.
     """
-    factor = 2 * count  # the first factor's operand; that of the other row is two on
+    results = 3 * count if renewing else count
+    factor = results + count  # the first factor's operand; that of the other row is two on
     lines = [
         "{",
         ".reg .pred moved;",
         f"setp.neu.f32 moved, ${factor}, 1.0;",
         f"setp.neu.or.f32 moved, ${factor + 2}, 1.0, moved;",
-        "vote.sync.any.pred moved, moved, 0xffffffff;",
-        "@!moved bra done;",
-        *(f"mul.f32 ${i}, ${i}, ${factor + i};" for i in range(count)),
-        "done:",
-        "}",
     ]
-    return "\n".join(lines)
+    multiply = [f"mul.f32 ${i}, ${i}, ${factor + i};" for i in range(count)]
+    if not renewing:
+        return "\n".join([
+            *lines, "vote.sync.any.pred moved, moved, 0xffffffff;", "@!moved bra done;", *multiply,
+            "done:", "}",
+        ])  # fmt: skip
+    # Each has `count` operands, alike for a row: those of results, and what is only read.
+    inverse, due = count, 2 * count
+    was_inverse, was_due, before, total, units = (factor + n * count for n in range(1, 6))
+    lines += [
+        ".reg .pred wanted;",
+        ".reg .f32 sum, other;",
+        *(f"mov.f32 ${inverse + row}, ${was_inverse + row};" for row in (0, 2)),
+        *(f"mov.f32 ${due + row}, ${was_due + row};" for row in (0, 2)),
+        f"setp.gt.or.f32 wanted, ${before}, ${due}, moved;",
+        f"setp.gt.or.f32 wanted, ${before + 2}, ${due + 2}, wanted;",
+        "vote.sync.any.pred wanted, wanted, 0xffffffff;",
+        "@!wanted bra done;",
+        "vote.sync.any.pred moved, moved, 0xffffffff;",
+        "@!moved bra scaled;",
+        *multiply,
+        "scaled:",
+    ]
+    for row in (0, 2):
+        lines += [
+            f"shfl.sync.bfly.b32 other, ${total + row}, 2, 31, 0xffffffff;",
+            f"add.f32 sum, ${total + row}, other;",
+            "shfl.sync.bfly.b32 other, sum, 1, 31, 0xffffffff;",
+            "add.f32 sum, sum, other;",
+            "max.f32 sum, sum, 0f00800000;",  # 2^-126, whose inverse is finite
+            "rcp.approx.ftz.f32 sum, sum;",
+            f"mul.f32 ${inverse + row}, sum, ${units + row};",
+            f"mul.f32 ${due + row}, ${total + row}, {MOST_GROWTH};",
+        ]
+    return "\n".join([*lines, "done:", "}"])
 
 
-#: Numbers of 64 rows and 128 columns that a thread of a warpgroup holds.
-_HELD = 64
-_SCALING = gl.constexpr(_scaling(_HELD))
-_SCALED_IN_PLACE = gl.constexpr(
-    ",".join(["=f"] * _HELD + [str(i) for i in range(_HELD)] + ["f"] * _HELD)
-)
+def _in_place(count: int, renewing: bool = False) -> str:
+    """Operands of :func:`_scaling`."""
+    places = [*["=f"] * count * (3 if renewing else 1), *map(str, range(count))]
+    return ",".join([*places, *["f"] * count * (6 if renewing else 1)])
+
+
+#: A thread of a warpgroup holds half as many numbers of 64 rows as there are columns.
+_SCALING_128, _OF_128 = gl.constexpr(_scaling(64)), gl.constexpr(_in_place(64))
+_SCALING_64, _OF_64 = gl.constexpr(_scaling(32)), gl.constexpr(_in_place(32))
+_RENEWING, _OF_RENEWING = gl.constexpr(_scaling(64, True)), gl.constexpr(_in_place(64, True))
 
 
 @gluon.jit
@@ -146,14 +187,70 @@ def scaled(out, fade, LAZY: gl.constexpr):
     layout: gl.constexpr = out.type.layout
     factor = gl.convert_layout(fade, gl.SliceLayout(1, layout))[:, None]
     if LAZY:
-        gl.static_assert(out.shape[1] == 128)
-        factors = factor + gl.zeros([64, 128], gl.float32, layout)
+        WIDE: gl.constexpr = out.shape[1] == 128
+        gl.static_assert(WIDE or out.shape[1] == 64)
+        factors = factor * gl.full([64, out.shape[1]], 1.0, gl.float32, layout)
         result = gl.inline_asm_elementwise(
-            _SCALING, _SCALED_IN_PLACE, [out, factors], gl.float32, is_pure=False, pack=64
-        )
+            _SCALING_128 if WIDE else _SCALING_64, _OF_128 if WIDE else _OF_64, [out, factors],
+            gl.float32, is_pure=False, pack=64 if WIDE else 32,
+        )  # fmt: skip
     else:
         result = out * factor
     return result
+
+
+@gluon.jit
+def _by_element(by_lane, layout: gl.constexpr):
+    """[64, 4] -> [64, 128] in ``layout``: for each number of a thread, that of its row."""
+    ones = gl.reshape(gl.full([64, 128], 1.0, gl.float32, layout), [64, 16, 4, 2])
+    lanes: gl.constexpr = gl.SliceLayout(1, gl.SliceLayout(3, ones.type.layout))
+    spread = gl.convert_layout(by_lane, lanes)[:, None, :, None] * ones
+    return gl.convert_layout(gl.reshape(spread, [64, 128]), layout)
+
+
+@gluon.jit
+def _by_lane(by_element, layout: gl.constexpr):
+    """The other way round: of a thread's numbers of a row the first."""
+    found, _ = gl.split(gl.reshape(by_element, [64, 16, 4, 2]))
+    for size in gl.static_range(4):
+        found, _ = gl.split(gl.permute(gl.reshape(found, [64, 2, 8 >> size, 4]), (0, 2, 3, 1)))
+    return gl.convert_layout(gl.reshape(found, [64, 4]), layout)
+
+
+@gluon.jit
+def scaled_and_renewed(out, fade, inverse, due, before, total, units):
+    """:func:`scaled`, and what shares of mass are multiplied with, renewed in the same branch.
+
+    All by lane, fp32 [64, 4]: ``inverse`` is ``units`` over the sums of rows, of which this lane's
+    may grow to ``due`` before it is renewed; they were ``before`` this tile and are ``total`` now.
+    Returns outputs [64, 128], ``inverse`` and ``due``.
+    """
+    layout: gl.constexpr = out.type.layout
+    lanes: gl.constexpr = total.type.layout
+    factor = gl.convert_layout(fade, gl.SliceLayout(1, layout))[:, None]
+    factors = factor * gl.full([64, 128], 1.0, gl.float32, layout)
+    out, inverse, due = gl.inline_asm_elementwise(
+        _RENEWING, _OF_RENEWING,
+        [
+            out, factors, _by_element(inverse, layout), _by_element(due, layout),
+            _by_element(before, layout), _by_element(total, layout), _by_element(units, layout),
+        ],
+        (gl.float32, gl.float32, gl.float32), is_pure=False, pack=64,
+    )  # fmt: skip
+    return out, _by_lane(inverse, lanes), _by_lane(due, lanes)
+
+
+@gluon.jit
+def vote(peak, top, bits, i, c, threshold):
+    """Vote on tile ``i`` of a walk: ``peak`` is its maxima, ``top`` what rows had seen before it.
+
+    Returns what they have seen by now, ``bits`` with a bit for the tile in rows that want to keep
+    it, and which rows do not.
+    """
+    # Not "above > threshold": a threshold of NaN keeps every tile, and so does a first one.
+    negligible = (peak - top) * c <= threshold
+    bits = bits | gl.where(negligible, 0, 1 << (i & 31))
+    return larger(top, peak), bits, negligible
 
 
 @gluon.jit
@@ -173,10 +270,7 @@ def softmax(
     """
     peak = gl.reduce(scores, 1, larger)
     if VOTE:
-        # Not "above > threshold": a threshold of NaN keeps every tile, and so does a first one.
-        negligible = (peak - top) * c <= threshold
-        bits = bits | gl.where(negligible, 0, 1 << (i & 31))
-        top = larger(top, peak)
+        top, bits, negligible = vote(peak, top, bits, i, c, threshold)
     # A level is finite where a row has seen no key: exp2(-inf - base) = 0 instead of
     # exp2(-inf + inf) = NaN.
     risen = peak * c

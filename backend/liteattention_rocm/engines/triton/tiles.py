@@ -25,7 +25,7 @@ _THREE_GROUPS = HopperTile(3, 128, 2, registers=160, loader_registers=32)
 _HOPPER = {
     (64, False): _THREE_GROUPS,
     (64, True): replace(_THREE_GROUPS, stages=3, counted=True, abreast=True, late_wait=True),
-    (128, False): replace(_TWO_GROUPS, registers=240, loader_registers=24, late_wait=True),
+    (128, False): replace(_TWO_GROUPS, late_wait=True),
     (128, True): replace(_TWO_GROUPS, counted=True, abreast=True, late_wait=True, late_exp=True),
 }
 #: The same in lower tiles, for calls whose last round of tall ones would leave the GPU half empty:
@@ -40,8 +40,8 @@ _MULTIPROCESSORS = 132
 #: LiteAttention steps, by head dim and rows of a q block.
 _HOPPER_LITE = {
     (64, 128): replace(_TWO_GROUPS, turns=True, late_wait=True, late_exp=True),
-    (64, 192): replace(_THREE_GROUPS, late_wait=True),
-    (128, 128): replace(_TWO_GROUPS, late_wait=True, late_exp=True),
+    (64, 192): _THREE_GROUPS,
+    (128, 128): replace(_TWO_GROUPS, late_wait=True),
 }
 #: Prompts, packed or paged, by columns of the tile.
 PROMPTS = {
@@ -132,9 +132,6 @@ def hopper_lite(request: LiteRequest) -> HopperTile | None:
         return None
     if request.soft_skip and asked.vote_rows != _HOPPER_VOTE_ROWS:
         return None
-    if request.budget > 0 and own.groups == 3:
-        # Which lacks the registers for late waits and shares: 1 to 2 % longer.
-        return replace(own, late_wait=False)
     return own
 
 
