@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable
 from typing import Any, Literal
 
 import torch
@@ -21,7 +21,7 @@ from typing_extensions import Self
 from ..arguments import Reasons
 from ..contract import Rounding, TileGeometry
 from ..dense import merge_states
-from . import deal
+from . import deal, exchange
 from .attention import LiteAttention
 from .policy import Ranges, SkipPolicy, plain_int
 from .state import State
@@ -153,8 +153,10 @@ class SeqParallel:
         if self.policy.by_head:
             every = deal.in_order(q.shape[2]) if dealt is None else dealt.queries
             call["heads"] = self._own(every)
-        out = self._attend(self._whole, *self._rows_for_heads(q, k, v, dealt), **call)
-        return self._heads_for_rows(out, dealt)
+        queries, keys = (None, None) if dealt is None else (dealt.query_index, dealt.key_index)
+        given = exchange.rows_for_heads((q, k, v), (queries, keys, keys), self.group)
+        out = self._attend(self._whole, *given, **call)
+        return self._heads_for_rows(out, queries)
 
     def _new(self, policy: SkipPolicy, split: int | None, length: int) -> LiteAttention:
         """Make what attends with this rank's heads, or in a ring to the keys of rank ``split``."""
@@ -202,7 +204,7 @@ class SeqParallel:
         now = deal.by_tiles(tiles, self.ranks)
         if deal.most(tiles, now, self.ranks) >= deal.most(tiles, before, self.ranks):
             return
-        made = deal.Deal.of(now, group, self.ranks, own.device)
+        made = deal.Deal.of(now, group, own.device)
         room = lists.shape[1] // self.ranks
         mine = now[self.rank * room // group : (self.rank + 1) * room // group]
         places = [before.index(head) * group + i for head in mine for i in range(group)]
@@ -234,32 +236,9 @@ class SeqParallel:
         if reasons:
             raise ValueError("cannot split this over ranks: " + "; ".join(reasons))
 
-    def _rows_for_heads(
-        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, dealt: deal.Deal | None
-    ) -> Sequence[torch.Tensor]:
-        """[B, S_local, H, D] each -> [B, S, H / ranks, D] each: one exchange for all of them."""
-        heads = [x.shape[2] // self.ranks for x in (q, k, v)]
-        batch, rows, _, width = q.shape
-        sent = q.new_empty((self.ranks, batch, rows, sum(heads), width))  # to each rank its heads
-        given = [q, k, v]
-        if dealt is not None:
-            indices = (dealt.query_index, dealt.key_index, dealt.key_index)
-            given = [x.index_select(2, index) for x, index in zip(given, indices, strict=True)]
-        for x, part in zip(given, torch.split(sent, heads, dim=3), strict=True):
-            part.copy_(torch.unflatten(x, 2, (self.ranks, -1)).permute(2, 0, 1, 3, 4))
-        received = torch.empty_like(sent)
-        dist.all_to_all_single(received, sent, group=self.group)
-        return torch.split(received.transpose(0, 1).flatten(1, 2), heads, dim=2)
-
-    def _heads_for_rows(self, out: torch.Tensor, dealt: deal.Deal | None) -> torch.Tensor:
-        """[B, S, H / ranks, D] -> [B, S_local, H, D]."""
-        batch, rows, heads, width = out.shape
-        shape = (batch, self.ranks, rows // self.ranks, heads, width)
-        sent = out.reshape(shape).transpose(0, 1).contiguous()
-        received = torch.empty_like(sent)
-        dist.all_to_all_single(received, sent, group=self.group)
-        parts = received.permute(1, 2, 0, 3, 4)  # [B, S_local, ranks, H / ranks, D]
-        return parts.flatten(2, 3) if dealt is None else parts[:, :, dealt.rank, dealt.slot]
+    def _heads_for_rows(self, out: torch.Tensor, order: torch.Tensor | None) -> torch.Tensor:
+        """Give the output of this rank's heads for that of its rows."""
+        return exchange.heads_for_rows(out, order, self.group)
 
     def _ring(
         self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: dict[str, Any]
@@ -268,8 +247,11 @@ class SeqParallel:
         held = torch.stack((k, v))
         arriving = torch.empty_like(held)
         parts: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+        before, after = (self.rank - 1) % self.ranks, (self.rank + 1) % self.ranks
         for hop in range(self.ranks):
-            waits = self._pass_on(held, arriving) if hop + 1 < self.ranks else []
+            waits = []
+            if hop + 1 < self.ranks:
+                waits = exchange.post([(held, after)], [(arriving, before)], self.group)
             source = (self.rank - hop) % self.ranks
             lite = self._split(source, length)
             if lite is not None:
@@ -282,21 +264,6 @@ class SeqParallel:
         # In the order of the keys, so that the rounding does not depend on the rank.
         ordered = [parts[source] for source in sorted(parts)]
         return merge_states([out for out, _ in ordered], [lse for _, lse in ordered])[0]
-
-    def _pass_on(self, held: torch.Tensor, arriving: torch.Tensor) -> list[Any]:
-        def peer(rank: int) -> int:
-            group = dist.group.WORLD if self.group is None else self.group
-            assert group is not None
-            return dist.get_global_rank(group, rank % self.ranks)
-
-        return list(
-            dist.batch_isend_irecv(
-                [
-                    dist.P2POp(dist.isend, held, peer(self.rank + 1), self.group),
-                    dist.P2POp(dist.irecv, arriving, peer(self.rank - 1), self.group),
-                ]
-            )
-        )
 
     def _split(self, source: int, length: int) -> LiteAttention | None:
         key = (source, length)
