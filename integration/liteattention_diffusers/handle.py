@@ -243,7 +243,6 @@ class Handle:
                 shared_processor=processor in others or held[processor] > 1,
                 cross_attention=self._cross_attention,
                 engine=self.lite.engine,
-                exchange=self._balance or self.policy.by_head,
             )
             if layer.kind == "cross":
                 self._cross_layers.append(taken)

@@ -67,7 +67,6 @@ class Layer:
         shared_processor: bool,
         cross_attention: bool,
         engine: str | None,
-        exchange: bool,
     ) -> None:
         if _HOOK_KEY in found.module._forward_pre_hooks:
             raise ValueError(f"layer {name} is already taken over by another enable()")
@@ -79,7 +78,6 @@ class Layer:
         self._kind = found.kind
         self._cross_attention = cross_attention
         self._engine = engine
-        self._exchange = exchange
         parameters = list(inspect.signature(found.module.forward).parameters)
         self._context_index = parameters.index(_CONTEXT) if _CONTEXT in parameters else -1
         module: Any = found.module
@@ -184,7 +182,7 @@ class Layer:
         if crosses:
             note.enter(None, self._previous, dense=self._cross_attention, engine=self._engine)
         else:
-            note.enter(self.slot, self._previous, exchange=self._exchange)
+            note.enter(self.slot, self._previous)
 
     def _leave(self, module: Any, args: Any, output: Any) -> None:
         note.leave()
