@@ -69,14 +69,14 @@ def heads_for_rows(
 ) -> torch.Tensor:
     """[B, S, H / ranks, D] -> [B, S_local, H, D], contiguous: the way back."""
     ranks, rank = dist.get_world_size(group), dist.get_rank(group)
-    parts = _words(out.contiguous()).unflatten(1, (ranks, -1))
+    parts = torch.unflatten(_words(out.contiguous()), 1, (ranks, -1))
     batch, _, rows, room, width = parts.shape
     shape = (batch, rows, room, width)
     arriving = {peer: parts.new_empty(shape) for peer in _others(rank, ranks)}
     sent = [(parts[b, peer], peer) for peer in arriving for b in range(batch)]
     received = [(x[b], peer) for peer, x in arriving.items() for b in range(batch)]
     under_way = post(sent, received, group)
-    made = parts.new_empty((batch, rows, ranks * room, width))
+    made: torch.Tensor = parts.new_empty((batch, rows, ranks * room, width))
     made[:, :, _share(order, rank, parts)] = parts[:, rank]
     for work in under_way:
         work.wait()
