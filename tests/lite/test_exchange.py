@@ -60,7 +60,8 @@ def there_and_back(group: Any) -> int:
             orders = [index[0], index[1], index[1]]
             for name in layouts(tensors[0]):
                 mine = [layouts(x.chunk(ranks, dim=1)[rank])[name] for x in tensors]
-                given = exchange.rows_for_heads(mine, orders, group)
+                under_way = map(exchange.Arriving, mine, orders, [group] * 3)
+                given = exchange.rows_for_heads(list(under_way))
                 for x, y, order in zip(tensors, given, (queries, keys, keys), strict=True):
                     assert y.is_contiguous() and torch.equal(y, share(x, order, rank, ranks))
                 back = exchange.heads_for_rows(layouts(given[0])[name], orders[0], group)

@@ -34,34 +34,45 @@ def post(
     return list(dist.batch_isend_irecv(messages)) if messages else []
 
 
-def rows_for_heads(
-    tensors: Sequence[torch.Tensor],
-    orders: Sequence[torch.Tensor | None],
-    group: dist.ProcessGroup | None,
-) -> list[torch.Tensor]:
-    """[B, S_local, H, D] each -> [B, S, H / ranks, D] each, contiguous.
+class Arriving:
+    """Rows [B, S_local, H, D] on their way to be [B, S, H / ranks, D], from when this is made.
 
-    ``orders`` has for each tensor the heads of all ranks in a row, on its device; None: in their
-    order. Every tensor is under way while the next is packed.
+    ``order`` has the heads of all ranks in a row, on the tensor's device; None: in their order.
     """
-    ranks, rank = dist.get_world_size(group), dist.get_rank(group)
-    places, under_way = [], []
-    given = [_words(x) for x in tensors]
-    for x, order in zip(given, orders, strict=True):
-        batch, rows, heads, width = x.shape
-        place = x.new_empty((batch, ranks, rows, heads // ranks, width))
+
+    def __init__(
+        self, x: torch.Tensor, order: torch.Tensor | None, group: dist.ProcessGroup | None
+    ) -> None:
+        ranks, rank = dist.get_world_size(group), dist.get_rank(group)
+        given = _words(x)
+        batch, rows, heads, width = given.shape
+        place = given.new_empty((batch, ranks, rows, heads // ranks, width))
         sent, received = [], []
         for peer in _others(rank, ranks):
-            packed = x[:, :, _share(order, peer, place)].contiguous()
+            packed = given[:, :, _share(order, peer, place)].contiguous()
             sent += [(packed[b], peer) for b in range(batch)]
             received += [(place[b, peer], peer) for b in range(batch)]
-        under_way += post(sent, received, group)
-        places.append(place)
-    for x, order, place in zip(given, orders, places, strict=True):
-        place[:, rank] = x[:, :, _share(order, rank, place)]
-    for work in under_way:
-        work.wait()
-    return [place.flatten(1, 2).view(x.dtype) for place, x in zip(places, tensors, strict=True)]
+        self._under_way = post(sent, received, group)
+        self._dtype = x.dtype
+        self._given, self._heads = given, _share(order, rank, place)
+        self._place, self._own = place, place[:, rank]
+
+    def copy_own(self) -> None:
+        """Copy the share that stays on this rank."""
+        self._own.copy_(self._given[:, :, self._heads])
+
+    def wait(self) -> torch.Tensor:
+        """Return the whole, contiguous."""
+        for work in self._under_way:
+            work.wait()
+        return self._place.flatten(1, 2).view(self._dtype)
+
+
+def rows_for_heads(tensors: Sequence[Arriving]) -> list[torch.Tensor]:
+    """Copy the shares that stay on this rank while the others arrive."""
+    for x in tensors:
+        x.copy_own()
+    return [x.wait() for x in tensors]
 
 
 def heads_for_rows(

@@ -12,7 +12,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Hashable
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -28,6 +28,24 @@ from .state import State
 from .statistics import SkipStatistics
 
 Mode = Literal["ulysses", "ring"]
+
+
+class _Begun(NamedTuple):
+    """A v that was sent before its call, as it was then."""
+
+    v: torch.Tensor
+    version: int
+    dealt: deal.Deal | None
+    arriving: exchange.Arriving
+
+    def is_of(self, v: torch.Tensor, dealt: deal.Deal | None) -> bool:
+        """Whether a call with this v means it: the same memory, not written to since."""
+        then = self.v
+        if v.data_ptr() != then.data_ptr() or v.dtype != then.dtype or v.shape != then.shape:
+            return False
+        steps = zip(v.shape, v.stride(), then.stride(), strict=True)
+        same = all(size == 1 or one == other for size, one, other in steps)
+        return same and then._version == self.version and dealt is self.dealt
 
 
 class SeqParallel:
@@ -99,13 +117,16 @@ class SeqParallel:
         self._whole = self._new(self.policy, None, 0)
         # (split, length of a split) -> its lists, or None if nothing of it may be computed
         self._splits: dict[tuple[int, int], LiteAttention | None] = {}
+        self._begun: _Begun | None = None
+        self._not_ahead: set[str] = set()  # layers that attend with another v than was begun
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
         made = type(self).__new__(type(self))
         memo[id(self)] = made
+        # a process group cannot be copied, and a copy in it is what is meant
+        kept = {"group": self.group, "_begun": None}
         for name, value in vars(self).items():
-            # a process group cannot be copied, and a copy in it is what is meant
-            vars(made)[name] = value if name == "group" else copy.deepcopy(value, memo)
+            vars(made)[name] = kept[name] if name in kept else copy.deepcopy(value, memo)
         return made
 
     def __copy__(self) -> Self:
@@ -154,9 +175,60 @@ class SeqParallel:
             every = deal.in_order(q.shape[2]) if dealt is None else dealt.queries
             call["heads"] = self._own(every)
         queries, keys = (None, None) if dealt is None else (dealt.query_index, dealt.key_index)
-        given = exchange.rows_for_heads((q, k, v), (queries, keys, keys), self.group)
-        out = self._attend(self._whole, *given, **call)
+        values = self._take_begun(v, dealt, layer)
+        arriving = [
+            exchange.Arriving(q, queries, self.group),
+            exchange.Arriving(k, keys, self.group),
+            exchange.Arriving(v, keys, self.group) if values is None else values,
+        ]
+        out = self._attend(self._whole, *exchange.rows_for_heads(arriving), **call)
         return self._heads_for_rows(out, queries)
+
+    def begin(
+        self,
+        v: torch.Tensor,
+        *,
+        step: int,
+        layer: str,
+        branch: str = "",
+        generation: Hashable = 0,
+        num_steps: int | None = None,
+    ) -> None:
+        """Send ``v`` of the next call ahead, while its q and k are made; on all ranks or none.
+
+        That call takes it up if it is given the same memory, unchanged. Else it sends its own v,
+        and no more is sent ahead for that layer. Results do not depend on it. It is for Ulysses and
+        as many heads of q as of v; elsewhere, and where a change could not be noticed (inference
+        mode), nothing is sent. Arguments as those of the call.
+        """
+        self._drop_begun()
+        if self.mode == "ring" or layer in self._not_ahead:
+            return
+        if v.is_inference() or v.requires_grad or v.dim() != 4 or v.shape[2] % self.ranks:
+            return
+        call = {"step": step, "layer": layer, "branch": branch, "generation": generation}
+        dealt = self._deal(v, v, call)
+        order = None if dealt is None else dealt.key_index
+        self._begun = _Begun(v, v._version, dealt, exchange.Arriving(v, order, self.group))
+
+    def _take_begun(
+        self, v: torch.Tensor, dealt: deal.Deal | None, layer: str
+    ) -> exchange.Arriving | None:
+        """What was sent ahead, if it is this v."""
+        begun = self._begun
+        if begun is not None and begun.is_of(v, dealt):
+            self._begun = None
+            return begun.arriving
+        if begun is not None:
+            self._not_ahead.add(layer)
+        self._drop_begun()
+        return None
+
+    def _drop_begun(self) -> None:
+        """Let what nobody takes up arrive: later messages come after it, and it needs its place."""
+        begun, self._begun = self._begun, None
+        if begun is not None:
+            begun.arriving.wait()
 
     def _new(self, policy: SkipPolicy, split: int | None, length: int) -> LiteAttention:
         """Make what attends with this rank's heads, or in a ring to the keys of rank ``split``."""
