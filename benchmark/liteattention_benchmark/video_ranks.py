@@ -2,8 +2,8 @@
 
 diffusers' context parallelism splits the sequence; a process per GPU talks NCCL. CPU processes with
 gloo run the same code, which proves the way and times nothing. One process is measured first, then
-all. In every step each process notes how long it attended, and how long the calls of attention took
-beyond that: exchange of rows and heads, or of keys, and waiting for slower ones.
+all. A pass after the timed one notes how long each process attends in a step, exchanges rows and
+heads or keys, and waits for slower ones: there all of them meet before each exchange.
 """
 
 from __future__ import annotations
@@ -37,19 +37,20 @@ from torch.multiprocessing.spawn import (
     start_processes,
 )
 
-from liteattention_diffusers import context_parallel
 from liteattention_diffusers import handle as handles
 from liteattention_rocm import LiteAttention, SkipPolicy
 from liteattention_rocm.cli import tables
 from liteattention_rocm.lite import bitmap
 from liteattention_rocm.lite.parallel import SeqParallel
-from liteattention_rocm.lite.state import Shape
+from liteattention_rocm.lite.state import Shape, State
 
 from . import video
 from .peers import Unavailable
 from .video import Config, Contender, Forced, Lists
 
 Mode = Literal["ulysses", "ring"]
+#: Steps at most of the pass that notes the parts of a step.
+_NOTED = 8
 #: How long a process waits for what others say of a contender that failed here or there.
 _VERDICT = timedelta(seconds=20)
 #: How long a collective may take before its process gives up.
@@ -60,9 +61,11 @@ _PATIENCE = timedelta(minutes=10)
 class RankRow:
     """A contender on one process of ``ranks``: medians over steps, in seconds.
 
-    ``attending`` is self-attention on this process alone, ``waiting`` the rest of its calls; both
-    are None where diffusers' own backends attend. ``tiles`` are those computed in the last step.
-    ``absent`` says why there is no time.
+    ``step`` is of the steps before which no heads were dealt, ``dealing`` of the others, None if
+    there are none. ``attending`` is self-attention on this process alone, ``waiting`` for other
+    processes before an exchange, ``exchanging`` the rest of the calls; they are None where
+    diffusers' own backends attend. ``tiles`` are those computed in the last step. ``absent`` says
+    why there is no time.
     """
 
     contender: str
@@ -70,7 +73,9 @@ class RankRow:
     rank: int
     step: float | None
     steps: tuple[float, ...]
+    dealing: float | None
     attending: float | None
+    exchanging: float | None
     waiting: float | None
     tiles: int | None
     skipped: float | None
@@ -269,12 +274,13 @@ def _measure(
             print(f"{processes}: {one.title}", file=sys.stderr, flush=True)
         why = ""
         try:
-            row = _time(pipe, config, one, lists, rank, ranks, mode, device)
+            row = _time(pipe, config, one, lists, rank, ranks, device)
         except (Unavailable, RuntimeError, ValueError, NotImplementedError) as error:
             if isinstance(error, video.WrongTiles):
                 raise
             why = " ".join(str(error).split())[:200] or type(error).__name__
-            row = RankRow(one.title, ranks, rank, None, (), None, None, None, None, False, why)
+            none = (None,) * 6
+            row = RankRow(one.title, ranks, rank, None, (), *none, finite=False, absent=why)
             if ranks > 1 and not _all_failed(number, ranks, rank, why):
                 raise
         else:
@@ -311,28 +317,19 @@ def _time(
     lists: Lists,
     rank: int,
     ranks: int,
-    mode: Mode,
     device: torch.device,
 ) -> RankRow:
     """Denoise one video after the warm-up, as every process does."""
     watch = _Watch(device)
     with contextlib.ExitStack() as stack:
-        if ranks > 1:  # time the exchange, whether ours or that of diffusers
+        if ranks > 1:
             made = functools.partial(_Timed, watch=watch, one=one, lists=lists)
             stack.enter_context(mock.patch.object(handles, "SeqParallel", made))
-            gather = watch.timed("call", context_parallel.gather)
-            stack.enter_context(mock.patch.object(context_parallel, "gather", gather))
         handle = stack.enter_context(video.attention(pipe, one, lists))
-        if ranks > 1 and handle is not None and mode == "ulysses":
-            if one.sparsity is not None:
-                cut = functools.partial(heads_part, rank=rank, ranks=ranks)
-                handle.lite = Forced(one.sparsity, lists, cut)
-            attend = watch.timed("attention", handle._attend)
-            for layer in handle._layers:
-                layer._attend = attend
         video.denoise(pipe, config, device, one, config.warmup_steps, handle)
-        watch.steps.clear()
-        row = video.denoise(pipe, config, device, one, config.steps, handle, watch.step_end)
+        watch.dealt.clear()
+        row = video.denoise(pipe, config, device, one, config.steps, handle)
+        dealt = set(watch.dealt)
         tiles = None
         if handle is not None and one.attention == "lite":
             tiles = sum(
@@ -340,39 +337,55 @@ def _time(
                 for record in handle.statistics.to_records()
                 if record["generation"] == handle.run and record["step"] == config.steps - 1
             )
-    attending, waiting = watch.medians()
+        if ranks > 1 and handle is not None:
+            steps = min(config.steps, _NOTED)
+            with watch:
+                video.denoise(pipe, config, device, one, steps, handle, watch.step_end)
+    plain = [took for step, took in enumerate(row.steps) if step not in dealt]
+    dealing = [row.steps[step] for step in sorted(dealt)]
     return RankRow(
-        one.title, ranks, rank, row.step, row.steps, attending, waiting, tiles, row.skipped,
+        one.title, ranks, rank, statistics.median(plain), row.steps,
+        statistics.median(dealing) if dealing else None, *watch.medians(), tiles, row.skipped,
         row.finite,
     )  # fmt: skip
 
 
 class _Watch:
-    """Seconds of attention on this process, and of its calls beyond that, step by step.
+    """Seconds of the parts of attention on this process, step by step, while it is entered.
 
     Owner: a contender on one process. Lifetime: that contender's.
     """
 
     def __init__(self, device: torch.device) -> None:
         self._cuda = device.type == "cuda"
-        self._open: dict[str, list[tuple[Any, Any]]] = {"call": [], "attention": []}
-        self.steps: list[tuple[float, float]] = []
+        self._on = False
+        self._open: dict[str, list[tuple[Any, Any]]] = {"call": [], "attention": [], "waiting": []}
+        self._here = torch.zeros(1, device=device)
+        self.steps: list[tuple[float, float, float]] = []
+        #: Steps before which heads were dealt, noted at all times.
+        self.dealt: set[int] = set()
+
+    def __enter__(self) -> None:
+        self._on = True
+
+    def __exit__(self, *_: object) -> None:
+        self._on = False
 
     @contextlib.contextmanager
     def part(self, name: str) -> Iterator[None]:
         """Time what is inside."""
+        if not self._on:
+            yield
+            return
         begin = self._now()
         yield
         self._open[name].append((begin, self._now()))
 
-    def timed(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
-        """Time every call of a function."""
-
-        def call(*arguments: Any, **options: Any) -> Any:
-            with self.part(name):
-                return function(*arguments, **options)
-
-        return call
+    def meet(self, group: dist.ProcessGroup | None) -> None:
+        """Wait for all processes, on the device where there is one, and time that."""
+        if self._on:
+            with self.part("waiting"):
+                dist.all_reduce(self._here, group=group)
 
     def _now(self) -> Any:
         if not self._cuda:
@@ -390,14 +403,15 @@ class _Watch:
             else:
                 sums[name] = sum(b - a for a, b in pairs)
             pairs.clear()
-        self.steps.append((sums["attention"], sums["call"] - sums["attention"]))
+        attention, waiting = sums["attention"], sums["waiting"]
+        self.steps.append((attention, sums["call"] - attention - waiting, waiting))
 
-    def medians(self) -> tuple[float | None, float | None]:
-        """Medians over steps of attention and of the rest; None if no call was seen."""
-        if not any(attention for attention, _ in self.steps):
-            return None, None
-        attending, waiting = zip(*self.steps, strict=True)
-        return statistics.median(attending), statistics.median(waiting)
+    def medians(self) -> tuple[float | None, float | None, float | None]:
+        """Medians over steps of attention, exchange and waiting; None if no call was seen."""
+        if not any(attention for attention, _, _ in self.steps):
+            return None, None, None
+        attending, exchanging, waiting = map(statistics.median, zip(*self.steps, strict=True))
+        return attending, exchanging, waiting
 
 
 class _Timed(SeqParallel):
@@ -412,7 +426,16 @@ class _Timed(SeqParallel):
     def __call__(self, *tensors: Any, **call: Any) -> torch.Tensor:
         """Attend, and note how long it took."""
         with self._watch.part("call"):
+            self._watch.meet(self.group)
             return super().__call__(*tensors, **call)
+
+    def _heads_for_rows(self, out: torch.Tensor, order: torch.Tensor | None) -> torch.Tensor:
+        self._watch.meet(self.group)
+        return super()._heads_for_rows(out, order)
+
+    def _deal_anew(self, state: State, kv_heads: int, group: int) -> None:
+        self._watch.dealt.add(state.step)
+        super()._deal_anew(state, kv_heads, group)
 
     def _attend(self, lite: LiteAttention, *tensors: torch.Tensor, **call: Any) -> Any:
         with self._watch.part("attention"):
@@ -463,14 +486,17 @@ def ring_part(
 class Gain:
     """A contender on one process and on several. Seconds are medians over steps.
 
-    ``efficiency`` is the speed-up over the number of processes. ``uneven`` is the tiles of the
+    ``together`` and ``efficiency``, the speed-up over the number of processes, are of steps before
+    which no heads were dealt, ``dealing`` is the time of the others. ``uneven`` is the tiles of the
     process that had most of them over the mean, in the last step.
     """
 
     contender: str
     alone: float | None
     together: float | None
+    dealing: float | None
     attending: tuple[float, ...]
+    exchanging: tuple[float, ...]
     waiting: tuple[float, ...]
     tiles: tuple[int, ...]
     skipped: float | None
@@ -504,13 +530,16 @@ def gains(rows: Sequence[RankRow], gpus: int) -> list[Gain]:
         ours = [row for row in rows if row.ranks == gpus and row.contender == name]
         one = alone.get(name.removesuffix(", balanced"))
         steps = [row.step for row in ours if row.step is not None]
+        dealing = [row.dealing for row in ours if row.dealing is not None]
         skipped = [row.skipped for row in ours if row.skipped is not None]
         found.append(
             Gain(
                 name,
                 None if one is None else one.step,
                 max(steps) if steps else None,
+                max(dealing) if dealing else None,
                 tuple(row.attending for row in ours if row.attending is not None),
+                tuple(row.exchanging for row in ours if row.exchanging is not None),
                 tuple(row.waiting for row in ours if row.waiting is not None),
                 tuple(row.tiles for row in ours if row.tiles is not None),
                 statistics.mean(skipped) if skipped else None,
@@ -539,14 +568,15 @@ def to_markdown(
     ]  # fmt: skip
     found = gains(rows, gpus)
     head = ["self-attention", "1: one step s", f"{gpus}: one step s", "speed-up", "efficiency"]
-    head += ["tiles skipped", "most tiles / mean"]
+    head += ["a step that deals s", "tiles skipped", "most tiles / mean"]
     table = [
         [
             gain.contender + ("" if gain.finite else " (not finite)"),
             _number(gain.alone, ".3f"),
             _number(gain.together, ".3f"),
             _number(gain.speed_up, ".2f", "x"),
-            _number(gain.efficiency, ".2f"),
+            _number(gain.efficiency, ".3f"),
+            _number(gain.dealing, ".3f"),
             _number(gain.skipped, ".1%"),
             _number(gain.uneven, ".3f"),
         ]
@@ -556,13 +586,14 @@ def to_markdown(
     lines += tables.markdown(head, table)
     parts = [gain for gain in found if gain.attending]
     if parts:
-        lines += ["", "By process, in a step: seconds attending + seconds exchanging and waiting."]
-        lines += ["Tiles are those computed in the last step.", ""]
+        lines += ["", "By process, in a step: seconds attending + exchanging + waiting for others,"]
+        lines += ["of a pass in which all meet before each exchange of Ulysses, or call of a ring."]
+        lines += ["Tiles are those computed in the last timed step.", ""]
         head = ["self-attention", *(f"rank {rank}" for rank in range(gpus))]
         table = []
         for gain in parts:
-            times = zip(gain.attending, gain.waiting, strict=True)
-            table.append([gain.contender, *(f"{a:.3f} + {b:.3f}" for a, b in times)])
+            times = zip(gain.attending, gain.exchanging, gain.waiting, strict=True)
+            table.append([gain.contender, *(" + ".join(map("{:.4f}".format, t)) for t in times)])
             if gain.tiles:
                 table.append([f"{gain.contender}: tiles", *(f"{count:,}" for count in gain.tiles)])
         lines += tables.markdown(head, table)

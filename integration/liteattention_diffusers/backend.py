@@ -54,7 +54,6 @@ def _liteattention(
     # silently drops what a backend does not name.
     note = notes.read()
     slot, previous, inside, engine = note.slot, note.previous, note.inside, note.engine
-    exchange = note.exchange
     note.slot = None  # one module call holds one self-attention; what follows is an adapter's
     if inside and slot is None and not note.dense:
         own = previous or dispatch._AttentionBackendRegistry.get_active_backend()[0]
@@ -73,7 +72,7 @@ def _liteattention(
             )
             return delegated
     _refuse(slot, attn_mask, dropout_p, is_causal, return_lse, _parallel_config)
-    if slot is not None and context_parallel.is_ours(_parallel_config, exchange):
+    if slot is not None and context_parallel.is_ours(_parallel_config):
         return context_parallel.split(
             slot, query, key, value, scale, _parallel_config.context_parallel_config
         )

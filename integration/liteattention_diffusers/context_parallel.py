@@ -18,19 +18,14 @@ def ring_degree(parallel_config: Any) -> int:
     return 1 if context is None else int(context.ring_degree)
 
 
-def is_ours(parallel_config: Any, exchange: bool) -> bool:
-    """Whether layers with skip state exchange the tensors themselves; else diffusers does.
+def is_ours(parallel_config: Any) -> bool:
+    """Whether the layers that are taken over exchange the tensors themselves; else diffusers does.
 
-    A ring of diffusers' does not say whose keys a call sees. Its Ulysses gives every process the
-    heads in their order and does not say which: ``exchange`` is for layers that deal them by their
-    tiles or have budgets by head.
+    diffusers does not say whose keys a call in its ring sees, nor which heads one in its Ulysses
+    has. Unequal parts (``ulysses_anything``) stay its own.
     """
     context = getattr(parallel_config, "context_parallel_config", None)
-    if context is None:
-        return False
-    return ring_degree(parallel_config) > 1 or (
-        exchange and not getattr(context, "ulysses_anything", False)
-    )
+    return context is not None and not getattr(context, "ulysses_anything", False)
 
 
 def split(

@@ -240,10 +240,10 @@ class Handle:
                 layer,
                 self._attend,
                 self._attend_split,
+                self._begin_split,
                 shared_processor=processor in others or held[processor] > 1,
                 cross_attention=self._cross_attention,
                 engine=self.lite.engine,
-                exchange=self._balance or self.policy.by_head,
             )
             if layer.kind == "cross":
                 self._cross_layers.append(taken)
@@ -271,6 +271,14 @@ class Handle:
         group: dist.ProcessGroup,
         mode: Mode,
     ) -> torch.Tensor:
+        return self._parallel(group, mode)(q, k, v, scale=scale, **self._position(layer))
+
+    def _begin_split(
+        self, layer: Layer, v: torch.Tensor, group: dist.ProcessGroup, mode: Mode
+    ) -> None:
+        self._parallel(group, mode).begin(v, **self._position(layer))
+
+    def _parallel(self, group: dist.ProcessGroup, mode: Mode) -> SeqParallel:
         if self._recorder is not None:
             raise ValueError(
                 "CUDA graphs do not hold what processes exchange: enable(..., graphs=False)"
@@ -284,7 +292,7 @@ class Handle:
                 geometry=self._geometry,
                 engine=self.lite.engine,
             )
-        return self._splits[group](q, k, v, scale=scale, **self._position(layer))
+        return self._splits[group]
 
     def _position(self, layer: Layer) -> dict[str, Any]:
         """Where a call of ``layer`` stands, as LiteAttention takes it."""

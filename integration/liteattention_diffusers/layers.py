@@ -13,12 +13,14 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from diffusers.models.attention_dispatch import AttentionBackendName
 from torch.utils.hooks import RemovableHandle
 
 from liteattention_common.slots import new_slot
+from liteattention_rocm.lite.parallel import Mode
 
-from . import backend, copies, note
+from . import backend, context_parallel, copies, note
 from .discovery import Found
 
 #: The keyword under which diffusers' attention modules take the other sequence.
@@ -63,11 +65,11 @@ class Layer:
         found: Found,
         attend: Callable[..., None],
         attend_split: Callable[..., torch.Tensor],
+        begin_split: Callable[..., None],
         *,
         shared_processor: bool,
         cross_attention: bool,
         engine: str | None,
-        exchange: bool,
     ) -> None:
         if _HOOK_KEY in found.module._forward_pre_hooks:
             raise ValueError(f"layer {name} is already taken over by another enable()")
@@ -75,11 +77,13 @@ class Layer:
         self.slot = new_slot(self)
         self._attend = attend
         self._attend_split = attend_split
+        self._begin_split = begin_split
         self._module = found.module
         self._kind = found.kind
+        self._kv_heads = found.kv_heads
+        self._ahead: RemovableHandle | None = None
         self._cross_attention = cross_attention
         self._engine = engine
-        self._exchange = exchange
         parameters = list(inspect.signature(found.module.forward).parameters)
         self._context_index = parameters.index(_CONTEXT) if _CONTEXT in parameters else -1
         module: Any = found.module
@@ -122,12 +126,15 @@ class Layer:
         self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float | None
     ) -> torch.Tensor:
         """Return attention of this rank's rows [B,S_local,H,D] to those of all ranks."""
+        return self._attend_split(self, q, k, v, scale, *self._group())
+
+    def _group(self) -> tuple[dist.ProcessGroup, Mode]:
+        """The processes that share the sequence, and how."""
         module: Any = self._module
         context = module.processor._parallel_config.context_parallel_config
-        ring = context.ring_degree > 1
-        mesh = context._ring_mesh if ring else context._ulysses_mesh
-        mode = "ring" if ring else "ulysses"
-        return self._attend_split(self, q, k, v, scale, mesh.get_group(), mode)
+        if context.ring_degree > 1:
+            return context._ring_mesh.get_group(), "ring"
+        return context._ulysses_mesh.get_group(), "ulysses"
 
     def release(self) -> None:
         """Put the module back as it was."""
@@ -184,7 +191,25 @@ class Layer:
         if crosses:
             note.enter(None, self._previous, dense=self._cross_attention, engine=self._engine)
         else:
-            note.enter(self.slot, self._previous, exchange=self._exchange)
+            note.enter(self.slot, self._previous)
+            self._send_ahead(module)
 
     def _leave(self, module: Any, args: Any, output: Any) -> None:
         note.leave()
+        if self._ahead is not None:
+            self._ahead.remove()
+            self._ahead = None
+
+    def _send_ahead(self, module: Any) -> None:
+        """Let v be sent once it is projected, while q and k are normalised and rotated."""
+        config = getattr(module.processor, "_parallel_config", None)
+        project = getattr(module, "to_v", None)
+        if torch.compiler.is_compiling() or project is None or self._kv_heads is None:
+            return
+        if context_parallel.is_ours(config) and context_parallel.ring_degree(config) == 1:
+            self._ahead = project.register_forward_hook(self._projected)
+
+    def _projected(self, project: Any, args: Any, v: torch.Tensor) -> None:
+        if not torch.compiler.is_compiling() and v.dim() == 3 and self._kv_heads:
+            heads = torch.unflatten(v, -1, (self._kv_heads, -1))
+            self._begin_split(self, heads, *self._group())

@@ -24,7 +24,6 @@ class Note:
         self.previous: AttentionBackendName | None = None
         self.dense = False
         self.engine: str | None = None
-        self.exchange = False
 
 
 class _ThreadNote(Note, threading.local):
@@ -57,21 +56,19 @@ def enter(
     *,
     dense: bool = False,
     engine: str | None = None,
-    exchange: bool = False,
 ) -> None:
     """Note that an attention module is entered; ``slot`` None says: not self-attention.
 
     ``previous`` is the backend the module had before, None for the process-wide one; a call
     without a slot goes there unless ``dense`` says that ours takes it, on ``engine``.
-    ``exchange`` says that it exchanges rows for heads itself, where processes share a sequence.
     """
     note = current()
     note.inside, note.slot, note.previous = True, slot, previous
-    note.dense, note.engine, note.exchange = dense, engine, exchange
+    note.dense, note.engine = dense, engine
 
 
 def leave() -> None:
     """Note that the attention module is left."""
     note = current()
     note.inside, note.slot, note.previous = False, None, None
-    note.dense, note.engine, note.exchange = False, None, False
+    note.dense, note.engine = False, None

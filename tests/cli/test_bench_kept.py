@@ -119,7 +119,7 @@ def test_a_stopped_bench_video_leaves_its_rows(
 def test_a_stopped_bench_video_on_several_processes_leaves_its_rows(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    row = video_ranks.RankRow("ours, dense", 1, 0, 0.5, (0.5,), None, None, None, None, True)
+    row = video_ranks.RankRow("ours, dense", 1, 0, 0.5, (0.5,), *(None,) * 6, True)
 
     def one(config: Any, gpus: Any, mode: Any, device: Any, keep: Any) -> Any:
         keep([row])

@@ -38,6 +38,8 @@ def test_pack_many_rows() -> None:
     assert torch.equal(bitmap.unpack(packed, 70), mask)
     assert int(bitmap.count(packed)) == int(mask.sum())
     assert int(bitmap.count(packed.transpose(0, 1))) == int(mask.sum())
+    for one, bits in ((packed, mask), (packed.transpose(0, 1), mask.transpose(0, 1))):
+        assert torch.equal(bitmap.count_by_head(one), bits.sum((0, 2, 3)))
 
 
 @pytest.mark.parametrize("k_blocks", [1, 31, 32, 33, 64, 100])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -11,7 +12,7 @@ import torch
 import torch.distributed as dist
 
 from liteattention_rocm import LiteAttention, SkipPolicy, TileGeometry, attention, merge_states
-from liteattention_rocm.lite import deal
+from liteattention_rocm.lite import deal, exchange
 from liteattention_rocm.lite.parallel import SeqParallel
 
 TILE = TileGeometry(64, 64, 32)
@@ -92,6 +93,34 @@ def refused(parallel: SeqParallel, rank: int, ranks: int) -> list[torch.Tensor]:
     return [call(3), call(4)]
 
 
+def ahead(rank: int, ranks: int) -> tuple[list[torch.Tensor], list[int]]:
+    """Steps of which v is sent ahead, and numbers of tensors sent for the heads of each step.
+
+    The first three steps get that v, the next one its copy in other memory. In another layer the
+    second step gets a v that was written to, and in a third one heads of k are fewer.
+    """
+    outs, numbers = [], []
+    parallel = SeqParallel(POLICIES["plain"], balance=True, geometry=TILE)
+
+    def call(step: int, layer: str, change: Any, group: int = 1) -> None:
+        q, k, v = (part(x, rank, ranks) for x in unequal(step))
+        if group == 1:
+            q = q[:, :, ::2].contiguous()
+        sent = mock.Mock(wraps=exchange.Arriving)
+        with torch.no_grad(), mock.patch.object(exchange, "Arriving", sent):
+            parallel.begin(v, step=step, layer=layer)
+            outs.append(parallel(q, k, change(v), step=step, layer=layer))
+        numbers.append(sent.call_count)
+
+    for step in range(5):
+        call(step, "x", torch.clone if step == 3 else lambda v: v.flatten(2).view(v.shape))
+    for step in range(2):
+        call(step, "y", lambda v, step=step: v.mul_(2) if step else v)
+    for step in range(3):
+        call(step, "z", lambda v: v, group=2)
+    return outs, numbers
+
+
 def part(x: torch.Tensor, rank: int, ranks: int) -> torch.Tensor:
     return x.chunk(ranks, dim=1)[rank].contiguous()
 
@@ -137,6 +166,7 @@ def work(rank: int, ranks: int, folder: str) -> None:
         found["history", balance] = (outs, lists, records, heads)
     parallel = SeqParallel(POLICIES["plain"], balance=True, geometry=TILE)
     found["refused"] = (refused(parallel, rank, ranks),)
+    found["ahead"] = ahead(rank, ranks)
     q, k, v = unequal(0)
     with pytest.raises(ValueError, match="must be of one dtype"):
         parallel(q, k.bfloat16(), v.bfloat16(), step=0, layer="x")
@@ -222,6 +252,23 @@ def test_an_earlier_step_after_a_refused_one(results: Any) -> None:
     for index, step in enumerate((3, 4)):
         wanted = lite(*unequal(step), step=step, layer="x")
         assert torch.equal(joined(results, "refused", index), wanted)
+
+
+def test_a_v_that_is_sent_ahead_is_taken_up_if_it_is_the_one(results: Any) -> None:
+    lite = LiteAttention(POLICIES["plain"], geometry=TILE)
+    steps = [*((step, "x") for step in range(5)), (0, "y"), (1, "y")]
+    steps += [(step, "z") for step in range(3)]
+    for index, (step, layer) in enumerate(steps):
+        q, k, v = unequal(step)
+        if layer != "z":
+            q = q[:, :, ::2].contiguous()
+        wanted = lite(q, k, 2 * v if (step, layer) == (1, "y") else v, step=step, layer=layer)
+        assert torch.equal(joined(results, "ahead", index), wanted), (step, layer)
+    for rank in results:
+        numbers = rank["ahead"][1]
+        assert numbers[:7] == [3, 3, 3, 4, 3, 3, 4]  # after the copy, none is sent ahead
+        if len(results) == 2:  # once heads are dealt, those of v alone are not enough
+            assert numbers[7:] == [3, 4, 3]
 
 
 def test_heads_are_dealt_by_what_they_kept() -> None:

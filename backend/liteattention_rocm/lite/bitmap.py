@@ -87,9 +87,17 @@ def popcount_into(
 ) -> None:
     """Add up the set bits of ``bitmap`` into the 0-dim int64 ``out``, allocating nothing.
 
-    ``pairs`` and ``scratch`` are int32 work space of the bitmap's shape. Adds bits in pairs,
-    nibbles, bytes and words. The shifts of int32 bring in copies of the sign; every mask that
-    follows one clears them.
+    ``pairs`` and ``scratch`` are int32 work space of the bitmap's shape.
+    """
+    _bits_into(bitmap, pairs, scratch)
+    torch.sum(pairs.view(-1), dim=0, dtype=torch.int64, out=out)
+
+
+def _bits_into(bitmap: torch.Tensor, pairs: torch.Tensor, scratch: torch.Tensor) -> None:
+    """Write the number of set bits of each word to ``pairs``.
+
+    Adds bits in pairs, nibbles, bytes and words. The shifts of int32 bring in copies of the sign;
+    every mask that follows one clears them.
     """
     torch.bitwise_right_shift(bitmap, 1, out=scratch)
     scratch.bitwise_and_(0x55555555)
@@ -104,7 +112,6 @@ def popcount_into(
     pairs.add_(scratch)
     torch.bitwise_right_shift(pairs, 16, out=scratch)
     pairs.add_(scratch).bitwise_and_(0x3F)
-    torch.sum(pairs.view(-1), dim=0, dtype=torch.int64, out=out)
 
 
 def count(bitmap: torch.Tensor, k_blocks: int | None = None) -> torch.Tensor:
@@ -120,6 +127,17 @@ def count(bitmap: torch.Tensor, k_blocks: int | None = None) -> torch.Tensor:
     out = torch.empty((), dtype=torch.int64, device=bitmap.device)
     popcount_into(dense, torch.empty_like(dense), torch.empty_like(dense), out)
     return out
+
+
+def count_by_head(bitmap: torch.Tensor) -> torch.Tensor:
+    """Return the kept tiles of each head of a bitmap [B, H, q_blocks, words]: int64 [H], no sync.
+
+    Raises ``TypeError`` if the bitmap is not int32.
+    """
+    _check_bitmap(bitmap)
+    bits = torch.empty_like(bitmap)
+    _bits_into(bitmap, bits, torch.empty_like(bitmap))
+    return bits.sum((0, 2, 3), dtype=torch.int64)
 
 
 def sparsity(bitmap: torch.Tensor, k_blocks: int) -> float:

@@ -46,36 +46,28 @@ def most(tiles: Sequence[int], heads: Sequence[int], ranks: int) -> int:
 class Deal:
     """Heads of all ranks in a row, and the same as indices on the device of the tensors.
 
-    ``keys`` are heads of k and v, ``queries`` those of q that belong to them. ``rank`` and ``slot``
-    say where each head of q is: by rank, and by its place there.
+    ``keys`` are heads of k and v, ``queries`` those of q that belong to them.
     """
 
     keys: tuple[int, ...]
     queries: tuple[int, ...]
     key_index: torch.Tensor
     query_index: torch.Tensor
-    rank: torch.Tensor
-    slot: torch.Tensor
 
     @classmethod
-    def of(cls, keys: tuple[int, ...], group: int, ranks: int, device: torch.device) -> Deal:
+    def of(cls, keys: tuple[int, ...], group: int, device: torch.device) -> Deal:
         """Make it for heads of k, to each of which ``group`` of q belong."""
         queries = tuple(head * group + i for head in keys for i in range(group))
-        room = len(queries) // ranks
-        place = sorted(in_order(len(queries)), key=queries.__getitem__)
         with torch.inference_mode(False):
             return cls(
                 keys,
                 queries,
                 torch.tensor(keys, device=device),
                 torch.tensor(queries, device=device),
-                torch.tensor([at // room for at in place], device=device),
-                torch.tensor([at % room for at in place], device=device),
             )
 
 
 def tiles_by_head(lists: torch.Tensor, group: int) -> list[int]:
     """Kept tiles of each head of k: lists int32 [B, Hq, q_blocks, words]. Waits for the device."""
-    heads = lists.shape[1] // group
-    counts = [bitmap.count(lists[:, h * group : (h + 1) * group]) for h in range(heads)]
-    return [int(count) for count in torch.stack(counts).tolist()]
+    counts: list[int] = bitmap.count_by_head(lists).view(-1, group).sum(-1).tolist()
+    return counts

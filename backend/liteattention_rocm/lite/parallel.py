@@ -11,8 +11,8 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Hashable, Sequence
-from typing import Any, Literal
+from collections.abc import Hashable
+from typing import Any, Literal, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -21,13 +21,31 @@ from typing_extensions import Self
 from ..arguments import Reasons
 from ..contract import Rounding, TileGeometry
 from ..dense import merge_states
-from . import deal
+from . import deal, exchange
 from .attention import LiteAttention
 from .policy import Ranges, SkipPolicy, plain_int
 from .state import State
 from .statistics import SkipStatistics
 
 Mode = Literal["ulysses", "ring"]
+
+
+class _Begun(NamedTuple):
+    """A v that was sent before its call, as it was then."""
+
+    v: torch.Tensor
+    version: int
+    dealt: deal.Deal | None
+    arriving: exchange.Arriving
+
+    def is_of(self, v: torch.Tensor, dealt: deal.Deal | None) -> bool:
+        """Whether a call with this v means it: the same memory, not written to since."""
+        then = self.v
+        if v.data_ptr() != then.data_ptr() or v.dtype != then.dtype or v.shape != then.shape:
+            return False
+        steps = zip(v.shape, v.stride(), then.stride(), strict=True)
+        same = all(size == 1 or one == other for size, one, other in steps)
+        return same and then._version == self.version and dealt is self.dealt
 
 
 class SeqParallel:
@@ -99,13 +117,16 @@ class SeqParallel:
         self._whole = self._new(self.policy, None, 0)
         # (split, length of a split) -> its lists, or None if nothing of it may be computed
         self._splits: dict[tuple[int, int], LiteAttention | None] = {}
+        self._begun: _Begun | None = None
+        self._not_ahead: set[str] = set()  # layers that attend with another v than was begun
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
         made = type(self).__new__(type(self))
         memo[id(self)] = made
+        # a process group cannot be copied, and a copy in it is what is meant
+        kept = {"group": self.group, "_begun": None}
         for name, value in vars(self).items():
-            # a process group cannot be copied, and a copy in it is what is meant
-            vars(made)[name] = value if name == "group" else copy.deepcopy(value, memo)
+            vars(made)[name] = kept[name] if name in kept else copy.deepcopy(value, memo)
         return made
 
     def __copy__(self) -> Self:
@@ -153,8 +174,61 @@ class SeqParallel:
         if self.policy.by_head:
             every = deal.in_order(q.shape[2]) if dealt is None else dealt.queries
             call["heads"] = self._own(every)
-        out = self._attend(self._whole, *self._rows_for_heads(q, k, v, dealt), **call)
-        return self._heads_for_rows(out, dealt)
+        queries, keys = (None, None) if dealt is None else (dealt.query_index, dealt.key_index)
+        values = self._take_begun(v, dealt, layer)
+        arriving = [
+            exchange.Arriving(q, queries, self.group),
+            exchange.Arriving(k, keys, self.group),
+            exchange.Arriving(v, keys, self.group) if values is None else values,
+        ]
+        out = self._attend(self._whole, *exchange.rows_for_heads(arriving), **call)
+        return self._heads_for_rows(out, queries)
+
+    def begin(
+        self,
+        v: torch.Tensor,
+        *,
+        step: int,
+        layer: str,
+        branch: str = "",
+        generation: Hashable = 0,
+        num_steps: int | None = None,
+    ) -> None:
+        """Send ``v`` of the next call ahead, while its q and k are made; on all ranks or none.
+
+        That call takes it up if it is given the same memory, unchanged. Else it sends its own v,
+        and no more is sent ahead for that layer. Results do not depend on it. It is for Ulysses and
+        as many heads of q as of v; elsewhere, and where a change could not be noticed (inference
+        mode), nothing is sent. Arguments as those of the call.
+        """
+        self._drop_begun()
+        if self.mode == "ring" or layer in self._not_ahead:
+            return
+        if v.is_inference() or v.requires_grad or v.dim() != 4 or v.shape[2] % self.ranks:
+            return
+        call = {"step": step, "layer": layer, "branch": branch, "generation": generation}
+        dealt = self._deal(v, v, call)
+        order = None if dealt is None else dealt.key_index
+        self._begun = _Begun(v, v._version, dealt, exchange.Arriving(v, order, self.group))
+
+    def _take_begun(
+        self, v: torch.Tensor, dealt: deal.Deal | None, layer: str
+    ) -> exchange.Arriving | None:
+        """What was sent ahead, if it is this v."""
+        begun = self._begun
+        if begun is not None and begun.is_of(v, dealt):
+            self._begun = None
+            return begun.arriving
+        if begun is not None:
+            self._not_ahead.add(layer)
+        self._drop_begun()
+        return None
+
+    def _drop_begun(self) -> None:
+        """Let what nobody takes up arrive: later messages come after it, and it needs its place."""
+        begun, self._begun = self._begun, None
+        if begun is not None:
+            begun.arriving.wait()
 
     def _new(self, policy: SkipPolicy, split: int | None, length: int) -> LiteAttention:
         """Make what attends with this rank's heads, or in a ring to the keys of rank ``split``."""
@@ -202,7 +276,7 @@ class SeqParallel:
         now = deal.by_tiles(tiles, self.ranks)
         if deal.most(tiles, now, self.ranks) >= deal.most(tiles, before, self.ranks):
             return
-        made = deal.Deal.of(now, group, self.ranks, own.device)
+        made = deal.Deal.of(now, group, own.device)
         room = lists.shape[1] // self.ranks
         mine = now[self.rank * room // group : (self.rank + 1) * room // group]
         places = [before.index(head) * group + i for head in mine for i in range(group)]
@@ -234,32 +308,9 @@ class SeqParallel:
         if reasons:
             raise ValueError("cannot split this over ranks: " + "; ".join(reasons))
 
-    def _rows_for_heads(
-        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, dealt: deal.Deal | None
-    ) -> Sequence[torch.Tensor]:
-        """[B, S_local, H, D] each -> [B, S, H / ranks, D] each: one exchange for all of them."""
-        heads = [x.shape[2] // self.ranks for x in (q, k, v)]
-        batch, rows, _, width = q.shape
-        sent = q.new_empty((self.ranks, batch, rows, sum(heads), width))  # to each rank its heads
-        given = [q, k, v]
-        if dealt is not None:
-            indices = (dealt.query_index, dealt.key_index, dealt.key_index)
-            given = [x.index_select(2, index) for x, index in zip(given, indices, strict=True)]
-        for x, part in zip(given, torch.split(sent, heads, dim=3), strict=True):
-            part.copy_(torch.unflatten(x, 2, (self.ranks, -1)).permute(2, 0, 1, 3, 4))
-        received = torch.empty_like(sent)
-        dist.all_to_all_single(received, sent, group=self.group)
-        return torch.split(received.transpose(0, 1).flatten(1, 2), heads, dim=2)
-
-    def _heads_for_rows(self, out: torch.Tensor, dealt: deal.Deal | None) -> torch.Tensor:
-        """[B, S, H / ranks, D] -> [B, S_local, H, D]."""
-        batch, rows, heads, width = out.shape
-        shape = (batch, self.ranks, rows // self.ranks, heads, width)
-        sent = out.reshape(shape).transpose(0, 1).contiguous()
-        received = torch.empty_like(sent)
-        dist.all_to_all_single(received, sent, group=self.group)
-        parts = received.permute(1, 2, 0, 3, 4)  # [B, S_local, ranks, H / ranks, D]
-        return parts.flatten(2, 3) if dealt is None else parts[:, :, dealt.rank, dealt.slot]
+    def _heads_for_rows(self, out: torch.Tensor, order: torch.Tensor | None) -> torch.Tensor:
+        """Give the output of this rank's heads for that of its rows."""
+        return exchange.heads_for_rows(out, order, self.group)
 
     def _ring(
         self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: dict[str, Any]
@@ -268,8 +319,11 @@ class SeqParallel:
         held = torch.stack((k, v))
         arriving = torch.empty_like(held)
         parts: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+        before, after = (self.rank - 1) % self.ranks, (self.rank + 1) % self.ranks
         for hop in range(self.ranks):
-            waits = self._pass_on(held, arriving) if hop + 1 < self.ranks else []
+            waits = []
+            if hop + 1 < self.ranks:
+                waits = exchange.post([(held, after)], [(arriving, before)], self.group)
             source = (self.rank - hop) % self.ranks
             lite = self._split(source, length)
             if lite is not None:
@@ -282,21 +336,6 @@ class SeqParallel:
         # In the order of the keys, so that the rounding does not depend on the rank.
         ordered = [parts[source] for source in sorted(parts)]
         return merge_states([out for out, _ in ordered], [lse for _, lse in ordered])[0]
-
-    def _pass_on(self, held: torch.Tensor, arriving: torch.Tensor) -> list[Any]:
-        def peer(rank: int) -> int:
-            group = dist.group.WORLD if self.group is None else self.group
-            assert group is not None
-            return dist.get_global_rank(group, rank % self.ranks)
-
-        return list(
-            dist.batch_isend_irecv(
-                [
-                    dist.P2POp(dist.isend, held, peer(self.rank + 1), self.group),
-                    dist.P2POp(dist.irecv, arriving, peer(self.rank - 1), self.group),
-                ]
-            )
-        )
 
     def _split(self, source: int, length: int) -> LiteAttention | None:
         key = (source, length)

@@ -61,8 +61,13 @@ def test_one_and_two_processes_in_one_command(tmp_path: Path) -> None:
     for gain in (dense, dealt, in_order):
         assert gain.finite and not gain.absent and gain.alone and gain.together
         assert gain.efficiency == pytest.approx(gain.alone / gain.together / 2)
-        assert len(gain.attending) == len(gain.waiting) == 2
-        assert all(0 < spent < gain.together for spent in gain.attending)
+        for parts in zip(gain.attending, gain.exchanging, gain.waiting, strict=True):
+            assert len(gain.attending) == 2 and min(parts) > 0
+    assert dealt.dealing and dense.dealing is None and in_order.dealing is None
+    for row in report["rows"]:  # heads are dealt before the second and third of three steps
+        if row["contender"].endswith("balanced"):
+            assert row["step"] == row["steps"][0]
+            assert row["dealing"] == pytest.approx(sum(row["steps"][1:]) / 2)
     assert sum(dealt.tiles) == sum(in_order.tiles) and dealt.skipped == in_order.skipped
     assert dealt.skipped == pytest.approx(0.42, abs=0.05)  # few tiles to share out
     assert dealt.uneven is not None and in_order.uneven is not None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import diffusers
 import numpy as np
@@ -15,6 +16,7 @@ import torch.distributed as dist
 from liteattention_diffusers import Handle, disable, enable
 from liteattention_e2e import pixel_vae, tiny
 from liteattention_rocm import LiteAttention, SkipPolicy, merge_states
+from liteattention_rocm.lite import exchange
 
 from .diffusers_cases import PROMPT, TILE
 
@@ -53,6 +55,26 @@ def video(pipe: Any) -> np.ndarray:
     return frames
 
 
+def watched_video(pipe: Any) -> tuple[np.ndarray, list[str]]:
+    """A video, and in which order tensors are sent for heads and queries normalised."""
+    order: list[str] = []
+
+    def sending(*arguments: Any) -> exchange.Arriving:
+        order.append("sent")
+        return arriving(*arguments)
+
+    arriving = exchange.Arriving
+    hooks = [
+        block.attn1.norm_q.register_forward_hook(lambda *_: order.append("norm"))
+        for block in pipe.transformer.blocks
+    ]
+    with mock.patch.object(exchange, "Arriving", sending):
+        frames = video(pipe)
+    for hook in hooks:
+        hook.remove()
+    return frames, order
+
+
 def lists_of(handle: Handle, splits: list[int | None]) -> dict[Any, torch.Tensor]:
     found = {}
     for layer, branch, split in itertools.product(handle.layers, ("cond", "uncond"), splits):
@@ -80,7 +102,10 @@ def work(rank: int, ranks: int, folder: str) -> None:
             handle = enable(pipe, policy, geometry=TILE, balance=name.endswith("balanced"))
             pipe.transformer.enable_parallelism(config=config)
         video(pipe)  # leaves nothing to the next run
-        frames = video(pipe)
+        frames, order = watched_video(pipe)
+        if ring == 1:  # v is under way before q is normalised, in each call
+            assert order == ["sent", "norm", "sent", "sent"] * 2 * 2 * 4
+            assert not any(block.attn1.to_v._forward_hooks for block in pipe.transformer.blocks)
         splits = [*range(ring)] if ring > 1 else [None]
         records = [row for row in handle.statistics.to_records() if row["generation"] == handle.run]
         heads = {(x, y): handle.heads(x, y) for x in handle.layers for y in ("cond", "uncond")}

@@ -1,0 +1,105 @@
+"""What the ranks of Ulysses exchange, over gloo: the very elements, whatever the layout."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from liteattention_rocm.lite import exchange
+
+RANKS, ROWS, HEADS, KV_HEADS = 3, 5, 12, 6
+#: dtype, batch, width; the last two cannot be moved by words of 8 bytes.
+KINDS = [
+    (torch.bfloat16, 1, 32),
+    (torch.bfloat16, 2, 8),
+    (torch.float32, 2, 6),
+    (torch.bfloat16, 2, 6),
+    (torch.float32, 1, 5),
+]
+#: How heads are dealt: in their order, or these of q and of k and v.
+ORDERS: list[tuple[list[int] | None, list[int] | None]] = [
+    (None, None),
+    ([3, 0, 7, 1, 11, 5, 2, 9, 4, 10, 8, 6], [4, 0, 5, 1, 3, 2]),
+]
+
+
+def whole(kind: tuple[torch.dtype, int, int], ranks: int) -> list[torch.Tensor]:
+    dtype, batch, width = kind
+    draw = torch.Generator().manual_seed(width)
+    return [
+        torch.randn(batch, ranks * ROWS, heads, width, generator=draw).to(dtype)
+        for heads in (HEADS, KV_HEADS, KV_HEADS)
+    ]
+
+
+def layouts(x: torch.Tensor) -> dict[str, torch.Tensor]:
+    """The same tensor as it may lie in memory."""
+    by_head = x.transpose(1, 2).contiguous().transpose(1, 2)
+    among = torch.zeros(*x.shape[:3], 2 * x.shape[3] + 1, dtype=x.dtype)[..., 1 : x.shape[3] + 1]
+    among.copy_(x)
+    return {"contiguous": x.clone(), "heads before rows": by_head, "part of others": among}
+
+
+def share(x: torch.Tensor, order: list[int] | None, rank: int, ranks: int) -> torch.Tensor:
+    """Heads of a rank, all rows."""
+    heads = x if order is None else x[:, :, order]
+    return heads.chunk(ranks, dim=2)[rank]
+
+
+def there_and_back(group: Any) -> int:
+    """All cases on the ranks of a group; returns their number."""
+    ranks, rank, cases = dist.get_world_size(group), dist.get_rank(group), 0
+    for kind in KINDS:
+        for queries, keys in ORDERS:
+            tensors = whole(kind, ranks)
+            index = [None if one is None else torch.tensor(one) for one in (queries, keys)]
+            orders = [index[0], index[1], index[1]]
+            for name in layouts(tensors[0]):
+                mine = [layouts(x.chunk(ranks, dim=1)[rank])[name] for x in tensors]
+                under_way = map(exchange.Arriving, mine, orders, [group] * 3)
+                given = exchange.rows_for_heads(list(under_way))
+                for x, y, order in zip(tensors, given, (queries, keys, keys), strict=True):
+                    assert y.is_contiguous() and torch.equal(y, share(x, order, rank, ranks))
+                back = exchange.heads_for_rows(layouts(given[0])[name], orders[0], group)
+                assert back.is_contiguous() and torch.equal(back, mine[0])
+                cases += 1
+    return cases
+
+
+def work(rank: int, folder: str) -> None:
+    torch.set_num_threads(1)
+    meeting = f"file://{folder}/meeting"
+    dist.init_process_group("gloo", init_method=meeting, rank=rank, world_size=RANKS)
+    cases = there_and_back(None)
+    pair = dist.new_group([0, 2])  # whose second rank is another one of all
+    if rank != 1:
+        cases += there_and_back(pair)
+    Path(folder, str(rank)).write_text(str(cases), encoding="utf-8")
+    dist.destroy_process_group()
+
+
+def test_rows_and_heads_come_to_their_places(tmp_path: Path) -> None:
+    torch.multiprocessing.spawn(work, args=(str(tmp_path),), nprocs=RANKS)
+    cases = [int((tmp_path / str(rank)).read_text(encoding="utf-8")) for rank in range(RANKS)]
+    assert cases == [60, 30, 60]
+
+
+def test_a_process_alone_keeps_what_it_has() -> None:
+    store = dist.HashStore()
+    dist.init_process_group("gloo", store=store, rank=0, world_size=1)
+    try:
+        assert there_and_back(None) == 30
+    finally:
+        dist.destroy_process_group()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_heads_are_moved_by_words_where_they_can_be(kind: tuple[torch.dtype, int, int]) -> None:
+    x = whole(kind, 1)[0]
+    even = x.shape[3] * x.element_size() % 8 == 0
+    assert (exchange._words(x).dtype == torch.int64) == even
+    assert exchange._words(layouts(x)["part of others"]).dtype == x.dtype
