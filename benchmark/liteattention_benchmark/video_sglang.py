@@ -149,6 +149,8 @@ class _Worker:
             output_path=str(folder / "videos"),
             warmup_mode="off",
             offload_during_compile=False,
+            dit_cpu_offload=False,
+            dit_layerwise_offload=False,
             **(compile_flags if first.compiled else {}),
         )
         set_global_server_args(self.arguments)
