@@ -224,6 +224,9 @@ def video(
     parallel: Annotated[
         str, typer.Option(help="With --gpus: ulysses (heads) or ring (rows), of diffusers.")
     ] = "ulysses",
+    runtime: Annotated[
+        str, typer.Option(help="What runs the model: diffusers, or sglang's diffusion runtime.")
+    ] = "diffusers",
     device: Annotated[
         str | None,
         typer.Option(help="cuda or cpu; cpu with --gpus starts that many CPU processes."),
@@ -233,11 +236,14 @@ def video(
     ),
 ) -> None:
     """Denoise a video with a Wan transformer of random weights: seconds by self-attention."""
-    need("bench video", "torch", "diffusers", "transformers", "yaml", "tabulate")
+    if runtime == "sglang":
+        need("bench video", "torch", "sglang", "yaml", "tabulate", extras=("sglang-diffusion",))
+    else:
+        need("bench video", "torch", "diffusers", "transformers", "yaml", "tabulate")
     import torch
 
     from . import video as benchmark
-    from . import video_ranks as several
+    from . import video_sglang
     from .timing import environment
 
     compiled = {"off": (False,), "on": (True,), "both": (False, True)}
@@ -251,7 +257,14 @@ def video(
         reasons.append(f"--device must be cpu or cuda, got {device!r}")
     if parallel not in ("ulysses", "ring"):
         reasons.append(f"--parallel must be ulysses or ring, got {parallel!r}")
-    if gpus > 1:
+    if runtime not in ("diffusers", "sglang"):
+        reasons.append(f"--runtime must be diffusers or sglang, got {runtime!r}")
+    if runtime == "sglang":
+        reasons += video_sglang.problems(asked)
+        reasons += ["--runtime sglang runs on one GPU"] if gpus > 1 else []
+    elif gpus > 1:
+        from . import video_ranks as several
+
         # without --device a host that has no GPU is not what was meant
         reasons += several.problems(asked, gpus, parallel, device or "cuda", compile_blocks)
     elif kind == "cuda" and not torch.cuda.is_available():
@@ -271,6 +284,7 @@ def video(
     command += "" if pattern is None else f" --pattern {pattern}"
     command += "" if compile_blocks == "off" else f" --compile {compile_blocks}"
     command += "" if gpus == 1 else f" --gpus {gpus} --parallel {parallel}"
+    command += "" if runtime == "diffusers" else f" --runtime {runtime}"
     command += "" if device is None else f" --device {device}"
 
     def write(text: str, rows: Sequence[Any], complete: bool) -> None:
@@ -298,7 +312,8 @@ def video(
                 console.print(str(error), markup=False, highlight=False, soft_wrap=True)
                 raise typer.Exit(1) from error
         else:
-            rows = benchmark.run(
+            measure = video_sglang.run if runtime == "sglang" else benchmark.run
+            rows = measure(
                 asked,
                 torch.device(kind),
                 lambda text: console.print(text, style="dim"),

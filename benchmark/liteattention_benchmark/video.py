@@ -16,24 +16,25 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 from unittest import mock
 
-import diffusers
 import torch
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, PositiveInt
 
-import liteattention_diffusers
-from liteattention_diffusers import discovery
 from liteattention_rocm import LiteAttention, SkipPolicy, TileGeometry
 from liteattention_rocm.cli import tables
 from liteattention_rocm.lite import bitmap
 from liteattention_rocm.lite.state import Shape, State
+from liteattention_rocm.lite.statistics import SkipStatistics
 
 from .cells import Lite
 from .contenders import NOTHING_SKIPPED, tiles_to_keep
 from .peers import Unavailable, compiled_flex
+
+if TYPE_CHECKING:  # not every environment that denoises has them, or these versions
+    import liteattention_diffusers
 
 #: diffusers' names of the attentions that ours are compared with.
 _BACKENDS = {"cudnn": "_native_cudnn", "fa2": "_native_flash", "flex": "flex", "default": None}
@@ -208,10 +209,25 @@ def run(
 
 
 def pipeline(config: Config, device: torch.device) -> Any:
-    """Wan's transformer with random weights, made on the device, in diffusers' pipeline.
+    """Wan's transformer with random weights in diffusers' pipeline."""
+    import diffusers
+
+    scheduler = diffusers.UniPCMultistepScheduler(
+        prediction_type="flow_prediction", use_flow_sigmas=True, flow_shift=3.0
+    )
+    model = transformer(config, device)
+    pipe = diffusers.WanPipeline(transformer=model, scheduler=scheduler, **_TEXT)
+    pipe.set_progress_bar_config(disable=True)
+    return pipe
+
+
+def transformer(config: Config, device: torch.device) -> Any:
+    """Wan's transformer with random weights, made on the device.
 
     bf16 except where diffusers keeps fp32 when it loads the real weights.
     """
+    import diffusers
+
     sizes = config.transformer
     torch.manual_seed(0)
     with device:
@@ -229,12 +245,7 @@ def pipeline(config: Config, device: torch.device) -> Any:
     for name, parameter in model.named_parameters():
         if not kept & set(name.split(".")):
             parameter.data = parameter.data.to(torch.bfloat16)
-    scheduler = diffusers.UniPCMultistepScheduler(
-        prediction_type="flow_prediction", use_flow_sigmas=True, flow_shift=3.0
-    )
-    pipe = diffusers.WanPipeline(transformer=model.eval(), scheduler=scheduler, **_TEXT)
-    pipe.set_progress_bar_config(disable=True)
-    return pipe
+    return model.eval()
 
 
 def denoise(
@@ -293,7 +304,7 @@ def denoise(
     asked = skipped = None
     if handle is not None and one.sparsity is not None:
         asked, skipped = one.sparsity, handle.statistics.sparsity
-        _check(handle)
+        check_tiles(handle.statistics)
     taken = tuple(b - a for a, b in itertools.pairwise(marks))
     finite = bool(torch.isfinite(latents).all())
     return Row(
@@ -305,9 +316,9 @@ class WrongTiles(RuntimeError):
     """LiteAttention left out other tiles than it was told to."""
 
 
-def _check(handle: liteattention_diffusers.Handle) -> None:
+def check_tiles(statistics: SkipStatistics) -> None:
     """Make sure that voting took nothing away from the tiles that were given."""
-    for record in handle.statistics.to_records():
+    for record in statistics.to_records():
         if record["tiles_kept"] != record["tiles_computed"]:
             raise WrongTiles(
                 f"{record['layer']} computed {record['tiles_computed']} tiles and kept "
@@ -320,6 +331,8 @@ def attention(
     pipe: Any, one: Contender, lists: Lists
 ) -> Iterator[liteattention_diffusers.Handle | None]:
     """Give self-attention to a contender, and take it back."""
+    import liteattention_diffusers
+
     with contextlib.ExitStack() as stack:
         handle = None
         if one.attention in ("dense", "lite"):
@@ -343,6 +356,8 @@ def attention(
 
 def _set_backend(model: Any, name: str, stack: contextlib.ExitStack) -> None:
     """Give the self-attention of a model to a backend of diffusers until ``stack`` is closed."""
+    from liteattention_diffusers import discovery
+
     backend = _BACKENDS[name]
     if name == "flex":
         from torch.nn.attention import flex_attention
