@@ -316,8 +316,6 @@ BROKEN = [
      "hidden = -1", "votes", None),
     ("sums that have grown, noticed", "setp.gt.or.f32 wanted, ${before}, ${due}, moved;",
      "setp.gt.or.f32 wanted, 0.0, 1.0, moved;", "weights of 128", None),
-    ("sums of the other row that have grown", "${before + 2}, ${due + 2}, wanted;",
-     "0.0, 1.0, wanted;", "weights of 128", None),
     ("the other lanes of a row's sum", "add.f32 sum, sum, other;", "mov.f32 sum, sum;",
      "weights of 128", None),
     ("who was walked", "mbarrier.wait(walked.index(done & 1), (done >> 1) & 1)", "pass",

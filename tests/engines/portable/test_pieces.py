@@ -57,8 +57,8 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Any:
     remembered.forget()
 
 
-def cut(lengths: list[int], units: int, least: int) -> list[int]:
-    """Number of pieces of each list: the rule once more, in exact arithmetic."""
+def cut(lengths: list[int], units: int, least: int, even: bool = True) -> list[int]:
+    """Number of pieces of each list: the rules once more, in exact arithmetic."""
     total = sum(lengths)
     fair, mean = -(-total // units), -(-total // len(lengths))
     aim = Fraction(1, 2) if len(lengths) <= 2 * units else Fraction(3, 4)
@@ -67,6 +67,19 @@ def cut(lengths: list[int], units: int, least: int) -> list[int]:
         goal = max(math.ceil(aim * fair), least)
         pieces = min(-(-length // goal), length // least, 16)
         found.append(max(pieces, 1) if length > max(1.125 * fair, 1.25 * mean) else 1)
+    rest, longest = len(lengths) % units, max(lengths)
+    slots = launch.cutting(len(lengths), units)[1]
+    if not even or rest == 0 or longest > Fraction(9, 8) * mean:
+        return found
+    times = {
+        number: math.ceil(Fraction(rest * number, units)) * -(-longest // number)
+        for number in range(2, 9)
+        if longest >= number * least and rest * number <= slots
+    }
+    number = min(times, key=lambda x: times[x], default=1)
+    if number > 1 and times[number] < longest - longest // 8:
+        for row in range(len(lengths) - rest, len(lengths)):
+            found[row] = min(number, max(lengths[row] // least, 1))
     return found
 
 
@@ -187,8 +200,12 @@ def test_weights_of_pieces(dim: int, tile: TileGeometry, lengths: list[int], mac
         found = step(q, k, v, read, tile, budget=0.2, mass=mass, descending=descending)
         expect_near(found, step(q, k, v, read, tile, "reference", threshold=-math.inf))
         exact = masses(q, k, read, tile, descending)
-        assert (mass - exact).abs().max() <= test_weighing.rounding(case, q, k)
         walked = bitmap.unpack(read, 15)
+        most = exact
+        if dim == 128:  # what is not divided by sums over all pieces
+            most = torch.maximum(exact, test_weighing.at_most(case, q, k, walked, descending))
+        error = torch.maximum(exact - mass, mass - most).max()
+        assert error <= test_weighing.rounding(case, q, k)
         chosen = budget.select(mass, walked, torch.zeros(15, dtype=torch.bool), 0.2)
         assert torch.equal(found[2], bitmap.pack(chosen)) and not torch.equal(found[2], read)
         if descending:  # the order of a step that keeps every tile
@@ -233,7 +250,7 @@ def test_a_step_that_keeps_every_tile_is_dense_bit_for_bit(machine: None) -> Non
 
 
 def planned(
-    lengths: list[int], heads: int, units: int, least: int
+    lengths: list[int], heads: int, units: int, least: int, even: bool
 ) -> tuple[list[tuple[int, int, int, int, int]], torch.Tensor]:
     """What the kernel makes of lists: (row, first, length, piece, pieces) by turn; its counters."""
     k_blocks, q_blocks = 40, len(lengths) // heads
@@ -245,7 +262,7 @@ def planned(
     tally, votes = torch.full((2,), 7), torch.zeros_like(read)
     kernels.plan[(len(lengths),)](
         read, read, read, items, counts, order, counters, votes, votes, tally, q_blocks, k_blocks,
-        2, 2, 16, False, False, False, False, units, 64, least, goal, slots,
+        2, 2, 16, False, False, False, False, units, 64, least, goal, slots, even,
     )  # fmt: skip
     number = int(counters[1])
     told = zip(order[:number].tolist(), counts[:number].tolist(), strict=True)
@@ -265,21 +282,28 @@ def makespan(sizes: list[int], units: int) -> int:
 
 @pytest.mark.skipif(not INTERPRETED, reason="the kernel runs in the interpreter")
 @settings(max_examples=60, deadline=None)
-@example(lengths=[40] * 6, heads=2, units=8, least=2)
-@example(lengths=[40] + [0] * 63, heads=1, units=132, least=2)
-@example(lengths=[7] * 6, heads=2, units=1, least=2)
+@example(lengths=[40] * 6, heads=2, units=8, least=2, even=False)
+@example(lengths=[40] * 6, heads=2, units=8, least=2, even=True)
+@example(lengths=[40] * 11 + [36] * 5, heads=1, units=11, least=19, even=True)
+@example(lengths=[40] * 32, heads=2, units=20, least=8, even=True)
+@example(lengths=[40] + [0] * 63, heads=1, units=132, least=2, even=True)
+@example(lengths=[7] * 6, heads=2, units=1, least=2, even=True)
 @given(
-    st.lists(st.one_of(st.integers(0, 4), st.integers(0, 40)), min_size=1, max_size=32),
+    st.one_of(
+        st.lists(st.one_of(st.integers(0, 4), st.integers(0, 40)), min_size=1, max_size=32),
+        st.lists(st.integers(36, 40), min_size=1, max_size=32),
+    ),
     st.integers(1, 2),
     st.integers(1, 20),
     st.integers(1, 8),
+    st.booleans(),
 )
 def test_every_list_is_handed_out_once_in_pieces_of_a_fair_size(
-    lengths: list[int], heads: int, units: int, least: int
+    lengths: list[int], heads: int, units: int, least: int, even: bool
 ) -> None:
     lengths = lengths * heads
-    numbers = cut(lengths, units, least)
-    work, counters = planned(lengths, heads, units, least)
+    numbers = cut(lengths, units, least, even)
+    work, counters = planned(lengths, heads, units, least, even)
     assert counters[0] == 0 and not bool(counters[4:].any())
     # each piece of each list once, those of a list one after the other
     assert sorted(x[0] for x in work) == sorted(
@@ -298,7 +322,7 @@ def test_every_list_is_handed_out_once_in_pieces_of_a_fair_size(
             slot += pieces
         turn += pieces
     assert slot <= launch.cutting(len(lengths), units)[1]
-    assert max(numbers) == 1 or len(set(lengths)) > 1
+    assert even or max(numbers) == 1 or len(set(lengths)) > 1
     sizes = [n * (p + 1) // of - n * p // of for _, _, n, p, of in work]
     assert all(size >= least for size, x in zip(sizes, work, strict=True) if x[4] > 1)
     fair = -(-sum(lengths) // units)
@@ -333,6 +357,50 @@ def test_how_evenly_uneven_lists_fill_132_multiprocessors(
     for n, of in zip(lengths, cut(lengths, 132, launch.LEAST_PIECE), strict=True):
         sizes += [n * (p + 1) // of - n * p // of for p in range(of)]
     assert round(makespan(sorted(sizes, reverse=True), 132) / mean, 2) == pieces
+
+
+@pytest.mark.parametrize(
+    ("rows", "k_blocks", "whole", "pieces"),
+    [
+        (64, 256, 2.06, 1.03),  # half of the multiprocessors, in two pieces each
+        (96, 128, 1.38, 1.03),
+        (192, 64, 1.38, 1.03),  # a second round of 60
+        (256, 256, 1.03, 1.03),  # nearly full rounds stay
+        (300, 64, 1.32, 1.03),
+    ],
+)
+def test_how_evenly_lists_of_one_length_fill_132_multiprocessors(
+    rows: int, k_blocks: int, whole: float, pieces: float
+) -> None:
+    """Nothing skipped: the longest load over the mean."""
+    lengths = [k_blocks] * rows
+    mean = sum(lengths) / 132
+    assert round(makespan(lengths, 132) / mean, 2) == whole
+    sizes = []
+    for n, of in zip(lengths, cut(lengths, 132, launch.LEAST_PIECE), strict=True):
+        sizes += [n * (p + 1) // of - n * p // of for p in range(of)]
+    assert round(makespan(sorted(sizes, reverse=True), 132) / mean, 2) == pieces
+
+
+@pytest.mark.parametrize("limit", [{"threshold": -4.0}, {"budget": 0.2}], ids=["votes", "weighs"])
+def test_a_list_of_the_last_round(
+    limit: dict[str, float], machine: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Six lists of all tiles on five multiprocessors: outputs, votes and the choice given masses."""
+    monkeypatch.setattr(launch, "multiprocessors", lambda device: 5)
+    assert cut([15] * 6, 5, 2) == [1] * 5 + [5]
+    q, k, v = tensors(326, 15 * 128 - 9, 64)
+    full = bitmap.full(*SHAPE)
+    mass = torch.full(SHAPE, math.nan)
+    how: dict[str, Any] = {**limit, "mass": mass} if "budget" in limit else limit
+    found = step(q, k, v, full, TILE, **how)
+    wanted = step(q, k, v, full, TILE, "reference", **limit)
+    expect_near(found, wanted)
+    chosen = wanted[2]
+    if "budget" in limit:
+        walked, do = torch.ones(SHAPE, dtype=torch.bool), torch.zeros(15, dtype=torch.bool)
+        chosen = bitmap.pack(budget.select(mass, walked, do, 0.2))
+    assert torch.equal(found[2], chosen) and not torch.equal(chosen, full)
 
 
 #: What the kernel may lack, and what then is noticed: the machine's message or none.

@@ -86,7 +86,7 @@ def pieces_of(length, fair, mean, LEAST: tl.constexpr, GOAL: tl.constexpr):
 
     ``fair``: tiles of all lists for each multiprocessor; ``mean``: for each list, both rounded up.
     Lists longer than 9/8 of a fair share and 5/4 of the mean are cut, so none where all are as
-    long. Pieces aim at ``GOAL`` eighths of a fair share and have ``LEAST`` tiles. A list of n fair
+    long (:func:`last_round` does that). Pieces aim at ``GOAL`` eighths of a fair share and have ``LEAST`` tiles. A list of n fair
     shares has ceil(8 n / GOAL) of them: at most 2 n if ``GOAL`` is 6, which 3/2 of a share reach,
     and 8/3 n if it is 4.
     """
@@ -96,10 +96,32 @@ def pieces_of(length, fair, mean, LEAST: tl.constexpr, GOAL: tl.constexpr):
 
 
 @triton.jit
+def last_round(rows, longest, mean, UNITS: tl.constexpr, LEAST: tl.constexpr, SLOTS: tl.constexpr):
+    """Of ``rows`` lists that are nearly as long, those that are cut: (first, into how many pieces).
+
+    Whole lists go round the multiprocessors, and the last round may leave most of them idle. Its
+    lists are cut, into up to eight pieces, as that round ends first; by an eighth of a list at
+    least. 1 piece: the last round is full enough, or the lists are not as long as each other.
+    """
+    rest = rows % UNITS
+    time = longest - longest // 8
+    pieces = rest * 0 + 1
+    for number in tl.static_range(2, 9):
+        rounds = (rest * number + UNITS - 1) // UNITS
+        then = rounds * ((longest + number - 1) // number)
+        fits = (longest >= number * LEAST) & (rest * number <= SLOTS)
+        better = fits & (then < time)
+        pieces = tl.where(better, number, pieces)
+        time = tl.where(better, then, time)
+    even = (8 * longest <= 9 * mean) & (rest > 0)
+    return rows - rest, tl.where(even, pieces, 1)
+
+
+@triton.jit
 def _cut(
     read, must_do, must_skip, order, counts, next_tile, mine, length, q_blocks, k_blocks, words,
     UNITS: tl.constexpr, ALL: tl.constexpr, LEAST: tl.constexpr, GOAL: tl.constexpr,
-    SLOTS: tl.constexpr, HAS_DO: tl.constexpr, HAS_SKIP: tl.constexpr,
+    SLOTS: tl.constexpr, EVEN: tl.constexpr, HAS_DO: tl.constexpr, HAS_SKIP: tl.constexpr,
 ):  # fmt: skip
     """The pieces of the list of row ``mine`` in the order of work, see :func:`plan`."""
     rows = tl.num_programs(0)
@@ -113,8 +135,15 @@ def _cut(
     total = tl.sum(lengths, axis=0)
     fair = (total + UNITS - 1) // UNITS
     mean = (total + rows - 1) // rows
-    theirs = tl.where(other < rows, pieces_of(lengths, fair, mean, LEAST, GOAL), 0)
+    theirs = pieces_of(lengths, fair, mean, LEAST, GOAL)
     pieces = pieces_of(length, fair, mean, LEAST, GOAL)
+    if EVEN:
+        last, number = last_round(rows, tl.max(lengths, axis=0), mean, UNITS, LEAST, SLOTS)
+        most = tl.maximum(lengths // LEAST, 1)
+        theirs = tl.where((number > 1) & (other >= last), tl.minimum(number, most), theirs)
+        most = tl.maximum(length // LEAST, 1)
+        pieces = tl.where((number > 1) & (mine >= last), tl.minimum(number, most), pieces)
+    theirs = tl.where(other < rows, theirs, 0)
     # The longest first, of all heads, if one list more at the end would show. If it does not, head
     # after head, whose keys stay in the cache.
     apart = 4 * tl.max(lengths, axis=0) <= fair
@@ -145,7 +174,7 @@ def plan(
     q_blocks, k_blocks, words,
     WORDS: tl.constexpr, ROWS: tl.constexpr, DESCENDING: tl.constexpr, HAS_DO: tl.constexpr,
     HAS_SKIP: tl.constexpr, WEIGH: tl.constexpr, UNITS: tl.constexpr, ALL: tl.constexpr,
-    LEAST: tl.constexpr, GOAL: tl.constexpr, SLOTS: tl.constexpr,
+    LEAST: tl.constexpr, GOAL: tl.constexpr, SLOTS: tl.constexpr, EVEN: tl.constexpr,
 ):  # fmt: skip
     """Bitmap [heads, q_blocks, words] -> K blocks to walk and q blocks in the order of work.
 
@@ -159,8 +188,8 @@ def plan(
       q_blocks, words] or, if ``WEIGH``, ``weights`` [heads, q_blocks, k_blocks] as :func:`select`
       takes them.
 
-    With ``UNITS`` multiprocessors lists are cut, see :func:`pieces_of`; ``ALL`` is a power of two
-    >= heads * q_blocks. ``order`` and ``counts`` then have an entry for each piece, the largest
+    With ``UNITS`` multiprocessors lists are cut, see :func:`pieces_of` and, if ``EVEN``,
+    :func:`last_round`; ``ALL`` is a power of two >= heads * q_blocks. ``order`` and ``counts`` then have an entry for each piece, the largest
     first: row of the bitmap, and from bit 16 on the number of cut pieces before its list's first;
     length of the whole list, number of the piece from bit 16 and of its list's last from bit 20 on.
     ``next_tile`` has the number of pieces in its second word, and from the fifth one on two zeros
@@ -196,7 +225,7 @@ def plan(
     if UNITS:
         _cut(
             read, must_do, must_skip, order, counts, next_tile, program, total, q_blocks, k_blocks,
-            words, UNITS, ALL, LEAST, GOAL, SLOTS, HAS_DO, HAS_SKIP,
+            words, UNITS, ALL, LEAST, GOAL, SLOTS, EVEN, HAS_DO, HAS_SKIP,
         )  # fmt: skip
     else:
         _rank(

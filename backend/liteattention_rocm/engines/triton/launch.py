@@ -388,6 +388,8 @@ class LiteStep(BoundCall):
                 width, max(1, _RANK_WORDS // width), descending, like.must_do is not None,
                 like.must_skip is not None, weigh, units,
                 1 << (rows - 1).bit_length() if units else 0, LEAST_PIECE, goal, slots,
+                # Not where a step keeps every tile: it is dense bit for bit, pieces are not.
+                request.drops,
             ),
             (("num_warps", 1 if words <= 8 and not units else 4),),
             alignments(like.read, like.must_do, like.must_skip, like.write, like.tally),
