@@ -52,8 +52,8 @@ from .hopper_softmax import (
     rounded,
     row_sums,
     scaled,
-    signed,
     scaled_and_renewed,
+    signed,
     softmax,
     vote,
 )
@@ -414,7 +414,7 @@ def _compute(
                             if WEIGH:
                                 kept = keep_weight(kept, here, inverse, units, mine, i)
                             elif LATER:
-                                top, bits, _ = vote(peak, top, bits, i - 1, c, threshold)
+                                top, bits = vote(peak, top, bits, i - 1, c, threshold)
                         if LITE and FULL:
                             if (i & 31) == 0:
                                 if WEIGH and not MARKS:
@@ -499,7 +499,7 @@ def _compute(
                     )  # fmt: skip
                 else:
                     if LATER:
-                        top, bits, _ = vote(peak, top, bits, count - 1, c, threshold)
+                        top, bits = vote(peak, top, bits, count - 1, c, threshold)
                     flush(
                         bits, last_word, inside, row_items, listed, row_votes, must_do, rows,
                         q_len, HAS_DO, EARLY_ITEMS,

@@ -241,16 +241,20 @@ def scaled_and_renewed(out, fade, inverse, due, before, total, units):
 
 
 @gluon.jit
+def _negligible(peak, top, c, threshold):
+    """Not "above > threshold": a threshold of NaN keeps every tile, and so does a first one."""
+    return (peak - top) * c <= threshold
+
+
+@gluon.jit
 def vote(peak, top, bits, i, c, threshold):
     """Vote on tile ``i`` of a walk: ``peak`` is its maxima, ``top`` what rows had seen before it.
 
-    Returns what they have seen by now, ``bits`` with a bit for the tile in rows that want to keep
-    it, and which rows do not.
+    Returns what they have seen by now, and ``bits`` with a bit for the tile in rows that want to
+    keep it.
     """
-    # Not "above > threshold": a threshold of NaN keeps every tile, and so does a first one.
-    negligible = (peak - top) * c <= threshold
-    bits = bits | gl.where(negligible, 0, 1 << (i & 31))
-    return larger(top, peak), bits, negligible
+    bits = bits | gl.where(_negligible(peak, top, c, threshold), 0, 1 << (i & 31))
+    return larger(top, peak), bits
 
 
 @gluon.jit
@@ -270,7 +274,8 @@ def softmax(
     """
     peak = gl.reduce(scores, 1, larger)
     if VOTE:
-        top, bits, negligible = vote(peak, top, bits, i, c, threshold)
+        negligible = _negligible(peak, top, c, threshold)
+        top, bits = vote(peak, top, bits, i, c, threshold)
     # A level is finite where a row has seen no key: exp2(-inf - base) = 0 instead of
     # exp2(-inf + inf) = NaN.
     risen = peak * c
