@@ -386,7 +386,7 @@ def test_how_evenly_lists_of_one_length_fill_132_multiprocessors(
 def test_a_list_of_the_last_round(
     limit: dict[str, float], machine: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Six lists of all tiles on five multiprocessors: outputs, votes and the choice given masses."""
+    """Six lists of one length, five multiprocessors: outputs, votes, the choice given masses."""
     monkeypatch.setattr(launch, "multiprocessors", lambda device: 5)
     assert cut([15] * 6, 5, 2) == [1] * 5 + [5]
     q, k, v = tensors(326, 15 * 128 - 9, 64)

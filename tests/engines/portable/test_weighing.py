@@ -151,7 +151,7 @@ def rounding(case: Case, q: torch.Tensor, k: torch.Tensor) -> float:
 def at_most(
     case: Case, q: torch.Tensor, k: torch.Tensor, walked: torch.Tensor, descending: bool
 ) -> torch.Tensor:
-    """The largest masses that Hopper's kernel may write at head dim 128, [B, H, q_blocks, K_blocks].
+    """[B, H, q_blocks, K_blocks]: the largest masses of Hopper's kernel at head dim 128.
 
     It divides what lies in a tile by sums that rows had seen before it, which may have grown by
     ``MOST_GROWTH`` since. A tile weighs 1 at most.

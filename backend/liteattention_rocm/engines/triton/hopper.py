@@ -5,7 +5,8 @@ query rows each. The loader streams K and V blocks through rings in shared memor
 engine; "full" barriers count arriving bytes, "empty" barriers the warpgroups that are done with a
 stage. A warpgroup issues q.k of one block together with p.v of the block before, so that the matrix
 units work while it computes the softmax; the warpgroups take turns in issuing (``TURNS``), so that
-one's softmax falls into the other's products.
+one's softmax falls into the other's products. Votes and weights of a block follow one step later,
+between the products of the next: there they cost least.
 
 K blocks are walked in the order of a list (LiteAttention) or from the last to the first: what needs
 a mask, the tail and the diagonal, comes first. In a LiteAttention step one more warp settles the q
@@ -287,6 +288,8 @@ def _compute(
     VOTE: gl.constexpr = LITE and not WEIGH
     # A tile is voted on one step later, unless its own step wants to know.
     LATER: gl.constexpr = VOTE and not SOFT_SKIP
+    # At head dim 64 there is half as much to scale. Lists that vote lose 3 % by the branch there,
+    # and dense attention has to round as they do.
     LAZY: gl.constexpr = HEAD_DIM == 128 or CAUSAL
     # Three warpgroups lack the registers for what follows.
     EARLY_ITEMS: gl.constexpr = GROUPS == 2
@@ -365,16 +368,16 @@ def _compute(
         if WEIGH:
             mine = 1 + gl.arange(0, 32, gl.SliceLayout(0, per_word))[None, :]
         inside = gl.where(keys == 0, 0, count)
-        # Loops of steps: what leaves marks has one of its own, and in the others most steps neither
-        # hide keys nor flush. A branch around what they do not need would cost a hundredth of the
-        # time each, as it leaves the instructions that were fetched.
+        # Loops of steps. Pieces that leave marks have one of their own. In the others most steps
+        # are plain: they neither hide keys nor flush. A branch around what a step does not need
+        # costs a hundredth of the time, or more: it jumps past instructions that were fetched.
         for MARKS in gl.static_range(1 if SLOTS else 0, -1, -1):
             steps = count
             if SLOTS:
                 steps = gl.where(later == (MARKS == 1), count, 0)
             begin = 1
             while begin < steps:
-                # plain steps (0) and full ones (1): causal tiles begin with those
+                # Plain steps (0) and full ones (1), with which causal tiles begin.
                 for FULL in gl.static_range(
                     1 if MARKS or CAUSAL else 0,
                     -1 if CAUSAL else 2 if LITE else 1,
@@ -494,8 +497,8 @@ def _compute(
                 if WEIGH:
                     kept = keep_weight(kept, here, inverse, units, mine, count)
                     flush_weights(
-                        weights_of(kept, total, row, q_len, counted), last_word, inside, row_items, listed,
-                        weights + at * k_blocks, EARLY_ITEMS,
+                        weights_of(kept, total, row, q_len, counted), last_word, inside, row_items,
+                        listed, weights + at * k_blocks, EARLY_ITEMS,
                     )  # fmt: skip
                 else:
                     if LATER:

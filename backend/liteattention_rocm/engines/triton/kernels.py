@@ -86,9 +86,9 @@ def pieces_of(length, fair, mean, LEAST: tl.constexpr, GOAL: tl.constexpr):
 
     ``fair``: tiles of all lists for each multiprocessor; ``mean``: for each list, both rounded up.
     Lists longer than 9/8 of a fair share and 5/4 of the mean are cut, so none where all are as
-    long (:func:`last_round` does that). Pieces aim at ``GOAL`` eighths of a fair share and have ``LEAST`` tiles. A list of n fair
-    shares has ceil(8 n / GOAL) of them: at most 2 n if ``GOAL`` is 6, which 3/2 of a share reach,
-    and 8/3 n if it is 4.
+    long (:func:`last_round` does that). Pieces aim at ``GOAL`` eighths of a fair share and have
+    ``LEAST`` tiles. A list of n fair shares has ceil(8 n / GOAL) of them: at most 2 n if ``GOAL``
+    is 6, which 3/2 of a share reach, and 8/3 n if it is 4.
     """
     goal = tl.maximum((GOAL * fair + 7) // 8, LEAST)
     pieces = tl.minimum((length + goal - 1) // goal, tl.minimum(length // LEAST, MOST_PIECES))
@@ -189,11 +189,12 @@ def plan(
       takes them.
 
     With ``UNITS`` multiprocessors lists are cut, see :func:`pieces_of` and, if ``EVEN``,
-    :func:`last_round`; ``ALL`` is a power of two >= heads * q_blocks. ``order`` and ``counts`` then have an entry for each piece, the largest
-    first: row of the bitmap, and from bit 16 on the number of cut pieces before its list's first;
-    length of the whole list, number of the piece from bit 16 and of its list's last from bit 20 on.
-    ``next_tile`` has the number of pieces in its second word, and from the fifth one on two zeros
-    for each of the ``SLOTS`` pieces there can be of lists that are cut.
+    :func:`last_round`; ``ALL`` is a power of two >= heads * q_blocks. ``order`` and ``counts`` then
+    have an entry for each piece, the largest first: row of the bitmap, and from bit 16 on the
+    number of cut pieces before its list's first; length of the whole list, number of the piece from
+    bit 16 and of its list's last from bit 20 on. ``next_tile`` has the number of pieces in its
+    second word, and from the fifth one on two zeros for each of the ``SLOTS`` pieces there can be
+    of lists that are cut.
     """
     program = tl.program_id(0)
     head = (program // q_blocks).to(tl.int64) * q_blocks
