@@ -335,6 +335,16 @@ def test_every_list_is_handed_out_once_in_pieces_of_a_fair_size(
         assert [x[0] // q_blocks for x in work] == sorted(x[0] // q_blocks for x in work)
 
 
+def longest_loads(lengths: list[int]) -> tuple[float, float]:
+    """The longest load of 132 multiprocessors over the mean: of whole lists, and of pieces."""
+    mean = sum(lengths) / 132
+    sizes = []
+    for n, of in zip(lengths, cut(lengths, 132, launch.LEAST_PIECE), strict=True):
+        sizes += [n * (p + 1) // of - n * p // of for p in range(of)]
+    pieces = makespan(sorted(sizes, reverse=True), 132)
+    return round(makespan(lengths, 132) / mean, 2), round(pieces / mean, 2)
+
+
 @pytest.mark.parametrize(
     ("rows", "k_blocks", "share", "whole", "pieces"),
     [
@@ -351,12 +361,7 @@ def test_how_evenly_uneven_lists_fill_132_multiprocessors(
     """Lists that keep any share of their tiles: the longest load over the mean."""
     spread = [((i + 0.5) / rows) ** ((1 - share) / share) for i in range(rows)]
     lengths = [max(1, round(x * k_blocks)) for x in spread][::-1]
-    mean = sum(lengths) / 132
-    assert round(makespan(lengths, 132) / mean, 2) == whole
-    sizes = []
-    for n, of in zip(lengths, cut(lengths, 132, launch.LEAST_PIECE), strict=True):
-        sizes += [n * (p + 1) // of - n * p // of for p in range(of)]
-    assert round(makespan(sorted(sizes, reverse=True), 132) / mean, 2) == pieces
+    assert longest_loads(lengths) == (whole, pieces)
 
 
 @pytest.mark.parametrize(
@@ -374,12 +379,7 @@ def test_how_evenly_lists_of_one_length_fill_132_multiprocessors(
 ) -> None:
     """Nothing skipped: the longest load over the mean."""
     lengths = [k_blocks] * rows
-    mean = sum(lengths) / 132
-    assert round(makespan(lengths, 132) / mean, 2) == whole
-    sizes = []
-    for n, of in zip(lengths, cut(lengths, 132, launch.LEAST_PIECE), strict=True):
-        sizes += [n * (p + 1) // of - n * p // of for p in range(of)]
-    assert round(makespan(sorted(sizes, reverse=True), 132) / mean, 2) == pieces
+    assert longest_loads(lengths) == (whole, pieces)
 
 
 @pytest.mark.parametrize("limit", [{"threshold": -4.0}, {"budget": 0.2}], ids=["votes", "weighs"])
