@@ -383,7 +383,8 @@ def test_a_step_whose_lists_may_be_cut_has_room_for_pieces(
     (grid, lists, _), (width, first, _) = (
         kernels[name].started[0] for name in ("_LISTS", "_HOPPER")
     )
-    assert grid == (12,) and lists[-5:] == (5, 16, launch.LEAST_PIECE, 6, 10)
+    # the last: lists of one length may be cut, too, as this step drops tiles
+    assert grid == (12,) and lists[-6:] == (5, 16, launch.LEAST_PIECE, 6, 10, True)
     assert width == (5,) and first[-2:] == (10, tile.late_exp)
     bound(everything)
     planned, attended = (
@@ -398,6 +399,21 @@ def test_a_step_whose_lists_may_be_cut_has_room_for_pieces(
     assert parts - planned[8] >= (4 * 12 * 33 if share else 0)
     # outputs, levels, sums and maxima of two warpgroups' rows; marks of their rows, by K block
     assert bound._size - (parts - items) == 4 * (10 * 128 * (128 + 3) + 5 * 33 * 128)
+
+
+def test_a_step_that_keeps_every_tile_cuts_no_lists_of_one_length(
+    kernels: dict[str, Function],
+) -> None:
+    """It is dense attention bit for bit, which pieces are not."""
+    q, out = (torch.empty(1, 300, 4, 128, dtype=torch.bfloat16) for _ in range(2))
+    k, v = (torch.empty(1, 33 * 128, 2, 128, dtype=torch.bfloat16) for _ in range(2))
+    read = bitmap.full(1, 4, 3, 33)
+    tensors = LiteTensors(q, k, v, out, None, read, torch.empty_like(read), None, None)
+    step = replace(request(descending=False, budget=0.0, threshold=-math.inf), kv_len=33 * 128)
+    tile = tiles.hopper_lite(step)
+    assert tile is not None
+    launch.LiteStep(step, tile, tensors)(tensors)
+    assert kernels["_LISTS"].started[0][1][-1] is False
 
 
 @pytest.mark.parametrize(
