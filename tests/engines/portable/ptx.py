@@ -43,6 +43,8 @@ _ARITHMETIC: dict[str, Callable[..., Any]] = {
     "selp.f32": lambda a, b, chosen: np.where(chosen, a, b),
     "setp.gt.f32": np.greater,
     "setp.gt.or.f32": lambda a, b, also: (a > b) | also,
+    "setp.gtu.f32": lambda a, b: ~(a <= b),  # true for a NaN
+    "or.b32": np.bitwise_or,
     "setp.neu.f32": np.not_equal,  # true for a NaN
     "setp.neu.or.f32": lambda a, b, also: (a != b) | also,
     "vote.sync.any.pred": lambda chosen, lanes: np.full(32, bool(chosen.any())),
@@ -99,6 +101,25 @@ def _places(shape: Sequence[int], number: int, warp: int) -> tuple[Lanes, Lanes]
         return 16 * warp + 8 * number + _LANE // 4, _LANE % 4
     half, pair, group = number >> 1 & 1, number & 1, number >> 2
     return 16 * warp + 8 * half + _LANE // 4, 8 * group + 2 * (_LANE % 4) + pair
+
+
+def run_each(
+    text: str, constraints: str, inputs: Sequence[torch.Tensor], dtype: torch.dtype
+) -> torch.Tensor:
+    """Run ``text``, which takes a number of each of ``inputs``, for all of them: its one result."""
+    kinds = constraints.split(",")[1:]
+    assert len(kinds) == len(inputs), "as many operands as inputs"
+    result = torch.zeros(inputs[0].shape, dtype=dtype)
+    for first in range(0, result.numel(), 32):
+        operands: dict[str, Lanes] = {}
+        for i, kind in enumerate(kinds):
+            numbers = inputs[i].flatten()[first : first + 32].numpy()
+            operands[f"${i + 1}"] = numbers
+            if kind.isdecimal():
+                operands[f"${kind}"] = numbers
+        _run_warp(text, operands)
+        result.view(-1)[first : first + 32] = torch.from_numpy(operands["$0"]).to(dtype)
+    return result
 
 
 def run(

@@ -189,6 +189,20 @@ def test_votes_equal_the_oracle_bit_for_bit(masks: bool, soft_skip: bool) -> Non
 
 
 @pytest.mark.parametrize("dim", [64, 128])
+def test_votes_keep_tiles_that_scored_a_nan(dim: int) -> None:
+    """And all after them, as rows have seen it; other tiles as the oracle finds."""
+    case = test_weighing.Case(150, 1500, (1, 1), dim, TILE)
+    q, k, v = test_weighing.tensors(case, 0)
+    read = bitmap.full(*case.shape)
+    sound = test_weighing.step(q, k, v, case, read, threshold=-1.0)["write"]
+    k[0, 0, 7 * 128 + 9, 3] = math.nan
+    found = test_weighing.step(q, k, v, case, read, threshold=-1.0)["write"]
+    assert bool(bitmap.unpack(found, 12)[..., 7:].all())
+    assert torch.equal(bitmap.unpack(found, 12)[..., :7], bitmap.unpack(sound, 12)[..., :7])
+    assert not bool(bitmap.unpack(sound, 12)[..., 7:].all())
+
+
+@pytest.mark.parametrize("dim", [64, 128])
 @pytest.mark.parametrize(
     ("q_len", "kv_len", "heads", "masks"),
     [
@@ -204,6 +218,11 @@ def test_weights_and_choices(
     """Masses near float64, the choice given them exact, outputs those of a step at -inf."""
     case = test_weighing.Case(q_len, kv_len, heads, dim, TILE, masks)
     test_weighing.test_masses_are_near_choices_exact_and_outputs_unchanged(case)
+
+
+def test_votes_at_head_dim_128() -> None:
+    case = test_weighing.Case(200, 1000, (4, 2), 128, TILE, masks=True)
+    test_weighing.test_votes_equal_the_oracle_bit_for_bit(case, False)
 
 
 @pytest.mark.parametrize("soft_skip", [False, True])
@@ -310,8 +329,12 @@ BROKEN = [
     ("outputs whose level moved", "out = scaled(out, fade, True)", "pass", "rising", None),
     ("sums whose level moved", "total = faded(total, fade) + here", "total = total + here",
      "rising", None),
-    ("the tile that is voted on", "bits, i - 1, c, threshold)", "bits, i, c, threshold)", "votes",
-     None),
+    ("the tile that is voted on", "bits, i - 1, c, threshold, PREDICATED)",
+     "bits, i, c, threshold, PREDICATED)", "votes", None),
+    ("a tile far below, which gets no bit", "@keep or.b32 $0, $0, $4;", "or.b32 $0, $0, $4;",
+     "votes", None),
+    ("a NaN, which keeps its tile", "setp.gtu.f32 keep, $2, $3;", "setp.gt.f32 keep, $2, $3;",
+     "a NaN", None),
     ("the last tile of a list, masked", "hidden = gl.where(last_block >= mask_from, count - 1, -1)",
      "hidden = -1", "votes", None),
     ("sums that have grown, noticed", "setp.gt.or.f32 wanted, ${before}, ${due}, moved;",
@@ -343,6 +366,8 @@ def test_a_broken_kernel_is_noticed(
                 test_rows_whose_scores_rise(2.5, 128, torch.bfloat16)
             elif where == "votes":
                 test_votes_equal_the_oracle_bit_for_bit(True, False)
+            elif where == "a NaN":
+                test_votes_keep_tiles_that_scored_a_nan(64)
             elif where == "weights of 128":
                 test_weights_and_choices(130, 33 * 128 + 5, (1, 1), False, 128)
             else:

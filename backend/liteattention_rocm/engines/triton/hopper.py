@@ -291,6 +291,7 @@ def _compute(
     # At head dim 64 there is half as much to scale. Lists that vote lose 3 % by the branch there,
     # and dense attention has to round as they do.
     LAZY: gl.constexpr = HEAD_DIM == 128 or CAUSAL
+    PREDICATED: gl.constexpr = HEAD_DIM == 64
     # Three warpgroups lack the registers for what follows.
     EARLY_ITEMS: gl.constexpr = GROUPS == 2
     first: gl.constexpr = 1 if GROUP == 0 else 0
@@ -417,7 +418,7 @@ def _compute(
                             if WEIGH:
                                 kept = keep_weight(kept, here, inverse, units, mine, i)
                             elif LATER:
-                                top, bits = vote(peak, top, bits, i - 1, c, threshold)
+                                top, bits = vote(peak, top, bits, i - 1, c, threshold, PREDICATED)
                         if LITE and FULL:
                             if (i & 31) == 0:
                                 if WEIGH and not MARKS:
@@ -502,7 +503,7 @@ def _compute(
                     )  # fmt: skip
                 else:
                     if LATER:
-                        top, bits = vote(peak, top, bits, count - 1, c, threshold)
+                        top, bits = vote(peak, top, bits, count - 1, c, threshold, PREDICATED)
                     flush(
                         bits, last_word, inside, row_items, listed, row_votes, must_do, rows,
                         q_len, HAS_DO, EARLY_ITEMS,

@@ -246,14 +246,34 @@ def _negligible(peak, top, c, threshold):
     return (peak - top) * c <= threshold
 
 
+#: PTX that sets a bit where a tile is not negligible: ``$2`` is how far above, as in
+#: :func:`_negligible`.
+_KEEP = gl.constexpr("""{
+    .reg .pred keep;
+    setp.gtu.f32 keep, $2, $3;
+    @keep or.b32 $0, $0, $4;
+}""")
+
+
 @gluon.jit
-def vote(peak, top, bits, i, c, threshold):
+def vote(peak, top, bits, i, c, threshold, PREDICATED: gl.constexpr = False):
     """Vote on tile ``i`` of a walk: ``peak`` is its maxima, ``top`` what rows had seen before it.
 
     Returns what they have seen by now, and ``bits`` with a bit for the tile in rows that want to
-    keep it.
+    keep it. ``PREDICATED`` sets it in one instruction. At head dim 64 that makes steps 3 % shorter;
+    at 128, where ptxas then waits for products elsewhere, 6 % longer.
     """
-    bits = bits | gl.where(_negligible(peak, top, c, threshold), 0, 1 << (i & 31))
+    bit = 1 << (i & 31)
+    if PREDICATED:
+        layout: gl.constexpr = peak.type.layout
+        alike = gl.zeros([64], gl.int32, layout)
+        bits = gl.inline_asm_elementwise(
+            _KEEP, "=r,0,f,f,r",
+            [bits, (peak - top) * c, alike.to(gl.float32) + threshold, alike + bit],
+            gl.int32, is_pure=True, pack=1,
+        )  # fmt: skip
+    else:
+        bits = bits | gl.where(_negligible(peak, top, c, threshold), 0, bit)
     return larger(top, peak), bits
 
 
