@@ -64,6 +64,15 @@ def forgotten() -> Any:
     remembered.forget()
 
 
+def raise_scores(q: torch.Tensor, k: torch.Tensor, rising: float) -> None:
+    """Let scores rise along the walk, which is from the last block of 128 keys to the first."""
+    if rising:
+        q[..., 0] = 1.0
+        walked = torch.arange(-(-k.shape[-2] // 128)).flip(0)
+        heights = rising * walked * walked / 2 * math.sqrt(k.shape[-1]) * math.log(2)
+        k[..., 0] = heights.repeat_interleave(128)[: k.shape[-2]].to(k.dtype)
+
+
 def check(
     q_len: int, kv_len: int, heads: tuple[int, int], dim: int, rising: float = 0.0, **options: Any
 ) -> None:
@@ -74,11 +83,7 @@ def check(
     dtype = options.pop("dtype", torch.bfloat16)
     q = normal(2, heads[0], q_len, dim, dtype=dtype)
     k, v = (normal(2, heads[1], kv_len, dim, dtype=dtype, seed=i) for i in (1, 2))
-    if rising:  # the walk is from the last block to the first
-        q[..., 0] = 1.0
-        walked = torch.arange(-(-kv_len // 128)).flip(0)
-        heights = rising * walked * walked / 2 * math.sqrt(dim) * math.log(2)
-        k[..., 0] = heights.repeat_interleave(128)[:kv_len].to(dtype)
+    raise_scores(q, k, rising)
     expected = exact(q, k, v, causal=options.get("causal", False), scale=options.get("scale"))
     allowed = bound(expected, dtype, "rtz") + HALF_ULP[dtype] * 2 * expected.weight
     target = torch.full((2, q_len, heads[0], dim), math.nan, dtype=dtype)
@@ -305,6 +310,57 @@ def test_prompts_of_all_widths(dim: int) -> None:
 )
 def test_prompts_of_what_models_ask_for(options: dict[str, Any]) -> None:
     test_ragged_interpreter.test_prompts_of_what_models_ask_for(options)
+
+
+@pytest.mark.parametrize("dim", [64, 128, 256])
+@pytest.mark.parametrize("rising", [0.0, 2.5, 12.0])
+def test_prompts_longer_than_the_diagonal(rising: float, dim: int) -> None:
+    """Steps at the diagonal and before it, in two requests; levels that stay and that follow."""
+    lengths = [(200, 5 * 128 + 70), (130, 3 * 128)]
+    q, k, v, expected = [], [], [], []
+    for i, (rows, keys) in enumerate(lengths):
+        one = normal(1, 2, rows, dim, seed=i)
+        other, values = (normal(1, 1, keys, dim, seed=10 * i + n) for n in (3, 4))
+        raise_scores(one, other, rising)
+        expected.append(exact(one, other, values, causal=True))
+        for found, x in zip((q, k, v), (one, other, values), strict=True):
+            found.append(x[0].transpose(0, 1))
+    q_start, k_start = (torch.tensor([0, *n]).cumsum(0).int() for n in zip(*lengths, strict=True))
+    queries = torch.cat(q)
+    out = torch.full_like(queries, math.nan)
+    longest = dict(zip(("max_seqlen_q", "max_seqlen_k"), lengths[0], strict=True))
+    _, lse = attention_varlen(
+        queries, torch.cat(k), torch.cat(v), q_start, k_start, causal=True, return_lse=True,
+        out=out, engine="portable", **longest,
+    )  # fmt: skip
+    for r, one in enumerate(expected):
+        rows = slice(int(q_start[r]), int(q_start[r + 1]))
+        allowed = bound(one, torch.bfloat16, "rtz") + HALF_ULP[torch.bfloat16] * 2 * one.weight
+        expect_out(out[rows].transpose(0, 1)[None], one, allowed)
+        expect_lse(lse[:, rows][None], one.lse, rtol=1e-5)
+
+
+#: The same of prompts.
+BROKEN_PROMPTS = [
+    ("outputs whose level moved", "out = scaled(out, fade, True)\n                else",
+     "pass\n                else"),
+    ("keys past the diagonal, hidden", "DIAGONAL or (not SPLIT", "(not SPLIT"),
+    ("steps before the diagonal, once", "begin = hiding", "begin = 1"),
+    ("steps before the diagonal, all", "stop = hiding", "stop = gl.minimum(hiding + 1, count)"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("before", "after"), [x[1:] for x in BROKEN_PROMPTS], ids=[x[0] for x in BROKEN_PROMPTS]
+)
+def test_a_broken_kernel_of_prompts_is_noticed(
+    before: str, after: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run_on_machine(
+        monkeypatch, "hopper_ragged", gluon_machine.load("hopper_ragged", 0, (before, after))
+    )
+    with pytest.raises(AssertionError):
+        test_prompts_longer_than_the_diagonal(2.5, 128)
 
 
 #: What a kernel may lack, and what then is noticed: which test, and the machine's message or none.
