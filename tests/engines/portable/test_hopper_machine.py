@@ -195,9 +195,10 @@ def test_votes_equal_the_oracle_bit_for_bit(masks: bool, soft_skip: bool) -> Non
 
 @pytest.mark.parametrize("dim", [64, 128])
 def test_votes_keep_tiles_that_scored_a_nan(dim: int) -> None:
-    """And all after them, as rows have seen it; other tiles as the oracle finds."""
+    """It and all after it stay. Tiles before it have the votes of a run without the NaN."""
     case = test_weighing.Case(150, 1500, (1, 1), dim, TILE)
     q, k, v = test_weighing.tensors(case, 0)
+    k[..., 0] *= 4  # tiles lie further apart
     read = bitmap.full(*case.shape)
     sound = test_weighing.step(q, k, v, case, read, threshold=-1.0)["write"]
     k[0, 0, 7 * 128 + 9, 3] = math.nan
@@ -205,6 +206,7 @@ def test_votes_keep_tiles_that_scored_a_nan(dim: int) -> None:
     assert bool(bitmap.unpack(found, 12)[..., 7:].all())
     assert torch.equal(bitmap.unpack(found, 12)[..., :7], bitmap.unpack(sound, 12)[..., :7])
     assert not bool(bitmap.unpack(sound, 12)[..., 7:].all())
+    assert not bool(bitmap.unpack(sound, 12)[..., :7].all())
 
 
 @pytest.mark.parametrize("dim", [64, 128])
@@ -304,9 +306,11 @@ def test_prompts_of_all_widths(dim: int) -> None:
         {"window": 40},
         {"window": 150, "causal": False},
         {"window": 70, "soft_cap": 5.0, "scale": 0.7},
+        {"soft_cap": 5.0},
         {"sinks": torch.tensor([0.5, -2.0]), "scale": 0.0},
+        {"sinks": torch.tensor([0.5, 9.0])},
     ],
-    ids=["window", "window-of-the-past", "soft-cap", "sinks"],
+    ids=["window", "window-of-the-past", "window-soft-cap", "soft-cap", "sinks-alone", "sinks"],
 )
 def test_prompts_of_what_models_ask_for(options: dict[str, Any]) -> None:
     test_ragged_interpreter.test_prompts_of_what_models_ask_for(options)
@@ -315,8 +319,8 @@ def test_prompts_of_what_models_ask_for(options: dict[str, Any]) -> None:
 @pytest.mark.parametrize("dim", [64, 128, 256])
 @pytest.mark.parametrize("rising", [0.0, 2.5, 12.0])
 def test_prompts_longer_than_the_diagonal(rising: float, dim: int) -> None:
-    """Steps at the diagonal and before it, in two requests; levels that stay and that follow."""
-    lengths = [(200, 5 * 128 + 70), (130, 3 * 128)]
+    """Steps at the diagonal and before it, in three requests; levels that stay or follow."""
+    lengths = [(200, 5 * 128 + 70), (130, 3 * 128), (129, 2 * 128)]  # the last tile has one row
     q, k, v, expected = [], [], [], []
     for i, (rows, keys) in enumerate(lengths):
         one = normal(1, 2, rows, dim, seed=i)
@@ -340,12 +344,14 @@ def test_prompts_longer_than_the_diagonal(rising: float, dim: int) -> None:
         expect_lse(lse[:, rows][None], one.lse, rtol=1e-5)
 
 
-#: The same of prompts.
+#: What the kernel of prompts may lack; each is noticed.
 BROKEN_PROMPTS = [
     ("outputs whose level moved", "out = scaled(out, fade, True)\n                else",
      "pass\n                else"),
     ("keys past the diagonal, hidden", "DIAGONAL or (not SPLIT", "(not SPLIT"),
     ("steps before the diagonal, once", "begin = hiding", "begin = 1"),
+    ("a step that is done before both loops", "gl.maximum(low_block + count - mask_from, 1)",
+     "(low_block + count - mask_from)"),
     ("steps before the diagonal, all", "stop = hiding", "stop = gl.minimum(hiding + 1, count)"),
 ]  # fmt: skip
 

@@ -74,7 +74,7 @@ def _place(
     tile = rest // heads
     head = section * span + rest % heads
     kv_head = head // group
-    request = 0
+    request = gl.to_tensor(0)
     high = requests
     while high - request > 1:
         middle = (request + high) // 2
@@ -321,7 +321,7 @@ def _compute(
     GROUPS: gl.constexpr, BLOCK_N: gl.constexpr, HEAD_DIM: gl.constexpr, WIDTH: gl.constexpr,
     STAGES: gl.constexpr, CAUSAL: gl.constexpr, WINDOW: gl.constexpr, CAP: gl.constexpr,
     HAS_SINKS: gl.constexpr, HAS_LSE: gl.constexpr, TURNS: gl.constexpr, LATE_WAIT: gl.constexpr,
-    SIGN: gl.constexpr, ROUNDING: gl.constexpr, COUNTED: gl.constexpr,
+    SIGN: gl.constexpr, ROUNDING: gl.constexpr, COUNTED: gl.constexpr, SCALES: gl.constexpr,
 ):  # fmt: skip
     """A computing warpgroup: rows ``GROUP * 64`` and on of each tile, or of that in ``place``."""
     result, lse, sinks, stride_ot, stride_oh = results
@@ -343,12 +343,16 @@ def _compute(
     stored: gl.constexpr = gl.BlockedLayout([1, 8], [4, 8], [4, 1], [1, 0])
     first: gl.constexpr = 1 if GROUP == 0 else 0
     following: gl.constexpr = (GROUP + 1) % GROUPS
+    # Outputs are scaled under a branch. At 64 columns that takes 4 % longer (H100).
     LAZY: gl.constexpr = WIDTH == 128
-    # At head dim 128 this saves 1 to 4 % of prompts, and with the branch that scales 4 to 6 %. With
-    # windows, and at 64, it costs 3 %: a loop more in each of three warpgroups is more to fetch.
-    SPLIT: gl.constexpr = CAUSAL and not WINDOW and WIDTH >= 128
+    # Two loops of steps, at the diagonal and without masks: with LAZY 4 % less time at 128 columns,
+    # nothing at 256. At 64, and with windows at 256, a second loop took 3 to 6 % longer (H100).
+    SPLIT: gl.constexpr = CAUSAL and not WINDOW and WIDTH == 128
     if CAP or SIGN == 0:
         c = 1.0
+    elif SCALES:
+        # A tensor's scale may be 0, and 0 * -inf would be NaN where keys are hidden.
+        c = gl.maximum(gl.abs(scale_log2), 2.0**-126)
     else:
         c = gl.abs(scale_log2)
     none = gl.zeros([64, BLOCK_N], gl.float32, s_layout)
@@ -416,8 +420,8 @@ def _compute(
                 v, clean.index(0), blanked & 1, block * BLOCK_N, low, length, GROUP, BLOCK_N
             )  # fmt: skip
             blanked += 1
-        # Steps at the diagonal, which hide keys, may have a loop of their own before the others.
-        hiding = gl.minimum(gl.maximum(low_block + count - mask_from, 1), count)
+        # The first block is done. Of the others so many reach past the tile's first row.
+        hiding = gl.maximum(low_block + count - mask_from, 1)
         for DIAGONAL in gl.static_range(1 if SPLIT else 0, -1, -1):
             begin = 1
             stop = count
@@ -449,7 +453,7 @@ def _compute(
                     mask_below, BLOCK_N, CAUSAL, WINDOW, CAP, SIGN,
                     DIAGONAL or (not SPLIT and (CAUSAL or WINDOW)),
                 )  # fmt: skip
-                # With a late wait, its exponentials stand behind it.
+                # With a late wait, the exponentials come after the access that holds the wait.
                 p, fade, top, level, bits, _ = softmax(
                     scores, top, level, c, 0.0, bits, 0, block, rows, q_len, lse, False, False,
                     False, LATE_WAIT, LAZY,
@@ -607,10 +611,10 @@ def attention(
             [
             (_compute, (0, results, smem, bars, place, sizes, numbers, GROUPS, BLOCK_N, HEAD_DIM,
                 WIDTH, STAGES, CAUSAL, WINDOW, CAP, HAS_SINKS, HAS_LSE, TURNS, LATE_WAIT, SIGN,
-                ROUNDING, COUNTED)),
+                ROUNDING, COUNTED, SCALES)),
             (_compute, (1, results, smem, bars, place, sizes, numbers, GROUPS, BLOCK_N, HEAD_DIM,
                 WIDTH, STAGES, CAUSAL, WINDOW, CAP, HAS_SINKS, HAS_LSE, TURNS, LATE_WAIT, SIGN,
-                ROUNDING, COUNTED)),
+                ROUNDING, COUNTED, SCALES)),
             (_load, ((q_desc, k_desc, v_desc), smem, (k_pieces, v_pieces), bars, place, tables,
                 sizes, next_tile, spare, GROUPS, BLOCK_N, WIDTH, PIECE, PAGE, STAGES, CAUSAL,
                 WINDOW, SHORTEST, COUNTED)),
@@ -624,13 +628,13 @@ def attention(
             [
             (_compute, (0, results, smem, bars, place, sizes, numbers, GROUPS, BLOCK_N, HEAD_DIM,
                 WIDTH, STAGES, CAUSAL, WINDOW, CAP, HAS_SINKS, HAS_LSE, TURNS, LATE_WAIT, SIGN,
-                ROUNDING, COUNTED)),
+                ROUNDING, COUNTED, SCALES)),
             (_compute, (1, results, smem, bars, place, sizes, numbers, GROUPS, BLOCK_N, HEAD_DIM,
                 WIDTH, STAGES, CAUSAL, WINDOW, CAP, HAS_SINKS, HAS_LSE, TURNS, LATE_WAIT, SIGN,
-                ROUNDING, COUNTED)),
+                ROUNDING, COUNTED, SCALES)),
             (_compute, (2, results, smem, bars, place, sizes, numbers, GROUPS, BLOCK_N, HEAD_DIM,
                 WIDTH, STAGES, CAUSAL, WINDOW, CAP, HAS_SINKS, HAS_LSE, TURNS, LATE_WAIT, SIGN,
-                ROUNDING, COUNTED)),
+                ROUNDING, COUNTED, SCALES)),
             (_load, ((q_desc, k_desc, v_desc), smem, (k_pieces, v_pieces), bars, place, tables,
                 sizes, next_tile, spare, GROUPS, BLOCK_N, WIDTH, PIECE, PAGE, STAGES, CAUSAL,
                 WINDOW, SHORTEST, COUNTED)),
