@@ -14,7 +14,14 @@ from typing import Any
 import pytest
 import torch
 
-from liteattention_rocm import TileGeometry, attention, attention_varlen, lite_attention
+from liteattention_rocm import (
+    PagedBatch,
+    TileGeometry,
+    attention,
+    attention_paged,
+    attention_varlen,
+    lite_attention,
+)
 from liteattention_rocm.lite import bitmap, budget
 from tests.oracle.attention import HALF_ULP, bound, exact, expect_lse, expect_out
 from tests.oracle.tensors import normal
@@ -342,6 +349,25 @@ def test_prompts_longer_than_the_diagonal(rising: float, dim: int) -> None:
         allowed = bound(one, torch.bfloat16, "rtz") + HALF_ULP[torch.bfloat16] * 2 * one.weight
         expect_out(out[rows].transpose(0, 1)[None], one, allowed)
         expect_lse(lse[:, rows][None], one.lse, rtol=1e-5)
+
+
+def test_a_scale_of_zero_in_a_tensor() -> None:
+    """All keys that a row sees weigh the same then, and hidden ones nothing: one prompt alone."""
+    rows = 260
+    cache = normal(2, -(-rows // 16), 16, 128, dtype=torch.float32).unsqueeze(3)
+    k_cache, v_cache = cache.to(torch.float8_e4m3fn)
+    start, length = torch.tensor([0, rows]).int(), torch.tensor([rows]).int()
+    table = torch.arange(len(k_cache)).int()[None]
+    zero, one = torch.zeros(1), torch.ones(1)
+    out, lse = attention_paged(
+        normal(1, 1, rows, 128)[0].transpose(0, 1), k_cache, v_cache,
+        PagedBatch(start, length, table), causal=True, return_lse=True, engine="portable",
+        k_scale=zero, v_scale=one,
+    )  # fmt: skip
+    seen = torch.arange(1, rows + 1)
+    mean = v_cache.double().view(-1, 128)[:rows].cumsum(0) / seen[:, None]
+    assert torch.allclose(out[:, 0].double(), mean, atol=2e-2, rtol=2e-2)
+    assert torch.allclose(lse[0].double(), seen.double().log(), atol=1e-4)
 
 
 #: What the kernel of prompts may lack; each is noticed.
