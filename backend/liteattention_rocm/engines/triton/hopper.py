@@ -291,6 +291,7 @@ def _compute(
     # At head dim 64 there is half as much to scale. Lists that vote lose 3 % by the branch there,
     # and dense attention has to round as they do.
     LAZY: gl.constexpr = HEAD_DIM == 128 or CAUSAL
+    # Of votes: shorter here, longer at head dim 128, see there.
     PREDICATED: gl.constexpr = HEAD_DIM == 64
     # Three warpgroups lack the registers for what follows.
     EARLY_ITEMS: gl.constexpr = GROUPS == 2

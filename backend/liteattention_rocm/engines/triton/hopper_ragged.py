@@ -282,7 +282,7 @@ def _scored(
         scores = _capped(scores, scale_log2, soft_cap)
     else:
         scores = signed(scores, SIGN)
-    if HIDES and (block >= mask_from) | (block < mask_below):
+    if HIDES and ((block >= mask_from) | (block < mask_below)):
         layout: gl.constexpr = scores.type.layout
         key = (block * BLOCK_N + gl.arange(0, BLOCK_N, gl.SliceLayout(0, layout)))[None, :]
         last = position * 0 + (length - 1)
@@ -420,7 +420,7 @@ def _compute(
                 v, clean.index(0), blanked & 1, block * BLOCK_N, low, length, GROUP, BLOCK_N
             )  # fmt: skip
             blanked += 1
-        # The first block is done. Of the others so many reach past the tile's first row.
+        # Before this step, keys reach past the tile's first row. The first block is done.
         hiding = gl.maximum(low_block + count - mask_from, 1)
         for DIAGONAL in gl.static_range(1 if SPLIT else 0, -1, -1):
             begin = 1
