@@ -224,6 +224,9 @@ def video(
     parallel: Annotated[
         str, typer.Option(help="With --gpus: ulysses (heads) or ring (rows), of diffusers.")
     ] = "ulysses",
+    peer_memory: Annotated[
+        bool, typer.Option(help="With --gpus: ours writes to the memory of other GPUs, no messages.")
+    ] = False,
     runtime: Annotated[
         str, typer.Option(help="What runs the model: diffusers, or sglang's diffusion runtime.")
     ] = "diffusers",
@@ -259,6 +262,8 @@ def video(
         reasons.append(f"--parallel must be ulysses or ring, got {parallel!r}")
     if runtime not in ("diffusers", "sglang"):
         reasons.append(f"--runtime must be diffusers or sglang, got {runtime!r}")
+    if peer_memory and (gpus == 1 or runtime == "sglang"):
+        reasons.append("--peer-memory is for --gpus 2 or more with --runtime diffusers")
     if runtime == "sglang":
         reasons += video_sglang.problems(asked)
         reasons += ["--runtime sglang runs on one GPU"] if gpus > 1 else []
@@ -266,7 +271,9 @@ def video(
         from . import video_ranks as several
 
         # without --device a host that has no GPU is not what was meant
-        reasons += several.problems(asked, gpus, parallel, device or "cuda", compile_blocks)
+        reasons += several.problems(
+            asked, gpus, parallel, device or "cuda", compile_blocks, peer_memory
+        )
     elif kind == "cuda" and not torch.cuda.is_available():
         reasons.append("--device cuda: this machine has no GPU")
     unwritable = files.problem(out)
@@ -284,6 +291,7 @@ def video(
     command += "" if pattern is None else f" --pattern {pattern}"
     command += "" if compile_blocks == "off" else f" --compile {compile_blocks}"
     command += "" if gpus == 1 else f" --gpus {gpus} --parallel {parallel}"
+    command += " --peer-memory" if peer_memory else ""
     command += "" if runtime == "diffusers" else f" --runtime {runtime}"
     command += "" if device is None else f" --device {device}"
 
@@ -299,7 +307,7 @@ def video(
         write(text, [row.as_dict() for row in rows], complete)
 
     def save_ranks(rows: Sequence[several.RankRow], complete: bool = False) -> None:
-        text = several.to_markdown(asked, rows, gpus, parallel, kind, stamp, command)
+        text = several.to_markdown(asked, rows, gpus, parallel, kind, stamp, command, peer_memory)
         text += "" if complete else "\n**Incomplete: not all contenders were timed.**\n"
         write(text, [dataclasses.asdict(row) for row in rows], complete)
 
@@ -307,7 +315,8 @@ def video(
         if gpus > 1:
             try:
                 mode = cast(several.Mode, parallel)
-                save_ranks(several.run(asked, gpus, mode, kind, save_ranks), complete=True)
+                found = several.run(asked, gpus, mode, kind, save_ranks, peer_memory)
+                save_ranks(found, complete=True)
             except several.Failed as error:
                 console.print(str(error), markup=False, highlight=False, soft_wrap=True)
                 raise typer.Exit(1) from error

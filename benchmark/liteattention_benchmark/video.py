@@ -328,7 +328,7 @@ def check_tiles(statistics: SkipStatistics) -> None:
 
 @contextlib.contextmanager
 def attention(
-    pipe: Any, one: Contender, lists: Lists
+    pipe: Any, one: Contender, lists: Lists, peer_memory: bool = False
 ) -> Iterator[liteattention_diffusers.Handle | None]:
     """Give self-attention to a contender, and take it back."""
     import liteattention_diffusers
@@ -338,8 +338,9 @@ def attention(
         if one.attention in ("dense", "lite"):
             handle = stack.enter_context(
                 liteattention_diffusers.enable(
-                    pipe, SkipPolicy(enabled=one.attention == "lite"), balance=one.balance
-                )
+                    pipe, SkipPolicy(enabled=one.attention == "lite"),
+                    balance=one.balance, peer_memory=peer_memory,
+                )  # fmt: skip
             )
             if one.sparsity is not None:
                 handle.lite = Forced(one.sparsity, lists)

@@ -87,7 +87,9 @@ class Failed(RuntimeError):
     """A process ended; the message has its error."""
 
 
-def problems(config: Config, gpus: int, mode: str, device: str, compiled: str) -> list[str]:
+def problems(
+    config: Config, gpus: int, mode: str, device: str, compiled: str, peer_memory: bool = False
+) -> list[str]:
     """Every reason why ``config`` cannot run on ``gpus`` processes."""
     reasons: list[str] = []
     sizes = config.transformer
@@ -114,6 +116,8 @@ def problems(config: Config, gpus: int, mode: str, device: str, compiled: str) -
         reasons.append("flex is not for several processes in diffusers: leave it out")
     if compiled != "off":
         reasons.append("--compile is for one GPU")
+    if peer_memory and mode == "ring":
+        reasons.append("--peer-memory is for --parallel ulysses")
     return reasons
 
 
@@ -135,9 +139,11 @@ def run(
     mode: Mode,
     device: str,
     keep: Callable[[list[RankRow]], None] = lambda _: None,
+    peer_memory: bool = False,
 ) -> list[RankRow]:
     """Measure one process, then ``gpus`` of them; rows of all processes of both.
 
+    With ``peer_memory`` our layers write to each other's memory instead of sending messages.
     ``keep`` is called with the rows so far, whenever there are more of them. Progress goes to
     standard error.
 
@@ -147,7 +153,11 @@ def run(
     done: list[RankRow] = []
     for ranks in (1, gpus):
         with tempfile.TemporaryDirectory(prefix="liteattention-") as folder:
-            _run(config, ranks, mode, device, Path(folder), lambda rows: keep(done + rows))  # noqa: B023
+            _run(
+                config, ranks, mode, device, Path(folder),
+                lambda rows: keep(done + rows),  # noqa: B023
+                peer_memory,
+            )  # fmt: skip
             done += _collect(Path(folder), ranks)
     keep(done)
     return done
@@ -160,9 +170,12 @@ def _run(
     device: str,
     folder: Path,
     keep: Callable[[list[RankRow]], None],
+    peer_memory: bool = False,
 ) -> None:
     """Start the processes, wait for them, and leave none behind."""
-    arguments = (ranks, free_port(), config.model_dump_json(), mode, device, str(folder))
+    arguments = (
+        ranks, free_port(), config.model_dump_json(), mode, device, str(folder), peer_memory
+    )  # fmt: skip
     context = start_processes(  # type: ignore[no-untyped-call]
         _work, args=arguments, nprocs=ranks, join=False, start_method="spawn"
     )
@@ -215,8 +228,9 @@ def _collect(folder: Path, ranks: int) -> list[RankRow]:
 
 
 def _work(
-    rank: int, ranks: int, port: int, config_json: str, mode: Mode, kind: str, folder: str
-) -> None:
+    rank: int, ranks: int, port: int, config_json: str, mode: Mode, kind: str, folder: str,
+    peer_memory: bool,
+) -> None:  # fmt: skip
     """Measure all contenders on one process."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent ends us
     end_with_parent()
@@ -239,7 +253,7 @@ def _work(
         timeout=_PATIENCE,
     )
     try:
-        _measure(config, rank, ranks, mode, device, Path(folder))
+        _measure(config, rank, ranks, mode, device, Path(folder), peer_memory)
     finally:
         if sys.exc_info()[0] is None:  # else the others may never come
             dist.destroy_process_group()
@@ -257,8 +271,9 @@ def end_with_parent() -> None:
 
 
 def _measure(
-    config: Config, rank: int, ranks: int, mode: Mode, device: torch.device, folder: Path
-) -> None:
+    config: Config, rank: int, ranks: int, mode: Mode, device: torch.device, folder: Path,
+    peer_memory: bool = False,
+) -> None:  # fmt: skip
     pipe = video.pipeline(config, device)
     if ranks > 1:
         degrees = {f"{mode}_degree": ranks}
@@ -274,7 +289,7 @@ def _measure(
             print(f"{processes}: {one.title}", file=sys.stderr, flush=True)
         why = ""
         try:
-            row = _time(pipe, config, one, lists, rank, ranks, device)
+            row = _time(pipe, config, one, lists, rank, ranks, device, peer_memory)
         except (Unavailable, RuntimeError, ValueError, NotImplementedError) as error:
             if isinstance(error, video.WrongTiles):
                 raise
@@ -318,6 +333,7 @@ def _time(
     rank: int,
     ranks: int,
     device: torch.device,
+    peer_memory: bool,
 ) -> RankRow:
     """Denoise one video after the warm-up, as every process does."""
     watch = _Watch(device)
@@ -325,7 +341,7 @@ def _time(
         if ranks > 1:
             made = functools.partial(_Timed, watch=watch, one=one, lists=lists)
             stack.enter_context(mock.patch.object(handles, "SeqParallel", made))
-        handle = stack.enter_context(video.attention(pipe, one, lists))
+        handle = stack.enter_context(video.attention(pipe, one, lists, peer_memory))
         video.denoise(pipe, config, device, one, config.warmup_steps, handle)
         watch.dealt.clear()
         row = video.denoise(pipe, config, device, one, config.steps, handle)
@@ -559,12 +575,14 @@ def to_markdown(
     device: str,
     environment: dict[str, str],
     command: str,
+    peer_memory: bool = False,
 ) -> str:
     """A line per contender: one process beside all, then what each of them did."""
     kind = "CPU processes (gloo), which time nothing" if device == "cpu" else "GPUs (NCCL)"
+    way = ", ours through each other's memory" if peer_memory else ""
     lines = [
         f"`{command}`", "", ", ".join(f"{name} {value}" for name, value in environment.items()), "",
-        f"{gpus} {kind}, {mode}. {video.describe(config)}", "",
+        f"{gpus} {kind}, {mode}{way}. {video.describe(config)}", "",
     ]  # fmt: skip
     found = gains(rows, gpus)
     head = ["self-attention", "1: one step s", f"{gpus}: one step s", "speed-up", "efficiency"]

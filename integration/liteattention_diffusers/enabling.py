@@ -25,6 +25,7 @@ def enable(
     exclude: Sequence[str] = (),
     cross_attention: bool = False,
     balance: bool = False,
+    peer_memory: bool = False,
     graphs: bool = False,
 ) -> Handle:
     """Run the self-attention of a diffusers pipeline or transformer with LiteAttention.
@@ -49,6 +50,10 @@ def enable(
         balance: under ``ulysses_degree`` alone, deal heads to processes by the tiles that they
             kept; see :class:`~liteattention_rocm.lite.parallel.SeqParallel`. Else they stay in
             their order. The result is the same.
+        peer_memory: under ``ulysses_degree`` alone, let the processes of one host write to each
+            other's memory instead of sending messages, which takes less time; see there. The result
+            is the same. Calls raise ``ValueError`` in a ring, ``RuntimeError`` where memory cannot
+            be reached.
         graphs: run the denoisers' forwards from CUDA graphs, where the host is what limits a step.
             A forward runs eagerly the first time its launches are asked for, is captured the second
             time and replayed from then on, so the first generations are slower. The results are the
@@ -102,7 +107,9 @@ def enable(
         raise ValueError("cannot enable LiteAttention: " + "; ".join(reasons))
 
     recorder = recorder_for(taken[0][1]) if graphs else None
-    handle = Handle(policy, geometry, engine, pipeline, cross_attention, balance, recorder)
+    handle = Handle(
+        policy, geometry, engine, pipeline, cross_attention, balance, peer_memory, recorder
+    )
     try:
         for prefix, model, found in taken:
             handle._take(prefix, model, found)

@@ -51,6 +51,7 @@ class Handle:
         pipeline: Any | None,
         cross_attention: bool,
         balance: bool,
+        peer_memory: bool = False,
         recorder: Recorder | None = None,
     ) -> None:
         self.lite = LiteAttention(policy, geometry=geometry, engine=engine)
@@ -63,6 +64,7 @@ class Handle:
         self._cross_layers: list[Layer] = []
         self._cross_attention = cross_attention
         self._balance = balance
+        self._peer_memory = peer_memory
         self._recorder = recorder
         self._graphs: dict[torch.nn.Module, StepGraphs] = {}
         self._taken: list[tuple[str, torch.nn.Module, list[Found]]] = []
@@ -289,6 +291,7 @@ class Handle:
                 group=group,
                 mode=mode,
                 balance=self._balance,
+                peer_memory=self._peer_memory,
                 geometry=self._geometry,
                 engine=self.lite.engine,
             )

@@ -9,8 +9,10 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from liteattention_rocm.lite import exchange
+from liteattention_rocm.lite import exchange, peers
 
+WAYS: list[Any] = [exchange.Messages, peers.PeerMemory]
+ROLES: list[exchange.Role] = ["q", "k", "v"]
 RANKS, ROWS, HEADS, KV_HEADS = 3, 5, 12, 6
 #: dtype, batch, width; the last two cannot be moved by words of 8 bytes.
 KINDS = [
@@ -50,9 +52,10 @@ def share(x: torch.Tensor, order: list[int] | None, rank: int, ranks: int) -> to
     return heads.chunk(ranks, dim=2)[rank]
 
 
-def there_and_back(group: Any) -> int:
+def there_and_back(way: exchange.Exchange, group: Any) -> int:
     """All cases on the ranks of a group; returns their number."""
-    ranks, rank, cases = dist.get_world_size(group), dist.get_rank(group), 0
+    ranks, rank = dist.get_world_size(group), dist.get_rank(group)
+    came_back = []
     for kind in KINDS:
         for queries, keys in ORDERS:
             tensors = whole(kind, ranks)
@@ -60,24 +63,31 @@ def there_and_back(group: Any) -> int:
             orders = [index[0], index[1], index[1]]
             for name in layouts(tensors[0]):
                 mine = [layouts(x.chunk(ranks, dim=1)[rank])[name] for x in tensors]
-                under_way = map(exchange.Arriving, mine, orders, [group] * 3)
-                given = exchange.rows_for_heads(list(under_way))
+                given = way.rows_for_heads(list(map(way.send, ROLES, mine, orders)))
                 for x, y, order in zip(tensors, given, (queries, keys, keys), strict=True):
                     assert y.is_contiguous() and torch.equal(y, share(x, order, rank, ranks))
-                back = exchange.heads_for_rows(layouts(given[0])[name], orders[0], group)
-                assert back.is_contiguous() and torch.equal(back, mine[0])
-                cases += 1
-    return cases
+                out = way.output(given[0])
+                out = layouts(given[0])[name] if out is None else out.copy_(given[0])
+                for x in given:
+                    x.fill_(-1)  # nobody reads them any more
+                back = way.heads_for_rows(out, orders[0])
+                assert back.is_contiguous()
+                came_back.append((back, mine[0]))
+    # only now: an output is the caller's, whatever is exchanged after it
+    assert all(torch.equal(back, mine) for back, mine in came_back)
+    return len(came_back)
 
 
 def work(rank: int, folder: str) -> None:
     torch.set_num_threads(1)
     meeting = f"file://{folder}/meeting"
     dist.init_process_group("gloo", init_method=meeting, rank=rank, world_size=RANKS)
-    cases = there_and_back(None)
     pair = dist.new_group([0, 2])  # whose second rank is another one of all
-    if rank != 1:
-        cases += there_and_back(pair)
+    cases = 0
+    for way in WAYS:
+        cases += there_and_back(way(None), None)
+        if rank != 1:
+            cases += there_and_back(way(pair), pair)
     Path(folder, str(rank)).write_text(str(cases), encoding="utf-8")
     dist.destroy_process_group()
 
@@ -85,14 +95,14 @@ def work(rank: int, folder: str) -> None:
 def test_rows_and_heads_come_to_their_places(tmp_path: Path) -> None:
     torch.multiprocessing.spawn(work, args=(str(tmp_path),), nprocs=RANKS)
     cases = [int((tmp_path / str(rank)).read_text(encoding="utf-8")) for rank in range(RANKS)]
-    assert cases == [60, 30, 60]
+    assert cases == [120, 60, 120]
 
 
 def test_a_process_alone_keeps_what_it_has() -> None:
     store = dist.HashStore()
     dist.init_process_group("gloo", store=store, rank=0, world_size=1)
     try:
-        assert there_and_back(None) == 30
+        assert [there_and_back(way(None), None) for way in WAYS] == [30, 30]
     finally:
         dist.destroy_process_group()
 
@@ -101,5 +111,5 @@ def test_a_process_alone_keeps_what_it_has() -> None:
 def test_heads_are_moved_by_words_where_they_can_be(kind: tuple[torch.dtype, int, int]) -> None:
     x = whole(kind, 1)[0]
     even = x.shape[3] * x.element_size() % 8 == 0
-    assert (exchange._words(x).dtype == torch.int64) == even
-    assert exchange._words(layouts(x)["part of others"]).dtype == x.dtype
+    assert (exchange.words(x).dtype == torch.int64) == even
+    assert exchange.words(layouts(x)["part of others"]).dtype == x.dtype

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -12,12 +13,14 @@ import torch
 import torch.distributed as dist
 
 from liteattention_rocm import LiteAttention, SkipPolicy, TileGeometry, attention, merge_states
-from liteattention_rocm.lite import deal, exchange
+from liteattention_rocm.lite import deal, exchange, peers
 from liteattention_rocm.lite.parallel import SeqParallel
 
 TILE = TileGeometry(64, 64, 32)
 BATCH, ROWS, HEADS, KV_HEADS, WIDTH = 1, 1024, 8, 4, 32
 STEPS = 3
+#: How ranks exchange: by messages, or through each other's memory.
+WAYS = {"messages": False, "peers": True}
 POLICIES = {
     "plain": SkipPolicy(threshold=-5.0),
     "exact": SkipPolicy(threshold=float("-inf")),
@@ -93,21 +96,24 @@ def refused(parallel: SeqParallel, rank: int, ranks: int) -> list[torch.Tensor]:
     return [call(3), call(4)]
 
 
-def ahead(rank: int, ranks: int) -> tuple[list[torch.Tensor], list[int]]:
+def ahead(rank: int, ranks: int, peer_memory: bool) -> tuple[list[torch.Tensor], list[int]]:
     """Steps of which v is sent ahead, and numbers of tensors sent for the heads of each step.
 
     The first three steps get that v, the next one its copy in other memory. In another layer the
     second step gets a v that was written to, and in a third one heads of k are fewer.
     """
     outs, numbers = [], []
-    parallel = SeqParallel(POLICIES["plain"], balance=True, geometry=TILE)
+    parallel = SeqParallel(
+        POLICIES["plain"], balance=True, peer_memory=peer_memory, geometry=TILE
+    )
 
     def call(step: int, layer: str, change: Any, group: int = 1) -> None:
         q, k, v = (part(x, rank, ranks) for x in unequal(step))
         if group == 1:
             q = q[:, :, ::2].contiguous()
-        sent = mock.Mock(wraps=exchange.Arriving)
-        with torch.no_grad(), mock.patch.object(exchange, "Arriving", sent):
+        kind = peers.PeerMemory if peer_memory else exchange.Messages
+        sent = mock.Mock(wraps=parallel._exchange.send)
+        with torch.no_grad(), mock.patch.object(kind, "send", sent):
             parallel.begin(v, step=step, layer=layer)
             outs.append(parallel(q, k, change(v), step=step, layer=layer))
         numbers.append(sent.call_count)
@@ -131,9 +137,11 @@ def work(rank: int, ranks: int, folder: str) -> None:
         "gloo", init_method=f"file://{folder}/meeting", rank=rank, world_size=ranks
     )
     found: dict[str, Any] = {}
-    for mode in ("ulysses", "ring"):
+    for mode, way in (("ulysses", "messages"), ("ulysses", "peers"), ("ring", "messages")):
         for name, policy in POLICIES.items():
-            parallel = SeqParallel(policy, mode=mode, balance=True, geometry=TILE)
+            parallel = SeqParallel(
+                policy, mode=mode, balance=True, peer_memory=WAYS[way], geometry=TILE
+            )
             outs = [
                 parallel(*(part(x, rank, ranks) for x in tensors(step)), step=step, layer="x")
                 for step in range(STEPS)
@@ -146,12 +154,14 @@ def work(rank: int, ranks: int, folder: str) -> None:
                 except KeyError:
                     continue
             heads = None if mode == "ring" else parallel.heads("x")
-            found[mode, name] = (outs, lists, parallel.statistics.to_records(), heads)
+            found[mode, way, name] = (outs, lists, parallel.statistics.to_records(), heads)
             parallel.end()
             with pytest.raises(KeyError):
                 parallel.lists("x", split=None if mode == "ulysses" else 0)
-    for balance in (True, False):
-        parallel = SeqParallel(POLICIES["plain"], balance=balance, geometry=TILE)
+    for balance, way in itertools.product((True, False), WAYS):
+        parallel = SeqParallel(
+            POLICIES["plain"], balance=balance, peer_memory=WAYS[way], geometry=TILE
+        )
         if balance:
             abandoned(parallel, rank, ranks)
 
@@ -163,10 +173,13 @@ def work(rank: int, ranks: int, folder: str) -> None:
         records = [r for r in parallel.statistics.to_records() if r["generation"] == "next"]
         lists = {b: parallel.lists("x", b, "next") for b in ("a", "b")}
         heads = [parallel.heads("x", b, "next") for b in ("a", "b")]
-        found["history", balance] = (outs, lists, records, heads)
-    parallel = SeqParallel(POLICIES["plain"], balance=True, geometry=TILE)
-    found["refused"] = (refused(parallel, rank, ranks),)
-    found["ahead"] = ahead(rank, ranks)
+        found["history", balance, way] = (outs, lists, records, heads)
+    for way, peer_memory in WAYS.items():
+        parallel = SeqParallel(
+            POLICIES["plain"], balance=True, peer_memory=peer_memory, geometry=TILE
+        )
+        found["refused", way] = (refused(parallel, rank, ranks),)
+        found["ahead", way] = ahead(rank, ranks, peer_memory)
     q, k, v = unequal(0)
     with pytest.raises(ValueError, match="must be of one dtype"):
         parallel(q, k.bfloat16(), v.bfloat16(), step=0, layer="x")
@@ -202,31 +215,33 @@ def joined(results: Any, key: Any, step: int) -> torch.Tensor:
     return torch.cat([rank[key][0][step] for rank in results], dim=1)
 
 
+@pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("name", POLICIES)
-def test_ulysses_is_one_process(results: Any, name: str) -> None:
+def test_ulysses_is_one_process(results: Any, name: str, way: str) -> None:
     lite = LiteAttention(POLICIES[name], geometry=TILE)
     for step in range(STEPS):
         assert torch.equal(
-            joined(results, ("ulysses", name), step), lite(*tensors(step), step=step, layer="x")
+            joined(results, ("ulysses", way, name), step), lite(*tensors(step), step=step, layer="x")
         )
-    found = [rank["ulysses", name] for rank in results]
+    found = [rank["ulysses", way, name] for rank in results]
     lists = whole_lists([each[1][None] for each in found], [each[3] for each in found])
     assert torch.equal(lists, lite.lists("x"))
     whole = lite.statistics.to_records()
     for step in range(STEPS):
         for field in ("tiles_total", "tiles_computed", "tiles_kept"):
-            assert whole[step][field] == sum(r["ulysses", name][2][step][field] for r in results)
+            assert whole[step][field] == sum(r[2][step][field] for r in found)
     if name != "exact":
         assert whole[-1]["tiles_computed"] < 0.9 * whole[-1]["tiles_total"]
 
 
+@pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("balance", [True, False])
-def test_heads_dealt_by_their_tiles_are_one_process(results: Any, balance: bool) -> None:
+def test_heads_dealt_by_their_tiles_are_one_process(results: Any, balance: bool, way: str) -> None:
     lite = LiteAttention(POLICIES["plain"], geometry=TILE)
     wanted = history(lambda whole, **where: lite(*whole, layer="x", **where))
     for index, out in enumerate(wanted):
-        assert torch.equal(joined(results, ("history", balance), index), out)
-    found = [rank["history", balance] for rank in results]
+        assert torch.equal(joined(results, ("history", balance, way), index), out)
+    found = [rank["history", balance, way] for rank in results]
     for index, branch in enumerate("ab"):
         heads = [each[3][index] for each in found]
         assert (heads[0] is not None) == (balance and len(found) < KV_HEADS)
@@ -244,17 +259,19 @@ def test_heads_dealt_by_their_tiles_are_one_process(results: Any, balance: bool)
             assert worst < 1.1 if balance else worst > 1.2, row
 
 
-def test_an_earlier_step_after_a_refused_one(results: Any) -> None:
+@pytest.mark.parametrize("way", WAYS)
+def test_an_earlier_step_after_a_refused_one(results: Any, way: str) -> None:
     """It begins anew if heads had been dealt for the refused one; else that one left no trace."""
     lite = LiteAttention(POLICIES["plain"], geometry=TILE)
     for step in range(4 if len(results) >= KV_HEADS else 0):
         lite(*unequal(step), step=step, layer="x")
     for index, step in enumerate((3, 4)):
         wanted = lite(*unequal(step), step=step, layer="x")
-        assert torch.equal(joined(results, "refused", index), wanted)
+        assert torch.equal(joined(results, ("refused", way), index), wanted)
 
 
-def test_a_v_that_is_sent_ahead_is_taken_up_if_it_is_the_one(results: Any) -> None:
+@pytest.mark.parametrize("way", WAYS)
+def test_a_v_that_is_sent_ahead_is_taken_up_if_it_is_the_one(results: Any, way: str) -> None:
     lite = LiteAttention(POLICIES["plain"], geometry=TILE)
     steps = [*((step, "x") for step in range(5)), (0, "y"), (1, "y")]
     steps += [(step, "z") for step in range(3)]
@@ -263,9 +280,9 @@ def test_a_v_that_is_sent_ahead_is_taken_up_if_it_is_the_one(results: Any) -> No
         if layer != "z":
             q = q[:, :, ::2].contiguous()
         wanted = lite(q, k, 2 * v if (step, layer) == (1, "y") else v, step=step, layer=layer)
-        assert torch.equal(joined(results, "ahead", index), wanted), (step, layer)
+        assert torch.equal(joined(results, ("ahead", way), index), wanted), (step, layer)
     for rank in results:
-        numbers = rank["ahead"][1]
+        numbers = rank["ahead", way][1]
         assert numbers[:7] == [3, 3, 3, 4, 3, 3, 4]  # after the copy, none is sent ahead
         if len(results) == 2:  # once heads are dealt, those of v alone are not enough
             assert numbers[7:] == [3, 4, 3]
@@ -292,7 +309,7 @@ def test_ring_is_the_merge_of_its_splits(results: Any, name: str) -> None:
     ranks, policy = len(results), POLICIES[name]
     length = ROWS // ranks
     for rank in range(ranks):
-        lists = results[rank]["ring", name][1]
+        lists = results[rank]["ring", "messages", name][1]
         own: dict[int, LiteAttention] = {}
         for split in range(ranks):
             start = split * length
@@ -323,7 +340,7 @@ def test_ring_is_the_merge_of_its_splits(results: Any, name: str) -> None:
                 for split, lite in own.items()
             ]  # fmt: skip
             wanted = merge_states([out for out, _ in parts], [lse for _, lse in parts])[0]
-            assert torch.equal(results[rank]["ring", name][0][step], wanted)
+            assert torch.equal(results[rank]["ring", "messages", name][0][step], wanted)
         assert lists.keys() == own.keys()
         for split, lite in own.items():
             assert torch.equal(lists[split], lite.lists("x"))
@@ -337,9 +354,11 @@ def test_a_ring_that_skips_nothing_is_dense(results: Any) -> None:
         scores = torch.einsum("bqhd,bkhd->bhqk", q, k) * WIDTH**-0.5
         dense = torch.einsum("bhqk,bkhd->bqhd", scores.softmax(-1), v)
         bound = 2 * (alone - dense).abs().max()
-        assert (joined(results, ("ring", "exact"), step) - dense).abs().max() <= bound < 2e-5
+        assert (joined(results, ("ring", "messages", "exact"), step) - dense).abs().max() <= bound < 2e-5
 
 
 def test_it_needs_a_group_and_a_known_mode() -> None:
     with pytest.raises(ValueError, match=r"mode must be .*; torch.distributed has no process"):
         SeqParallel(mode="tree")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=r"peer_memory is for mode 'ulysses'; torch.distributed"):
+        SeqParallel(mode="ring", peer_memory=True)

@@ -4,17 +4,47 @@ What goes from rank to rank is a run of rows of a few heads. On the side of atte
 piece of memory, in the tensors that attention reads and writes: nothing is copied there. On the
 other side heads are packed into a message or taken out of one, in any order of heads. A rank's own
 share is no message: it is copied to its place while the messages are under way.
+
+This module sends messages. :mod:`.peers` does the same through memory that all ranks reach.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any, Literal, Protocol
 
 import torch
 import torch.distributed as dist
 
 #: A tensor and the rank of the group that it goes to or comes from.
 Message = tuple[torch.Tensor, int]
+#: What a tensor is to attention; only one of each is under way at a time.
+Role = Literal["q", "k", "v"]
+
+
+class Exchange(Protocol):
+    """How the ranks of a group exchange; all of them make the same calls in the same order."""
+
+    def send(self, role: Role, x: torch.Tensor, order: torch.Tensor | None) -> Any:
+        """Begin to send rows [B, S_local, H, D], which are to be [B, S, H / ranks, D].
+
+        ``order`` has the heads of all ranks in a row, on the tensor's device; None: in their order.
+        """
+
+    def rows_for_heads(self, sent: Sequence[Any]) -> list[torch.Tensor]:
+        """What came of :meth:`send`, each contiguous; good until the next output is exchanged."""
+
+    def drop(self, sent: Any) -> None:
+        """Let what nobody takes up arrive."""
+
+    def output(self, q: torch.Tensor) -> torch.Tensor | None:
+        """Where attention shall write, shaped as the ``q`` that it reads; None: anywhere."""
+
+    def heads_for_rows(self, out: torch.Tensor, order: torch.Tensor | None) -> torch.Tensor:
+        """[B, S, H / ranks, D] -> [B, S_local, H, D], contiguous, new memory: the way back.
+
+        ``out`` lies in :meth:`output`, if there is one.
+        """
 
 
 def post(
@@ -35,26 +65,23 @@ def post(
 
 
 class Arriving:
-    """Rows [B, S_local, H, D] on their way to be [B, S, H / ranks, D], from when this is made.
-
-    ``order`` has the heads of all ranks in a row, on the tensor's device; None: in their order.
-    """
+    """Rows on their way to be those of some heads, from when this is made: :class:`Exchange`."""
 
     def __init__(
         self, x: torch.Tensor, order: torch.Tensor | None, group: dist.ProcessGroup | None
     ) -> None:
         ranks, rank = dist.get_world_size(group), dist.get_rank(group)
-        given = _words(x)
+        given = words(x)
         batch, rows, heads, width = given.shape
         place = given.new_empty((batch, ranks, rows, heads // ranks, width))
         sent, received = [], []
-        for peer in _others(rank, ranks):
-            packed = given[:, :, _share(order, peer, place)].contiguous()
+        for peer in others(rank, ranks):
+            packed = given[:, :, share(order, peer, heads // ranks)].contiguous()
             sent += [(packed[b], peer) for b in range(batch)]
             received += [(place[b, peer], peer) for b in range(batch)]
         self._under_way = post(sent, received, group)
         self._dtype = x.dtype
-        self._given, self._heads = given, _share(order, rank, place)
+        self._given, self._heads = given, share(order, rank, heads // ranks)
         self._place, self._own = place, place[:, rank]
 
     def copy_own(self) -> None:
@@ -68,47 +95,61 @@ class Arriving:
         return self._place.flatten(1, 2).view(self._dtype)
 
 
-def rows_for_heads(tensors: Sequence[Arriving]) -> list[torch.Tensor]:
-    """Copy the shares that stay on this rank while the others arrive."""
-    for x in tensors:
-        x.copy_own()
-    return [x.wait() for x in tensors]
+class Messages:
+    """Exchange by messages of torch.distributed: any device, any backend, any number of hosts."""
+
+    def __init__(self, group: dist.ProcessGroup | None) -> None:
+        self._group = group
+
+    def send(self, role: Role, x: torch.Tensor, order: torch.Tensor | None) -> Arriving:
+        """See :class:`Exchange`."""
+        return Arriving(x, order, self._group)
+
+    def rows_for_heads(self, sent: Sequence[Arriving]) -> list[torch.Tensor]:
+        """Copy the shares that stay on this rank while the others arrive."""
+        for x in sent:
+            x.copy_own()
+        return [x.wait() for x in sent]
+
+    def drop(self, sent: Arriving) -> None:
+        """Wait: later messages come after it, and it needs its place."""
+        sent.wait()
+
+    def output(self, q: torch.Tensor) -> None:
+        """See :class:`Exchange`."""
+        return None
+
+    def heads_for_rows(self, out: torch.Tensor, order: torch.Tensor | None) -> torch.Tensor:
+        """See :class:`Exchange`; ``out`` may lie in memory as it likes."""
+        ranks, rank = dist.get_world_size(self._group), dist.get_rank(self._group)
+        parts = torch.unflatten(words(out.contiguous()), 1, (ranks, -1))
+        batch, _, rows, room, width = parts.shape
+        shape = (batch, rows, room, width)
+        arriving = {peer: parts.new_empty(shape) for peer in others(rank, ranks)}
+        sent = [(parts[b, peer], peer) for peer in arriving for b in range(batch)]
+        received = [(x[b], peer) for peer, x in arriving.items() for b in range(batch)]
+        under_way = post(sent, received, self._group)
+        made: torch.Tensor = parts.new_empty((batch, rows, ranks * room, width))
+        made[:, :, share(order, rank, room)] = parts[:, rank]
+        for work in under_way:
+            work.wait()
+        for peer, x in arriving.items():
+            made[:, :, share(order, peer, room)] = x
+        return made.view(out.dtype)
 
 
-def heads_for_rows(
-    out: torch.Tensor, order: torch.Tensor | None, group: dist.ProcessGroup | None
-) -> torch.Tensor:
-    """[B, S, H / ranks, D] -> [B, S_local, H, D], contiguous: the way back."""
-    ranks, rank = dist.get_world_size(group), dist.get_rank(group)
-    parts = torch.unflatten(_words(out.contiguous()), 1, (ranks, -1))
-    batch, _, rows, room, width = parts.shape
-    shape = (batch, rows, room, width)
-    arriving = {peer: parts.new_empty(shape) for peer in _others(rank, ranks)}
-    sent = [(parts[b, peer], peer) for peer in arriving for b in range(batch)]
-    received = [(x[b], peer) for peer, x in arriving.items() for b in range(batch)]
-    under_way = post(sent, received, group)
-    made: torch.Tensor = parts.new_empty((batch, rows, ranks * room, width))
-    made[:, :, _share(order, rank, parts)] = parts[:, rank]
-    for work in under_way:
-        work.wait()
-    for peer, x in arriving.items():
-        made[:, :, _share(order, peer, parts)] = x
-    return made.view(out.dtype)
-
-
-def _others(rank: int, ranks: int) -> list[int]:
+def others(rank: int, ranks: int) -> list[int]:
     """All other ranks, beginning with the next: not all of them with the same one."""
     return [(rank + i) % ranks for i in range(1, ranks)]
 
 
-def _share(order: torch.Tensor | None, rank: int, parts: torch.Tensor) -> slice | torch.Tensor:
-    """Which heads a rank has, where ``parts`` is [..., H / ranks, D]."""
-    room = parts.shape[-2]
+def share(order: torch.Tensor | None, rank: int, room: int) -> slice | torch.Tensor:
+    """Which heads a rank has, where each has ``room`` of them."""
     mine = slice(rank * room, (rank + 1) * room)
     return mine if order is None else order[mine]
 
 
-def _words(x: torch.Tensor) -> torch.Tensor:
+def words(x: torch.Tensor) -> torch.Tensor:
     """The same memory as words of 8 bytes, if it can be: heads are copied word by word."""
     each = 8 // x.element_size()
     strides = x.stride()

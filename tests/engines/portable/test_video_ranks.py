@@ -44,11 +44,12 @@ def command(*arguments: str) -> Any:
     return CliRunner().invoke(cli.app, ["video", *arguments])
 
 
-def test_one_and_two_processes_in_one_command(tmp_path: Path) -> None:
+@pytest.mark.parametrize("peer_memory", [False, True])
+def test_one_and_two_processes_in_one_command(tmp_path: Path, peer_memory: bool) -> None:
     config = tmp_path / "sizes.yaml"
     config.write_text(SIZES)
     arguments = ("--config", str(config), "--gpus", "2", "--device", "cpu", "--out", str(tmp_path))
-    result = command(*arguments)
+    result = command(*arguments, *(["--peer-memory"] if peer_memory else []))
     assert result.exit_code == 0, result.output
     report = json.loads((tmp_path / "video.json").read_text())
     assert report["complete"] and len(report["rows"]) == 2 + 2 * 3
@@ -73,7 +74,9 @@ def test_one_and_two_processes_in_one_command(tmp_path: Path) -> None:
     assert dealt.uneven is not None and in_order.uneven is not None
     assert dealt.uneven < 1.04 < in_order.uneven
     text = (tmp_path / "video.md").read_text()
-    assert "2 CPU processes (gloo), which time nothing, ulysses. 1 layers, 8 heads x 64" in text
+    way = ", ours through each other's memory" if peer_memory else ""
+    assert f"(gloo), which time nothing, ulysses{way}. 1 layers, 8 heads x 64" in text
+    assert (" --peer-memory" in text) == peer_memory
     assert "| ours, lite 42%: tiles" in text and "efficiency" in text
 
 
@@ -108,14 +111,18 @@ def test_every_reason_against_a_request_is_said_at_once(tmp_path: Path) -> None:
     for gpus in ("1", "2"):
         result = command(
             "--config", "wan-smoke", "--gpus", gpus, "--parallel", "tree", "--compile", "maybe",
-            "--device", "cpu", "--out", str(tmp_path),
+            "--device", "cpu", "--out", str(tmp_path), "--peer-memory",
         )  # fmt: skip
         text = " ".join(result.output.replace("│", " ").split())
         assert result.exit_code == 2 and "--compile must be off, on or both" in text
         assert text.count("--parallel must be ulysses or ring, got 'tree'") == 1
+        assert ("--peer-memory is for --gpus 2 or more" in text) == (gpus == "1")
     config = video.load(SMOKE)
     assert several.problems(config, 2, "ulysses", "cpu", "off") == []
     assert several.problems(config, 8, "ring", "cpu", "off") == []
+    assert several.problems(config, 8, "ring", "cpu", "off", True) == [
+        "--peer-memory is for --parallel ulysses"
+    ]
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ import torch.distributed as dist
 from liteattention_diffusers import Handle, disable, enable
 from liteattention_e2e import pixel_vae, tiny
 from liteattention_rocm import LiteAttention, SkipPolicy, merge_states
-from liteattention_rocm.lite import exchange
+from liteattention_rocm.lite import exchange, peers
 
 from .diffusers_cases import PROMPT, TILE
 
@@ -33,6 +34,8 @@ MODES = {
     2: {
         "ulysses": (1, 2, POLICY),
         "balanced": (1, 2, POLICY),
+        "peers": (1, 2, POLICY),
+        "peers, balanced": (1, 2, POLICY),
         "by head": (1, 2, BY_HEAD),
         "by head, balanced": (1, 2, BY_HEAD),
         "ring": (2, 1, BOLD),
@@ -59,16 +62,20 @@ def watched_video(pipe: Any) -> tuple[np.ndarray, list[str]]:
     """A video, and in which order tensors are sent for heads and queries normalised."""
     order: list[str] = []
 
-    def sending(*arguments: Any) -> exchange.Arriving:
-        order.append("sent")
-        return arriving(*arguments)
+    def sending(send: Any) -> Any:
+        def sent(*arguments: Any) -> Any:
+            order.append("sent")
+            return send(*arguments)
 
-    arriving = exchange.Arriving
+        return sent
+
     hooks = [
         block.attn1.norm_q.register_forward_hook(lambda *_: order.append("norm"))
         for block in pipe.transformer.blocks
     ]
-    with mock.patch.object(exchange, "Arriving", sending):
+    with contextlib.ExitStack() as stack:
+        for kind in (exchange.Messages, peers.PeerMemory):
+            stack.enter_context(mock.patch.object(kind, "send", sending(kind.send)))
         frames = video(pipe)
     for hook in hooks:
         hook.remove()
@@ -99,7 +106,10 @@ def work(rank: int, ranks: int, folder: str) -> None:
             pipe.transformer.enable_parallelism(config=config)
             handle = enable(pipe, policy, geometry=TILE)
         else:
-            handle = enable(pipe, policy, geometry=TILE, balance=name.endswith("balanced"))
+            handle = enable(
+                pipe, policy, geometry=TILE, balance=name.endswith("balanced"),
+                peer_memory=name.startswith("peers"),
+            )  # fmt: skip
             pipe.transformer.enable_parallelism(config=config)
         video(pipe)  # leaves nothing to the next run
         frames, order = watched_video(pipe)

@@ -1,0 +1,278 @@
+"""What the ranks of Ulysses exchange (:mod:`.exchange`), through memory that all of them reach.
+
+A rank writes its rows of another's heads to where that one's attention reads them, and fetches the
+outputs of its rows from where the other's attention wrote them. Nothing is packed, sent or taken
+out of messages. All ranks meet twice in a call: once q, k and v lie in their places, and once
+attention is through. So a place is free again when a rank writes to it: its owner's attention to
+the call before ended ahead of that call's second meeting.
+
+GPUs of one host reach each other's memory through PyTorch's symmetric memory
+(``torch.distributed._symmetric_memory``), and meet in a small kernel. CPU processes of one host
+map files into shared memory, which runs the same code without a GPU.
+
+Method: symmetric memory as in DeepEP and PyTorch's own asynchronous tensor parallelism.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from .exchange import Role, others, share, words
+
+#: Where a tensor lies in a rank's memory: that many places in.
+_PLACES = {"q": 0, "k": 1, "v": 2, "out": 3}
+#: Places begin at multiples of this, in bytes, as tensors of PyTorch's own do.
+_ALIGNMENT = 512
+#: Milliseconds that a GPU waits for others at a meeting, then it stops with an error; as NCCL does.
+_PATIENCE = 600_000
+
+
+class _Sent:
+    """A tensor that is being written to the places of other ranks."""
+
+    def __init__(
+        self, role: Role, x: torch.Tensor, order: torch.Tensor | None, memory: int
+    ) -> None:
+        self.role, self.x, self.order = role, x, order
+        #: In which of the memories that there have been.
+        self.memory = memory
+
+
+class PeerMemory:
+    """Exchange through memory that all ranks of a group reach: :class:`.exchange.Exchange`.
+
+    Key: the group. Owner: a :class:`.parallel.SeqParallel`. Lifetime: that one's. On each rank it
+    holds four times the largest of the rank's q, k, v and output so far. Calls come from one stream
+    or from several, one after the other.
+
+    Raises, at the first call and on all ranks, ``RuntimeError`` with every reason if the ranks
+    cannot reach each other's memory.
+    """
+
+    def __init__(self, group: dist.ProcessGroup | None) -> None:
+        self._group = group
+        self._ranks, self._rank = dist.get_world_size(group), dist.get_rank(group)
+        self._place = 0  # bytes of a place
+        self._memories = 0
+        self._device: torch.device | None = None
+        self._all: list[torch.Tensor] = []  # the memory of each rank, bytes
+        self._meet: Callable[[int], None] = lambda channel: None
+        self._streams: list[torch.cuda.Stream] = []  # one for each other rank
+        self._done: torch.cuda.Event | None = None
+        self._under_way: list[torch.Tensor] = []  # what streams of ours may be reading
+
+    def send(self, role: Role, x: torch.Tensor, order: torch.Tensor | None) -> _Sent:
+        """See :class:`.exchange.Exchange`."""
+        self._reserve(x.numel() * x.element_size(), x.device)
+        sent = _Sent(role, x, order, self._memories)
+        self._write(sent)
+        return sent
+
+    def rows_for_heads(self, sent: Sequence[_Sent]) -> list[torch.Tensor]:
+        """Copy the shares that stay on this rank while the others are written; meet."""
+        for x in sent:
+            if x.memory != self._memories:  # a larger tensor came after it
+                self._write(x)
+        for x in sent:
+            given = words(x.x)
+            _copy(self._held(x.role, self._rank, given, self._rank), given, x.order, self._rank)
+        self._join()
+        self._meet(0)
+        return [self._whole(x) for x in sent]
+
+    def drop(self, sent: _Sent) -> None:
+        """See :class:`.exchange.Exchange`; what is written to the same place comes after it."""
+
+    def output(self, q: torch.Tensor) -> torch.Tensor:
+        """See :class:`.exchange.Exchange`."""
+        return self._at("out", self._rank, q.numel() * q.element_size()).view(q.dtype).view(q.shape)
+
+    def heads_for_rows(self, out: torch.Tensor, order: torch.Tensor | None) -> torch.Tensor:
+        """See :class:`.exchange.Exchange`."""
+        own = torch.unflatten(words(out), 1, (self._ranks, -1))
+        batch, _, rows, room, width = own.shape
+        made: torch.Tensor = own.new_empty((batch, rows, self._ranks * room, width))
+        self._under_way.append(made)
+        size = out.numel() * out.element_size()
+        self._meet(1)  # another channel: should a rank have failed, no two different meetings match
+        for peer in self._beside():
+            theirs = self._at("out", peer, size).view(own.dtype).view(own.shape)
+            made[:, :, share(order, peer, room)] = theirs[:, self._rank]
+        made[:, :, share(order, self._rank, room)] = own[:, self._rank]
+        self._join()
+        if self._streams:
+            self._done = torch.cuda.Event()
+            self._done.record()
+        return made.view(out.dtype)
+
+    def _write(self, sent: _Sent) -> None:
+        """Write a tensor's heads of other ranks to their places."""
+        given = words(sent.x)
+        self._under_way.append(given)
+        for peer in self._beside():
+            _copy(self._held(sent.role, peer, given, self._rank), given, sent.order, peer)
+
+    def _whole(self, sent: _Sent) -> torch.Tensor:
+        """A tensor of this rank's heads, once all ranks wrote their rows."""
+        batch, rows, heads, width = sent.x.shape
+        shape = (batch, self._ranks * rows, heads // self._ranks, width)
+        size = sent.x.numel() * sent.x.element_size()
+        return self._at(sent.role, self._rank, size).view(sent.x.dtype).view(shape)
+
+    def _held(self, role: str, owner: int, given: torch.Tensor, rank: int) -> torch.Tensor:
+        """Where the rows of ``rank`` lie with ``owner``: [B, S_local, H / ranks, D]."""
+        batch, rows, heads, width = given.shape
+        shape = (batch, self._ranks, rows, heads // self._ranks, width)
+        size = given.numel() * given.element_size()
+        return self._at(role, owner, size).view(given.dtype).view(shape)[:, rank]
+
+    def _at(self, role: str, owner: int, size: int) -> torch.Tensor:
+        """``size`` bytes of a place of a rank's memory."""
+        return self._all[owner].narrow(0, _PLACES[role] * self._place, size)
+
+    def _beside(self) -> Iterator[int]:
+        """Each other rank, with a stream of its own as the current one: links are used at once.
+
+        Those streams go on from where the current one stands.
+        """
+        if self._streams and self._done is not None:
+            torch.cuda.current_stream(self._device).wait_event(self._done)
+        for index, peer in enumerate(others(self._rank, self._ranks)):
+            with contextlib.ExitStack() as stack:
+                if self._streams:
+                    self._streams[index].wait_stream(torch.cuda.current_stream(self._device))
+                    stack.enter_context(torch.cuda.stream(self._streams[index]))
+                yield peer
+
+    def _join(self) -> None:
+        """Let the current stream wait for those of other ranks."""
+        for stream in self._streams:
+            torch.cuda.current_stream(self._device).wait_stream(stream)
+        self._under_way.clear()
+
+    def _reserve(self, size: int, device: torch.device) -> None:
+        """Have places of ``size`` bytes at least; all ranks ask for the same."""
+        if size <= self._place and device == self._device:
+            return
+        if self._all:  # nobody may be reading or writing what is freed
+            self._join()
+            if self._device is not None and self._device.type == "cuda":
+                torch.cuda.synchronize(self._device)
+            dist.barrier(self._group)
+            self._all, self._done = [], None
+        self._check(device)
+        place = -(-size // _ALIGNMENT) * _ALIGNMENT
+        make = _map_gpus if device.type == "cuda" else _map_files
+        with torch.inference_mode(False):
+            self._all, self._meet = make(len(_PLACES) * place, device, self._group)
+        self._place, self._device = place, device
+        self._memories += 1
+        if device.type == "cuda":
+            self._streams = [torch.cuda.Stream(device) for _ in range(self._ranks - 1)]
+
+    def _check(self, device: torch.device) -> None:
+        """Raise on all ranks alike if they cannot reach each other's memory."""
+        where = self._gathered((_host(), device.index))
+        reasons = _reasons(device)
+        hosts = len({host for host, _ in where})
+        if hosts > 1:
+            reasons.append(f"the ranks are on {hosts} hosts")
+        elif device.type == "cuda":
+            reasons += _unreachable(device.index, [index for _, index in where])
+        reasons = list(dict.fromkeys(why for each in self._gathered(reasons) for why in each))
+        if reasons:
+            raise RuntimeError(
+                "the ranks cannot reach each other's memory, leave peer_memory off: "
+                + "; ".join(reasons)
+            )
+
+    def _gathered(self, fact: Any) -> list[Any]:
+        """What all ranks say."""
+        facts: list[Any] = [None] * self._ranks
+        dist.all_gather_object(facts, fact, self._group)
+        return facts
+
+
+def _copy(place: torch.Tensor, given: torch.Tensor, order: torch.Tensor | None, rank: int) -> None:
+    """Copy the heads of ``rank``."""
+    heads = share(order, rank, place.shape[2])
+    if isinstance(heads, slice):
+        place.copy_(given[:, :, heads])
+    else:
+        torch.index_select(given, 2, heads, out=place)
+
+
+def _host() -> str:
+    """What tells hosts, and containers that share nothing, apart."""
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii")
+    except OSError:
+        boot = ""
+    return f"{os.uname().nodename} {boot}"
+
+
+def _reasons(device: torch.device) -> list[str]:
+    """What is against memory for all ranks on this device."""
+    if device.type == "cpu":
+        return []
+    if device.type != "cuda":
+        return [f"there is none on {device.type} devices"]
+    try:
+        from torch.distributed import _symmetric_memory as symmetric
+    except ImportError:
+        return [f"torch {torch.__version__} has no symmetric memory"]
+    if not (hasattr(symmetric, "empty") and hasattr(symmetric, "rendezvous")):
+        return [f"torch {torch.__version__} has no symmetric memory that can be allocated"]
+    return []
+
+
+def _unreachable(own: int, indices: Sequence[int]) -> list[str]:
+    """GPUs of ``indices`` that this one cannot reach, as far as this process sees them."""
+    if len(set(indices)) < len(indices):
+        return []  # each process has its own numbers
+    return [
+        f"cuda:{own} cannot reach cuda:{index}"
+        for index in indices
+        if index not in (own, None)
+        and index < torch.cuda.device_count()
+        and not torch.cuda.can_device_access_peer(own, index)
+    ]
+
+
+def _map_gpus(
+    size: int, device: torch.device, group: dist.ProcessGroup | None
+) -> tuple[list[torch.Tensor], Callable[[int], None]]:
+    """Symmetric memory of ``size`` bytes: that of each rank, and how they meet."""
+    from torch.distributed import _symmetric_memory as symmetric
+
+    whole = dist.group.WORLD if group is None else group
+    assert whole is not None
+    own = symmetric.empty(size, dtype=torch.uint8, device=device)
+    handle = symmetric.rendezvous(own, whole)
+    parts = [
+        own if rank == handle.rank else handle.get_buffer(rank, (size,), torch.uint8)
+        for rank in range(handle.world_size)
+    ]
+    return parts, lambda channel: handle.barrier(channel, _PATIENCE)
+
+
+def _map_files(
+    size: int, device: torch.device, group: dist.ProcessGroup | None
+) -> tuple[list[torch.Tensor], Callable[[int], None]]:
+    """The same for CPU processes, in files that are gone from their folder by the end."""
+    shared = "/dev/shm" if os.path.isdir("/dev/shm") else None
+    with tempfile.NamedTemporaryFile(prefix="liteattention-", dir=shared) as file:
+        file.truncate(size)
+        names = [""] * dist.get_world_size(group)
+        dist.all_gather_object(names, file.name, group)
+        parts = [torch.from_file(name, shared=True, size=size, dtype=torch.uint8) for name in names]
+        dist.barrier(group)
+    return parts, lambda channel: dist.barrier(group)
