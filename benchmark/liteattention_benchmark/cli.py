@@ -225,7 +225,7 @@ def video(
         str, typer.Option(help="With --gpus: ulysses (heads) or ring (rows), of diffusers.")
     ] = "ulysses",
     peer_memory: Annotated[
-        bool, typer.Option(help="With --gpus: ours writes to the memory of other GPUs, no messages.")
+        bool, typer.Option(help="With --gpus: ours exchanges without messages, by GPUs' memory.")
     ] = False,
     runtime: Annotated[
         str, typer.Option(help="What runs the model: diffusers, or sglang's diffusion runtime.")

@@ -338,9 +338,11 @@ def attention(
         if one.attention in ("dense", "lite"):
             handle = stack.enter_context(
                 liteattention_diffusers.enable(
-                    pipe, SkipPolicy(enabled=one.attention == "lite"),
-                    balance=one.balance, peer_memory=peer_memory,
-                )  # fmt: skip
+                    pipe,
+                    SkipPolicy(enabled=one.attention == "lite"),
+                    balance=one.balance,
+                    peer_memory=peer_memory,
+                )
             )
             if one.sparsity is not None:
                 handle.lite = Forced(one.sparsity, lists)

@@ -157,11 +157,14 @@ def alone() -> Iterator[None]:
 
 
 @pytest.mark.parametrize("group", [False, True], ids=["default group", "group of its own"])
-@pytest.mark.parametrize("mode", ["ulysses", "ring"])
+@pytest.mark.parametrize("mode", ["ulysses", "peers", "ring"])
 @pytest.mark.usefixtures("alone")
-def test_copies_of_a_parallel_object_stay_in_the_group(mode: Any, group: bool) -> None:
+def test_copies_of_a_parallel_object_stay_in_the_group(mode: str, group: bool) -> None:
     own = dist.new_group([0]) if group else None
-    parallel = SeqParallel(judged(POLICY), mode=mode, group=own, geometry=TILE, engine="reference")
+    parallel = SeqParallel(
+        judged(POLICY), group=own, mode="ring" if mode == "ring" else "ulysses",
+        peer_memory=mode == "peers", geometry=TILE, engine="reference",
+    )  # fmt: skip
     by = By()
     split = 0 if mode == "ring" else None
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -78,6 +79,24 @@ def there_and_back(way: exchange.Exchange, group: Any) -> int:
     return len(came_back)
 
 
+def refused(rank: int) -> None:
+    """Ranks that cannot reach each other's memory hear of it together, with every reason."""
+    way = peers.PeerMemory(None)
+    x = torch.zeros(1, ROWS, HEADS, 8)
+    against = ["no such memory"] if rank == 1 else []
+    with (
+        mock.patch.object(peers, "_host", lambda: f"host {rank % 2}"),
+        mock.patch.object(peers, "_reasons", lambda device: against.copy()),
+        pytest.raises(
+            RuntimeError, match=r"leave peer_memory off: the ranks are on 2 hosts; no such memory$"
+        ),
+    ):
+        way.send("q", x, None)
+    assert torch.equal(way.rows_for_heads([way.send("q", x, None)])[0], share(
+        torch.zeros(1, RANKS * ROWS, HEADS, 8), None, rank, RANKS
+    ))  # fmt: skip
+
+
 def work(rank: int, folder: str) -> None:
     torch.set_num_threads(1)
     meeting = f"file://{folder}/meeting"
@@ -88,6 +107,7 @@ def work(rank: int, folder: str) -> None:
         cases += there_and_back(way(None), None)
         if rank != 1:
             cases += there_and_back(way(pair), pair)
+    refused(rank)
     Path(folder, str(rank)).write_text(str(cases), encoding="utf-8")
     dist.destroy_process_group()
 

@@ -103,9 +103,7 @@ def ahead(rank: int, ranks: int, peer_memory: bool) -> tuple[list[torch.Tensor],
     second step gets a v that was written to, and in a third one heads of k are fewer.
     """
     outs, numbers = [], []
-    parallel = SeqParallel(
-        POLICIES["plain"], balance=True, peer_memory=peer_memory, geometry=TILE
-    )
+    parallel = SeqParallel(POLICIES["plain"], balance=True, peer_memory=peer_memory, geometry=TILE)
 
     def call(step: int, layer: str, change: Any, group: int = 1) -> None:
         q, k, v = (part(x, rank, ranks) for x in unequal(step))
@@ -220,9 +218,8 @@ def joined(results: Any, key: Any, step: int) -> torch.Tensor:
 def test_ulysses_is_one_process(results: Any, name: str, way: str) -> None:
     lite = LiteAttention(POLICIES[name], geometry=TILE)
     for step in range(STEPS):
-        assert torch.equal(
-            joined(results, ("ulysses", way, name), step), lite(*tensors(step), step=step, layer="x")
-        )
+        wanted = lite(*tensors(step), step=step, layer="x")
+        assert torch.equal(joined(results, ("ulysses", way, name), step), wanted)
     found = [rank["ulysses", way, name] for rank in results]
     lists = whole_lists([each[1][None] for each in found], [each[3] for each in found])
     assert torch.equal(lists, lite.lists("x"))
@@ -354,7 +351,8 @@ def test_a_ring_that_skips_nothing_is_dense(results: Any) -> None:
         scores = torch.einsum("bqhd,bkhd->bhqk", q, k) * WIDTH**-0.5
         dense = torch.einsum("bhqk,bkhd->bqhd", scores.softmax(-1), v)
         bound = 2 * (alone - dense).abs().max()
-        assert (joined(results, ("ring", "messages", "exact"), step) - dense).abs().max() <= bound < 2e-5
+        found = joined(results, ("ring", "messages", "exact"), step)
+        assert (found - dense).abs().max() <= bound < 2e-5
 
 
 def test_it_needs_a_group_and_a_known_mode() -> None:

@@ -109,7 +109,7 @@ class PeerMemory:
         made[:, :, share(order, self._rank, room)] = own[:, self._rank]
         self._join()
         if self._streams:
-            self._done = torch.cuda.Event()
+            self._done = torch.cuda.Event()  # type: ignore[no-untyped-call]
             self._done.record()
         return made.view(out.dtype)
 
@@ -176,7 +176,10 @@ class PeerMemory:
         self._place, self._device = place, device
         self._memories += 1
         if device.type == "cuda":
-            self._streams = [torch.cuda.Stream(device) for _ in range(self._ranks - 1)]
+            self._streams = [
+                torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+                for _ in range(self._ranks - 1)
+            ]
 
     def _check(self, device: torch.device) -> None:
         """Raise on all ranks alike if they cannot reach each other's memory."""
