@@ -22,10 +22,6 @@ _LANE = np.arange(32)
 _MOST_STEPS = 10_000
 
 
-def _up(x: Lanes) -> Lanes:
-    return np.clip(np.nan_to_num(np.ceil(x.astype(np.float64))), -(2**31), 2**31 - 1).astype(int)
-
-
 def _fused(a: Lanes, b: Lanes, c: Lanes) -> Lanes:
     return (a.astype(np.float64) * b + c).astype(np.float32)
 
@@ -37,10 +33,11 @@ _ARITHMETIC: dict[str, Callable[..., Any]] = {
     "max.f32": np.fmax,
     "fma.rn.f32": _fused,
     "rcp.approx.ftz.f32": np.reciprocal,
-    "cvt.rpi.s32.f32": _up,
     "mov.b32": lambda a: a,
     "mov.f32": lambda a: a,
     "selp.f32": lambda a, b, chosen: np.where(chosen, a, b),
+    "setp.eq.f32": np.equal,
+    "setp.eq.s32": np.equal,
     "setp.gt.f32": np.greater,
     "setp.gt.or.f32": lambda a, b, also: (a > b) | also,
     "setp.gtu.f32": lambda a, b: ~(a <= b),  # true for a NaN
@@ -147,8 +144,8 @@ def run(
         _run_warp(text, operands)
         for i in range(first):
             if f"${i}" in operands:  # others mean nothing
-                place = _places(shape, i % pack, warp)
-                results[i // pack][place] = torch.from_numpy(operands[f"${i}"]).to(
-                    dtypes[i // pack]
-                )
+                place, dtype = _places(shape, i % pack, warp), dtypes[i // pack]
+                found = torch.from_numpy(operands[f"${i}"])
+                bits = dtype == torch.int32 and found.dtype == torch.float32
+                results[i // pack][place] = found.view(dtype) if bits else found.to(dtype)
     return results

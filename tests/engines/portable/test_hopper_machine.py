@@ -26,11 +26,17 @@ from liteattention_rocm.lite import bitmap, budget
 from tests.oracle.attention import HALF_ULP, bound, exact, expect_lse, expect_out
 from tests.oracle.tensors import normal
 
-from . import gluon_machine
+from . import gluon_machine, ptx
 
 triton = pytest.importorskip("triton")
 from liteattention_rocm import remembered  # noqa: E402
-from liteattention_rocm.engines.triton import launch, ragged_launch, tiles  # noqa: E402
+from liteattention_rocm.engines.triton import (  # noqa: E402
+    hopper_settle,
+    hopper_softmax,
+    launch,
+    ragged_launch,
+    tiles,
+)
 from liteattention_rocm.engines.triton.engine import PortableEngine  # noqa: E402
 
 from . import test_interpreter, test_ragged_interpreter, test_weighing  # noqa: E402
@@ -249,6 +255,24 @@ def test_votes_of_three_warpgroups(soft_skip: bool) -> None:
 def test_weights_of_three_warpgroups(q_len: int, masks: bool) -> None:
     case = test_weighing.Case(q_len, 33 * 128 + 5, (2, 1), 64, WIDE_TILE, masks)
     test_weighing.test_masses_are_near_choices_exact_and_outputs_unchanged(case)
+
+
+def test_shares_are_counted_in_units_that_a_warp_adds_up() -> None:
+    """Never below what they are, and two units in a lane above it at most; 2 for what is more."""
+    draw = torch.Generator().manual_seed(0)
+    here = torch.rand(64, 4, generator=draw) ** 8  # down to far below a unit
+    sums = here.sum(1, keepdim=True) * torch.rand(64, 1, generator=draw) + 1e-3  # older ones
+    inverse = (hopper_softmax.ROW_SHARE / sums).repeat(1, 4)
+    inverse[13] = 0.0  # a row past the end
+    here[37, 2], here[54, 0] = math.nan, math.inf
+    text, kinds = hopper_settle._PAIR.value, "=r,=r,f,f,f,f"
+    found = ptx.run(text, kinds, [here, inverse], [torch.int32])[0]
+    units = (here.double() * inverse.double() / hopper_softmax.ROW_SHARE * 2**21).view(4, 2, 8, 4)
+    pairs = units.sum(1).nan_to_num(math.inf).clamp(max=2.0**22)
+    warps = found.view(4, 2, 8, 4)[:, 0].long().sum((1, 2)) % 2**32
+    over = warps - pairs.sum((1, 2))
+    assert bool((over >= 0).all()) and bool((over <= 2 * 32).all())
+    assert bool((pairs == 2.0**22).any(2).any(1)[2:].all())  # the NaN's, and that of infinity
 
 
 @pytest.mark.parametrize(("dim", "tile"), [(64, TILE), (64, WIDE_TILE), (128, TILE)])

@@ -38,8 +38,8 @@ from .hopper_settle import (
     inverse_of,
     keep_weight,
     piece_of,
+    rows_of,
     settle,
-    units_of,
     weights_of,
 )
 from .hopper_softmax import (
@@ -353,8 +353,8 @@ def _compute(
         here = total
         if WEIGH:
             counted = gl.minimum(q_len - block_row, GROUPS * 64)
-            units = units_of(row, q_len, counted, total)
-            inverse = inverse_of(total, units)
+            share = rows_of(row, q_len, total)
+            inverse = inverse_of(total, share)
             due = total * GROWTH
         if SLOTS:
             if WEIGH:
@@ -417,7 +417,7 @@ def _compute(
                         # computed: it comes between the products, whose issue takes its time.
                         if LITE and not MARKS:
                             if WEIGH:
-                                kept = keep_weight(kept, here, inverse, units, mine, i)
+                                kept = keep_weight(kept, here, inverse, mine, i)
                             elif LATER:
                                 top, bits = vote(peak, top, bits, i - 1, c, threshold, PREDICATED)
                         if LITE and FULL:
@@ -472,13 +472,13 @@ def _compute(
                             carried = as_carried(p, dtype, p_layout, LATE_WAIT)
                             if WEIGH and not MARKS:
                                 out, inverse, due = scaled_and_renewed(
-                                    out, fade, inverse, due, sums_before, total, units
+                                    out, fade, inverse, due, sums_before, total
                                 )
                             else:
                                 out = scaled(out, fade, True)
                         else:
                             if WEIGH and not MARKS:
-                                inverse = inverse_of(total, units)
+                                inverse = inverse_of(total, share)
                             out = scaled(out, fade, False)
                             carried = as_carried(p, dtype, p_layout, LATE_WAIT)
                     begin = stop
@@ -497,7 +497,7 @@ def _compute(
             last_word = (count - 1) // 32 * 32
             if first_one:
                 if WEIGH:
-                    kept = keep_weight(kept, here, inverse, units, mine, count)
+                    kept = keep_weight(kept, here, inverse, mine, count)
                     flush_weights(
                         weights_of(kept, total, row, q_len, counted), last_word, inside, row_items,
                         listed, weights + at * k_blocks, EARLY_ITEMS,

@@ -11,6 +11,8 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 
+from .hopper_softmax import ROW
+
 #: Tiles of a q block that are held in registers while a cut is searched for; more are read anew.
 _SPAN = gl.constexpr(256)
 #: A mass of 1 as a weight, its bits, and what is set in weights of must-do tiles: above every cut.
@@ -79,86 +81,87 @@ def weight_of(scaled):
     return gl.where(scaled < UNIT, gl.ceil(scaled), UNIT).to(gl.int32)
 
 
-#: PTX that rounds what two rows of a tile weigh up to an integer, at most what both of them can:
-#: the parts of it in ``$2`` and ``$3``, what they are multiplied with, and the rows' units, 0 for
-#: rows past the end. Roundings share the unit of the exponentials, so that it is one for two rows.
+#: Shares of two rows are added to 2^17, an fp32 number whose last bit is 2^-6. So its bits count
+#: them in such units, 2^21 for a share of 1, and 32 lanes of them add up to the units alone: 32
+#: times the bits of 2^17 is 0 in 32 bits.
+_ROW_UNITS = gl.constexpr(1 << 21)
+#: PTX for it: the parts of a tile in ``$2`` and ``$3``, and what they are multiplied with. Both
+#: sums are rounded to the nearest unit, so that one more to begin with rounds up. Two rows weigh 2
+#: at most, as does a NaN. Conversions would share the unit of the exponentials.
 _PAIR = gl.constexpr("""{
-    .reg .pred second;
-    .reg .f32 share, most;
-    setp.neu.f32 second, $7, 0.0;
-    mul.f32 share, $2, $4;
-    @second fma.rn.f32 share, $3, $5, share;
-    add.f32 most, $6, $7;
-    min.f32 share, share, most;
-    cvt.rpi.s32.f32 $0, share;
+    .reg .f32 share;
+    fma.rn.f32 share, $2, $4, 131072.015625;
+    fma.rn.f32 share, $3, $5, share;
+    min.f32 share, share, 196608.03125;
+    mov.b32 $0, share;
     mov.b32 $1, $0;
+}""")
+
+#: PTX that keeps ``$4`` where ``$2`` is ``$3``. A select in its place costs lists that weigh 2 % of
+#: their time, though it is compiled to as many instructions (H100).
+_KEEP = gl.constexpr("""{
+    .reg .pred mine;
+    setp.eq.s32 mine, $2, $3;
+    @mine mov.b32 $0, $4;
 }""")
 
 
 @gluon.jit
-def fine_bits(rows):
-    """How many bits below a unit lanes round up to in a q block of ``rows``: 6, or less for few.
-
-    A row's share of 1 is at most 2^24 then, and a warp's 32 lanes, each at most that of two rows,
-    add up without wrapping.
-    """
-    bits = gl.to_tensor(0)
-    for bit in gl.static_range(1, 7):
-        bits += gl.where(rows >= 1 << bit, 1, 0)
-    return bits
-
-
-@gluon.jit
-def units_of(row, q_len, rows, like):
-    """A share of 1 of one of ``rows`` rows in fine units, by lane as ``like``: fp32 [64, 4].
-
-    0 for rows past the end.
-    """
+def rows_of(row, q_len, like):
+    """A row's share of 1, by lane as ``like``: fp32 [64, 4], 0 for rows past the end."""
     layout: gl.constexpr = like.type.layout
     at = row + gl.arange(0, 64, gl.SliceLayout(1, layout))
-    unit = (UNIT << fine_bits(rows)).to(gl.float32) / rows.to(gl.float32)
-    return gl.where(at < q_len, unit, 0.0)[:, None] + gl.zeros([64, 4], gl.float32, layout)
+    return gl.where(at < q_len, ROW, 0.0)[:, None] + gl.zeros([64, 4], gl.float32, layout)
 
 
 @gluon.jit
-def inverse_of(total, units):
-    """What shares of rows are multiplied with: fp32 by lane, as ``total`` and ``units`` [64, 4]."""
+def inverse_of(total, share):
+    """What parts of rows are multiplied with: fp32 by lane, as ``total`` and ``share`` [64, 4]."""
     # A division looks for very large and very small numbers first. A sum of 0 gives a number with
     # which the shares of the row are 0.
     inverse = gl.inline_asm_elementwise(
         "rcp.approx.ftz.f32 $0, $1;", "=r,r", [gl.maximum(gl.sum(total, 1), 2.0**-126)],
         gl.float32, is_pure=True, pack=1,
     )  # fmt: skip
-    return units * inverse[:, None]
+    return share * inverse[:, None]
 
 
 @gluon.jit
-def keep_weight(kept, here, inverse, units, mine, i):
-    """Keep what a tile of a walk weighs in a warp's rows, in fine units: where ``mine`` is ``i``.
+def keep_weight(kept, here, inverse, mine, i):
+    """Keep what a tile of a walk weighs in a warp's rows, in units: where ``mine`` is ``i``.
 
     ``here`` of each row's sum lies in it, by lane, [64, 4]. The weight of a NaN means nothing:
     :func:`weights_of`.
     """
     layout: gl.constexpr = kept.type.layout
     pairs = gl.inline_asm_elementwise(
-        _PAIR, "=r,=r,f,f,f,f,f,f", [here, inverse, units], gl.int32, is_pure=True, pack=2
+        _PAIR, "=r,=r,f,f,f,f", [here, inverse], gl.int32, is_pure=True, pack=2
     )
     # Two of a warp's 16 rows lie in a lane. Integers of 32 lanes add up in one instruction.
     pairs, _ = gl.split(gl.permute(gl.reshape(pairs, [4, 2, 8, 4]), (0, 2, 3, 1)))
     weight = gl.convert_layout(gl.sum(gl.reshape(pairs, [4, 32]), 1), gl.SliceLayout(1, layout))
-    return gl.where(mine == i, weight[:, None], kept)
+    alike = gl.zeros([4, 32], gl.int32, layout)
+    return gl.inline_asm_elementwise(
+        _KEEP, "=r,0,r,r,r", [kept, mine + alike, alike + i, weight[:, None] + alike],
+        gl.int32, is_pure=True, pack=1,
+    )  # fmt: skip
 
 
 @gluon.jit
 def weights_of(kept, total, row, q_len, rows):
-    """Weights of the last 32 tiles, rounded up; in warps one of whose sums is NaN :data:`UNIT`."""
+    """Weights of the last 32 tiles in a q block of ``rows`` rows, from units: rounded up.
+
+    0 in warps without a row, and :data:`UNIT` in those one of whose sums is NaN.
+    """
     layout: gl.constexpr = kept.type.layout
     lanes: gl.constexpr = total.type.layout
     valid = row + gl.arange(0, 64, gl.SliceLayout(1, lanes)) < q_len
     bad = gl.where(valid[:, None] & (total != total), 1, 0)
     bad = gl.convert_layout(gl.sum(gl.reshape(bad, [4, 64]), 1), gl.SliceLayout(1, layout))
-    bits = fine_bits(rows)
-    weight = (kept + ((1 << bits) - 1)) >> bits
+    first = row + 16 * gl.arange(0, 4, gl.SliceLayout(1, layout))
+    # At most 2^22 + 2 units in each of 32 lanes: 8 times as many fit.
+    weight = (kept * (UNIT // _ROW_UNITS) + rows - 1) // rows
+    weight = gl.where((first < q_len)[:, None], weight, 0)
     return gl.where((bad > 0)[:, None], UNIT, weight)
 
 

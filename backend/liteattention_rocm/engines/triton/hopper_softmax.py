@@ -112,6 +112,9 @@ _SLACK = gl.constexpr(8.0)
 #: How much a row's sum may grow before its shares are divided by the new one.
 MOST_GROWTH = 1.125
 GROWTH = gl.constexpr(MOST_GROWTH)
+#: A row's share of 1, as :func:`.hopper_settle.keep_weight` adds them up.
+ROW_SHARE = 2.0**15
+ROW = gl.constexpr(ROW_SHARE)
 
 
 def _scaling(count: int, renewing: bool = False) -> str:
@@ -137,9 +140,9 @@ def _scaling(count: int, renewing: bool = False) -> str:
         ])  # fmt: skip
     # Each has `count` operands, alike for a row: those of results, and what is only read.
     inverse, due = count, 2 * count
-    was_inverse, was_due, before, total, units = (factor + n * count for n in range(1, 6))
+    was_inverse, was_due, before, total = (factor + n * count for n in range(1, 5))
     lines += [
-        ".reg .pred wanted;",
+        ".reg .pred wanted, past;",
         ".reg .f32 sum, other;",
         *(f"mov.f32 ${inverse + row}, ${was_inverse + row};" for row in (0, 2)),
         *(f"mov.f32 ${due + row}, ${was_due + row};" for row in (0, 2)),
@@ -160,7 +163,8 @@ def _scaling(count: int, renewing: bool = False) -> str:
             "add.f32 sum, sum, other;",
             "max.f32 sum, sum, 0f00800000;",  # 2^-126, whose inverse is finite
             "rcp.approx.ftz.f32 sum, sum;",
-            f"mul.f32 ${inverse + row}, sum, ${units + row};",
+            f"setp.eq.f32 past, ${was_inverse + row}, 0.0;",
+            f"@!past mul.f32 ${inverse + row}, sum, {ROW_SHARE};",
             f"mul.f32 ${due + row}, ${total + row}, {MOST_GROWTH};",
         ]
     return "\n".join([*lines, "done:", "}"])
@@ -169,7 +173,7 @@ def _scaling(count: int, renewing: bool = False) -> str:
 def _in_place(count: int, renewing: bool = False) -> str:
     """Operands of :func:`_scaling`."""
     places = [*["=f"] * count * (3 if renewing else 1), *map(str, range(count))]
-    return ",".join([*places, *["f"] * count * (6 if renewing else 1)])
+    return ",".join([*places, *["f"] * count * (5 if renewing else 1)])
 
 
 #: A thread of a warpgroup holds half as many numbers of 64 rows as there are columns.
@@ -218,11 +222,12 @@ def _by_lane(by_element, layout: gl.constexpr):
 
 
 @gluon.jit
-def scaled_and_renewed(out, fade, inverse, due, before, total, units):
+def scaled_and_renewed(out, fade, inverse, due, before, total):
     """:func:`scaled`, and what shares of mass are multiplied with, renewed in the same branch.
 
-    All by lane, fp32 [64, 4]: ``inverse`` is ``units`` over the sums of rows, of which this lane's
-    may grow to ``due`` before it is renewed; they were ``before`` this tile and are ``total`` now.
+    All by lane, fp32 [64, 4]: ``inverse`` is a share of 1 over the sums of rows, of which this
+    lane's may grow to ``due`` before it is renewed; they were ``before`` this tile and are
+    ``total`` now. An inverse of 0 stays: that of rows past the end.
     Returns outputs [64, 128], ``inverse`` and ``due``.
     """
     layout: gl.constexpr = out.type.layout
@@ -233,7 +238,7 @@ def scaled_and_renewed(out, fade, inverse, due, before, total, units):
         _RENEWING, _OF_RENEWING,
         [
             out, factors, _by_element(inverse, layout), _by_element(due, layout),
-            _by_element(before, layout), _by_element(total, layout), _by_element(units, layout),
+            _by_element(before, layout), _by_element(total, layout),
         ],
         (gl.float32, gl.float32, gl.float32), is_pure=False, pack=64,
     )  # fmt: skip
