@@ -65,7 +65,8 @@ class PeerMemory:
         self._device: torch.device | None = None
         self._all: list[torch.Tensor] = []  # the memory of each rank, bytes
         self._meet: Callable[[int], None] = lambda channel: None
-        self._streams: list[torch.cuda.Stream] = []  # one for each other rank
+        self._others = others(self._rank, self._ranks)
+        self._side: dict[int, torch.cuda.Stream] = {}  # a stream for each of them, on GPUs
         self._done: torch.cuda.Event | None = None
         self._under_way: list[torch.Tensor] = []  # what streams of ours may be reading
 
@@ -97,18 +98,20 @@ class PeerMemory:
 
     def heads_for_rows(self, out: torch.Tensor, order: torch.Tensor | None) -> torch.Tensor:
         """See :class:`.exchange.Exchange`."""
+        assert out.data_ptr() == self.output(out).data_ptr(), "other ranks fetch it from there"
         own = torch.unflatten(words(out), 1, (self._ranks, -1))
         batch, _, rows, room, width = own.shape
         made: torch.Tensor = own.new_empty((batch, rows, self._ranks * room, width))
         self._under_way.append(made)
         size = out.numel() * out.element_size()
         self._meet(1)  # another channel: should a rank have failed, no two different meetings match
-        for peer in self._beside():
-            theirs = self._at("out", peer, size).view(own.dtype).view(own.shape)
-            made[:, :, share(order, peer, room)] = theirs[:, self._rank]
+        for peer in self._others:
+            with self._beside(peer):
+                theirs = self._at("out", peer, size).view(own.dtype).view(own.shape)
+                made[:, :, share(order, peer, room)] = theirs[:, self._rank]
         made[:, :, share(order, self._rank, room)] = own[:, self._rank]
         self._join()
-        if self._streams:
+        if self._side:
             self._done = torch.cuda.Event()  # type: ignore[no-untyped-call]
             self._done.record()
         return made.view(out.dtype)
@@ -117,8 +120,11 @@ class PeerMemory:
         """Write a tensor's heads of other ranks to their places."""
         given = words(sent.x)
         self._under_way.append(given)
-        for peer in self._beside():
-            _copy(self._held(sent.role, peer, given, self._rank), given, sent.order, peer)
+        if self._done is not None:  # the call before may have come from another stream
+            torch.cuda.current_stream(self._device).wait_event(self._done)
+        for peer in self._others:
+            with self._beside(peer):
+                _copy(self._held(sent.role, peer, given, self._rank), given, sent.order, peer)
 
     def _whole(self, sent: _Sent) -> torch.Tensor:
         """A tensor of this rank's heads, once all ranks wrote their rows."""
@@ -138,23 +144,23 @@ class PeerMemory:
         """``size`` bytes of a place of a rank's memory."""
         return self._all[owner].narrow(0, _PLACES[role] * self._place, size)
 
-    def _beside(self) -> Iterator[int]:
-        """Each other rank, with a stream of its own as the current one: links are used at once.
+    @contextlib.contextmanager
+    def _beside(self, peer: int) -> Iterator[None]:
+        """Make the stream of another rank the current one, from where that stands.
 
-        Those streams go on from where the current one stands.
+        So the links to all ranks are used at once.
         """
-        if self._streams and self._done is not None:
-            torch.cuda.current_stream(self._device).wait_event(self._done)
-        for index, peer in enumerate(others(self._rank, self._ranks)):
-            with contextlib.ExitStack() as stack:
-                if self._streams:
-                    self._streams[index].wait_stream(torch.cuda.current_stream(self._device))
-                    stack.enter_context(torch.cuda.stream(self._streams[index]))
-                yield peer
+        stream = self._side.get(peer)
+        if stream is None:
+            yield
+            return
+        stream.wait_stream(torch.cuda.current_stream(self._device))
+        with torch.cuda.stream(stream):
+            yield
 
     def _join(self) -> None:
         """Let the current stream wait for those of other ranks."""
-        for stream in self._streams:
+        for stream in self._side.values():
             torch.cuda.current_stream(self._device).wait_stream(stream)
         self._under_way.clear()
 
@@ -167,7 +173,7 @@ class PeerMemory:
             if self._device is not None and self._device.type == "cuda":
                 torch.cuda.synchronize(self._device)
             dist.barrier(self._group)
-            self._all, self._done = [], None
+            self._place, self._all, self._side, self._done = 0, [], {}, None
         self._check(device)
         place = -(-size // _ALIGNMENT) * _ALIGNMENT
         make = _map_gpus if device.type == "cuda" else _map_files
@@ -176,10 +182,10 @@ class PeerMemory:
         self._place, self._device = place, device
         self._memories += 1
         if device.type == "cuda":
-            self._streams = [
-                torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
-                for _ in range(self._ranks - 1)
-            ]
+            self._side = {
+                peer: torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+                for peer in self._others
+            }
 
     def _check(self, device: torch.device) -> None:
         """Raise on all ranks alike if they cannot reach each other's memory."""
