@@ -80,21 +80,25 @@ def there_and_back(way: exchange.Exchange, group: Any) -> int:
 
 
 def refused(rank: int) -> None:
-    """Ranks that cannot reach each other's memory hear of it together, with every reason."""
+    """Ranks that cannot reach each other's memory hear of it together, with every reason.
+
+    Then, and after a larger memory could not be had, they go on with what can.
+    """
     way = peers.PeerMemory(None)
-    x = torch.zeros(1, ROWS, HEADS, 8)
     against = ["no such memory"] if rank == 1 else []
-    with (
-        mock.patch.object(peers, "_host", lambda: f"host {rank % 2}"),
-        mock.patch.object(peers, "_reasons", lambda device: against.copy()),
-        pytest.raises(
-            RuntimeError, match=r"leave peer_memory off: the ranks are on 2 hosts; no such memory$"
-        ),
-    ):
-        way.send("q", x, None)
-    assert torch.equal(way.rows_for_heads([way.send("q", x, None)])[0], share(
-        torch.zeros(1, RANKS * ROWS, HEADS, 8), None, rank, RANKS
-    ))  # fmt: skip
+    for rows in (ROWS, 2 * ROWS):
+        with (
+            mock.patch.object(peers, "_host", lambda: f"host {rank % 2}"),
+            mock.patch.object(peers, "_reasons", lambda device: against.copy()),
+            pytest.raises(
+                RuntimeError, match=r"peer_memory off: the ranks are on 2 hosts; no such memory$"
+            ),
+        ):
+            way.send("q", torch.zeros(1, rows, HEADS, 8), None)
+        whole = torch.arange(RANKS * ROWS * HEADS * 8.0).view(1, -1, HEADS, 8)
+        mine = whole.chunk(RANKS, dim=1)[rank]
+        given = way.rows_for_heads([way.send("q", mine, None)])[0]
+        assert torch.equal(given, share(whole, None, rank, RANKS))
 
 
 def work(rank: int, folder: str) -> None:
