@@ -121,7 +121,7 @@ def test_a_stopped_bench_video_on_several_processes_leaves_its_rows(
 ) -> None:
     row = video_ranks.RankRow("ours, dense", 1, 0, 0.5, (0.5,), *(None,) * 6, True)
 
-    def one(config: Any, gpus: Any, mode: Any, device: Any, keep: Any) -> Any:
+    def one(config: Any, gpus: Any, mode: Any, device: Any, keep: Any, peer_memory: Any) -> Any:
         keep([row])
         stop()
 
