@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -79,6 +80,12 @@ def there_and_back(way: exchange.Exchange, group: Any) -> int:
     return len(came_back)
 
 
+def apart(name: str, token: bytes, *, size: int, rank: int, opened: Any) -> torch.Tensor:
+    """What a rank finds in a container of its own: no such file, or another one."""
+    found: torch.Tensor = opened(name + "gone" * (rank == 1), token[rank == 2 :], size=size)
+    return found
+
+
 def refused(rank: int) -> None:
     """Ranks that cannot reach each other's memory hear of it together, with every reason.
 
@@ -93,6 +100,12 @@ def refused(rank: int) -> None:
             pytest.raises(
                 RuntimeError, match=r"peer_memory off: the ranks are on 2 hosts; no such memory$"
             ),
+        ):
+            way.send("q", torch.zeros(1, rows, HEADS, 8), None)
+        elsewhere = functools.partial(apart, rank=rank, opened=peers._opened)
+        with (
+            mock.patch.object(peers, "_opened", elsewhere),
+            pytest.raises(RuntimeError, match=r"off: \[Errno 2\] No such .*; /.* is another file"),
         ):
             way.send("q", torch.zeros(1, rows, HEADS, 8), None)
         whole = torch.arange(RANKS * ROWS * HEADS * 8.0).view(1, -1, HEADS, 8)

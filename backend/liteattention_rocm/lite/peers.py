@@ -3,8 +3,8 @@
 A rank writes its rows of another's heads to where that one's attention reads them, and fetches the
 outputs of its rows from where the other's attention wrote them. Nothing is packed, sent or taken
 out of messages. All ranks meet twice in a call: once q, k and v lie in their places, and once
-attention is through. So a place is free again when a rank writes to it: its owner's attention to
-the call before ended ahead of that call's second meeting.
+attention is through. So a place is free when a rank writes to it: its owner had read it before the
+second meeting of the last call.
 
 GPUs of one host reach each other's memory through PyTorch's symmetric memory
 (``torch.distributed._symmetric_memory``), and meet in a small kernel. CPU processes of one host
@@ -68,7 +68,7 @@ class PeerMemory:
         self._others = others(self._rank, self._ranks)
         self._side: dict[int, torch.cuda.Stream] = {}  # a stream for each of them, on GPUs
         self._done: torch.cuda.Event | None = None
-        self._under_way: list[torch.Tensor] = []  # what streams of ours may be reading
+        self._under_way: list[torch.Tensor] = []  # what streams of ours may read or write
 
     def send(self, role: Role, x: torch.Tensor, order: torch.Tensor | None) -> _Sent:
         """See :class:`.exchange.Exchange`."""
@@ -104,7 +104,7 @@ class PeerMemory:
         made: torch.Tensor = own.new_empty((batch, rows, self._ranks * room, width))
         self._under_way.append(made)
         size = out.numel() * out.element_size()
-        self._meet(1)  # another channel: should a rank have failed, no two different meetings match
+        self._meet(1)  # another channel: if a rank has failed, two different meetings do not match
         for peer in self._others:
             with self._beside(peer):
                 theirs = self._at("out", peer, size).view(own.dtype).view(own.shape)
@@ -113,13 +113,13 @@ class PeerMemory:
         self._join()
         if self._side:
             self._done = torch.cuda.Event()  # type: ignore[no-untyped-call]
-            self._done.record()
+            self._done.record(torch.cuda.current_stream(self._device))
         return made.view(out.dtype)
 
     def _write(self, sent: _Sent) -> None:
         """Write a tensor's heads of other ranks to their places."""
         given = words(sent.x)
-        self._under_way.append(given)
+        self._under_way += [given] if sent.order is None else [given, sent.order]
         if self._done is not None:  # the call before may have come from another stream
             torch.cuda.current_stream(self._device).wait_event(self._done)
         for peer in self._others:
@@ -168,24 +168,26 @@ class PeerMemory:
         """Have places of ``size`` bytes at least; all ranks ask for the same."""
         if size <= self._place and device == self._device:
             return
-        if self._all:  # nobody may be reading or writing what is freed
-            self._join()
-            if self._device is not None and self._device.type == "cuda":
-                torch.cuda.synchronize(self._device)
-            dist.barrier(self._group)
-            self._place, self._all, self._side, self._done = 0, [], {}, None
-        self._check(device)
-        place = -(-size // _ALIGNMENT) * _ALIGNMENT
-        make = _map_gpus if device.type == "cuda" else _map_files
-        with torch.inference_mode(False):
-            self._all, self._meet = make(len(_PLACES) * place, device, self._group)
-        self._place, self._device = place, device
-        self._memories += 1
-        if device.type == "cuda":
-            self._side = {
-                peer: torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
-                for peer in self._others
-            }
+        cuda = device.type == "cuda"
+        with torch.cuda.device(device) if cuda else contextlib.nullcontext():
+            if self._all:  # nobody may be reading or writing what is freed
+                self._join()
+                if self._device is not None and self._device.type == "cuda":
+                    torch.cuda.synchronize(self._device)
+                dist.barrier(self._group)
+                self._place, self._all, self._side, self._done = 0, [], {}, None
+                self._meet = lambda channel: None  # which holds that memory
+            self._check(device)
+            place = -(-size // _ALIGNMENT) * _ALIGNMENT
+            with torch.inference_mode(False):
+                self._map(len(_PLACES) * place, device)
+            self._place, self._device = place, device
+            self._memories += 1
+            if cuda:
+                self._side = {
+                    peer: torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+                    for peer in self._others
+                }
 
     def _check(self, device: torch.device) -> None:
         """Raise on all ranks alike if they cannot reach each other's memory."""
@@ -196,6 +198,42 @@ class PeerMemory:
             reasons.append(f"the ranks are on {hosts} hosts")
         elif device.type == "cuda":
             reasons += _unreachable(device.index, [index for _, index in where])
+        self._agree(reasons)
+
+    def _map(self, size: int, device: torch.device) -> None:
+        """Have ``size`` bytes on each rank, and reach those of all."""
+        if device.type == "cuda":
+            own = self._together(lambda: _allocate(size, device))
+            whole = dist.group.WORLD if self._group is None else self._group
+            self._all, self._meet = self._together(lambda: _rendezvous(own, whole))
+            return
+        name, token = self._together(lambda: _create(size))
+        try:
+            files = self._gathered((name, token))
+            self._all = self._together(lambda: [_opened(*file, size=size) for file in files])
+        finally:
+            os.unlink(name)
+        self._meet = self._meet_on_cpu
+
+    def _meet_on_cpu(self, channel: int) -> None:
+        if len(set(self._gathered(channel))) > 1:
+            raise RuntimeError(
+                "the ranks are at different places of a call, as one of them failed in the call "
+                "before: go on with a new generation on all ranks"
+            )
+
+    def _together(self, work: Callable[[], Any]) -> Any:
+        """What ``work`` returns, unless it fails on any rank."""
+        result, reasons = None, []
+        try:
+            result = work()
+        except (RuntimeError, OSError) as error:
+            reasons = [" ".join(str(error).split())[:300] or type(error).__name__]
+        self._agree(reasons)
+        return result
+
+    def _agree(self, reasons: list[str]) -> None:
+        """Raise on all ranks if any has a reason."""
         reasons = list(dict.fromkeys(why for each in self._gathered(reasons) for why in each))
         if reasons:
             raise RuntimeError(
@@ -256,32 +294,47 @@ def _unreachable(own: int, indices: Sequence[int]) -> list[str]:
     ]
 
 
-def _map_gpus(
-    size: int, device: torch.device, group: dist.ProcessGroup | None
-) -> tuple[list[torch.Tensor], Callable[[int], None]]:
-    """Symmetric memory of ``size`` bytes: that of each rank, and how they meet."""
+def _allocate(size: int, device: torch.device) -> torch.Tensor:
+    """Memory of a GPU that others can map."""
     from torch.distributed import _symmetric_memory as symmetric
 
-    whole = dist.group.WORLD if group is None else group
-    assert whole is not None
-    own = symmetric.empty(size, dtype=torch.uint8, device=device)
-    handle = symmetric.rendezvous(own, whole)
+    own: torch.Tensor = symmetric.empty(size, dtype=torch.uint8, device=device)
+    return own
+
+
+def _rendezvous(own: torch.Tensor, group: Any) -> tuple[list[torch.Tensor], Callable[[int], None]]:
+    """The memory of each rank, and how they meet."""
+    from torch.distributed import _symmetric_memory as symmetric
+
+    handle = symmetric.rendezvous(own, group)
     parts = [
-        own if rank == handle.rank else handle.get_buffer(rank, (size,), torch.uint8)
+        own if rank == handle.rank else handle.get_buffer(rank, own.shape, torch.uint8)
         for rank in range(handle.world_size)
     ]
     return parts, lambda channel: handle.barrier(channel, _PATIENCE)
 
 
-def _map_files(
-    size: int, device: torch.device, group: dist.ProcessGroup | None
-) -> tuple[list[torch.Tensor], Callable[[int], None]]:
-    """The same for CPU processes, in files that are gone from their folder by the end."""
+def _create(size: int) -> tuple[str, bytes]:
+    """A file in shared memory with room for ``size`` bytes, and what stands behind them."""
     shared = "/dev/shm" if os.path.isdir("/dev/shm") else None
-    with tempfile.NamedTemporaryFile(prefix="liteattention-", dir=shared) as file:
-        file.truncate(size)
-        names = [""] * dist.get_world_size(group)
-        dist.all_gather_object(names, file.name, group)
-        parts = [torch.from_file(name, shared=True, size=size, dtype=torch.uint8) for name in names]
-        dist.barrier(group)
-    return parts, lambda channel: dist.barrier(group)
+    token = os.urandom(16)
+    file, name = tempfile.mkstemp(prefix="liteattention-", dir=shared)
+    try:
+        # Now, and not when a page is written to, which would end the process.
+        os.posix_fallocate(file, 0, size + len(token))
+        os.pwrite(file, token, size)
+    except OSError:
+        os.unlink(name)
+        raise
+    finally:
+        os.close(file)
+    return name, token
+
+
+def _opened(name: str, token: bytes, *, size: int) -> torch.Tensor:
+    """The memory of a rank, if its file is the one that is found here."""
+    with open(name, "rb") as file:  # in another container there may be none, or another
+        file.seek(size)
+        if file.read() != token:
+            raise OSError(f"{name} is another file than that of another rank")
+    return torch.from_file(name, shared=True, size=size, dtype=torch.uint8)

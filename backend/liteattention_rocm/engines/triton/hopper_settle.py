@@ -81,13 +81,13 @@ def weight_of(scaled):
     return gl.where(scaled < UNIT, gl.ceil(scaled), UNIT).to(gl.int32)
 
 
-#: Shares of two rows are added to 2^17, an fp32 number whose last bit is 2^-6. So its bits count
-#: them in such units, 2^21 for a share of 1, and 32 lanes of them add up to the units alone: 32
-#: times the bits of 2^17 is 0 in 32 bits.
-_ROW_UNITS = gl.constexpr(1 << 21)
+#: Shares of two rows, 2^15 for a share of 1, are added to 2^17, an fp32 number whose last bit is
+#: 2^-6. So its bits count them, 2^21 for a share of 1, and those of 32 lanes add up to the counts
+#: alone: 32 times the bits of 2^17 is 0 in 32 bits.
+_ROW_COUNTS = gl.constexpr(1 << 21)
 #: PTX for it: the parts of a tile in ``$2`` and ``$3``, and what they are multiplied with. Both
-#: sums are rounded to the nearest unit, so that one more to begin with rounds up. Two rows weigh 2
-#: at most, as does a NaN. Conversions would share the unit of the exponentials.
+#: sums are rounded to the nearest count, so that one more to begin with rounds up. Two rows weigh 2
+#: at most, as does a NaN. A conversion would run where the exponentials run.
 _PAIR = gl.constexpr("""{
     .reg .f32 share;
     fma.rn.f32 share, $2, $4, 131072.015625;
@@ -117,10 +117,10 @@ def rows_of(row, q_len, like):
 @gluon.jit
 def inverse_of(total, share):
     """What parts of rows are multiplied with: fp32 by lane, as ``total`` and ``share`` [64, 4]."""
-    # A division looks for very large and very small numbers first. A sum of 0 gives a number with
-    # which the shares of the row are 0.
+    # A division looks for very large and very small numbers first. A sum of 0 gives a finite
+    # number, with which the shares of the row are 0.
     inverse = gl.inline_asm_elementwise(
-        "rcp.approx.ftz.f32 $0, $1;", "=r,r", [gl.maximum(gl.sum(total, 1), 2.0**-126)],
+        "rcp.approx.ftz.f32 $0, $1;", "=r,r", [gl.maximum(gl.sum(total, 1), 2.0**-110)],
         gl.float32, is_pure=True, pack=1,
     )  # fmt: skip
     return share * inverse[:, None]
@@ -128,7 +128,7 @@ def inverse_of(total, share):
 
 @gluon.jit
 def keep_weight(kept, here, inverse, mine, i):
-    """Keep what a tile of a walk weighs in a warp's rows, in units: where ``mine`` is ``i``.
+    """Keep what a tile of a walk weighs in a warp's rows, counted: where ``mine`` is ``i``.
 
     ``here`` of each row's sum lies in it, by lane, [64, 4]. The weight of a NaN means nothing:
     :func:`weights_of`.
@@ -149,20 +149,19 @@ def keep_weight(kept, here, inverse, mine, i):
 
 @gluon.jit
 def weights_of(kept, total, row, q_len, rows):
-    """Weights of the last 32 tiles in a q block of ``rows`` rows, from units: rounded up.
+    """Weights of the last 32 tiles in a q block of ``rows`` rows, from counts: rounded up.
 
-    0 in warps without a row, and :data:`UNIT` in those one of whose sums is NaN.
+    0 in warps without a row, and :data:`UNIT` in others one of whose sums is NaN: also of rows past
+    the end, which are 0 times a key.
     """
     layout: gl.constexpr = kept.type.layout
-    lanes: gl.constexpr = total.type.layout
-    valid = row + gl.arange(0, 64, gl.SliceLayout(1, lanes)) < q_len
-    bad = gl.where(valid[:, None] & (total != total), 1, 0)
+    bad = gl.where(total != total, 1, 0)
     bad = gl.convert_layout(gl.sum(gl.reshape(bad, [4, 64]), 1), gl.SliceLayout(1, layout))
     first = row + 16 * gl.arange(0, 4, gl.SliceLayout(1, layout))
-    # At most 2^22 + 2 units in each of 32 lanes: 8 times as many fit.
-    weight = (kept * (UNIT // _ROW_UNITS) + rows - 1) // rows
-    weight = gl.where((first < q_len)[:, None], weight, 0)
-    return gl.where((bad > 0)[:, None], UNIT, weight)
+    # At most 2^22 + 2 in each of 32 lanes: 8 times as many fit.
+    weight = (kept * (UNIT // _ROW_COUNTS) + rows - 1) // rows
+    weight = gl.where((bad > 0)[:, None], UNIT, weight)
+    return gl.where((first < q_len)[:, None], weight, 0)
 
 
 @gluon.jit

@@ -161,7 +161,7 @@ def _scaling(count: int, renewing: bool = False) -> str:
             f"add.f32 sum, ${total + row}, other;",
             "shfl.sync.bfly.b32 other, sum, 1, 31, 0xffffffff;",
             "add.f32 sum, sum, other;",
-            "max.f32 sum, sum, 0f00800000;",  # 2^-126, whose inverse is finite
+            "max.f32 sum, sum, 0f08800000;",  # 2^-110: a share of 1 over it is finite
             "rcp.approx.ftz.f32 sum, sum;",
             f"setp.eq.f32 past, ${was_inverse + row}, 0.0;",
             f"@!past mul.f32 ${inverse + row}, sum, {ROW_SHARE};",
