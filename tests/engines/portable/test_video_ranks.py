@@ -17,6 +17,7 @@ from typer.testing import CliRunner
 
 pytest.importorskip("diffusers", reason="diffusers is not installed (extra: diffusers)")
 
+import liteattention_diffusers
 from liteattention_benchmark import cli, video
 from liteattention_benchmark import video_ranks as several
 from liteattention_rocm import TileGeometry
@@ -78,6 +79,20 @@ def test_one_and_two_processes_in_one_command(tmp_path: Path, peer_memory: bool)
     assert f"(gloo), which time nothing, ulysses{way}. 1 layers, 8 heads x 64" in text
     assert (" --peer-memory" in text) == peer_memory
     assert "| ours, lite 42%: tiles" in text and "efficiency" in text
+
+
+def test_peer_memory_reaches_the_layers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    given: list[Any] = []
+
+    def enable(*_: Any, **options: Any) -> Any:
+        given.append(options["peer_memory"])
+        raise RuntimeError("seen")
+
+    monkeypatch.setattr(liteattention_diffusers, "enable", enable)
+    config = video.load(SMOKE, steps=1, attention=["dense"])
+    for peer_memory in (True, False):
+        several._measure(config, 0, 1, "ulysses", torch.device("cpu"), tmp_path, peer_memory)
+    assert given == [True, False]
 
 
 def test_a_ring_and_what_it_cannot_run(tmp_path: Path) -> None:

@@ -116,6 +116,8 @@ def work(rank: int, ranks: int, folder: str) -> None:
         if ring == 1:  # v is under way before q is normalised, in each call
             assert order == ["sent", "norm", "sent", "sent"] * 2 * 2 * 4
             assert not any(block.attn1.to_v._forward_hooks for block in pipe.transformer.blocks)
+            ways = {parallel.peer_memory for parallel in handle._splits.values()}
+            assert ways == {name.startswith("peers")}
         splits = [*range(ring)] if ring > 1 else [None]
         records = [row for row in handle.statistics.to_records() if row["generation"] == handle.run]
         heads = {(x, y): handle.heads(x, y) for x in handle.layers for y in ("cond", "uncond")}
