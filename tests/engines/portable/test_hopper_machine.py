@@ -441,8 +441,10 @@ def test_a_broken_kernel_of_prompts_is_noticed(
 #: What a kernel may lack, and what then is noticed: which test, and the machine's message or none.
 BROKEN = [
     ("a wait for values", "mbarrier.wait(v_full.index(before), parity)", "pass", "dense", None),
-    ("a wait for keys", "mbarrier.wait(k_full.index(stage), (step // STAGES) & 1)\n"
+    ("a wait for keys", "mbarrier.wait(k_full.index(stage), phase)\n"
      "                        if", "if", "dense", None),
+    ("the next stage of a list", "stage = stage ^ 1", "stage = stage ^ 0", "votes", None),
+    ("a phase that turns", "phase = phase ^ stage", "phase = phase ^ 0", "votes", None),
     ("a wait for a free stage", "mbarrier.wait(k_empty.index(stage), free)", "pass", "dense", None),
     ("the other phase", "free = ((step // STAGES) & 1) ^ 1", "free = (step // STAGES) & 1",
      "dense", "deadlock"),

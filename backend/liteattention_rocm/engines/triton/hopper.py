@@ -38,9 +38,9 @@ from .hopper_settle import (
     inverse_of,
     keep_weight,
     piece_of,
-    rows_of,
     settle,
     weights_of,
+    whole_shares,
 )
 from .hopper_softmax import (
     GROWTH,
@@ -216,6 +216,29 @@ def _load(
 
 
 @gluon.jit
+def advanced(stage, phase, STAGES: gl.constexpr):
+    """Next stage of a ring, and the parity of its barriers; both begin with 0.
+
+    Ten instructions less in a step than by :func:`_divided`. Lists take up to 2.6 % less time so
+    (head dim 64), and prompts 1.8 % (128), but dense attention up to 1.4 % more (128; H100).
+    """
+    if STAGES == 2:
+        phase = phase ^ stage
+        stage = stage ^ 1
+    else:
+        wraps = stage == STAGES - 1
+        phase = gl.where(wraps, phase ^ 1, phase)
+        stage = gl.where(wraps, 0, stage + 1)
+    return stage, phase
+
+
+@gluon.jit
+def _divided(step, STAGES: gl.constexpr):
+    """Stage of a ring that a step uses, and the parity of its barriers."""
+    return step % STAGES, (step // STAGES) & 1
+
+
+@gluon.jit
 def _tile(tile_smem, tile_full, tile_empty, done):
     """Tile that the loading warp hands out next."""
     mbarrier.wait(tile_full.index(done & 1), (done >> 1) & 1)
@@ -304,6 +327,8 @@ def _compute(
 
     done = 0
     step = 0
+    stage = gl.to_tensor(0)
+    phase = gl.to_tensor(0)
     tile = _tile(tile_smem, tile_full, tile_empty, 0)
     while tile < tiles:
         batch, head, lane, block_row, at, row_items, count, keys, mask_from = _place(
@@ -331,8 +356,9 @@ def _compute(
         out = gl.zeros([64, HEAD_DIM], gl.float32, o_layout)
 
         mbarrier.wait(q_full.index(GROUP), done & 1)
-        stage = step % STAGES
-        mbarrier.wait(k_full.index(stage), (step // STAGES) & 1)
+        if not LITE:
+            stage, phase = _divided(step, STAGES)
+        mbarrier.wait(k_full.index(stage), phase)
         if TURNS:
             mbarrier.wait(turns.index(GROUP), (step & 1) ^ first)
         k = k_smem.index(stage).reshape([BLOCK_N, HEAD_DIM]).permute((1, 0))
@@ -353,7 +379,7 @@ def _compute(
         here = total
         if WEIGH:
             counted = gl.minimum(q_len - block_row, GROUPS * 64)
-            share = rows_of(row, q_len, total)
+            share = whole_shares(row, q_len, total)
             inverse = inverse_of(total, share)
             due = total * GROWTH
         if SLOTS:
@@ -399,10 +425,15 @@ def _compute(
                             block = upcoming
                             upcoming = _item(row_items, i + 1, count, LITE)
                         before = stage
-                        parity = (step // STAGES) & 1
+                        if not LITE:
+                            _, phase = _divided(step, STAGES)
+                        parity = phase
                         step += 1
-                        stage = step % STAGES
-                        mbarrier.wait(k_full.index(stage), (step // STAGES) & 1)
+                        if LITE:
+                            stage, phase = advanced(stage, phase, STAGES)
+                        else:
+                            stage, phase = _divided(step, STAGES)
+                        mbarrier.wait(k_full.index(stage), phase)
                         if TURNS:
                             mbarrier.wait(turns.index(GROUP), (step & 1) ^ first)
                         k = k_smem.index(stage).reshape([BLOCK_N, HEAD_DIM]).permute((1, 0))
@@ -483,7 +514,9 @@ def _compute(
                             carried = as_carried(p, dtype, p_layout, LATE_WAIT)
                     begin = stop
         mbarrier.arrive(q_empty.index(GROUP))
-        mbarrier.wait(v_full.index(stage), (step // STAGES) & 1)
+        if not LITE:
+            _, phase = _divided(step, STAGES)
+        mbarrier.wait(v_full.index(stage), phase)
         v = v_smem.index(stage).reshape([BLOCK_N, HEAD_DIM])
         pv_weights = as_operand(carried, dtype, p_layout, LATE_WAIT)
         out = warpgroup_mma(pv_weights, v, out, is_async=True)
@@ -515,6 +548,8 @@ def _compute(
         out = warpgroup_mma_wait(0, deps=[out])
         mbarrier.arrive(v_empty.index(stage))
         step += 1
+        if LITE:
+            stage, phase = advanced(stage, phase, STAGES)
 
         sums = row_sums(total, per_row)
         if SLOTS:

@@ -27,7 +27,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
-from .hopper import barrier, clear, copy_in
+from .hopper import advanced, barrier, clear, copy_in
 from .hopper_softmax import (
     LOWEST,
     as_carried,
@@ -359,6 +359,8 @@ def _compute(
     q = q_smem.index(GROUP).reshape([64, WIDTH])
     done = 0
     step = 0
+    stage = gl.to_tensor(0)
+    phase = gl.to_tensor(0)
     blanked = 0
     if COUNTED:
         mbarrier.wait(tile_full.index(0), 0)
@@ -391,8 +393,7 @@ def _compute(
 
         block = low_block + count - 1
         mbarrier.wait(q_full.index(GROUP), done & 1)
-        stage = step % STAGES
-        mbarrier.wait(k_full.index(stage), (step // STAGES) & 1)
+        mbarrier.wait(k_full.index(stage), phase)
         if TURNS:
             mbarrier.wait(turns.index(GROUP), (step & 1) ^ first)
         k = k_smem.index(stage).reshape([BLOCK_N, WIDTH]).permute((1, 0))
@@ -414,7 +415,7 @@ def _compute(
         # The end of a request and the beginning of its window: outside of the loop, as a branch
         # there would keep the compiler from converting weights under the exponentials.
         if ((block + 1) * BLOCK_N > length) | ((count == 1) & (block * BLOCK_N < low)):
-            mbarrier.wait(v_full.index(stage), (step // STAGES) & 1)
+            mbarrier.wait(v_full.index(stage), phase)
             v = v_smem.index(stage).reshape([BLOCK_N, WIDTH])
             _blank(
                 v, clean.index(0), blanked & 1, block * BLOCK_N, low, length, GROUP, BLOCK_N
@@ -432,10 +433,10 @@ def _compute(
             for _step in range(begin, stop):
                 block -= 1
                 before = stage
-                parity = (step // STAGES) & 1
+                parity = phase
                 step += 1
-                stage = step % STAGES
-                mbarrier.wait(k_full.index(stage), (step // STAGES) & 1)
+                stage, phase = advanced(stage, phase, STAGES)
+                mbarrier.wait(k_full.index(stage), phase)
                 if TURNS:
                     mbarrier.wait(turns.index(GROUP), (step & 1) ^ first)
                 k = k_smem.index(stage).reshape([BLOCK_N, WIDTH]).permute((1, 0))
@@ -469,7 +470,7 @@ def _compute(
                     out = scaled(out, fade, False)
                     carried = as_carried(p, dtype, p_layout, LATE_WAIT)
         mbarrier.arrive(q_empty.index(GROUP))
-        mbarrier.wait(v_full.index(stage), (step // STAGES) & 1)
+        mbarrier.wait(v_full.index(stage), phase)
         v = v_smem.index(stage).reshape([BLOCK_N, WIDTH])
         if WINDOW:
             if (count > 1) & (block * BLOCK_N < low):
@@ -480,6 +481,7 @@ def _compute(
         out = warpgroup_mma_wait(0, deps=[out])
         mbarrier.arrive(v_empty.index(stage))
         step += 1
+        stage, phase = advanced(stage, phase, STAGES)
 
         sums = row_sums(total, per_row)
         top = level

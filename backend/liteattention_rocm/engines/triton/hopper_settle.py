@@ -107,7 +107,7 @@ _KEEP = gl.constexpr("""{
 
 
 @gluon.jit
-def rows_of(row, q_len, like):
+def whole_shares(row, q_len, like):
     """A row's share of 1, by lane as ``like``: fp32 [64, 4], 0 for rows past the end."""
     layout: gl.constexpr = like.type.layout
     at = row + gl.arange(0, 64, gl.SliceLayout(1, layout))
