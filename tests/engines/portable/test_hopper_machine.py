@@ -145,6 +145,31 @@ def test_late_waits_change_no_bit(dtype: torch.dtype, monkeypatch: pytest.Monkey
     assert torch.equal(found[0], found[2]) and torch.equal(found[1], found[3])
 
 
+def test_longer_rings_change_no_bit(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lists and prompts whose keys and values have three stages, as a tuned tile may."""
+    q, k, v = (normal(1, n, 900, 64, seed=n) for n in (2, 1, 1))
+    read = bitmap.full(1, 2, 5, 8)
+    starts = torch.tensor([0, 500, 900], dtype=torch.int32)
+    packed = [x[0].transpose(0, 1).contiguous() for x in (q, k, v)]
+    found = []
+    for stages in (2, 3):
+        lists = replace(tiles._HOPPER_LITE[64, 192], stages=stages)
+        monkeypatch.setitem(tiles._HOPPER_LITE, (64, 192), lists)
+        prompts = replace(tiles.PROMPTS[64], stages=stages)
+        monkeypatch.setattr(tiles, "shipped_prompts", lambda *_, tile=prompts: tile)
+        remembered.forget()
+        write = torch.empty_like(read)
+        out = lite_attention(
+            q, k, v, read, write, geometry=TileGeometry(192, 128, 64), threshold=-2.0,
+            layout="bhsd", engine="portable",
+        )  # fmt: skip
+        found.append((out, write))
+        bounds = dict(max_seqlen_q=500, max_seqlen_k=500, causal=True, engine="portable")
+        found.append((attention_varlen(*packed, starts, starts, **bounds),))
+    for two, three in ((found[0], found[2]), (found[1], found[3])):
+        assert all(torch.equal(x, y) for x, y in zip(two, three, strict=True))
+
+
 @pytest.mark.parametrize("slots", [False, True], ids=["whole", "cut"])
 def test_budgets_by_head(slots: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every head of two videos is chosen from by its own; a budget of 0 keeps every tile."""
