@@ -321,7 +321,7 @@ HOPPER = {
 
 #: Bytes that lists of two and of three warpgroups may spill, outside of their loops: with Triton
 #: 3.6's ptxas up to 4 and none.
-_SPILLED_OF_LISTS = {2: 32, 3: 320}
+_SPILLED_OF_LISTS = {2: 36, 3: 320}
 #: Accesses to them in a step of a list's later pieces, which leave marks.
 _TOUCHED_WITH_MARKS = 4
 

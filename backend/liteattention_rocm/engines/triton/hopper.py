@@ -316,6 +316,8 @@ def _compute(
     LAZY: gl.constexpr = HEAD_DIM == 128 or CAUSAL
     # Of votes: shorter here, longer at head dim 128, see there.
     PREDICATED: gl.constexpr = HEAD_DIM == 64
+    # See `advanced`. Under soft skip registers are short.
+    KEPT_STAGE: gl.constexpr = LITE and not SOFT_SKIP
     # Three warpgroups lack the registers for what follows.
     EARLY_ITEMS: gl.constexpr = GROUPS == 2
     first: gl.constexpr = 1 if GROUP == 0 else 0
@@ -327,8 +329,9 @@ def _compute(
 
     done = 0
     step = 0
-    stage = gl.to_tensor(0)
-    phase = gl.to_tensor(0)
+    if KEPT_STAGE:
+        stage = gl.to_tensor(0)
+        phase = gl.to_tensor(0)
     tile = _tile(tile_smem, tile_full, tile_empty, 0)
     while tile < tiles:
         batch, head, lane, block_row, at, row_items, count, keys, mask_from = _place(
@@ -356,7 +359,7 @@ def _compute(
         out = gl.zeros([64, HEAD_DIM], gl.float32, o_layout)
 
         mbarrier.wait(q_full.index(GROUP), done & 1)
-        if not LITE:
+        if not KEPT_STAGE:
             stage, phase = _divided(step, STAGES)
         mbarrier.wait(k_full.index(stage), phase)
         if TURNS:
@@ -425,11 +428,11 @@ def _compute(
                             block = upcoming
                             upcoming = _item(row_items, i + 1, count, LITE)
                         before = stage
-                        if not LITE:
+                        if not KEPT_STAGE:
                             _, phase = _divided(step, STAGES)
                         parity = phase
                         step += 1
-                        if LITE:
+                        if KEPT_STAGE:
                             stage, phase = advanced(stage, phase, STAGES)
                         else:
                             stage, phase = _divided(step, STAGES)
@@ -514,7 +517,7 @@ def _compute(
                             carried = as_carried(p, dtype, p_layout, LATE_WAIT)
                     begin = stop
         mbarrier.arrive(q_empty.index(GROUP))
-        if not LITE:
+        if not KEPT_STAGE:
             _, phase = _divided(step, STAGES)
         mbarrier.wait(v_full.index(stage), phase)
         v = v_smem.index(stage).reshape([BLOCK_N, HEAD_DIM])
@@ -548,7 +551,7 @@ def _compute(
         out = warpgroup_mma_wait(0, deps=[out])
         mbarrier.arrive(v_empty.index(stage))
         step += 1
-        if LITE:
+        if KEPT_STAGE:
             stage, phase = advanced(stage, phase, STAGES)
 
         sums = row_sums(total, per_row)
