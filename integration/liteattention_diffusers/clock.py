@@ -50,6 +50,7 @@ class Clock:
     def end_run(self) -> None:
         """The next call belongs to a new run."""
         self._fresh = True
+        self._watched = _Watched()
 
     def locate(self, cache: CacheContext | None) -> Position:
         """Return where the denoiser in ``cache`` stands now; starts a new run if it must."""
@@ -79,9 +80,9 @@ class Clock:
         ``denoiser`` tells it from others. Calls of one step are told apart by their order in it:
         that order is the branch.
         """
-        if self.scheduler is None and self._watched.see(_scalar(timestep)):
-            self._fresh = True
         step = self._scheduler_step(self.scheduler)
+        if step is None and self._watched.see(_scalar(timestep)):
+            self._fresh = True
         timesteps = getattr(self.scheduler, "timesteps", None)
         self._watched.count((denoiser, id(timesteps), self._watched.step, step))
 
@@ -97,6 +98,8 @@ class Clock:
             return int(begin)
         now = getattr(self._pipeline(), "_current_timestep", None)
         timesteps = getattr(scheduler, "timesteps", None)
+        if now is not None and torch.as_tensor(now).numel() != 1:
+            return None  # one for each latent frame
         if now is None or timesteps is None:
             return 0 if hasattr(scheduler, "step_index") else None
         where = (torch.as_tensor(timesteps) == torch.as_tensor(now)).nonzero()

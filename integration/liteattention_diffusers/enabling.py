@@ -74,6 +74,8 @@ def enable(
         kinds.append(f"policy must be a SkipPolicy, got {type(policy).__name__}")
     if geometry is not None and not isinstance(geometry, TileGeometry):
         kinds.append(f"geometry must be a TileGeometry, got {type(geometry).__name__}")
+    if isinstance(exclude, str):
+        kinds.append(f"exclude must be a sequence of patterns, got a str: use [{exclude!r}]")
     if not denoisers:
         kinds.append(
             "target must be a diffusers pipeline with a transformer or unet, or a diffusers "
@@ -144,9 +146,13 @@ def _denoisers(target: Any) -> tuple[Any | None, dict[str, torch.nn.Module]]:
 
 
 def _models(components: dict[str, Any]) -> Iterator[tuple[str, torch.nn.Module]]:
+    found: list[torch.nn.Module] = []
     for name, component in components.items():
         if name.startswith(("transformer", "unet")) and isinstance(component, torch.nn.Module):
-            yield name, unwrap_module(component)
+            model = unwrap_module(component)
+            if all(model is not other for other in found):  # it may have two names
+                found.append(model)
+                yield name, model
 
 
 def _unsupported(

@@ -143,12 +143,10 @@ class Handle:
         Raises ``KeyError`` naming what there is if the layer and branch hold no list.
         """
         lists = self.lists(layer, branch)
-        tiles = next(
-            record["tiles_total"]
-            for record in self.statistics.to_records()
-            if record["generation"] == self.run and record["layer"] == layer
-        )
-        return bitmap.unpack(lists, tiles // lists[..., 0].numel())
+        keepers = (*(parallel._whole for parallel in self._splits.values()), self.lite)
+        states = (lite._held(self.run, layer, branch) for lite in keepers)
+        shape = next(state.shape for state in states if state is not None)
+        return bitmap.unpack(lists, shape.geometry.k_blocks(shape.kv_len))
 
     def reset(self) -> None:
         """Forget all skip lists and statistics; the next call begins a new run."""

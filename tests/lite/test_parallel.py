@@ -41,6 +41,16 @@ POLICIES = {
     "ranges": SkipPolicy(threshold=-3.0, must_do=((200, 600),), must_skip=((768, 1024),)),
 }
 
+#: Rings whose second half of the keys is left out in some steps; the ranges touch.
+HALF = ((512, 768), (768, 1024))
+HALVED = {
+    "not enabled": SkipPolicy(threshold=-3.0, must_skip=HALF, enabled=False),
+    "warm-up": SkipPolicy(threshold=float("-inf"), must_skip=HALF, warmup_steps=1),
+    "last step": SkipPolicy(threshold=float("-inf"), must_skip=HALF, last_step=0),
+}
+#: In which of the steps 0 and 1.
+LEFT_OUT = {"not enabled": (False, False), "warm-up": (False, True), "last step": (True, False)}
+
 
 def tensors(step: int, dtype: torch.dtype = torch.float32) -> list[torch.Tensor]:
     """Runs of 64 tokens that are alike: they attend to runs like themselves."""
@@ -125,6 +135,19 @@ def ahead(rank: int, ranks: int, peer_memory: bool) -> tuple[list[torch.Tensor],
     return outs, numbers
 
 
+def lengths(rank: int, ranks: int) -> None:
+    """Two sequences in a ring, whose lists are read while both are under way."""
+    parallel = SeqParallel(POLICIES["plain"], mode="ring", geometry=TILE)
+    for generation, rows in (("long", ROWS), ("short", ROWS // 2)):
+        mine = (part(x[:, :rows], rank, ranks) for x in tensors(0))
+        parallel(*mine, step=0, layer="x", generation=generation)
+    for generation, rows in (("long", ROWS), ("short", ROWS // 2)):
+        blocks = rows // ranks // TILE.q_block
+        assert parallel.lists("x", generation=generation, split=0).shape[2] == blocks
+    with pytest.raises(KeyError, match="no lists of generation 'other'"):
+        parallel.lists("x", generation="other", split=0)
+
+
 def part(x: torch.Tensor, rank: int, ranks: int) -> torch.Tensor:
     return x.chunk(ranks, dim=1)[rank].contiguous()
 
@@ -178,7 +201,23 @@ def work(rank: int, ranks: int, folder: str) -> None:
         )
         found["refused", way] = (refused(parallel, rank, ranks),)
         found["ahead", way] = ahead(rank, ranks, peer_memory)
+    for name, policy in HALVED.items():
+        parallel = SeqParallel(policy, mode="ring", geometry=TILE)
+        found["halved", name] = (
+            [
+                parallel(*(part(x, rank, ranks) for x in tensors(step)), step=step, layer="x")
+                for step in range(2)
+            ],
+        )
+    lengths(rank, ranks)
     q, k, v = unequal(0)
+    nothing = SeqParallel(SkipPolicy(must_skip=((0, 512), *HALF)), mode="ring", geometry=TILE)
+    with pytest.raises(ValueError, match="must_skip covers all 1024 keys, so that nothing is"):
+        nothing(*(part(x, rank, ranks) for x in (q, k, v)), step=0, layer="x")
+    with pytest.raises(TypeError, match=r"q must be a torch\.Tensor, got NoneType"):
+        parallel(None, k, v, step=0, layer="x")  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="layer must be a string, got list"):
+        parallel.begin(v, step=0, layer=["x"])  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="must be of one dtype"):
         parallel(q, k.bfloat16(), v.bfloat16(), step=0, layer="x")
     for mode in ("ulysses", "ring"):
@@ -341,6 +380,17 @@ def test_ring_is_the_merge_of_its_splits(results: Any, name: str) -> None:
         assert lists.keys() == own.keys()
         for split, lite in own.items():
             assert torch.equal(lists[split], lite.lists("x"))
+
+
+@pytest.mark.parametrize("name", HALVED)
+def test_a_ring_leaves_keys_out_in_steps_that_skip_alone(results: Any, name: str) -> None:
+    for step, left_out in enumerate(LEFT_OUT[name]):
+        q, k, v = tensors(step)
+        keys = 512 if left_out else ROWS
+        wanted = attention(q, k[:, :keys], v[:, :keys])
+        torch.testing.assert_close(
+            joined(results, ("halved", name), step), wanted, atol=2e-5, rtol=0.0
+        )
 
 
 def test_a_ring_that_skips_nothing_is_dense(results: Any) -> None:

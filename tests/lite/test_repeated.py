@@ -104,6 +104,26 @@ def test_another_policy_engine_or_geometry_counts_from_the_next_call() -> None:
     assert torch.equal(call(lite, inputs(4), 4), attention(*inputs(4), engine="reference"))
 
 
+@pytest.mark.parametrize("generation", [0, 1], ids=["the same generation", "another one"])
+def test_ranges_of_another_policy_count_from_the_next_call(generation: int) -> None:
+    """Lists of other ranges start from the full one; ranges that stay keep what was learnt."""
+    ranges = ({"must_skip": [(0, 16)]}, {"must_do": [(0, 8)]}, {})
+    lite = make(SkipPolicy(threshold=-1.0))
+    for step in range(2):
+        call(lite, inputs(step), step)
+    for turn, change in enumerate(ranges):
+        policy = SkipPolicy(threshold=-1.0, **change)
+        fresh = make(policy)
+        for step in range(2 * turn + 2, 2 * turn + 4):
+            lite.policy = policy.model_copy()
+            out = call(lite, inputs(step), step, generation=generation)
+            assert torch.equal(out, call(fresh, inputs(step), step))
+            row, wanted = (x.statistics.to_records()[-1] for x in (lite, fresh))
+            assert row["tiles_computed"] == wanted["tiles_computed"]
+            lists = [x.lists("blocks.0", "", n) for x, n in ((lite, generation), (fresh, 0))]
+            assert torch.equal(*lists)
+
+
 def test_bad_calls_after_good_ones_are_refused_and_change_nothing() -> None:
     lite, by = make(POLICY), By()
     for step in range(3):

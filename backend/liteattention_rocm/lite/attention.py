@@ -118,7 +118,7 @@ class LiteAttention:
     def _prepare(self) -> None:
         """Make what no copy takes along."""
         self._lock = threading.Lock()
-        self._tiles: WeakValueDictionary[Shape, Tiles] = WeakValueDictionary()
+        self._tiles: WeakValueDictionary[tuple[Shape, Any], Tiles] = WeakValueDictionary()
         self._counters = TileCounters()
         disable = cast(Callable[..., Callable[..., _Result]], torch.compiler.disable)
         self._traced_call = disable(self.__call__)
@@ -141,7 +141,7 @@ class LiteAttention:
             for one in states.values():
                 one.adopt()
                 if one.tiles is not None:
-                    self._tiles[one.shape] = one.tiles
+                    self._tiles[one.shape, one.tiles.ranges] = one.tiles
 
     def __copy__(self) -> Self:
         return copy.deepcopy(self)
@@ -287,8 +287,9 @@ class LiteAttention:
         if schedule.first <= step <= schedule.last:
             limits = schedule.limits
             limit = limits[step] if step < len(limits) else limits[-1]
-            if tiles is None:
-                tiles = state.tiles = self._tiles_of(state.shape)
+            policy = plan.policy
+            if tiles is None or tiles.ranges != (policy.must_do, policy.must_skip):
+                tiles = self._new_tiles(state, policy, step)
         with self._lock:
             state.step = step
             if tiles is None or limit is None:
@@ -495,11 +496,16 @@ class LiteAttention:
                 state.plans.keep(known, plan)
         return state, plan
 
-    def _tiles_of(self, shape: Shape) -> Tiles:
+    def _new_tiles(self, state: State, policy: SkipPolicy, step: int) -> Tiles:
+        """Give a state the masks of a policy; lists of other masks start from the full one."""
+        key = (state.shape, (policy.must_do, policy.must_skip))
         with self._lock:
-            tiles = self._tiles.get(shape)
+            tiles = self._tiles.get(key)
             if tiles is None:
-                tiles = self._tiles[shape] = Tiles(shape, self.policy)
+                tiles = self._tiles[key] = Tiles(state.shape, policy)
+            if state.tiles is not None:
+                state.restart(step)
+            state.tiles = tiles
             return tiles
 
     def _bind(

@@ -20,9 +20,10 @@ from typing_extensions import Self
 
 from ..arguments import Reasons
 from ..contract import Rounding, TileGeometry
-from ..dense import merge_states
+from ..dense import attention, merge_states
 from . import deal, exchange
 from .attention import LiteAttention
+from .names import checked_names
 from .peers import PeerMemory
 from .policy import Ranges, SkipPolicy, plain_int
 from .state import State
@@ -213,6 +214,7 @@ class SeqParallel:
         as many heads of q as of v; elsewhere, and where a change could not be noticed (inference
         mode), nothing is sent. Arguments as those of the call.
         """
+        checked_names(generation, step, layer, branch, num_steps)
         self._drop_begun()
         if self.mode == "ring" or layer in self._not_ahead:
             return
@@ -298,8 +300,16 @@ class SeqParallel:
         state.read_count, state.read_full, state.deal = None, False, made
 
     def _check(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
+        given = {"q": q, "k": k, "v": v}
+        types = [
+            f"{name} must be a torch.Tensor, got {type(x).__name__}"
+            for name, x in given.items()
+            if not isinstance(x, torch.Tensor)
+        ]
+        if types:
+            raise TypeError("cannot split this over ranks: " + "; ".join(types))
         reasons = []
-        for name, x in (("q", q), ("k", k), ("v", v)):
+        for name, x in given.items():
             if x.dim() != 4:
                 reasons.append(f"{name} must be [B, S_local, H, D], got {tuple(x.shape)}")
             elif self.mode == "ulysses" and x.shape[2] % self.ranks:
@@ -317,7 +327,7 @@ class SeqParallel:
             kinds = ", ".join(f"{x.dtype} on {x.device}" for x in (q, k, v))
             reasons.append(f"q, k and v must be of one dtype and on one device, got {kinds}")
         wrong = Reasons()
-        wrong.no_derivative({"q": q, "k": k, "v": v})
+        wrong.no_derivative(given)
         reasons += wrong.values
         if reasons:
             raise ValueError("cannot split this over ranks: " + "; ".join(reasons))
@@ -330,6 +340,7 @@ class SeqParallel:
         self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: dict[str, Any]
     ) -> torch.Tensor:
         length = k.shape[1]
+        leaves_out = self._leaves_out(call, self.ranks * length)
         held = torch.stack((k, v))
         arriving = torch.empty_like(held)
         parts: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
@@ -342,6 +353,11 @@ class SeqParallel:
             lite = self._split(source, length)
             if lite is not None:
                 parts[source] = self._attend(lite, q, held[0], held[1], return_lse=True, **call)
+            elif not leaves_out:
+                parts[source] = attention(
+                    q, held[0], held[1], scale=call["scale"], rounding=call["rounding"],
+                    return_lse=True, engine=self._whole.engine,
+                )  # fmt: skip
             for wait in waits:
                 wait.wait()
             held, arriving = arriving, held
@@ -350,6 +366,25 @@ class SeqParallel:
         # In the order of the keys, so that the rounding does not depend on the rank.
         ordered = [parts[source] for source in sorted(parts)]
         return merge_states([out for out, _ in ordered], [lse for _, lse in ordered])[0]
+
+    def _leaves_out(self, call: dict[str, Any], length: int) -> bool:
+        """Whether ranges of ``length`` keys are skipped in the step of a call: not if it is dense.
+
+        Raises as a call of one process does, before anything goes round.
+        """
+        names = (call[name] for name in ("generation", "step", "layer", "branch", "num_steps"))
+        step, num_steps = checked_names(*names)
+        if not self.policy.enabled:
+            return False
+        schedule = self.policy.schedule(call["layer"], length, num_steps, step)
+        if not schedule.first <= step <= schedule.last:
+            return False
+        if _within(self.policy.must_skip, 0, length) == ((0, length),):
+            raise ValueError(
+                f"policy does not fit this request: must_skip covers all {length} keys, so that "
+                "nothing is left to attend to: leave out at least one K block"
+            )
+        return True
 
     def _split(self, source: int, length: int) -> LiteAttention | None:
         key = (source, length)
@@ -412,10 +447,14 @@ class SeqParallel:
             raise ValueError("give split in a ring, and only there")
         if split is None:
             return self._whole.lists(layer, branch, generation)
+        missing: KeyError | None = None
         for (source, _), lite in reversed(self._splits.items()):
             if source == split and lite is not None:
-                return lite.lists(layer, branch, generation)
-        raise KeyError(f"no list for the keys of rank {split}")
+                try:
+                    return lite.lists(layer, branch, generation)
+                except KeyError as error:  # sequences of another length have lists of their own
+                    missing = missing or error
+        raise missing or KeyError(f"no list for the keys of rank {split}")
 
     def heads(
         self, layer: str, branch: str = "", generation: Hashable = 0
@@ -449,6 +488,12 @@ class SeqParallel:
 
 
 def _within(ranges: Ranges, start: int, length: int) -> Ranges:
-    """Clip token ranges to keys [start, start + length) and count from there."""
-    clipped = ((max(a - start, 0), min(b - start, length)) for a, b in ranges)
-    return tuple((a, b) for a, b in clipped if a < b)
+    """Clip token ranges to keys [start, start + length), count from there, join what touches."""
+    joined: list[tuple[int, int]] = []
+    for a, b in ranges:  # ascending
+        a, b = max(a - start, 0), min(b - start, length)
+        if a < b:
+            if joined and joined[-1][1] == a:
+                a = joined.pop()[0]
+            joined.append((a, b))
+    return tuple(joined)

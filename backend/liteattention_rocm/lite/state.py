@@ -32,10 +32,13 @@ class Shape(NamedTuple):
 class Tiles:
     """The full list, masks and budgets by head of one shape, on its device; never written to.
 
-    Key: shape. Owner: the states of that shape, which share it. Lifetime: until the last is gone.
+    Key: shape and ranges of the policy. Owner: the states of that shape, which share it. Lifetime:
+    until the last is gone.
     """
 
     def __init__(self, shape: Shape, policy: SkipPolicy) -> None:
+        #: What the masks were made of.
+        self.ranges = (policy.must_do, policy.must_skip)
         tile = shape.geometry
         q_blocks, k_blocks = tile.q_blocks(shape.q_len), tile.k_blocks(shape.kv_len)
         must_do = must_skip = None

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -20,6 +22,7 @@ from diffusers import (
 from transformers import T5Config, T5EncoderModel
 
 from liteattention_diffusers import enable
+from liteattention_diffusers.clock import Clock
 from liteattention_diffusers.discovery import find
 from liteattention_e2e import tiny
 from liteattention_rocm import SkipPolicy, TileGeometry
@@ -170,6 +173,53 @@ def test_bare_transformer_ends_a_run_when_its_hooks_are_reset() -> None:
 
 
 @torch.no_grad()
+def test_bare_transformer_counts_from_0_after_a_reset() -> None:
+    """Also where timesteps go on falling, so that they do not tell a new run."""
+    model = tiny.wan_transformer(peaked=1.5)
+    with enable(model, SkipPolicy(threshold=-2.0, warmup_steps=1), geometry=TILE) as handle:
+        for timestep in (999.0, 900.0, 800.0):
+            with model.cache_context("cond"):
+                model(**wan_inputs(timestep))
+            model._reset_stateful_cache()
+        records = handle.statistics.to_records()
+    assert {(row["generation"], row["step"]) for row in records} == {(1, 0), (2, 0), (3, 0)}
+    assert all(row["dense"] for row in records)
+
+
+def test_a_timestep_for_each_frame_is_watched() -> None:
+    """As in SkyReels V2, whose scheduler never steps: its pipeline has a timestep for each."""
+    now = torch.tensor([999.0, 999.0, 999.0])
+    scheduler = SimpleNamespace(timesteps=torch.tensor([999.0, 500.0]), step_index=None)
+    pipeline = mock.Mock(scheduler=scheduler, _current_timestep=now)
+    clock = Clock(pipeline)
+    seen = []
+    for timestep in (999.0, 500.0, 999.0):
+        for _ in ("cond", "uncond"):
+            clock.watch(0, torch.full((3,), timestep))
+            found = clock.locate(None)
+            seen.append((found.run, found.step, found.branch))
+    assert seen == [
+        (run, step, branch)
+        for run, step in ((1, 0), (1, 1), (2, 0))
+        for branch in ("call0", "call1")
+    ]
+
+
+def test_exclude_is_a_sequence_of_patterns() -> None:
+    with pytest.raises(TypeError, match=r"exclude must be a sequence.*use \['blocks.0.attn1'\]"):
+        enable(tiny.wan_transformer(), SKIPPING, exclude="blocks.0.attn1")
+
+
+def test_a_transformer_with_two_names_is_taken_once() -> None:
+    pipe = tiny.wan_pipeline()
+    pipe.register_modules(transformer_2=pipe.transformer)
+    with enable(pipe, SKIPPING) as handle:
+        assert handle.layers == ("blocks.0.attn1", "blocks.1.attn1")
+    with enable(pipe.transformer, SKIPPING):
+        pass
+
+
+@torch.no_grad()
 def test_joint_attention_without_a_mask() -> None:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
@@ -187,6 +237,7 @@ def test_joint_attention_without_a_mask() -> None:
         "img_ids": torch.cartesian_prod(torch.zeros(1), torch.arange(16.0), torch.arange(16.0)),
         "txt_ids": torch.zeros(32, 3),
     }
+    text_of = inputs["encoder_hidden_states"]
     own = model(timestep=torch.tensor([1.0]), **inputs).sample
     with enable(model, SKIPPING, geometry=TILE) as handle:
         assert handle.layers == ("transformer_blocks.0.attn", "single_transformer_blocks.0.attn")
@@ -195,6 +246,14 @@ def test_joint_attention_without_a_mask() -> None:
         model(timestep=torch.tensor([0.5]), **inputs)
         rows = handle.statistics.by_step()
         assert [row["tiles_total"] for row in rows] == [2 * 2 * 9 * 5] * 2
+        for branch, text in (("short", 32), ("long", 200)):  # each has keys of its own
+            inputs["encoder_hidden_states"] = torch.randn(1, text, 32)
+            inputs["txt_ids"] = torch.zeros(text, 3)
+            with model.cache_context(branch):
+                model(timestep=torch.tensor([0.2]), **inputs)
+        kept = [handle.kept_tiles(handle.layers[0], branch) for branch in ("short", "long")]
+        assert [tuple(one.shape) for one in kept] == [(1, 2, 9, 5), (1, 2, 15, 8)]
+    inputs["encoder_hidden_states"], inputs["txt_ids"] = text_of, torch.zeros(32, 3)
     assert torch.equal(model(timestep=torch.tensor([1.0]), **inputs).sample, own)
 
 

@@ -81,6 +81,8 @@ def test_skips_grow_by_step_in_every_layer_and_branch(
         assert not torch.equal(*last)
         kept = handle.kept_tiles("blocks.0.attn1", "cond")
         assert kept.shape == (1, 2, 16, 8) and kept.dtype == torch.bool
+        handle.statistics.clear()
+        assert torch.equal(handle.kept_tiles("blocks.0.attn1", "cond"), kept)
     assert 0 < np.abs(frames - dense).max() < 0.5
 
 
