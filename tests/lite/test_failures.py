@@ -42,6 +42,20 @@ def test_exception_then_a_later_step(monkeypatch: pytest.MonkeyPatch) -> None:
             expect(lite, by, step, inputs(step))
 
 
+def test_ranges_that_do_not_fit_cost_nobody_lists_or_statistics() -> None:
+    q, k, v = inputs(0)
+    lite = make(SkipPolicy(threshold=THRESHOLD, must_do=[(0, k.shape[1])]), max_generations=1)
+    for step in range(2):
+        call(lite, (q, k, v), step)
+    held, records = lite.lists("blocks.0"), lite.statistics.to_records()
+    shorter = [x[:, : k.shape[1] // 2] for x in (q, k, v)]
+    for generation in (0, 1):
+        with pytest.raises(ValueError, match=r"must_do: .* ends past the"):
+            call(lite, shorter, 0, generation=generation)
+    assert torch.equal(lite.lists("blocks.0"), held)
+    assert lite.statistics.to_records() == records
+
+
 def test_exception_in_a_repeated_call(monkeypatch: pytest.MonkeyPatch) -> None:
     lite, by = make(), By()
     expect(lite, by, 0, inputs(0))

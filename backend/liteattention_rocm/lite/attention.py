@@ -478,6 +478,9 @@ class LiteAttention:
         shape = Shape(batch, q_heads, kv_heads, q_len, kv_len, head_dim, q.dtype, q.device, tile)
         schedule = self.policy.schedule(key[0], kv_len, num_steps, where[1])
         schedule = schedule.of_heads(key[0], q_heads, options[8])
+        forced = self.policy.must_do or self.policy.must_skip
+        if forced and schedule.first <= where[1] <= schedule.last:
+            self.policy.key_masks(kv_len, tile.k_block)  # raises, while no list was given up yet
         with self._lock:
             state = self._enter(shape, where, key)
         known, plan = recall(state.plans, given, options)
