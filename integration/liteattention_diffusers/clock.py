@@ -47,6 +47,11 @@ class Clock:
         """The pipeline's scheduler, None for a transformer on its own."""
         return getattr(self._pipeline(), "scheduler", None)
 
+    @property
+    def has_steps(self) -> bool:
+        """Whether the pipeline's scheduler says which step it is."""
+        return self._scheduler_step(self.scheduler) is not None
+
     def end_run(self) -> None:
         """The next call belongs to a new run."""
         self._fresh = True

@@ -40,9 +40,7 @@ class Context(StateManager):  # type: ignore[misc]
         """Take the context of the next call; called by ``cache_context``."""
         super().set_context(context)
         # Decided here, outside of compiled code, so that a graph guards on one constant bool.
-        self.watch = context is None or (
-            context.step_index is None and self._clock.scheduler is None
-        )
+        self.watch = context is None or (context.step_index is None and not self._clock.has_steps)
 
 
 class DenoiserHook(ModelHook):  # type: ignore[misc]

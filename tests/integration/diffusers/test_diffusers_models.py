@@ -11,12 +11,16 @@ import pytest
 import torch
 from diffusers import (
     AutoencoderKLLTXVideo,
+    AutoencoderKLWan,
     FlowMatchEulerDiscreteScheduler,
     FluxTransformer2DModel,
     HunyuanVideoTransformer3DModel,
     LTXPipeline,
     LTXVideoTransformer3DModel,
+    SkyReelsV2DiffusionForcingPipeline,
+    SkyReelsV2Transformer3DModel,
     UNet2DModel,
+    UniPCMultistepScheduler,
     WanVACETransformer3DModel,
 )
 from transformers import T5Config, T5EncoderModel
@@ -192,6 +196,7 @@ def test_a_timestep_for_each_frame_is_watched() -> None:
     scheduler = SimpleNamespace(timesteps=torch.tensor([999.0, 500.0]), step_index=None)
     pipeline = mock.Mock(scheduler=scheduler, _current_timestep=now)
     clock = Clock(pipeline)
+    assert not clock.has_steps
     seen = []
     for timestep in (999.0, 500.0, 999.0):
         for _ in ("cond", "uncond"):
@@ -203,6 +208,38 @@ def test_a_timestep_for_each_frame_is_watched() -> None:
         for run, step in ((1, 0), (1, 1), (2, 0))
         for branch in ("call0", "call1")
     ]
+
+
+def test_skyreels_v2_skips_from_step_to_step() -> None:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        wan = tiny.wan_pipeline()
+        size = wan.transformer.config
+        model = SkyReelsV2Transformer3DModel(
+            num_attention_heads=2, attention_head_dim=16, in_channels=size.in_channels,
+            out_channels=size.out_channels, text_dim=size.text_dim, freq_dim=32, ffn_dim=32,
+            num_layers=1, patch_size=tuple(size.patch_size),
+        ).eval()  # fmt: skip
+        vae = AutoencoderKLWan(
+            base_dim=8, z_dim=size.in_channels, dim_mult=[1, 1, 1, 1], num_res_blocks=1,
+            latents_mean=[0.0] * size.in_channels, latents_std=[1.0] * size.in_channels,
+        )  # fmt: skip
+    scheduler = UniPCMultistepScheduler(prediction_type="flow_prediction", use_flow_sigmas=True)
+    pipe = SkyReelsV2DiffusionForcingPipeline(
+        tokenizer=wan.tokenizer, text_encoder=wan.text_encoder, transformer=model, vae=vae,
+        scheduler=scheduler,
+    )  # fmt: skip
+    pipe.set_progress_bar_config(disable=True)
+    with enable(pipe, SKIPPING, geometry=TILE) as handle:
+        for _ in range(2):
+            pipe(
+                prompt="a red circle", height=64, width=64, num_frames=17, num_inference_steps=3,
+                max_sequence_length=tiny.TEXT_LENGTH, output_type="latent",
+            )  # fmt: skip
+        records = handle.statistics.to_records()
+    assert {(row["generation"], row["step"], row["branch"]) for row in records} == {
+        (run, step, branch) for run in (1, 2) for step in range(3) for branch in ("cond", "uncond")
+    }
 
 
 def test_exclude_is_a_sequence_of_patterns() -> None:
