@@ -5,7 +5,7 @@ from __future__ import annotations
 import collections
 import contextlib
 import weakref
-from collections.abc import Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from types import TracebackType
 from typing import Any
 
@@ -13,7 +13,6 @@ import torch
 import torch.distributed as dist
 
 from liteattention_rocm import LiteAttention, SkipPolicy, TileGeometry
-from liteattention_rocm.lite import bitmap
 from liteattention_rocm.lite.counting import Noting
 from liteattention_rocm.lite.parallel import Mode, SeqParallel
 
@@ -110,21 +109,7 @@ class Handle:
         ``split`` names the rank whose keys it is about. Raises ``KeyError`` naming what there is if
         there is none.
         """
-        mode = "ulysses" if split is None else "ring"
-        missing: KeyError | None = None
-        for parallel in self._splits.values():
-            try:
-                if parallel.mode == mode:
-                    return parallel.lists(layer, branch, self.run, split=split)
-            except KeyError as error:  # another group may hold the layer
-                missing = error
-        if split is None:
-            try:
-                return self.lite.lists(layer, branch, self.run)
-            except KeyError:
-                if missing is None:
-                    raise
-        raise missing or KeyError(f"no list for the keys of rank {split}: nothing ran in a ring")
+        return self._read(lambda one, **of: one.lists(layer, branch, self.run, **of), split)
 
     def heads(self, layer: str, branch: str) -> tuple[int, ...] | None:
         """Heads of the model that this rank's list of the latest run is of, in its order.
@@ -142,11 +127,25 @@ class Handle:
         Bool [B, H, q_blocks, K_blocks], True = compute; ``lite.picture.draw_tiles`` draws it.
         Raises ``KeyError`` naming what there is if the layer and branch hold no list.
         """
-        lists = self.lists(layer, branch)
-        keepers = (*(parallel._whole for parallel in self._splits.values()), self.lite)
-        states = (lite._held(self.run, layer, branch) for lite in keepers)
-        shape = next(state.shape for state in states if state is not None)
-        return bitmap.unpack(lists, shape.geometry.k_blocks(shape.kv_len))
+        return self._read(lambda one, **of: one.kept_tiles(layer, branch, self.run, **of), None)
+
+    def _read(self, read: Callable[..., torch.Tensor], split: int | None) -> torch.Tensor:
+        """What ``read`` finds with whoever holds this rank's lists; see :meth:`lists`."""
+        mode = "ulysses" if split is None else "ring"
+        missing: KeyError | None = None
+        for parallel in self._splits.values():
+            try:
+                if parallel.mode == mode:
+                    return read(parallel, split=split)
+            except KeyError as error:  # another group may hold the layer
+                missing = error
+        if split is None:
+            try:
+                return read(self.lite)
+            except KeyError:
+                if missing is None:
+                    raise
+        raise missing or KeyError(f"no list for the keys of rank {split}: nothing ran in a ring")
 
     def reset(self) -> None:
         """Forget all skip lists and statistics; the next call begins a new run."""

@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 
 from liteattention_rocm import LiteAttention, SkipPolicy, TileGeometry, attention, merge_states
-from liteattention_rocm.lite import deal, exchange, peers
+from liteattention_rocm.lite import bitmap, deal, exchange, peers
 from liteattention_rocm.lite.parallel import SeqParallel
 
 TILE = TileGeometry(64, 64, 32)
@@ -174,11 +174,16 @@ def work(rank: int, ranks: int, folder: str) -> None:
                     lists[split] = parallel.lists("x", split=split)
                 except KeyError:
                     continue
+                kept = parallel.kept_tiles("x", split=split)
+                assert kept.shape[3] == ROWS // len(splits) // TILE.k_block
+                assert torch.equal(bitmap.pack(kept), lists[split])
             heads = None if mode == "ring" else parallel.heads("x")
             found[mode, way, name] = (outs, lists, parallel.statistics.to_records(), heads)
             parallel.end()
             with pytest.raises(KeyError):
                 parallel.lists("x", split=None if mode == "ulysses" else 0)
+            with pytest.raises(ValueError, match="give split in a ring, and only there"):
+                parallel.kept_tiles("x", split=0 if mode == "ulysses" else None)
     for balance, way in itertools.product((True, False), WAYS):
         parallel = SeqParallel(
             POLICIES["plain"], balance=balance, peer_memory=WAYS[way], geometry=TILE

@@ -315,6 +315,21 @@ def test_retest_walks_the_full_list_again() -> None:
     assert sparsity[3] == 0.0 == sparsity[6] and sparsity[2] > 0.0 < sparsity[5]
 
 
+def test_kept_tiles_are_the_bits_of_the_list() -> None:
+    lite = make()
+    for length, generation in ((40, 0), (52, 1)):
+        for step in range(2):
+            call(lite, inputs(step, length=length), step, branch="a", generation=generation)
+    for blocks, (columns, generation) in ((5, (10, 0)), (7, (13, 1))):
+        kept = lite.kept_tiles("blocks.0", "a", generation)
+        assert kept.shape == (1, 2, blocks, columns) and kept.dtype == torch.bool
+        assert torch.equal(bitmap.pack(kept), lite.lists("blocks.0", "a", generation))
+        rows = [r for r in lite.statistics.to_records() if r["generation"] == generation]
+        assert int(kept.sum()) == rows[-1]["tiles_kept"] < kept.numel()
+    with pytest.raises(KeyError, match=r"no list of layer 'blocks.0', branch 'b'"):
+        lite.kept_tiles("blocks.0", "b")
+
+
 def test_must_do_and_must_skip() -> None:
     policy = SkipPolicy(threshold=THRESHOLD, must_do=[(5, 9)], must_skip=[(12, 17), (36, 40)])
     do, skip = policy.key_masks(40, 4)

@@ -24,6 +24,7 @@ from .. import dense, engines, validation
 from ..arguments import Reasons
 from ..contract import DenseRequest, Layout, Rounding, TileGeometry, dense_tensors, lite_tensors
 from ..remembered import Call, bound_call, calls, recall
+from . import bitmap
 from .counting import Count, CountReader, Noted, Noting, TileCounters
 from .names import checked_names
 from .policy import Schedule, SkipPolicy, plain_int
@@ -622,6 +623,18 @@ class LiteAttention:
         the policy re-tests walks the full list instead. Raises ``KeyError`` naming what there is
         if the generation, layer or branch holds no list.
         """
+        return self._listed(layer, branch, generation)[0]
+
+    def kept_tiles(self, layer: str, branch: str = "", generation: Hashable = 0) -> torch.Tensor:
+        """Return the tiles of :meth:`lists`: bool [B, Hq, q_blocks, K_blocks], True = compute.
+
+        :func:`liteattention_rocm.lite.picture.draw_tiles` draws them.
+        """
+        listed, shape = self._listed(layer, branch, generation)
+        return bitmap.unpack(listed, shape.geometry.k_blocks(shape.kv_len))
+
+    def _listed(self, layer: str, branch: str, generation: Hashable) -> tuple[torch.Tensor, Shape]:
+        """A copy of a list, and what it fits; see :meth:`lists`."""
         key = (layer, "" if self.policy.branches == "shared" else branch)
         with self._lock:
             states = self._generations.get(generation)
@@ -642,7 +655,7 @@ class LiteAttention:
                     f"{generation!r}: (layer, branch) pairs that have one are {known or 'none'}"
                 )
             found = state.next_list()
-            return state.tiles.full.clone() if found is None else found
+            return state.tiles.full.clone() if found is None else found, state.shape
 
     def reset(self, generation: Hashable | None = None) -> None:
         """Forget the lists and statistics of one generation, or of all when it is None."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -443,15 +443,27 @@ class SeqParallel:
         In a ring ``split`` names the rank whose keys it is about. Raises ``KeyError`` if there is
         none, ``ValueError`` if ``split`` is given without a ring or missing in one.
         """
+        return self._read(lambda lite: lite.lists(layer, branch, generation), split)
+
+    def kept_tiles(
+        self, layer: str, branch: str = "", generation: Hashable = 0, *, split: int | None = None
+    ) -> torch.Tensor:
+        """Return the tiles of :meth:`lists`, see :meth:`LiteAttention.kept_tiles`."""
+        return self._read(lambda lite: lite.kept_tiles(layer, branch, generation), split)
+
+    def _read(
+        self, read: Callable[[LiteAttention], torch.Tensor], split: int | None
+    ) -> torch.Tensor:
+        """What ``read`` finds of this rank's lists; see :meth:`lists`."""
         if (split is None) == (self.mode == "ring"):
             raise ValueError("give split in a ring, and only there")
         if split is None:
-            return self._whole.lists(layer, branch, generation)
+            return read(self._whole)
         missing: KeyError | None = None
         for (source, _), lite in reversed(self._splits.items()):
             if source == split and lite is not None:
                 try:
-                    return lite.lists(layer, branch, generation)
+                    return read(lite)
                 except KeyError as error:  # sequences of another length have lists of their own
                     missing = missing or error
         raise missing or KeyError(f"no list for the keys of rank {split}")

@@ -17,7 +17,7 @@ import torch.distributed as dist
 from liteattention_diffusers import Handle, disable, enable
 from liteattention_e2e import pixel_vae, tiny
 from liteattention_rocm import LiteAttention, SkipPolicy, merge_states
-from liteattention_rocm.lite import exchange, peers
+from liteattention_rocm.lite import bitmap, exchange, peers
 
 from .diffusers_cases import PROMPT, TILE
 
@@ -123,6 +123,9 @@ def work(rank: int, ranks: int, folder: str) -> None:
         heads = {(x, y): handle.heads(x, y) for x in handle.layers for y in ("cond", "uncond")}
         made[name] = (frames, lists_of(handle, splits), records, heads)
         if ring == 1:  # says what there is
+            for layer, branch in heads:
+                kept = handle.kept_tiles(layer, branch)
+                assert torch.equal(bitmap.pack(kept), handle.lists(layer, branch))
             with pytest.raises(KeyError, match=r"no list of layer 'none'.*'cond'.*'uncond'"):
                 handle.lists("none", "cond")
         disable(pipe)
