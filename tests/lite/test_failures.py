@@ -9,9 +9,22 @@ import numpy as np
 import pytest
 import torch
 
-from liteattention_rocm import LiteAttention, SkipPolicy
+from liteattention_rocm import LiteAttention, SkipPolicy, attention
 
-from .simulation import STEPS, THRESHOLD, Broken, By, break_engine, call, expect, inputs, make
+from .simulation import (
+    STEPS,
+    THRESHOLD,
+    TILE,
+    Broken,
+    By,
+    Tensors,
+    break_engine,
+    call,
+    expect,
+    inputs,
+    judged,
+    make,
+)
 
 pytestmark = pytest.mark.usefixtures("limit")
 
@@ -54,6 +67,47 @@ def test_ranges_that_do_not_fit_cost_nobody_lists_or_statistics() -> None:
             call(lite, shorter, 0, generation=generation)
     assert torch.equal(lite.lists("blocks.0"), held)
     assert lite.statistics.to_records() == records
+
+
+def refused_by_the_engine(lite: LiteAttention, tensors: Tensors, step: int, match: str) -> None:
+    """In the place of the generation that there is, and in that of another one."""
+    held, records = lite.lists("blocks.0"), lite.statistics.to_records()
+    for generation in (0, 1):
+        with pytest.raises(ValueError, match=match):
+            call(lite, tensors, step, generation=generation)
+    assert torch.equal(lite.lists("blocks.0"), held)
+    assert lite.statistics.to_records() == records
+
+
+def test_a_call_that_the_engine_refuses_costs_nobody_lists_or_statistics() -> None:
+    """Nor does it when the tile is what is refused, which dense steps do not have."""
+    policy = judged(SkipPolicy(threshold=THRESHOLD, warmup_steps=1))
+    lite = LiteAttention(policy, engine="cpu", max_generations=1)
+    tensors = q, k, v = inputs(0, length=300)
+    for step in range(3):
+        call(lite, tensors, step)
+    assert lite.lists("blocks.0").any()
+    for step in (0, 1, 3):
+        narrow = (q[..., :4], k[..., :4], v[..., :4])
+        refused_by_the_engine(lite, narrow, step, "head dim must be a multiple of 8")
+    lite.geometry = TILE
+    for step in (1, 2, 3):
+        refused_by_the_engine(lite, tensors, step, "k_block must be 64, got 4")
+    assert torch.equal(call(lite, tensors, 0, generation=1), attention(*tensors))
+
+
+def test_a_replay_past_the_end_costs_nobody_lists_or_statistics() -> None:
+    lite, by = make(max_generations=1), By()
+    with lite.noting() as noting:
+        call(lite, inputs(0), 0, layer="any length", generation="noted")
+        call(lite, inputs(0), 0, num_steps=2, layer="two steps", generation="noted")
+    for step in range(2):
+        expect(lite, by, step, inputs(step))
+    records = lite.statistics.to_records()
+    for generation in (0, 1):
+        assert lite.begin_again(noting.calls, generation, 2) is None
+    assert lite.statistics.to_records() == records
+    expect(lite, by, 2, inputs(2))
 
 
 def test_exception_in_a_repeated_call(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -22,7 +22,15 @@ from typing_extensions import Self
 
 from .. import dense, engines, validation
 from ..arguments import Reasons
-from ..contract import DenseRequest, Layout, Rounding, TileGeometry, dense_tensors, lite_tensors
+from ..contract import (
+    DenseRequest,
+    Layout,
+    LiteRequest,
+    Rounding,
+    TileGeometry,
+    dense_tensors,
+    lite_tensors,
+)
 from ..remembered import Call, bound_call, calls, recall
 from . import bitmap
 from .counting import Count, CountReader, Noted, Noting, TileCounters
@@ -285,7 +293,7 @@ class LiteAttention:
         """Settle what a call reads, writes and drops; the same again for the same step."""
         _, step, _, branch = where
         schedule, limit, tiles = plan.schedule, None, state.tiles
-        if schedule.first <= step <= schedule.last:
+        if schedule.first <= step <= schedule.last:  # schedule.limit(step), without a call
             limits = schedule.limits
             limit = limits[step] if step < len(limits) else limits[-1]
             policy = plan.policy
@@ -361,11 +369,11 @@ class LiteAttention:
         launched here. Calls of the same step may follow, which find the same turns, or
         :meth:`finish_again`. None if a call is no step of its schedule; the call itself says why.
         """
+        if any(step >= call.plan.schedule.end for call in calls):
+            return None
         turns = []
         signature: list[Hashable] = []
         for call in calls:
-            if step >= call.plan.schedule.end:
-                return None
             where = (generation, step, call.layer, call.branch)
             key = (call.layer, "" if self.policy.branches == "shared" else call.branch)
             with self._lock:
@@ -463,29 +471,16 @@ class LiteAttention:
         """Check a call that is not like one before; return its state, at its step, and its plan.
 
         A state for another shape is not in the table until the call has succeeded, so that a call
-        refused for its tensors costs nobody its lists.
+        that fails does not cost its layer the lists.
         """
-        q, k, v, out = given
-        layout, scale, rounding, return_lse, *_ = options
-        if not torch.compiler.is_compiling():
-            validation.dense(
-                q, k, v, out, None, layout, scale, False, rounding, return_lse, self.engine
-            ).raise_for(_WHAT)
-        batch, q_len, q_heads, head_dim = validation.sizes(q, layout)
-        _, kv_len, kv_heads, _ = validation.sizes(k, layout)
-        tile = self.geometry
-        if tile is None:
-            tile = engines.choose(q.device, self.engine).geometry(head_dim, batch * q_heads * q_len)
-        shape = Shape(batch, q_heads, kv_heads, q_len, kv_len, head_dim, q.dtype, q.device, tile)
-        schedule = self.policy.schedule(key[0], kv_len, num_steps, where[1])
-        schedule = schedule.of_heads(key[0], q_heads, options[8])
-        forced = self.policy.must_do or self.policy.must_skip
-        if forced and schedule.first <= where[1] <= schedule.last:
-            self.policy.key_masks(kv_len, tile.k_block)  # raises, while no list was given up yet
+        q = given[0]
+        _, scale, _, return_lse, *_ = options
+        shape, schedule = self._admit(given, options, where, key, num_steps)
         with self._lock:
             state = self._enter(shape, where, key)
         known, plan = recall(state.plans, given, options)
         if plan is None:
+            batch, q_heads, _, q_len, kv_len, head_dim, _, _, tile = shape
             plan = Plan(
                 schedule,
                 batch * q_heads * tile.q_blocks(q_len) * tile.k_blocks(kv_len),
@@ -499,6 +494,78 @@ class LiteAttention:
             if known is not None:
                 state.plans.keep(known, plan)
         return state, plan
+
+    def _check(
+        self,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        *,
+        step: int,
+        layer: str,
+        branch: str,
+        generation: Hashable,
+        num_steps: int | None,
+        scale: float | None = None,
+        rounding: Rounding = "rtne",
+        heads: tuple[int, ...] | None = None,
+    ) -> None:
+        """Raise if a call would be refused, whatever the tensors hold; touch no state."""
+        step, num_steps = checked_names(generation, step, layer, branch, num_steps)
+        key = (layer, "" if self.policy.branches == "shared" else branch)
+        options = ("bshd", scale, rounding, False, num_steps, self.engine, None, None, heads)
+        self._admit((q, k, v, None), options, (generation, step, layer, branch), key, num_steps)
+
+    def _admit(
+        self,
+        given: _Given,
+        options: _Options,
+        where: _Where,
+        key: tuple[str, str],
+        num_steps: int | None,
+    ) -> tuple[Shape, Schedule]:
+        """Raise for all that arguments, policy and engine have against a call; touch no state.
+
+        So a call that is refused costs nobody lists or statistics.
+        """
+        q, k, v, out = given
+        layout, scale, rounding, return_lse, *_ = options
+        compiling = torch.compiler.is_compiling()
+        if not compiling:
+            validation.dense(
+                q, k, v, out, None, layout, scale, False, rounding, return_lse, self.engine
+            ).raise_for(_WHAT)
+        batch, q_len, q_heads, head_dim = validation.sizes(q, layout)
+        _, kv_len, kv_heads, _ = validation.sizes(k, layout)
+        tile = self.geometry
+        if tile is None:
+            tile = engines.choose(q.device, self.engine).geometry(head_dim, batch * q_heads * q_len)
+        shape = Shape(batch, q_heads, kv_heads, q_len, kv_len, head_dim, q.dtype, q.device, tile)
+        schedule = self.policy.schedule(key[0], kv_len, num_steps, where[1])
+        schedule = schedule.of_heads(key[0], q_heads, options[8])
+        limit = schedule.limit(where[1])
+        must_skip = None
+        if limit is not None and (self.policy.must_do or self.policy.must_skip):
+            _, must_skip = self.policy.key_masks(kv_len, tile.k_block)
+        if not compiling:
+            kind: Kind = None
+            if limit is not None and (limit.drops or must_skip is not None):
+                kind = (limit, schedule.descending[0])
+            # else it is dense, or has a list of the same tiles that an admitted step wrote
+            scale = 1.0 / math.sqrt(head_dim) if scale is None else float(scale)
+            engines.admit(self._request(shape, kind, scale, options), self.engine)
+        return shape, schedule
+
+    def _request(self, shape: Shape, kind: Kind, scale: float, options: _Options) -> DenseRequest:
+        """Describe a checked call to its engine."""
+        layout, _, rounding, return_lse, *_ = options
+        call = (*shape[:8], layout, scale, False, rounding, return_lse)
+        if kind is None:
+            return DenseRequest(*call)
+        limit, descending = kind
+        return LiteRequest(
+            *call, shape.geometry, limit.threshold, descending, self.policy.soft_skip, limit.budget
+        )
 
     def _new_tiles(self, state: State, policy: SkipPolicy, step: int) -> Tiles:
         """Give a state the masks of a policy; lists of other masks start from the full one."""
@@ -517,7 +584,7 @@ class LiteAttention:
     ) -> Call:
         """Bind the call of a plan. Layers of one shape share it, and dense ones with all others."""
         layout, scale, rounding, return_lse, *_ = options
-        engine, tile, soft_skip = self.engine, state.shape.geometry, self.policy.soft_skip
+        engine = self.engine
         depends: _Options = ("dense", layout, scale, False, rounding, return_lse, engine)
         if kind is not None:
             # Engines may compile in whether there are forced tiles, or budgets by head.
@@ -525,19 +592,12 @@ class LiteAttention:
                 tensors.must_do is not None, tensors.must_skip is not None,
                 tensors.limits is not None,
             )  # fmt: skip
-            depends = ("lite state", *depends, *kind, soft_skip, tile, *forced)
+            tile = state.shape.geometry
+            depends = ("lite state", *depends, *kind, self.policy.soft_skip, tile, *forced)
         key, found = recall(calls, given, depends)
         call: Call | None = found
         if call is None:
-            request: DenseRequest
-            if kind is None:
-                request = dense.dense_request(tensors, layout, plan.scale, False, rounding)
-            else:
-                limit, descending = kind
-                request = dense.lite_request(
-                    tensors, layout, plan.scale, rounding, tile, limit.threshold, limit.budget,
-                    descending, soft_skip,
-                )  # fmt: skip
+            request = self._request(state.shape, kind, plan.scale, options)
             run = engines.admit(request, engine).bind(request, tensors)
             call = bound_call(run, tensors, () if given[3] is None else (3,))
             if key is not None:

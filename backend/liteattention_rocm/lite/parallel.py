@@ -220,7 +220,13 @@ class SeqParallel:
             return
         if v.is_inference() or v.requires_grad or v.dim() != 4 or v.shape[2] % self.ranks:
             return
-        call = {"step": step, "layer": layer, "branch": branch, "generation": generation}
+        call = {
+            "step": step,
+            "layer": layer,
+            "branch": branch,
+            "generation": generation,
+            "num_steps": num_steps,
+        }
         dealt = self._deal(v, v, call)
         order = None if dealt is None else dealt.key_index
         self._begun = _Begun(v, v._version, dealt, self._exchange.send("v", v, order))
@@ -271,12 +277,23 @@ class SeqParallel:
         if state.shape[:4] != sizes or state.shape[5:8] != (width, q.dtype, q.device):
             return None  # the lists do not fit, and begin anew
         if 1 < self.ranks < kv_heads and step > state.lite_step and state.counts:
+            self._check_whole(q, k, call)
             with self._whole._lock:
                 self._whole._advance(state, step)
-                state.step = step  # if the call is refused now, an earlier step begins anew
+                state.step = step  # if the call fails now, an earlier step begins anew
             if state.ordinal & (state.ordinal - 1) == 0 and state.read is not None:
                 self._deal_anew(state, kv_heads, heads // kv_heads)
         return state.deal
+
+    def _check_whole(self, q: torch.Tensor, k: torch.Tensor, call: dict[str, Any]) -> None:
+        """Raise if attention with this rank's heads would be refused, as on all ranks alike."""
+        given = []
+        for x in (q, k, k):
+            batch, rows, heads, width = x.shape
+            one = x.new_empty((1, 1, 1, width))
+            given.append(one.expand(batch, rows * self.ranks, heads // self.ranks, -1))
+        own = self._own(deal.in_order(q.shape[2])) if self.policy.by_head else None
+        self._whole._check(*given, **call, heads=own)
 
     def _deal_anew(self, state: State, kv_heads: int, group: int) -> None:
         """Deal heads by the tiles of the list to be read, and fetch that list's new part."""
@@ -376,8 +393,7 @@ class SeqParallel:
         step, num_steps = checked_names(*names)
         if not self.policy.enabled:
             return False
-        schedule = self.policy.schedule(call["layer"], length, num_steps, step)
-        if not schedule.first <= step <= schedule.last:
+        if self.policy.schedule(call["layer"], length, num_steps, step).limit(step) is None:
             return False
         if _within(self.policy.must_skip, 0, length) == ((0, length),):
             raise ValueError(

@@ -183,6 +183,11 @@ class Limit(NamedTuple):
     budget: float
     heads: tuple[float, ...] = ()
 
+    @property
+    def drops(self) -> bool:
+        """Whether a tile may be dropped at all."""
+        return self.threshold > -math.inf or self.budget > 0
+
 
 class Schedule(NamedTuple):
     """What a policy says about the steps of one layer.
@@ -198,6 +203,13 @@ class Schedule(NamedTuple):
     limits: tuple[Limit, ...]
     descending: tuple[bool, bool]
     retest_every: int
+
+    def limit(self, step: int) -> Limit | None:
+        """What a step may drop; None if it is dense."""
+        if not self.first <= step <= self.last:
+            return None
+        limits = self.limits
+        return limits[step] if step < len(limits) else limits[-1]
 
     def of_heads(self, layer: str, count: int, heads: Sequence[int] | None) -> Schedule:
         """Return the schedule of a call with ``count`` query heads: ``heads`` of the model, or all.
@@ -380,8 +392,7 @@ class SkipPolicy(BaseModel):
     def _limit_at(self, step: int, layer: str, kv_len: int, num_steps: int | None) -> Limit | None:
         if not self.enabled:
             return None
-        first, last, _, limits, *_ = self.schedule(layer, kv_len, num_steps, step)
-        return limits[min(step, len(limits) - 1)] if first <= step <= last else None
+        return self.schedule(layer, kv_len, num_steps, step).limit(step)
 
     def schedule(self, layer: str, kv_len: int, num_steps: int | None, step: int) -> Schedule:
         """Return the schedule of a layer over ``kv_len`` keys; raises as :meth:`threshold_at`."""
