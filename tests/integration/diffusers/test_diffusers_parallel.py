@@ -28,6 +28,9 @@ POLICY = SkipPolicy(threshold=-2.0, **RANGES)
 #: A ring judges a tile within its split, so fewer of them are negligible.
 BOLD = SkipPolicy(threshold=-0.5, **RANGES)
 BY_HEAD = SkipPolicy(budget=0.1, layer_budgets={"*": (0.1, 0.6, 0.4, 0.0)}, **RANGES)
+#: For sequences of any length, and heads that the processes cannot share equally.
+UNCUT = SkipPolicy(threshold=-2.0, must_do=((200, 300),))
+ODD_HEADS = 3
 EXACT = SkipPolicy(threshold=float("-inf"))
 #: name -> ring degree, Ulysses degree, what may be skipped; by number of processes.
 MODES = {
@@ -45,17 +48,31 @@ MODES = {
 }
 
 
-def pipeline() -> Any:
-    return tiny.wan_pipeline(heads=HEADS, peaked=1.5)
+def pipeline(heads: int = HEADS) -> Any:
+    return tiny.wan_pipeline(heads=heads, peaked=1.5)
 
 
-def video(pipe: Any) -> np.ndarray:
+def video(pipe: Any, latents: torch.Tensor | None = None) -> np.ndarray:
     frames: np.ndarray = pipe(
         PROMPT, height=32, width=64, num_frames=pixel_vae.pipeline_num_frames(8),
         num_inference_steps=4, guidance_scale=3.0, generator=torch.Generator().manual_seed(0),
-        max_sequence_length=tiny.TEXT_LENGTH, output_type="np",
+        max_sequence_length=tiny.TEXT_LENGTH, output_type="np", latents=latents,
     ).frames[0]  # fmt: skip
     return frames
+
+
+def odd_video(pipe: Any) -> np.ndarray:
+    """One of 9 x 9 x 11 tokens."""
+    draw = torch.Generator().manual_seed(0)
+    return video(pipe, torch.randn(1, 12, 9, 18, 22, generator=draw))
+
+
+def gather_unequal(found: list[torch.Tensor], mine: torch.Tensor, group: Any = None) -> None:
+    """``all_gather`` as NCCL has it; gloo wants equal parts."""
+    parts: list[Any] = [None] * len(found)
+    dist.all_gather_object(parts, mine, group)
+    for place, part in zip(found, parts, strict=True):
+        place.copy_(part)
 
 
 def watched_video(pipe: Any) -> tuple[np.ndarray, list[str]]:
@@ -139,8 +156,23 @@ def work(rank: int, ranks: int, folder: str) -> None:
     pipe.transformer.enable_parallelism(
         config=diffusers.ContextParallelConfig(ring_degree=ranks, ring_anything=True)
     )
-    with pytest.raises(ValueError, match="ring_anything splits the rows unequally"):
+    with pytest.raises(
+        ValueError, match=r"ring_anything splits .*\(with ulysses_anything\) instead"
+    ):
         video(pipe)
+    if ranks == 2:
+        pipe = pipeline(ODD_HEADS)
+        handle = enable(pipe, UNCUT, geometry=TILE)
+        pipe.transformer.enable_parallelism(
+            config=diffusers.ContextParallelConfig(ulysses_degree=ranks, ulysses_anything=True)
+        )
+        with mock.patch.object(dist, "all_gather", gather_unequal):
+            frames = odd_video(pipe)
+        made["unequal"] = (frames, lists_of(handle, [None]), handle.statistics.to_records())
+        disable(pipe)
+        enable(pipe, SkipPolicy(budget=0.1, layer_budgets={"*": (0.1, 0.6, 0.4)}), geometry=TILE)
+        with pytest.raises(ValueError, match="3 budgets by head, but the call has"):
+            odd_video(pipe)
     torch.save(made, f"{folder}/{rank}.pt")
     dist.destroy_process_group()
 
@@ -232,6 +264,27 @@ def test_ulysses_is_one_process(results: Any, policy: SkipPolicy) -> None:
         for index, row in enumerate(whole):
             for field in ("tiles_total", "tiles_computed", "tiles_kept"):
                 assert sum(rank[name][2][index][field] for rank in results) == row[field]
+
+
+@pytest.mark.parametrize("results", [2], indirect=True)
+def test_unequal_parts_are_one_process(results: Any) -> None:
+    """Odd numbers of tokens and heads, which diffusers exchanges."""
+    pipe = pipeline(ODD_HEADS)
+    with enable(pipe, UNCUT, geometry=TILE) as handle:
+        frames = odd_video(pipe)
+        lists = lists_of(handle, [None])
+        whole = handle.statistics.to_records()
+    assert 0.3 < skipped(whole) < 0.9
+    assert len(lists) == 4
+    for rank in results:
+        assert same_picture(rank["unequal"][0], frames)
+    for key, value in lists.items():
+        parts = [rank["unequal"][1][key] for rank in results]
+        assert [part.shape[1] for part in parts] == [2, 1]
+        assert torch.equal(torch.cat(parts, dim=1), value), key
+    for rows in zip(whole, *(rank["unequal"][2] for rank in results), strict=True):
+        for field in ("tiles_total", "tiles_computed", "tiles_kept"):
+            assert sum(row[field] for row in rows[1:]) == rows[0][field]
 
 
 RINGS = [(2, "ring"), (4, "ring"), (4, "both")]  # processes and how they are arranged
