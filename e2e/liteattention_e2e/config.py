@@ -31,10 +31,8 @@ from liteattention_rocm.contract import Engine
 from .clips import parse_prompt
 
 Attention = Literal["diffusers", "dense", "lite"]
-#: What is taken if nothing is named. Both lie in the repository, beside this package, and are
-#: not installed with it.
-DEFAULT_MODEL = Path(__file__).resolve().parents[1] / "model" / "wan-shapes"
-DEFAULT_PROMPTS = Path(__file__).resolve().parents[1] / "prompts" / "shapes.txt"
+#: What is taken if nothing is named, by option. The repository has both, and installs neither.
+DEFAULTS = {"model": Path("e2e/model/wan-shapes"), "prompts": Path("e2e/prompts/shapes.txt")}
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
 
 
@@ -173,8 +171,8 @@ class SuiteConfig(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", arbitrary_types_allowed=True)
 
     runner: Literal["diffusers", "sglang"] = "diffusers"
-    model: str = Field(default=str(DEFAULT_MODEL), min_length=1, validate_default=True)
-    prompts: tuple[str, ...] = Field(default=DEFAULT_PROMPTS, validate_default=True)
+    model: str = Field(default=None, min_length=1, validate_default=True)
+    prompts: tuple[str, ...] = Field(default=None, validate_default=True)
     negative_prompt: str | None = None
     attention: Annotated[tuple[Attention, ...], BeforeValidator(split)] = (
         "diffusers",
@@ -228,18 +226,16 @@ class SuiteConfig(BaseModel):
             raise ValueError("; ".join(problems))
         return value
 
-    @field_validator("model")
+    @field_validator("model", mode="before")
     @classmethod
-    def _has_model(cls, value: str) -> str:
-        if value == str(DEFAULT_MODEL):
-            _in_repository(DEFAULT_MODEL, "--model")
-        return value
+    def _find_model(cls, value: Any) -> Any:
+        return str(_default("model")) if value is None else value
 
     @field_validator("prompts", mode="before")
     @classmethod
     def _read_prompts(cls, value: Any) -> Any:
-        if value is DEFAULT_PROMPTS:
-            _in_repository(DEFAULT_PROMPTS, "--prompts")
+        if value is None:
+            value = _default("prompts")
         if isinstance(value, str | Path):
             return read_prompts(Path(value))
         return value
@@ -421,12 +417,20 @@ class SuiteConfig(BaseModel):
         return DTYPES[self.dtype]
 
 
-def _in_repository(path: Path, option: str) -> None:
-    if not path.exists():
-        raise ValueError(
-            f"{str(path)!r} is part of the repository, not of the package: run from a checkout or "
-            f"give {option}"
-        )
+def _default(option: str) -> Path:
+    """What an option is if it is left out: in the checkout of this package, or the current one.
+
+    Raises:
+        ValueError: neither has it.
+    """
+    path = DEFAULTS[option]
+    for root in (Path(__file__).resolve().parents[2], Path()):
+        if (root / path).exists():
+            return root / path
+    raise ValueError(
+        f"the package has none of its own, and there is no {str(path)!r} in the current folder: "
+        f"give --{option}, or run at the top of a checkout"
+    )
 
 
 def make_policy(fields: dict[str, Any]) -> SkipPolicy:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import importlib
 import shutil
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -49,20 +51,46 @@ def test_whose_cross_attention_it_is() -> None:
         load_config({**base, "cross_attention": "theirs"})
 
 
-def test_an_installed_package_says_that_it_has_no_model(
+@pytest.fixture
+def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """The name of a copy of the package that lies in no checkout, nor does the current folder."""
+    name = "installed_e2e"
+    shutil.copytree(Path(cli.__file__).parent, tmp_path / "site-packages" / name)
+    monkeypatch.syspath_prepend(tmp_path / "site-packages")
+    (tmp_path / "current").mkdir()
+    monkeypatch.chdir(tmp_path / "current")
+    yield name
+    for module in [module for module in sys.modules if module.split(".")[0] == name]:
+        del sys.modules[module]
+
+
+def test_an_installed_package_takes_what_the_current_checkout_has(installed: str) -> None:
+    config = importlib.import_module(f"{installed}.config")
+    e2e = Path(cli.__file__).parents[1]
+    Path("e2e").symlink_to(e2e, target_is_directory=True)
+    found = config.load_config({})
+    assert Path(found.model).samefile(e2e / "model" / "wan-shapes")
+    assert list(found.prompts) == config.read_prompts(e2e / "prompts" / "shapes.txt")
+
+
+def test_a_checkout_takes_its_own_wherever_it_runs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    site = tmp_path / "site-packages"
-    shutil.copytree(Path(cli.__file__).parent, site / "installed_e2e")
-    monkeypatch.syspath_prepend(site)
-    installed = importlib.import_module("installed_e2e.cli")
+    (tmp_path / "e2e" / "model" / "wan-shapes").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path)
+    e2e = Path(cli.__file__).parents[1]
+    assert Path(load_config({}).model).samefile(e2e / "model" / "wan-shapes")
+
+
+def test_an_installed_package_says_that_it_has_no_model(installed: str) -> None:
+    commands = importlib.import_module(f"{installed}.cli")
     app = typer.Typer(pretty_exceptions_enable=False)
-    app.command("e2e")(installed.e2e)
-    app.command("generate")(installed.generate)
-    wanted = " is part of the repository, not of the package: run from a checkout or give --"
+    app.command("e2e")(commands.e2e)
+    app.command("generate")(commands.generate)
     model, prompts = (
-        f"{name}: {str(site / folder)!r}{wanted}{name}"
-        for name, folder in (("model", "model/wan-shapes"), ("prompts", "prompts/shapes.txt"))
+        f"{name}: the package has none of its own, and there is no 'e2e/{path}' in the current "
+        f"folder: give --{name}, or run at the top of a checkout"
+        for name, path in (("model", "model/wan-shapes"), ("prompts", "prompts/shapes.txt"))
     )
     for command, expected in (
         (["generate"], [model]),
