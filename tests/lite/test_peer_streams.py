@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from torch.distributed import _symmetric_memory
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from liteattention_rocm.lite import peers
@@ -128,3 +129,25 @@ def test_copies_and_meetings_come_one_after_another(
             assert set(device.copies) <= device.current.behind, "rows may still be on their way"
             done = set(device.copies) | set(device.meetings)
     assert len(device.meetings) == 6
+
+
+class Alone:
+    """The symmetric memory of one of two GPUs, the other of which never comes to a meeting."""
+
+    rank, world_size = 0, 2
+
+    def get_buffer(self, rank: int, sizes: torch.Size, dtype: torch.dtype) -> torch.Tensor:
+        return torch.full(sizes, rank, dtype=dtype)
+
+    def barrier(self, channel: int = 0, timeout_ms: int = 0) -> None:
+        assert timeout_ms, "0 waits for ever"
+        raise RuntimeError(f"channel {channel}: nobody came in {timeout_ms / 60_000:g} minutes")
+
+
+def test_a_meeting_ends_if_a_rank_never_comes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_symmetric_memory, "rendezvous", lambda *_: Alone())
+    own = torch.zeros(8, dtype=torch.uint8)
+    parts, meet = peers._rendezvous(own, None)
+    assert parts[0] is own and parts[1].tolist() == [1] * 8
+    with pytest.raises(RuntimeError, match="channel 1: nobody came in 10 minutes"):
+        meet(1)
