@@ -2,7 +2,8 @@
 
 Skip lists advance by step, so every self-attention call has to know its step. Sources, best
 first: the ``cache_context`` of the pipeline (``WanPipeline`` passes the step there), the
-pipeline's scheduler, and, for a transformer on its own, the changes of its ``timestep`` argument.
+pipeline's scheduler, and the changes of the ``timestep`` argument: for a transformer on its own, or
+called by another pipeline than the one that is enabled.
 """
 
 from __future__ import annotations
@@ -36,6 +37,8 @@ class Clock:
 
     def __init__(self, pipeline: Any | None) -> None:
         self._pipeline = (lambda: None) if pipeline is None else weakref.ref(pipeline)
+        #: Timesteps of no run of the pipeline under this clock.
+        self._earlier = getattr(self.scheduler, "timesteps", None)
         self.run = 0
         self._fresh = True
         self._timesteps: Any = None
@@ -66,6 +69,7 @@ class Clock:
         if step is None:
             step = self._watched.step
         timesteps = getattr(scheduler, "timesteps", None)
+        idle = self._idle(scheduler)
         if timesteps is not self._timesteps or step < self._step:
             self._fresh = True
         if self._fresh:
@@ -74,7 +78,7 @@ class Clock:
             self._timesteps = timesteps
         self._step = step
         num_steps = None if cache is None else cache.num_inference_steps
-        if num_steps is None and timesteps is not None:
+        if num_steps is None and timesteps is not None and not idle:
             num_steps = len(timesteps)
         branch = f"call{self._watched.call}" if cache is None else cache.name
         return Position(self.run, step, num_steps, branch)
@@ -91,8 +95,23 @@ class Clock:
         timesteps = getattr(self.scheduler, "timesteps", None)
         self._watched.count((denoiser, id(timesteps), self._watched.step, step))
 
+    def _idle(self, scheduler: Any | None) -> bool:
+        """Whether the scheduler is in no run: who calls is not its pipeline.
+
+        It has got no timesteps yet, or is through with them. After a run that was broken off it is
+        neither, which nothing but a look at the timesteps of all later calls could tell.
+        """
+        timesteps = getattr(scheduler, "timesteps", None)
+        if timesteps is None:
+            return False
+        step = getattr(scheduler, "step_index", None)
+        if step is not None:
+            return int(step) >= len(timesteps)
+        set_by = (getattr(scheduler, name, None) for name in ("num_inference_steps", "begin_index"))
+        return timesteps is self._earlier and all(value is None for value in set_by)
+
     def _scheduler_step(self, scheduler: Any | None) -> int | None:
-        if scheduler is None:
+        if scheduler is None or self._idle(scheduler):
             return None
         step = getattr(scheduler, "step_index", None)
         if step is not None:

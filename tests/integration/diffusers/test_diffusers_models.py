@@ -135,6 +135,48 @@ def test_ltx_after_an_exception(ltx: LTXPipeline) -> None:
         assert handle.run == 2
 
 
+def test_another_pipeline_with_the_transformer_is_counted_by_its_timesteps(
+    ltx: LTXPipeline,
+) -> None:
+    """Before the first run of the one that is enabled, and after one: its scheduler rests."""
+    enabled, other = (
+        LTXPipeline(**{**ltx.components, "scheduler": FlowMatchEulerDiscreteScheduler()})
+        for _ in range(2)
+    )
+    for pipe in (enabled, other):
+        pipe.set_progress_bar_config(disable=True)
+    with enable(ltx.transformer, SKIPPING, geometry=TILE):
+        six = run_ltx(other, num_inference_steps=6)
+        four = run_ltx(enabled)
+    enabled.scheduler = FlowMatchEulerDiscreteScheduler()
+    with enable(enabled, SKIPPING, geometry=TILE) as handle:
+        for _ in range(2):
+            assert torch.equal(run_ltx(other, num_inference_steps=6), six)
+            assert torch.equal(run_ltx(enabled), four)
+        seen = sorted({(row["generation"], row["step"]) for row in handle.statistics.to_records()})
+    lengths = enumerate((6, 4, 6, 4), 1)
+    assert seen == [(run, step) for run, steps in lengths for step in range(steps)]
+    from_the_end = SkipPolicy(threshold=-2.0, last_step=-2)
+    with enable(enabled, from_the_end, geometry=TILE):
+        run_ltx(enabled)
+        with pytest.raises(ValueError, match="last_step -2 counts from the end: give num_steps"):
+            run_ltx(other)
+
+
+@torch.no_grad()
+def test_a_loop_of_ones_own_is_counted_by_the_scheduler() -> None:
+    """It may have set the timesteps before the pipeline was enabled."""
+    pipe = tiny.wan_pipeline(peaked=1.5)
+    pipe.scheduler.set_timesteps(3)
+    with enable(pipe, SkipPolicy(threshold=-2.0, last_step=-2), geometry=TILE) as handle:
+        for timestep in pipe.scheduler.timesteps:
+            inputs = wan_inputs(float(timestep))
+            out = pipe.transformer(**inputs, return_dict=False)[0]
+            pipe.scheduler.step(out, timestep, inputs["hidden_states"])
+        records = handle.statistics.to_records()
+    assert {(row["step"], row["dense"]) for row in records} == {(0, False), (1, False), (2, True)}
+
+
 def wan_inputs(timestep: float) -> dict[str, torch.Tensor]:
     noise = torch.Generator().manual_seed(int(timestep))
     return {
