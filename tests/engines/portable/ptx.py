@@ -45,6 +45,9 @@ _ARITHMETIC: dict[str, Callable[..., Any]] = {
     "setp.neu.f32": np.not_equal,  # true for a NaN
     "setp.neu.or.f32": lambda a, b, also: (a != b) | also,
     "vote.sync.any.pred": lambda chosen, lanes: np.full(32, bool(chosen.any())),
+    "cvt.rn.f32.s32": lambda a: a.astype(np.float32),
+    "cvt.rpi.s32.f32": lambda a: np.ceil(np.nan_to_num(a)).astype(np.int32),
+    "redux.sync.max.u32": lambda a, lanes: np.full(32, a.view(np.uint32).max()).view(a.dtype),
     "redux.sync.add.s32": lambda a, lanes: np.full(32, a.sum(dtype=np.int32)),
     "shfl.sync.bfly.b32": lambda a, by, width, lanes: a[_LANE ^ int(by[0])],
 }

@@ -283,7 +283,7 @@ def test_weights_of_three_warpgroups(q_len: int, masks: bool) -> None:
 
 
 def test_shares_are_counted_so_that_a_warp_can_add_them_up() -> None:
-    """Never below what they are, by two counts at most above it; 2 for what is more, and a NaN."""
+    """Never below what they are, by two counts at most above it; 4 for what is more, and a NaN."""
     draw = torch.Generator().manual_seed(0)
     here = torch.rand(64, 4, generator=draw) ** 8  # down to far below a unit
     sums = here.sum(1, keepdim=True) * torch.rand(64, 1, generator=draw) + 1e-3  # older ones
@@ -293,7 +293,7 @@ def test_shares_are_counted_so_that_a_warp_can_add_them_up() -> None:
     text, kinds = hopper_settle._PAIR.value, "=r,=r,f,f,f,f"
     found = ptx.run(text, kinds, [here, inverse], [torch.int32])[0]
     units = (here.double() * inverse.double() / hopper_softmax.ROW_SHARE * 2**21).view(4, 2, 8, 4)
-    pairs = units.sum(1).nan_to_num(math.inf).clamp(max=2.0**22)
+    pairs = units.sum(1).nan_to_num(math.inf).clamp(max=2.0**23 - 2)
     bits = found.view(4, 2, 8, 4)[:, 0].long()
     counts = bits - 0x48000000  # of 2^17
     assert bool((counts >= pairs).all()) and bool((counts <= pairs + 2).all())
@@ -315,8 +315,47 @@ def test_rows_past_the_end_take_nothing_from_a_weight(q_len: int, dim: int) -> N
         layout="bhsd", scale=0.25, engine="reference",
     )  # fmt: skip
     assert bool(wanted.isfinite().all())
+    if dim == 128:
+        wanted, _ = test_weighing.limits_of(case, q, k, torch.ones(1, 1, 2, 6), False)
     k[0, 0, 3 * 128 + 5, 0] = 0.0  # what roundings may be
     assert bool((found["mass"] >= wanted - test_weighing.rounding(case, q, k)).all())
+
+
+@pytest.mark.parametrize("rising", [0.7, 3.0, 5.0, 12.0])
+def test_weights_of_rows_whose_scores_rise(rising: float) -> None:
+    """Sums that outgrow those by which shares are divided now and then, and in every step.
+
+    Scores rise by so much from tile to tile, log2 units. One row of each warp has seen nearly all
+    of its mass at first.
+    """
+    case = test_weighing.Case(200, 40 * 128 - 9, (1, 1), 128, TILE)
+    q, k, v = (x * 0.05 for x in test_weighing.tensors(case, 0))
+    q[..., 0] = 4.0
+    heights = rising * math.log(2) * (torch.arange(case.kv_len) // 128)
+    for early in (False, True):
+        k[0, 0, :, 0] = heights - heights.amax() * 0.9
+        if early:
+            q[0, 0, 5::16, 0] *= -1.0
+        found = test_weighing.step(q, k, v, case, bitmap.full(*case.shape), budget=0.1)
+        walked = torch.ones(case.shape)
+        least, most = test_weighing.limits_of(case, q, k, walked, False)
+        error = torch.maximum(least - found["mass"], found["mass"] - most).max()
+        assert error <= test_weighing.rounding(case, q, k)
+
+
+def test_tiles_are_weighed_by_what_rows_have_seen_by_the_end_of_their_word() -> None:
+    """As long as all rows of a warp have, which they do where all keys score the same.
+
+    The tiles with which sums have grown to more than three times what they were weigh more.
+    """
+    case = test_weighing.Case(128, 40 * 128, (1, 1), 128, TILE)
+    q, k, v = test_weighing.tensors(case, 0)
+    found = test_weighing.step(q * 0, k, v, case, bitmap.full(*case.shape), budget=0.1)["mass"]
+    seen = torch.tensor([32.0] * 32 + [40.0] * 8)
+    most = (1 + 2.0**-18) / seen + 2.0**-17
+    grown = [3, 15]  # from 1 to 4, renewed with 5, and to 16
+    most[grown] = 2.5 / seen[grown] + 2.0**-17
+    assert bool((found >= 1 / seen).all()) and bool((found <= most).all())
 
 
 @pytest.mark.parametrize(("dim", "tile"), [(64, TILE), (64, WIDE_TILE), (128, TILE)])

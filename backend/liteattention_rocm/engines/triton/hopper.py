@@ -173,12 +173,6 @@ def _load(
         )
         kv_head = head // groups
         block = _item(row_items, 0, count, LITE)
-        for group in gl.static_range(GROUPS):
-            mbarrier.wait(q_empty.index(group), (done & 1) ^ 1)
-            mbarrier.expect(q_full.index(group), q_desc.block_type.nbytes)
-            copy_in(
-                q_desc, [batch, head, row + group * 64, 0], q_full.index(group), q_smem.index(group)
-            )
         for i in range(count):
             following = _item(row_items, i + 1, count, LITE)
             stage = step % STAGES
@@ -191,6 +185,19 @@ def _load(
                 k_full.index(stage),
                 k_smem.index(stage),
             )
+            if i == 0:
+                # After the keys, which need not wait until the tile before is through with its
+                # queries: causal tiles of 4,096 keys take 1.6 % less time so, dense ones 1.2 %, and
+                # those of 1,000 keys 6 % (H100).
+                for group in gl.static_range(GROUPS):
+                    mbarrier.wait(q_empty.index(group), (done & 1) ^ 1)
+                    mbarrier.expect(q_full.index(group), q_desc.block_type.nbytes)
+                    copy_in(
+                        q_desc,
+                        [batch, head, row + group * 64, 0],
+                        q_full.index(group),
+                        q_smem.index(group),
+                    )
             mbarrier.wait(v_empty.index(stage), free)
             mbarrier.expect(v_full.index(stage), v_desc.block_type.nbytes)
             copy_in(
@@ -458,11 +465,17 @@ def _compute(
                             if (i & 31) == 0:
                                 if WEIGH and not MARKS:
                                     flush_weights(
-                                        weights_of(kept, total, row, q_len, counted), i - 32,
-                                        inside, row_items, listed, weights + at * k_blocks,
+                                        weights_of(
+                                            kept, total, share, inverse, mine - i, row, q_len,
+                                            counted, LAZY,
+                                        ),
+                                        i - 32, inside, row_items, listed, weights + at * k_blocks,
                                         EARLY_ITEMS,
                                     )  # fmt: skip
                                     mine += 32
+                                    if LAZY:
+                                        inverse = inverse_of(total, share)
+                                        due = total * GROWTH
                                 elif not MARKS:
                                     flush(
                                         bits, i - 32, inside, row_items, listed, row_votes,
@@ -505,8 +518,8 @@ def _compute(
                             # Before the branch: the compiler moves nothing across it.
                             carried = as_carried(p, dtype, p_layout, LATE_WAIT)
                             if WEIGH and not MARKS:
-                                out, inverse, due = scaled_and_renewed(
-                                    out, fade, inverse, due, sums_before, total
+                                out, inverse, due, kept = scaled_and_renewed(
+                                    out, fade, inverse, due, sums_before, total, kept, mine - i
                                 )
                             else:
                                 out = scaled(out, fade, True)
@@ -535,8 +548,10 @@ def _compute(
                 if WEIGH:
                     kept = keep_weight(kept, here, inverse, mine, count)
                     flush_weights(
-                        weights_of(kept, total, row, q_len, counted), last_word, inside, row_items,
-                        listed, weights + at * k_blocks, EARLY_ITEMS,
+                        weights_of(
+                            kept, total, share, inverse, mine - count, row, q_len, counted, LAZY
+                        ),
+                        last_word, inside, row_items, listed, weights + at * k_blocks, EARLY_ITEMS,
                     )  # fmt: skip
                 else:
                     if LATER:

@@ -11,7 +11,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 
-from .hopper_softmax import ROW
+from .hopper_softmax import LEAST_LEFT, ROW, SLIGHTLY_MORE
 
 #: Tiles of a q block that are held in registers while a cut is searched for; more are read anew.
 _SPAN = gl.constexpr(256)
@@ -19,6 +19,7 @@ _SPAN = gl.constexpr(256)
 UNIT = gl.constexpr(1 << 24)
 _UNIT_BITS = gl.constexpr(24)
 _FIRM = gl.constexpr(1 << 30)
+_LEAST_LEFT = gl.constexpr(LEAST_LEFT)
 
 
 @gluon.jit
@@ -86,13 +87,13 @@ def weight_of(scaled):
 #: alone: 32 times the bits of 2^17 is 0 in 32 bits.
 _ROW_COUNTS = gl.constexpr(1 << 21)
 #: PTX for it: the parts of a tile in ``$2`` and ``$3``, and what they are multiplied with. Both
-#: sums are rounded to the nearest count, so that one more to begin with rounds up. Two rows weigh 2
+#: sums are rounded to the nearest count, so that one more to begin with rounds up. Two rows weigh 4
 #: at most, as does a NaN. A conversion would run where the exponentials run.
 _PAIR = gl.constexpr("""{
     .reg .f32 share;
     fma.rn.f32 share, $2, $4, 131072.015625;
     fma.rn.f32 share, $3, $5, share;
-    min.f32 share, share, 196608.03125;
+    min.f32 share, share, 262143.984375;
     mov.b32 $0, share;
     mov.b32 $1, $0;
 }""")
@@ -148,17 +149,26 @@ def keep_weight(kept, here, inverse, mine, i):
 
 
 @gluon.jit
-def weights_of(kept, total, row, q_len, rows):
+def weights_of(kept, total, share, inverse, older, row, q_len, rows, LEFT: gl.constexpr):
     """Weights of the last 32 tiles in a q block of ``rows`` rows, from counts: rounded up.
 
+    ``LEFT``: all of them were counted by ``inverse``, the last one where ``older`` is 0, and become
+    shares of ``total`` as in :func:`.hopper_softmax.scaled_and_renewed`.
     0 in warps without a row, and :data:`UNIT` in others one of whose sums is NaN: also of rows past
     the end, which are 0 times a key.
     """
     layout: gl.constexpr = kept.type.layout
     bad = gl.where(total != total, 1, 0)
     bad = gl.convert_layout(gl.sum(gl.reshape(bad, [4, 64]), 1), gl.SliceLayout(1, layout))
+    if LEFT:
+        left = inverse_of(total, share) / gl.where(inverse == 0.0, 1.0, inverse)
+        most = gl.max(gl.reshape(left, [4, 64]), 1) * SLIGHTLY_MORE
+        most = gl.convert_layout(most, gl.SliceLayout(1, layout))[:, None]
+        most = gl.where(older == 0, gl.maximum(most, _LEAST_LEFT), most)
+        kept = gl.ceil(kept.to(gl.float32) * most).to(gl.int32)
     first = row + 16 * gl.arange(0, 4, gl.SliceLayout(1, layout))
-    # At most 2^22 + 2 in each of 32 lanes: 8 times as many fit.
+    # A row weighs 1 at most, however much its lanes count.
+    kept = gl.minimum(kept, 17 * _ROW_COUNTS)
     weight = (kept * (UNIT // _ROW_COUNTS) + rows - 1) // rows
     weight = gl.where((bad > 0)[:, None], UNIT, weight)
     return gl.where((first < q_len)[:, None], weight, 0)
