@@ -8,9 +8,9 @@ of values: docs/budget.md has the bound.
 *What kernels write.* A row's sum is known at the end of its walk only. Kernels therefore divide by
 the sum so far, which is never larger: what they write is the tile's share of what its rows had seen
 by then, at least its mass, exactly 1 for the first tile walked. (Hopper's kernel at head dim 128
-comes nearer to the mass where rows have seen more by 32 tiles later: docs/budget.md.) Where the tiles that weigh most
-come late in a walk, those before look heavier than they are, and the next step, which walks the
-other way, sees them as they are.
+comes nearer to the mass where rows have seen more by 32 tiles later: docs/budget.md.) Where the
+tiles that weigh most come late in a walk, those before look heavier than they are, and the next
+step, which walks the other way, sees them as they are.
 
 *Selection.* Masses become integers, ``weight = ceil(mass * 2^24)``, so that sums do not depend on
 their order and every engine drops the same tiles for the same masses. Tiles of one weight go

@@ -31,6 +31,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 
 from .hopper_pieces import mark, marks_of, merge, share_mark, vote_mark
+from .hopper_ring import advanced, barrier, clear, copy_in, copy_out, divided
 from .hopper_settle import (
     blocks_of,
     flush,
@@ -58,11 +59,6 @@ from .hopper_softmax import (
     softmax,
     vote,
 )
-
-# Triton 3.9 names for what 3.6 has under longer ones.
-copy_in = getattr(tma, "async_load", None) or tma.async_copy_global_to_shared
-barrier = getattr(gl, "barrier", None) or gl.thread_barrier
-_copy_out = getattr(tma, "async_store", None) or tma.async_copy_shared_to_global
 
 #: Query rows of one warpgroup; the height of a warpgroup's matrix product.
 WARPGROUP_ROWS = 64
@@ -133,16 +129,6 @@ def _place(
             count = k_blocks
             mask_from = kv_len // BLOCK_N
     return batch, head, lane, q_block * GROUPS * 64, at, items, count, keys, mask_from
-
-
-@gluon.jit
-def clear(spare):
-    """Make the counter of the next launch 0, in one program, before anything else.
-
-    Two counters take turns, so that none is trusted to have been left as it was found.
-    """
-    if gl.program_id(0) == 0:
-        gl.store(spare, 0)
 
 
 @gluon.jit
@@ -223,29 +209,6 @@ def _load(
 
 
 @gluon.jit
-def advanced(stage, phase, STAGES: gl.constexpr):
-    """Next stage of a ring, and the parity of its barriers; both begin with 0.
-
-    Ten instructions less in a step than by :func:`_divided`. Lists take up to 2.6 % less time so
-    (head dim 64), and prompts 1.8 % (128), but dense attention up to 1.4 % more (128; H100).
-    """
-    if STAGES == 2:
-        phase = phase ^ stage
-        stage = stage ^ 1
-    else:
-        wraps = stage == STAGES - 1
-        phase = gl.where(wraps, phase ^ 1, phase)
-        stage = gl.where(wraps, 0, stage + 1)
-    return stage, phase
-
-
-@gluon.jit
-def _divided(step, STAGES: gl.constexpr):
-    """Stage of a ring that a step uses, and the parity of its barriers."""
-    return step % STAGES, (step // STAGES) & 1
-
-
-@gluon.jit
 def _tile(tile_smem, tile_full, tile_empty, done):
     """Tile that the loading warp hands out next."""
     mbarrier.wait(tile_full.index(done & 1), (done >> 1) & 1)
@@ -283,7 +246,7 @@ def _put(
     tma.store_wait(0)
     staged.store(rounded(out, dtype, ROUNDING))
     fence_async_shared()
-    _copy_out(o_desc, [batch, head, row, 0], box)
+    copy_out(o_desc, [batch, head, row, 0], box)
     if HAS_LSE:
         value = (level + gl.log2(total)) * 0.6931471805599453
         value = gl.where(total == 0.0, float("-inf"), value)
@@ -367,7 +330,7 @@ def _compute(
 
         mbarrier.wait(q_full.index(GROUP), done & 1)
         if not KEPT_STAGE:
-            stage, phase = _divided(step, STAGES)
+            stage, phase = divided(step, STAGES)
         mbarrier.wait(k_full.index(stage), phase)
         if TURNS:
             mbarrier.wait(turns.index(GROUP), (step & 1) ^ first)
@@ -436,13 +399,13 @@ def _compute(
                             upcoming = _item(row_items, i + 1, count, LITE)
                         before = stage
                         if not KEPT_STAGE:
-                            _, phase = _divided(step, STAGES)
+                            _, phase = divided(step, STAGES)
                         parity = phase
                         step += 1
                         if KEPT_STAGE:
                             stage, phase = advanced(stage, phase, STAGES)
                         else:
-                            stage, phase = _divided(step, STAGES)
+                            stage, phase = divided(step, STAGES)
                         mbarrier.wait(k_full.index(stage), phase)
                         if TURNS:
                             mbarrier.wait(turns.index(GROUP), (step & 1) ^ first)
@@ -531,7 +494,7 @@ def _compute(
                     begin = stop
         mbarrier.arrive(q_empty.index(GROUP))
         if not KEPT_STAGE:
-            _, phase = _divided(step, STAGES)
+            _, phase = divided(step, STAGES)
         mbarrier.wait(v_full.index(stage), phase)
         v = v_smem.index(stage).reshape([BLOCK_N, HEAD_DIM])
         pv_weights = as_operand(carried, dtype, p_layout, LATE_WAIT)

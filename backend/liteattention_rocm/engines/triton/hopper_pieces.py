@@ -16,10 +16,10 @@ from __future__ import annotations
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
+from .hopper_ring import barrier
 from .hopper_settle import UNIT, flush, flush_weights, piece_of, weight_of
 from .hopper_softmax import LOWEST, larger
 
-barrier = getattr(gl, "barrier", None) or gl.thread_barrier
 #: Below every score, and finite.
 _LOWEST = gl.constexpr(-3.4e38)
 

@@ -27,7 +27,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
-from .hopper import advanced, barrier, clear, copy_in
+from .hopper_ring import advanced, barrier, clear, copy_in
 from .hopper_softmax import (
     LOWEST,
     as_carried,
