@@ -167,7 +167,7 @@ def weights_of(kept, total, share, inverse, older, row, q_len, rows, LEFT: gl.co
         most = gl.where(older == 0, gl.maximum(most, _LEAST_LEFT), most)
         kept = gl.ceil(kept.to(gl.float32) * most).to(gl.int32)
     first = row + 16 * gl.arange(0, 4, gl.SliceLayout(1, layout))
-    # A row weighs 1 at most, however much its lanes count.
+    # Each of 16 rows weighs 1 at most, however much its lanes count; one more for what they round.
     kept = gl.minimum(kept, 17 * _ROW_COUNTS)
     weight = (kept * (UNIT // _ROW_COUNTS) + rows - 1) // rows
     weight = gl.where((bad > 0)[:, None], UNIT, weight)

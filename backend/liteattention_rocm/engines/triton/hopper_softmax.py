@@ -131,7 +131,8 @@ def _scaling(count: int, renewing: bool = False) -> str:
 
     The branch is the warp's: it has 16 rows, whose levels rarely follow after the first tiles.
     ``renewing``: in the same branch, as a second one would cost as much as this saves, it renews
-    what shares of mass are multiplied with, if a level moved or a sum has grown enough.
+    what shares of mass are multiplied with, if a level moved or a sum has grown enough, and scales
+    what was counted by it.
     """
     results = 4 * count if renewing else count
     factor = results + count  # the first factor's operand; that of the other row is two on
