@@ -534,12 +534,12 @@ BROKEN = [
      "a NaN", None),
     ("the last tile of a list, masked", "hidden = gl.where(last_block >= mask_from, count - 1, -1)",
      "hidden = -1", "votes", None),
-    ("inverses of rows past the end", "@!past mul.f32", "mul.f32", "weights of 128", None),
+    ("inverses of rows past the end", "@inside mul.f32", "mul.f32", "weights of 128", None),
     ("tiles of other steps", "@mine mov.b32 $0, $4;", "mov.b32 $0, $4;", "weights of 128", None),
     ("sums that have grown, noticed", "setp.gt.or.f32 wanted, ${before}, ${due}, moved;",
      "setp.gt.or.f32 wanted, 0.0, 1.0, moved;", "weights of 128", None),
     ("the other lanes of a row's sum", "add.f32 sum, sum, other;", "mov.f32 sum, sum;",
-     "weights of 128", None),
+     "keys alike", None),
     ("who was walked", "mbarrier.wait(walked.index(done & 1), (done >> 1) & 1)", "pass",
      "weights", None),
     ("where a row of the bitmap begins", "row_votes = votes + at * words", "row_votes = votes",
@@ -569,5 +569,7 @@ def test_a_broken_kernel_is_noticed(
                 test_votes_keep_tiles_that_scored_a_nan(64)
             elif where == "weights of 128":
                 test_weights_and_choices(130, 33 * 128 + 5, (1, 1), False, 128)
+            elif where == "keys alike":
+                test_tiles_are_weighed_by_what_rows_have_seen_by_the_end_of_their_word()
             else:
                 test_weights_and_choices(200, 1000, (4, 2), True, 64)

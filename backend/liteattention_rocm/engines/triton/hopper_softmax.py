@@ -152,7 +152,7 @@ def _scaling(count: int, renewing: bool = False) -> str:
     inverse, due, kept = count, 2 * count, 3 * count
     was_inverse, was_due, before, total, was_kept, older = (factor + n * count for n in range(1, 7))
     lines += [
-        ".reg .pred wanted, past, last;",
+        ".reg .pred wanted, inside, last;",
         ".reg .f32 sum, other, left, most, counted;",
         ".reg .b32 bits;",
         *(f"mov.f32 ${inverse + row}, ${was_inverse + row};" for row in (0, 2)),
@@ -175,8 +175,8 @@ def _scaling(count: int, renewing: bool = False) -> str:
             f"rcp.approx.ftz.f32 left, ${total + row};",
             f"mul.f32 left, left, ${factor + row};",
             f"mul.f32 left, left, ${due + row};",
-            f"setp.neu.f32 past, ${was_inverse + row}, 0.0;",
-            "@past max.f32 most, most, left;",
+            f"setp.neu.f32 inside, ${was_inverse + row}, 0.0;",
+            "@inside max.f32 most, most, left;",
         ]
     lines += [
         "mov.b32 bits, most;",  # from 0 on, bits are in the order of their numbers
@@ -190,8 +190,8 @@ def _scaling(count: int, renewing: bool = False) -> str:
             "add.f32 sum, sum, other;",
             "max.f32 sum, sum, 0f08800000;",  # 2^-110: a share of 1 over it is finite
             "rcp.approx.ftz.f32 sum, sum;",
-            f"setp.neu.f32 past, ${was_inverse + row}, 0.0;",
-            f"@past mul.f32 ${inverse + row}, sum, {ROW_SHARE};",
+            f"setp.neu.f32 inside, ${was_inverse + row}, 0.0;",
+            f"@inside mul.f32 ${inverse + row}, sum, {ROW_SHARE};",
             f"mul.f32 ${due + row}, ${total + row}, {MOST_GROWTH};",
         ]
     lines += [
