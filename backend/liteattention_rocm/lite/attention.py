@@ -20,33 +20,21 @@ from weakref import WeakValueDictionary
 import torch
 from typing_extensions import Self
 
-from .. import dense, engines, validation
+from .. import dense, engines
 from ..arguments import Reasons
-from ..contract import (
-    DenseRequest,
-    Layout,
-    LiteRequest,
-    Rounding,
-    TileGeometry,
-    dense_tensors,
-    lite_tensors,
-)
+from ..contract import Layout, Rounding, TileGeometry, dense_tensors, lite_tensors
 from ..remembered import Call, bound_call, calls, recall
 from . import bitmap
+from .admission import WHAT, Given, Options, Where, admit, engine_request
 from .counting import Count, CountReader, Noted, Noting, TileCounters
 from .names import checked_names
-from .policy import Schedule, SkipPolicy, plain_int
+from .policy import SkipPolicy, plain_int
 from .state import Kind, Plan, Shape, State, Tiles, Turn
 from .statistics import MOST_PENDING, SkipStatistics
 
 logger = logging.getLogger(__name__)
 
-_WHAT = "attention call"
 _Result = torch.Tensor | tuple[torch.Tensor, torch.Tensor]
-# No named tuples: those make themselves in Python, which takes 1 us.
-_Given = tuple[Any, Any, Any, Any]  #: q, k, v, out
-_Options = tuple[Any, ...]
-_Where = tuple[Hashable, int, str, str]  #: generation, step, layer, branch
 
 
 class LiteAttention:
@@ -243,7 +231,7 @@ class LiteAttention:
         return result
 
     def _run(
-        self, state: State, plan: Plan, given: _Given, options: _Options, where: _Where
+        self, state: State, plan: Plan, given: Given, options: Options, where: Where
     ) -> _Result:
         """Attend in a step that may follow upon the state's, and enter what came of it."""
         q, k, v, out = given
@@ -275,7 +263,7 @@ class LiteAttention:
             if call is None:
                 call = self._bind(state, plan, kind, tensors, given, options)
             if out is not None:
-                call.claim(tensors[:9], _WHAT)  # the tally is another one every time
+                call.claim(tensors[:9], WHAT)  # the tally is another one every time
             call.run(tensors)
             result = target if lse is None else (target, lse)
 
@@ -289,7 +277,7 @@ class LiteAttention:
         self._finish(state, plan, where, turn, computed, kept)
         return result
 
-    def _begin(self, state: State, plan: Plan, where: _Where) -> Turn:
+    def _begin(self, state: State, plan: Plan, where: Where) -> Turn:
         """Settle what a call reads, writes and drops; the same again for the same step."""
         _, step, _, branch = where
         schedule, limit, tiles = plan.schedule, None, state.tiles
@@ -303,8 +291,8 @@ class LiteAttention:
             state.step = step
             if tiles is None or limit is None:
                 return Turn(limit, None, None, None, plan.tiles, plan.tiles, tiles, None)
-            read, write, computed, whole, descending = self._take_turn(
-                state, tiles, schedule, step, branch
+            read, write, computed, whole, descending = state.take_turn(
+                tiles, schedule, step, branch
             )
         kind: Kind = None
         if not whole or limit.threshold > -math.inf or limit.budget > 0:
@@ -318,7 +306,7 @@ class LiteAttention:
         return Turn(limit, kind, read, write, found, kept, tiles, descending, by_head)
 
     def _finish(
-        self, state: State, plan: Plan, where: _Where, turn: Turn, computed: Count, kept: Count
+        self, state: State, plan: Plan, where: Where, turn: Turn, computed: Count, kept: Count
     ) -> None:
         """Enter what came of a call: its list counts from now on."""
         limit, branch = turn.limit, where[3]
@@ -405,66 +393,11 @@ class LiteAttention:
             where = (generation, step, call.layer, call.branch)
             self._finish(state, call.plan, where, turn, computed, kept)
 
-    def _take_turn(
-        self, state: State, tiles: Tiles, schedule: Schedule, step: int, branch: str
-    ) -> tuple[torch.Tensor, torch.Tensor, Count | None, bool, bool]:
-        """Begin a call of a LiteAttention step; hold the lock.
-
-        Returns the list to read, the one to write, the number of tiles in the first (None if nobody
-        counted them), whether it is known to hold all tiles, and whether it is walked downwards.
-        The votes of the call do not count until it is in the state's counts.
-        """
-        if step > state.lite_step:
-            self._advance(state, step)
-        state.started.add(branch)
-        state.counts.pop(branch, None)
-        state.full.discard(branch)
-        spare = state.spare
-        write = state.writes.get(branch)
-        if write is None:
-            if not spare and state.read is None:
-                # In the order of their addresses, as State.restart leaves them.
-                spare += sorted((tiles.buffer(), tiles.buffer()), key=torch.Tensor.data_ptr)
-            write = state.writes[branch] = spare.pop() if spare else tiles.buffer()
-        if state.read is None and not spare:
-            # For the step after the first, so that later calls of this branch allocate nothing.
-            spare.append(tiles.buffer())
-        read, computed, whole = state.read, state.read_count, state.read_full
-        retest = schedule.retest_every
-        if read is None or (retest and state.ordinal % retest == 0):
-            read, computed, whole = tiles.full, tiles.full_count, True
-        descending = schedule.descending[state.ordinal % 2]
-        return read, write, computed, whole and tiles.must_skip is None, descending
-
-    def _advance(self, state: State, step: int) -> None:
-        """Begin a later step: what was written becomes what is read; hold the lock.
-
-        A step in which a call failed leaves an unfinished list behind; the list read before holds
-        every tile that it could have kept, so it is read again and the step does not count.
-        """
-        if state.counts and state.started == state.counts.keys():
-            first, *others = state.counts
-            merged = state.writes.pop(first)
-            if state.read is not None:
-                state.spare.append(state.read)
-            state.read = merged
-            state.read_count = state.counts[first]
-            state.read_full = bool(state.full)
-            if others:
-                for branch in others:
-                    merged.bitwise_or_(state.writes[branch])
-                state.read_count = None
-            state.ordinal += 1
-        state.started.clear()
-        state.counts.clear()
-        state.full.clear()
-        state.lite_step = step
-
     def _plan(
         self,
-        given: _Given,
-        options: _Options,
-        where: _Where,
+        given: Given,
+        options: Options,
+        where: Where,
         key: tuple[str, str],
         num_steps: int | None,
     ) -> tuple[State, Plan]:
@@ -475,7 +408,9 @@ class LiteAttention:
         """
         q = given[0]
         _, scale, _, return_lse, *_ = options
-        shape, schedule = self._admit(given, options, where, key, num_steps)
+        shape, schedule = admit(
+            self.policy, self.geometry, self.engine, given, options, where, num_steps
+        )
         with self._lock:
             state = self._enter(shape, where, key)
         known, plan = recall(state.plans, given, options)
@@ -512,60 +447,10 @@ class LiteAttention:
     ) -> None:
         """Raise if a call would be refused, whatever the tensors hold; touch no state."""
         step, num_steps = checked_names(generation, step, layer, branch, num_steps)
-        key = (layer, "" if self.policy.branches == "shared" else branch)
         options = ("bshd", scale, rounding, False, num_steps, self.engine, None, None, heads)
-        self._admit((q, k, v, None), options, (generation, step, layer, branch), key, num_steps)
-
-    def _admit(
-        self,
-        given: _Given,
-        options: _Options,
-        where: _Where,
-        key: tuple[str, str],
-        num_steps: int | None,
-    ) -> tuple[Shape, Schedule]:
-        """Raise for all that arguments, policy and engine have against a call; touch no state.
-
-        So a call that is refused costs nobody lists or statistics.
-        """
-        q, k, v, out = given
-        layout, scale, rounding, return_lse, *_ = options
-        compiling = torch.compiler.is_compiling()
-        if not compiling:
-            validation.dense(
-                q, k, v, out, None, layout, scale, False, rounding, return_lse, self.engine
-            ).raise_for(_WHAT)
-        batch, q_len, q_heads, head_dim = validation.sizes(q, layout)
-        _, kv_len, kv_heads, _ = validation.sizes(k, layout)
-        tile = self.geometry
-        if tile is None:
-            tile = engines.choose(q.device, self.engine).geometry(head_dim, batch * q_heads * q_len)
-        shape = Shape(batch, q_heads, kv_heads, q_len, kv_len, head_dim, q.dtype, q.device, tile)
-        schedule = self.policy.schedule(key[0], kv_len, num_steps, where[1])
-        schedule = schedule.of_heads(key[0], q_heads, options[8])
-        limit = schedule.limit(where[1])
-        must_skip = None
-        if limit is not None and (self.policy.must_do or self.policy.must_skip):
-            _, must_skip = self.policy.key_masks(kv_len, tile.k_block)
-        if not compiling:
-            kind: Kind = None
-            if limit is not None and (limit.drops or must_skip is not None):
-                kind = (limit, schedule.descending[0])
-            # else it is dense, or has a list of the same tiles that an admitted step wrote
-            scale = 1.0 / math.sqrt(head_dim) if scale is None else float(scale)
-            engines.admit(self._request(shape, kind, scale, options), self.engine)
-        return shape, schedule
-
-    def _request(self, shape: Shape, kind: Kind, scale: float, options: _Options) -> DenseRequest:
-        """Describe a checked call to its engine."""
-        layout, _, rounding, return_lse, *_ = options
-        call = (*shape[:8], layout, scale, False, rounding, return_lse)
-        if kind is None:
-            return DenseRequest(*call)
-        limit, descending = kind
-        return LiteRequest(
-            *call, shape.geometry, limit.threshold, descending, self.policy.soft_skip, limit.budget
-        )
+        where = (generation, step, layer, branch)
+        given = (q, k, v, None)
+        admit(self.policy, self.geometry, self.engine, given, options, where, num_steps)
 
     def _new_tiles(self, state: State, policy: SkipPolicy, step: int) -> Tiles:
         """Give a state the masks of a policy; lists of other masks start from the full one."""
@@ -580,12 +465,12 @@ class LiteAttention:
             return tiles
 
     def _bind(
-        self, state: State, plan: Plan, kind: Kind, tensors: Any, given: _Given, options: _Options
+        self, state: State, plan: Plan, kind: Kind, tensors: Any, given: Given, options: Options
     ) -> Call:
         """Bind the call of a plan. Layers of one shape share it, and dense ones with all others."""
         layout, scale, rounding, return_lse, *_ = options
         engine = self.engine
-        depends: _Options = ("dense", layout, scale, False, rounding, return_lse, engine)
+        depends: Options = ("dense", layout, scale, False, rounding, return_lse, engine)
         if kind is not None:
             # Engines may compile in whether there are forced tiles, or budgets by head.
             forced = (
@@ -597,7 +482,7 @@ class LiteAttention:
         key, found = recall(calls, given, depends)
         call: Call | None = found
         if call is None:
-            request = self._request(state.shape, kind, plan.scale, options)
+            request = engine_request(self.policy, state.shape, kind, plan.scale, options)
             run = engines.admit(request, engine).bind(request, tensors)
             call = bound_call(run, tensors, () if given[3] is None else (3,))
             if key is not None:
@@ -607,7 +492,7 @@ class LiteAttention:
         return call
 
     def _dispatch(
-        self, state: State, kind: Kind, lists: tuple[Any, ...], given: _Given, options: _Options
+        self, state: State, kind: Kind, lists: tuple[Any, ...], given: Given, options: Options
     ) -> Any:
         """Attend by way of the dispatcher, where a profiler or a transform watches."""
         q, k, v, _ = given
@@ -624,11 +509,11 @@ class LiteAttention:
             soft_skip=self.policy.soft_skip, geometry=state.shape.geometry, **arguments,
         )  # fmt: skip
 
-    def _arguments(self, given: _Given, options: _Options) -> dict[str, Any]:
+    def _arguments(self, given: Given, options: Options) -> dict[str, Any]:
         names = ("layout", "scale", "rounding", "return_lse")
         return {**dict(zip(names, options, strict=False)), "out": given[3], "engine": self.engine}
 
-    def _enter(self, shape: Shape, where: _Where, key: tuple[str, str]) -> State:
+    def _enter(self, shape: Shape, where: Where, key: tuple[str, str]) -> State:
         """Find or make the state of a call, and bring it to its step; hold the lock."""
         generation, step, layer, branch = where
         states = self._generations.get(generation)

@@ -279,7 +279,7 @@ class SeqParallel:
         if 1 < self.ranks < kv_heads and step > state.lite_step and state.counts:
             self._check_whole(q, k, call)
             with self._whole._lock:
-                self._whole._advance(state, step)
+                state.advance(step)
                 state.step = step  # if the call fails now, an earlier step begins anew
             if state.ordinal & (state.ordinal - 1) == 0 and state.read is not None:
                 self._deal_anew(state, kv_heads, heads // kv_heads)

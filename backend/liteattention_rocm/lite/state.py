@@ -154,6 +154,61 @@ class State:
     plans: Calls = field(default_factory=Calls)
     deal: Deal | None = None
 
+    def advance(self, step: int) -> None:
+        """Begin a later step: what was written becomes what is read; hold the lock.
+
+        A step in which a call failed leaves an unfinished list behind; the list read before holds
+        every tile that it could have kept, so it is read again and the step does not count.
+        """
+        if self.counts and self.started == self.counts.keys():
+            first, *others = self.counts
+            merged = self.writes.pop(first)
+            if self.read is not None:
+                self.spare.append(self.read)
+            self.read = merged
+            self.read_count = self.counts[first]
+            self.read_full = bool(self.full)
+            if others:
+                for branch in others:
+                    merged.bitwise_or_(self.writes[branch])
+                self.read_count = None
+            self.ordinal += 1
+        self.started.clear()
+        self.counts.clear()
+        self.full.clear()
+        self.lite_step = step
+
+    def take_turn(
+        self, tiles: Tiles, schedule: Schedule, step: int, branch: str
+    ) -> tuple[torch.Tensor, torch.Tensor, Count | None, bool, bool]:
+        """Begin a call of a LiteAttention step; hold the lock.
+
+        Returns the list to read, the one to write, the number of tiles in the first (None if nobody
+        counted them), whether it is known to hold all tiles, and whether it is walked downwards.
+        The votes of the call do not count until it is in ``counts``.
+        """
+        if step > self.lite_step:
+            self.advance(step)
+        self.started.add(branch)
+        self.counts.pop(branch, None)
+        self.full.discard(branch)
+        spare = self.spare
+        write = self.writes.get(branch)
+        if write is None:
+            if not spare and self.read is None:
+                # In the order of their addresses, as `restart` leaves them.
+                spare += sorted((tiles.buffer(), tiles.buffer()), key=torch.Tensor.data_ptr)
+            write = self.writes[branch] = spare.pop() if spare else tiles.buffer()
+        if self.read is None and not spare:
+            # For the step after the first, so that later calls of this branch allocate nothing.
+            spare.append(tiles.buffer())
+        read, computed, whole = self.read, self.read_count, self.read_full
+        retest = schedule.retest_every
+        if read is None or (retest and self.ordinal % retest == 0):
+            read, computed, whole = tiles.full, tiles.full_count, True
+        descending = schedule.descending[self.ordinal % 2]
+        return read, write, computed, whole and tiles.must_skip is None, descending
+
     def restart(self, step: int) -> None:
         """Forget what was learnt, keep the memory: the next step reads the full list."""
         self.step = step
