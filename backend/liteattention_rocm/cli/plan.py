@@ -9,21 +9,10 @@ idle; its tiles are then split along the keys into G parts that run on those uni
 part, plus the merge. It declines where the tiles fill every round, where the last round is at
 least 95 % full, and where the keys are too few to win 5 % of that round.
 
-Times and speed-ups here are modelled, not measured. The model has one fitted constant, 6.5 us for
-a K block in a workgroup, from published times of a kernel with this tile on an MI300X ("A Fast
-Attention Kernel for MI300X, Written in HIP, Not Assembly", head dim 128, rounding to nearest
-even); it then gives, against those times:
-
-    batch, heads, length   published ms   modelled ms   G    speed-up of the split, modelled
-    2, 24, 8192                   3.083          3.00    2   1.13
-    2, 24, 16384                 11.670         11.59    5   1.01
-    1, 32, 16384                  8.013          7.84    7   1.07
-    4, 16, 16384                 15.591         15.23   19   1.10
-    1, 64, 16384                 15.528         15.23   19   1.10
-    2, 24, 32768                 46.002         45.57    5   1.03
-    2, 16, 65536                117.612        120.04    -   (18 full rounds)
-    2, 8, 86016                 101.071        103.41    5   1.02
-    1, 16, 131072               232.517        239.85    -   (18 full rounds)
+Times and speed-ups here are modelled, not measured. A K block takes a workgroup 4,430 clocks at
+head dim 128 and 3,460 at 64, and its start and end as long as 2.6 of them, from the cycle model
+(``liteattention-rocm model``). The clock is 1.1 GHz, at which published times put kernels that use
+the matrix cores as much (``csrc/host/plan.cpp``). The merge takes 5 us to launch and moves 4 TB/s.
 
 Ragged calls (``--ragged``), as language models make them. Requests whose query rows times the heads
 of a key head are 16 or fewer are decoded: one workgroup per request, key head and part of the keys.
