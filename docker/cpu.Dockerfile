@@ -1,7 +1,7 @@
 # vLLM on a CPU with this package, and a small model of random weights: to try, without any GPU.
 # Its steps run in `make test-quickstart`, in a clean Debian; the image itself has not been built here.
 #
-#   make wheels
+#   make wheels WHEELS=3.11
 #   docker build -f docker/cpu.Dockerfile -t liteattention-cpu .
 #   docker run -p 8000:8000 liteattention-cpu
 #

@@ -1,6 +1,6 @@
 # SGLang's image for ROCm with this package: video and language models. Not run: nobody here has an MI300X.
 #
-#   make wheels
+#   make wheels WHEELS=3.12    # the Python of the base image
 #   docker build -f docker/sglang-rocm.Dockerfile --build-arg BASE=lmsysorg/sglang:TAG \
 #       -t liteattention-sglang-rocm .
 #   docker run --device /dev/kfd --device /dev/dri --group-add video --ipc host -p 30000:30000 \

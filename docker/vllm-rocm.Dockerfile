@@ -1,6 +1,6 @@
 # vLLM's image for ROCm with this package. Not run: nobody here has an MI300X.
 #
-#   make wheels
+#   make wheels WHEELS=3.12    # the Python of the base image
 #   docker build -f docker/vllm-rocm.Dockerfile -t liteattention-vllm-rocm .
 #   docker run --device /dev/kfd --device /dev/dri --group-add video --ipc host -p 8000:8000 \
 #       liteattention-vllm-rocm Qwen/Qwen3-8B

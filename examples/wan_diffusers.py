@@ -1,6 +1,6 @@
 """A video with Wan2.1 in diffusers, self-attention through LiteAttention.
 
-    pip install 'liteattention-rocm[diffusers,bench]'
+    pip install '.[diffusers,bench]'    # in a checkout, beside the build of torch for your GPU
     python examples/wan_diffusers.py --prompt "a cat walks through snow" --out cat.mp4
 
 Needs a GPU with room for the model: an MI300X, or an NVIDIA GPU. PyTorch calls both "cuda".
