@@ -240,7 +240,8 @@ def _contact_sheets(result: Result, report: dict[str, Any], out: Path) -> list[s
             if row["sparsity"] is not None:
                 total = sum(record["tiles_total"] for record in run.skips)
                 computed = sum(record["tiles_computed"] for record in run.skips)
-                label.append(f"sparsity {1 - computed / total:.1%}")
+                # A policy that is off counts no tiles.
+                label.append(f"sparsity {1 - computed / total if total else 0:.1%}")
             dense = result.reference(configuration, "dense")
             base = None if dense is None else result.first(dense, prompt, seed)
             if base is not None and configuration.name != dense:

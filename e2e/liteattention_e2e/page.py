@@ -26,7 +26,7 @@ from liteattention_report import (
 )
 from liteattention_rocm.lite.statistics import SkipStatistics
 
-from .report import cells_of, columns_of, rows
+from .report import cells_of, columns_of, rows, sparsity_names
 from .runs import Run
 
 #: Bytes of videos that a page holds; more are linked. In base64 they take a third more.
@@ -464,7 +464,7 @@ def _sorted_by(value: Any, text: str) -> float | str | None:
 
 def _layer_table(sparse: list[dict[str, Any]]) -> Table:
     names = [
-        (kind, name) for kind in ("by_layer", "by_branch") for name in sparse[0]["sparsity"][kind]
+        (kind, name) for kind in ("by_layer", "by_branch") for name in sparsity_names(sparse, kind)
     ]
     listed = [text_cells(item["name"] for item in sparse)]
     for kind, name in names:

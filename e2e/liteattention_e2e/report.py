@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import csv
 import io
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -175,8 +176,7 @@ def markdown(report: dict[str, Any]) -> str:
     ]
     sparse = [item for item in report["configurations"] if item["sparsity"] is not None]
     if sparse:
-        layers = list(sparse[0]["sparsity"]["by_layer"])
-        branches = list(sparse[0]["sparsity"]["by_branch"])
+        layers, branches = sparsity_names(sparse, "by_layer"), sparsity_names(sparse, "by_branch")
         listed = [
             [item["name"]]
             + [f"{item['sparsity']['by_layer'].get(name, 0):.1%}" for name in layers]
@@ -192,6 +192,11 @@ def markdown(report: dict[str, Any]) -> str:
     ]
     lines += ["", "## Pictures", "", *(f"![{name}]({name})" for name in pictures)]
     return "\n".join(lines) + "\n"
+
+
+def sparsity_names(sparse: Sequence[dict[str, Any]], kind: str) -> list[str]:
+    """Layers or branches that any of these configurations has; one that is off has none."""
+    return list(dict.fromkeys(name for item in sparse for name in item["sparsity"][kind]))
 
 
 def unfinished(report: dict[str, Any]) -> list[str]:

@@ -148,11 +148,16 @@ class SglangRunner:
         )
 
     def _skips(self, configuration: Configuration, name: str) -> list[dict[str, Any]]:
-        """Read the records of a request, and keep its most skipped list for the picture."""
+        """Return the records of a request and keep its most skipped list for the picture.
+
+        A policy that is off has neither.
+        """
         report = self._folder / "reports" / f"{name}.json"
         if configuration.kind != "lite":
             return []
         records: list[dict[str, Any]] = json.loads(report.read_text(encoding="utf-8"))["records"]
+        if not records:
+            return records
         best = max(records, key=lambda record: (record["step"], -record["tiles_kept"]))
         with np.load(report.with_suffix(".npz")) as stored:
             key = f"{best['layer']}/{best['branch']}"

@@ -6,6 +6,7 @@ import csv
 import functools
 import json
 import math
+import re
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -433,6 +434,30 @@ def test_a_short_schedule_is_compared_with_references_as_short(
     text = (out / "report.md").read_text()
     assert "as many steps" in text and "keeps every tile (lite -inf; lite -inf, 2 steps)" in text
     assert "sparsity_by_layer_lite_-1_2_steps.png" in printed["artefacts"]["plots"]
+
+
+def test_a_policy_that_is_off_is_reported_beside_others(
+    app: typer.Typer, model: Path, tmp_path: Path
+) -> None:
+    """It counts no tiles, and the tables have the layers of the others."""
+    policies = tmp_path / "policies.json"
+    policies.write_text(json.dumps({"off": {"enabled": False}, "on": {"threshold": -1}}))
+    prompts = tmp_path / "prompts.json"
+    prompts.write_text(json.dumps(PROMPTS[:1]))
+    options = {
+        **SIZES, "--steps": "2", "--threshold": "", "--attention": "dense,lite", "--warmup": "0",
+        "--model": str(model), "--prompts": str(prompts), "--policies": str(policies),
+        "--out": str(tmp_path / "out"),
+    }  # fmt: skip
+    arguments = [text for pair in options.items() for text in pair]
+    outcome = CliRunner().invoke(app, ["e2e", *arguments, "--json"])
+    assert outcome.exit_code == 0, outcome.output
+    printed = json.loads(outcome.stdout)
+    assert item(printed, "off")["quality"]["vs_dense"]["identical"] is True
+    assert item(printed, "off")["sparsity"]["by_step"] == []
+    assert item(printed, "on")["sparsity"]["last_step"] > 0
+    assert re.search(r"\| *blocks\.0\.attn1 \|", (tmp_path / "out" / "report.md").read_text())
+    assert '"button">blocks.0.attn1<' in (tmp_path / "out" / "report.html").read_text()
 
 
 def test_what_keeps_every_tile_is_noted() -> None:
