@@ -4,6 +4,10 @@ Skip lists advance by step, so every self-attention call has to know its step. S
 first: the ``cache_context`` of the pipeline (``WanPipeline`` passes the step there), the
 pipeline's scheduler, and the changes of the ``timestep`` argument: for a transformer on its own, or
 called by another pipeline than the one that is enabled.
+
+Steps are those that a run executes: where it begins within its schedule (video-to-video, a
+``strength`` below 1), its first step is 0 all the same, and the steps left out are not in
+``num_steps``.
 """
 
 from __future__ import annotations
@@ -18,8 +22,9 @@ from diffusers.hooks.hooks import CacheContext
 
 @dataclass(frozen=True)
 class Position:
-    """``run`` counts the runs of the handle, ``step`` the steps of the run; ``num_steps`` None
-    if nothing says how many there will be; ``branch`` is the name of the CFG branch."""
+    """``run`` counts the runs of the handle, ``step`` from 0 the steps that the run executes;
+    ``num_steps`` None if nothing says how many there will be; ``branch`` is the name of the CFG
+    branch."""
 
     run: int
     step: int
@@ -42,7 +47,10 @@ class Clock:
         self.run = 0
         self._fresh = True
         self._timesteps: Any = None
+        #: Of the latest call, as its source counts it.
         self._step = 0
+        #: The source's number of the run's first step; None while nothing says it.
+        self._first: int | None = 0
         self._watched = _Watched()
 
     @property
@@ -64,24 +72,46 @@ class Clock:
         """Return where the denoiser in ``cache`` stands now; starts a new run if it must."""
         scheduler = self.scheduler
         step = None if cache is None else cache.step_index
+        counted = step is None  # by the scheduler, in whose schedule a run may begin anywhere
         if step is None:
             step = self._scheduler_step(scheduler)
         if step is None:
-            step = self._watched.step
+            step, counted = self._watched.step, False
         timesteps = getattr(scheduler, "timesteps", None)
         idle = self._idle(scheduler)
-        if timesteps is not self._timesteps or step < self._step:
+        goes_on = timesteps is self._timesteps and step >= self._step
+        if not goes_on:
             self._fresh = True
         if self._fresh:
             self.run += 1
             self._fresh = False
             self._timesteps = timesteps
+            if not counted:
+                self._first = 0
+            elif not goes_on:  # else a reset by hand, amid the steps of a schedule
+                self._first = self._begins_at(scheduler, step)
+        if self._first is None and getattr(scheduler, "step_index", None) is not None:
+            self._first = step - 1
         self._step = step
+        first = (self._first or 0) if counted else 0
         num_steps = None if cache is None else cache.num_inference_steps
         if num_steps is None and timesteps is not None and not idle:
-            num_steps = len(timesteps)
+            num_steps = len(timesteps) - first
         branch = f"call{self._watched.call}" if cache is None else cache.name
-        return Position(self.run, step, num_steps, branch)
+        return Position(self.run, step - first, num_steps, branch)
+
+    def _begins_at(self, scheduler: Any, step: int) -> int | None:
+        """Where in its schedule a run begins that is at ``step`` of it at its first call.
+
+        None if that is not known before the scheduler's first step.
+        """
+        begin = getattr(scheduler, "begin_index", None)
+        if begin is not None:
+            return int(begin)
+        if getattr(scheduler, "step_index", None) is not None:
+            return 0  # the calls before were not seen
+        now = getattr(self._pipeline(), "_current_timestep", None)
+        return step if now is not None else None
 
     def watch(self, denoiser: int, timestep: Any) -> None:
         """See one call of a denoiser whose pipeline does not say step and branch.
@@ -127,7 +157,8 @@ class Clock:
         if now is None or timesteps is None:
             return 0 if hasattr(scheduler, "step_index") else None
         where = (torch.as_tensor(timesteps) == torch.as_tensor(now)).nonzero()
-        return int(where[0]) if len(where) else None
+        # Of two that are equal a scheduler begins at the second.
+        return int(where[min(1, len(where) - 1)]) if len(where) else None
 
 
 class _Watched:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from types import SimpleNamespace
 from typing import Any
 from unittest import mock
@@ -12,8 +13,10 @@ import torch
 from diffusers import (
     AutoencoderKLLTXVideo,
     AutoencoderKLWan,
+    DDIMScheduler,
     FlowMatchEulerDiscreteScheduler,
     FluxTransformer2DModel,
+    HeunDiscreteScheduler,
     HunyuanVideoTransformer3DModel,
     LTXPipeline,
     LTXVideoTransformer3DModel,
@@ -21,7 +24,9 @@ from diffusers import (
     SkyReelsV2Transformer3DModel,
     UNet2DModel,
     UniPCMultistepScheduler,
+    WanPipeline,
     WanVACETransformer3DModel,
+    WanVideoToVideoPipeline,
 )
 from transformers import T5Config, T5EncoderModel
 
@@ -282,6 +287,127 @@ def test_skyreels_v2_skips_from_step_to_step() -> None:
     assert {(row["generation"], row["step"], row["branch"]) for row in records} == {
         (run, step, branch) for run in (1, 2) for step in range(3) for branch in ("cond", "uncond")
     }
+
+
+@pytest.fixture(scope="module")
+def video_to_video() -> WanVideoToVideoPipeline:
+    """Shares its scheduler with :func:`tiny.wan_pipeline`'s, as ``from_pipe`` does."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        wan = tiny.wan_pipeline(peaked=1.5)
+        channels = wan.transformer.config.in_channels
+        vae = AutoencoderKLWan(
+            base_dim=8, z_dim=channels, dim_mult=[1, 1, 1, 1], num_res_blocks=1,
+            latents_mean=[0.0] * channels, latents_std=[1.0] * channels,
+        )  # fmt: skip
+    pipe = WanVideoToVideoPipeline(
+        tokenizer=wan.tokenizer, text_encoder=wan.text_encoder, transformer=wan.transformer,
+        vae=vae, scheduler=wan.scheduler,
+    )  # fmt: skip
+    pipe.set_progress_bar_config(disable=True)
+    return pipe
+
+
+def change_a_video(pipe: Any, strength: float) -> None:
+    pipe(
+        prompt="a red circle", height=32, width=32, num_inference_steps=5, strength=strength,
+        latents=torch.randn(1, 12, 4, 16, 16, generator=torch.Generator().manual_seed(0)),
+        max_sequence_length=tiny.TEXT_LENGTH, output_type="latent",
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("enabled", ["itself", "the one it was made from"])
+@pytest.mark.parametrize(
+    ("limits", "dense"),
+    [
+        ({"warmup_steps": 2}, [True, True, False]),
+        ({"last_step": -2}, [False, False, True]),
+        ({"threshold": (-math.inf, -math.inf, -2.0), "last_step": 1}, [False, False, True]),
+    ],
+    ids=["first", "last", "by step"],
+)
+def test_steps_count_from_the_first_that_a_video_to_video_run_executes(
+    video_to_video: WanVideoToVideoPipeline, enabled: str, limits: dict[str, Any], dense: list[bool]
+) -> None:
+    """At strength 0.6 three of five steps are executed: those of a run are 0, 1 and 2."""
+    pipe = video_to_video
+    if enabled != "itself":
+        text = {name: part for name, part in pipe.components.items() if name != "vae"}
+        pipe = WanPipeline(**text, vae=video_to_video.vae)
+    with enable(pipe, SkipPolicy(**{"threshold": -2.0, **limits}), geometry=TILE) as handle:
+        for strength in (0.6, 1.0, 0.6):
+            change_a_video(video_to_video, strength)
+        records = handle.statistics.to_records()
+    seen = {(row["generation"], row["step"]): row["dense"] for row in records}
+    for run in (1, 3):
+        assert {step: seen[run, step] for step in range(3)} == dict(enumerate(dense))
+    assert sorted(seen) == [
+        (run, i) for run, steps in ((1, 3), (2, 5), (3, 3)) for i in range(steps)
+    ]
+
+
+def at_steps(clock: Clock, scheduler: Any, indices: list[int | None]) -> list[tuple[int, int]]:
+    """Run and step of calls where the scheduler is at these indices."""
+    found = []
+    for index in indices:
+        scheduler.step_index = index
+        position = clock.locate(None)
+        found.append((position.run, position.step))
+    return found
+
+
+def test_a_pipeline_may_say_where_in_the_schedule_it_begins() -> None:
+    """As those from image to image do, before the scheduler's first step."""
+    scheduler = SimpleNamespace(timesteps=torch.arange(9.0).flip(0), begin_index=4, step_index=None)
+    pipeline = mock.Mock(scheduler=scheduler, _current_timestep=None)
+    clock = Clock(pipeline)
+    scheduler.timesteps = torch.arange(9.0).flip(0)
+    assert at_steps(clock, scheduler, [None, None, 5, 6]) == [(1, 0), (1, 0), (1, 1), (1, 2)]
+    assert clock.locate(None).num_steps == 5
+    clock.end_run()  # by hand, amid the steps: the schedule goes on
+    assert at_steps(clock, scheduler, [7, 8]) == [(2, 3), (2, 4)]
+
+
+def test_a_run_that_is_first_seen_amid_its_steps_keeps_the_numbers_of_its_schedule() -> None:
+    """Its first step is not the first that is seen: Wan 2.2's second transformer, enabled alone."""
+    scheduler = SimpleNamespace(timesteps=torch.arange(9.0).flip(0), begin_index=0, step_index=None)
+    pipeline = mock.Mock(scheduler=scheduler, _current_timestep=None)
+    clock = Clock(pipeline)
+    for begins in (0, None):
+        scheduler.begin_index, scheduler.timesteps = begins, torch.arange(9.0).flip(0)
+        assert [step for _, step in at_steps(clock, scheduler, [3, 4])] == [3, 4]
+
+
+def test_of_equal_timesteps_a_run_begins_at_the_second_as_its_scheduler_does() -> None:
+    scheduler = HeunDiscreteScheduler()
+    scheduler.set_timesteps(4)
+    pipeline = mock.Mock(scheduler=scheduler, _current_timestep=None)
+    clock = Clock(pipeline)
+    scheduler.set_timesteps(4)  # seven: all but the first come twice
+    sample = torch.zeros(2)
+    steps = []
+    for timestep in scheduler.timesteps[2:]:
+        pipeline._current_timestep = timestep
+        steps.append(clock.locate(None).step)
+        assert clock.locate(None).num_steps == 5
+        scheduler.step(sample, timestep, sample)
+    assert steps == [0, 1, 2, 3, 4]
+
+
+def test_a_scheduler_without_an_index_is_asked_for_the_timestep() -> None:
+    """As DDIM's in CogVideoX from video to video."""
+    scheduler = DDIMScheduler()
+    pipeline = mock.Mock(scheduler=scheduler, _current_timestep=None)
+    clock = Clock(pipeline)
+    for _ in range(2):
+        scheduler.set_timesteps(5)
+        found = []
+        for pipeline._current_timestep in scheduler.timesteps[2:]:
+            found.append(clock.locate(None))
+        assert [(each.step, each.num_steps) for each in found] == [(0, 3), (1, 3), (2, 3)]
+    assert found[-1].run == 2
+    clock.end_run()  # by hand, amid the steps
+    assert (clock.locate(None).run, clock.locate(None).step) == (3, 2)
 
 
 def test_exclude_is_a_sequence_of_patterns() -> None:
