@@ -122,12 +122,12 @@ class PagedBatch:
         Raises:
             TypeError, ValueError: as the constructor.
         """
+        # What was measured is no bound of later values; on a GPU measuring again would wait.
+        bounds = self._bounds
+        if not readable(self.q_start):
+            bounds = (self.max_q_len, self.max_kv_len)
         return PagedBatch(
-            self.q_start,
-            self.kv_len,
-            page_table,
-            max_q_len=self.max_q_len,
-            max_kv_len=self.max_kv_len,
+            self.q_start, self.kv_len, page_table, max_q_len=bounds[0], max_kv_len=bounds[1]
         )
 
     @property

@@ -285,7 +285,8 @@ def lite_attention(
             bitmaps = {"read": read, "write": write, "must_do": must_do, "must_skip": must_skip}
             wrong.limit(threshold, budget)
             validation.lite(
-                wrong, (q, k, v, out), layout, bitmaps, mass, limits, -math.inf, budget or 0.0,
+                wrong, (q, k, v, out), layout, bitmaps, mass, limits, -math.inf,
+                0.0 if budget is None else budget,
                 descending, soft_skip, geometry,
             )  # fmt: skip
             wrong.raise_for(_WHAT)

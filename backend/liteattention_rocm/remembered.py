@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch.autograd import forward_ad
+from torch.utils._device import DeviceContext
 
 from .contract import Bound
 from .memory import extent_bytes, increment_version, mark_written, shares_memory
@@ -24,6 +25,7 @@ _MOST_PASSED = 256
 # Each of these takes 60 ns; together they say whether anything but the engine must see a call.
 _dispatch_modes = torch._C._len_torch_dispatch_stack
 _function_modes = torch._C._len_torch_function_stack
+_function_mode = torch._C._get_function_stack_at
 _transforms = torch._C._functorch.peek_interpreter_stack
 _tracing = torch._C._get_tracing_state
 _profiling = torch._C._autograd._profiler_enabled
@@ -128,11 +130,21 @@ def bound_call(run: Bound, tensors: Any, written: tuple[int, ...]) -> Call:
     return Call(run, tensors._fields, spans, written, set())
 
 
+def _seen_by_modes() -> bool:
+    """Whether one of the function modes there are may be to see a call.
+
+    A default device (``torch.set_default_device``, ``with torch.device(...)``) is none of these: it
+    changes where new tensors are made, and ours all name their device.
+    """
+    modes = map(_function_mode, range(_function_modes()))
+    return any(type(mode) is not DeviceContext for mode in modes)
+
+
 def watched() -> bool:
     """Whether a mode, a transform, a tracer or a profiler is to see calls of operators."""
     return bool(
         _dispatch_modes()
-        or _function_modes()
+        or (_function_modes() and _seen_by_modes())
         or _transforms() is not None
         or forward_ad._current_level >= 0
         or _tracing() is not None
@@ -150,7 +162,7 @@ def recall(found: Calls, tensors: tuple[Any, ...], options: tuple[Any, ...]) -> 
     """
     if (
         _dispatch_modes()
-        or _function_modes()
+        or (_function_modes() and _seen_by_modes())
         or _transforms() is not None
         or forward_ad._current_level >= 0
         or _tracing() is not None

@@ -28,7 +28,7 @@ from typing import Any, Literal, NamedTuple, overload
 import torch
 
 from . import engines, validation
-from .arguments import Reasons, plain_length
+from .arguments import Reasons, plain_length, readable
 from .batch import PagedBatch
 from .contract import (
     Engine,
@@ -266,20 +266,26 @@ def attention_varlen(
         TypeError, ValueError: lists every reason and says what to do instead.
     """
     options = RaggedOptions(causal, window, soft_cap, scale, 1.0, 1.0, rounding, return_lse, engine)
+    bounds = (max_seqlen_q, max_seqlen_k)
     compiling = torch.compiler.is_compiling()
-    if not compiling:
+    key = call = None
+    if compiling:
+        _raise_for_options(options)
+    else:
+        key, call = recall(
+            calls, (q, k, v, out, sinks, cu_seqlens_q, cu_seqlens_k), ("packed", *options, *bounds)
+        )
+    if call is None and not compiling:
         indices = {"cu_seqlens_q": cu_seqlens_q, "cu_seqlens_k": cu_seqlens_k}
         found = validation.ragged(q, k, v, ("k", "v"), sinks, out, None, indices, options)
-        bounds = (max_seqlen_q, max_seqlen_k)
         validation.packed_batch(found, cu_seqlens_q, cu_seqlens_k, bounds, q, k)
         found.raise_for(_WHAT)
-    else:
-        _raise_for_options(options)
+    given = out
     out = torch.empty_like(q) if out is None else out
     lse = None
     if return_lse:
         lse = torch.empty((q.shape[1], q.shape[0]), dtype=torch.float32, device=q.device)
-    if compiling or recall(calls, (q, k, v, out), ())[0] is None:
+    if key is None:
         torch.ops.liteattention_rocm.attention_varlen(
             q, k, v, cu_seqlens_q, cu_seqlens_k, out, lse, sinks,
             *(None if b is None else plain_length(b) for b in (max_seqlen_q, max_seqlen_k)),
@@ -288,7 +294,11 @@ def attention_varlen(
         )  # fmt: skip
     else:
         tensors = RaggedTensors(q, k, v, out, lse, sinks, cu_seqlens_q, cu_seqlens_k, None)
-        _run_packed(tensors, (max_seqlen_q, max_seqlen_k), options)
+        if call is None:
+            call = _bind_packed(tensors, bounds, options, key, given is not None)
+        if given is not None:
+            pass
+        call.run(tensors)
     return out if lse is None else (out, lse)
 
 
@@ -498,7 +508,8 @@ def run_paged(
     tensors: RaggedTensors, bounds: tuple[int | None, int | None], options: RaggedOptions
 ) -> None:
     """Run a call over a paged cache whose outputs are there: what the operator does."""
-    _run_once(check_paged(tensors, bounds, options), tensors, options.engine)
+    request = check_paged(tensors, bounds, options)
+    _run_once(engines.choose(request.device, options.engine or None), request, tensors)
 
 
 def check_paged(
@@ -524,7 +535,7 @@ def run_packed(
 ) -> None:
     """Run a call over packed sequences whose outputs are there: what the operator does."""
     _check_packed(tensors, bounds, options)
-    _run_packed(tensors, bounds, options)
+    _run_once(*_admit_packed(tensors, bounds, options), tensors)
 
 
 def check_packed(
@@ -549,9 +560,10 @@ def _check_packed(
     found.raise_for(_WHAT)
 
 
-def _run_packed(
+def _admit_packed(
     tensors: RaggedTensors, bounds: tuple[int | None, int | None], options: RaggedOptions
-) -> None:
+) -> tuple[Engine, RaggedRequest]:
+    """Describe a checked packed call, with bounds read from its values where none are given."""
     max_q, max_k = (
         validation.longest(starts) if bound is None else min(plain_length(bound), rows.shape[0])
         for bound, starts, rows in (
@@ -560,14 +572,42 @@ def _run_packed(
         )
     )
     request = packed_request(tensors, max_q, max_k, options)
-    engines.admit(request, options.engine)
-    _run_once(request, tensors, options.engine)
+    return engines.admit(request, options.engine), request
 
 
-def _run_once(request: RaggedRequest, tensors: RaggedTensors, engine: str | None) -> None:
-    chosen = engines.choose(request.device, engine or None)
+#: How callers of :func:`attention_varlen` know its tensors.
+_PACKED_NAMES = (
+    "q", "k", "v", "out", "lse", "sinks", "cu_seqlens_q", "cu_seqlens_k", "", "", "",
+)  # fmt: skip
+
+
+def _bind_packed(
+    tensors: RaggedTensors,
+    bounds: tuple[int | None, int | None],
+    options: RaggedOptions,
+    key: Any,
+    out_given: bool,
+) -> Call:
+    """Bind a checked packed call.
+
+    One whose plan rests on given bounds, and whose values nobody looks at, is remembered.
+    """
+    engine, request = _admit_packed(tensors, bounds, options)
+    written = (3,) if out_given else ()
+    call = bound_call(engine.bind(request, tensors), tensors, written)._replace(names=_PACKED_NAMES)
+    if (
+        engine.plans_from_bounds
+        and None not in bounds
+        and not readable(tensors.q_start)
+        and not readable(tensors.keys)
+    ):
+        calls.keep(key, call)
+    return call
+
+
+def _run_once(engine: Engine, request: RaggedRequest, tensors: RaggedTensors) -> None:
     mark_written(*[t for t in (tensors.out, tensors.lse) if t is not None])
-    chosen.bind(request, tensors)(tensors)
+    engine.bind(request, tensors)(tensors)
 
 
 def run_write(tensors: WriteTensors, k_scale: float, v_scale: float, engine: str) -> None:

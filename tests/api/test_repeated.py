@@ -10,7 +10,14 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from liteattention_rocm import TileGeometry, attention, engines, lite_attention, validation
+from liteattention_rocm import (
+    TileGeometry,
+    attention,
+    engines,
+    lite_attention,
+    remembered,
+    validation,
+)
 from liteattention_rocm.lite import bitmap
 from liteattention_rocm.remembered import calls
 from tests.oracle.attention import exact, exact_rows
@@ -177,10 +184,28 @@ def test_out_is_checked_for_overlap_in_every_call(checks: list[int]) -> None:
         attention(q, k, v, out=out[:, :40])
 
 
+def test_a_default_device_changes_nothing(checks: list[int]) -> None:
+    """It is a mode of PyTorch's, too, but sees only where new tensors are made."""
+    q, k, v = qkv()
+    out = attention(q, k, v)
+    with torch.device("cpu"):
+        assert not remembered.watched()
+        assert torch.equal(attention(q, k, v), out)
+    with torch.device("meta"):
+        assert torch.equal(attention(q, k, v), out)
+    assert len(checks) == 1
+    with torch.device("cpu"), torch.overrides.BaseTorchFunctionMode():
+        assert remembered.watched()
+        assert torch.equal(attention(q, k, v), out)
+    assert len(checks) > 1
+
+
 def test_the_environment_is_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
     q, k, v = qkv()
     monkeypatch.setenv(engines.ENGINE_VARIABLE, "fast")
-    with pytest.raises(ValueError, match="unknown engine 'fast'"):
+    with pytest.raises(
+        ValueError, match=r"unknown engine 'fast' \(from LITEATTENTION_ENGINE\): this build has"
+    ):
         attention(q, k, v)
     monkeypatch.delenv(engines.ENGINE_VARIABLE)
     with pytest.raises(ValueError, match="unknown engine 'fast'"):

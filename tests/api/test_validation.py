@@ -137,6 +137,8 @@ BITS = torch.ones(B, H, 1, 1, dtype=torch.int32)
 LITE_TYPES = [
     ({"threshold": "-6"}, ["threshold must be a number, got str"]),
     ({"threshold": None, "budget": True}, ["budget must be a number, got bool"]),
+    ({"threshold": None, "budget": False}, ["budget must be a number, got bool"]),
+    ({"threshold": None, "budget": ""}, ["budget must be a number, got str"]),
     ({"threshold": None, "budget": 0.1, "mass": BITS}, ["mass must be torch.float32"]),
     ({"threshold": None, "budget": 0.1, "limits": torch.ones(H)}, ["limits must be torch.int32"]),
     ({"geometry": (16, 64)}, ["geometry must be a TileGeometry, got tuple"]),

@@ -86,6 +86,15 @@ def apart(name: str, token: bytes, *, size: int, rank: int, opened: Any) -> torc
     return found
 
 
+def room(size: int, rank: int, create: Any, made: list[str]) -> tuple[str, bytes]:
+    """A file for each rank but one, whose memory is full."""
+    if rank == 1:
+        raise OSError("no room")
+    file: tuple[str, bytes] = create(size)
+    made.append(file[0])
+    return file
+
+
 def refused(rank: int) -> None:
     """Ranks that cannot reach each other's memory hear of it together, with every reason.
 
@@ -102,6 +111,15 @@ def refused(rank: int) -> None:
             ),
         ):
             way.send("q", torch.zeros(1, rows, HEADS, 8), None)
+        made: list[str] = []
+        little = functools.partial(room, rank=rank, create=peers._create, made=made)
+        with (
+            mock.patch.object(peers, "_create", little),
+            pytest.raises(RuntimeError, match="peer_memory off: no room"),
+        ):
+            way.send("q", torch.zeros(1, rows, HEADS, 8), None)
+        # what it left behind would stay until the host ends
+        assert len(made) == (rank != 1) and not any(Path(name).exists() for name in made)
         elsewhere = functools.partial(apart, rank=rank, opened=peers._opened)
         with (
             mock.patch.object(peers, "_opened", elsewhere),

@@ -198,7 +198,7 @@ def test_refused_construction() -> None:
     for part in (
         "policy must be a SkipPolicy, got dict",
         "geometry must be a TileGeometry, got tuple",
-        "engine must be the name of an engine, got int",
+        "engine must be a string or None, got int",
         "max_generations must be an integer, got '4'",
     ):
         assert part in str(caught.value)

@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from liteattention_rocm import SkipPolicy, attention
+from liteattention_rocm.engines.reference import ReferenceEngine
 from liteattention_rocm.lite import bitmap
 
 from .simulation import SHARED, STEPS, By, branch_inputs, call, expect, inputs, make, watch_engine
@@ -70,6 +71,23 @@ def test_reset_forgets_and_end_frees() -> None:
         lite.lists("blocks.0", generation="c")
 
 
+@pytest.mark.parametrize("shared", [False, True])
+def test_a_forgotten_list_starts_over_and_no_other(shared: bool) -> None:
+    lite = make(branches="shared") if shared else make()
+    by, kept = By(), By()
+    for step in range(3):
+        expect(lite, by, step, inputs(step))
+        expect(lite, kept, step, inputs(step), layer="other")
+    lite.forget("layer", "no branch" if not shared else "any branch")
+    lite.forget("no layer")
+    if not shared:
+        expect(lite, by, 3, inputs(3))
+    lite.forget("layer")
+    assert len(lite.statistics.to_records()) == 6 + (not shared)
+    expect(lite, By(), 4, inputs(4))
+    expect(lite, kept, 4, inputs(4), layer="other")
+
+
 def test_end_frees_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     lite = make()
     seen: list[weakref.ref[torch.Tensor]] = []
@@ -79,6 +97,57 @@ def test_end_frees_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     lite.end()
     gc.collect()
     assert len(seen) == 6 and not [ref for ref in seen if ref() is not None]
+
+
+def test_an_object_that_nobody_holds_is_gone_with_its_lists() -> None:
+    """At once: the collector may take its time, and lists are memory of a GPU."""
+    lite = make()
+    call(lite, inputs(0), 0)
+    gone = weakref.ref(lite)
+    gc.disable()
+    try:
+        del lite
+        assert gone() is None
+    finally:
+        gc.enable()
+
+
+def test_a_generation_under_an_old_name_has_no_records_of_the_one_before() -> None:
+    lite = make()
+    for step in range(STEPS):
+        call(lite, inputs(step), step)
+        call(lite, inputs(step), step, layer="blocks.1")
+    lite.end()
+    assert len(lite.statistics) == 2 * STEPS  # readable until another begins
+    for step in range(2):
+        call(lite, inputs(step), step)
+    records = lite.statistics.to_records()
+    assert [r["step"] for r in records if r["layer"] == "blocks.0"] == [0, 1]
+    assert [r["step"] for r in records if r["layer"] == "blocks.1"] == list(range(STEPS))
+    call(lite, inputs(0), 0, generation="next")
+    lite.end("next")
+    lite.hand_on(0, "next")
+    assert {r["generation"] for r in lite.statistics.to_records()} == {0}
+
+
+def test_a_generation_that_was_pushed_out_keeps_its_records() -> None:
+    lite = make(max_generations=1)
+    for step in range(2):
+        call(lite, inputs(step), step)
+    call(lite, inputs(0), 0, generation=1)
+    call(lite, inputs(2), 2)
+    records = [r for r in lite.statistics.to_records() if r["generation"] == 0]
+    assert [r["step"] for r in records] == [0, 1, 2]
+    assert records[2]["tiles_computed"] == 100
+
+
+def test_a_step_below_0_is_refused_after_lists_were_handed_on() -> None:
+    lite = make()
+    for step in range(2):
+        call(lite, inputs(step), step)
+    lite.hand_on(0, 1)
+    with pytest.raises(ValueError, match="step must be >= 0, got -1"):
+        call(lite, inputs(0), -1, generation=1)
 
 
 def test_lists_names_what_there_is() -> None:
@@ -144,6 +213,23 @@ def test_statistics_count_the_lists() -> None:
             if name == "cond" and before is not None:
                 merged = int(bitmap.unpack(before, 10).sum())
                 assert shared.statistics.to_records()[-1]["tiles_computed"] == merged
+
+
+def test_tiles_are_counted_where_a_profiler_watches(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also those of an engine that counts for itself, in calls that are not bound."""
+
+    def counted() -> list[dict[str, Any]]:
+        lite = make(SHARED)
+        for step in range(3):
+            for name, x in branch_inputs(step).items():
+                call(lite, x, step, branch=name)
+        return lite.statistics.to_records()
+
+    expected = counted()
+    assert expected[-1]["tiles_computed"] < 100
+    monkeypatch.setattr(ReferenceEngine, "tallies", True)
+    with torch.profiler.profile():
+        assert counted() == expected
 
 
 def test_arguments_reach_the_engine() -> None:

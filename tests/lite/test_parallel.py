@@ -140,6 +140,20 @@ def ahead(rank: int, ranks: int, peer_memory: bool) -> tuple[list[torch.Tensor],
     return outs, numbers
 
 
+def after_refusals(mode: Any, rank: int, ranks: int) -> list[torch.Tensor]:
+    """Calls that all ranks refuse, by the policy and by the engine, then one that they take."""
+    policy = SkipPolicy(threshold=float("-inf"), must_do=((ROWS - 8, ROWS),))
+    parallel = SeqParallel(policy, mode=mode, geometry=TILE)
+    q, k, v = tensors(0)
+    for cut, reason in (
+        ((slice(None), slice(0, ROWS // 2)), "ranges.* past|end past"),
+        ((..., slice(0, 12)), "head dim must be a multiple of 8"),
+    ):
+        with pytest.raises(ValueError, match=reason):
+            parallel(*(part(x[cut], rank, ranks) for x in (q, k, v)), step=0, layer="x")
+    return [parallel(*(part(x, rank, ranks) for x in (q, k, v)), step=0, layer="x")]
+
+
 def lengths(rank: int, ranks: int) -> None:
     """Two sequences in a ring, whose lists are read while both are under way."""
     parallel = SeqParallel(POLICIES["plain"], mode="ring", geometry=TILE)
@@ -220,6 +234,8 @@ def work(rank: int, ranks: int, folder: str) -> None:
             ],
         )
     lengths(rank, ranks)
+    for mode in ("ulysses", "ring"):
+        found["after refusals", mode] = (after_refusals(mode, rank, ranks),)
     q, k, v = unequal(0)
     nothing = SeqParallel(SkipPolicy(must_skip=((0, 512), *HALF)), mode="ring", geometry=TILE)
     with pytest.raises(ValueError, match="must_skip covers all 1024 keys, so that nothing is"):
@@ -401,6 +417,12 @@ def test_a_ring_leaves_keys_out_in_steps_that_skip_alone(results: Any, name: str
         torch.testing.assert_close(
             joined(results, ("halved", name), step), wanted, atol=2e-5, rtol=0.0
         )
+
+
+@pytest.mark.parametrize("mode", ["ulysses", "ring"])
+def test_a_call_that_all_ranks_refuse_leaves_the_next_one_alone(results: Any, mode: str) -> None:
+    found = joined(results, ("after refusals", mode), 0)
+    torch.testing.assert_close(found, attention(*tensors(0)), atol=2e-5, rtol=0.0)
 
 
 def test_a_ring_that_skips_nothing_is_dense(results: Any) -> None:

@@ -96,6 +96,11 @@ def test_run_length_limits_and_types() -> None:
     largest = to_run_length(bitmap.full(1, 1, 1, 32767), 32767)
     assert largest[0, 0, 0, :3].tolist() == [2, 0, 32767]
     assert torch.equal(from_run_length(largest, 32767), bitmap.full(1, 1, 1, 32767))
+    alternating = torch.arange(32767) % 2 == 1
+    row = to_run_length(bitmap.pack(alternating), 32767)
+    assert row[0] == 32766 and torch.equal(from_run_length(row, 32767), bitmap.pack(alternating))
+    with pytest.raises(ValueError, match="16384 runs of kept K blocks do not fit an int16"):
+        to_run_length(bitmap.pack(~alternating), 32767)
     with pytest.raises(ValueError, match="32768 K blocks do not fit int16"):
         to_run_length(bitmap.full(1, 1, 1, 32768), 32768)
     with pytest.raises(ValueError, match="32768 K blocks do not fit int16"):

@@ -69,6 +69,9 @@ def choose(device: torch.device | str, requested: str | None = None) -> Engine:
         name, source = settings().engine, ENGINE_VARIABLE
     if not name:
         name, source = _default(torch.device(device)), f"device {device}"
+    if name not in available():
+        given = f" (from {source})" if source == ENGINE_VARIABLE else ""
+        raise ValueError(f"unknown engine {name!r}{given}: this build has {', '.join(available())}")
     engine = get(name)
     if (engine.name, source) not in _announced and not torch.compiler.is_compiling():
         _announce(engine.name, source)

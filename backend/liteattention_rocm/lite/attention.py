@@ -14,7 +14,7 @@ import math
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterator, Sequence
-from typing import Any, cast
+from typing import Any, ClassVar, cast
 from weakref import WeakValueDictionary
 
 import torch
@@ -81,6 +81,8 @@ class LiteAttention:
         TypeError, ValueError: listing every argument that is wrong.
     """
 
+    _untraced: ClassVar[Callable[..., _Result] | None] = None
+
     def __init__(
         self,
         policy: SkipPolicy | None = None,
@@ -93,10 +95,10 @@ class LiteAttention:
         for name, given, kind, words in (
             ("policy", policy, SkipPolicy, "a SkipPolicy"),
             ("geometry", geometry, TileGeometry, "a TileGeometry"),
-            ("engine", engine, str, "the name of an engine"),
         ):
             if given is not None and not isinstance(given, kind):
                 wrong.types.append(f"{name} must be {words}, got {type(given).__name__}")
+        wrong.engine(engine)
         max_generations = plain_int(max_generations)
         if type(max_generations) is not int:
             wrong.types.append(f"max_generations must be an integer, got {max_generations!r}")
@@ -117,8 +119,9 @@ class LiteAttention:
         self._lock = threading.Lock()
         self._tiles: WeakValueDictionary[tuple[Shape, Any], Tiles] = WeakValueDictionary()
         self._counters = TileCounters()
-        disable = cast(Callable[..., Callable[..., _Result]], torch.compiler.disable)
-        self._traced_call = disable(self.__call__)
+        if LiteAttention._untraced is None:  # of no object: one would hold itself
+            disable = cast(Callable[..., Callable[..., _Result]], torch.compiler.disable)
+            LiteAttention._untraced = staticmethod(disable(_call))
 
     def __getstate__(self) -> dict[str, Any]:
         number = CountReader()
@@ -127,7 +130,7 @@ class LiteAttention:
                 (generation, {key: state.snapshot(number) for key, state in states.items()})
                 for generation, states in self._generations.items()
             )
-            made = ("_lock", "_tiles", "_counters", "_traced_call")
+            made = ("_lock", "_tiles", "_counters")
             rest = {name: value for name, value in vars(self).items() if name not in made}
         return {**rest, "_generations": generations}
 
@@ -188,8 +191,9 @@ class LiteAttention:
         """
         if torch.compiler.is_dynamo_compiling():
             # Dynamo may trace a function more often than it runs; the state must see the runs only.
-            return self._traced_call(
-                q, k, v, step=step, layer=layer, branch=branch, generation=generation,
+            assert self._untraced is not None
+            return self._untraced(
+                self, q, k, v, step=step, layer=layer, branch=branch, generation=generation,
                 num_steps=num_steps, layout=layout, scale=scale, rounding=rounding,
                 return_lse=return_lse, out=out, heads=heads,
             )  # fmt: skip
@@ -213,6 +217,7 @@ class LiteAttention:
                 plan is not None
                 and type(step) is int
                 and state.step <= step < plan.schedule.end
+                and step >= 0
                 and type(branch) is str
             ):
                 return self._run(state, plan, given, options, (generation, step, layer, branch))
@@ -298,7 +303,8 @@ class LiteAttention:
         if not whole or limit.threshold > -math.inf or limit.budget > 0:
             kind = (limit, descending)
         # else dense is the same, and the engine's kernel may divide the work otherwise
-        if computed is None and (kind is None or not plan.tallies):
+        # the tally of a bound call counts what it computes
+        if computed is None and (kind is None or not plan.tallies or plan.calls is None):
             computed = state.read_count = self._counters.count(read)
         kept = tiles.full_count if kind is None else plan.tiles
         found: Count = plan.tiles if computed is None else computed
@@ -531,11 +537,13 @@ class LiteAttention:
         else:
             self._generations.move_to_end(generation)
         state = states.get(key)
+        named = None if self.policy.branches == "shared" else branch
         if state is None:
+            # Records of a generation of that name that is over go; those of one that goes on stay.
+            self.statistics.discard(generation, layer, named, step)
             state = states[key] = State(shape, step)
         elif step < state.step:
-            shared = self.policy.branches == "shared"
-            self.statistics.discard(generation, layer, None if shared else branch)
+            self.statistics.discard(generation, layer, named)
             if state.shape == shape:
                 state.restart(step)
             else:
@@ -602,6 +610,17 @@ class LiteAttention:
             found = state.next_list()
             return state.tiles.full.clone() if found is None else found, state.shape
 
+    def forget(self, layer: str, branch: str = "", generation: Hashable = 0) -> None:
+        """Let the next call of a layer and branch start from the full list; statistics stay.
+
+        For callers that no longer know whose list it is. A layer and branch without one is no
+        error. With shared branches, all branches of the layer start over.
+        """
+        state = self._held(generation, layer, branch)
+        if state is not None:
+            with self._lock:
+                state.restart(state.step)
+
     def reset(self, generation: Hashable | None = None) -> None:
         """Forget the lists and statistics of one generation, or of all when it is None."""
         with self._lock:
@@ -623,6 +642,7 @@ class LiteAttention:
                 for state in states.values():
                     state.restart(-1)
                 self._generations[successor] = states
+                self.statistics.clear(successor)
 
     def end(self, generation: Hashable = 0) -> None:
         """Free the lists of a generation that is over; its statistics stay readable.
@@ -631,3 +651,8 @@ class LiteAttention:
         """
         with self._lock:
             self._generations.pop(generation, None)
+
+
+def _call(lite: LiteAttention, *tensors: torch.Tensor, **call: Any) -> _Result:
+    """Call ``lite``, where a compiler must not look into it."""
+    return lite(*tensors, **call)

@@ -358,6 +358,7 @@ class SeqParallel:
     ) -> torch.Tensor:
         length = k.shape[1]
         leaves_out = self._leaves_out(call, self.ranks * length)
+        splits = [self._split(source, length) for source in range(self.ranks)]
         held = torch.stack((k, v))
         arriving = torch.empty_like(held)
         parts: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
@@ -367,16 +368,18 @@ class SeqParallel:
             if hop + 1 < self.ranks:
                 waits = exchange.post([(held, after)], [(arriving, before)], self.group)
             source = (self.rank - hop) % self.ranks
-            lite = self._split(source, length)
-            if lite is not None:
-                parts[source] = self._attend(lite, q, held[0], held[1], return_lse=True, **call)
-            elif not leaves_out:
-                parts[source] = attention(
-                    q, held[0], held[1], scale=call["scale"], rounding=call["rounding"],
-                    return_lse=True, engine=self._whole.engine,
-                )  # fmt: skip
-            for wait in waits:
-                wait.wait()
+            lite = splits[source]
+            try:
+                if lite is not None:
+                    parts[source] = self._attend(lite, q, held[0], held[1], return_lse=True, **call)
+                elif not leaves_out:
+                    parts[source] = attention(
+                        q, held[0], held[1], scale=call["scale"], rounding=call["rounding"],
+                        return_lse=True, engine=self._whole.engine,
+                    )  # fmt: skip
+            finally:  # a call that all ranks refuse leaves nothing under way for the next one
+                for wait in waits:
+                    wait.wait()
             held, arriving = arriving, held
         if len(parts) == 1:
             return next(iter(parts.values()))[0]
@@ -498,6 +501,11 @@ class SeqParallel:
         """This rank's part of the heads of all ranks."""
         room = len(heads) // self.ranks
         return heads[self.rank * room : (self.rank + 1) * room]
+
+    def forget(self, layer: str, branch: str = "", generation: Hashable = 0) -> None:
+        """Let a layer and branch start from the full list, see :meth:`LiteAttention.forget`."""
+        for lite in (self._whole, *self._made()):
+            lite.forget(layer, branch, generation)
 
     def reset(self, generation: Hashable | None = None) -> None:
         """Forget lists and statistics of one generation, or of all when it is None."""

@@ -207,12 +207,14 @@ class PeerMemory:
             whole = dist.group.WORLD if self._group is None else self._group
             self._all, self._meet = self._together(lambda: _rendezvous(own, whole))
             return
-        name, token = self._together(lambda: _create(size))
+        made: list[tuple[str, bytes]] = []  # also where another rank had no room
         try:
-            files = self._gathered((name, token))
+            self._together(lambda: made.append(_create(size)))
+            files = self._gathered(made[0])
             self._all = self._together(lambda: [_opened(*file, size=size) for file in files])
         finally:
-            os.unlink(name)
+            for name, _ in made:
+                os.unlink(name)
         self._meet = self._meet_on_cpu
 
     def _meet_on_cpu(self, channel: int) -> None:

@@ -234,6 +234,11 @@ class Schedule(NamedTuple):
         return self._replace(limits=tuple(limits))
 
 
+#: Fields that make sense beside a budget alone, and beside a threshold alone.
+_OF_BUDGETS = ("budget", "layer_budgets")
+_OF_THRESHOLDS = ("threshold", "layer_thresholds", "threshold_scale", "soft_skip")
+
+
 class SkipPolicy(BaseModel):
     """What may be dropped, by step and layer; dense steps, forced tiles and walking order.
 
@@ -266,7 +271,8 @@ class SkipPolicy(BaseModel):
             branches of a step read one list and joins (ORs) what they write.
         must_do: token ranges [start, end) over keys, ascending and disjoint, whose tiles are
             always computed; rounded outward to K blocks.
-        must_skip: token ranges whose tiles are never computed; rounded inward to K blocks.
+        must_skip: token ranges whose tiles no step that may skip computes; rounded inward to K
+            blocks. Dense steps attend to all keys: leave padding out of k and v.
         soft_skip: drop a negligible tile from the output in the very step that finds it (saves
             work at once, costs accuracy); off, the first step equals dense attention exactly. Not
             with a budget.
@@ -350,15 +356,17 @@ class SkipPolicy(BaseModel):
     def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
         """Return a policy with the fields in ``update`` changed; they are checked like any other.
 
-        A budget replaces the threshold and the other way round. ``deep`` changes nothing: nothing
-        in a policy can change.
+        A budget replaces the threshold and the other way round, and with it the fields that fit
+        the replaced one alone (``layer_thresholds``, ``threshold_scale`` and ``soft_skip``, or
+        ``layer_budgets``). ``deep`` changes nothing: nothing in a policy can change.
         """
         if not update:
             return self
         given = {name: getattr(self, name) for name in self.model_fields_set}
-        for name, other in (("threshold", "budget"), ("budget", "threshold")):
+        for name, replaced in (("threshold", _OF_BUDGETS), ("budget", _OF_THRESHOLDS)):
             if update.get(name) is not None:
-                given.pop(other, None)
+                for other in replaced:
+                    given.pop(other, None)
         return type(self).model_validate({**given, **update})
 
     def threshold_at(

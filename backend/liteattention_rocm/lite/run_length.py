@@ -23,7 +23,8 @@ def to_run_length(
     writer names the run of blocks 3, 2, 1 as ``3, 0``. The reader of a row walks in the opposite
     direction, so a list that an ascending kernel is to read is exported with
     ``writer_descending=True``. ``k_blocks + 2`` numbers hold every pattern, alternating ones
-    included. Raises ``ValueError`` for more than 32767 K blocks (int16) and like :func:`unpack`.
+    included. Raises ``ValueError`` for more than 32767 K blocks or numbers of runs (int16) and like
+    :func:`unpack`.
     """
     if k_blocks > MAX_RUN_LENGTH_BLOCKS:
         raise ValueError(
@@ -38,6 +39,11 @@ def to_run_length(
     for row in mask.reshape(-1, k_blocks).tolist():
         # where a run begins or ends, counted along the walk
         edges = [i for i, (a, b) in enumerate(pairwise((False, *row, False))) if a != b]
+        if len(edges) > MAX_RUN_LENGTH_BLOCKS:
+            raise ValueError(
+                f"{len(edges) // 2} runs of kept K blocks do not fit an int16 run-length row (at "
+                f"most {MAX_RUN_LENGTH_BLOCKS // 2}): keep the bitmap or use a larger k_block"
+            )
         padding = [0] * (k_blocks + 1 - len(edges))
         rows.append([len(edges), *(first + step * i for i in edges), *padding])
     return torch.tensor(rows, dtype=torch.int16).reshape(*mask.shape[:-1], k_blocks + 2)

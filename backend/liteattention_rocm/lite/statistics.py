@@ -107,16 +107,22 @@ class SkipStatistics:
                 oldest,
             )
 
-    def discard(self, generation: Hashable, layer: str, branch: str | None = None) -> None:
-        """Forget the records of one layer (and branch, if given) of a generation."""
+    def discard(
+        self, generation: Hashable, layer: str, branch: str | None = None, first: int = 0
+    ) -> None:
+        """Forget the records of one layer (and branch, if given) of a generation.
+
+        Only those of steps from ``first`` on.
+        """
         with self._lock:
             self.enter()
             records = self._records.get(generation, {})
-            if branch is not None:
-                records.pop((layer, branch), None)
-                return
-            for key in [key for key in records if key[0] == layer]:
-                del records[key]
+            for key, steps in list(records.items()):
+                if key[0] == layer and branch in (None, key[1]):
+                    for step in [step for step in steps if step >= first]:
+                        del steps[step]
+                    if not steps:
+                        del records[key]
 
     def clear(self, generation: Hashable | None = None) -> None:
         """Forget one generation, or all of them when ``generation`` is None."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 import pickle
 from typing import Any
 
@@ -12,7 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import liteattention_rocm
-from liteattention_rocm import PagedBatch
+from liteattention_rocm import PagedBatch, serving, validation
 from liteattention_rocm.contract import FP8
 from tests.oracle.attention import exact_rows
 
@@ -133,6 +134,36 @@ def test_packed_equals_each_sequence_alone(engine: str, window: int | None) -> N
         alone = exact_rows(q[rows], k[keys], v[keys], causal=True, window=window)
         assert torch.allclose(out[rows].double(), alone.out, atol=2e-6)
         assert torch.allclose(lse[:, rows].double(), alone.lse, atol=1e-5)
+
+
+def test_packed_calls_whose_values_nobody_reads_are_remembered(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As on a GPU, with bounds: checked once, and right for other lengths and tensors."""
+    monkeypatch.setattr(serving, "readable", lambda tensor: False)
+    checks: list[Any] = []
+    ragged = validation.ragged
+    monkeypatch.setattr(validation, "ragged", lambda *a: checks.append(a) or ragged(*a))
+    outs = [None, torch.empty(40, 4, 16)]
+    for seed, lengths in enumerate(((40, 0), (13, 27), (1, 30), (13, 27))):
+        torch.manual_seed(seed)
+        q, k, v = torch.randn(3, 40, 4, 16)
+        starts = torch.tensor([0, *lengths]).cumsum(0).int()
+        for out in outs:
+            found = serving.attention_varlen(
+                q, k, v, starts, starts, max_seqlen_q=40, max_seqlen_k=40, causal=True, out=out,
+                engine="reference",
+            )  # fmt: skip
+            for begin, end in itertools.pairwise(starts.tolist()):
+                rows = slice(begin, end)
+                alone = exact_rows(q[rows], k[rows], v[rows], causal=True)
+                assert torch.allclose(found[rows].double(), alone.out, atol=2e-6)
+    assert len(checks) == len(outs)
+    with pytest.raises(ValueError, match="out must not overlap q"):
+        serving.attention_varlen(
+            q, k, v, starts, starts, max_seqlen_q=40, max_seqlen_k=40, causal=True, out=q,
+            engine="reference",
+        )  # fmt: skip
 
 
 def test_one_packed_sequence_is_the_dense_call(isa: str) -> None:

@@ -242,6 +242,28 @@ def test_numbers_that_are_not_in_memory_as_they_are() -> None:
         call(b, q=q, **(caches | {"k_cache": torch._efficientzerotensor((3, 8, 2, 8))}))
 
 
+def test_packed_sinks_that_are_not_in_memory_as_they_are() -> None:
+    starts, sinks = torch.tensor([0, 4]).int(), torch.tensor([3.0, -2.0, 0.5, 1.0])
+    q = torch.randn(4, 4, 8)
+    outs = [
+        attention_varlen(q, q, q, starts, starts, sinks=given)
+        for given in (sinks, torch._neg_view(-sinks))
+    ]
+    assert torch.equal(*outs)
+
+
+def test_a_batch_with_other_pages_grows_as_its_original_does() -> None:
+    lengths = torch.tensor([5]).int()
+    first = PagedBatch(torch.tensor([0, 1]).int(), lengths, torch.tensor([[0]]).int())
+    other = first.with_pages(torch.tensor([[1]]).int())
+    q, cache = torch.randn(1, 4, 8), torch.randn(2, 8, 2, 8)
+    lengths.fill_(7)
+    for number, b in enumerate((first, other)):
+        alone = PagedBatch(b.q_start.clone(), lengths.clone(), torch.tensor([[number]]).int())
+        expected = attention_paged(q, cache, cache, alone)
+        assert torch.equal(attention_paged(q, cache, cache, b), expected)
+
+
 def test_inference_mode_tracks_no_changes() -> None:
     with torch.inference_mode():
         b = batch()
