@@ -44,8 +44,8 @@ class Runner:
     Owner: a suite. Lifetime: the suite's. The pipeline is left as it was after every run.
 
     Raises:
-        ValueError: the model cannot be loaded, the sizes do not fit it, or the engine does not
-            support its layers.
+        ValueError: the model cannot be loaded, the sizes do not fit it, the engine does not
+            support its layers, or patterns of a policy match none of them; lists every reason.
     """
 
     def __init__(self, config: SuiteConfig) -> None:
@@ -63,9 +63,7 @@ class Runner:
         if config.compiled:
             _compile(self.pipeline)
         self._grid = Grid.of(self.pipeline)
-        for configuration in config.configurations():
-            if configuration.policy is not None:  # say now what would fail after the first runs
-                self._enable(configuration.policy).disable()
+        self._check_policies()
         self.tiles: dict[str, SkippedTiles] = {}
         # Graphs serve later runs, so whoever has them is kept, by configuration.
         self._handles: dict[str, liteattention_diffusers.Handle] = {}
@@ -139,6 +137,20 @@ class Runner:
             skips=skips,
             tiles=tiles,
         )
+
+    def _check_policies(self) -> None:
+        """Say now what would fail after the first runs: ``ValueError`` with every reason."""
+        refused: dict[str, list[str]] = {}
+        for configuration in self.config.configurations():
+            if configuration.policy is not None:
+                try:
+                    self._enable(configuration.policy).disable()
+                except ValueError as error:
+                    refused.setdefault(str(error), []).append(configuration.name)
+        if refused:
+            raise ValueError(
+                "\n".join(f"{', '.join(names)}: {error}" for error, names in refused.items())
+            )
 
     def _attention(
         self, configuration: Configuration, stack: contextlib.ExitStack

@@ -61,6 +61,11 @@ def find(model: torch.nn.Module, *, cross_attention: bool = False) -> list[Found
     return found
 
 
+def attention_names(model: torch.nn.Module) -> list[str]:
+    """Names of all attention modules of ``model``, whatever they attend to and go through."""
+    return [name for name, module in model.named_modules() if hasattr(module, "processor")]
+
+
 def _kind(module: torch.nn.Module) -> Kind:
     flag = getattr(module, "is_cross_attention", None)
     if flag is not None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fnmatch
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -11,7 +10,8 @@ from diffusers.utils.torch_utils import unwrap_module
 
 from liteattention_rocm import SkipPolicy, TileGeometry, admission
 
-from .discovery import Found, find
+from . import patterns
+from .discovery import Found, attention_names, find
 from .graphs import graph_reasons, recorder_for
 from .handle import Handle, holder
 
@@ -42,10 +42,12 @@ def enable(
             diffusers transformer. With a transformer alone the step is taken from
             ``cache_context`` or from changes of its ``timestep`` argument.
         policy: what may be skipped (thresholds in log2 units); ``SkipPolicy()`` by default,
-            ``SkipPolicy(enabled=False)`` for the dense kernel.
+            ``SkipPolicy(enabled=False)`` for the dense kernel. Layers are called as in the model,
+            those of a pipeline's other denoisers after its name: "blocks.0.attn1",
+            "transformer_2.blocks.0.attn1".
         geometry: tile geometry; the engine's own by default.
         engine: engine by name; chosen by the device by default.
-        exclude: patterns (``fnmatch``) of layer names to leave alone.
+        exclude: patterns (``fnmatch``) of names of layers to leave alone.
         cross_attention: run cross-attention on the same engine as well, always dense.
         balance: under ``ulysses_degree`` alone, deal heads to processes by the tiles that they
             kept; see :class:`~liteattention_rocm.lite.parallel.SeqParallel`. Else they stay in
@@ -64,8 +66,9 @@ def enable(
 
     Raises:
         TypeError: ``target``, ``policy`` or ``geometry`` has the wrong type; lists every reason.
-        ValueError: it is already enabled, no self-attention goes through the dispatcher, or the
-            engine does not support a layer; lists every layer and reason.
+        ValueError: it is already enabled, no self-attention goes through the dispatcher, the
+            engine does not support a layer, or a pattern of ``exclude`` or the policy matches no
+            layer of any denoiser; lists every layer, pattern and reason.
     """
     policy = SkipPolicy() if policy is None else policy
     pipeline, denoisers = _denoisers(target)
@@ -86,15 +89,16 @@ def enable(
 
     reasons = []
     taken: list[tuple[str, torch.nn.Module, list[Found]]] = []
+    layers: list[str] = []
+    attention: list[str] = []
     for name, model in denoisers.items():
         prefix = "" if name == "transformer" else f"{name}."
         if holder(model) is not None:
             reasons.append(f"{name} is already enabled: disable() it first")
-        found = [
-            layer
-            for layer in find(model, cross_attention=cross_attention)
-            if not any(fnmatch.fnmatchcase(prefix + layer.name, pattern) for pattern in exclude)
-        ]
+        there = find(model, cross_attention=cross_attention)
+        layers += [prefix + layer.name for layer in there if layer.kind != "cross"]
+        attention += [prefix + each for each in attention_names(model)]
+        found = [layer for layer in there if not patterns.matches(prefix + layer.name, exclude)]
         reasons += _unsupported(prefix, found, policy, geometry, engine)
         if graphs:
             reasons += [f"{name}: {reason}" for reason in graph_reasons(model)]
@@ -105,12 +109,22 @@ def enable(
             f"no self-attention of {', '.join(denoisers)} goes through diffusers' attention "
             "dispatcher (its processors have no _attention_backend), or all of it is excluded"
         )
+    given = {"exclude": exclude, **patterns.of_policy(policy)}
+    reasons += patterns.reasons(given, layers, attention)
     if reasons:
         raise ValueError("cannot enable LiteAttention: " + "; ".join(reasons))
 
     recorder = recorder_for(taken[0][1]) if graphs else None
     handle = Handle(
-        policy, geometry, engine, pipeline, cross_attention, balance, peer_memory, recorder
+        policy,
+        geometry,
+        engine,
+        pipeline,
+        cross_attention,
+        balance,
+        peer_memory,
+        recorder,
+        tuple(layers),
     )
     try:
         for prefix, model, found in taken:

@@ -16,7 +16,7 @@ from liteattention_rocm import LiteAttention, SkipPolicy, TileGeometry
 from liteattention_rocm.lite.counting import Noting
 from liteattention_rocm.lite.parallel import Mode, SeqParallel
 
-from . import denoiser
+from . import denoiser, patterns
 from .clock import Clock, Position
 from .discovery import Found
 from .graphs import Recorder, StepGraphs
@@ -52,6 +52,7 @@ class Handle:
         balance: bool,
         peer_memory: bool = False,
         recorder: Recorder | None = None,
+        names: tuple[str, ...] = (),
     ) -> None:
         self.lite = LiteAttention(policy, geometry=geometry, engine=engine)
         # One per group of processes that the layers say they are in: one at most, as a rule.
@@ -70,10 +71,17 @@ class Handle:
         #: Where the calls of a forward stand that is being captured: to ask may need the device.
         self._captured_at: Position | None = None
         self._run = 0
+        #: All layers that patterns of a policy may match, those that are excluded, too.
+        self._names = names
+        #: The policy whose patterns were looked at last.
+        self._matched = policy
 
     @property
     def policy(self) -> SkipPolicy:
-        """The policy given to ``enable``."""
+        """The policy given to ``enable``, or ``handle.lite.policy`` as it was set since.
+
+        The next call raises ``ValueError`` if one of its patterns matches no layer.
+        """
         return self.lite.policy
 
     @property
@@ -306,7 +314,12 @@ class Handle:
         }
 
     def _locate(self, context: denoiser.Context) -> Position:
-        """Where the denoiser of ``context`` stands; ends a run that is over."""
+        """Where the denoiser of ``context`` stands; ends a run that is over.
+
+        Raises ``ValueError`` if the policy was replaced by one with patterns that match no layer.
+        """
+        if self.lite.policy is not self._matched:
+            self._match(self.lite.policy)
         at = self._clock.locate(context.current)
         if at.run != self._run:
             if self._recorder is None:
@@ -319,6 +332,12 @@ class Handle:
                 graphs.run_over()
             self._run = at.run
         return at
+
+    def _match(self, policy: SkipPolicy) -> None:
+        against = patterns.reasons(patterns.of_policy(policy), self._names)
+        if against:
+            raise ValueError("the policy does not fit this pipeline: " + "; ".join(against))
+        self._matched = policy
 
 
 class _Turns:

@@ -525,6 +525,31 @@ def test_models_and_sizes_that_do_not_fit_are_refused(model: Path, tmp_path: Pat
     assert "width must be a multiple of 16" in str(error.value)
 
 
+def test_patterns_that_match_no_layer_are_refused_before_any_run(
+    app: typer.Typer, model: Path, tmp_path: Path
+) -> None:
+    policies = tmp_path / "policies.json"
+    mine = {"budget": 0.0, "layer_budgets": {"blocks.7.*": 0.1, "blocks.1.*": 0.1}}
+    policies.write_text(json.dumps({"mine": mine}))
+    options = {
+        **SIZES, "--model": str(model), "--policies": str(policies), "--out": str(tmp_path / "out"),
+        "--threshold": "-2,-4", "--budgets": "0.1", "--layer-threshold": "transformer.blocks.*=-9",
+        "--layer-budget": "block.0.*=0.2",
+    }  # fmt: skip
+    arguments = [text for pair in options.items() for text in pair]
+    outcome = CliRunner().invoke(app, ["e2e", *arguments])
+    assert outcome.exit_code == 2, outcome.output
+    lines = [line.strip() for line in outcome.stderr.splitlines()]
+    for begin, pattern in (
+        ("lite -2, lite -4: ", "'transformer.blocks.*' in layer_thresholds"),
+        ("lite budget 0.1: ", "'block.0.*' in layer_budgets"),
+        ("mine: ", "'blocks.7.*' in layer_budgets"),
+    ):
+        (line,) = (each for each in lines if each.startswith(begin))
+        assert f"{pattern} (the layers are blocks.0.attn1 to blocks.1.attn1)" in line
+    assert not (tmp_path / "out").exists()
+
+
 def test_prompts_of_a_file_and_geometries(tmp_path: Path) -> None:
     file = tmp_path / "prompts.txt"
     file.write_text("# shapes\n\n a red circle \na blue square\n")

@@ -415,6 +415,68 @@ def test_exclude_is_a_sequence_of_patterns() -> None:
         enable(tiny.wan_transformer(), SKIPPING, exclude="blocks.0.attn1")
 
 
+def test_every_pattern_that_matches_no_layer_is_refused() -> None:
+    model = tiny.wan_transformer(layers=3)
+    by_layer = {"transformer.blocks.0.*": -math.inf, "*.attn2": -8.0, "blocks.2.*": -4.0}
+    policy = SkipPolicy(threshold=-6.0, layer_thresholds=by_layer)
+    with pytest.raises(ValueError) as error:
+        enable(model, policy, exclude=["blocks.1", "blocks.1.*", "block.*"], engine="warp")
+    for part in (
+        "unknown engine 'warp'",  # with all else that is wrong
+        "'blocks.1' in exclude, 'block.*' in exclude, 'transformer.blocks.0.*' in "
+        "layer_thresholds, '*.attn2' in layer_thresholds (the layers are blocks.0.attn1 to "
+        "blocks.2.attn1)",
+    ):
+        assert part in str(error.value)
+    with pytest.raises(ValueError, match=r"no self-attention layer: 'block\.0' in layer_budgets"):
+        enable(model, SkipPolicy(budget=0.0, layer_budgets={"block.0": 0.1}))
+    with enable(model):  # nothing was taken
+        pass
+
+
+@pytest.mark.parametrize("exclude", [["*.attn2"], ["blocks.2.*"], ["blocks.0.attn1"]], ids=str)
+def test_patterns_may_name_what_is_left_alone_anyhow(exclude: list[str]) -> None:
+    """Cross-attention is, and a policy may have more patterns than an exclusion leaves layers."""
+    policy = SkipPolicy(threshold=-6.0, layer_thresholds={"blocks.[02].attn1": -8.0, "*": -4.0})
+    with enable(tiny.wan_transformer(layers=3), policy, exclude=exclude) as handle:
+        assert not set(exclude) & set(handle.layers)
+    off = SkipPolicy(enabled=False, layer_thresholds={"transformer.*": -1.0})
+    with enable(tiny.wan_transformer(), off):  # no pattern of it is looked up
+        pass
+
+
+def test_one_policy_serves_both_transformers_of_a_pipeline() -> None:
+    """A pattern that matches a layer of either is no mistake; one that matches neither is."""
+    pipe = tiny.wan_pipeline()
+    pipe.register_modules(transformer_2=tiny.wan_transformer(layers=1))
+    by_layer = {"blocks.1.*": 0.1, "transformer_2.blocks.0.attn1": 0.2}
+    policy = SkipPolicy(budget=0.0, layer_budgets=by_layer)
+    with enable(pipe, policy, exclude=["transformer_2.*"]) as handle:
+        assert handle.layers == ("blocks.0.attn1", "blocks.1.attn1")
+    with enable(pipe, policy) as handle:
+        assert handle.layers[-1] == "transformer_2.blocks.0.attn1"
+    with pytest.raises(ValueError) as error:
+        enable(pipe, policy, exclude=["transformer_2.blocks.1.*"])
+    names = "blocks.0.attn1 to blocks.1.attn1, transformer_2.blocks.0.attn1"
+    assert f"'transformer_2.blocks.1.*' in exclude (the layers are {names})" in str(error.value)
+    with pytest.raises(ValueError, match=r"'transformer_2\.blocks\.0\.attn1' in layer_budgets"):
+        enable(pipe.transformer, policy)
+
+
+@torch.no_grad()
+def test_a_policy_that_is_set_afterwards_must_match_layers() -> None:
+    model = tiny.wan_transformer()
+    with enable(model, SKIPPING, geometry=TILE) as handle:
+        model(**wan_inputs(900.0))
+        handle.lite.policy = SkipPolicy(threshold=-2.0, layer_thresholds={"block.0.*": -9.0})
+        for _ in range(2):
+            with pytest.raises(ValueError, match=r"'block\.0\.\*' in layer_thresholds \(the lay"):
+                model(**wan_inputs(500.0))
+        handle.lite.policy = SkipPolicy(threshold=-2.0, layer_thresholds={"blocks.0.*": -9.0})
+        model(**wan_inputs(500.0))
+        assert handle.policy.layer_thresholds == {"blocks.0.*": -9.0}
+
+
 def test_a_transformer_with_two_names_is_taken_once() -> None:
     pipe = tiny.wan_pipeline()
     pipe.register_modules(transformer_2=pipe.transformer)
