@@ -11,8 +11,13 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from liteattention_rocm import (
+    LiteAttention,
+    PagedBatch,
+    SkipPolicy,
     TileGeometry,
     attention,
+    attention_paged,
+    attention_varlen,
     engines,
     lite_attention,
     remembered,
@@ -198,6 +203,38 @@ def test_a_default_device_changes_nothing(checks: list[int]) -> None:
         assert remembered.watched()
         assert torch.equal(attention(q, k, v), out)
     assert len(checks) > 1
+
+
+@pytest.mark.parametrize("engine", ["cpu", "reference"])
+def test_no_tensor_is_made_on_a_default_device(engine: str) -> None:
+    q, k, v = qkv()
+    starts = torch.tensor([0, 48]).int()
+    table = torch.tensor([[1, 0]]).int()
+    read = bitmap.full(1, 2, 3, 1)
+
+    def everything() -> list[torch.Tensor]:
+        remembered.forget()
+        found = [attention(q, k, v, causal=True, engine=engine)]
+        for limit in ({"threshold": -1.0}, {"budget": 0.3}):
+            write = torch.empty_like(read)
+            out = lite_attention(
+                q, k, v, read, write, geometry=GEOMETRY, engine=engine, **limit
+            )  # fmt: skip
+            found += [out, write]
+        policy = SkipPolicy(budget=0.1, layer_budgets={"a": (0.1, 0.3)}, must_do=((0, 20),))
+        lite = LiteAttention(policy, geometry=GEOMETRY, engine=engine)
+        found += [lite(q, k, v, step=step, layer="a") for step in range(3)]
+        packed = [x[0] for x in (q, k, v)]
+        found.append(attention_varlen(*packed, starts, starts, window=9, engine=engine))
+        batch = PagedBatch(starts, starts[1:], table)
+        caches = (x.view(2, 24, 2, 16) for x in packed[1:])
+        found.append(attention_paged(packed[0], *caches, batch, causal=False, engine=engine))
+        return found
+
+    expected = everything()
+    with torch.device("meta"):
+        for ours, wanted in zip(everything(), expected, strict=True):
+            assert torch.equal(ours, wanted)
 
 
 def test_the_environment_is_read_once(monkeypatch: pytest.MonkeyPatch) -> None:

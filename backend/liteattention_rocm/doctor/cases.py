@@ -229,8 +229,10 @@ def _paged(
     """Return caches and the page table: pages in descending order, NaN where no key is."""
     used = [-(-(end - begin) // PAGE_SIZE) for begin, end in itertools.pairwise(counts)]
     pages = sum(used) + 1
-    caches = [torch.full((pages, PAGE_SIZE, *x.shape[1:]), math.nan).to(k) for x in (k, v)]
-    table = torch.full((len(used), max(used)), _NOT_THERE, dtype=torch.int32)
+    caches = [
+        torch.full((pages, PAGE_SIZE, *x.shape[1:]), math.nan, device="cpu").to(k) for x in (k, v)
+    ]
+    table = torch.full((len(used), max(used)), _NOT_THERE, dtype=torch.int32, device="cpu")
     page = pages
     for request, count in enumerate(used):
         for column in range(count):
@@ -265,11 +267,11 @@ def fp8(run: Run) -> Results:
     chosen = integers(73, (keys, kv_heads, 1), 0, len(_CODES) - 1)
     k = run.tensor(_keys(np.where(np.arange(len(_CODES)) == chosen, scores, 0.0)))
     v = run.values(74, keys, kv_heads)
-    table = torch.full((len(lengths), 19), _NOT_THERE, dtype=torch.int32)
+    table = torch.full((len(lengths), 19), _NOT_THERE, dtype=torch.int32, device="cpu")
     slots: list[int] = []
     for row, (_, length) in enumerate(lengths):
         used = -(-length // PAGE_SIZE)
-        table[row, :used] = torch.arange(pages, pages - used, -1) - 1
+        table[row, :used] = torch.arange(pages, pages - used, -1, device="cpu") - 1
         slots += [(pages - 1 - j // PAGE_SIZE) * PAGE_SIZE + j % PAGE_SIZE for j in range(length)]
         pages -= used
     sizes = (30, PAGE_SIZE, kv_heads, HEAD_DIM)
@@ -305,7 +307,9 @@ def fp8(run: Run) -> Results:
 def write(run: Run) -> Results:
     """Twenty rows into pages, one of them padding."""
     k, v = run.values(60, 20, 2), run.values(61, 20, 2)
-    k_cache, v_cache = (torch.zeros((4, PAGE_SIZE, 2, HEAD_DIM)).to(k) for _ in range(2))
+    k_cache, v_cache = (
+        torch.zeros((4, PAGE_SIZE, 2, HEAD_DIM), device="cpu").to(k) for _ in range(2)
+    )
     slots = torch.tensor([*range(60, 49, -1), -1, *range(8)], dtype=torch.int64, device=run.device)
     request = WriteRequest(
         20, 2, HEAD_DIM, run.dtype, run.dtype, run.device, 4, PAGE_SIZE, 1.0, 1.0

@@ -178,8 +178,8 @@ def _attend_rows(
     scores = queries @ keys.mT * request.scale
     if request.soft_cap:
         scores = request.soft_cap * torch.tanh(scores / request.soft_cap)
-    at = position + torch.arange(q.shape[0])[:, None]
-    key = torch.arange(k.shape[0])
+    at = position + torch.arange(q.shape[0], device="cpu")[:, None]
+    key = torch.arange(k.shape[0], device="cpu")
     if request.causal:
         scores = scores.masked_fill(key > at, -math.inf)
     if request.window:
@@ -243,8 +243,10 @@ def vote(
     tile = request.geometry
     k_blocks, q_blocks = tile.k_blocks(request.kv_len), tile.q_blocks(request.q_len)
     heads = (request.batch, request.q_heads)
-    c = torch.tensor(abs(request.scale) * LOG2E if request.scale else 1.0, dtype=torch.float32)
-    threshold = torch.tensor(request.threshold, dtype=torch.float32)
+    c = torch.tensor(
+        abs(request.scale) * LOG2E if request.scale else 1.0, dtype=torch.float32, device="cpu"
+    )
+    threshold = torch.tensor(request.threshold, dtype=torch.float32, device="cpu")
 
     do = _block_mask(must_do, k_blocks)
     walked = (bitmap.unpack(read, k_blocks) | do) & ~_block_mask(must_skip, k_blocks)
@@ -254,12 +256,12 @@ def vote(
     tile_max = torch.nn.functional.pad(tile_max, (0, 0, 0, padded_rows - request.q_len))
     tile_max = tile_max.view(*heads, q_blocks, tile.q_block, k_blocks)
     # Rows past the end agree with everything, which is the same as having no vote.
-    absent = (torch.arange(padded_rows) >= request.q_len).view(q_blocks, tile.q_block)
+    absent = (torch.arange(padded_rows, device="cpu") >= request.q_len).view(q_blocks, tile.q_block)
 
-    running = torch.full(tile_max.shape[:-1], -math.inf, dtype=torch.float32)
+    running = torch.full(tile_max.shape[:-1], -math.inf, dtype=torch.float32, device="cpu")
     next_tiles = torch.zeros_like(walked)
     dropped = torch.zeros(
-        *heads, q_blocks, tile.q_block // tile.vote_rows, k_blocks, dtype=torch.bool
+        *heads, q_blocks, tile.q_block // tile.vote_rows, k_blocks, dtype=torch.bool, device="cpu"
     )
     order = range(k_blocks - 1, -1, -1) if request.descending else range(k_blocks)
     for j in order:
@@ -297,7 +299,7 @@ def weigh(
     do = _block_mask(must_do, k_blocks)
     walked = (bitmap.unpack(read, k_blocks) | do) & ~_block_mask(must_skip, k_blocks)
     sums = _tile_sums(request, tile, q, k)  # by row and K block
-    mass = torch.zeros(walked.shape, dtype=torch.float32)
+    mass = torch.zeros(walked.shape, dtype=torch.float32, device="cpu")
     for block in range(q_blocks):
         rows = sums[:, :, block * tile.q_block : (block + 1) * tile.q_block]
         here = walked[:, :, block, None]
@@ -317,7 +319,7 @@ def _tile_sums(
     queries = _queries(q, request)
     k_blocks = tile.k_blocks(request.kv_len)
     shape = (request.batch, request.q_heads, request.q_len, k_blocks)
-    result = torch.empty(shape, dtype=torch.float64)
+    result = torch.empty(shape, dtype=torch.float64, device="cpu")
     for begin, end in _row_chunks(request):
         scores = (queries[..., begin:end, :] @ keys * abs(request.scale)).flatten(1, 2)
         scores = torch.nn.functional.pad(
@@ -331,7 +333,7 @@ def _tile_sums(
 def _block_mask(packed: torch.Tensor | None, k_blocks: int) -> torch.Tensor:
     """Unpack a K-block mask to bool [k_blocks]; None means no block."""
     if packed is None:
-        return torch.zeros(k_blocks, dtype=torch.bool)
+        return torch.zeros(k_blocks, dtype=torch.bool, device="cpu")
     return bitmap.unpack(packed, k_blocks)
 
 
@@ -343,7 +345,7 @@ def _tile_maxima(
     queries = _queries(q, request)
     k_blocks = tile.k_blocks(request.kv_len)
     result = torch.empty(
-        request.batch, request.q_heads, request.q_len, k_blocks, dtype=torch.float32
+        request.batch, request.q_heads, request.q_len, k_blocks, dtype=torch.float32, device="cpu"
     )
     for begin, end in _row_chunks(request):
         scores = (queries[..., begin:end, :] @ keys).to(torch.float32).flatten(1, 2)
@@ -376,8 +378,8 @@ def _attend(
     for begin, end in _row_chunks(request):
         scores = (queries[..., begin:end, :] @ keys.transpose(-1, -2)) * scale
         if request.causal:
-            last = torch.arange(begin, end) + (request.kv_len - request.q_len)
-            hidden = torch.arange(request.kv_len) > last[:, None]
+            last = torch.arange(begin, end, device="cpu") + (request.kv_len - request.q_len)
+            hidden = torch.arange(request.kv_len, device="cpu") > last[:, None]
             scores.masked_fill_(hidden, -math.inf)
         if kept is not None:
             keys_kept = kept[:, :, begin:end].repeat_interleave(k_block, dim=-1)

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 #: In place of a buffer that is not there.
-NOTHING = torch.empty(0, dtype=torch.uint8)
+NOTHING = torch.empty(0, dtype=torch.uint8, device="cpu")
 #: Handle of the current stream of a GPU by its index; None in builds of PyTorch without GPUs.
 raw_stream: Any = getattr(torch._C, "_cuda_getCurrentRawStream", None)
 _capturing: Any = getattr(torch._C, "_cuda_isCurrentStreamCapturing", None)

@@ -170,7 +170,7 @@ def token_ranges_to_blocks(
     if reasons:
         raise ValueError("invalid token ranges: " + "; ".join(reasons))
     k_blocks = -(-kv_len // k_block)
-    tokens = torch.zeros(k_blocks * k_block, dtype=torch.bool)
+    tokens = torch.zeros(k_blocks * k_block, dtype=torch.bool, device="cpu")
     if not outward:
         tokens[kv_len:] = True
     for start, end in ranges:

@@ -46,7 +46,9 @@ def to_run_length(
             )
         padding = [0] * (k_blocks + 1 - len(edges))
         rows.append([len(edges), *(first + step * i for i in edges), *padding])
-    return torch.tensor(rows, dtype=torch.int16).reshape(*mask.shape[:-1], k_blocks + 2)
+    return torch.tensor(rows, dtype=torch.int16, device="cpu").reshape(
+        *mask.shape[:-1], k_blocks + 2
+    )
 
 
 def from_run_length(
@@ -82,7 +84,9 @@ def from_run_length(
     if reasons:
         more = f"; and {len(reasons) - 8} more rows" if len(reasons) > 8 else ""
         raise ValueError("invalid run-length rows: " + "; ".join(reasons[:8]) + more)
-    mask_tensor = torch.tensor(kept, dtype=torch.bool).reshape(*rows.shape[:-1], k_blocks)
+    mask_tensor = torch.tensor(kept, dtype=torch.bool, device="cpu").reshape(
+        *rows.shape[:-1], k_blocks
+    )
     return pack(mask_tensor)
 
 

@@ -622,7 +622,7 @@ def box(
     # The stride of a dimension of one element is anything; the copy engine wants a multiple of 16.
     sizes = (batch, heads, length)
     fit = [s if n > 1 else 16 for n, s in zip(sizes, (step_b, step_h, step_s), strict=True)]
-    base = torch.empty(8, dtype=dtype)
+    base = torch.empty(8, dtype=dtype, device="cpu")
     made = TensorDescriptor(base, [*sizes, dim], [*fit, 1], [1, 1, rows, columns], _LAYOUT)
     return {**made.__dict__, "base": None}
 
