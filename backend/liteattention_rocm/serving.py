@@ -297,7 +297,7 @@ def attention_varlen(
         if call is None:
             call = _bind_packed(tensors, bounds, options, key, given is not None)
         if given is not None:
-            pass
+            call.claim(tensors, _WHAT)
         call.run(tensors)
     return out if lse is None else (out, lse)
 
