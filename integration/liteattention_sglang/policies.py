@@ -84,8 +84,9 @@ def _merge(policy: SkipPolicy, fields: dict[str, Any], where: str) -> SkipPolicy
     try:
         return policy.model_copy(update=fields)
     except ValidationError as error:
-        reasons = "; ".join(
-            f"{'.'.join(str(part) for part in item['loc']) or 'policy'}: {item['msg']}"
-            for item in error.errors(include_url=False)
-        )
-        raise ValueError(f"{where}: {reasons}") from error
+        reasons = []
+        for item in error.errors(include_url=False):
+            field = ".".join(str(part) for part in item["loc"])
+            reason = item["msg"].removeprefix("Value error, ")
+            reasons.append(f"{field}: {reason}" if field else reason)
+        raise ValueError(f"{where}: {'; '.join(reasons)}") from error

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+from typing import Any
+
 import pytest
 
 from liteattention_rocm import SkipPolicy
@@ -23,6 +26,58 @@ def test_a_request_takes_a_budget_where_the_server_has_a_threshold_and_back(
     whole = weighs.model_dump(mode="json")  # all fields, as the suite sends them
     assert request_policy({"liteattention": whole}, votes) == weighs
     assert request_policy({"liteattention": False}, weighs).enabled is False
+
+
+#: All that fits a threshold alone, and all that fits a budget alone, beside what fits both.
+VOTES = {
+    "threshold": -6,
+    "threshold_scale": "length",
+    "layer_thresholds": {"blocks.0.*": -10},
+    "soft_skip": True,
+    "warmup_steps": 4,
+}
+WEIGHS = {"budget": 0.1, "layer_budgets": {"blocks.0.*": 0.01}, "warmup_steps": 4}
+
+
+@pytest.mark.parametrize(
+    ("server", "options", "wanted"),
+    [
+        (VOTES, {"budget": 0.05}, {"budget": 0.05, "warmup_steps": 4}),
+        (WEIGHS, {"threshold": -3}, {"threshold": -3, "warmup_steps": 4}),
+        # What the request itself names, stays ...
+        (
+            VOTES,
+            {"budget": 0.05, "layer_budgets": {"a": 0.1}},
+            {"budget": 0.05, "layer_budgets": {"a": 0.1}, "warmup_steps": 4},
+        ),
+        # ... and so does everything where the kind of limit does.
+        (VOTES, {"threshold": -3}, {**VOTES, "threshold": -3}),
+        (WEIGHS, {"budget": 0.2}, {**WEIGHS, "budget": 0.2}),
+        (VOTES, {"warmup_steps": 1}, {**VOTES, "warmup_steps": 1}),
+    ],
+)
+def test_one_kind_of_limit_replaces_the_other_with_all_that_fits_it_alone(
+    server: dict[str, Any], options: dict[str, Any], wanted: dict[str, Any]
+) -> None:
+    found = request_policy({"liteattention": options}, server_policy(server))
+    assert found == SkipPolicy(**wanted)
+
+
+def test_only_what_the_request_names_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    options = {"budget": 0.1, "soft_skip": True}
+    with pytest.raises(ValueError, match="soft_skip") as error:
+        request_policy({"liteattention": options}, server_policy(VOTES))
+    assert str(error.value) == (
+        "diffusers_kwargs['liteattention']: soft_skip needs a threshold: a tile's mass is known "
+        "only after the step"
+    )
+    with pytest.raises(ValueError, match="budget") as error:
+        request_policy({"liteattention": {"budget": 5, "last_step": "x"}}, server_policy(None))
+    assert str(error.value).startswith("diffusers_kwargs['liteattention']: budget.number: a budget")
+    assert "; last_step: " in str(error.value)
+    # Places of the server replace each other in the same way.
+    monkeypatch.setenv(POLICY_VARIABLE, json.dumps(VOTES))
+    assert server_policy(WEIGHS) == SkipPolicy(**WEIGHS)
 
 
 def test_a_request_takes_budgets_by_step_and_head() -> None:
