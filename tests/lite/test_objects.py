@@ -15,7 +15,18 @@ from liteattention_rocm import SkipPolicy, attention
 from liteattention_rocm.engines.reference import ReferenceEngine
 from liteattention_rocm.lite import bitmap
 
-from .simulation import SHARED, STEPS, By, branch_inputs, call, expect, inputs, make, watch_engine
+from .simulation import (
+    SHARED,
+    STEPS,
+    By,
+    branch_inputs,
+    call,
+    expect,
+    expect_shared,
+    inputs,
+    make,
+    watch_engine,
+)
 
 
 def test_generations_interleaved() -> None:
@@ -71,21 +82,28 @@ def test_reset_forgets_and_end_frees() -> None:
         lite.lists("blocks.0", generation="c")
 
 
-@pytest.mark.parametrize("shared", [False, True])
-def test_a_forgotten_list_starts_over_and_no_other(shared: bool) -> None:
-    lite = make(branches="shared") if shared else make()
-    by, kept = By(), By()
-    for step in range(3):
-        expect(lite, by, step, inputs(step))
-        expect(lite, kept, step, inputs(step), layer="other")
-    lite.forget("layer", "no branch" if not shared else "any branch")
-    lite.forget("no layer")
-    if not shared:
-        expect(lite, by, 3, inputs(3))
-    lite.forget("layer")
-    assert len(lite.statistics.to_records()) == 6 + (not shared)
-    expect(lite, By(), 4, inputs(4))
-    expect(lite, kept, 4, inputs(4), layer="other")
+def test_a_forgotten_list_starts_over_and_no_other() -> None:
+    lite = make()
+    gone, branch, layer = By(), By(), By()
+    for step in range(6):
+        if step == 3:
+            lite.forget("blocks.0")
+            lite.forget("never seen")
+            lite.forget("blocks.0", "", "never seen")
+            gone = By()
+        expect(lite, gone, step, inputs(step))
+        expect(lite, branch, step, inputs(step, clip=1), branch="uncond")
+        expect(lite, layer, step, inputs(step, clip=2), layer="blocks.1")
+    assert len(lite.statistics.to_records()) == 6 * 3
+
+
+def test_all_branches_of_a_forgotten_list_that_they_share_start_over() -> None:
+    lite, by = make(SHARED), By()
+    for step in range(4):
+        if step == 2:
+            lite.forget("blocks.0", "uncond")
+            by = By()
+        expect_shared(lite, by, step, branch_inputs(step))
 
 
 def test_end_frees_memory(monkeypatch: pytest.MonkeyPatch) -> None:

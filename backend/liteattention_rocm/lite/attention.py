@@ -611,15 +611,14 @@ class LiteAttention:
             return state.tiles.full.clone() if found is None else found, state.shape
 
     def forget(self, layer: str, branch: str = "", generation: Hashable = 0) -> None:
-        """Let the next call of a layer and branch start from the full list; statistics stay.
+        """Free the list of a layer and branch, which starts from the full one; statistics stay.
 
         For callers that no longer know whose list it is. A layer and branch without one is no
         error. With shared branches, all branches of the layer start over.
         """
-        state = self._held(generation, layer, branch)
-        if state is not None:
-            with self._lock:
-                state.restart(state.step)
+        key = (layer, "" if self.policy.branches == "shared" else branch)
+        with self._lock:
+            self._generations.get(generation, {}).pop(key, None)
 
     def reset(self, generation: Hashable | None = None) -> None:
         """Forget the lists and statistics of one generation, or of all when it is None."""
