@@ -63,8 +63,8 @@ test-machine-code: .venv/dev.stamp .venv/triton.stamp
 	$(BIN)/python -m pytest --machine-code=compare tests/emulator tests/tools
 	$(BIN)/python -m pytest -m "slow or llvm" $(SPREAD) worksteal --durations=10
 	$(BIN)/python -m pytest -s tests/emulator/test_triton.py
-	$(BIN)/python -m pytest $(SPREAD) worksteal tests/engines/portable
-	TRITON_INTERPRET=1 $(BIN)/python -m pytest $(SPREAD) worksteal tests/engines/portable
+	$(BIN)/python -m pytest $(SPREAD) worksteal --durations=10 tests/engines/portable
+	TRITON_INTERPRET=1 $(BIN)/python -m pytest $(SPREAD) worksteal --durations=10 tests/engines/portable
 
 ## machine-code: assemble and compile the emulator's test programs again
 ## (Debian: clang-19 lld-19 llvm-19)

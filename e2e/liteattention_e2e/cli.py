@@ -29,7 +29,7 @@ FRAMEWORK = (("torch",), ("torch", "sglang"))
 EXTRAS = (("diffusers", "bench"), ("sglang-diffusion", "bench"))
 
 DEFAULT_PROMPT = "a red circle moves right and a green square moves up on a white background"
-#: `generate` takes the largest of these that its time budget allows: 8,192 and 4,608 tokens of
+#: `generate` takes the largest of these that its time limit allows: 8,192 and 4,608 tokens of
 #: the default model.
 _SIZES = ((128, 128, 8), (96, 96, 8))
 #: What `generate` makes of the default model on the software MI300X: 1,024 tokens, a minute.
@@ -294,9 +294,10 @@ def generate(
     threads: Threads = None,
     dtype: Dtype = None,
     device: Device = None,
-    budget: Annotated[
+    time_limit: Annotated[
         float, typer.Option(help="Seconds; a smaller video is made if the large one would not fit.")
     ] = 300.0,
+    budget: Annotated[float | None, typer.Option(hidden=True)] = None,
 ) -> None:
     """Make one video with diffusers' attention, our dense kernel and LiteAttention, and compare.
 
@@ -306,6 +307,11 @@ def generate(
     """
     need("generate", *FRAMEWORK[False], extras=EXTRAS[False])
     console = Console(stderr=True)
+    if budget is not None:  # deprecated after 0.1
+        time_limit = budget
+        console.print(
+            "--budget is deprecated, use --time-limit: elsewhere a budget is softmax mass"
+        )
     if emulate:
         engine = _emulate(engine, console)
     options: dict[str, Any] = {
@@ -332,7 +338,7 @@ def generate(
         options |= {name: value for name, value in defaults.items() if options[name] is None}
     loaded = load(options, console)
     if model is None and all(options[name] is None for name in ("height", "width", "frames")):
-        loaded.settings = _size_within(cast("Runner", loaded), budget, console)
+        loaded.settings = _size_within(cast("Runner", loaded), time_limit, console)
     report = _suite(loaded, console)
     folder = Path(out or "out")
     for name in report["artefacts"]["videos"]:
@@ -379,8 +385,8 @@ def _engine_options(options: dict[str, Any]) -> tuple[dict[str, Any], bool]:
     return changes, engine.emulated
 
 
-def _size_within(loaded: Runner, budget: float, console: Console) -> Settings:
-    """The largest size of the default model whose runs fit into ``budget`` seconds."""
+def _size_within(loaded: Runner, time_limit: float, console: Console) -> Settings:
+    """The largest size of the default model whose runs fit into ``time_limit`` seconds."""
     from .estimate import Estimate
 
     with activity(console, "how fast is this machine?"):
@@ -390,9 +396,9 @@ def _size_within(loaded: Runner, budget: float, console: Console) -> Settings:
         needed = estimate.seconds(chosen)
         line = f"{width} x {height} x {frames} frames, {loaded.tokens(chosen):,} tokens: "
         line += f"about {needed:.0f} s"
-        if needed <= budget or (height, width, frames) == _SIZES[-1]:
+        if needed <= time_limit or (height, width, frames) == _SIZES[-1]:
             break
-        line += f", over the budget of {budget:.0f} s (--budget): taking the next smaller size"
+        line += f", over {time_limit:.0f} s (--time-limit): taking the next smaller size"
         console.print(line, highlight=False, soft_wrap=True)
     console.print(f"{line} ({estimate.assumed})", highlight=False, soft_wrap=True)
     return chosen

@@ -132,14 +132,14 @@ def test_a_size_is_chosen_by_what_all_runs_cost(
         for n in (loaded.tokens(sized(*size)) for size in cli._SIZES)
     ]
     found = {}
-    for budget in (needed[0] * 1.01, needed[0] * 0.99, 0.0):
+    for seconds in (needed[0] * 1.01, needed[0] * 0.99, 0.0):
         said = io.StringIO()
         console = Console(file=said, width=80)
-        chosen = cli._size_within(loaded, budget, console)
-        found[budget] = (chosen.height, chosen.width, chosen.frames)
+        chosen = cli._size_within(loaded, seconds, console)
+        found[seconds] = (chosen.height, chosen.width, chosen.frames)
         assert "tokens squared" in said.getvalue() and "\r" not in said.getvalue()
     assert list(found.values()) == [cli._SIZES[0], cli._SIZES[1], cli._SIZES[1]]
-    assert f"about {needed[0]:.0f} s, over the budget of 0 s" in said.getvalue()
+    assert f"about {needed[0]:.0f} s, over 0 s (--time-limit)" in said.getvalue()
 
 
 def test_without_a_terminal_plain_lines_show_that_it_works(monkeypatch: pytest.MonkeyPatch) -> None:
