@@ -18,7 +18,7 @@ def _measure(_: Any, rank: int, *__: Any) -> None:
 
 
 def work(*arguments: Any) -> None:
-    """Run a process that waits two seconds for others, not minutes."""
-    video_ranks._PATIENCE = timedelta(seconds=2)
+    """Run a process that waits six seconds for others, not minutes: they start one after another."""
+    video_ranks._PATIENCE = timedelta(seconds=6)
     video_ranks._measure = _measure
     video_ranks._work(*arguments)
