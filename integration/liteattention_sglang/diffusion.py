@@ -17,7 +17,7 @@ from sglang.multimodal_gen.runtime.platforms.plugins import HookRegistry, HookTy
 from liteattention_common.enums import add_member
 from liteattention_rocm import admission
 
-from . import BACKEND_NAME, diffusion_requests
+from . import BACKEND_NAME, diffusion_requests, reports
 
 _BACKEND_CLASS = "liteattention_sglang.diffusion_attention.LiteAttentionBackend"
 _SAMPLING_PARAMS = (
@@ -78,7 +78,8 @@ def _choose(
 
     Raises ``ValueError`` with every reason if no engine serves the head size, which SGLang takes
     as leave to use another backend where the user did not insist on this one. Raises
-    ``RuntimeError``, which ends the start of the server, if the server's defaults are invalid.
+    ``RuntimeError`` with every reason, which ends the start of the server, if the server's defaults
+    are invalid or the folder of reports cannot be written to.
     ``dtype`` is not looked at: SGLang asks with float16 whatever the model's is.
     """
     if selected_backend is not backend():
@@ -86,10 +87,14 @@ def _choose(
     reasons = unsupported(torch.device(current_platform.device_type), head_size)
     if reasons:
         raise ValueError(f"attention backend {BACKEND_NAME!r}: {'; '.join(reasons)}")
-    try:
-        diffusion_requests.defaults()
-    except ValueError as error:
-        raise RuntimeError(str(error)) from error
+    wrong = []
+    for check in (diffusion_requests.defaults, reports.check_folder):
+        try:
+            check()
+        except ValueError as error:
+            wrong.append(str(error))
+    if wrong:
+        raise RuntimeError("; ".join(wrong))
     return _BACKEND_CLASS
 
 

@@ -19,20 +19,20 @@ from sglang.multimodal_gen.runtime.layers.attention.backends.attention_backend i
 from sglang.multimodal_gen.runtime.managers.forward_context import get_forward_context_or_none
 
 from liteattention_common import slots
-from liteattention_rocm import SkipPolicy, attention
-from liteattention_rocm.lite.parallel import SeqParallel
+from liteattention_rocm import attention
 
 from . import BACKEND_NAME
-from .diffusion_stages import generation_of
-from .generation import Generation
+from .diffusion_stages import generation_of, unclaimed
+from .generation import Generation, dense_ring
 
 
 class LiteAttentionImpl(AttentionImpl):
     """One attention layer of a model; tensors are [B,S,H,D].
 
-    It holds no skip lists. Key of what it asks for: the request, this object (``prefix`` is its
-    name where SGLang gives one), ``is_cfg_negative`` and the step index. Owner: the model's
-    attention module. Lifetime: the module's.
+    It holds no skip lists. Key of what it asks for: the request, this object, ``is_cfg_negative``,
+    the step index and the forward context. Owner: the model's attention module. Lifetime: the
+    module's. ``name`` is ``prefix`` where SGLang gives one (``named``), else that of the module in
+    its model, once the model has attended in a request.
 
     Raises:
         ValueError: dropout is asked for.
@@ -57,7 +57,9 @@ class LiteAttentionImpl(AttentionImpl):
         self.heads = num_heads
         self.scale = softmax_scale
         self.causal = causal
-        self.name = prefix.removesuffix(".impl") or "attention"
+        self.name = prefix.removesuffix(".impl").strip(".")
+        self.named = bool(self.name)
+        self.name = self.name or "attention"
         self.slot: torch.Tensor | None = None
         if not causal and not extra_impl_args.get("is_cross_attention", False):
             self.slot = slots.new_slot(self)
@@ -125,8 +127,7 @@ class LiteAttentionImpl(AttentionImpl):
         group = get_sp_group().ring_group
         found = self._position()
         if found is None:
-            dense = SeqParallel(SkipPolicy(enabled=False), group=group, mode="ring")
-            return dense(q, k, v, step=0, layer=self.name, scale=scale)
+            return dense_ring(q, k, v, layer=self.name, scale=scale, group=group)
         state, position = found
         return state.attend_ring(q, k, v, scale=scale, group=group, **position)
 
@@ -140,17 +141,21 @@ class LiteAttentionImpl(AttentionImpl):
     def _position(self) -> tuple[Generation, dict[str, Any]] | None:
         """The request whose self-attention this is, and where in it the call stands.
 
-        None outside a request: an encoder, or a tool that runs a model by itself.
+        None outside a request's steps: an encoder, or a tool that runs a model by itself. Some
+        pipelines leave the request out of their steps, too; :func:`.diffusion_stages.run_stage`
+        notices those by the count of such calls.
         """
         context = get_forward_context_or_none()
         request = None if context is None else context.forward_batch
-        if request is None:
+        if context is None or request is None or context.current_timestep is None:
+            unclaimed.calls += 1
             return None
         state = generation_of(request)
         return state, {
             "layer": state.name(self, self.name),
-            "step": int(context.current_timestep),
+            "step": context.current_timestep,
             "negative": bool(request.is_cfg_negative),
+            "forward": context,
         }
 
 

@@ -6,24 +6,42 @@ whatever becomes of it. :func:`run_stage` frees them earlier.
 
 from __future__ import annotations
 
+import functools
 import logging
-import os
-from collections.abc import Callable
-from pathlib import Path
+from collections.abc import Callable, Sequence
 from typing import Any
 
+import torch
 from sglang.multimodal_gen.runtime.disaggregation.roles import RoleType
 from sglang.multimodal_gen.runtime.distributed.parallel_state import get_world_rank
+from sglang.multimodal_gen.runtime.pipelines_core.stages.base import PipelineStage
 
-from . import BACKEND_NAME
+from . import BACKEND_NAME, reports
 from .diffusion_requests import defaults
-from .generation import REPORT_VARIABLE, Generation
+from .generation import Generation
 from .policies import asks, for_warm_up, request_policy
 
 logger = logging.getLogger(__name__)
 
 # SGLang leaves keys that begin with an underscore out when it sends requests elsewhere.
 _STATE = "_liteattention_rocm"
+# What SGLang's scheduler puts before the id of a batch's first request.
+_BATCH = "dynamic_batch::"
+_MOST_NAMED = 4
+
+
+class _Unclaimed:
+    """Counts self-attention calls outside a request.
+
+    Key: none; one for the process. Owner: this module. Lifetime: the process's.
+    """
+
+    calls = 0
+
+
+unclaimed = _Unclaimed()
+#: Stages under way, the innermost last. Owner: :func:`run_stage`.
+_running: list[Any] = []
 
 
 def generation_of(request: Any) -> Generation:
@@ -36,18 +54,41 @@ def generation_of(request: Any) -> Generation:
         timesteps = request.timesteps
         steps = request.num_inference_steps if timesteps is None else len(timesteps)
         state = request.extra[_STATE] = Generation(policy, steps)
+        if _running:
+            _name_layers(_running[-1])
     assert isinstance(state, Generation)
     return state
 
 
+def _name_layers(stage: PipelineStage) -> None:
+    """Name layers that SGLang built without a name by their modules in the stage's models."""
+    for part in vars(stage).values():
+        if isinstance(part, PipelineStage):  # routers hold the stages that they choose from
+            _name_layers(part)
+        elif isinstance(part, torch.nn.Module):
+            for name, module in part.named_modules():
+                impl: Any = getattr(module, "attn_impl", None)
+                if getattr(impl, "named", True) is False:
+                    # Wrappers of compiled and of sharded modules are no part of a layer's name.
+                    name = name.replace("_orig_mod.", "").replace("_fsdp_wrapped_module.", "")
+                    impl.name, impl.named = name, True
+
+
 def run_stage(original: Callable[..., Any], stage: Any, batch: Any, server_args: Any) -> Any:
-    """Stand around a pipeline stage: the lists that a request made in it end with it."""
+    """Stand around a pipeline stage: the lists that a request made in it end with it.
+
+    Raises:
+        ValueError: the request's options are wrong, or they say what to skip and no layer of a
+            denoising stage could read them.
+    """
     extra = getattr(batch, "extra", None)
     if not isinstance(extra, dict):
         return original(stage, batch, server_args)
     options = extra.get("diffusers_kwargs")
     if asks(options):
         request_policy(options, defaults())  # refuse it before anything has been computed
+    before = unclaimed.calls
+    _running.append(stage)
     try:
         result = original(stage, batch, server_args)
     except BaseException:
@@ -55,33 +96,113 @@ def run_stage(original: Callable[..., Any], stage: Any, batch: Any, server_args:
         if state is not None:
             state.free()  # a logged traceback may keep the object for long
         raise
+    finally:
+        _running.pop()
     state = extra.pop(_STATE, None)
     if state is not None:
-        _report(batch, state)
-    elif asks(options) and stage.role_affinity == RoleType.DENOISER:
-        raise ValueError(
-            "the request has options for LiteAttention, but no self-attention layer ran on it: "
-            f"start the server with --attention-backend {BACKEND_NAME}"
-        )
+        _report(batch, state, server_args.model_path)
+    elif stage.role_affinity == RoleType.DENOISER:
+        _without_state(stage, batch, server_args.model_path, unclaimed.calls > before)
     return result
 
 
-def _report(request: Any, state: Generation) -> None:
+def _without_state(stage: Any, request: Any, model: str, attended: bool) -> None:
+    """Say that a denoising stage has ended in which no layer found its request."""
+    options = request.extra.get("diffusers_kwargs")
+    if not attended:
+        if asks(options):
+            raise ValueError(
+                "the request has options for LiteAttention, but no self-attention layer ran on it: "
+                f"start the server with --attention-backend {BACKEND_NAME}"
+            )
+        return
+    if not request_policy(options, defaults()).enabled:
+        return
+    text = (
+        f"LiteAttention did not run: {type(stage).__name__}, SGLang's denoising stage of {model}, "
+        "does not say whose request it denoises, so all its self-attention was dense"
+    )
+    if asks(options):
+        raise ValueError(f"{text}: leave the options for LiteAttention out, or give false")
+    if not request.is_warmup and get_world_rank() == 0:
+        _warn_once(text)
+
+
+@functools.lru_cache(maxsize=256)
+def _warn_once(text: str) -> None:
+    """Log a warning that has not been logged lately."""
+    logger.warning("%s", text)
+
+
+def _report(request: Any, state: Generation, model: str) -> None:
     """Log what a request skipped and write its report if the server wants reports."""
     if request.is_warmup:
         return
-    # Requests that SGLang has batched are one to us; rows of the lists are in this order.
-    names = getattr(request, "merged_request_ids", None) or [request.request_id or "request"]
+    names, batched = _names(request)
     rank = get_world_rank()
     if rank == 0:
         statistics = state.statistics
+        missing = batched - len(names)
         logger.info(
-            "LiteAttention: request %s skipped %.1f %% of the tiles of self-attention (engine %s)",
+            "LiteAttention: request %s%s skipped %.1f %% of the tiles of self-attention "
+            "(engine %s)",
             ", ".join(names),
+            f" and {missing} more in its batch" if missing else "",
             100 * statistics.sparsity,
             state.engine,
         )
-    folder = os.environ.get(REPORT_VARIABLE)
-    if folder:
-        for name in names:
-            state.write(Path(folder), name if rank == 0 else f"{name}.rank{rank}", names)
+        _warn(state, model)
+    folder = reports.folder()
+    if folder is None:
+        return
+    for name in names:
+        own = name if rank == 0 else f"{name}.rank{rank}"
+        try:
+            state.write(folder, own, names, batched)
+        except OSError as error:  # the video is done, and is worth more than its report
+            logger.error(
+                "LiteAttention: the report of request %s could not be written as %s: %s",
+                name,
+                folder / f"{reports.file_name(own)}.json",
+                error,
+            )
+
+
+def _warn(state: Generation, model: str) -> None:
+    """Warn about what the policy asked for and the model did not give."""
+    policy = state.lite.policy
+    if not policy.enabled:
+        return
+    for item in state.dense:
+        _warn_once(
+            f"LiteAttention did not run in {_some(list(item.layers))} of {model}, {item.reason}: "
+            "self-attention was dense there"
+        )
+    unmatched = state.unmatched
+    if unmatched:
+        patterns = ", ".join(map(repr, unmatched))
+        _warn_once(
+            f"LiteAttention: no layer of {model} matches {patterns} in the policy {policy!r}: the "
+            f"layers are {_some(state.layers)}"
+        )
+
+
+def _some(layers: Sequence[str]) -> str:
+    """Name a few layers and say how many more there are."""
+    named = ", ".join(map(repr, layers[:_MOST_NAMED]))
+    more = len(layers) - _MOST_NAMED
+    return f"{named} and {more} more" if more > 0 else named
+
+
+def _names(request: Any) -> tuple[list[str], int]:
+    """Return the ids of the requests that SGLang has batched into this one, and their number.
+
+    Rows of the lists are in this order. SGLang passes on ids of those requests alone whose
+    progress is asked for; others are missing. If it passes on none, the batch's own id has that
+    of its first request.
+    """
+    own = str(request.request_id or "request")
+    merged = request.merged_request_ids
+    if merged is None:
+        return [own], 1
+    return merged or [own.removeprefix(_BATCH)], len(request.prompt)

@@ -36,7 +36,7 @@ class Video:
     batch: int = 1
     tokens: int = 576
 
-    def tensors(self, layer: int, step: int, negative: bool) -> list[torch.Tensor]:
+    def tensors(self, layer: int, step: int, negative: int) -> list[torch.Tensor]:
         draw = torch.Generator().manual_seed(
             ((self.seed * 31 + layer) * 31 + step // 2) * 31 + negative
         )
@@ -60,15 +60,24 @@ class Call:
     layer: int
     fails: bool = False
     counts: bool = True  # False: the same call comes again, or its request is given up
+    unnamed: int = 0  # which branch of those that SGLang calls alike, by their order in a step
+
+    @property
+    def branch(self) -> int:
+        return self.negative + 2 * self.unnamed
 
 
 @dataclass(frozen=True)
 class Schedule:
-    """Calls in the order in which a server might make them; the last call of a key counts."""
+    """Calls in the order in which a server might make them; the last call of a key counts.
+
+    In the steps ``afresh``, all lists start over.
+    """
 
     calls: tuple[Call, ...]
     videos: dict[str, Video] = field(default_factory=dict)
     warm_up: frozenset[str] = frozenset()
+    afresh: frozenset[int] = frozenset()
 
 
 CFG = (False, True)
@@ -123,8 +132,17 @@ SCHEDULES = {
         (*steps_of("a", range(3)), *steps_of("b", range(2)), *steps_of("c", range(4))),
         {"b": Video(8, tokens=700)},
     ),
-    "every call twice in its step": Schedule(
-        tuple(replace(c, counts=again) for c in steps_of("a", range(4)) for again in CFG)
+    "branches that SGLang calls alike": Schedule(
+        tuple(replace(c, unnamed=n) for c in steps_of("a", range(6), CFG) for n in range(2)),
+        afresh=frozenset({1}),
+    ),
+    "a pass before the first step": Schedule(
+        tuple(
+            replace(c, unnamed=n)
+            for c in steps_of("a", range(6))
+            for n in ((2, 0, 1) if c.step == 0 else (0, 1))
+        ),
+        afresh=frozenset({1, 2}),
     ),
     "steps left out": Schedule(tuple(steps_of("a", [0, 1, 4, 5, 7], CFG))),
     "a layer left out of a step": Schedule(
@@ -167,7 +185,7 @@ def play(
             requests[item.request] = made
             made.is_warmup = item.request in schedule.warm_up
         request = requests[item.request]
-        q, k, v = video(schedule, item.request).tensors(item.layer, item.step, item.negative)
+        q, k, v = video(schedule, item.request).tensors(item.layer, item.step, item.branch)
         with context(request, item.step, item.negative):
             if item.fails:
                 with pytest.raises(ValueError):  # keys of another size than values
@@ -190,18 +208,22 @@ def video(schedule: Schedule, request: str) -> Video:
 def expect(schedule: Schedule) -> tuple[list[torch.Tensor], dict[str, torch.Tensor]]:
     """The same from one :class:`LiteAttention` for each request, layer and branch."""
     policy = SkipPolicy(**POLICY)
-    own: dict[tuple[str, int, bool], LiteAttention] = {}
+    own: dict[tuple[str, int, bool, int], LiteAttention] = {}
     outputs, lists = [], {}
+    started: set[int] = set()
     for item in schedule.calls:
-        key = (item.request, item.layer, item.negative)
-        q, k, v = video(schedule, item.request).tensors(item.layer, item.step, item.negative)
+        if item.step in schedule.afresh - started:
+            started.add(item.step)
+            own.clear()
+        key = (item.request, item.layer, item.negative, item.unnamed)
+        q, k, v = video(schedule, item.request).tensors(item.layer, item.step, item.branch)
         if item.counts:
             lite = own.setdefault(key, LiteAttention(policy))
             out = lite(q, k, v, step=item.step, layer="x", num_steps=8, scale=128**-0.5)
             outputs.append(out)
-    for (request, layer, negative), lite in own.items():
+    for (request, layer, negative, unnamed), lite in own.items():
         name = f"{request}/blocks.{layer}.attn1/{generation.BRANCHES[negative]}"
-        lists[name] = lite.lists("x")
+        lists[f"{name}#{unnamed + 1}" if unnamed else name] = lite.lists("x")
     return outputs, lists
 
 
