@@ -18,7 +18,7 @@ def _measure(_: Any, rank: int, *__: Any) -> None:
 
 
 def work(*arguments: Any) -> None:
-    """Run a process that waits six seconds for others, not minutes: they start one after another."""
+    """Run a process that waits six seconds for others, not minutes; they start one by one."""
     video_ranks._PATIENCE = timedelta(seconds=6)
     video_ranks._measure = _measure
     video_ranks._work(*arguments)
