@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, PositiveInt, model_validator
+from pydantic import BaseModel, ConfigDict, Field, PositiveInt, ValidationError, model_validator
 from typing_extensions import Self
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
@@ -235,6 +235,20 @@ def _spread(entry: Any) -> Iterator[Any]:
     lists = {key: value for key, value in entry.items() if isinstance(value, list)}
     for values in itertools.product(*lists.values()):
         yield entry | dict(zip(lists, values, strict=True))
+
+
+def reasons(error: ValidationError, options: Mapping[str, str] | None = None) -> list[str]:
+    """What is wrong with a model's fields, one reason each; ``options`` has other names of them."""
+    found = []
+    for item in error.errors(include_url=False):
+        field, *more = item["loc"] or ("configuration",)
+        name = (options or {}).get(str(field), str(field))
+        where = name if name.startswith("-") else ".".join(map(str, (name, *more)))
+        message = item["msg"].removeprefix("Value error, ")
+        given = item["input"]
+        got = f", got {given!r}" if isinstance(given, str | int | float) else ""
+        found.append(f"{where}: {message}{got}")
+    return found
 
 
 def kind_of(cell: Cell) -> str:

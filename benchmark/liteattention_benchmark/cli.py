@@ -7,7 +7,7 @@ import dataclasses
 import functools
 import json
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, TypeVar, cast
 
@@ -16,7 +16,7 @@ from rich.console import Console
 from rich.table import Table
 
 from liteattention_rocm import collect_env
-from liteattention_rocm.cli import files
+from liteattention_rocm.cli import dimensions, files
 from liteattention_rocm.cli.needs import need
 from liteattention_rocm.cli.progress import activity
 
@@ -54,7 +54,10 @@ def cpu(
     reasons = []
     if dtype not in dtypes:
         reasons.append(f"--dtype must be one of {', '.join(dtypes)}, got {dtype!r}")
-    shapes = _shapes(shape, reasons) if shape else benchmark.DEFAULT_SHAPES
+    asked = _shapes(shape, reasons) if shape else benchmark.DEFAULT_SHAPES
+    for each in asked:
+        against = benchmark.problems(each, dtypes.get(dtype, torch.bfloat16))
+        reasons += [f"--shape {_text(each)}: {why}" for why in against]
     unwritable = None if out is None else files.file_problem(out)
     if unwritable is not None:
         reasons.append(f"--out: {unwritable}")
@@ -78,7 +81,7 @@ def cpu(
 
     with _kept(out, (out.name,) if out else (), console), activity(console, "measuring") as say:
         rows = benchmark.run(
-            shapes,
+            asked,
             rounds,
             warmup,
             dtypes[dtype],
@@ -141,12 +144,21 @@ def kernels(
     from . import kernels as benchmark
     from . import kernels_report as report
 
-    path, asked = _load(config, cells.load)
-    try:
-        more = dict(map(peers.given, peer or ()))
-    except ValueError as error:
-        raise typer.BadParameter(f"--peer: {error}") from error
-    _check_folder(out)
+    reasons: list[str] = []
+    path, asked = _load(config, cells.load, reasons)
+    more = {}
+    for text in peer or ():
+        try:
+            name, make = peers.given(text)
+        except ValueError as error:
+            reasons.append(f"--peer: {error}")
+        else:
+            more[name] = make
+    unwritable = files.problem(out)
+    if unwritable is not None:
+        reasons.append(f"--out: {unwritable}")
+    if reasons or asked is None:
+        raise typer.BadParameter("; ".join(reasons))
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     console = Console(stderr=True)
     stamp = timing.environment(device)
@@ -251,9 +263,10 @@ def video(
 
     compiled = {"off": (False,), "on": (True,), "both": (False, True)}
     instead = {"steps": steps, "attention": attention, "sparsity": sparsity, "pattern": pattern}
-    _, asked = _load(config, lambda path: benchmark.load(path, layers, **instead))
+    reasons: list[str] = []
+    options = {name: f"--{name}" for name, value in instead.items() if value is not None}
+    _, asked = _load(config, lambda path: benchmark.load(path, layers, **instead), reasons, options)
     kind = device or ("cuda" if torch.cuda.is_available() else "cpu")
-    reasons = []
     if compile_blocks not in compiled:
         reasons.append(f"--compile must be off, on or both, got {compile_blocks!r}")
     if kind not in ("cpu", "cuda"):
@@ -265,21 +278,22 @@ def video(
     if peer_memory and (gpus == 1 or runtime == "sglang"):
         reasons.append("--peer-memory is for --gpus 2 or more with --runtime diffusers")
     if runtime == "sglang":
-        reasons += video_sglang.problems(asked)
+        reasons += [] if asked is None else video_sglang.problems(asked)
         reasons += ["--runtime sglang runs on one GPU"] if gpus > 1 else []
     elif gpus > 1:
         from . import video_ranks as several
 
         # without --device a host that has no GPU is not what was meant
-        reasons += several.problems(
-            asked, gpus, parallel, device or "cuda", compile_blocks, peer_memory
-        )
+        if asked is not None:
+            reasons += several.problems(
+                asked, gpus, parallel, device or "cuda", compile_blocks, peer_memory
+            )
     elif kind == "cuda" and not torch.cuda.is_available():
         reasons.append("--device cuda: this machine has no GPU")
     unwritable = files.problem(out)
     if unwritable is not None:
         reasons.append(f"--out: {unwritable}")
-    if reasons:
+    if reasons or asked is None:
         raise typer.BadParameter("; ".join(reasons))
     console = Console(stderr=True)
     stamp = environment(torch.device(kind))
@@ -375,17 +389,33 @@ def _kept_file(out: Path | None, console: Console) -> Iterator[None]:
         yield
 
 
-def _load(config: Path, load: Callable[[Path], Loaded]) -> tuple[Path, Loaded]:
-    """Read a file, or the one of that name that comes with the package; with its path."""
+def _load(
+    config: Path,
+    load: Callable[[Path], Loaded],
+    reasons: list[str],
+    options: Mapping[str, str] | None = None,
+) -> tuple[Path, Loaded | None]:
+    """Read a file, or the one of that name that comes with the package; with its path.
+
+    None if something is wrong with it, which is added to ``reasons``: with the option's name where
+    one of ``options``, by field, was given instead of what the file has.
+    """
     import yaml
+    from pydantic import ValidationError
+
+    from .cells import reasons as field_reasons
 
     path = config if config.exists() else Path(__file__).parent / "configs" / f"{config}.yaml"
     try:
         return path, load(path)
     except OSError as error:
-        raise typer.BadParameter(f"--config: {error}") from error
+        reasons.append(f"--config: {error}")
+    except ValidationError as error:
+        for why in field_reasons(error, options):
+            reasons.append(why if why.startswith("--") else f"--config {path}: {why}")
     except (yaml.YAMLError, ValueError) as error:
-        raise typer.BadParameter(f"--config {path}: {error}") from error
+        reasons.append(f"--config {path}: {error}")
+    return path, None
 
 
 @app.command("tune")
@@ -414,25 +444,38 @@ def tune(
     """
     need("bench tune", "torch", "triton")
     import torch
+    from pydantic import ValidationError
 
     from . import tune as benchmark
     from .cells import Prefill
+    from .cells import reasons as cell_reasons
 
     dtypes = {"bf16": torch.bfloat16, "fp16": torch.float16}
     reasons = [] if dtype in dtypes else [f"--dtype must be bf16 or fp16, got {dtype!r}"]
     reasons += [] if shape or prompts else ["--shape or --prompts is needed"]
-    shapes = _shapes(shape or [], reasons)
+    asked = _shapes(shape or [], reasons)
     reasons += [
-        f"D of --shape must be 64 or 128, got {s[3]}" for s in shapes if s[3] not in (64, 128)
+        f"D of --shape must be 64 or 128, got {s[3]}" for s in asked if s[3] not in (64, 128)
     ]
+    if not torch.cuda.is_available():
+        reasons.append("tiles are measured on a GPU, and PyTorch sees none")
     cells = []
     names = ("requests", "rows", "context", "q_heads", "kv_heads", "head_dim", "page_size")
     for text in prompts or []:
+        numbers = [part.strip() for part in text.split(",")]
+        if len(numbers) != len(names) or not all(
+            part.isdecimal() and not dimensions.too_large(part) for part in numbers
+        ):
+            reasons.append(
+                f"--prompts must be seven numbers up to 2^31 - 1, {', '.join(names)}, got {text!r}"
+            )
+            continue
         try:
-            numbers = zip(names, map(int, text.split(",")), strict=True)
-            cells.append(Prefill.model_validate(dict(numbers, dtype=dtype)))
-        except ValueError as error:
-            reasons.append(f"--prompts {text!r}: {error}")
+            sizes = dict(zip(names, map(int, numbers), strict=True))
+            cells.append(Prefill.model_validate({**sizes, "dtype": dtype}))
+        except ValidationError as error:
+            found = cell_reasons(error, {"dtype": "--dtype"})
+            reasons += [f"--prompts {text!r}: {w}" for w in found if not w.startswith("--dtype")]
             continue
         reasons += [f"--prompts {text!r}: {why}" for why in benchmark.problems(cells[-1])]
     if reasons:
@@ -443,7 +486,7 @@ def tune(
             ",".join(map(str, sizes)) + (" causal" if causal else ""),
             functools.partial(benchmark.run, sizes, causal, dtypes[dtype]),
         )
-        for sizes in shapes
+        for sizes in asked
     ]
     runs += [(str(cell), functools.partial(benchmark.run_prompts, cell)) for cell in cells]
     for title, run in runs:
@@ -469,10 +512,11 @@ def emulator(
     from . import emulator as benchmark  # needs the compiled core, which a GPU does not
 
     reasons: list[str] = []
-    shapes = _shapes([shape], reasons)
+    asked = _shapes([shape], reasons)
+    reasons += [f"--shape {shape}: {why}" for each in asked for why in benchmark.problems(each)]
     if reasons:
         raise typer.BadParameter("; ".join(reasons))
-    rows, memory = benchmark.run(shapes[0], rounds)
+    rows, memory = benchmark.run(asked[0], rounds)
     if as_json:
         result = {"environment": collect_env.collect(), "peak_memory_gb": memory}
         typer.echo(json.dumps(result | {"rows": [row.as_dict() for row in rows]}, indent=2))
@@ -498,7 +542,8 @@ def mapping(
         Path("out/mapping")
     ),
     batch: Annotated[
-        list[int] | None, typer.Option(min=1, help="1 and 8 if not given; ours run the first.")
+        list[int] | None,
+        typer.Option(min=1, max=65536, help="1 and 8 if not given; ours run the first."),
     ] = None,
     reads: Annotated[
         float, typer.Option(min=0.01, help="Million reads of a launch; longer ones are cut.")
@@ -691,12 +736,9 @@ def serving(
 
 def _shapes(texts: list[str], reasons: list[str]) -> tuple[tuple[int, int, int, int], ...]:
     """B,H,S,D of each text; what is wrong with them is added to ``reasons``."""
-    shapes = []
-    for text in texts:
-        parts = text.split(",")
-        if len(parts) != 4 or not all(p.strip().isdecimal() and int(p) > 0 for p in parts):
-            reasons.append(f"--shape must be four positive numbers B,H,S,D, got {text!r}")
-            continue
-        batch, heads, length, dim = map(int, parts)
-        shapes.append((batch, heads, length, dim))
-    return tuple(shapes)
+    found = [dimensions.parse(text, reasons) for text in texts]
+    return tuple(each for each in found if each is not None)
+
+
+def _text(shape: tuple[int, ...]) -> str:
+    return ",".join(map(str, shape))

@@ -7,6 +7,7 @@ error of its output against float64 on sampled query rows.
 
 from __future__ import annotations
 
+import math
 import statistics
 import time
 from collections.abc import Callable, Mapping
@@ -18,10 +19,12 @@ from liteattention_rocm import (
     LiteAttention,
     PagedBatch,
     SkipPolicy,
+    admission,
     attention,
     attention_paged,
     lite_attention,
 )
+from liteattention_rocm.cli import dimensions
 from liteattention_rocm.dense import default_geometry
 from liteattention_rocm.lite import bitmap
 
@@ -62,6 +65,17 @@ class Row:
     def as_dict(self) -> dict[str, object]:
         """Return a JSON-friendly dictionary."""
         return asdict(self)
+
+
+def problems(shape: tuple[int, int, int, int], dtype: torch.dtype) -> list[str]:
+    """Say why a shape (B, H, S, D) cannot be measured; none means it can."""
+    _, heads, _, dim = shape
+    found = admission.video_reasons(
+        torch.device("cpu"), heads=heads, kv_heads=heads, head_dim=dim, dtype=dtype, engine="cpu"
+    )
+    # q, k, v and an output, and the fp32 numbers of which the last of them is made.
+    size = math.prod(shape) * (4 * dtype.itemsize + 4)
+    return found + dimensions.memory_reasons(size, "it")
 
 
 def run(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import resource
 from dataclasses import asdict, dataclass
 from statistics import median
@@ -11,6 +12,8 @@ import torch
 
 from liteattention_emulator import library, set_option
 from liteattention_emulator.device import last_launch
+from liteattention_rocm import _core
+from liteattention_rocm.cli import dimensions
 from liteattention_rocm.contract import DenseRequest, DenseTensors
 from liteattention_rocm.engines.gfx942 import Gfx942Engine
 
@@ -31,6 +34,14 @@ class Row:
             "us_per_instruction": self.median_s / self.wave_instructions * 1e6,
             "instructions_per_s": self.wave_instructions / self.median_s,
         }
+
+
+def problems(shape: tuple[int, int, int, int]) -> list[str]:
+    """Say why a shape [B,H,S,D] cannot be run; none means it can."""
+    batch, heads, length, dim = shape
+    found = list(_core.dense_reasons(_core.DenseShape(batch, heads, heads, length, length, dim)))
+    # q, k, v and the output, and the fp32 numbers of which the last of them is made.
+    return found + dimensions.memory_reasons(12 * math.prod(shape), "it")
 
 
 def run(shape: tuple[int, int, int, int], rounds: int) -> tuple[list[Row], float]:

@@ -13,6 +13,7 @@ import torch
 from liteattention_emulator import Recording, library, recorded, set_option
 from liteattention_emulator.recording import recording
 from liteattention_rocm import _core
+from liteattention_rocm.cli import dimensions
 from liteattention_rocm.contract import (
     DenseRequest,
     DenseTensors,
@@ -61,6 +62,18 @@ class Case:
 
     def reasons(self) -> list[str]:
         """Why it cannot be recorded; none: it can."""
+        return self._limits() + self._memory()
+
+    def _memory(self) -> list[str]:
+        """Whether the largest of its tensors can be had; only a part of it is ever touched."""
+        _, heads, length, dim = self.shape
+        if self.kernel in ("prefill", "decode"):
+            heads = self.kv_heads or heads
+            length = -(-length // self.page_size) * self.page_size
+        length *= 2 if self.kernel == "decode" else 1  # a workgroup each of two requests
+        return dimensions.memory_reasons(2 * heads * length * dim, "one tensor of --shape")
+
+    def _limits(self) -> list[str]:
         _, heads, length, dim = self.shape
         found = []
         if dim not in DIMS[self.kernel]:

@@ -13,6 +13,7 @@ from rich.console import Console
 
 from liteattention_emulator import EmulatorError, Recording
 from liteattention_emulator.timing import Replay, command
+from liteattention_rocm.cli import dimensions
 from liteattention_rocm.cli.needs import need
 from liteattention_rocm.cli.progress import activity
 
@@ -75,10 +76,18 @@ def model(
     ] = "dense",
     rounding: Annotated[str, typer.Option(help="With --shape: rtne, rtna or rtz.")] = "rtne",
     kv_heads: Annotated[
-        int, typer.Option(min=0, help="With prefill and decode: key heads; 0: as many as H.")
+        int,
+        typer.Option(
+            min=0, max=dimensions.MOST, help="With prefill and decode: key heads; 0: as many as H."
+        ),
     ] = 0,
     page_size: Annotated[
-        int, typer.Option(min=1, help="With prefill and decode: tokens of a page of the cache.")
+        int,
+        typer.Option(
+            min=1,
+            max=dimensions.MOST,
+            help="With prefill and decode: tokens of a page of the cache.",
+        ),
     ] = 16,
     q_len: Annotated[int, typer.Option(min=1, help="With decode: query rows of a request.")] = 1,
     record: Annotated[
@@ -108,12 +117,7 @@ def model(
     if rounding not in ("rtne", "rtna", "rtz"):
         reasons.append(f"--rounding must be rtne, rtna or rtz, got {rounding!r}")
     if shape is not None:
-        parts = shape.split(",")
-        if len(parts) == 4 and all(part.strip().isdecimal() and int(part) for part in parts):
-            batch, heads, length, dim = map(int, parts)
-            sizes = batch, heads, length, dim
-        else:
-            reasons.append(f"--shape must be four positive numbers B,H,S,D, got {shape!r}")
+        sizes = dimensions.parse(shape, reasons)
     elif record is not None:
         reasons.append("--record goes with --shape")
     options = None

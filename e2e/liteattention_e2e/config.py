@@ -31,6 +31,8 @@ from liteattention_rocm.contract import Engine
 from .clips import parse_prompt
 
 Attention = Literal["diffusers", "dense", "lite"]
+#: What PyTorch's generators take.
+Seed = Annotated[int, Field(ge=-(2**63), lt=2**64)]
 #: What is taken if nothing is named, by option. The repository has both, and installs neither.
 DEFAULTS = {"model": Path("e2e/model/wan-shapes"), "prompts": Path("e2e/prompts/shapes.txt")}
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
@@ -195,7 +197,7 @@ class SuiteConfig(BaseModel):
     frames: int | None = Field(default=None, ge=1)
     guidance: float | None = Field(default=None, ge=0, allow_inf_nan=False)
     max_sequence_length: int | None = Field(default=None, ge=1)
-    seeds: Annotated[tuple[int, ...], BeforeValidator(split)] = (0,)
+    seeds: Annotated[tuple[Seed, ...], BeforeValidator(split)] = (0,)
     repeats: int = Field(default=1, ge=1)
     warmup: int = Field(default=1, ge=0)
     geometry: TileGeometry | None = None

@@ -249,9 +249,17 @@ def _value(text: str, number: int) -> Any:
 
 def _buffer(text: str, number: int) -> Any:
     name, count, *rest = text.split(":")
-    if name not in _TYPES or not count.isdigit() or len(rest) > 1:
+    if name not in _TYPES or not count.isdecimal() or len(rest) > 1:
         raise _Bad(f"--args {text}: not TYPE:COUNT[:VALUE] with a type of {', '.join(_TYPES)}")
-    size, how = int(count), rest[0] if rest else "0"
+    if _too_large(count):
+        raise _Bad(f"--args {text}: COUNT must be below 2^32")
+    try:
+        return _filled(text, name, int(count), rest[0] if rest else "0", number)
+    except MemoryError as error:
+        raise _Bad(f"--args {text}: {error}") from error
+
+
+def _filled(text: str, name: str, size: int, how: str, number: int) -> Any:
     # bf16 has no numpy type: the upper halves of float32.
     kind = np.float32 if name == "bf16" else _TYPES[name]
     if how == "iota":
@@ -269,10 +277,16 @@ def _buffer(text: str, number: int) -> Any:
     return (values.view(np.uint32) >> 16).astype(np.uint16) if name == "bf16" else values
 
 
+def _too_large(digits: str) -> bool:
+    return len(digits.lstrip("0")) > 10 or int(digits) >= 2**32
+
+
 def _sizes(text: str, option: str) -> list[int]:
     parts = text.split(",")
-    if not 1 <= len(parts) <= 3 or not all(p.isdigit() and int(p) > 0 for p in parts):
+    if not 1 <= len(parts) <= 3 or not all(p.isdecimal() and p.strip("0") for p in parts):
         raise _Bad(f"{option} must be one to three positive numbers, got {text!r}")
+    if any(map(_too_large, parts)):
+        raise _Bad(f"{option} must have numbers below 2^32, as a launch has them, got {text!r}")
     return [int(part) for part in parts]
 
 

@@ -115,6 +115,13 @@ def test_every_mistake_is_named(tmp_path: Path) -> None:
     assert code == 2
     for part in ("four positive numbers", "'x'", "'y'", "no constant z"):
         assert part in text
+    code, text = call("--shape", f"1,2,{10**20},64")
+    assert code == 2 and f"must be at most 2^31 - 1, got {10**20}" in text
+    code, text = call("--shape", f"1,2,{2**31 - 1},96")
+    assert code == 2 and "64 or 128" in text and "one tensor of --shape takes 768.0 GiB" in text
+    pages = ("--kernel", "decode", "--page-size", str(2**31 - 1))
+    code, text = call("--shape", "1,8,64,64", *pages)
+    assert code == 2 and "one tensor of --shape takes 4,096.0 GiB" in text
     code, text = call("--shape", "1,1,64,96")
     assert code == 2 and "64 or 128" in text
     code, text = call("--shape", "1,6,64,72", "--kernel", "decode", "--q-len", "99")

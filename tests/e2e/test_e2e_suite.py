@@ -499,6 +499,7 @@ def test_every_wrong_option_is_reported_at_once(app: typer.Typer, tmp_path: Path
         ({"prompts": []}, "at least one prompt"),
         ({"attention": "lite", "thresholds": ""}, "give at least one threshold, budget or policy"),
         ({"attention": ""}, "give at least one"),
+        ({"seeds": f"1,{2**64}"}, f"seeds.1: Input should be less than {2**64}, got '{2**64}'"),
         ({"budgets": "0.02,2"}, "did you mean 0.02"),
         ({"budgets": "0.1", "policy": {"soft_skip": "true"}}, "soft_skip needs a threshold"),
         ({"policy": {"layer_budgets": ["a=1.5"]}}, "did you mean 0.015"),

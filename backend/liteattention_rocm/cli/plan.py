@@ -33,6 +33,7 @@ from rich.console import Console
 from rich.table import Table
 
 from .. import _core
+from . import dimensions
 
 _WHY_NOT = {
     "even": "the tiles fill every round",
@@ -68,6 +69,10 @@ def describe(
     """
     kv_heads = q_heads if kv_heads is None else kv_heads
     kv_len = q_len if kv_len is None else kv_len
+    _check_sizes(
+        batch=batch, q_heads=q_heads, kv_heads=kv_heads, q_len=q_len, kv_len=kv_len,
+        head_dim=head_dim, compute_units=compute_units,
+    )  # fmt: skip
     shape = _core.DenseShape(batch, q_heads, kv_heads, q_len, kv_len, head_dim)
     plan = _core.plan_dense(shape, compute_units, 0)
     tiles = batch * q_heads * -(-q_len // _core.GFX942_Q_BLOCK)
@@ -128,18 +133,13 @@ def describe_ragged(
     """
     kv_heads = q_heads if kv_heads is None else kv_heads
     kv_len = q_len if kv_len is None else kv_len
+    seen = window if window < kv_len else 0
+    _check_sizes(
+        requests=requests, q_heads=q_heads, kv_heads=kv_heads, q_len=q_len, kv_len=kv_len,
+        head_dim=head_dim, window=seen, compute_units=compute_units,
+    )  # fmt: skip
     shape = _core.RaggedShape(
-        requests,
-        requests * q_len,
-        q_heads,
-        kv_heads,
-        head_dim,
-        0,
-        q_len,
-        kv_len,
-        q_len,
-        window if window < kv_len else 0,
-        fp8,
+        requests, requests * q_len, q_heads, kv_heads, head_dim, 0, q_len, kv_len, q_len, seen, fp8
     )
     plan = _core.plan_ragged(shape, compute_units, 0)
     decodes = plan.decode_grid > 0
@@ -171,6 +171,17 @@ def describe_ragged(
         "modelled_tb_per_s": plan.kv_bytes / plan.modelled_us / 1e6 if decodes else None,
         "workspace_bytes": plan.workspace_bytes,
     }
+
+
+def _check_sizes(**sizes: int) -> None:
+    """Raise ``ValueError`` for every number that is no 32-bit one, of which no plan can be made."""
+    reasons = [
+        f"{name} must be from 0 to 2^31 - 1, got {size}"
+        for name, size in sizes.items()
+        if abs(size) > dimensions.MOST
+    ]
+    if reasons:
+        raise ValueError("no plan for this call: " + "; ".join(reasons))
 
 
 def command(
@@ -207,22 +218,30 @@ def command(
         raise typer.BadParameter(
             f"must be four numbers {letter},Hq,Sq,D, got {given!r}", param_hint=option
         )
+    large = [part.strip() for part in parts if dimensions.too_large(part.strip())]
+    if large:
+        raise typer.BadParameter(
+            f"numbers must be at most 2^31 - 1, got {', '.join(large)}", param_hint=option
+        )
     first, q_heads, q_len, head_dim = map(int, parts)
     common: dict[str, Any] = {
         "kv_heads": kv_heads,
         "kv_len": kv_len,
         "compute_units": compute_units,
     }
+    reasons = []
+    if option == "--shape" and (window or fp8):
+        reasons.append("a window and an fp8 cache are for ragged calls")
     try:
         if option == "--ragged":
             common |= {"window": window, "fp8": fp8}
             found = describe_ragged(first, q_heads, q_len, head_dim, **common)
-        elif window or fp8:
-            raise ValueError("a window and an fp8 cache are for ragged calls")
         else:
             found = describe(first, q_heads, q_len, head_dim, **common)
     except ValueError as error:
-        raise typer.BadParameter(str(error), param_hint=option) from error
+        reasons.append(str(error))
+    if reasons:
+        raise typer.BadParameter("; ".join(reasons), param_hint=option)
     if print_json:
         typer.echo(json.dumps(found))
         return

@@ -61,6 +61,26 @@ def test_a_partition_of_the_gpu_and_long_keys() -> None:
         (["1,2,3"], ["four numbers B,Hq,Sq,D, got '1,2,3'"]),
         (["1,3,4,96", "--kv-heads", "2"], ["head dim must be 64 or 128, got 96"]),
         (["0,3,4,64", "--compute-units", "0"], ["batch must be from 1", "compute units must be"]),
+        (["1,24,99999999999999999999,128"], ["at most 2^31 - 1, got 99999999999999999999"]),
+        (["1,1," + "9" * 5000 + ",64"], ["numbers must be at most 2^31 - 1"]),
+        (
+            [
+                "1,24,64,128",
+                "--kv-len",
+                str(10**20),
+                "--kv-heads",
+                str(-(10**20)),
+                "--fp8",
+                "--compute-units",
+                str(10**20),
+            ],
+            [
+                f"kv_len must be from 0 to 2^31 - 1, got {10**20}",
+                f"got {-(10**20)}",
+                "compute_units must be",
+                "an fp8 cache are for ragged calls",
+            ],
+        ),
     ],
 )
 def test_bad_options_are_refused(arguments: list[str], reasons: list[str]) -> None:
@@ -126,6 +146,12 @@ def test_text_of_a_ragged_call(arguments: list[str], said: str) -> None:
             "a window and an fp8 cache are for ragged calls",
         ),
         (["--shape", "1,1,1,64", "--fp8"], "a window and an fp8 cache are for ragged calls"),
+        (["--ragged", f"{2**31},1,1,64"], "at most 2^31 - 1, got 2147483648"),
+        (
+            ["--ragged", "1,1,1,64", "--kv-len", str(10**20)],
+            f"kv_len must be from 0 to 2^31 - 1, got {10**20}",
+        ),
+        (["--ragged", "1,1,1,64", "--window", str(-(10**20))], "window must be from 0"),
     ],
 )
 def test_bad_ragged_options_are_refused(arguments: list[str], reason: str) -> None:

@@ -1,0 +1,115 @@
+"""Options of ``bench`` that cannot work: all are listed, by their names, before anything runs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from liteattention_benchmark import cpu, emulator, kernels, tune, video, video_ranks
+from liteattention_benchmark.cli import app
+
+RUNNER = CliRunner()
+HUGE, MOST = str(10**20), str(2**31 - 1)
+
+
+def refused(monkeypatch: pytest.MonkeyPatch, *words: str) -> str:
+    """Run a command that must refuse its options; what it says, in one line."""
+    for module in (cpu, emulator, kernels, tune, video, video_ranks):
+        monkeypatch.setattr(module, "run", lambda *_, **__: pytest.fail("it was measured"))
+    result = RUNNER.invoke(app, words, env={"COLUMNS": "2000"})
+    assert result.exit_code == 2, result.output
+    assert "pydantic" not in result.output and "validation error" not in result.output
+    return " ".join(result.output.replace("│", " ").split())
+
+
+def test_bench_cpu_asks_the_engine_for_every_shape(monkeypatch: pytest.MonkeyPatch) -> None:
+    shapes = ("1,8,64,300", "1,1,128,64", "1,8,64,7", f"1,2,{HUGE},64", f"1,8,{MOST},64")
+    text = refused(monkeypatch, "cpu", *(word for shape in shapes for word in ("--shape", shape)))
+    for part in (
+        "--shape 1,8,64,300: engine 'cpu': head dim must be a multiple of 8 from 8 to 256, got 300",
+        "--shape 1,8,64,7: engine 'cpu': head dim must be a multiple of 8 from 8 to 256, got 7",
+        f"numbers of --shape must be at most 2^31 - 1, got {HUGE} in '1,2,{HUGE},64'",
+        f"--shape 1,8,{MOST},64: it takes 12,288.0 GiB, and this machine has",
+    ):
+        assert part in text
+    assert "1,1,128,64" not in text
+
+
+@pytest.mark.parametrize(
+    ("shape", "reason"),
+    [
+        ("1,2,64,96", "--shape 1,2,64,96: head dim must be 64 or 128, got 96"),
+        (f"1,2,{MOST},64", "it takes 3,072.0 GiB, and this machine has"),
+        (f"1,2,{'9' * 5000},64", "numbers of --shape must be at most 2^31 - 1"),
+        ("1,2,0,64", "--shape must be four positive numbers B,H,S,D, got '1,2,0,64'"),
+    ],
+    ids=["dim", "memory", "digits", "zero"],
+)
+def test_bench_emulator_asks_the_kernels(
+    monkeypatch: pytest.MonkeyPatch, shape: str, reason: str
+) -> None:
+    assert reason in refused(monkeypatch, "emulator", "--shape", shape)
+
+
+def test_bench_tune_lists_shapes_and_prompts(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("triton")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    text = refused(
+        monkeypatch, "tune", "--shape", "1,2,64,96", "--prompts", "1,2,x", "--prompts",
+        "1,512,256,8,8,128,16", "--prompts", f"1,512,{HUGE},8,8,128,16", "--dtype", "fp8",
+    )  # fmt: skip
+    for part in (
+        "D of --shape must be 64 or 128, got 96",
+        "--prompts must be seven numbers up to 2^31 - 1, requests, rows, context, q_heads, "
+        "kv_heads, head_dim, page_size, got '1,2,x'",
+        f"got '1,512,{HUGE},8,8,128,16'",
+        "tiles are measured on a GPU, and PyTorch sees none",
+        "--dtype must be bf16 or fp16, got 'fp8'",
+    ):
+        assert part in text
+    text = refused(monkeypatch, "tune", "--prompts", "1,512,256,8,8,128,16")
+    assert "--prompts '1,512,256,8,8,128,16': configuration: rows 512 must not exceed" in text
+
+
+def test_bench_video_names_the_options_and_not_the_file_of_the_package(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    wrong = ("--sparsity", "0.5", "--sparsity", "1.5", "--pattern", "foo", "--attention", "nope")
+    text = refused(monkeypatch, "video", *wrong, "--compile", "maybe", "--device", "tpu")
+    for part in (
+        "--sparsity: Input should be less than 1, got 1.5",
+        "--pattern: Input should be 'uniform', 'clustered' or 'unequal', got 'foo'",
+        "--attention: Input should be 'cudnn'", "got 'nope'",
+        "--compile must be off, on or both, got 'maybe'",
+        "--device must be cpu or cuda, got 'tpu'",
+    ):  # fmt: skip
+        assert part in text
+    assert ".yaml" not in text
+    file = tmp_path / "mine.yaml"
+    file.write_text("height: 7\nsparsity: [3]\n")
+    text = refused(monkeypatch, "video", "--config", str(file), "--pattern", "foo", "--gpus", "2")
+    for part in (
+        f"--config {file}: height: Input should be a multiple of 16, got 7",
+        f"--config {file}: sparsity.0: Input should be less than 1, got 3",
+        f"--config {file}: transformer: Field required", "--pattern: Input should be 'uniform'",
+    ):  # fmt: skip
+        assert part in text
+
+
+def test_bench_kernels_lists_what_is_wrong_with_file_peers_and_folder(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    file = tmp_path / "mine.yaml"
+    file.write_text("rounds: 1\ndense:\n  - {batch: 0}\n")
+    words = ("--config", str(file), "--peer", "x", "--peer", "y", "--out", str(file))
+    text = refused(monkeypatch, "kernels", *words)
+    for part in (
+        f"--config {file}: rounds: Input should be greater than or equal to 3, got 1",
+        f"--config {file}: dense.0.batch: Input should be greater than 0, got 0",
+        "--peer: a peer is NAME=FILE_OR_MODULE:FUNCTION, got 'x'", "got 'y'", "--out: ",
+    ):  # fmt: skip
+        assert part in text
+    assert "--config: [Errno 2]" in refused(monkeypatch, "kernels", "--config", "absent")
