@@ -99,8 +99,9 @@ def attend_as_ring(
     scale: Any,
     out: Any,
     heads: Any = None,
+    forward: Any = None,
 ) -> None:
-    position = self._position(q, layer, step, negative)
+    position = self._position(q, layer, step, negative, forward)
     halves = [slice(0, TOKENS // 2), slice(TOKENS // 2, TOKENS)]
     own = self.__dict__.setdefault("own", {})
     for rank, rows in enumerate(halves):
@@ -126,8 +127,8 @@ def lists_of_ring(self: Any) -> dict[str, torch.Tensor]:
     return {
         f"{rank}/{layer}/{branch}/{split}": lite.lists(layer, branch)
         for (rank, split), lite in self.own.items()
-        for layer, branches in self._branches.items()
-        for branch in branches
+        for layer in self.layers
+        for branch in self._branches_of(layer)
     }
 
 
