@@ -6,6 +6,7 @@ any page. What they show is computed here: schedules, cuts and shares are not ma
 
 from __future__ import annotations
 
+import argparse
 import heapq
 import random
 from html import escape
@@ -291,5 +292,6 @@ def contract() -> None:
 
 
 if __name__ == "__main__":
+    argparse.ArgumentParser(description=__doc__).parse_args()
     for draw in (tiles, steps, budget, order, contract):
         draw()

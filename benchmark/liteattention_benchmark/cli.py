@@ -116,7 +116,10 @@ def cpu(
 @app.command("kernels")
 def kernels(
     config: Annotated[
-        Path, typer.Option(help="YAML file, or gpu or smoke for one that comes with the package.")
+        Path,
+        typer.Option(
+            help="YAML file, or gpu, serving, lite, counters or smoke, which come with the package."
+        ),
     ] = Path("gpu"),
     out: Annotated[
         Path, typer.Option(help="Folder for kernels.csv, kernels.md, kernels.html and plots.")
@@ -405,9 +408,13 @@ def _load(
 
     from .cells import reasons as field_reasons
 
-    path = config if config.exists() else Path(__file__).parent / "configs" / f"{config}.yaml"
+    folder = Path(__file__).parent / "configs"
+    path = config if config.exists() else folder / f"{config}.yaml"
     try:
         return path, load(path)
+    except FileNotFoundError:
+        names = ", ".join(sorted(file.stem for file in folder.glob("*.yaml")))
+        reasons.append(f"--config: no file {config}; those of the package are {names}")
     except OSError as error:
         reasons.append(f"--config: {error}")
     except ValidationError as error:

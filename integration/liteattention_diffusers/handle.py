@@ -300,7 +300,9 @@ class Handle:
                 geometry=self._geometry,
                 engine=self.lite.engine,
             )
-        return self._splits[group]
+        split = self._splits[group]
+        split.policy = self.policy  # which may be another one than when it was made
+        return split
 
     def _position(self, layer: Layer) -> dict[str, Any]:
         """Where a call of ``layer`` stands, as LiteAttention takes it."""

@@ -140,6 +140,18 @@ def ahead(rank: int, ranks: int, peer_memory: bool) -> tuple[list[torch.Tensor],
     return outs, numbers
 
 
+def another_policy(mode: Any, rank: int, ranks: int) -> tuple[list[torch.Tensor], Any]:
+    """A generation under "ranges", after one under "plain"."""
+    parallel = SeqParallel(POLICIES["plain"], mode=mode, geometry=TILE)
+    for name in ("plain", "ranges"):
+        parallel.policy = POLICIES[name]
+        outs = [
+            parallel(*(part(x, rank, ranks) for x in tensors(step)), step=step, layer="x")
+            for step in range(STEPS)
+        ]
+    return outs, parallel.statistics.to_records()
+
+
 def after_refusals(mode: Any, rank: int, ranks: int) -> list[torch.Tensor]:
     """Calls that all ranks refuse, by the policy and by the engine, then one that they take."""
     policy = SkipPolicy(threshold=float("-inf"), must_do=((ROWS - 8, ROWS),))
@@ -235,6 +247,7 @@ def work(rank: int, ranks: int, folder: str) -> None:
         )
     lengths(rank, ranks)
     for mode in ("ulysses", "ring"):
+        found["another policy", mode] = another_policy(mode, rank, ranks)
         found["after refusals", mode] = (after_refusals(mode, rank, ranks),)
     q, k, v = unequal(0)
     nothing = SeqParallel(SkipPolicy(must_skip=((0, 512), *HALF)), mode="ring", geometry=TILE)
@@ -417,6 +430,15 @@ def test_a_ring_leaves_keys_out_in_steps_that_skip_alone(results: Any, name: str
         torch.testing.assert_close(
             joined(results, ("halved", name), step), wanted, atol=2e-5, rtol=0.0
         )
+
+
+@pytest.mark.parametrize("mode", ["ulysses", "ring"])
+def test_another_policy_counts_from_the_next_call(results: Any, mode: str) -> None:
+    for rank in results:
+        outs, records = rank["another policy", mode]
+        wanted, _, wanted_records, _ = rank[mode, "messages", "ranges"]
+        assert all(torch.equal(*pair) for pair in zip(outs, wanted, strict=True))
+        assert records == wanted_records
 
 
 @pytest.mark.parametrize("mode", ["ulysses", "ring"])

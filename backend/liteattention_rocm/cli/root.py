@@ -27,7 +27,7 @@ COMMANDS_GROUP = "liteattention_rocm.commands"
 def build() -> typer.Typer:
     """Return the root command with everything that is installed."""
     root = typer.Typer(
-        help="Attention for AMD MI300X and for CPUs: generate, measure, inspect.",
+        help="Attention for AMD MI300X, CPUs and other GPUs: generate, measure, inspect.",
         no_args_is_help=True,
         pretty_exceptions_enable=False,
     )

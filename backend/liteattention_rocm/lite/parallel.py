@@ -113,7 +113,6 @@ class SeqParallel:
             reasons.append("torch.distributed has no process group: call init_process_group first")
         if reasons:
             raise ValueError("invalid SeqParallel: " + "; ".join(reasons))
-        self.policy = SkipPolicy() if policy is None else policy
         self.mode: Mode = mode
         self.balance = balance
         self.group = group
@@ -126,9 +125,10 @@ class SeqParallel:
             "engine": engine,
             "max_generations": max_generations,
         }
-        self._whole = self._new(self.policy, None, 0)
-        # (split, length of a split) -> its lists, or None if nothing of it may be computed
-        self._splits: dict[tuple[int, int], LiteAttention | None] = {}
+        self._whole = self._new(SkipPolicy() if policy is None else policy, None, 0)
+        # (split, length of a split) -> the policy that it was made by, and its lists, or None if
+        # nothing of it may be computed
+        self._splits: dict[tuple[int, int], tuple[SkipPolicy, LiteAttention | None]] = {}
         self._begun: _Begun | None = None
         self._not_ahead: set[str] = set()  # layers that attend with another v than was begun
 
@@ -406,11 +406,18 @@ class SeqParallel:
         return True
 
     def _split(self, source: int, length: int) -> LiteAttention | None:
-        key = (source, length)
-        if key not in self._splits:
+        """What attends to the keys of rank ``source`` by the policy as it is now."""
+        made_by, lite = self._splits.get((source, length), (None, None))
+        if made_by is not self.policy:
             policy = self._split_policy(source * length, length)
-            self._splits[key] = None if policy is None else self._new(policy, source, length)
-        return self._splits[key]
+            if policy is None:
+                lite = None
+            elif lite is None:
+                lite = self._new(policy, source, length)
+            else:
+                lite.policy = policy
+            self._splits[source, length] = (self.policy, lite)
+        return lite
 
     def _split_policy(self, start: int, length: int) -> SkipPolicy | None:
         """Return the policy for keys [start, start + length); None if all of them are skipped.
@@ -443,6 +450,15 @@ class SeqParallel:
                 name: value - more for name, value in whole.layer_thresholds.items()
             }
         return whole.model_copy(update=change)
+
+    @property
+    def policy(self) -> SkipPolicy:
+        """What skips. Another one counts from the next call on; set it on all ranks alike."""
+        return self._whole.policy
+
+    @policy.setter
+    def policy(self, policy: SkipPolicy) -> None:
+        self._whole.policy = policy
 
     @property
     def statistics(self) -> SkipStatistics:
@@ -479,7 +495,7 @@ class SeqParallel:
         if split is None:
             return read(self._whole)
         missing: KeyError | None = None
-        for (source, _), lite in reversed(self._splits.items()):
+        for (source, _), (_, lite) in reversed(self._splits.items()):
             if source == split and lite is not None:
                 try:
                     return read(lite)
@@ -520,7 +536,7 @@ class SeqParallel:
             lite.end(generation)
 
     def _made(self) -> list[LiteAttention]:
-        return [lite for lite in self._splits.values() if lite is not None]
+        return [lite for _, lite in self._splits.values() if lite is not None]
 
 
 def _within(ranges: Ranges, start: int, length: int) -> Ranges:
