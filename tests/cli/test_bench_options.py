@@ -112,4 +112,5 @@ def test_bench_kernels_lists_what_is_wrong_with_file_peers_and_folder(
         "--peer: a peer is NAME=FILE_OR_MODULE:FUNCTION, got 'x'", "got 'y'", "--out: ",
     ):  # fmt: skip
         assert part in text
-    assert "--config: no file absent; those of the package are counters, gpu," in refused(monkeypatch, "kernels", "--config", "absent")
+    text = refused(monkeypatch, "kernels", "--config", "absent")
+    assert "--config: no file absent; those of the package are counters, gpu," in text
