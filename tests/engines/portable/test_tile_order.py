@@ -166,7 +166,7 @@ def test_causal_tiles_of_a_section_come_longest_first() -> None:
 def test_how_evenly_causal_tiles_fill_132_multiprocessors(
     heads: int, length: int, apart: float, in_turn: float
 ) -> None:
-    """The table of docs/benchmarks.md: the longest load over the mean, d = 128."""
+    """The table of docs/hopper.md: the longest load over the mean, d = 128."""
     q_blocks = length // 128
     for span, expected in ((1, apart), (launch.abreast(heads, 1, 4 * 128 * length), in_turn)):
         loads = [0] * 132
