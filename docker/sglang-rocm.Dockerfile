@@ -5,7 +5,7 @@
 #       -t liteattention-sglang-rocm .
 #   docker run --device /dev/kfd --device /dev/dri --group-add video --ipc host -p 30000:30000 \
 #       liteattention-sglang-rocm --model-path Wan-AI/Wan2.1-T2V-1.3B-Diffusers \
-#       --attention-backend-config '{"threshold": -6, "warmup_steps": 4}'
+#       --attention-backend-config '{"budget": 0.05, "warmup_steps": 4}'
 #
 # TAG: SGLang 0.5.23 or newer, for ROCm and the MI300X (tags end in -mi30x). It needs Python 3.11 or newer.
 ARG BASE
