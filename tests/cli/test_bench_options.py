@@ -5,10 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-import torch
 from typer.testing import CliRunner
 
-from liteattention_benchmark import cpu, emulator, kernels, tune, video, video_ranks
+from liteattention_benchmark import cpu, emulator, kernels, video, video_ranks
 from liteattention_benchmark.cli import app
 
 RUNNER = CliRunner()
@@ -17,7 +16,7 @@ HUGE, MOST = str(10**20), str(2**31 - 1)
 
 def refused(monkeypatch: pytest.MonkeyPatch, *words: str) -> str:
     """Run a command that must refuse its options; what it says, in one line."""
-    for module in (cpu, emulator, kernels, tune, video, video_ranks):
+    for module in (cpu, emulator, kernels, video, video_ranks):
         monkeypatch.setattr(module, "run", lambda *_, **__: pytest.fail("it was measured"))
     result = RUNNER.invoke(app, words, env={"COLUMNS": "2000"})
     assert result.exit_code == 2, result.output
@@ -52,26 +51,6 @@ def test_bench_emulator_asks_the_kernels(
     monkeypatch: pytest.MonkeyPatch, shape: str, reason: str
 ) -> None:
     assert reason in refused(monkeypatch, "emulator", "--shape", shape)
-
-
-def test_bench_tune_lists_shapes_and_prompts(monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("triton")
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    text = refused(
-        monkeypatch, "tune", "--shape", "1,2,64,96", "--prompts", "1,2,x", "--prompts",
-        "1,512,256,8,8,128,16", "--prompts", f"1,512,{HUGE},8,8,128,16", "--dtype", "fp8",
-    )  # fmt: skip
-    for part in (
-        "D of --shape must be 64 or 128, got 96",
-        "--prompts must be seven numbers up to 2^31 - 1, requests, rows, context, q_heads, "
-        "kv_heads, head_dim, page_size, got '1,2,x'",
-        f"got '1,512,{HUGE},8,8,128,16'",
-        "tiles are measured on a GPU, and PyTorch sees none",
-        "--dtype must be bf16 or fp16, got 'fp8'",
-    ):
-        assert part in text
-    text = refused(monkeypatch, "tune", "--prompts", "1,512,256,8,8,128,16")
-    assert "--prompts '1,512,256,8,8,128,16': configuration: rows 512 must not exceed" in text
 
 
 def test_bench_video_names_the_options_and_not_the_file_of_the_package(

@@ -20,6 +20,7 @@ from liteattention_e2e.config import Configuration, load_config
 from liteattention_e2e.runner import Runner
 from liteattention_rocm import LiteAttention, SkipPolicy
 from liteattention_rocm.lite import bitmap
+from liteattention_rocm.lite.state import State
 
 from .conftest import Opened, luminance, overflow
 
@@ -278,23 +279,23 @@ def test_stored_tiles_are_the_lists_that_the_engine_was_given(
     policy: SkipPolicy, model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     given: dict[tuple[str, str, int], torch.Tensor] = {}
-    take_turn, run = LiteAttention._take_turn, LiteAttention._run
+    take_turn, run, at = State.take_turn, LiteAttention._run, []
 
     def watched_run(
         self: Any, state: Any, plan: Any, tensors: Any, options: Any, where: Any
     ) -> Any:
-        self.at = where
+        at[:] = where
         return run(self, state, plan, tensors, options, where)
 
-    def watched_turn(self: Any, state: Any, tiles: Any, *more: Any) -> Any:
-        turn = take_turn(self, state, tiles, *more)
-        _, step, layer, branch = self.at
+    def watched_turn(self: Any, tiles: Any, *more: Any) -> Any:
+        turn = take_turn(self, tiles, *more)
+        _, step, layer, branch = at
         read = turn[0].clone()
         given[layer, branch, step] = read if tiles.must_skip is None else read & ~tiles.must_skip
         return turn
 
     monkeypatch.setattr(LiteAttention, "_run", watched_run)
-    monkeypatch.setattr(LiteAttention, "_take_turn", watched_turn)
+    monkeypatch.setattr(State, "take_turn", watched_turn)
     sizes = {"model": str(model), "prompts": PROMPTS[:1], **SIZES, "steps": 6}
     made = Runner(load_config(sizes)).run(Configuration("lite", "lite", policy), 0, 0, 0)
     dense = policy.warmup_steps

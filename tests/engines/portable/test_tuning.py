@@ -7,7 +7,10 @@ from pathlib import Path
 
 import pytest
 import torch
+from typer.testing import CliRunner
 
+from liteattention_benchmark import tune
+from liteattention_benchmark.cli import app
 from liteattention_rocm.contract import DenseRequest, LiteRequest, RaggedRequest
 from liteattention_rocm.dense import default_geometry
 from liteattention_rocm.engines.triton import launch, tiles, tuning
@@ -234,3 +237,32 @@ def test_others_are_timed_in_the_same_turns_and_never_kept() -> None:
     assert tiles.plain(request()) == candidates[0]
     turns = [asked[2 + 3 * i : 5 + 3 * i] for i in range(5)]
     assert all(set(turn) == {"peer", *candidates} for turn in turns)
+
+
+def test_what_cannot_be_measured_is_refused_with_every_reason(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(tune, "run", lambda *_, **__: pytest.fail("it was measured"))
+
+    def refused(*words: str) -> str:
+        result = CliRunner().invoke(app, ["tune", *words], env={"COLUMNS": "2000"})
+        assert result.exit_code == 2, result.output
+        return " ".join(result.output.replace("│", " ").split())
+
+    huge = str(10**20)
+    text = refused(
+        "--shape", "1,2,64,96", "--prompts", "1,2,x", "--prompts", "1,512,256,8,8,128,16",
+        "--prompts", f"1,512,{huge},8,8,128,16", "--dtype", "fp8",
+    )  # fmt: skip
+    for part in (
+        "D of --shape must be 64 or 128, got 96",
+        "--prompts must be seven numbers up to 2^31 - 1, requests, rows, context, q_heads, "
+        "kv_heads, head_dim, page_size, got '1,2,x'",
+        f"got '1,512,{huge},8,8,128,16'",
+        "tiles are measured on a GPU, and PyTorch sees none",
+        "--dtype must be bf16 or fp16, got 'fp8'",
+    ):
+        assert part in text
+    text = refused("--prompts", "1,512,256,8,8,128,16")
+    assert "--prompts '1,512,256,8,8,128,16': configuration: rows 512 must not exceed" in text
