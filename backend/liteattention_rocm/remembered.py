@@ -108,6 +108,8 @@ class Calls(OrderedDict[Any, Any]):
 
 #: Calls of the process.
 calls = Calls(1024)
+#: Packed calls whose plans rest on bounds: their sizes are new in most steps.
+packed = Calls(256)
 #: What calls over paged caches have shown to hold, for the batches of later steps.
 kinds = Calls(256)
 #: Calls over paged caches that serve every batch of their bounds: other steps, and other groups of
@@ -118,6 +120,7 @@ bounded = Calls(512)
 def forget() -> None:
     """Forget every call of the process."""
     calls.clear()
+    packed.clear()
     kinds.clear()
     bounded.clear()
 

@@ -41,7 +41,7 @@ from .contract import (
     write_tensors,
 )
 from .memory import extent_bytes, mark_written
-from .remembered import Call, bound_call, bounded, calls, kinds, recall
+from .remembered import Call, bound_call, bounded, calls, kinds, packed, recall
 from .validation import RaggedOptions
 
 __all__ = ["PagedBatch", "attention_paged", "attention_varlen", "write_kv"]
@@ -273,7 +273,7 @@ def attention_varlen(
         _raise_for_options(options)
     else:
         key, call = recall(
-            calls, (q, k, v, out, sinks, cu_seqlens_q, cu_seqlens_k), ("packed", *options, *bounds)
+            packed, (q, k, v, out, sinks, cu_seqlens_q, cu_seqlens_k), (*options, *bounds)
         )
     if call is None and not compiling:
         indices = {"cu_seqlens_q": cu_seqlens_q, "cu_seqlens_k": cu_seqlens_k}
@@ -601,7 +601,7 @@ def _bind_packed(
         and not readable(tensors.q_start)
         and not readable(tensors.keys)
     ):
-        calls.keep(key, call)
+        packed.keep(key, call)
     return call
 
 

@@ -268,7 +268,9 @@ def video(
     instead = {"steps": steps, "attention": attention, "sparsity": sparsity, "pattern": pattern}
     reasons: list[str] = []
     options = {name: f"--{name}" for name, value in instead.items() if value is not None}
-    _, asked = _load(config, lambda path: benchmark.load(path, layers, **instead), reasons, options)
+    _, asked = _load(
+        config, lambda path: benchmark.load(path, layers, **instead), reasons, options, video=True
+    )
     kind = device or ("cuda" if torch.cuda.is_available() else "cpu")
     if compile_blocks not in compiled:
         reasons.append(f"--compile must be off, on or both, got {compile_blocks!r}")
@@ -397,11 +399,13 @@ def _load(
     load: Callable[[Path], Loaded],
     reasons: list[str],
     options: Mapping[str, str] | None = None,
+    video: bool = False,
 ) -> tuple[Path, Loaded | None]:
     """Read a file, or the one of that name that comes with the package; with its path.
 
     None if something is wrong with it, which is added to ``reasons``: with the option's name where
-    one of ``options``, by field, was given instead of what the file has.
+    one of ``options``, by field, was given instead of what the file has. ``video``: whether it is
+    one of models, not of kernels.
     """
     import yaml
     from pydantic import ValidationError
@@ -413,7 +417,8 @@ def _load(
     try:
         return path, load(path)
     except FileNotFoundError:
-        names = ", ".join(sorted(file.stem for file in folder.glob("*.yaml")))
+        stems = sorted(file.stem for file in folder.glob("*.yaml"))
+        names = ", ".join(stem for stem in stems if stem.startswith("wan") == video)
         reasons.append(f"--config: no file {config}; those of the package are {names}")
     except OSError as error:
         reasons.append(f"--config: {error}")

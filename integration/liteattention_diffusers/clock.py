@@ -7,7 +7,8 @@ called by another pipeline than the one that is enabled.
 
 Steps are those that a run executes: where it begins within its schedule (video-to-video, a
 ``strength`` below 1), its first step is 0 all the same, and the steps left out are not in
-``num_steps``.
+``num_steps``. Where neither scheduler nor pipeline says where it begins, the first step has the
+length of the whole schedule.
 """
 
 from __future__ import annotations

@@ -277,7 +277,7 @@ def fill(
         return
     torch.index_select(window_of, 0, slots, out=window_slots[: slots.shape[0]])
     last = (seq_lens - 1)[:, None]
-    page = last // page_size - torch.arange(min(near // page_size + 2, columns))
+    page = last // page_size - torch.arange(min(near // page_size + 2, columns), device=last.device)
     page.clamp_(min=0)
     moved = window_of[req_to_token[requests[:, None], page * page_size]]
     tables[1].scatter_(1, page, (moved // page_size).int())

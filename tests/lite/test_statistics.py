@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 
 import pytest
 import torch
@@ -10,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from liteattention_rocm.lite import bitmap
-from liteattention_rocm.lite.counting import TileCounters
+from liteattention_rocm.lite.counting import Count, CountReader, TileCounters
 from liteattention_rocm.lite.statistics import SkipStatistics
 
 from .test_bitmap import patterns
@@ -125,6 +126,34 @@ def test_more_counters_than_one_chunk_holds() -> None:
         statistics.record(0, step, "a", "", 2000, counter, 0)
     expected = [step.bit_count() + 32 for step in range(1100)]
     assert [row["tiles_computed"] for row in statistics.to_records()] == expected
+
+
+def test_calls_go_on_while_somebody_reads(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who reads waits for the device, but nobody else does; what comes meanwhile stays."""
+    statistics, counters = SkipStatistics(), TileCounters()
+    for step in range(2):
+        counter = counters.count_later(torch.tensor([7], dtype=torch.int32))
+        statistics.record(0, step, "a", "", 32, counter, counter)
+    read = CountReader.__call__
+    done = threading.Event()
+
+    def others() -> None:
+        statistics.record(0, 1, "a", "", 32, 5, 4)  # the step again
+        statistics.record(0, 2, "a", "", 32, 4, 4)
+        statistics.discard(0, "b")
+        done.set()
+
+    def slow(self: CountReader, value: Count) -> int:
+        if not done.is_set():
+            thread = threading.Thread(target=others)
+            thread.start()
+            thread.join(timeout=20)
+            assert done.is_set()
+        return read(self, value)
+
+    monkeypatch.setattr(CountReader, "__call__", slow)
+    assert [row["tiles_computed"] for row in statistics.to_records()] == [3, 3]
+    assert [row["tiles_computed"] for row in statistics.to_records()] == [3, 5, 4]
 
 
 def recorded() -> SkipStatistics:

@@ -39,6 +39,10 @@ class Record(NamedTuple):
     budget: float | tuple[float, ...] | None = None
 
 
+#: By generation, then layer and branch, then step.
+_Records = dict[Hashable, dict[tuple[str, str], dict[int, Record]]]
+
+
 class SkipStatistics:
     """Tiles computed and kept, by generation, step, layer and branch.
 
@@ -58,19 +62,12 @@ class SkipStatistics:
         self._max_generations = max_generations
         #: Records in the order of their calls, as tuples; :meth:`enter` sorts them in.
         self.pending: deque[tuple[Any, ...]] = deque()
-        # generation -> (layer, branch) -> step
-        self._records: dict[Hashable, dict[tuple[str, str], dict[int, Record]]] = {}
+        self._records: _Records = {}
         self._lock = threading.RLock()
         self._warned = False
 
     def __getstate__(self) -> tuple[Any, ...]:
-        with self._lock:
-            self._fetch()
-            records = {
-                generation: {key: dict(steps) for key, steps in by_layer.items()}
-                for generation, by_layer in self._records.items()
-            }
-            return self._max_generations, records, self._warned
+        return self._max_generations, self._read(), self._warned
 
     def __setstate__(self, state: tuple[Any, ...]) -> None:
         SkipStatistics.__init__(self, state[0])
@@ -144,15 +141,34 @@ class SkipStatistics:
         """The records of each generation, layer and branch, by step."""
         return (steps for records in self._records.values() for steps in records.values())
 
-    def _fetch(self) -> None:
-        """Enter what is pending, and replace every device counter by its number."""
-        self.enter()
+    def _read(self) -> _Records:
+        """Return a copy of the records so far, with numbers for counters of a device.
+
+        It waits for the device without the lock, so that calls go on.
+        """
+        with self._lock:
+            self.enter()
+            records = {
+                generation: {key: dict(steps) for key, steps in by_layer.items()}
+                for generation, by_layer in self._records.items()
+            }
         number = CountReader()
-        for steps in self._series():
-            for step, entry in steps.items():
-                steps[step] = entry._replace(
-                    tiles_computed=number(entry.tiles_computed), tiles_kept=number(entry.tiles_kept)
-                )
+        found = []
+        for generation, by_layer in records.items():
+            for key, steps in by_layer.items():
+                for step, entry in steps.items():
+                    computed, kept = entry.tiles_computed, entry.tiles_kept
+                    if not (isinstance(computed, int) and isinstance(kept, int)):
+                        steps[step] = entry._replace(
+                            tiles_computed=number(computed), tiles_kept=number(kept)
+                        )
+                        found.append((generation, key, entry, steps[step]))
+        with self._lock:
+            for generation, key, entry, read in found:
+                held = self._records.get(generation, {}).get(key, {})
+                if held.get(entry.step) is entry:
+                    held[entry.step] = read
+        return records
 
     def to_records(self) -> list[dict[str, Any]]:
         """Return one JSON-friendly dict per call, by generation, then step.
@@ -162,22 +178,20 @@ class SkipStatistics:
         None for dense steps and those with a budget, the string "-inf" for -inf), descending and
         budget (share of mass; by head, a list; or None). Waits for the device.
         """
-        with self._lock:
-            self._fetch()
-            return [
-                {
-                    **entry._asdict(),
-                    "generation": _json_key(entry.generation),
-                    "sparsity": _sparsity(entry.tiles_total, entry.tiles_computed),
-                    "threshold": "-inf" if entry.threshold == float("-inf") else entry.threshold,
-                    "budget": _json_budget(entry.budget),
-                }
-                for records in self._records.values()
-                for entry in sorted(
-                    (entry for steps in records.values() for entry in steps.values()),
-                    key=lambda entry: entry.step,
-                )
-            ]
+        return [
+            {
+                **entry._asdict(),
+                "generation": _json_key(entry.generation),
+                "sparsity": _sparsity(entry.tiles_total, entry.tiles_computed),
+                "threshold": "-inf" if entry.threshold == float("-inf") else entry.threshold,
+                "budget": _json_budget(entry.budget),
+            }
+            for records in self._read().values()
+            for entry in sorted(
+                (entry for steps in records.values() for entry in steps.values()),
+                key=lambda entry: entry.step,
+            )
+        ]
 
     @classmethod
     def from_records(cls, records: Iterable[Mapping[str, Any]]) -> SkipStatistics:
