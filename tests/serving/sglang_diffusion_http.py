@@ -213,4 +213,4 @@ def test_the_example_asks_with_other_settings_in_each_request(served: Server) ->
     reports = [json.loads(p.read_text()) for p in set(served.reports.glob("*.json")) - before]
     sparse = [report["policy"] for report in reports if report["records"]]
     found = {(policy.get("threshold"), policy.get("budget")) for policy in sparse}
-    assert len(reports) == 4 and found == {(-4.0, None), (-3.0, None), (None, 0.05)}
+    assert len(reports) == 4 and found == {(-4.0, None), (None, 0.1), (-6.0, None)}
