@@ -43,7 +43,7 @@ TARGETS = {
 }
 INTEGERS = {"k_blocks", "words", "q_blocks", "q_heads", "groups", "group", "q_len", "kv_len"}
 INTEGERS |= {"requests", "window", "page_size", "rows", "splits", "part_blocks", "tiles", "limit"}
-INTEGERS |= {"span", "pages", "kv_heads"}
+INTEGERS |= {"span", "pages", "kv_heads", "joint"}
 TABLES = {
     "read", "must_do", "must_skip", "counts", "order", "next_tile", "spare", "votes", "weights",
     "limits",
@@ -656,7 +656,7 @@ def test_lists_on_the_emulator_equal_the_oracle_bit_for_bit(share: float) -> Non
             [q_blocks],
             [
                 read, must_do, must_skip, items, counts, order, counter, votes, weights, tally,
-                q_blocks, k_blocks, words,
+                q_blocks, k_blocks, words, 1,
             ],
             1,
         )  # fmt: skip

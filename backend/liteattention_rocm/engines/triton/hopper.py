@@ -39,6 +39,7 @@ from .hopper_settle import (
     inverse_of,
     keep_weight,
     piece_of,
+    renewed,
     settle,
     weights_of,
     whole_shares,
@@ -93,6 +94,10 @@ def _place(
         turn = rest // heads
     if SLOTS:
         place, length, piece, pieces, first = piece_of(tile, walk)
+    elif LITE:
+        place = gl.load(order + tile)
+        count = gl.load(counts + tile)
+    if LITE:
         lane = place // q_blocks
     batch = lane // q_heads
     head = lane % q_heads
@@ -100,13 +105,10 @@ def _place(
     keys = kv_len
     if LITE:
         if SLOTS:
-            q_block = place % q_blocks
             begin = length * piece // pieces
             count = length * (piece + 1) // pieces - begin
-        else:
-            q_block = gl.load(order + tile)
-            count = gl.load(counts + tile)
-        at = (lane * q_blocks + q_block).to(gl.int64)
+        q_block = place % q_blocks
+        at = place.to(gl.int64)
         items = items + at * k_blocks
         if SLOTS:
             items = items + begin
@@ -425,20 +427,17 @@ def _compute(
                             elif LATER:
                                 top, bits = vote(peak, top, bits, i - 1, c, threshold, PREDICATED)
                         if LITE and FULL:
+                            if WEIGH and LAZY and not MARKS:
+                                kept, inverse = renewed(kept, total, share, inverse, mine - i)
+                                due = total * GROWTH
                             if (i & 31) == 0:
                                 if WEIGH and not MARKS:
                                     flush_weights(
-                                        weights_of(
-                                            kept, total, share, inverse, mine - i, row, q_len,
-                                            counted, LAZY,
-                                        ),
+                                        weights_of(kept, total, row, q_len, counted),
                                         i - 32, inside, row_items, listed, weights + at * k_blocks,
                                         EARLY_ITEMS,
                                     )  # fmt: skip
                                     mine += 32
-                                    if LAZY:
-                                        inverse = inverse_of(total, share)
-                                        due = total * GROWTH
                                 elif not MARKS:
                                     flush(
                                         bits, i - 32, inside, row_items, listed, row_votes,
@@ -510,10 +509,10 @@ def _compute(
             if first_one:
                 if WEIGH:
                     kept = keep_weight(kept, here, inverse, mine, count)
+                    if LAZY:
+                        kept, inverse = renewed(kept, total, share, inverse, mine - count)
                     flush_weights(
-                        weights_of(
-                            kept, total, share, inverse, mine - count, row, q_len, counted, LAZY
-                        ),
+                        weights_of(kept, total, row, q_len, counted),
                         last_word, inside, row_items, listed, weights + at * k_blocks, EARLY_ITEMS,
                     )  # fmt: skip
                 else:
@@ -582,7 +581,7 @@ def attention(
     With ``ABREAST`` they are numbered ``span`` heads at a time: head + span * turn. The first tile
     of a workgroup is its own number, later ones are a grid apart or taken from the counter
     ``next_tile``, which is 0 at first: with lists, and if ``COUNTED``, which makes ``spare`` 0.
-    ``order`` and ``counts`` are in the order of work: turn -> q block and length of its list.
+    ``order`` and ``counts``, in the order of work: tile -> row of the bitmap, length of its list.
     ``c`` = abs(scale) * log2(e), ``SIGN`` the sign of the scale. ``threshold`` is in log2 units;
     NaN keeps every tile. ``WEIGH``: tiles are weighed in place of the vote and chosen by
     ``limit`` or, if ``BY_HEAD``, by ``limits`` [q_heads]. ``tally`` gets the numbers of tiles

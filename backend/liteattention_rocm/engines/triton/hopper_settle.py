@@ -42,10 +42,13 @@ def piece_of(tile, walk):
 
 @gluon.jit
 def blocks_of(items, first, count):
-    """K blocks of 32 steps of a walk, int32, as :func:`flush` and the like take them."""
+    """K blocks of 32 steps of a walk, int16, as :func:`flush` and the like take them.
+
+    Not converted here: that would wait for the load, where nobody wants the blocks yet.
+    """
     grid: gl.constexpr = gl.BlockedLayout([1, 1], [1, 32], [4, 1], [1, 0])
     at = first + gl.arange(0, 32, gl.SliceLayout(0, grid))
-    return gl.load(items + at, mask=at < count, other=0).to(gl.int32)
+    return gl.load(items + at, mask=at < count, other=0)
 
 
 @gluon.jit
@@ -64,7 +67,7 @@ def flush(
     lane = gl.arange(0, 32, gl.SliceLayout(0, grid))
     inside = first + lane < count
     if LISTED:
-        block = listed
+        block = listed.to(gl.int32)
     else:
         block = gl.load(items + first + lane, mask=inside, other=0).to(gl.int32)
     keep = (word[:, None] >> lane[None, :]) & 1
@@ -116,15 +119,18 @@ def whole_shares(row, q_len, like):
 
 
 @gluon.jit
+def _reciprocal(x):
+    """1 / x: a division looks for very large and very small numbers first."""
+    return gl.inline_asm_elementwise(
+        "rcp.approx.ftz.f32 $0, $1;", "=r,r", [x], gl.float32, is_pure=True, pack=1
+    )
+
+
+@gluon.jit
 def inverse_of(total, share):
     """What parts of rows are multiplied with: fp32 by lane, as ``total`` and ``share`` [64, 4]."""
-    # A division looks for very large and very small numbers first. A sum of 0 gives a finite
-    # number, with which the shares of the row are 0.
-    inverse = gl.inline_asm_elementwise(
-        "rcp.approx.ftz.f32 $0, $1;", "=r,r", [gl.maximum(gl.sum(total, 1), 2.0**-110)],
-        gl.float32, is_pure=True, pack=1,
-    )  # fmt: skip
-    return share * inverse[:, None]
+    # A sum of 0 gives a finite number, with which the shares of the row are 0.
+    return share * _reciprocal(gl.maximum(gl.sum(total, 1), 2.0**-110))[:, None]
 
 
 @gluon.jit
@@ -149,27 +155,38 @@ def keep_weight(kept, here, inverse, mine, i):
 
 
 @gluon.jit
-def weights_of(kept, total, share, inverse, older, row, q_len, rows, LEFT: gl.constexpr):
+def renewed(kept, total, share, inverse, older):
+    """Counts by ``inverse`` as counts by the sums ``total``, and the inverses of those.
+
+    As in :func:`.hopper_softmax.scaled_and_renewed`: rounded up, and ``older`` is 0 for the last
+    tile counted.
+    """
+    layout: gl.constexpr = kept.type.layout
+    new = inverse_of(total, share)
+    left = new * _reciprocal(gl.where(inverse == 0.0, 1.0, inverse))
+    # From 0 on, bits are in the order of their numbers, and a warp has an instruction for them.
+    bits = gl.max(gl.reshape(left.to(gl.int32, bitcast=True), [4, 64]), 1)
+    most = bits.to(gl.float32, bitcast=True) * SLIGHTLY_MORE
+    most = gl.convert_layout(most, gl.SliceLayout(1, layout))[:, None]
+    most = gl.where(older == 0, gl.maximum(most, _LEAST_LEFT), most)
+    return gl.ceil(kept.to(gl.float32) * most).to(gl.int32), new
+
+
+@gluon.jit
+def weights_of(kept, total, row, q_len, rows):
     """Weights of the last 32 tiles in a q block of ``rows`` rows, from counts: rounded up.
 
-    ``LEFT``: all of them were counted by ``inverse``, the last one where ``older`` is 0, and become
-    shares of ``total`` as in :func:`.hopper_softmax.scaled_and_renewed`.
     0 in warps without a row, and :data:`UNIT` in others one of whose sums is NaN: also of rows past
     the end, which are 0 times a key.
     """
     layout: gl.constexpr = kept.type.layout
     bad = gl.where(total != total, 1, 0)
     bad = gl.convert_layout(gl.sum(gl.reshape(bad, [4, 64]), 1), gl.SliceLayout(1, layout))
-    if LEFT:
-        left = inverse_of(total, share) / gl.where(inverse == 0.0, 1.0, inverse)
-        most = gl.max(gl.reshape(left, [4, 64]), 1) * SLIGHTLY_MORE
-        most = gl.convert_layout(most, gl.SliceLayout(1, layout))[:, None]
-        most = gl.where(older == 0, gl.maximum(most, _LEAST_LEFT), most)
-        kept = gl.ceil(kept.to(gl.float32) * most).to(gl.int32)
     first = row + 16 * gl.arange(0, 4, gl.SliceLayout(1, layout))
     # Each of 16 rows weighs 1 at most, however much its lanes count; one more for what they round.
-    kept = gl.minimum(kept, 17 * _ROW_COUNTS)
-    weight = (kept * (UNIT // _ROW_COUNTS) + rows - 1) // rows
+    kept = gl.minimum(kept, 17 * _ROW_COUNTS).to(gl.float32)
+    unit = (UNIT // _ROW_COUNTS) * SLIGHTLY_MORE * _reciprocal(rows.to(gl.float32))
+    weight = gl.ceil(kept * unit).to(gl.int32)
     weight = gl.where((bad > 0)[:, None], UNIT, weight)
     return gl.where((first < q_len)[:, None], weight, 0)
 
@@ -184,7 +201,7 @@ def flush_weights(kept, first, count, items, listed, weights, LISTED: gl.constex
     lane = gl.arange(0, 32, gl.SliceLayout(0, layout))
     inside = first + lane < count
     if LISTED:
-        block = listed
+        block = listed.to(gl.int32)
     else:
         block = gl.load(items + first + lane, mask=inside, other=0).to(gl.int32)
     everywhere = gl.zeros([4, 32], gl.int32, layout)
@@ -309,7 +326,7 @@ def settle(
             place, length, piece, pieces, first = piece_of(tile, walk)
             count = length * (piece + 1) // pieces - length * piece // pieces
         else:
-            place = tile // q_blocks * q_blocks + gl.load(order + tile)
+            place = gl.load(order + tile)
             count = gl.load(counts + tile)
         at = place.to(gl.int64)
         if BY_HEAD:

@@ -57,27 +57,43 @@ def _walked(
 
 @triton.jit
 def _rank(
-    read, must_do, must_skip, order, counts, mine, total, q_blocks, k_blocks, words,
+    read, must_do, must_skip, order, counts, row, total, q_blocks, k_blocks, words, joint,
     WORDS: tl.constexpr, ROWS: tl.constexpr, HAS_DO: tl.constexpr, HAS_SKIP: tl.constexpr,
 ):  # fmt: skip
-    """The place of q block ``mine`` in the order of work of its head, see :func:`plan`."""
+    """Give the list of bitmap row ``row`` its place in the order of work, see :func:`plan`."""
+    rows = tl.num_programs(0)
+    head = row // q_blocks * q_blocks
+    # The rows that it is compared with: those of its head, or of the last heads together.
+    together = row >= rows - joint * q_blocks
+    first = tl.where(together, rows - joint * q_blocks, head)
+    many = tl.where(together, joint * q_blocks, q_blocks)
+    read += first.to(tl.int64) * words
     at = tl.arange(0, WORDS)
-    rank = tl.zeros((), tl.int32)
-    for start in range(0, q_blocks, ROWS):
+    in_head = tl.zeros((), tl.int32)
+    in_all = tl.zeros((), tl.int32)
+    longest = tl.zeros((), tl.int32)
+    tiles = tl.zeros((), tl.int32)
+    for start in range(0, many, ROWS):
         other = start + tl.arange(0, ROWS)
         theirs = tl.sum(
             set_bits(
                 _walked(
-                    read, must_do, must_skip, other[:, None], q_blocks, at[None, :], k_blocks,
-                    words, HAS_DO, HAS_SKIP,
+                    read, must_do, must_skip, other[:, None], many, at[None, :], k_blocks, words,
+                    HAS_DO, HAS_SKIP,
                 )
             ),
             axis=1,
         )  # fmt: skip
-        before = (theirs > total) | ((theirs == total) & (other < mine))
-        rank += tl.sum((before & (other < q_blocks)).to(tl.int32), axis=0)
-    tl.store(order + rank, mine)
-    tl.store(counts + rank, total)
+        longest = tl.maximum(longest, tl.max(theirs, axis=0))
+        tiles += tl.sum(theirs, axis=0)
+        before = (theirs > total) | ((theirs == total) & (first + other < row))
+        before = before & (other < many)
+        in_all += tl.sum(before.to(tl.int32), axis=0)
+        mine = (first + other >= head) & (first + other < head + q_blocks)
+        in_head += tl.sum((before & mine).to(tl.int32), axis=0)
+    place = tl.where(4 * longest * many > 5 * tiles, first + in_all, head + in_head)
+    tl.store(order + place, row)
+    tl.store(counts + place, total)
 
 
 @triton.jit
@@ -168,22 +184,25 @@ def _cut(
             tl.store(next_tile + 4 + at, at * 0, mask=at < 2 * SLOTS)
 
 
-@triton.jit(do_not_specialize=["q_blocks", "k_blocks", "words"])
+@triton.jit(do_not_specialize=["q_blocks", "k_blocks", "words", "joint"])
 def plan(
     read, must_do, must_skip, items, counts, order, next_tile, votes, weights, tally,
-    q_blocks, k_blocks, words,
+    q_blocks, k_blocks, words, joint,
     WORDS: tl.constexpr, ROWS: tl.constexpr, DESCENDING: tl.constexpr, HAS_DO: tl.constexpr,
     HAS_SKIP: tl.constexpr, WEIGH: tl.constexpr, UNITS: tl.constexpr, ALL: tl.constexpr,
     LEAST: tl.constexpr, GOAL: tl.constexpr, SLOTS: tl.constexpr, EVEN: tl.constexpr,
 ):  # fmt: skip
-    """Bitmap [heads, q_blocks, words] -> K blocks to walk and q blocks in the order of work.
+    """Bitmap [heads, q_blocks, words] -> K blocks to walk, and bitmap rows in the order of work.
 
     One program per q block; ``WORDS`` is a power of two >= words.
 
     - ``items`` int16 [heads, q_blocks, k_blocks]: K blocks to walk; an empty list names block 0.
-    - ``order``, ``counts`` int32 [heads, q_blocks]: q blocks, most K blocks first, stable, and
-      their counts in that order. Every program finds its own rank, counting the lists of all q
-      blocks of its head, ``ROWS`` at a time.
+    - ``order``, ``counts`` int32 [heads * q_blocks]: rows of the bitmap in the order of work, and
+      the lengths of their lists. Head after head, most K blocks first, stable: so keys stay in the
+      cache. The last ``joint`` heads are ordered together if one of their lists is longer than 5/4
+      of their mean, as the longest list of the last head would otherwise begin when hardly any
+      work is left beside it. Every program finds the place of its own row, counting the lists of
+      all that it is ordered with, ``ROWS`` at a time.
     - Cleared for the walk: the counter ``next_tile``, ``tally`` int64 [2], and ``votes`` [heads,
       q_blocks, words] or, if ``WEIGH``, ``weights`` [heads, q_blocks, k_blocks] as :func:`select`
       takes them.
@@ -230,8 +249,8 @@ def plan(
         )  # fmt: skip
     else:
         _rank(
-            read + head * words, must_do, must_skip, order + head, counts + head, mine, total,
-            q_blocks, k_blocks, words, WORDS, ROWS, HAS_DO, HAS_SKIP,
+            read, must_do, must_skip, order, counts, program, total, q_blocks, k_blocks, words,
+            joint, WORDS, ROWS, HAS_DO, HAS_SKIP,
         )  # fmt: skip
     if program == 0:
         tl.store(next_tile, 0)
@@ -463,6 +482,7 @@ def attention(
 ):  # fmt: skip
     """One q block of ``ROWS`` rows; program = q block + q_blocks * (head + heads * batch).
 
+    With lists, ``order`` has that number for every program.
     ``BLOCK_M`` is a power of two >= ``ROWS``; rows past a q block are computed and not used.
     ``c`` = abs(scale) * log2(e), ``SIGN`` the sign of the scale. ``threshold`` is in log2 units;
     NaN keeps every tile. ``VOTE_ROWS`` 0: computed tiles always contribute. ``WEIGH``: tiles are
@@ -470,13 +490,16 @@ def attention(
     ``limits`` [q_heads]. ``tally`` gets the numbers of tiles computed and kept added.
     """
     program = tl.program_id(0)
-    lane = program // q_blocks
+    row = program
+    if LITE:
+        row = tl.load(order + program)
+    lane = row // q_blocks
     batch = (lane // q_heads).to(tl.int64)
     head = lane % q_heads
     diagonal = kv_len - q_len
     if LITE:
-        q_block = tl.load(order + program)
-        at = (lane * q_blocks + q_block).to(tl.int64)
+        q_block = row % q_blocks
+        at = row.to(tl.int64)
         items += at * k_blocks
         votes += at * words
         weights += at * k_blocks

@@ -383,7 +383,7 @@ class LiteStep(BoundCall):
         self._plan = Launch(
             _LISTS,
             (rows,),
-            (q_blocks, k_blocks, words),
+            (q_blocks, k_blocks, words, jointly(rows // q_blocks, q_blocks, request.device)),
             (
                 width, max(1, _RANK_WORDS // width), descending, like.must_do is not None,
                 like.must_skip is not None, weigh, units,
@@ -552,6 +552,20 @@ def cut_for(request: LiteRequest, tile: PlainTile | HopperTile, rows: int, k_blo
     return multiprocessors(_current_device())
 
 
+#: Lists for each multiprocessor that are ordered together, see :func:`.kernels.plan`.
+_JOINT = 4
+
+
+def jointly(heads: int, q_blocks: int, device: torch.device) -> int:
+    """Heads of all batches, the last ones, whose lists are ordered together; 1: none are.
+
+    So many that the longest list that there can be is no longer than what each multiprocessor has
+    to do, unless more than three quarters of their tiles are skipped.
+    """
+    units = MULTIPROCESSORS if device.type == "cpu" else multiprocessors(_current_device())
+    return min(heads, -(-_JOINT * units // q_blocks))
+
+
 def cutting(rows: int, units: int) -> tuple[int, int]:
     """How ``rows`` lists are cut for ``units`` multiprocessors: (eighths of a share, slots).
 
@@ -628,6 +642,10 @@ def box(
 
 
 _LAYOUT = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=4)
+
+
+#: Those of the H200, for requests on no GPU.
+MULTIPROCESSORS = 132
 
 
 @functools.cache

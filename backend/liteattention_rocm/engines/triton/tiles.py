@@ -35,8 +35,6 @@ _HOPPER_LOW = {
     (64, True): replace(_TWO_GROUPS, turns=True, counted=True, abreast=True, late_wait=True),
 }
 _COST_OF_LOW = 1.13
-#: Multiprocessors of the H200, for requests on no GPU.
-_MULTIPROCESSORS = 132
 #: LiteAttention steps, by head dim and rows of a q block.
 _HOPPER_LITE = {
     (64, 128): replace(_TWO_GROUPS, turns=True, late_wait=True, late_exp=True),
@@ -81,7 +79,7 @@ def _hopper(request: DenseRequest) -> HopperTile:
 def _rows_in_turn(request: DenseRequest, tile: HopperTile) -> int:
     """Query rows that a multiprocessor computes at most."""
     device = request.device
-    units = _MULTIPROCESSORS
+    units = launch.MULTIPROCESSORS
     if device.type != "cpu":
         units = launch.multiprocessors(
             torch.cuda.current_device() if device.index is None else device.index
