@@ -29,7 +29,7 @@ from ..workspace import Workspaces, raw_stream
 from . import hopper, kernels
 
 _WORD_BLOCK = 32  # K blocks in a bitmap word
-_RANK_WORDS = 512  # bitmap words that a program reads at a time when it ranks its q block
+_RANK_ROWS = 128  # lists that a program counts at a time when it ranks its own
 #: Sets of addresses that a launch keeps tensor maps for; past it, all are made anew. Layers of a
 #: model share a launch, and each has a cache of its own.
 _MOST_MAPS = 256
@@ -385,7 +385,7 @@ class LiteStep(BoundCall):
             (rows,),
             (q_blocks, k_blocks, words, jointly(rows // q_blocks, q_blocks, request.device)),
             (
-                width, max(1, _RANK_WORDS // width), descending, like.must_do is not None,
+                width, _RANK_ROWS, descending, like.must_do is not None,
                 like.must_skip is not None, weigh, units,
                 1 << (rows - 1).bit_length() if units else 0, LEAST_PIECE, goal, slots,
                 # Not where a step keeps every tile: it is dense bit for bit, pieces are not.
