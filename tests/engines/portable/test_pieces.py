@@ -297,7 +297,8 @@ def in_order(lengths: list[int], heads: int, joint: int) -> list[int]:
 
 @pytest.mark.skipif(not INTERPRETED, reason="the kernel runs in the interpreter")
 @settings(max_examples=40, deadline=None)
-@example(lengths=[6, 5, 5, 4], heads=3, joint=2)  # 6 is no longer than 5/4 of 5
+@example(lengths=[6, 5, 5, 4], heads=3, joint=2)
+@example(lengths=[30, 28], heads=2, joint=2)  # 37 and 35 next: even, so head after head
 @example(lengths=[4, 5, 4, 6], heads=3, joint=2)
 @example(lengths=[40] + [0] * 8, heads=4, joint=1)
 @given(
