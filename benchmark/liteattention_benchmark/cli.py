@@ -600,8 +600,9 @@ def model(
 
     with activity(Console(stderr=True), "modelling") as say:
         rows = [] if decode else report.run(report.CASES, ranges, lambda x: say(f"modelling {x}"))
+        lists = [] if decode else report.lists(rows, lambda x: say(f"modelling {x}"))
         decoded = report.run_decode(report.DECODE, lambda x: say(f"modelling {x}"))
-    typer.echo(report.to_markdown(rows, decoded))
+    typer.echo(report.to_markdown(rows, decoded, lists))
 
 
 @app.command("serving")

@@ -11,10 +11,15 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from liteattention_emulator import library
 from liteattention_emulator.memory_constants import parameters
-from liteattention_emulator.timing import Cost, Launch, Replay, launch
+from liteattention_emulator.timing import Chip, Cost, Launch, Replay, launch
 from liteattention_rocm import _core
+from liteattention_rocm.engines.gfx942 import Gfx942Engine
+from liteattention_rocm.lite import bitmap
 
+from .cells import Lite
+from .contenders import tiles_to_keep
 from .hbm import CUS
 from .model import BLOCK, Case
 
@@ -42,7 +47,7 @@ def work_of(case: Case) -> Work:
     shape = _core.DenseShape(batch, heads, heads, length, length, dim)
     packing = 2 * 2 * batch * heads * blocks * _core.GFX942_K_BLOCK * dim
     if case.kernel in ("lite", "weigh"):
-        return Work(np.full(_core.plan_lite(shape).lite_grid, blocks), packing)
+        return Work(np.full(_core.plan_lite(shape, CUS).tiles, blocks), packing)
     plan = _core.plan_dense(shape, CUS, 0)
     whole = np.full(plan.whole_tiles, blocks)
     splits = max(plan.splits, 1)
@@ -52,6 +57,32 @@ def work_of(case: Case) -> Work:
     if splits > 1:
         merged = plan.tail_tiles * _core.GFX942_Q_BLOCK * dim * (2 * 4 * splits + 2)
     return Work(np.concatenate([whole, tail]).astype(np.int64), packing + merged)
+
+
+def blocks_of_lists(cell: Lite, *, ordered: bool = True) -> Blocks:
+    """K blocks of each workgroup of a LiteAttention step over the lists of a cell.
+
+    ordered: as plan_lpt orders them, run by the software MI300X; else as the mapping alone deals
+    tiles (a step of no more tiles than compute units has no order).
+    """
+    lists = tiles_to_keep(cell, _core.GFX942_Q_BLOCK, _core.GFX942_K_BLOCK)
+    counts = lists.sum(-1).flatten().numpy()
+    if not ordered or len(counts) <= CUS:
+        mapping = _core.Mapping.swizzled_head_first
+        q_blocks = lists.shape[2]
+        tiles = _core.tiles_of(mapping, len(counts) // q_blocks, q_blocks, len(counts))
+        return counts[tiles].astype(np.int64)
+    engine = Gfx942Engine(library=str(library()))
+    order = engine.order_of_tiles(bitmap.pack(lists), k_blocks=lists.shape[3]).flatten().numpy()
+    return np.where(order >= 0, counts[order], 0).astype(np.int64)
+
+
+def over_even(blocks: Blocks, cost: Cost) -> float:
+    """clk of a launch over those of as much work, spread evenly over all compute units."""
+    chip = Chip()
+    clocks = np.where(blocks > 0, cost.fixed + cost.per_block * blocks, 0.0)
+    even = (clocks.sum() + chip.start * np.count_nonzero(blocks)) / chip.cus
+    return launch(clocks, chip=chip).clocks / float(even)
 
 
 def _prefill(case: Case) -> Blocks:

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import product
+from typing import Literal
 
 from liteattention_emulator.timing import Replay, Work, replay, spread, work
 from liteattention_emulator.timing.report import WORK_HEAD, work_row
 from liteattention_rocm.cli import tables
 
+from . import launches
+from .cells import Lite
 from .hbm import HBM_LATENCY, Need, need
-from .model import Case, record
+from .model import BLOCK, Case, record
 
 KEYS = 4096
 GROUPED = {"kv_heads": 8}
@@ -34,6 +38,18 @@ DECODE = {
     for dim in (64, 128, 256)
     for group in (4, 8)
 }
+
+
+LISTED = "weigh, D = 128"
+"""Whose workgroups the lists of the last table are for."""
+SHAPES = ((1, 12, 16384), (1, 12, 32760), (2, 24, 16384), (1, 40, 32760), (1, 40, 75600))
+_Pattern = Literal["uniform", "clustered", "uneven"]
+LISTS: tuple[tuple[float, _Pattern], ...] = (
+    (0.0, "uniform"),
+    (0.42, "clustered"),
+    (0.42, "uneven"),
+    (0.8, "uneven"),
+)
 
 
 @dataclass(frozen=True)
@@ -116,6 +132,27 @@ def spent(rows: Sequence[Row]) -> list[str]:
     return tables.markdown(["kernel", *WORK_HEAD], lines)
 
 
+def lists(rows: Sequence[Row], say: Callable[[str], None] = lambda _: None) -> list[str]:
+    """clk of launches over those of evenly spread work, with an order of tiles and without."""
+    row = next(row for row in rows if row.name == LISTED)
+    assert row.clocks_per_block is not None
+    cost = launches.cost_of(row.result, row.clocks_per_block, KEYS // BLOCK)
+    lines = []
+    for (batch, heads, length), (sparsity, pattern) in product(SHAPES, LISTS):
+        cell = Lite(
+            batch=batch, heads=heads, length=length, head_dim=128, sparsity=sparsity,
+            pattern=pattern,
+        )  # fmt: skip
+        say(f"lists of {cell}")
+        ratios = [
+            launches.over_even(launches.blocks_of_lists(cell, ordered=ordered), cost)
+            for ordered in (False, True)
+        ]
+        shape = f"{batch}, {heads}, {length:,}"
+        lines.append([shape, f"{sparsity:.0%} {pattern}", *(f"{ratio:.3f}" for ratio in ratios)])
+    return tables.markdown(["B, H, S", "skipped", "without an order", "by plan_lpt"], lines)
+
+
 def decode(rows: Sequence[DecodeRow]) -> list[str]:
     """What decode has under way, beside what HBM asks for."""
     lines = []
@@ -135,7 +172,11 @@ def decode(rows: Sequence[DecodeRow]) -> list[str]:
     return tables.markdown(head, lines)
 
 
-def to_markdown(rows: Sequence[Row], decoded: Sequence[DecodeRow]) -> str:
+def to_markdown(
+    rows: Sequence[Row], decoded: Sequence[DecodeRow], spread_of_lists: list[str]
+) -> str:
     """All tables."""
     parts = [clocks(rows), spent(rows)] if rows else []
+    if spread_of_lists:
+        parts.append(spread_of_lists)
     return "\n\n".join("\n".join(part) for part in [*parts, decode(decoded)])

@@ -15,6 +15,7 @@ template <class Number, int kDim>
 LITE_DEVICE void AttentionLite(const LiteParams& p) {
     __shared__ __attribute__((aligned(16))) char lds[kAttentionLds<kDim>];
 
+    if (!HasTile(p)) return;
     const WaveId me;
     const Tile tile = LiteTile(p);
     const int64_t bitmap = TileIndex(p, tile) * SkipWords(p.kv_len);

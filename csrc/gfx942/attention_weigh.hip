@@ -13,6 +13,7 @@ template <class Number, int kDim>
 LITE_DEVICE void AttentionWeigh(const WeighParams& p) {
     __shared__ __attribute__((aligned(16))) char lds[kAttentionLds<kDim>];
 
+    if (!HasTile(p)) return;
     const WaveId me;
     const Tile tile = LiteTile(p);
     const int64_t index = TileIndex(p, tile);

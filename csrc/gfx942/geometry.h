@@ -21,7 +21,7 @@ inline constexpr int kDenseThreads = kWaves * kWaveSize;
 inline constexpr int kTransposeThreads = 256;  // one workgroup per (batch, kv head, K block)
 inline constexpr int kMergeThreads = 256;      // a thread merges 8 neighbouring outputs of a row
 inline constexpr int kMergeVector = 8;
-inline constexpr int kPlanThreads = 256;          // one q block each
+inline constexpr int kPlanThreads = 256;          // one tile each
 inline constexpr int kSelectThreads = kWaveSize;  // a wave chooses for a q block
 
 // A softmax mass of 1 as a tile's weight (docs/budget.md). Waves add up finer parts of it, each
@@ -88,6 +88,26 @@ constexpr uint32_t TileOf(Mapping mapping, uint32_t position, uint32_t rows, uin
     return (mapping == Mapping::kNaiveBlockFirst ? row : XcdContiguous(row, rows)) * q_blocks +
            q_block;
 }
+
+// LiteAttention's tiles differ in length, so plan_lpt deals them. Workgroup w, on XCD w % 8, takes
+// the tile at position w of its order; some positions have none, as an XCD whose tiles are short
+// has more of them than another. Half as many again as tiles: uneven lists need 1.2 times
+// (docs/kernels).
+constexpr int64_t LiteSlots(int64_t tiles) { return CeilDiv(tiles, kXcds) * 3 / 2; }
+// Room for the tiles' counts, which plan_lpt reads eight at a time.
+constexpr int64_t CountWords(int64_t tiles) { return CeilDiv(tiles, 8) * 8; }
+// What a tile takes beside its K blocks, in their time (docs/model.md: 2.6).
+inline constexpr int kTileBlocks = 3;
+// By how many bits work is shifted before it is added up, so that eight times all of it fits into
+// 32 bits: 0 up to 536 million K blocks of all tiles together.
+constexpr int32_t WorkShift(int64_t tiles, int64_t k_blocks) {
+    int32_t shift = 0;
+    while (tiles * (((k_blocks + kTileBlocks - 1) >> shift) + 1) >= (int64_t{1} << 32) / kXcds)
+        ++shift;
+    return shift;
+}
+// Tiles at the end of an XCD's run that are ordered whatever their heads, for each compute unit.
+inline constexpr int kTogether = 4;
 
 // A tail tile and one of its parts. Workgroups 0.. of the tail take them such that a part runs on
 // the XCD of its tile's position; a bijection to [0, tail_tiles) x [0, splits).

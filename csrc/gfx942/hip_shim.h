@@ -45,6 +45,7 @@ using Float4 = float __attribute__((ext_vector_type(4)));
 using FloatX16 = float __attribute__((ext_vector_type(16)));
 using Word2 = uint32_t __attribute__((ext_vector_type(2)));
 using Word4 = uint32_t __attribute__((ext_vector_type(4)));
+using Word8 = uint32_t __attribute__((ext_vector_type(8)));
 
 // Rows start on 4-byte boundaries only (geometry.h); the hardware asks no more of a 16-byte access.
 using UnalignedWord4 = Word4 __attribute__((aligned(4)));

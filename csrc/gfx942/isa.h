@@ -114,13 +114,14 @@ LITE_DEVICE int32_t WithLane(int32_t x, uint32_t lane, int32_t value) {
     return WriteLane(value, lane, x);
 }
 
-// x of another lane of the wave as kDpp says, 0 where there is none: part of the VALU instruction
+// x of another lane of the wave as kDpp says, 0 where there is none and outside of the rows of 16
+// lanes that kRows has bits of: part of the VALU instruction
 // that takes it. Covered: 2 wait states from a VALU write of x.
-template <int kDpp, class T>
+template <int kDpp, int kRows = 15, class T>
 LITE_DEVICE T Neighbour(T x) {
     constexpr int kAll = 15;
     return __builtin_bit_cast(
-        T, __builtin_amdgcn_update_dpp(0, __builtin_bit_cast(int, x), kDpp, kAll, kAll, true));
+        T, __builtin_amdgcn_update_dpp(0, __builtin_bit_cast(int, x), kDpp, kRows, kAll, true));
 }
 
 // Combines x of all lanes into the last one; 0 must be neutral. Six steps: over the 16 lanes of a
@@ -133,6 +134,16 @@ LITE_DEVICE T OverWave(T x, Combine combine) {
     x = combine(x, Neighbour<0x118>(x));
     x = combine(x, Neighbour<0x142>(x));
     return combine(x, Neighbour<0x143>(x));
+}
+// The sum of x of the lanes up to each one. The same six steps, the last two in the rows that have
+// rows before them: 1 and 3, then 2 and 3.
+LITE_DEVICE uint32_t SumUpTo(uint32_t x) {
+    x += Neighbour<0x111>(x);
+    x += Neighbour<0x112>(x);
+    x += Neighbour<0x114>(x);
+    x += Neighbour<0x118>(x);
+    x += Neighbour<0x142, 0b1010>(x);
+    return x + Neighbour<0x143, 0b1100>(x);
 }
 LITE_DEVICE uint32_t LastLane(uint32_t x) {
     return static_cast<uint32_t>(OfLane(static_cast<int32_t>(x), 63));
@@ -215,6 +226,12 @@ LITE_DEVICE uint32_t LoadWord(const char* base, uint32_t bytes, uint32_t lane_of
 // lgkmcnt; covered.
 LITE_DEVICE uint32_t ScalarWord(const uint32_t* words, int32_t i) {
     using Constant = const uint32_t __attribute__((address_space(4)));
+    return reinterpret_cast<Constant*>(reinterpret_cast<uint64_t>(words))[i];
+}
+
+// s_load_dwordx8: the same of eight words.
+LITE_DEVICE Word8 ScalarWords(const Word8* words, int32_t i) {
+    using Constant = const Word8 __attribute__((address_space(4)));
     return reinterpret_cast<Constant*>(reinterpret_cast<uint64_t>(words))[i];
 }
 

@@ -10,17 +10,30 @@
 
 namespace liteattention::gfx942 {
 
-// Which tile a workgroup computes. q blocks are taken in `order` within their head; heads keep the
-// mapping.
+// What the order has at the workgroup's position.
+template <class Params>
+LITE_DEVICE uint32_t OrderWord(const Params& p) {
+    return ScalarWord(reinterpret_cast<const uint32_t*>(p.order),
+                      static_cast<int32_t>(WorkgroupId()));
+}
+
+// Whether there is a tile at the workgroup's position of the order.
+template <class Params>
+LITE_DEVICE bool HasTile(const Params& p) {
+    return !p.order || static_cast<int32_t>(OrderWord(p)) >= 0;
+}
+
+// Which tile a workgroup computes, if it has one.
 template <class Params>
 LITE_DEVICE Tile LiteTile(const Params& p) {
     const uint32_t q_blocks = static_cast<uint32_t>(QBlocks(p.q_len));
-    const uint32_t tile = TileOf(static_cast<Mapping>(p.mapping), WorkgroupId(),
-                                 static_cast<uint32_t>(p.batch * p.q_heads), q_blocks);
+    const uint32_t tile = p.order ? OrderWord(p)
+                                  : TileOf(static_cast<Mapping>(p.mapping), WorkgroupId(),
+                                           static_cast<uint32_t>(p.batch * p.q_heads), q_blocks);
     const uint32_t row = tile / q_blocks, heads = static_cast<uint32_t>(p.q_heads);
     // Divisions run on the vector ALU: back to scalars.
     Tile t;
-    t.q_block = UniformInt(p.order ? static_cast<uint32_t>(p.order[tile]) : tile % q_blocks);
+    t.q_block = UniformInt(tile % q_blocks);
     t.q_head = UniformInt(row % heads);
     t.batch = UniformInt(row / heads);
     return t;

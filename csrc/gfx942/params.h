@@ -7,10 +7,11 @@
 //
 //   transpose_v         TransposeVParams  TransposeGrid
 //   attention_dense     DenseParams       DenseGrid
-//   attention_lite      LiteParams        LiteGrid
-//   attention_weigh     WeighParams       LiteGrid
-//   select_tiles        SelectParams      LiteGrid, a wave each
+//   attention_lite      LiteParams        one per position of the order, or tile without one
+//   attention_weigh     WeighParams       likewise
+//   select_tiles        SelectParams      one per tile, a wave each
 //   merge_parts         MergeParams       MergeGrid
+//   count_tiles         CountParams       CountGrid
 //   plan_lpt            PlanParams        PlanGrid
 //   attention_prefill   RaggedParams      PrefillGrid
 //   attention_decode    RaggedParams      DecodeGrid
@@ -89,7 +90,7 @@ struct LiteParams {
     uint32_t* write;            // likewise
     const uint32_t* must_do;    // [SkipWords(kv_len)]; may be null
     const uint32_t* must_skip;  // [SkipWords(kv_len)]; may be null
-    const int32_t* order;       // of plan_lpt, [batch][q_heads][QBlocks(q_len)]; null: ascending
+    const int32_t* order;       // of plan_lpt: the tile of a workgroup, -1: none; null: `mapping`
     Strides q_strides;
     Strides k_strides;  // seq: at most kMaxKRowStride
     Strides out_strides;
@@ -118,7 +119,7 @@ struct WeighParams {
     uint32_t* weights;          // [batch][q_heads][QBlocks(q_len)][KBlocks(kv_len)]
     const uint32_t* must_do;    // [SkipWords(kv_len)]; may be null
     const uint32_t* must_skip;  // [SkipWords(kv_len)]; may be null
-    const int32_t* order;       // of plan_lpt, [batch][q_heads][QBlocks(q_len)]; null: ascending
+    const int32_t* order;       // of plan_lpt: the tile of a workgroup, -1: none; null: `mapping`
     Strides q_strides;
     Strides k_strides;  // seq: at most kMaxKRowStride
     Strides out_strides;
@@ -171,17 +172,34 @@ struct MergeParams {
     int32_t reserved;  // 0
 };
 
-// Orders the q blocks of each (batch, q head) by the number of K blocks they keep,
-// (skip | must_do) & ~must_skip, heaviest first, ties by ascending q block.
-struct PlanParams {
-    const uint32_t* skip;       // [batch * q_heads][q_blocks][words]
+// The number of K blocks that each tile keeps, (skip | must_do) & ~must_skip, and an order without
+// tiles, for plan_lpt.
+struct CountParams {
+    const uint32_t* skip;       // [tiles][words]
     const uint32_t* must_do;    // [words]; may be null
     const uint32_t* must_skip;  // [words]; may be null
-    int32_t* order;             // [batch * q_heads][q_blocks]
-    int32_t rows;               // batch * q_heads
-    int32_t q_blocks;
+    int32_t* counts;            // [tiles], room for CountWords(tiles), aligned to 32 bytes
+    int32_t* order;             // [positions], becomes -1
+    int32_t tiles;              // [batch][q_heads][q_blocks]
+    int32_t positions;
     int32_t words;
     int32_t k_blocks;  // bits past them do not count; 0: 32 * words
+};
+
+// Puts each tile at one of the kXcds * slots positions of the order. XCD x, whose positions are x,
+// x + 8 and so on, has a run of tiles with an eighth of the work; longest first within a head, and
+// within all of the run's last heads that have `together` tiles.
+struct PlanParams {
+    const int32_t* counts;  // of count_tiles, [tiles]
+    int32_t* order;         // likewise, [slots][kXcds]: tile, or -1
+    int32_t tiles;
+    int32_t q_blocks;
+    int32_t slots;  // LiteSlots(tiles)
+    int32_t together;
+    int32_t shift;              // WorkShift(tiles, K blocks)
+    uint32_t block_multiplier;  // DividerOf(q_blocks)
+    uint32_t block_shift;
+    int32_t reserved;  // 0
 };
 
 // Attention of a ragged batch, paged or packed keys: attention_prefill and attention_decode, which
@@ -289,6 +307,7 @@ static_assert(sizeof(LiteParams) == 192);
 static_assert(sizeof(WeighParams) == 184);
 static_assert(sizeof(SelectParams) == 88);
 static_assert(sizeof(MergeParams) == 88);
+static_assert(sizeof(CountParams) == 56);
 static_assert(sizeof(PlanParams) == 48);
 static_assert(sizeof(RaggedParams) == 296);
 static_assert(sizeof(WriteKvParams) == 176);
@@ -312,15 +331,13 @@ constexpr int64_t TransposeGrid(int64_t batch, int64_t kv_heads, int64_t kv_len)
 constexpr int64_t DenseGrid(int64_t tiles, int64_t whole_tiles, int64_t splits) {
     return whole_tiles + (tiles - whole_tiles) * splits;
 }
-constexpr int64_t LiteGrid(int64_t tiles) { return tiles; }
 // Rows of one merge workgroup; divides kQBlock.
 constexpr int64_t MergeRows(int64_t head_dim) { return kMergeThreads * kMergeVector / head_dim; }
 constexpr int64_t MergeGrid(int64_t tail_tiles, int64_t head_dim) {
     return tail_tiles * (kQBlock / MergeRows(head_dim));
 }
-constexpr int64_t PlanGrid(int64_t rows, int64_t q_blocks) {
-    return rows * CeilDiv(q_blocks, kPlanThreads);
-}
+constexpr int64_t CountGrid(int64_t positions) { return CeilDiv(positions, kPlanThreads); }
+constexpr int64_t PlanGrid(int64_t tiles) { return CeilDiv(tiles, kPlanThreads); }
 // Numbers of prefill tiles within a kv head, an upper bound that needs no lengths.
 constexpr int64_t PrefillSlots(int64_t rows, int64_t requests, int64_t group, int64_t head_dim) {
     return PrefillBegin(rows, requests, group, PrefillRows(static_cast<int>(head_dim)));

@@ -122,11 +122,19 @@ void BindGfx942(py::module_& m) {
         .def_readonly("workspace_bytes", &P::workspace_bytes);
     using L = gfx942::LitePlan;
     py::class_<L>(m, "LitePlan")
+        .def_readonly("tiles", &L::tiles)
+        .def_readonly("slots", &L::slots)
+        .def_readonly("together", &L::together)
         .def_readonly("transpose_grid", &L::transpose_grid)
+        .def_readonly("count_grid", &L::count_grid)
         .def_readonly("lpt_grid", &L::lpt_grid)
         .def_readonly("lite_grid", &L::lite_grid)
+        .def_readonly("select_grid", &L::select_grid)
         .def_readonly("v_t_offset", &L::v_t_offset)
         .def_readonly("order_offset", &L::order_offset)
+        .def_readonly("order_bytes", &L::order_bytes)
+        .def_readonly("counts_offset", &L::counts_offset)
+        .def_readonly("counts_bytes", &L::counts_bytes)
         .def_readonly("weights_offset", &L::weights_offset)
         .def_readonly("weights_bytes", &L::weights_bytes)
         .def_readonly("workspace_bytes", &L::workspace_bytes);
@@ -142,7 +150,8 @@ void BindGfx942(py::module_& m) {
         },
         py::arg("mapping"), py::arg("rows"), py::arg("q_blocks"), py::arg("count"));
     m.def("dense_reasons", &gfx942::DenseReasons, py::arg("shape"));
-    m.def("plan_lite", &gfx942::PlanLite, py::arg("shape"), py::arg("weighs") = false);
+    m.def("plan_lite", &gfx942::PlanLite, py::arg("shape"), py::arg("compute_units"),
+          py::arg("weighs") = false);
     m.def("plan_dense", &gfx942::PlanDense, py::arg("shape"), py::arg("compute_units"),
           py::arg("splits"));
     m.def("tail_cost", &gfx942::TailCost, py::arg("tail_tiles"), py::arg("splits"),
@@ -338,16 +347,18 @@ void BindGfx942(py::module_& m) {
             py::call_guard<py::gil_scoped_release>())
         .def(
             "plan_lpt",
-            [](const D& device, uintptr_t skip, uintptr_t must_do, uintptr_t must_skip,
-               uintptr_t order, int64_t rows, int64_t q_blocks, int64_t words, uintptr_t stream,
-               int64_t k_blocks) {
-                device.PlanLpt({At<uint32_t>(skip), At<uint32_t>(must_do), At<uint32_t>(must_skip),
-                                At<int32_t>(order), rows, q_blocks, words, k_blocks},
+            [](const D& device, const L& plan, uintptr_t read, uintptr_t must_do,
+               uintptr_t must_skip, uintptr_t order, uintptr_t counts, uintptr_t stream) {
+                T step;
+                step.read = At<uint32_t>(read);
+                step.must_do = At<uint32_t>(must_do);
+                step.must_skip = At<uint32_t>(must_skip);
+                device.PlanLpt(plan, step, At<int32_t>(order), At<int32_t>(counts),
                                At<void>(stream));
             },
-            py::arg("skip"), py::arg("must_do"), py::arg("must_skip"), py::arg("order"),
-            py::arg("rows"), py::arg("q_blocks"), py::arg("words"), py::arg("stream"),
-            py::arg("k_blocks") = 0, py::call_guard<py::gil_scoped_release>());
+            py::arg("plan"), py::arg("read"), py::arg("must_do"), py::arg("must_skip"),
+            py::arg("order"), py::arg("counts"), py::arg("stream"),
+            py::call_guard<py::gil_scoped_release>());
 }
 
 }  // namespace liteattention::binding

@@ -24,6 +24,7 @@ enum class Family {
     kTransposeV,
     kDense,
     kMergeParts,
+    kCountTiles,
     kPlanLpt,
     kLite,
     kWeigh,
@@ -73,18 +74,6 @@ struct LiteStep {
     double budget = 0.0;  // share of softmax mass; above 0: threshold -inf, no soft_skip
     bool descending = false;
     bool soft_skip = false;
-};
-
-// Tensors of one plan_lpt call; see PlanParams.
-struct LptRequest {
-    const uint32_t* skip = nullptr;
-    const uint32_t* must_do = nullptr;
-    const uint32_t* must_skip = nullptr;
-    int32_t* order = nullptr;
-    int64_t rows = 0;
-    int64_t q_blocks = 0;
-    int64_t words = 0;
-    int64_t k_blocks = 0;  // 0: 32 * words
 };
 
 // Tensors and options of one ragged call; see RaggedParams. q and out are [rows][q_heads][D], k and
@@ -166,7 +155,9 @@ class Device {
                    hip::Stream stream) const;
     void Lite(const LitePlan& plan, const DenseRequest& request, const LiteStep& step,
               void* workspace, hip::Stream stream) const;
-    void PlanLpt(const LptRequest& request, hip::Stream stream) const;
+    // Only the order in which Lite would take the tiles of `step`; the memory is as the plan says.
+    void PlanLpt(const LitePlan& plan, const LiteStep& step, int32_t* order, int32_t* counts,
+                 hip::Stream stream) const;
     // Prefill, decode and merge, as far as the plan has them.
     void Ragged(const RaggedPlan& plan, const RaggedRequest& request, void* workspace,
                 hip::Stream stream) const;
@@ -185,6 +176,8 @@ class Device {
     void Unload();
     void TransposeV(const DenseShape& shape, int64_t grid, const DenseRequest& request,
                     uint16_t* v_t, hip::Stream stream) const;
+    void Order(const LitePlan& plan, const LiteStep& step, int32_t* order, int32_t* counts,
+               hip::Stream stream) const;
     void Launch(const Kernel& kernel, int64_t grid, const void* params, size_t bytes,
                 hip::Stream stream) const;
     template <class Params>

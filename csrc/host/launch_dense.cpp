@@ -1,6 +1,5 @@
 // Launches of dense attention and LiteAttention.
 #include <cmath>
-#include <limits>
 #include <numbers>
 
 #include "launch.h"
@@ -128,6 +127,34 @@ void Device::Attention(const DensePlan& plan, const DenseRequest& request, void*
     Launch(Find(Family::kMergeParts, 0, request.number), plan.merge_grid, merge, stream);
 }
 
+void Device::Order(const LitePlan& plan, const LiteStep& step, int32_t* order, int32_t* counts,
+                   hip::Stream stream) const {
+    CountParams count{};
+    count.skip = step.read;
+    count.must_do = step.must_do;
+    count.must_skip = step.must_skip;
+    count.counts = counts;
+    count.order = order;
+    count.tiles = Int(plan.tiles);
+    count.positions = Int(kXcds * plan.slots);
+    count.words = Int(plan.words);
+    count.k_blocks = Int(KBlocks(plan.shape.kv_len));
+    Launch(Find(Family::kCountTiles), plan.count_grid, count, stream);
+
+    const Divider blocks = DividerOf(Int(QBlocks(plan.shape.q_len)));
+    PlanParams lpt{};
+    lpt.counts = counts;
+    lpt.order = order;
+    lpt.tiles = Int(plan.tiles);
+    lpt.q_blocks = Int(QBlocks(plan.shape.q_len));
+    lpt.slots = Int(plan.slots);
+    lpt.together = Int(plan.together);
+    lpt.shift = WorkShift(plan.tiles, KBlocks(plan.shape.kv_len));
+    lpt.block_multiplier = blocks.multiplier;
+    lpt.block_shift = blocks.shift;
+    Launch(Find(Family::kPlanLpt), plan.lpt_grid, lpt, stream);
+}
+
 void Device::Lite(const LitePlan& plan, const DenseRequest& request, const LiteStep& step,
                   void* workspace, hip::Stream stream) const {
     const DenseShape& s = plan.shape;
@@ -142,8 +169,7 @@ void Device::Lite(const LitePlan& plan, const DenseRequest& request, const LiteS
         reasons.push_back("budget must be " +
                           std::string(weighs ? "above 0 and below 1" : "0 in a plan without one") +
                           ", got " + std::to_string(step.budget));
-    const int64_t rows = s.batch * s.q_heads, q_blocks = QBlocks(s.q_len);
-    const int64_t mask_bytes = plan.words * 4, list_bytes = rows * q_blocks * mask_bytes;
+    const int64_t mask_bytes = plan.words * 4, list_bytes = plan.tiles * mask_bytes;
     // Workgroups write rows of it while others have yet to read theirs.
     const int64_t apart =
         reinterpret_cast<intptr_t>(step.write) - reinterpret_cast<intptr_t>(step.read);
@@ -153,8 +179,9 @@ void Device::Lite(const LitePlan& plan, const DenseRequest& request, const LiteS
 
     char* const base = static_cast<char*>(workspace);
     auto* const v_t = reinterpret_cast<uint16_t*>(base + plan.v_t_offset);
-    auto* const order =
-        plan.lpt_grid ? reinterpret_cast<int32_t*>(base + plan.order_offset) : nullptr;
+    auto* const order = plan.slots ? reinterpret_cast<int32_t*>(base + plan.order_offset) : nullptr;
+    auto* const counts =
+        plan.slots ? reinterpret_cast<int32_t*>(base + plan.counts_offset) : nullptr;
     auto* const weights =
         weighs ? reinterpret_cast<uint32_t*>(base + plan.weights_offset) : nullptr;
 
@@ -166,25 +193,15 @@ void Device::Lite(const LitePlan& plan, const DenseRequest& request, const LiteS
     touched.Add("must_do", step.must_do, mask_bytes);
     touched.Add("must_skip", step.must_skip, mask_bytes);
     touched.Add("the workspace", v_t, VtBytes(s.batch, s.kv_heads, s.kv_len, s.head_dim));
-    touched.Add("the workspace", order, rows * q_blocks * 4);
+    touched.Add("the workspace", order, plan.order_bytes);
+    touched.Add("the workspace", counts, plan.counts_bytes);
     touched.Add("the workspace", weights, plan.weights_bytes);
     touched.Add("mass", step.mass, plan.weights_bytes);
     touched.Add("limits", weighs ? step.limits : nullptr, s.q_heads * 4);
 
     TransposeV(s, plan.transpose_grid, request, v_t, stream);
 
-    if (order) {
-        PlanParams lpt{};
-        lpt.skip = step.read;
-        lpt.must_do = step.must_do;
-        lpt.must_skip = step.must_skip;
-        lpt.order = order;
-        lpt.rows = Int(rows);
-        lpt.q_blocks = Int(q_blocks);
-        lpt.words = Int(plan.words);
-        lpt.k_blocks = Int(KBlocks(s.kv_len));
-        Launch(Find(Family::kPlanLpt), plan.lpt_grid, lpt, stream);
-    }
+    if (order) Order(plan, step, order, counts, stream);
 
     if (!weighs) {
         auto lite = StepParams<LiteParams>(s, request, v_t, step, order);
@@ -198,7 +215,7 @@ void Device::Lite(const LitePlan& plan, const DenseRequest& request, const LiteS
     weigh.weights = weights;
     Launch(Find(Family::kWeigh, s.head_dim, request.number), plan.lite_grid, weigh, stream);
 
-    const Divider heads = DividerOf(Int(s.q_heads)), blocks = DividerOf(Int(q_blocks));
+    const Divider heads = DividerOf(Int(s.q_heads)), blocks = DividerOf(Int(QBlocks(s.q_len)));
     SelectParams select{};
     select.weights = weights;
     select.read = step.read;
@@ -214,47 +231,27 @@ void Device::Lite(const LitePlan& plan, const DenseRequest& request, const LiteS
     select.head_shift = heads.shift;
     select.block_multiplier = blocks.multiplier;
     select.block_shift = blocks.shift;
-    Launch(Find(Family::kSelectTiles), plan.lite_grid, select, stream);
+    Launch(Find(Family::kSelectTiles), plan.select_grid, select, stream);
 }
 
-void Device::PlanLpt(const LptRequest& request, hip::Stream stream) const {
+void Device::PlanLpt(const LitePlan& plan, const LiteStep& step, int32_t* order, int32_t* counts,
+                     hip::Stream stream) const {
     std::vector<std::string> reasons;
-    const auto positive = [&](const char* name, int64_t value) {
-        if (value < 1 || value > std::numeric_limits<int32_t>::max())
-            reasons.push_back(std::string(name) + " must be from 1 to 2^31 - 1, got " +
-                              std::to_string(value));
-    };
-    positive("rows", request.rows);
-    positive("q_blocks", request.q_blocks);
-    positive("words", request.words);
-    if (request.k_blocks &&
-        (request.k_blocks < 0 || SkipWords(kKBlock * request.k_blocks) != request.words))
-        reasons.push_back(std::to_string(request.k_blocks) + " K blocks do not fill " +
-                          std::to_string(request.words) + " words");
-    if (!request.skip) reasons.emplace_back("skip has no memory");
-    if (!request.order) reasons.emplace_back("order has no memory");
-    const int64_t grid = reasons.empty() ? PlanGrid(request.rows, request.q_blocks) : 0;
-    if (grid > MaxGrid(kPlanThreads))
-        reasons.emplace_back("its q blocks must be fewer than 2^32 threads");
-    if (!reasons.empty()) Refuse("no LPT order for this bitmap", reasons);
+    if (!plan.slots) reasons.emplace_back("each tile has a compute unit of its own");
+    if (!step.read) reasons.emplace_back("read has no memory");
+    if (!order) reasons.emplace_back("order has no memory");
+    if (!counts) reasons.emplace_back("counts have no memory");
+    if (!reasons.empty()) Refuse("no order of these tiles", reasons);
 
     const hip::CurrentDevice current(*library_, ordinal_);
     TouchedMemory touched(*library_, stream);
-    const int64_t mask_bytes = request.words * 4;
-    touched.Add("skip", request.skip, request.rows * request.q_blocks * mask_bytes);
-    touched.Add("must_do", request.must_do, mask_bytes);
-    touched.Add("must_skip", request.must_skip, mask_bytes);
-    touched.Add("order", request.order, request.rows * request.q_blocks * 4);
-    PlanParams params{};
-    params.skip = request.skip;
-    params.must_do = request.must_do;
-    params.must_skip = request.must_skip;
-    params.order = request.order;
-    params.rows = static_cast<int32_t>(request.rows);
-    params.q_blocks = static_cast<int32_t>(request.q_blocks);
-    params.words = static_cast<int32_t>(request.words);
-    params.k_blocks = static_cast<int32_t>(request.k_blocks);
-    Launch(Find(Family::kPlanLpt), grid, params, stream);
+    const int64_t mask_bytes = plan.words * 4;
+    touched.Add("read", step.read, plan.tiles * mask_bytes);
+    touched.Add("must_do", step.must_do, mask_bytes);
+    touched.Add("must_skip", step.must_skip, mask_bytes);
+    touched.Add("order", order, plan.order_bytes);
+    touched.Add("counts", counts, plan.counts_bytes);
+    Order(plan, step, order, counts, stream);
 }
 
 }  // namespace liteattention::gfx942

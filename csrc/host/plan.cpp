@@ -28,6 +28,11 @@ constexpr int64_t AlignUp(int64_t bytes) {
     return CeilDiv(bytes, kWorkspaceAlign) * kWorkspaceAlign;
 }
 
+void CheckComputeUnits(std::vector<std::string>& reasons, int64_t compute_units) {
+    if (compute_units < 1)
+        reasons.push_back("compute units must be >= 1, got " + std::to_string(compute_units));
+}
+
 }  // namespace
 
 void RaiseNoPlan(const std::vector<std::string>& reasons) {
@@ -104,8 +109,7 @@ std::vector<std::string> DenseReasons(const DenseShape& s) {
 DensePlan PlanDense(const DenseShape& shape, int64_t compute_units, int64_t splits) {
     std::vector<std::string> reasons = DenseReasons(shape);
     const int64_t k_blocks = KBlocks(shape.kv_len);
-    if (compute_units < 1)
-        reasons.push_back("compute units must be >= 1, got " + std::to_string(compute_units));
+    CheckComputeUnits(reasons, compute_units);
     if (splits < 0 || (reasons.empty() && splits > k_blocks))
         reasons.push_back("splits must be from 0 to the " + std::to_string(k_blocks) +
                           " K blocks, got " + std::to_string(splits));
@@ -148,18 +152,32 @@ DensePlan PlanDense(const DenseShape& shape, int64_t compute_units, int64_t spli
     return plan;
 }
 
-LitePlan PlanLite(const DenseShape& shape, bool weighs) {
-    RaiseNoPlan(DenseReasons(shape));
-    const int64_t rows = shape.batch * shape.q_heads, q_blocks = QBlocks(shape.q_len);
+LitePlan PlanLite(const DenseShape& shape, int64_t compute_units, bool weighs) {
+    std::vector<std::string> reasons = DenseReasons(shape);
+    CheckComputeUnits(reasons, compute_units);
+    RaiseNoPlan(reasons);
     LitePlan plan;
     plan.shape = shape;
+    plan.tiles = Tiles(shape.batch, shape.q_heads, shape.q_len);
     plan.transpose_grid = TransposeGrid(shape.batch, shape.kv_heads, shape.kv_len);
-    plan.lpt_grid = q_blocks > 1 ? PlanGrid(rows, q_blocks) : 0;
-    plan.lite_grid = LiteGrid(rows * q_blocks);
+    plan.lite_grid = plan.tiles;
+    plan.select_grid = weighs ? plan.tiles : 0;
+    const int64_t positions = kXcds * LiteSlots(plan.tiles);
+    // More positions than a launch has workgroups would be tiles of more memory than there is.
+    if (plan.tiles > compute_units && positions <= MaxGrid(kDenseThreads)) {
+        plan.slots = LiteSlots(plan.tiles);
+        plan.together = kTogether * CeilDiv(compute_units, kXcds);
+        plan.count_grid = CountGrid(positions);
+        plan.lpt_grid = PlanGrid(plan.tiles);
+        plan.lite_grid = positions;
+        plan.order_bytes = positions * 4;
+        plan.counts_bytes = CountWords(plan.tiles) * 4;
+    }
     plan.words = SkipWords(shape.kv_len);
     plan.order_offset = AlignUp(VtBytes(shape.batch, shape.kv_heads, shape.kv_len, shape.head_dim));
-    plan.weights_offset = plan.order_offset + AlignUp(q_blocks > 1 ? rows * q_blocks * 4 : 0);
-    plan.weights_bytes = weighs ? rows * q_blocks * KBlocks(shape.kv_len) * 4 : 0;
+    plan.counts_offset = plan.order_offset + AlignUp(plan.order_bytes);
+    plan.weights_offset = plan.counts_offset + AlignUp(plan.counts_bytes);
+    plan.weights_bytes = weighs ? plan.tiles * KBlocks(shape.kv_len) * 4 : 0;
     plan.workspace_bytes = plan.weights_offset + AlignUp(plan.weights_bytes);
     return plan;
 }

@@ -50,16 +50,25 @@ struct DensePlan {
     double modelled_unsplit_us = 0.0;
 };
 
-// One LiteAttention step: V is transposed, the q blocks of each head are ordered by the K blocks
-// they keep, the lite kernel runs. With a budget it weighs its tiles, and another kernel chooses.
+// One LiteAttention step: V is transposed, tiles are ordered by the K blocks they keep, the lite
+// kernel runs. With a budget it weighs its tiles, and another kernel chooses. Tiles that all have a
+// compute unit of their own need no order.
 struct LitePlan {
     DenseShape shape;
-    int64_t transpose_grid = 0;
-    int64_t lpt_grid = 0;  // 0: heads of one q block need no order
+    int64_t tiles = 0;
+    int64_t slots = 0;  // of an XCD in the order; 0: there is none
+    int64_t together = 0;
+    int64_t transpose_grid = 0;  // workgroups
+    int64_t count_grid = 0;      // 0: no order
+    int64_t lpt_grid = 0;        // likewise
     int64_t lite_grid = 0;
-    int64_t words = 0;  // of a bitmap row
+    int64_t select_grid = 0;  // 0: no budget
+    int64_t words = 0;        // of a bitmap row
     int64_t v_t_offset = 0;
     int64_t order_offset = 0;
+    int64_t order_bytes = 0;
+    int64_t counts_offset = 0;
+    int64_t counts_bytes = 0;
     int64_t weights_offset = 0;
     int64_t weights_bytes = 0;  // 0 without a budget
     int64_t workspace_bytes = 0;
@@ -100,6 +109,6 @@ std::vector<std::string> DenseReasons(const DenseShape& shape);
 // `splits` 0 chooses; any other number of parts, at most one per K block, is forced upon the last
 // round of workgroups even if it is full. Throws std::invalid_argument with every reason.
 DensePlan PlanDense(const DenseShape& shape, int64_t compute_units, int64_t splits);
-LitePlan PlanLite(const DenseShape& shape, bool weighs);
+LitePlan PlanLite(const DenseShape& shape, int64_t compute_units, bool weighs);
 
 }  // namespace liteattention::gfx942

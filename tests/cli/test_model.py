@@ -96,7 +96,7 @@ def test_the_tables_of_the_docs() -> None:
     case = model_tables.Case((1, 1, 512, 64), "dense", "rtne")
     decode = model_tables.Case((1, 1, 256, 64), "decode", "rtne")
     text = model_tables.to_markdown(
-        model_tables.run({"one": case}, ranges=False), model_tables.run_decode({"two": decode})
+        model_tables.run({"one": case}, ranges=False), model_tables.run_decode({"two": decode}), []
     )
     rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in text.splitlines()]
     clocks, spent = (row for row in rows if row[:1] == ["one"])

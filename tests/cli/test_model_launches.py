@@ -6,8 +6,10 @@ import numpy as np
 import pytest
 
 from liteattention_benchmark import launches
+from liteattention_benchmark.cells import Lite
+from liteattention_benchmark.contenders import tiles_to_keep
 from liteattention_benchmark.model import Case, record
-from liteattention_emulator.timing import replay
+from liteattention_emulator.timing import Cost, replay
 from liteattention_rocm import _core
 
 
@@ -64,3 +66,37 @@ def test_a_launch_takes_its_rounds() -> None:
     assert chip.clocks == data["clk"] and data["cus_in_use"] > 0.9
     in_loop = data["workgroup_clk_per_block"] * length / 64 / result.clocks
     assert data["matrix_use"] == pytest.approx(result.use * in_loop, rel=0.1)
+
+
+def cell(shape: tuple[int, int, int], sparsity: float, pattern: str) -> Lite:
+    batch, heads, length = shape
+    return Lite.model_validate(
+        {"batch": batch, "heads": heads, "length": length, "head_dim": 128, "sparsity": sparsity,
+         "pattern": pattern},
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("pattern", ["uniform", "uneven"])
+def test_lists_have_the_blocks_that_they_keep(pattern: str) -> None:
+    of = cell((1, 5, 20000), 0.5, pattern)
+    kept = tiles_to_keep(of, 256, 64).sum(-1).flatten().tolist()
+    dealt, ordered = (launches.blocks_of_lists(of, ordered=each) for each in (False, True))
+    assert dealt.tolist() != kept or pattern == "uniform"
+    assert sorted(dealt) == sorted(ordered[ordered > 0]) == sorted(kept)
+    plan = _core.plan_lite(_core.DenseShape(1, 5, 5, 20000, 20000, 128), 304)
+    assert len(dealt) == 395 and len(ordered) == plan.lite_grid
+    # The heaviest tile that an XCD has comes first.
+    runs = ordered.reshape(-1, 8)
+    assert (runs[0] == runs.max(0)).all()
+
+
+def test_an_order_spreads_uneven_lists() -> None:
+    cost = Cost(12000.0, 4300.0)
+    of = cell((1, 12, 16384), 0.42, "uneven")
+    without, with_one = (
+        launches.over_even(launches.blocks_of_lists(of, ordered=each), cost)
+        for each in (False, True)
+    )
+    assert 1 <= with_one < 1.2 < 1.4 < without
+    # 304 tiles of one length: a round.
+    assert launches.over_even(np.full(304, 7), cost) == pytest.approx(1, rel=0.12)

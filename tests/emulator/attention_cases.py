@@ -14,6 +14,7 @@ from liteattention_emulator import device, mutate, native
 from liteattention_rocm.engines.gfx942 import manifest
 from liteattention_rocm.lite import bitmap, budget
 from tests.engines.gfx942.kernels.machine import (
+    CountParams,
     DenseParams,
     LiteParams,
     MergeParams,
@@ -24,6 +25,7 @@ from tests.engines.gfx942.kernels.machine import (
     WeighParams,
     divider,
 )
+from tests.oracle import lpt
 
 Float = npt.NDArray[np.float32]
 Double = npt.NDArray[np.float64]
@@ -325,33 +327,80 @@ class Select:
         return mass and np.array_equal(self.write, self.expected)
 
 
-class Plan:
-    """The longest-first order of the q blocks of two rows, against a stable sort."""
+class Count:
+    """How many K blocks tiles keep, and an order without tiles."""
 
-    def __init__(self, q_blocks: int, words: int) -> None:
-        rng = np.random.default_rng(q_blocks)
-        self.skip = rng.integers(0, 1 << 32, (2, q_blocks, words), dtype=np.uint32)
-        self.skip &= rng.integers(0, 1 << 32, (2, q_blocks, words), dtype=np.uint32)
+    def __init__(self, tiles: int, words: int, positions: int, k_blocks: int = 0) -> None:
+        rng = np.random.default_rng(tiles)
+        self.skip = rng.integers(0, 1 << 32, (tiles, words), dtype=np.uint32)
         self.masks = rng.integers(0, 1 << 32, (2, words), dtype=np.uint32) & 0x11111111
         kept = (self.skip | self.masks[0]) & ~self.masks[1]
-        counts = np.unpackbits(kept.view(np.uint8), axis=-1).sum(axis=-1, dtype=np.int64)
-        self.expected = np.argsort(-counts, axis=-1, kind="stable")
+        bits = np.unpackbits(kept.view(np.uint8), axis=-1, bitorder="little")
+        self.expected = bits[:, : k_blocks or None].sum(axis=-1, dtype=np.int64)
+        self.positions, self.k_blocks = positions, k_blocks
 
     def run(self, image: bytes, kernel: str) -> None:
         """Launch; ``right`` then looks at what was written, also where this raises."""
-        rows, q_blocks, words = self.skip.shape
-        self.order = np.full((rows, q_blocks), -1, np.int32)
+        tiles, words = self.skip.shape
+        self.counts, self.order = np.full(tiles, -7, np.int32), np.full(self.positions, 9, np.int32)
         must_do, must_skip = self.masks[0].copy(), self.masks[1].copy()
-        arrays = self.skip, must_do, must_skip, self.order
-        params = PlanParams(*(a.ctypes.data for a in arrays), rows, q_blocks, words, 0)
+        arrays = self.skip, must_do, must_skip, self.counts, self.order
+        sizes = tiles, self.positions, words, self.k_blocks
+        params = CountParams(*(a.ctypes.data for a in arrays), *sizes)
         with device.Module(image) as module, device.registered(*arrays):
-            module.launch(kernel, [rows * -(-q_blocks // 256)], [256], [params])
+            module.launch(kernel, [-(-self.positions // 256)], [256], [params])
+
+    def accept(self) -> None:
+        assert self.right()
+
+    def right(self) -> bool:
+        return np.array_equal(self.counts, self.expected) and bool((self.order == -1).all())
+
+
+class Plan:
+    """The order of tiles that keep ``kept`` K blocks, against the oracle's."""
+
+    def __init__(
+        self, kept: Sequence[int], q_blocks: int, slots: int, together: int, shift: int = 0
+    ) -> None:
+        self.tiles = len(kept)
+        self.sizes = q_blocks, slots, together, shift, *divider(q_blocks), 0
+        self.kept = np.full(-(-len(kept) // 8) * 8, 2**31 - 1, np.int32)  # geometry.h: CountWords
+        self.kept[: len(kept)] = kept
+        self.expected = np.array(lpt.order(kept, q_blocks, slots, together, shift), np.int32)
+
+    def run(self, image: bytes, kernel: str) -> None:
+        """Launch; ``right`` then looks at what was written, also where this raises."""
+        self.order = np.full_like(self.expected, -1)
+        arrays = self.kept, self.order
+        params = PlanParams(*(a.ctypes.data for a in arrays), self.tiles, *self.sizes)
+        with device.Module(image) as module, device.registered(*arrays):
+            module.launch(kernel, [-(-self.tiles // 256)], [256], [params])
 
     def accept(self) -> None:
         assert self.right()
 
     def right(self) -> bool:
         return np.array_equal(self.order, self.expected)
+
+
+def plans() -> list[Plan]:
+    """Runs with room and without, heads that end within them, more counts than LDS holds."""
+    rng = np.random.default_rng(5)
+    uneven = rng.integers(0, 40, 1100) ** 2
+    light, twice = (
+        np.where(np.arange(330) % period < 0.6 * period, 0, 300) + rng.integers(0, 3, 330)
+        for period in (330, 165)
+    )
+    return [
+        Plan(uneven.tolist(), 1100, 200, 30),
+        Plan(uneven[:301].tolist(), 43, 60, 19),
+        Plan(light.tolist(), 33, 46, 19),
+        Plan(uneven.tolist(), 110, 138, 19),  # several runs with more tiles than there is room for
+        Plan([5, 0, 9], 1, 1, 1),
+        Plan([5] * 320, 40, 60, 7),  # runs begin where exactly an eighth of the work is done
+        Plan((twice * 9).tolist(), 33, 46, 19, 2),
+    ]
 
 
 class Merge:
@@ -556,4 +605,6 @@ def cases(kernel: str) -> tuple[str, Sequence[Case]]:
         return "transpose_v", [Transpose(dim, n, 2, 3) for n in (64, 73, 89, 105, 121)]
     if kernel.startswith("merge_parts"):
         return "merge_parts", [Merge(128, 256, 3), Merge(64, 217, 2)]
-    return "plan_lpt", [Plan(43, 5), Plan(7, 18), Plan(1097, 1)]
+    if kernel == "count_tiles":
+        return "count_tiles", [Count(43, 5, 66), Count(300, 2, 450, 39), Count(9, 1, 600, 31)]
+    return "plan_lpt", plans()

@@ -77,7 +77,9 @@ def describe(
     plan = _core.plan_dense(shape, compute_units, 0)
     tiles = batch * q_heads * -(-q_len // _core.GFX942_Q_BLOCK)
     tail = tiles % compute_units
-    lite, weighs = (_core.plan_lite(shape, budget).workspace_bytes for budget in (False, True))
+    lite, weighs = (
+        _core.plan_lite(shape, compute_units, budget).workspace_bytes for budget in (False, True)
+    )
     return {
         "shape": {
             "batch": batch,

@@ -36,6 +36,7 @@ from ..contract import (
     WriteRequest,
     WriteTensors,
 )
+from ..lite import bitmap
 
 HEAD_DIM = 128
 PAGE_SIZE = 16
@@ -192,6 +193,26 @@ def weigh(run: Run) -> Results:
     return _lite(run, -math.inf, _BUDGET)
 
 
+def order(run: Run) -> Results:
+    """Lists of different lengths, of more tiles than any gfx942 GPU has compute units."""
+    heads, rows, keys = 320, 8, 256
+    q = run.tensor(_queries(70, rows, heads))[None]
+    k = run.tensor(_keys(_scores(72, keys, 1)))[None]
+    v = run.values(73, keys, 1)[None]
+    out, lse = run.like(q)
+    tile = run.geometry
+    kept = integers(74, (1, heads, tile.q_blocks(rows), tile.k_blocks(keys)), 0, 2) > 0
+    kept[..., 0] = True
+    read = bitmap.pack(torch.from_numpy(kept)).to(run.device)
+    write = torch.full_like(read, 0x5A5A5A5A)
+    request = LiteRequest(
+        1, heads, 1, rows, keys, HEAD_DIM, run.dtype, run.device, "bshd", _SCALE, False, "rtne",
+        True, tile, -math.inf, False, False, 0.0,
+    )  # fmt: skip
+    run.call(request, LiteTensors(q, k, v, out, lse, read, write, None, None))
+    return {"out": out.cpu(), "lse": lse.cpu(), "list": write.cpu()}
+
+
 def _ragged(
     run: Run, lengths: tuple[tuple[int, int], ...], heads: tuple[int, int], paged: bool, seed: int
 ) -> Results:
@@ -320,8 +341,9 @@ def write(run: Run) -> Results:
 
 CASES = (
     Case("dense", ("transpose_v", "attention_dense", "merge_parts"), dense),
-    Case("LiteAttention, threshold", ("plan_lpt", "attention_lite"), vote),
+    Case("LiteAttention, threshold", ("attention_lite",), vote),
     Case("LiteAttention, budget", ("attention_weigh", "select_tiles"), weigh),
+    Case("LiteAttention, order", ("count_tiles", "plan_lpt", "attention_lite"), order),
     Case("packed prefill", ("attention_prefill",), prefill),
     Case("paged decode", ("attention_decode", "merge_decode"), decode),
     Case("fp8 cache", ("attention_prefill", "attention_decode", "write_kv"), fp8),

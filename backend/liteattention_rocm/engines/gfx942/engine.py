@@ -254,7 +254,7 @@ class Gfx942Engine(Engine):
     def _bind_lite(
         self, device: _core.Gfx942Device, request: LiteRequest, like: LiteTensors
     ) -> Bound:
-        plan = _core.plan_lite(_shape(request), request.budget > 0)
+        plan = _core.plan_lite(_shape(request), device.compute_units, request.budget > 0)
         launch, step = _launch(request, like), _core.LiteLaunch()
         step.threshold = request.threshold
         step.budget = request.budget
@@ -413,41 +413,56 @@ class Gfx942Engine(Engine):
 
         return write
 
-    def order_longest_first(
+    def order_of_tiles(
         self,
-        skip: torch.Tensor,
+        lists: torch.Tensor,
         must_do: torch.Tensor | None = None,
         must_skip: torch.Tensor | None = None,
         k_blocks: int | None = None,
     ) -> torch.Tensor:
-        """Order the q blocks of every head by the K blocks they keep, most first (LPT).
+        """Return the order in which a LiteAttention step takes its tiles (docs/kernels.md).
 
         Args:
-            skip: skip bitmap, int32 [B, Hq, q_blocks, words], contiguous.
+            lists: skip bitmap, int32 [B, Hq, q_blocks, words], contiguous.
             must_do, must_skip: packed K-block masks, int32 [words], or None;
-                ``(skip | must_do) & ~must_skip`` counts.
+                ``(lists | must_do) & ~must_skip`` counts.
             k_blocks: bits at and past it do not count; by default all bits do.
 
         Returns:
-            int32 [B, Hq, q_blocks]: q block numbers, ties by ascending number.
+            int32 [slots, 8]: the tiles of each XCD, one column each, in the order in which it takes
+            them. A tile is a number in [B, Hq, q_blocks]; -1: none.
 
-        Source: longest processing time first (Graham 1969).
+        Raises:
+            ValueError: the K blocks do not fill the words, or tiles are so few that each has a
+                compute unit of its own, so that there is no order.
+
+        Source: longest processing time first (Graham 1969), for each XCD.
         """
-        batch, heads, q_blocks, words = skip.shape
-        order = torch.empty((batch, heads, q_blocks), dtype=torch.int32, device=skip.device)
-        device = self.device(skip.device)
+        batch, heads, q_blocks, words = lists.shape
+        blocks = 32 * words if k_blocks is None else k_blocks
+        if -(-blocks // 32) != words:
+            raise ValueError(f"{blocks} K blocks do not fill {words} words")
+        device = self.device(lists.device)
+        tile = self.geometry(64)
+        # Head dim and key heads have no part in it.
+        shape = _core.DenseShape(
+            batch, heads, 1, q_blocks * tile.q_block, blocks * tile.k_block, 64
+        )
+        plan = _core.plan_lite(shape, device.compute_units)
+        order, counts = (
+            torch.empty(size // 4, dtype=torch.int32, device=lists.device)
+            for size in (plan.order_bytes, plan.counts_bytes)
+        )
         device.plan_lpt(
-            skip.data_ptr(),
+            plan,
+            lists.data_ptr(),
             address(must_do),
             address(must_skip),
             order.data_ptr(),
-            batch * heads,
-            q_blocks,
-            words,
-            self._stream(skip.device)(device.ordinal),
-            k_blocks or 0,
+            counts.data_ptr(),
+            self._stream(lists.device)(device.ordinal),
         )
-        return order
+        return order.view(plan.slots, -1)
 
     def device(self, device: torch.device) -> _core.Gfx942Device:
         """Return the kernels of a device, loaded on the first call.

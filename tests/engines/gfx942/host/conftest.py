@@ -57,6 +57,10 @@ class FakeHip:
     def devices(self, count: int) -> None:
         self.native.fake_devices(count)
 
+    def units(self, count: int) -> None:
+        """Compute units of a device."""
+        self.native.fake_units(count)
+
     def stream(self, handle: int, *, captured: bool) -> None:
         """Make ``handle`` the current stream, and let it be captured or not."""
         self.native.fake_stream(ctypes.c_size_t(handle), int(captured))

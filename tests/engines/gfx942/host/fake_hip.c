@@ -16,7 +16,7 @@ static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static char calls[1 << 20];
 static size_t used;
 static char failing[64];
-static int failure, devices = 1, modules;
+static int failure, devices = 1, units = 304, modules;
 static __thread int current;
 static void (*during_launches)(void);
 
@@ -38,12 +38,13 @@ static int note(const char* name, const char* format, ...) {
 }
 
 EXPORT const char* fake_calls(void) { return calls; }
-EXPORT void fake_reset(void) { used = 0, calls[0] = 0, failing[0] = 0, devices = 1; }
+EXPORT void fake_reset(void) { used = 0, calls[0] = 0, failing[0] = 0, devices = 1, units = 304; }
 EXPORT void fake_fail(const char* name, int error) {
     snprintf(failing, sizeof failing, "%s", name), failure = error;
 }
 EXPORT void fake_during_launches(void (*call)(void)) { during_launches = call; }
 EXPORT void fake_devices(int count) { devices = count; }
+EXPORT void fake_units(int count) { units = count; }
 
 EXPORT int hipInit(unsigned flags) { return note("hipInit", " %u", flags); }
 EXPORT int hipGetDeviceCount(int* count) {
@@ -59,7 +60,7 @@ EXPORT int hipSetDevice(int device) {
     return note("hipSetDevice", " %d", device);
 }
 EXPORT int hipDeviceGetAttribute(int* value, int attribute, int device) {
-    *value = attribute == 63 ? 304 : -1;
+    *value = attribute == 63 ? units : -1;
     return note("hipDeviceGetAttribute", " %d %d", attribute, device);
 }
 EXPORT int hipRuntimeGetVersion(int* version) {

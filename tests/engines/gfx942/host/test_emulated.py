@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 
 import liteattention_rocm
 from liteattention_emulator import Stream, on_stream
-from liteattention_rocm import _core, engines
+from liteattention_rocm import MI300X_GEOMETRY, _core, engines
 from liteattention_rocm.engines import gfx942
+from liteattention_rocm.lite import bitmap
 from tests.oracle.attention import exact, expect_close
 from tests.oracle.tensors import qkv
 
@@ -183,30 +184,39 @@ def test_compiled_equals_eager() -> None:
     assert torch.equal(compiled(q, k, v), layer(q, k, v))
 
 
-def test_the_longest_first_order_is_a_stable_sort() -> None:
+def test_lists_in_their_order_give_what_each_alone_gives() -> None:
+    """More tiles than compute units: workgroups take them by plan_lpt's order, some have none."""
+    q, k, v = qkv(2, 77, 1, 257, 300, 64)
     generator = torch.Generator().manual_seed(0)
-    skip = torch.randint(-(2**31), 2**31, (2, 3, 300, 2), generator=generator).int()
-    skip[:, :, ::7] = 0  # many ties
-    masks = torch.randint(-(2**31), 2**31, (2, 2), generator=generator).int()
+    tile = MI300X_GEOMETRY
+    kept = torch.rand(2, 77, 2, tile.k_blocks(300), generator=generator)
+    read = bitmap.pack(kept < torch.rand(2, 77, 2, 1, generator=generator))
     engine = engines.get("gfx942")
     assert isinstance(engine, gfx942.Gfx942Engine)
-    for do, drop in ((None, None), (masks[0], None), (masks[0], masks[1])):
-        words = skip.long() & 0xFFFFFFFF
-        if do is not None:
-            words |= do.long() & 0xFFFFFFFF
-        if drop is not None:
-            words &= ~drop.long()
-        kept = sum((words >> bit) & 1 for bit in range(32)).sum(-1)  # type: ignore[union-attr]
-        expected = torch.sort(-kept, dim=-1, stable=True).indices
-        assert torch.equal(engine.order_longest_first(skip, do, drop).long(), expected)
-    # Of 39 K blocks, bits past the last one would reorder the ends of these lists.
-    clean = skip.clone()
-    clean[..., 1] &= 0x7F
-    orders = [engine.order_longest_first(x, masks[0], masks[1], 39) for x in (clean, skip)]
-    assert torch.equal(*orders)
-    assert not torch.equal(engine.order_longest_first(skip), engine.order_longest_first(clean))
-    with pytest.raises(ValueError, match="70 K blocks do not fill 2 words"):
-        engine.order_longest_first(skip, k_blocks=70)
+    order = engine.order_of_tiles(read, k_blocks=tile.k_blocks(300))
+    assert order.numel() > 308 and torch.equal(order[order >= 0].sort().values, torch.arange(308))
+    assert (order[1:5] < order[:4]).any()
+
+    def step(
+        read: torch.Tensor, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, **how: Any
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        write = torch.full_like(read, 0x5A5A5A5A)
+        out = liteattention_rocm.lite_attention(
+            q, k, v, read, write, layout="bhsd", geometry=tile, engine="gfx942", **how
+        )
+        assert isinstance(out, torch.Tensor)
+        return out, write
+
+    for how in ({"threshold": -2.0}, {"budget": 0.1}):
+        out, write = step(read, q, k, v, **how)
+        for batch in range(2):
+            heads = slice(0, 76, 25)
+            alone = step(
+                read[batch : batch + 1, heads].contiguous(), q[batch : batch + 1, heads],
+                k[batch : batch + 1], v[batch : batch + 1], **how,
+            )  # fmt: skip
+            assert torch.equal(out[batch : batch + 1, heads], alone[0])
+            assert torch.equal(write[batch : batch + 1, heads], alone[1])
 
 
 def test_what_the_checkers_find_is_in_the_error(monkeypatch: pytest.MonkeyPatch) -> None:

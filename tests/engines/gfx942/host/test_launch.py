@@ -18,6 +18,7 @@ from liteattention_rocm.contract import DenseTensors, LiteTensors, WriteRequest,
 from liteattention_rocm.engines import LIBRARY_VARIABLE, gfx942, workspace
 from liteattention_rocm.engines.environment import _architecture
 from liteattention_rocm.engines.gfx942 import manifest
+from tests.engines.gfx942.kernels.machine import divider
 from tests.engines.gfx942.kernels.variants import KERNELS
 
 from .calls import LAUNCHING, NUMBERS, bf16, expect_launches, launches, request_of, run, run_dense
@@ -136,7 +137,7 @@ def test_dense_kernels_get_exactly_these_bytes(
     [
         ("bshd", False, 64, (True, False), 257, -3.5),
         ("bhsd", True, 128, (False, True), 257, -math.inf),
-        ("bshd", True, 128, (False, False), 256, 0.0),  # one q block a head: nothing to order
+        ("bshd", True, 128, (False, False), 256, 0.0),  # a compute unit for each tile
     ],
 )
 def test_lite_kernels_get_exactly_these_bytes(
@@ -151,6 +152,7 @@ def test_lite_kernels_get_exactly_these_bytes(
     threshold: float,
 ) -> None:
     dtype, rounding = number
+    cpu_hip.units(12)
     c = Call(layout, dim, dtype, with_lse, q_len=q_len)
     request = request_of(
         c.q, c.k, layout, rounding=rounding, scale=-0.37, return_lse=with_lse,
@@ -164,15 +166,24 @@ def test_lite_kernels_get_exactly_these_bytes(
     run(engine, request, tensors)
     (memory,) = engine._workspaces.held.values()
     base = memory.data_ptr()
-    rows = c.batch * c.q_heads
-    order = base + c.v_t_bytes if q_blocks > 1 else 0
-    assert 0 <= memory.numel() - c.v_t_bytes - (rows * q_blocks * 4 if order else 0) < 256
+    tiles = c.batch * c.q_heads * q_blocks
+    ordered = tiles > 12
+    # 24 tiles: 3 for each XCD, half as many again have room
+    positions = 8 * 4 if ordered else 0
+    order = base + c.v_t_bytes if ordered else 0
+    counts = order + 256 if ordered else 0
+    assert memory.numel() == c.v_t_bytes + (256 + 256 if ordered else 0)
     do, skip = (0 if mask is None else mask.data_ptr() for mask in (must_do, must_skip))
     expected = [c.transposition(base)]
-    if order:
-        sizes = (rows, q_blocks, 1, -(-request.kv_len // 64))
-        ranks = struct.pack("<4Q4i", read.data_ptr(), do, skip, order, *sizes)
-        expected.append(("plan_lpt", rows, 256, ranks))
+    if ordered:
+        sizes = (tiles, positions, 1, -(-request.kv_len // 64))
+        count = struct.pack("<5Q4i", read.data_ptr(), do, skip, counts, order, *sizes)
+        expected.append(("count_tiles", 1, 256, count))
+        # 2 compute units of an XCD, 4 tiles of each are ordered together
+        plan = struct.pack(
+            "<2Q5iIIi", counts, order, tiles, q_blocks, positions // 8, 8, 0, 2**31, 1, 0
+        )
+        expected.append(("plan_lpt", 1, 256, plan))
     voting = threshold > -math.inf  # nothing is voted on at -inf: walk as dense does
     params = struct.pack(
         "<10Q9q5iff3i",
@@ -181,14 +192,14 @@ def test_lite_kernels_get_exactly_these_bytes(
         *(*c.inner, threshold, voting, with_lse, 0),
     )
     name = f"attention_lite_{NUMBERS[number].format(f'_d{dim}')}"
-    expected.append((name, rows * q_blocks, 512, params))
+    expected.append((name, positions or tiles, 512, params))
     expect_launches(cpu_hip, expected)
     spans = {tuple(map(int, call.split()[:2])) for call in cpu_hip.of("hipHostRegister")}
     for bits in (read, write, must_do, must_skip):
         if bits is not None:
             assert (bits.data_ptr(), bits.numel() * 4) in spans
     assert (base, c.v_t_bytes) in spans
-    assert ((order, rows * q_blocks * 4) in spans) == bool(order)
+    assert ((order, positions * 4) in spans) == ((counts, tiles * 4) in spans) == ordered
     # all of it is handed back
     undone = [int(call) for call in cpu_hip.of("hipHostUnregister")]
     assert sorted(undone) == sorted(address for address, _ in spans)
@@ -286,7 +297,7 @@ def run_on_stream(device: _core.Gfx942Device, stream: int, splits: int = 1) -> N
 
 
 def run_lite_on_stream(device: _core.Gfx942Device, stream: int, budget: float = 0.0) -> None:
-    plan = _core.plan_lite(_core.DenseShape(1, 1, 1, 400, 200, 128), budget > 0)
+    plan = _core.plan_lite(_core.DenseShape(1, 1, 1, 400, 200, 128), 1, budget > 0)
     launch = _core.DenseLaunch()
     launch.set_strides(*([(51200, 128, 128)] * 4))
     tensors = (0x1000, 0x2000, 0x3000, 0x4000, 0, 0x5000, 0x6000, 0, 0, 0, 0)
@@ -300,11 +311,14 @@ def test_every_launch_goes_to_the_callers_stream_and_nothing_waits(gpu_hip: Fake
     before = len(gpu_hip.calls)
     run_on_stream(device, 0xABCD0, splits=2)
     run_on_stream(device, 0)
-    device.plan_lpt(0x1000, 0, 0, 0x2000, 3, 5, 1, 77)
+    plan = _core.plan_lite(_core.DenseShape(1, 1, 1, 400, 200, 128), 1)
+    device.plan_lpt(plan, 0x1000, 0, 0, 0x2000, 0x3000, 77)
     run_lite_on_stream(device, 0xF00)
     run_lite_on_stream(device, 0xF10, budget=0.1)
     streams = [made["stream"] for made, _ in launches(gpu_hip)]
-    assert streams == [str(0xABCD0)] * 3 + ["0"] * 2 + ["77"] + [str(0xF00)] * 3 + [str(0xF10)] * 4
+    assert streams == (
+        [str(0xABCD0)] * 3 + ["0"] * 2 + ["77"] * 2 + [str(0xF00)] * 4 + [str(0xF10)] * 5
+    )
     # and that is all: no allocation, copy, wait, module load or look-up
     assert {call.split()[0] for call in gpu_hip.calls[before:]} == {"hipModuleLaunchKernel"}
 
@@ -314,6 +328,7 @@ def test_bound_calls_go_to_pytorchs_stream_on_the_tensors_gpu(
 ) -> None:
     """The stream that is current at the call, not when it was bound; each has its workspace."""
     gpu_hip.devices(2)
+    gpu_hip.units(1)
     monkeypatch.setenv(LIBRARY_VARIABLE, gpu_hip.path)
     monkeypatch.setattr(gfx942.engine, "code_objects", lambda: OBJECTS)
     current = {1: 0}
@@ -342,7 +357,7 @@ def test_bound_calls_go_to_pytorchs_stream_on_the_tensors_gpu(
             bound(tensors)
         made = launches(gpu_hip)[before:]
         assert [(of["device"], of["stream"]) for of, _ in made] == [("1", str(stream))] * len(made)
-        assert made[0][0]["name"] == "transpose_v_bf16_d64" and len(made) >= 6
+        assert made[0][0]["name"] == "transpose_v_bf16_d64" and len(made) == 7
         assert struct.unpack_from("<2Q", made[0][1])[1] == memory.data_ptr()
     # A captured call takes memory of its own, from PyTorch's pool of the graph.
     pool = torch.empty(2**20, dtype=torch.uint8)
@@ -489,7 +504,7 @@ def test_rows_off_the_dword_grid_are_refused_with_every_reason(
 def test_a_lite_step_lists_every_reason_against_it(gpu_hip: FakeHip) -> None:
     device = _core.Gfx942Device(gpu_hip.library(), 0, OBJECTS)
     plan_shape = _core.DenseShape(1, 1, 1, 400, 200, 128)
-    plan = _core.plan_lite(plan_shape)
+    plan = _core.plan_lite(plan_shape, 304)
     step = _core.LiteLaunch()
     step.threshold = 0.5
     with pytest.raises(ValueError) as caught:
@@ -516,8 +531,19 @@ def test_a_lite_step_lists_every_reason_against_it(gpu_hip: FakeHip) -> None:
         step.budget = share
         with pytest.raises(ValueError, match=f"budget must be {said}"):
             device.lite(
-                _core.plan_lite(plan_shape, weighs), _core.DenseLaunch(), step, *[0] * 11, 16, 0
+                _core.plan_lite(plan_shape, 304, weighs),
+                _core.DenseLaunch(),
+                step,
+                *[0] * 11,
+                16,
+                0,
             )
+    with pytest.raises(ValueError) as caught:
+        device.plan_lpt(plan, *[0] * 6)
+    text = str(caught.value)
+    assert "each tile has a compute unit of its own" in text
+    for name in ("read has", "order has", "counts have"):
+        assert f"{name} no memory" in text
     assert not launches(gpu_hip)
 
 
@@ -563,23 +589,34 @@ def test_damaged_code_objects_are_refused_with_every_reason(
         gfx942.code_objects()
 
 
-def test_the_lpt_kernel_gets_exactly_these_bytes(
+def test_the_order_alone_gets_exactly_these_bytes(
     engine: gfx942.Gfx942Engine, cpu_hip: FakeHip
 ) -> None:
-    skip = torch.zeros(2, 3, 700, 2, dtype=torch.int32)
+    lists = torch.zeros(2, 3, 700, 2, dtype=torch.int32)
     must_skip = torch.zeros(2, dtype=torch.int32)
-    order = engine.order_longest_first(skip, must_skip=must_skip)
-    assert order.shape == (2, 3, 700) and order.dtype == torch.int32
-    ((made, data),) = launches(cpu_hip)
-    assert (made["name"], made["grid"], made["block"]) == ("plan_lpt", "18x1x1", "256x1x1")
-    assert data == struct.pack(
-        "<4Q4i", skip.data_ptr(), 0, must_skip.data_ptr(), order.data_ptr(), 6, 700, 2, 0
+    order = engine.order_of_tiles(lists, must_skip=must_skip, k_blocks=39)
+    assert order.shape == (787, 8) and order.dtype == torch.int32  # 525 and half as many again
+    (count, counting), (plan, planning) = launches(cpu_hip)
+    assert (count["name"], count["grid"], count["block"]) == ("count_tiles", "25x1x1", "256x1x1")
+    assert (plan["name"], plan["grid"], plan["block"]) == ("plan_lpt", "17x1x1", "256x1x1")
+    counts, *_ = struct.unpack_from("<Q", planning)
+    assert counting == struct.pack(
+        "<5Q4i", lists.data_ptr(), 0, must_skip.data_ptr(), counts, order.data_ptr(),
+        4200, 787 * 8, 2, 39,
+    )  # fmt: skip
+    assert planning == struct.pack(
+        "<2Q5iIIi", counts, order.data_ptr(), 4200, 700, 787, 152, 0, *divider(700), 0
     )
     assert cpu_hip.of("hipHostRegister") == [
-        f"{skip.data_ptr()} {6 * 700 * 8} 0",
+        f"{lists.data_ptr()} {4200 * 8} 0",
         f"{must_skip.data_ptr()} 8 0",
-        f"{order.data_ptr()} {6 * 700 * 4} 0",
+        f"{order.data_ptr()} {787 * 8 * 4} 0",
+        f"{counts} {4200 * 4} 0",
     ]
+    with pytest.raises(ValueError, match="70 K blocks do not fill 2 words"):
+        engine.order_of_tiles(lists, k_blocks=70)
+    with pytest.raises(ValueError, match="each tile has a compute unit of its own"):
+        engine.order_of_tiles(lists[:1, :1, :304])
 
 
 def test_gpu_tensors_on_a_gfx942_take_this_engine(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -639,11 +676,11 @@ def test_compiled_lite_steps_are_one_opaque_operator(
     torch._dynamo.reset()
     compiled = torch.compile(step, fullgraph=True, dynamic=True, backend="aot_eager")
     for length, q_blocks in ((70, 1), (400, 2), (600, 3)):
-        read, write = (torch.zeros(1, 4, q_blocks, 1, dtype=torch.int32) for _ in range(2))
-        compiled(bf16(1, length, 4, 64), bf16(1, length, 2, 64), read, write)
+        read, write = (torch.zeros(1, 200, q_blocks, 1, dtype=torch.int32) for _ in range(2))
+        compiled(bf16(1, length, 200, 64), bf16(1, length, 2, 64), read, write)
     names = [made["name"] for made, _ in launches(cpu_hip)]
-    whole = ["transpose_v_bf16_d64", "plan_lpt", "attention_lite_bf16_d64_rtne"]
-    assert names == [whole[0], whole[2], *whole, *whole]
+    whole = ["transpose_v_bf16_d64", "count_tiles", "plan_lpt", "attention_lite_bf16_d64_rtne"]
+    assert names == [whole[0], whole[3], *whole, *whole]
     with pytest.raises(Exception, match="its tile is q_block 256"):
         tile = TileGeometry(128, 64, 32)
         x, bits = bf16(1, 70, 4, 64), torch.zeros(1, 4, 1, 1, dtype=torch.int32)

@@ -85,29 +85,44 @@ def test_chosen_plans_are_exact_and_never_modelled_to_lose(s: dict[str, int], un
     assert plan.splits == 1 and plan.modelled_us == plan.modelled_unsplit_us
 
 
-@given(sizes)
-def test_plans_of_lite_steps_are_exact(s: dict[str, int]) -> None:
+@given(sizes, st.sampled_from([1, 38, 80, 304]))
+def test_plans_of_lite_steps_are_exact(s: dict[str, int], units: int) -> None:
     weighs = s["q_len"] % 2 == 0
-    plan = _core.plan_lite(shape_of(s), weighs)
-    heads, q_blocks = s["batch"] * s["kv_heads"] * s["group"], math.ceil(s["q_len"] / Q)
+    plan = _core.plan_lite(shape_of(s), units, weighs)
+    tiles = s["batch"] * s["kv_heads"] * s["group"] * math.ceil(s["q_len"] / Q)
     k_blocks = math.ceil(s["kv_len"] / K)
     assert plan.transpose_grid == s["batch"] * s["kv_heads"] * k_blocks
-    assert plan.lite_grid == heads * q_blocks
-    assert plan.lpt_grid == (heads * math.ceil(q_blocks / 256) if q_blocks > 1 else 0)
-    v_t = plan.transpose_grid * K * s["head_dim"] * 2
-    order = 4 * heads * q_blocks if q_blocks > 1 else 0
-    assert plan.v_t_offset == 0 and plan.order_offset % ALIGN == 0
-    assert 0 <= plan.order_offset - v_t < ALIGN
-    assert 0 <= plan.weights_offset - plan.order_offset - order < ALIGN
-    assert plan.weights_offset % ALIGN == 0
-    assert plan.weights_bytes == (4 * heads * q_blocks * k_blocks if weighs else 0)
-    assert 0 <= plan.workspace_bytes - plan.weights_offset - plan.weights_bytes < ALIGN
+    assert plan.tiles == tiles
+    ordered = tiles > units
+    slots = math.ceil(tiles / 8) * 3 // 2 if ordered else 0
+    assert plan.slots == slots
+    assert plan.together == (4 * math.ceil(units / 8) if ordered else 0)
+    assert plan.lite_grid == (8 * slots if ordered else tiles)
+    assert plan.count_grid == math.ceil(8 * slots / 256)
+    assert plan.lpt_grid == (math.ceil(tiles / 256) if ordered else 0)
+    assert plan.select_grid == (tiles if weighs else 0)
+    assert plan.order_bytes == 4 * 8 * slots
+    assert plan.counts_bytes == (4 * 8 * math.ceil(tiles / 8) if ordered else 0)
+    assert plan.weights_bytes == (4 * tiles * k_blocks if weighs else 0)
+    at = plan.v_t_offset + plan.transpose_grid * K * s["head_dim"] * 2
+    assert plan.v_t_offset == 0
+    for offset, size in (
+        (plan.order_offset, plan.order_bytes),
+        (plan.counts_offset, plan.counts_bytes),
+        (plan.weights_offset, plan.weights_bytes),
+        (plan.workspace_bytes, 0),
+    ):
+        assert offset % ALIGN == 0 and 0 <= offset - at < ALIGN
+        at = offset + size
 
 
 def test_a_lite_step_takes_what_dense_attention_takes() -> None:
-    assert _core.plan_lite(_core.DenseShape(1, 1, 1, 1, 2**29, 64)).workspace_bytes
-    with pytest.raises(ValueError, match="head dim must be 64 or 128, got 80"):
-        _core.plan_lite(_core.DenseShape(1, 1, 1, 1, 2**22 + 1, 80))
+    assert _core.plan_lite(_core.DenseShape(1, 1, 1, 1, 2**29, 64), 304).workspace_bytes
+    # More positions than a launch has workgroups: tiles go in their own order.
+    most = _core.plan_lite(_core.DenseShape(1, 2**23 - 1, 1, 256, 64, 64), 304)
+    assert most.lite_grid == most.tiles == 2**23 - 1 and most.slots == most.lpt_grid == 0
+    with pytest.raises(ValueError, match=r"head dim must be 64 or 128, got 80; compute units"):
+        _core.plan_lite(_core.DenseShape(1, 1, 1, 1, 2**22 + 1, 80), 0)
 
 
 @pytest.mark.parametrize(("dim", "clocks"), [(128, 4430), (64, 3460)])

@@ -264,15 +264,34 @@ void Mappings() {
         }
 }
 
+// plan_lpt's sums, and room for all tiles.
+void Orders() {
+    const auto most = [](int64_t tiles, int64_t k_blocks, int32_t shift) {
+        return static_cast<unsigned __int128>(kXcds) * tiles *
+               (((k_blocks + kTileBlocks - 1) >> shift) + 1);
+    };
+    for (const int64_t tiles : {1l, 305l, 11840l, 1l << 20, 5592400l})
+        for (const int64_t k_blocks : {1l, 1182l, 1l << 16, 1l << 20, (1l << 25) - 1}) {
+            const int32_t shift = WorkShift(tiles, k_blocks);
+            Expect(most(tiles, k_blocks, shift) < 1ul << 32, "work beyond 32 bits", tiles,
+                   k_blocks);
+            Expect(shift == 0 || most(tiles, k_blocks, shift - 1) >= 1ul << 32, "shifted too far",
+                   tiles, k_blocks);
+        }
+    Expect(WorkShift(11840, 1182) == 0, "work of a video is shifted");
+    for (int64_t tiles = 1; tiles < 3000; ++tiles)
+        Expect(kXcds * LiteSlots(tiles) >= tiles && CountWords(tiles) >= tiles, "no room", tiles);
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
     if (argc > 1 && !std::strcmp(argv[1], "sizes")) {
         std::printf(
             "transpose_v %zu\nattention_dense %zu\nattention_lite %zu\nmerge_parts %zu\n"
-            "plan_lpt %zu\nattention_weigh %zu\nselect_tiles %zu\n",
+            "plan_lpt %zu\nattention_weigh %zu\nselect_tiles %zu\ncount_tiles %zu\n",
             sizeof(TransposeVParams), sizeof(DenseParams), sizeof(LiteParams), sizeof(MergeParams),
-            sizeof(PlanParams), sizeof(WeighParams), sizeof(SelectParams));
+            sizeof(PlanParams), sizeof(WeighParams), sizeof(SelectParams), sizeof(CountParams));
         for (const char* name : {"attention_prefill", "attention_decode", "merge_decode"})
             std::printf("%s %zu\n", name, sizeof(RaggedParams));
         std::printf("write_kv %zu\n", sizeof(WriteKvParams));
@@ -283,6 +302,7 @@ int main(int argc, char** argv) {
     Replay<Layout16, 64, 2>();
     Replay<Layout16, 128, 2>();
     Geometry();
+    Orders();
     Mappings();
     return failures != 0;
 }

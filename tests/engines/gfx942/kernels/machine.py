@@ -82,10 +82,19 @@ class MergeParams(ctypes.Structure):
     ]
 
 
+class CountParams(ctypes.Structure):
+    _fields_ = [
+        *((name, c_void_p) for name in ("skip", "must_do", "must_skip", "counts", "order")),
+        *((name, c_int32) for name in ("tiles", "positions", "words", "k_blocks")),
+    ]
+
+
 class PlanParams(ctypes.Structure):
     _fields_ = [
-        *((name, c_void_p) for name in ("skip", "must_do", "must_skip", "order")),
-        *((name, c_int32) for name in ("rows", "q_blocks", "words", "reserved")),
+        *((name, c_void_p) for name in ("counts", "order")),
+        *((n, c_int32) for n in ("tiles", "q_blocks", "slots", "together", "shift")),
+        *((n, c_uint32) for n in ("block_multiplier", "block_shift")),
+        ("reserved", c_int32),
     ]
 
 
@@ -138,6 +147,7 @@ STRUCTS = {
     "attention_weigh": WeighParams,
     "select_tiles": SelectParams,
     "merge_parts": MergeParams,
+    "count_tiles": CountParams,
     "plan_lpt": PlanParams,
     "attention_prefill": RaggedParams,
     "attention_decode": RaggedParams,
@@ -266,7 +276,7 @@ def lite(
     )
     given = (q, k, v_t, out, lse, read, write, must_do, must_skip, order)
     tensors = [x for x in given if x is not None]
-    grid = batch * q_heads * -(-q_len // Q_BLOCK)
+    grid = batch * q_heads * -(-q_len // Q_BLOCK) if order is None else order.numel()
     return launch(f"attention_lite_{variant(q, rounding)}", grid, params, tensors)
 
 
@@ -299,7 +309,7 @@ def weigh(
         *(batch, q_heads, kv_heads, q_len, kv_len, scale * math.log2(math.e), descending, mapping),
     )
     tensors = [x for x in given if x is not None]
-    grid = batch * q_heads * -(-q_len // Q_BLOCK)
+    grid = batch * q_heads * -(-q_len // Q_BLOCK) if order is None else order.numel()
     return launch(f"attention_weigh_{variant(q, rounding)}", grid, params, tensors)
 
 
@@ -329,13 +339,34 @@ def select(
     return launch("select_tiles", tiles, params, [x for x in given if x is not None])
 
 
-def plan(skip: torch.Tensor) -> torch.Tensor:
-    """LPT order int32 [B, Hq, q_blocks] of a bitmap."""
-    order = torch.full(skip.shape[:3], -1, dtype=torch.int32)
-    rows, q_blocks, words = skip.shape[0] * skip.shape[1], *skip.shape[2:]
-    params = PlanParams(pointer(skip), None, None, pointer(order), rows, q_blocks, words, 0)
-    launch("plan_lpt", rows * -(-q_blocks // 256), params, [skip, order])
-    return order
+def plan(
+    skip: torch.Tensor,
+    *,
+    must_do: torch.Tensor | None = None,
+    must_skip: torch.Tensor | None = None,
+    k_blocks: int = 0,
+    slots: int = 0,
+    together: int = 152,
+    shift: int = 0,
+) -> torch.Tensor:
+    """Order int32 [slots, 8] of a bitmap [B, Hq, q_blocks, words]; its memory is guarded."""
+    *rows, q_blocks, words = skip.shape
+    tiles = math.prod(rows) * q_blocks
+    slots = slots or -(-tiles // 8) * 3 // 2  # geometry.h: LiteSlots
+    guarded = torch.full((slots * 8 + 2,), 0x5A5A5A5A, dtype=torch.int32)
+    # Room for whole groups of eight, which plan_lpt reads (geometry.h: CountWords).
+    order, counts = guarded[1:-1], torch.full((-(-tiles // 8) * 8,), 2**31 - 1, dtype=torch.int32)
+    positions = order.numel()
+    count = CountParams(
+        *map(pointer, (skip, must_do, must_skip, counts, order)), tiles, positions, words, k_blocks
+    )
+    given = [x for x in (skip, must_do, must_skip, counts, order) if x is not None]
+    launch("count_tiles", -(-positions // 256), count, given)
+    sizes = tiles, q_blocks, slots, together, shift, *divider(q_blocks), 0
+    params = PlanParams(*map(pointer, (counts, order)), *sizes)
+    launch("plan_lpt", -(-tiles // 256), params, [counts, order])
+    assert guarded[0] == guarded[-1] == 0x5A5A5A5A
+    return order.view(slots, 8)
 
 
 def merge(

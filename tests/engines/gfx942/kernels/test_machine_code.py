@@ -1,8 +1,7 @@
 """Each kernel's machine code by itself on the software MI300X, its checkers on.
 
 The folders above run whole requests through the engine; here are the parts: the packed layout bit
-for bit, parts and whole tiles in one launch, merging of extreme states, ranks of many q blocks,
-scores of -inf.
+for bit, parts and whole tiles in one launch, merging of extreme states, scores of -inf.
 """
 
 from __future__ import annotations
@@ -197,17 +196,3 @@ def test_merge_of_extreme_parts() -> None:
     assert (lse[0, 0].double() - exact_lse).abs()[usual].max() <= 2e-5
     assert (out[0, 7] == 0).all() and torch.isneginf(lse[0, 0, 7])
     assert out[0, 9].isnan().all() and lse[0, 0, 9].isnan()
-
-
-@pytest.mark.parametrize("q_blocks", [1, 255, 256, 257, 1024, 1100])
-def test_ranks_of_any_number_of_q_blocks(q_blocks: int) -> None:
-    generator = torch.Generator().manual_seed(q_blocks)
-    skip = torch.randint(-(2**31), 2**31, (2, q_blocks, 1), generator=generator).int()
-    skip[:, ::3] = 0
-    skip[:, 1::5] = -1
-    order = torch.full((2, q_blocks), -1, dtype=torch.int32)
-    params = machine.PlanParams(skip.data_ptr(), None, None, order.data_ptr(), 2, q_blocks, 1, 0)
-    machine.launch("plan_lpt", 2 * -(-q_blocks // 256), params, [skip, order])
-    kept = sum((skip[..., 0] >> bit) & 1 for bit in range(32))
-    assert isinstance(kept, torch.Tensor)
-    assert torch.equal(order.long(), torch.sort(-kept, dim=-1, stable=True).indices)
