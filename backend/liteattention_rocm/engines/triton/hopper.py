@@ -345,10 +345,9 @@ def _compute(
         scores = signed(scores, SIGN)
         if block >= mask_from:
             scores = _masked(scores, block, row, keys, diagonal, CAUSAL, BLOCK_N)
-        # Of pieces that leave marks: a vote twice is as good as once.
         p, fade, top, level, bits, peak = softmax(
             scores, top, level, c, threshold, bits, 0, block, rows, q_len, must_do,
-            VOTE and (not LATER or SLOTS > 0), SOFT_SKIP, HAS_DO, False, LAZY,
+            VOTE and not LATER, SOFT_SKIP, HAS_DO, False, LAZY,
         )  # fmt: skip
         total = lane_sums(p)
         here = total
@@ -357,11 +356,8 @@ def _compute(
             share = whole_shares(row, q_len, total)
             inverse = inverse_of(total, share)
             due = total * GROWTH
-        if SLOTS:
-            if WEIGH:
-                mark(marks, 0, later, share_mark(row_sums(here, per_row), level))
-            else:
-                mark(marks, 0, later, vote_mark(peak, top, bits, 0))
+        if SLOTS and WEIGH:
+            mark(marks, 0, later, share_mark(row_sums(here, per_row), level))
         carried = as_carried(p, dtype, p_layout, LATE_WAIT)
         if LITE and EARLY_ITEMS:
             # What is flushed after these steps: loaded now, it is there by then.
@@ -421,11 +417,13 @@ def _compute(
                             mbarrier.arrive(turns.index(following))
                         # What is left to do for the tile before, while this one's scores are
                         # computed: it comes between the products, whose issue takes its time.
-                        if LITE and not MARKS:
-                            if WEIGH:
+                        if LITE:
+                            if WEIGH and not MARKS:
                                 kept = keep_weight(kept, here, inverse, mine, i)
                             elif LATER:
                                 top, bits = vote(peak, top, bits, i - 1, c, threshold, PREDICATED)
+                                if MARKS:
+                                    mark(marks, i - 1, later, vote_mark(peak, top, bits, i - 1))
                         if LITE and FULL:
                             if WEIGH and LAZY and not MARKS:
                                 kept, inverse = renewed(kept, total, share, inverse, mine - i)
@@ -461,17 +459,14 @@ def _compute(
                                 )
                         p, fade, top, level, bits, peak = softmax(
                             scores, top, level, c, threshold, bits, i, block, rows, q_len, must_do,
-                            VOTE and (MARKS or not LATER), SOFT_SKIP, HAS_DO, LATE_EXP, LAZY,
+                            VOTE and not LATER, SOFT_SKIP, HAS_DO, LATE_EXP, LAZY,
                         )  # fmt: skip
                         here = lane_sums(p)
                         sums_before = total
                         total = faded(total, fade) + here
-                        if MARKS:
-                            if WEIGH:
-                                here_log = share_mark(row_sums(here, per_row), level)
-                                mark(marks, i, later, here_log)
-                            else:
-                                mark(marks, i, later, vote_mark(peak, top, bits, i))
+                        if MARKS and WEIGH:
+                            here_log = share_mark(row_sums(here, per_row), level)
+                            mark(marks, i, later, here_log)
                         if LATE_WAIT and not LATE_EXP:
                             level = held(level)
                         out = warpgroup_mma_wait(0, deps=[out])
@@ -506,6 +501,10 @@ def _compute(
             else:
                 first_one = whole
             last_word = (count - 1) // 32 * 32
+            if LATER:
+                top, bits = vote(peak, top, bits, count - 1, c, threshold, PREDICATED)
+                if SLOTS:
+                    mark(marks, count - 1, later, vote_mark(peak, top, bits, count - 1))
             if first_one:
                 if WEIGH:
                     kept = keep_weight(kept, here, inverse, mine, count)
@@ -516,8 +515,6 @@ def _compute(
                         last_word, inside, row_items, listed, weights + at * k_blocks, EARLY_ITEMS,
                     )  # fmt: skip
                 else:
-                    if LATER:
-                        top, bits = vote(peak, top, bits, count - 1, c, threshold, PREDICATED)
                     flush(
                         bits, last_word, inside, row_items, listed, row_votes, must_do, rows,
                         q_len, HAS_DO, EARLY_ITEMS,
