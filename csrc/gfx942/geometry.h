@@ -91,8 +91,8 @@ constexpr uint32_t TileOf(Mapping mapping, uint32_t position, uint32_t rows, uin
 
 // LiteAttention's tiles differ in length, so plan_lpt deals them. Workgroup w, on XCD w % 8, takes
 // the tile at position w of its order; some positions have none, as an XCD whose tiles are short
-// has more of them than another. Half as many again as tiles: uneven lists need 1.2 times
-// (docs/kernels).
+// has more of them than another. There are half as many positions again as tiles: the uneven lists
+// of docs/model.md need up to 1.2 times as many.
 constexpr int64_t LiteSlots(int64_t tiles) { return CeilDiv(tiles, kXcds) * 3 / 2; }
 // Room for the tiles' counts, which plan_lpt reads eight at a time.
 constexpr int64_t CountWords(int64_t tiles) { return CeilDiv(tiles, 8) * 8; }

@@ -115,8 +115,8 @@ LITE_DEVICE int32_t WithLane(int32_t x, uint32_t lane, int32_t value) {
 }
 
 // x of another lane of the wave as kDpp says, 0 where there is none and outside of the rows of 16
-// lanes that kRows has bits of: part of the VALU instruction
-// that takes it. Covered: 2 wait states from a VALU write of x.
+// lanes that kRows has bits of: part of the VALU instruction that takes it. Covered: 2 wait states
+// from a VALU write of x.
 template <int kDpp, int kRows = 15, class T>
 LITE_DEVICE T Neighbour(T x) {
     constexpr int kAll = 15;

@@ -178,7 +178,7 @@ struct CountParams {
     const uint32_t* skip;       // [tiles][words]
     const uint32_t* must_do;    // [words]; may be null
     const uint32_t* must_skip;  // [words]; may be null
-    int32_t* counts;            // [tiles], room for CountWords(tiles), aligned to 32 bytes
+    int32_t* counts;            // [tiles], room for CountWords(tiles)
     int32_t* order;             // [positions], becomes -1
     int32_t tiles;              // [batch][q_heads][q_blocks]
     int32_t positions;
@@ -187,10 +187,12 @@ struct CountParams {
 };
 
 // Puts each tile at one of the kXcds * slots positions of the order. XCD x, whose positions are x,
-// x + 8 and so on, has a run of tiles with an eighth of the work; longest first within a head, and
-// within all of the run's last heads that have `together` tiles.
+// x + 8 and so on, has a run of tiles with an eighth of the work: head after head, the longest tiles
+// of each first, but the run's last heads as one, as many as have `together` tiles or more. A run of
+// more than `slots` tiles is ordered as one, and its last tiles go behind the others' runs, one tile
+// each in turn.
 struct PlanParams {
-    const int32_t* counts;  // of count_tiles, [tiles]
+    const int32_t* counts;  // of count_tiles, CountWords(tiles) are read
     int32_t* order;         // likewise, [slots][kXcds]: tile, or -1
     int32_t tiles;
     int32_t q_blocks;

@@ -237,7 +237,10 @@ void Device::Lite(const LitePlan& plan, const DenseRequest& request, const LiteS
 void Device::PlanLpt(const LitePlan& plan, const LiteStep& step, int32_t* order, int32_t* counts,
                      hip::Stream stream) const {
     std::vector<std::string> reasons;
-    if (!plan.slots) reasons.emplace_back("each tile has a compute unit of its own");
+    if (!plan.slots)
+        reasons.emplace_back(
+            "each tile has a compute unit of its own, or the order would have more positions than "
+            "a launch has workgroups");
     if (!step.read) reasons.emplace_back("read has no memory");
     if (!order) reasons.emplace_back("order has no memory");
     if (!counts) reasons.emplace_back("counts have no memory");

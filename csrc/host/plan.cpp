@@ -163,7 +163,7 @@ LitePlan PlanLite(const DenseShape& shape, int64_t compute_units, bool weighs) {
     plan.lite_grid = plan.tiles;
     plan.select_grid = weighs ? plan.tiles : 0;
     const int64_t positions = kXcds * LiteSlots(plan.tiles);
-    // More positions than a launch has workgroups would be tiles of more memory than there is.
+    // Nor is there an order of more positions than a launch has workgroups.
     if (plan.tiles > compute_units && positions <= MaxGrid(kDenseThreads)) {
         plan.slots = LiteSlots(plan.tiles);
         plan.together = kTogether * CeilDiv(compute_units, kXcds);

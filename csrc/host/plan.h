@@ -52,7 +52,7 @@ struct DensePlan {
 
 // One LiteAttention step: V is transposed, tiles are ordered by the K blocks they keep, the lite
 // kernel runs. With a budget it weighs its tiles, and another kernel chooses. Tiles that all have a
-// compute unit of their own need no order.
+// compute unit of their own need no order; more than a launch has workgroups for have none.
 struct LitePlan {
     DenseShape shape;
     int64_t tiles = 0;

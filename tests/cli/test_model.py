@@ -110,6 +110,20 @@ def test_the_tables_of_the_docs() -> None:
     assert int(found[4].split()[0]) > int(found[1].split()[0])
 
 
+def test_the_table_of_lists(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An order spreads lists that are uneven, and no worse than none where they are alike."""
+    assert model_tables.LISTED in model_tables.CASES
+    case = model_tables.Case((1, 1, 512, 128), "weigh", "rtne")
+    [row] = model_tables.run({model_tables.LISTED: case}, ranges=False)
+    monkeypatch.setattr(model_tables, "SHAPES", ((1, 12, 8192),))
+    text = model_tables.to_markdown([row], [], model_tables.lists([row]))
+    cells = [[cell.strip() for cell in line.split("|")[1:-1]] for line in text.splitlines()]
+    found = {x[1]: (float(x[2]), float(x[3])) for x in cells if x[:1] == ["1, 12, 8,192"]}
+    assert list(found) == ["0% uniform", "42% clustered", "42% uneven", "80% uneven"]
+    assert found["0% uniform"][0] == found["0% uniform"][1] >= 1
+    assert found["42% uneven"][1] < found["42% uneven"][0]
+
+
 def test_every_mistake_is_named(tmp_path: Path) -> None:
     code, text = call("--shape", "1,2,3", "--kernel", "x", "--rounding", "y", "--set", "z=1")
     assert code == 2

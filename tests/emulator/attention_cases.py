@@ -400,6 +400,9 @@ def plans() -> list[Plan]:
         Plan([5, 0, 9], 1, 1, 1),
         Plan([5] * 320, 40, 60, 7),  # runs begin where exactly an eighth of the work is done
         Plan((twice * 9).tolist(), 33, 46, 19, 2),
+        # Eight times their work has nearly 32 bits, unshifted and shifted.
+        Plan([2**20] * 511, 1, 96, 152),
+        Plan([2**25 - i for i in range(305)], 5, 58, 19, 5),
     ]
 
 

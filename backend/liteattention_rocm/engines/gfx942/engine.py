@@ -12,7 +12,7 @@ Methods: online softmax over K blocks (FlashAttention, Dao et al., arXiv 2205.14
 calls the last partly filled round of workgroups is split along the keys and merged by log-sum-exp
 (Flash-Decoding), in decode every request; keys through a page table (PagedAttention, Kwon et al.,
 arXiv 2309.06180); tiles skipped from step to step (LiteAttention, arXiv 2511.11062), q blocks
-scheduled longest first (Graham 1969).
+dealt to the XCDs by work and scheduled longest first on each (Graham 1969).
 """
 
 from __future__ import annotations
@@ -433,8 +433,9 @@ class Gfx942Engine(Engine):
             them. A tile is a number in [B, Hq, q_blocks]; -1: none.
 
         Raises:
-            ValueError: the K blocks do not fill the words, or tiles are so few that each has a
-                compute unit of its own, so that there is no order.
+            ValueError: the K blocks do not fill the words, or there is no order: tiles are so few
+                that each has a compute unit of its own, or so many that a launch has not the
+                workgroups for 3/2 times as many.
 
         Source: longest processing time first (Graham 1969), for each XCD.
         """

@@ -29,6 +29,7 @@ from liteattention_rocm import (
     write_kv,
 )
 from liteattention_rocm.engines import gfx942
+from liteattention_rocm.lite import bitmap
 from tests.oracle.tensors import qkv
 
 from .test_language_model import HIDDEN, KV_HEADS, LAYERS, PAGE, Q_HEADS, VOCABULARY, Model
@@ -380,3 +381,34 @@ def test_dense_calls_and_steps_of_liteattention() -> None:
     calls()
     assert all(map(torch.equal, found, outs)) and torch.equal(lists, write)
     assert not torch.equal(outs[0], outs[1])
+
+
+@pytest.mark.parametrize("how", [{"threshold": -2.0}, {"budget": 0.1}])
+def test_steps_in_an_order_of_their_own(how: dict[str, float]) -> None:
+    """More tiles than compute units: a replay orders the lists that it finds."""
+    q, k, v = qkv(1, 155, 1, 257, 200, 64)
+    generator = torch.Generator().manual_seed(4)
+
+    def lists() -> torch.Tensor:
+        kept = torch.rand(1, 155, 2, 4, generator=generator) < 0.5
+        kept[..., 0] = True
+        return bitmap.pack(kept)
+
+    read, out = lists(), torch.empty_like(q)
+    write = torch.empty_like(read)
+
+    def call() -> None:
+        lite_attention(q, k, v, read, write, layout="bhsd", out=out, engine="gfx942", **how)
+
+    with Stream() as stream:
+        call()
+        with capture(stream) as graph:
+            call()
+    read.copy_(lists())
+    with graph:
+        out.zero_()
+        write.zero_()
+        graph.launch()
+    found, kept = out.clone(), write.clone()
+    call()
+    assert torch.equal(found, out) and torch.equal(kept, write)

@@ -613,6 +613,11 @@ def test_the_order_alone_gets_exactly_these_bytes(
         f"{order.data_ptr()} {787 * 8 * 4} 0",
         f"{counts} {4200 * 4} 0",
     ]
+    # So many K blocks that eight times the work of all tiles has more than 32 bits.
+    many = _core.plan_lite(_core.DenseShape(1, 305, 1, 1, 2**29, 64), 304)
+    engine.device(torch.device("cpu")).plan_lpt(many, 0x1000, 0, 0, 0x2000, 0x3000, 0)
+    *_, shift, _, _, _ = struct.unpack("<2Q5iIIi", launches(cpu_hip)[-1][1])
+    assert 8 * 305 * ((2**23 + 2 >> shift) + 1) < 2**32 <= 8 * 305 * ((2**23 + 2 >> shift - 1) + 1)
     with pytest.raises(ValueError, match="70 K blocks do not fill 2 words"):
         engine.order_of_tiles(lists, k_blocks=70)
     with pytest.raises(ValueError, match="each tile has a compute unit of its own"):

@@ -108,6 +108,18 @@ def test_masks_and_the_last_word_count_as_they_are_computed() -> None:
             assert found == lpt.order(counts, 170, len(found), 152)
 
 
+@pytest.mark.parametrize("waves", ["round-robin:1", "first-ahead", "last-ahead", "random:1"])
+def test_the_order_of_waves_does_not_matter(waves: str) -> None:
+    import liteattention_emulator as emulator
+
+    emulator.set_option("order", waves)
+    try:
+        expect_order(random((4, 90), 50))
+        expect_order(random((8, 100), 3) + 500 * (torch.arange(800) > 400).view(8, 100))
+    finally:
+        emulator.set_option("order", "")
+
+
 @pytest.mark.parametrize("seed", range(6))
 def test_random_lists(seed: int) -> None:
     generator = torch.Generator().manual_seed(seed)
