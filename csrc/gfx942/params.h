@@ -187,10 +187,10 @@ struct CountParams {
 };
 
 // Puts each tile at one of the kXcds * slots positions of the order. XCD x, whose positions are x,
-// x + 8 and so on, has a run of tiles with an eighth of the work: head after head, the longest tiles
-// of each first, but the run's last heads as one, as many as have `together` tiles or more. A run of
-// more than `slots` tiles is ordered as one, and its last tiles go behind the others' runs, one tile
-// each in turn.
+// x + 8 and so on, has a run of tiles with an eighth of the work: head after head, the longest
+// tiles of each first, but the run's last heads as one, as many as have `together` tiles or more. A
+// run of more than `slots` tiles is ordered as one, and its last tiles go behind the others' runs,
+// one tile each in turn.
 struct PlanParams {
     const int32_t* counts;  // of count_tiles, CountWords(tiles) are read
     int32_t* order;         // likewise, [slots][kXcds]: tile, or -1
