@@ -707,12 +707,15 @@ def _inline_asm(
     is_pure: bool,
     pack: int,
 ) -> Value | tuple[Value, ...]:
-    """The PTX that kernels bring along: pairs, inverses, a load that never runs; :mod:`.ptx`."""
+    """The PTX that kernels bring along: pairs, 1 / x, logs, a load that never runs; :mod:`.ptx`."""
     if text in _PAIRS:
         low, high = (x.data.to(_PAIRS[text]).view(torch.int16).int() for x in args)
         return Value((low & 0xFFFF) | (high << 16))
     if text == "rcp.approx.ftz.f32 $0, $1;":
         return Value(1.0 / args[0].data)
+    if text == "lg2.approx.ftz.f32 $0, $1;":
+        x = args[0].data
+        return Value(torch.log2(torch.where(x.abs() < torch.finfo(x.dtype).tiny, 0.0, x)))
     if pack > 1:  # all that a thread holds
         dtypes = dtype if isinstance(dtype, tuple) else (dtype,)
         found = tuple(map(Value, ptx.run(text, constraints, [x.data for x in args], dtypes)))
