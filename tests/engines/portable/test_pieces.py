@@ -482,7 +482,9 @@ BROKEN = [
      "gl.store(mine + 64 * HEAD_DIM + row, top)", None),
     ("the marks' fate", "if one > 0:", "if one > 1:", None),
     ("what rows saw before", "larger(top, top * 0.0 + _LOWEST)", "top * 0.0 + _LOWEST", None),
-    ("the first mark", "mark(marks, 0, later, vote_mark(peak, top, bits, 0))", "pass", None),
+    ("the last mark", "mark(marks, count - 1, later, vote_mark(peak, top, bits, count - 1))",
+     "pass", None),
+    ("other marks", "mark(marks, i - 1, later, vote_mark(peak, top, bits, i - 1))", "pass", None),
 ]  # fmt: skip
 
 
