@@ -19,6 +19,7 @@ from liteattention_rocm.lite import bitmap
 from tests import ROOT
 from tests.engines.gfx942.kernels import machine
 from tests.engines.gfx942.kernels.test_lite import full, step
+from tests.oracle import lpt
 
 MODEL = ROOT / "e2e" / "model" / "wan-shapes"
 STEPS, LAYER = 8, 3
@@ -76,11 +77,7 @@ def test_eight_denoising_steps(captured: list[Tensors], walk: str, soft_skip: bo
         walked = read | must_do
         order = machine.plan(walked)
         kept = kept_tiles(walked)
-        longest_first = kept.gather(-1, order.long())
-        assert (longest_first.diff(dim=-1) <= 0).all()
-        assert torch.equal(
-            order.long().sort(-1).values, torch.arange(Q_BLOCKS).expand(1, 3, Q_BLOCKS)
-        )
+        assert order.tolist() == lpt.order(kept.flatten().tolist(), Q_BLOCKS, len(order), 152)
         # bitmaps, outputs and LSE are held against the oracle there
         write, _, _, report = step(
             q, k, v, read, threshold=-4.0, descending=descending, soft_skip=soft_skip,
