@@ -58,8 +58,6 @@
 
 namespace liteattention::gfx942 {
 
-LITE_DEVICE int32_t UniformInt(uint32_t x) { return static_cast<int32_t>(Uniform(x)); }
-
 LITE_DEVICE const char* At(const uint16_t* base, const Strides& s, int64_t batch, int64_t row,
                            int64_t head) {
     return reinterpret_cast<const char*>(base + batch * s.batch + row * s.seq + head * s.head);

@@ -312,10 +312,6 @@ struct DecodeWave {
     }
 };
 
-LITE_DEVICE int32_t UniformInt(int32_t x) {
-    return static_cast<int32_t>(Uniform(static_cast<uint32_t>(x)));
-}
-
 // Outputs to and from the same lane of another wave, 16 bytes apart from lane to lane.
 template <int kRun>
 LITE_DEVICE void Give(const Float4 (&out)[kRun], Float4* to) {
@@ -342,9 +338,9 @@ LITE_DEVICE void AttentionDecode(const RaggedParams& p) {
     // Divisions run on the vector ALU: back to scalars.
     const uint32_t id = WorkgroupId(), kv_heads = static_cast<uint32_t>(p.kv_heads);
     const uint32_t item = id / kv_heads, requests = static_cast<uint32_t>(p.requests);
-    const int32_t kv_head = UniformInt(static_cast<int32_t>(id % kv_heads));
-    const int32_t request = UniformInt(static_cast<int32_t>(item % requests));
-    const int32_t part = UniformInt(static_cast<int32_t>(item / requests));
+    const int32_t kv_head = UniformInt(id % kv_heads);
+    const int32_t request = UniformInt(item % requests);
+    const int32_t part = UniformInt(item / requests);
     const int32_t group = UniformInt(p.q_heads / p.kv_heads);
 
     const int32_t q_begin = p.q_start[request], q_len = p.q_start[request + 1] - q_begin;

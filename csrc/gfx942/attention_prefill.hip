@@ -4,11 +4,12 @@
 //
 // Road map. The rows of a tile are (query position, head of the group), so that keys are read once
 // for all query heads that share them. A workgroup of 8 waves computes one tile of one (request, kv
-// head): 256 rows, two MFMA tiles of 16 a wave (from D = 192 on 128 rows, one). It finds its
-// request by a search over q_start; numbers that are nobody's tile end at once, and requests of few
-// rows are attention_decode's. Per K block of 64 keys (from D = 192 on 32) a wave runs Qk, Softmax
-// and Pv as attention.h says; only blocks that some row of the tile sees are visited, a wave leaves
-// out those that none of its own rows sees, and masks only those that not all of them see.
+// head), or one part of it along the keys: 256 rows, two MFMA tiles of 16 a wave (from D = 192 on
+// 128 rows, one). It finds its request by a search over q_start; numbers that are nobody's tile end
+// at once, and requests of few rows are attention_decode's. Parts are merge_prefill's to merge. Per
+// K block of 64 keys (from D = 192 on 32) a wave runs Qk, Softmax and Pv as attention.h says; only
+// blocks that some row of the tile sees are visited, a wave leaves out those that none of its own
+// rows sees, and masks only those that not all of them see.
 //
 // K and V both come from LDS, where the keys of a block, which pages may scatter, lie in order, and
 // V turned into operands (paged.h, mfma_layout.h). There an fp8 cache is one of 16 bits already:
@@ -56,39 +57,6 @@ struct NoVote {
     LITE_DEVICE void Decide(const Arguments&...) const {}
     static constexpr bool kLeavesOut = false;
 };
-
-// A tile of one (request, kv head): rows `first` .. `rows` - 1 of its packed rows, at most
-// PrefillRows of them.
-struct PackedRows {
-    int32_t first, rows;
-    Divider group;
-    int32_t heads;  // of the group
-
-    // Query and head within the group of packed row `row`; rows past the end repeat the last one.
-    LITE_DEVICE int32_t Existing(int32_t row) const { return row < rows ? row : rows - 1; }
-    LITE_DEVICE int32_t Query(int32_t row) const {
-        return static_cast<int32_t>(Divide(static_cast<uint32_t>(row), group));
-    }
-};
-
-// K blocks `begin` .. `end` - 1, and of them `full_begin` .. `full_end` - 1 with all their keys.
-struct BlockRange {
-    int32_t begin, end, full_begin, full_end;
-
-    LITE_DEVICE bool Full(int32_t block) const { return block >= full_begin && block < full_end; }
-};
-
-// What rows that see keys from `first.begin` (the first of them) to `last.end` (the last of them)
-// visit: both bounds grow from row to row.
-template <int kKeys>
-LITE_DEVICE BlockRange BlocksOf(const Seen& first, const Seen& last) {
-    BlockRange range;
-    range.begin = first.begin / kKeys;
-    range.end = last.end > first.begin ? (last.end + kKeys - 1) / kKeys : range.begin;
-    range.full_begin = (last.begin + kKeys - 1) / kKeys;
-    range.full_end = first.end / kKeys;
-    return range;
-}
 
 // Queries of a wave's packed rows (qk.h: LoadQueries).
 template <class L, int kDim, int kTiles>
@@ -192,6 +160,38 @@ LITE_DEVICE void StorePackedRows(const RaggedParams& p, const Request& request, 
     }
 }
 
+// Writes a wave's rows that exist as part number `at`, for merge_prefill: not normalised. A row
+// that saw no key has a maximum of -inf.
+template <class Cache, int kDim, class L, int kColumns, int kTiles>
+LITE_DEVICE void StorePackedPart(const RaggedParams& p, int32_t at, const PackedRows& rows,
+                                 int32_t first_row, float c, const WaveId& me,
+                                 const Statistics<L, kTiles>& stats,
+                                 const Outputs<L, kColumns, kTiles>& out) {
+    constexpr int kTileRows = PrefillRows(kDim);
+    const float v_scale = Cache::kBytes == 1 ? ScaleOf(p.v_scale_at, p.v_scale) : 1.0f;
+    float* const part_stats = p.prefill_stats + static_cast<int64_t>(at) * 2 * kTileRows;
+    float* const part_out = p.prefill_out + static_cast<int64_t>(at) * kTileRows * kDim;
+#pragma unroll
+    for (int x = 0; x < kTiles; ++x) {
+        const float sum = TotalSum<L>(stats.sum[x], me.across);
+        const int32_t row = first_row + L::kTile * x + L::Col(static_cast<int>(me.lane));
+        if (row >= rows.rows) continue;
+        const int32_t of_tile = row - rows.first;
+        if (L::Group(static_cast<int>(me.lane)) == 0) {
+            part_stats[of_tile] = IsZero(sum) ? FromBits(kMinusInfinity) : stats.top[x] * c;
+            part_stats[kTileRows + of_tile] = sum;
+        }
+#pragma unroll
+        for (int run = 0; run < kColumns / L::kDepth; ++run) {
+            const int dim = L::RunDim(run, static_cast<int>(me.lane));
+            if (kColumns != kDim && dim >= kDim) continue;
+            Float4 values = OutputRun(out, run, x);
+            if constexpr (Cache::kBytes == 1) values *= v_scale;
+            *reinterpret_cast<Float4*>(part_out + of_tile * kDim + dim) = values;
+        }
+    }
+}
+
 template <class Number, int kDim, class Cache>
 LITE_DEVICE void AttentionPrefill(const RaggedParams& p) {
     using L = Layout16;
@@ -204,12 +204,16 @@ LITE_DEVICE void AttentionPrefill(const RaggedParams& p) {
     char* const v_lds = lds + 2 * kBytes;
     const WaveId me;
 
-    const int32_t group = UniformInt(static_cast<uint32_t>(p.q_heads / p.kv_heads));
+    const int32_t group = UniformInt(p.q_heads / p.kv_heads);
     const uint32_t slots =
         static_cast<uint32_t>(p.rows * group) / kTileRows + static_cast<uint32_t>(p.requests);
-    const PrefillTile tile = PrefillTileOf(WorkgroupId(), slots, static_cast<uint32_t>(p.kv_heads));
+    const int32_t items = static_cast<int32_t>(PrefillItems(slots, p.prefill_room));
+    const PrefillTile tile = PrefillTileOf(WorkgroupId(), static_cast<uint32_t>(items),
+                                           static_cast<uint32_t>(p.kv_heads));
     const int32_t kv_head = UniformInt(tile.kv_head);
-    const Slot slot = FindSlot(p, UniformInt(tile.slot), group, kTileRows, me.lane);
+    PrefillItem item;
+    if (!FindItem(p, UniformInt(tile.slot), items, group, kTileRows, me.lane, item)) return;
+    const Slot& slot = item.slot;
     const Request request = RequestOf(p, slot.request);
     const PackedRows rows{
         slot.tile * kTileRows, request.q_len * group, {p.group_multiplier, p.group_shift}, group};
@@ -217,19 +221,35 @@ LITE_DEVICE void AttentionPrefill(const RaggedParams& p) {
 
     // What the tile reads, and what this wave uses of it.
     const auto seen = [&](int32_t row) {
-        return SeenBy(p, request,
-                      UniformInt(static_cast<uint32_t>(rows.Query(rows.Existing(row)))));
+        return SeenBy(p, request, UniformInt(rows.Query(rows.Existing(row))));
     };
     const Seen tile_first = seen(rows.first), tile_last = seen(rows.first + kTileRows - 1);
-    const BlockRange blocks = BlocksOf<kKeys>(tile_first, tile_last);
+    BlockRange blocks = BlocksOf(tile_first, tile_last, kKeys);
     const int32_t first_row = rows.first + static_cast<int32_t>(me.wave) * kWaveTileRows;
-    BlockRange mine = BlocksOf<kKeys>(seen(first_row), seen(first_row + kWaveTileRows - 1));
+    BlockRange mine = BlocksOf(seen(first_row), seen(first_row + kWaveTileRows - 1), kKeys);
     if (first_row >= rows.rows) mine.end = mine.begin;
+    const int32_t all = blocks.end - blocks.begin, part = item.part;
+    const int32_t parts = UniformInt(PrefillPartsOf(all, p.prefill_blocks, item.splits));
+    if (part >= parts) return;
+    int32_t part_at = -1;  // where the result goes to be merged; the tile is whole
+    if (parts > 1) {
+        part_at = kv_head * p.prefill_room + item.at + part;
+        const auto begin = [&](int32_t g) {
+            return blocks.begin + UniformInt(PartBegin(g, parts, all));
+        };
+        const int32_t first = begin(part), end = begin(part + 1);
+        const auto inside = [&](int32_t block) {
+            return block < first ? first : block < end ? block : end;
+        };
+        blocks.begin = first;
+        blocks.end = end;
+        mine.begin = inside(mine.begin);
+        mine.end = inside(mine.end);
+    }
 
     const bool group_b = me.group_b;
     const PageStrides& strides = group_b ? p.v_strides : p.k_strides;
-    const int64_t packed_rows =
-        p.kv_start ? UniformInt(static_cast<uint32_t>(p.kv_start[request.number])) : 0;
+    const int64_t packed_rows = p.kv_start ? UniformInt(p.kv_start[request.number]) : 0;
     KeySource source;
     source.base = static_cast<const char*>(group_b ? p.v : p.k) +
                   (kv_head * strides.head + packed_rows * strides.row) * Cache::kBytes;
@@ -237,8 +257,9 @@ LITE_DEVICE void AttentionPrefill(const RaggedParams& p) {
     source.row_bytes = static_cast<uint32_t>(strides.row * Cache::kBytes);
     source.page_size = static_cast<uint32_t>(p.page_size);
     source.pages = {p.page_multiplier, p.page_shift};
-    source.lowest = tile_first.begin;
-    source.last = tile_last.end - 1;
+    const int32_t first_key = blocks.begin * kKeys, end_key = blocks.end * kKeys;
+    source.lowest = first_key > tile_first.begin ? first_key : tile_first.begin;
+    source.last = (end_key < tile_last.end ? end_key : tile_last.end) - 1;
     source.table =
         reinterpret_cast<const char*>(p.page_table + request.number * p.page_table_stride);
     source.table_bytes =
@@ -363,8 +384,13 @@ LITE_DEVICE void AttentionPrefill(const RaggedParams& p) {
         while (block < blocks.end) idle();
         if (!in_group_b()) Barrier();  // as many barriers as group B
     }
-    StorePackedRows<Number, Cache, kDim>(ArgumentAgain<RaggedParams>(), request, kv_head * group,
-                                         rows, first_row, c, me.Again(), stats, out);
+    if (part_at >= 0)
+        StorePackedPart<Cache, kDim>(ArgumentAgain<RaggedParams>(), part_at, rows, first_row, c,
+                                     me.Again(), stats, out);
+    else
+        StorePackedRows<Number, Cache, kDim>(ArgumentAgain<RaggedParams>(), request,
+                                             kv_head * group, rows, first_row, c, me.Again(), stats,
+                                             out);
 }
 
 }  // namespace liteattention::gfx942

@@ -178,6 +178,24 @@ constexpr PrefillTile PrefillTileOf(uint32_t id, uint32_t slots, uint32_t kv_hea
     return {id % sets + sets * (position / slots), slots - 1 - position % slots};
 }
 
+// Where a key head of a batch has `tiles` tiles: how many parts along the keys a tile may have,
+// such that all find room, up to `splits`. The host, which knows no lengths, gives the room.
+constexpr int32_t PrefillSplitsOf(int32_t tiles, int32_t room, int32_t splits) {
+    if (splits * tiles <= room) return splits;
+    return room > tiles ? room / tiles : 1;
+}
+// And how many one of `blocks` K blocks has: parts of `part_blocks` blocks at most, but no more
+// than `splits` of them. Part g has blocks [PartBegin(g), PartBegin(g + 1)) of the tile's. Shorter
+// tiles have fewer parts; workgroups left over end at once.
+constexpr int32_t PrefillPartsOf(int32_t blocks, int32_t part_blocks, int32_t splits) {
+    if (splits <= 1 || blocks <= part_blocks) return 1;
+    const int32_t parts = (blocks + part_blocks - 1) / part_blocks;
+    return parts < splits ? parts : splits;
+}
+
+// Of merge_prefill and merge_decode: a thread merges 8 neighbouring outputs of a row.
+inline constexpr int kMergeRaggedThreads = 256;
+
 // Division by a number that the host knows, without a division: n / size = ((2 n multiplier) >> 32)
 // >> shift for every n < 2^31. Keys by the page size, rows by the group, tiles by the
 // q blocks and heads. Packed keys are one page without end: multiplier 0.
@@ -200,8 +218,7 @@ constexpr uint32_t Divide(uint32_t n, Divider divider) {
 
 inline constexpr int kDecodeWaves = 4;
 inline constexpr int kDecodeThreads = kDecodeWaves * kWaveSize;
-inline constexpr int kMergeDecodeThreads = 256;  // a thread merges 8 neighbouring outputs of a row
-inline constexpr int kWriteKvThreads = 256;      // a thread copies 8 elements of k and 8 of v
+inline constexpr int kWriteKvThreads = 256;  // a thread copies 8 elements of k and 8 of v
 
 // Keys of one wave's step, the unit in which a request is split: their K and V are 64 registers at
 // D = 64 and 256, 56 at 192, 104 to 128 between.

@@ -90,6 +90,8 @@ LITE_DEVICE float FromLane(uint32_t lane4, float x) {
 LITE_DEVICE uint32_t Uniform(uint32_t x) {
     return static_cast<uint32_t>(__builtin_amdgcn_readfirstlane(static_cast<int>(x)));
 }
+LITE_DEVICE int32_t UniformInt(uint32_t x) { return static_cast<int32_t>(Uniform(x)); }
+LITE_DEVICE int32_t UniformInt(int32_t x) { return UniformInt(static_cast<uint32_t>(x)); }
 
 // True in any active lane: v_cmp into a scalar pair, then a scalar test.
 LITE_DEVICE bool Any(bool x) { return __builtin_amdgcn_ballot_w64(x) != 0; }

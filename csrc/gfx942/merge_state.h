@@ -1,4 +1,4 @@
-// Last phase of attention_decode and merge_decode: a row's state becomes its result.
+// Last phase of attention_decode, merge_decode and merge_prefill: a row's state becomes its result.
 #pragma once
 
 #include "number.h"
@@ -28,6 +28,44 @@ LITE_DEVICE RowResult Result(float max, float sum, const float* sinks, int32_t h
     const float lse = (max + Log2(sum)) * kLn2;
     return {IsZero(sum) ? 0.0f : before * Rcp(sum),
             FromBits(IsZero(sum) ? kMinusInfinity : Bits(lse))};
+}
+
+// Merges 8 neighbouring outputs of one row from `parts` parts and writes them and, if `first`, the
+// log-sum-exp. Exact log-sum-exp merge:
+//
+//   M = max m_g    w_g = 2^(m_g - M)    out = sum w_g o_g / sum w_g l_g    lse = ln 2 (M + log2 ..)
+//
+// `stats` has the row's m of the first part and `rows` further its l; `out` its outputs from `dim`
+// on. Parts are `2 * rows` and `rows * D` apart. `at` and `head` are the row's in the result.
+template <class Number>
+LITE_DEVICE void MergeRow(const RaggedParams& p, int32_t parts, const float* stats,
+                          const float* out, int32_t rows, int64_t at, int32_t head, int32_t dim) {
+    constexpr uint32_t kMinusInfinity = 0xff800000u;
+    const int64_t stride = static_cast<int64_t>(rows) * p.head_dim;
+    float top = FromBits(kMinusInfinity);
+#pragma unroll 4
+    for (int32_t g = 0; g < parts; ++g) top = __builtin_fmaxf(top, stats[g * 2 * rows]);
+    // No part saw a finite score: -inf - 0 rather than -inf + inf.
+    const float shift = FromBits(Bits(top) == kMinusInfinity ? 0u : Bits(top));
+
+    float sum = 0.0f;
+    Float4 low = {}, high = {};
+#pragma unroll 4  // four parts' loads in flight
+    for (int32_t g = 0; g < parts; ++g) {
+        const float weight = Exp2(stats[g * 2 * rows] - shift);
+        sum += weight * stats[g * 2 * rows + rows];
+        const Float4* from = reinterpret_cast<const Float4*>(out + g * stride);
+        low += from[0] * weight;
+        high += from[1] * weight;
+    }
+    const RowResult result = Result(top, sum, p.sinks, head);
+    low *= result.scale;
+    high *= result.scale;
+    uint16_t* to = p.out + at * p.out_strides.row + head * p.out_strides.head + dim;
+    *reinterpret_cast<UnalignedWord4*>(to) =
+        Word4{Number::Pair(low[0], low[1]), Number::Pair(low[2], low[3]),
+              Number::Pair(high[0], high[1]), Number::Pair(high[2], high[3])};
+    if (p.lse && dim == 0) p.lse[head * p.lse_stride + at] = result.lse;
 }
 
 }  // namespace liteattention::gfx942

@@ -14,6 +14,7 @@
 //   count_tiles         CountParams       CountGrid
 //   plan_lpt            PlanParams        PlanGrid
 //   attention_prefill   RaggedParams      PrefillGrid
+//   merge_prefill       RaggedParams      MergePrefillGrid
 //   attention_decode    RaggedParams      DecodeGrid
 //   merge_decode        RaggedParams      MergeDecodeGrid
 //   write_kv            WriteKvParams     WriteKvGrid
@@ -243,8 +244,12 @@ struct RaggedParams {
     const int32_t* kv_len;      // [requests]; packed: null
     const int32_t* kv_start;    // [requests + 1]; paged: null
     const int32_t* page_table;  // [requests][page_table_stride]; packed: null
-    float* part_out;    // [requests][kv_heads][splits][16][D], not normalised; null: splits is 1
+    // Parts of attention_decode, of `splits`; not normalised; null where there is one part.
+    float* part_out;    // [requests][kv_heads][splits][16][D]
     float* part_stats;  // [requests][kv_heads][splits][2][16]: maximum (log2 units), sum
+    // Parts of attention_prefill likewise, R = PrefillRows(D), tile after tile.
+    float* prefill_out;       // [kv_heads][prefill_room][R][D]
+    float* prefill_stats;     // [kv_heads][prefill_room][2][R]
     const float* k_scale_at;  // of an fp8 cache; null: the arguments have both scales
     const float* v_scale_at;
     RowStrides q_strides;
@@ -271,8 +276,10 @@ struct RaggedParams {
     int32_t head_dim;           // for merge_decode; the other kernels know theirs
     uint32_t group_multiplier;  // DividerOf(q_heads / kv_heads)
     uint32_t group_shift;
-    float v_scale;     // of an fp8 cache; 1 of others, which do not look at any scale of a cache
-    int32_t reserved;  // 0
+    float v_scale;  // of an fp8 cache; 1 of others, which do not look at any scale of a cache
+    int32_t prefill_splits;  // of attention_prefill: parts of a tile at most, 1: prefill_room is 0
+    int32_t prefill_room;    // parts of a key head's tiles at most (PrefillSplitsOf)
+    int32_t prefill_blocks;  // K blocks of a part at most (PrefillPartsOf)
 };
 
 // Copies rows of k and v into the pages of a cache: row t goes to row slot % page_size of page
@@ -311,7 +318,7 @@ static_assert(sizeof(SelectParams) == 88);
 static_assert(sizeof(MergeParams) == 88);
 static_assert(sizeof(CountParams) == 56);
 static_assert(sizeof(PlanParams) == 48);
-static_assert(sizeof(RaggedParams) == 296);
+static_assert(sizeof(RaggedParams) == 320);
 static_assert(sizeof(WriteKvParams) == 176);
 
 // ---- sizes that the host needs -------------------------------------------------------------
@@ -344,9 +351,31 @@ constexpr int64_t PlanGrid(int64_t tiles) { return CeilDiv(tiles, kPlanThreads);
 constexpr int64_t PrefillSlots(int64_t rows, int64_t requests, int64_t group, int64_t head_dim) {
     return PrefillBegin(rows, requests, group, PrefillRows(static_cast<int>(head_dim)));
 }
-constexpr int64_t PrefillGrid(int64_t rows, int64_t requests, int64_t q_heads, int64_t kv_heads,
-                              int64_t head_dim) {
-    return PrefillSlots(rows, requests, q_heads / kv_heads, head_dim) * kv_heads;
+// Workgroups of a kv head, of which `room` may have a part.
+constexpr int64_t PrefillItems(int64_t slots, int64_t room) { return slots > room ? slots : room; }
+constexpr int64_t PrefillGrid(int64_t slots, int64_t room, int64_t kv_heads) {
+    return PrefillItems(slots, room) * kv_heads;
+}
+// Of attention_prefill's parts, as many as there are workgroups; none are used where a tile has
+// one.
+constexpr int64_t PrefillOutBytes(int64_t parts, int64_t head_dim) {
+    return parts * PrefillRows(static_cast<int>(head_dim)) * head_dim * 4;
+}
+constexpr int64_t PrefillStatsBytes(int64_t parts, int64_t head_dim) {
+    return parts * 2 * PrefillRows(static_cast<int>(head_dim)) * 4;
+}
+// Workgroups of merge_prefill for one tile: whole ones for every head dim.
+constexpr int32_t MergePrefillPieces(int32_t head_dim) {
+    return PrefillRows(head_dim) * head_dim / (kMergeRaggedThreads * kMergeVector);
+}
+// Tiles of a kv head that may have parts: at least two each.
+constexpr int64_t MergePrefillTiles(int64_t slots, int64_t room) {
+    return slots < room / 2 ? slots : room / 2;
+}
+constexpr int64_t MergePrefillGrid(int64_t slots, int64_t room, int64_t kv_heads,
+                                   int64_t head_dim) {
+    return MergePrefillTiles(slots, room) * kv_heads *
+           MergePrefillPieces(static_cast<int32_t>(head_dim));
 }
 
 // Of attention_decode's parts; none of them are used when splits is 1.
@@ -362,7 +391,7 @@ constexpr int64_t DecodeGrid(int64_t requests, int64_t kv_heads, int64_t splits)
 }
 constexpr int64_t MergeDecodeGrid(int64_t requests, int64_t kv_heads, int64_t head_dim) {
     return CeilDiv(requests * kv_heads * kDecodeRows * head_dim,
-                   kMergeDecodeThreads * kMergeVector);
+                   kMergeRaggedThreads * kMergeVector);
 }
 constexpr int64_t WriteKvGrid(int64_t rows, int64_t kv_heads, int64_t head_dim) {
     return CeilDiv(rows * kv_heads * head_dim, kWriteKvThreads * kMergeVector);

@@ -69,4 +69,101 @@ LITE_DEVICE Seen SeenBy(const RaggedParams& p, const Request& r, int32_t query) 
     return seen;
 }
 
+// A tile of attention_prefill, of one (request, kv head): rows `first` .. `rows` - 1 of its packed
+// rows, at most PrefillRows of them.
+struct PackedRows {
+    int32_t first, rows;
+    Divider group;
+    int32_t heads;  // of the group
+
+    // Query and head within the group of packed row `row`; rows past the end repeat the last one.
+    LITE_DEVICE int32_t Existing(int32_t row) const { return row < rows ? row : rows - 1; }
+    LITE_DEVICE int32_t Query(int32_t row) const {
+        return static_cast<int32_t>(Divide(static_cast<uint32_t>(row), group));
+    }
+};
+
+// K blocks `begin` .. `end` - 1, and of them `full_begin` .. `full_end` - 1 with all their keys.
+struct BlockRange {
+    int32_t begin, end, full_begin, full_end;
+
+    LITE_DEVICE bool Full(int32_t block) const { return block >= full_begin && block < full_end; }
+};
+
+// What rows that see keys from `first.begin` (the first of them) to `last.end` (the last of them)
+// visit: both bounds grow from row to row.
+LITE_DEVICE BlockRange BlocksOf(const Seen& first, const Seen& last, int32_t keys) {
+    BlockRange range;
+    range.begin = first.begin / keys;
+    range.end = last.end > first.begin ? (last.end + keys - 1) / keys : range.begin;
+    range.full_begin = (last.begin + keys - 1) / keys;
+    range.full_end = first.end / keys;
+    return range;
+}
+
+// Tiles of `tile_rows` rows of one (request, kv head) of attention_prefill; requests of few rows
+// have none.
+LITE_DEVICE uint32_t TilesOfRequest(const RaggedParams& p, int32_t request, int32_t group,
+                                    int32_t tile_rows) {
+    if (request >= p.requests) return 0;
+    const int32_t q_len = p.q_start[request + 1] - p.q_start[request];
+    if (IsDecode(q_len, group)) return 0;
+    return static_cast<uint32_t>(q_len * group + tile_rows - 1) / static_cast<uint32_t>(tile_rows);
+}
+
+// Those of all requests, 64 at a time.
+LITE_DEVICE int32_t CountTiles(const RaggedParams& p, int32_t group, int32_t tile_rows,
+                               uint32_t lane) {
+    uint32_t sum = 0;
+    for (int32_t request = static_cast<int32_t>(lane); request < p.requests; request += kWaveSize)
+        sum += TilesOfRequest(p, request, group, tile_rows);
+    return static_cast<int32_t>(LastLane(SumUpTo(sum)));
+}
+
+// Tile `number` among them, which must exist.
+LITE_DEVICE Slot FindTile(const RaggedParams& p, int32_t number, int32_t group, int32_t tile_rows,
+                          uint32_t lane) {
+    int32_t before = 0, first = 0;
+    while (true) {
+        const uint32_t tiles =
+            TilesOfRequest(p, first + static_cast<int32_t>(lane), group, tile_rows);
+        const int32_t end = before + static_cast<int32_t>(SumUpTo(tiles));
+        const uint64_t behind = Lanes(end > number);
+        if (behind) {
+            const int32_t found = __builtin_ctzll(behind);
+            return {first + found, number - OfLane(end - static_cast<int32_t>(tiles), found)};
+        }
+        before = OfLane(end, kWaveSize - 1);
+        first += kWaveSize;
+    }
+}
+
+// A part of a tile, or a tile that has no parts.
+struct PrefillItem {
+    Slot slot;
+    int32_t at;  // of the tile's first part in the room of its kv head
+    int32_t part, splits;
+};
+
+// The item of the workgroup that has number `place` of `items` within a kv head, the last tiles
+// first as in PrefillTileOf, whose numbers these are. False if it has none.
+LITE_DEVICE bool FindItem(const RaggedParams& p, int32_t place, int32_t items, int32_t group,
+                          int32_t tile_rows, uint32_t lane, PrefillItem& item) {
+    item.splits = 1;
+    item.part = item.at = 0;
+    if (p.prefill_splits > 1) {
+        const int32_t tiles = CountTiles(p, group, tile_rows, lane);
+        item.splits = UniformInt(PrefillSplitsOf(tiles, p.prefill_room, p.prefill_splits));
+        const int32_t index = place - (items - tiles * item.splits);
+        if (index < 0) return false;
+        const int32_t number = UniformInt(index / item.splits);
+        item.at = number * item.splits;
+        item.part = index - item.at;
+        item.slot = FindTile(p, number, group, tile_rows, lane);
+    } else {
+        item.slot = FindSlot(p, place, group, tile_rows, lane);
+    }
+    return true;
+}
+
 }  // namespace liteattention::gfx942

@@ -163,7 +163,7 @@ void BindGfx942(py::module_& m) {
     py::class_<RS>(m, "RaggedShape")
         .def(py::init([](int64_t requests, int64_t rows, int64_t q_heads, int64_t kv_heads,
                          int64_t head_dim, int64_t page_size, int64_t max_q_len, int64_t max_kv_len,
-                         int64_t min_q_len, int64_t window, bool fp8) {
+                         int64_t min_q_len, int64_t window, bool fp8, bool causal) {
                  return RS{requests,
                            rows,
                            q_heads,
@@ -174,24 +174,32 @@ void BindGfx942(py::module_& m) {
                            max_kv_len,
                            min_q_len,
                            window,
-                           fp8 ? gfx942::kFp8Bytes : gfx942::kSameBytes};
+                           fp8 ? gfx942::kFp8Bytes : gfx942::kSameBytes,
+                           causal};
              }),
              py::arg("requests"), py::arg("rows"), py::arg("q_heads"), py::arg("kv_heads"),
              py::arg("head_dim"), py::arg("page_size"), py::arg("max_q_len"), py::arg("max_kv_len"),
-             py::arg("min_q_len") = 0, py::arg("window") = 0, py::arg("fp8") = false);
+             py::arg("min_q_len") = 0, py::arg("window") = 0, py::arg("fp8") = false,
+             py::arg("causal") = true);
+    using RT = gfx942::RaggedStage;
+    py::class_<RT>(m, "RaggedStage")
+        .def_readonly("split", &RT::split)
+        .def_readonly("splits", &RT::splits)
+        .def_readonly("grid", &RT::grid)
+        .def_readonly("merge_grid", &RT::merge_grid)
+        .def_readonly("parts", &RT::parts)
+        .def_readonly("out_offset", &RT::out_offset)
+        .def_readonly("stats_offset", &RT::stats_offset)
+        .def_readonly("modelled_us", &RT::modelled_us)
+        .def_readonly("modelled_unsplit_us", &RT::modelled_unsplit_us);
     using RP = gfx942::RaggedPlan;
     py::class_<RP>(m, "RaggedPlan")
-        .def_readonly("split", &RP::split)
-        .def_readonly("splits", &RP::splits)
-        .def_readonly("decode_grid", &RP::decode_grid)
-        .def_readonly("merge_grid", &RP::merge_grid)
-        .def_readonly("prefill_grid", &RP::prefill_grid)
-        .def_readonly("part_out_offset", &RP::part_out_offset)
-        .def_readonly("part_stats_offset", &RP::part_stats_offset)
+        .def_readonly("decode", &RP::decode)
+        .def_readonly("prefill", &RP::prefill)
+        .def_readonly("prefill_room", &RP::prefill_room)
+        .def_readonly("prefill_blocks", &RP::prefill_blocks)
         .def_readonly("workspace_bytes", &RP::workspace_bytes)
-        .def_readonly("kv_bytes", &RP::kv_bytes)
-        .def_readonly("modelled_us", &RP::modelled_us)
-        .def_readonly("modelled_unsplit_us", &RP::modelled_unsplit_us);
+        .def_readonly("kv_bytes", &RP::kv_bytes);
     m.def("ragged_reasons", &gfx942::RaggedReasons, py::arg("shape"));
     m.def("plan_ragged", &gfx942::PlanRagged, py::arg("shape"), py::arg("compute_units"),
           py::arg("splits"));
@@ -206,8 +214,15 @@ void BindGfx942(py::module_& m) {
         },
         py::arg("q_len"), py::arg("kv_len"), py::arg("window"), py::arg("splits"),
         py::arg("head_dim"));
+    m.def("prefill_cost", &gfx942::PrefillCost, py::arg("shape"), py::arg("splits"),
+          py::arg("compute_units"));
+    m.def("prefill_splits", &gfx942::PrefillSplitsOf, py::arg("tiles"), py::arg("room"),
+          py::arg("splits"));
+    m.def("prefill_parts", &gfx942::PrefillPartsOf, py::arg("blocks"), py::arg("part_blocks"),
+          py::arg("splits"));
     m.def("is_decode", &gfx942::IsDecode, py::arg("q_len"), py::arg("group"));
     m.attr("DECODE_MOST_SPLITS") = gfx942::kMostDecodeSplits;
+    m.attr("PREFILL_MOST_SPLITS") = gfx942::kMostPrefillSplits;
     m.attr("DECODE_ROWS") = gfx942::kDecodeRows;
 
     py::enum_<gfx942::Number>(m, "Number")

@@ -43,7 +43,9 @@ constexpr Cache kSameCache = Cache::kSame, kFp8Cache = Cache::kFp8;
 #define LITE_ATTENTION_DECODE(name, number, dim, cache) \
     LITE_CACHED(kDecode, name, number, dim, k##cache, kDecodeThreads, RaggedParams)
 #define LITE_MERGE_DECODE(name, number) \
-    LITE_TYPE(kMergeDecode, name, number, 0, kMergeDecodeThreads, RaggedParams)
+    LITE_TYPE(kMergeDecode, name, number, 0, kMergeRaggedThreads, RaggedParams)
+#define LITE_MERGE_PREFILL(name, number) \
+    LITE_TYPE(kMergePrefill, name, number, 0, kMergeRaggedThreads, RaggedParams)
 #define LITE_WRITE_KV(name) LITE_TYPE(kWriteKv, name, Any, 0, kWriteKvThreads, WriteKvParams)
 #define LITE_WRITE_KV_FP8(name, number) \
     LITE_CACHED(kWriteKv, name, number, 0, kFp8Cache, kWriteKvThreads, WriteKvParams)

@@ -32,6 +32,7 @@ enum class Family {
     kPrefill,
     kDecode,
     kMergeDecode,
+    kMergePrefill,
     kWriteKv
 };
 

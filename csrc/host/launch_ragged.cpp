@@ -9,9 +9,10 @@ namespace liteattention::gfx942 {
 void Device::Ragged(const RaggedPlan& plan, const RaggedRequest& request, void* workspace,
                     hip::Stream stream) const {
     const RaggedShape& s = plan.shape;
-    if (plan.decode_grid == 0 && plan.prefill_grid == 0) return;
+    const RaggedStage &prefill = plan.prefill, &decode = plan.decode;
+    if (decode.grid == 0 && prefill.grid == 0) return;
     const bool fp8 = s.element_bytes == kFp8Bytes;
-    const bool paged = s.page_size > 0, split = plan.merge_grid > 0;
+    const bool paged = s.page_size > 0;
     std::vector<std::string> reasons;
     const auto needed = [&](const char* name, const void* pointer) {
         if (!pointer) reasons.push_back(std::string(name) + " has no memory");
@@ -32,10 +33,9 @@ void Device::Ragged(const RaggedPlan& plan, const RaggedRequest& request, void* 
         needed("kv_start", request.kv_start);
     }
     CheckScales(reasons, request.k_scale_at, request.v_scale_at, fp8);
-    if (split) CheckWorkspace(reasons, workspace);
+    if (plan.workspace_bytes > 0) CheckWorkspace(reasons, workspace);
     if (!reasons.empty()) Refuse("the gfx942 kernels cannot take these tensors", reasons);
 
-    char* const base = static_cast<char*>(workspace);
     // Multiplied in the order of the kernels, which have the scale of keys from memory.
     const double scale_wide = request.scale * std::numbers::log2e;
     const double log2_scale = scale_wide * request.k_scale;
@@ -52,10 +52,14 @@ void Device::Ragged(const RaggedPlan& plan, const RaggedRequest& request, void* 
     params.kv_len = request.kv_len;
     params.kv_start = request.kv_start;
     params.page_table = request.page_table;
-    if (split) {
-        params.part_out = reinterpret_cast<float*>(base + plan.part_out_offset);
-        params.part_stats = reinterpret_cast<float*>(base + plan.part_stats_offset);
-    }
+    const auto parts_of = [&](const RaggedStage& stage, float*& out, float*& stats) {
+        if (stage.parts == 0) return;
+        char* const base = static_cast<char*>(workspace);
+        out = reinterpret_cast<float*>(base + stage.out_offset);
+        stats = reinterpret_cast<float*>(base + stage.stats_offset);
+    };
+    parts_of(decode, params.part_out, params.part_stats);
+    parts_of(prefill, params.prefill_out, params.prefill_stats);
     params.k_scale_at = request.k_scale_at;
     params.v_scale_at = request.v_scale_at;
     params.q_strides = request.q_strides;
@@ -74,7 +78,7 @@ void Device::Ragged(const RaggedPlan& plan, const RaggedRequest& request, void* 
     params.page_shift = pages.shift;
     params.causal = request.causal;
     params.window = Int(s.window);
-    params.splits = Int(plan.splits);
+    params.splits = Int(decode.splits);
     params.scale_log2 = static_cast<float>(log2_scale);
     if (request.soft_cap > 0.0) {
         params.cap_log2 = static_cast<float>(request.soft_cap * std::numbers::log2e);
@@ -85,6 +89,9 @@ void Device::Ragged(const RaggedPlan& plan, const RaggedRequest& request, void* 
     params.group_multiplier = group.multiplier;
     params.group_shift = group.shift;
     params.v_scale = static_cast<float>(request.v_scale);
+    params.prefill_splits = Int(prefill.splits);
+    params.prefill_room = Int(plan.prefill_room);
+    params.prefill_blocks = Int(plan.prefill_blocks);
 
     const hip::CurrentDevice current(*library_, ordinal_);
     TouchedMemory touched(*library_, stream);
@@ -106,18 +113,21 @@ void Device::Ragged(const RaggedPlan& plan, const RaggedRequest& request, void* 
     if (request.table_width > 0)
         touched.Add("page_table", request.page_table,
                     ((s.requests - 1) * request.page_table_stride + request.table_width) * 4);
-    const int64_t parts = DecodeParts(s.requests, s.kv_heads, plan.splits);
-    touched.Add("the workspace", params.part_out, DecodeOutBytes(parts, s.head_dim));
-    touched.Add("the workspace", params.part_stats, DecodeStatsBytes(parts));
+    touched.Add("the workspace", params.part_out, DecodeOutBytes(decode.parts, s.head_dim));
+    touched.Add("the workspace", params.part_stats, DecodeStatsBytes(decode.parts));
+    touched.Add("the workspace", params.prefill_out, PrefillOutBytes(prefill.parts, s.head_dim));
+    touched.Add("the workspace", params.prefill_stats,
+                PrefillStatsBytes(prefill.parts, s.head_dim));
 
-    // Each kernel leaves the other's requests alone, so their order is free.
+    // Each kernel leaves the other's requests alone, so only a merge has to wait for its parts.
     const Cache cache = fp8 ? Cache::kFp8 : Cache::kSame;
     const auto launch = [&](Family family, int64_t dim, Cache holds, int64_t grid) {
         if (grid > 0) Launch(Find(family, dim, request.number, holds), grid, params, stream);
     };
-    launch(Family::kPrefill, s.head_dim, cache, plan.prefill_grid);
-    launch(Family::kDecode, s.head_dim, cache, plan.decode_grid);
-    launch(Family::kMergeDecode, 0, Cache::kSame, plan.merge_grid);
+    launch(Family::kPrefill, s.head_dim, cache, prefill.grid);
+    launch(Family::kDecode, s.head_dim, cache, decode.grid);
+    launch(Family::kMergePrefill, 0, Cache::kSame, prefill.merge_grid);
+    launch(Family::kMergeDecode, 0, Cache::kSame, decode.merge_grid);
 }
 
 void Device::WriteKv(const WriteKvRequest& request, hip::Stream stream) const {

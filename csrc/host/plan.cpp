@@ -14,19 +14,8 @@ namespace {
 // of the matrix cores in use at D = 128, 59 % at D = 64.
 constexpr double BlockClocks(int64_t head_dim) { return head_dim == 128 ? 4430.0 : 3460.0; }
 constexpr double kWorkgroupBlocks = 2.6;
-// The clock at which published times and uses of the matrix cores put kernels that are as busy:
-// power decides it. Only what follows, in microseconds, makes a plan depend on it.
-constexpr double kGigahertz = 1.1;
-// One more kernel in the stream.
-constexpr double kMergeLaunchMicroseconds = 5.0;
-// Partial outputs are written once and read once, through the caches: 4 TB/s of 5.3.
-constexpr double kBytesPerMicrosecond = 4.0e6;
 
 double BlockMicroseconds(int64_t head_dim) { return BlockClocks(head_dim) / (1000.0 * kGigahertz); }
-
-constexpr int64_t AlignUp(int64_t bytes) {
-    return CeilDiv(bytes, kWorkspaceAlign) * kWorkspaceAlign;
-}
 
 void CheckComputeUnits(std::vector<std::string>& reasons, int64_t compute_units) {
     if (compute_units < 1)

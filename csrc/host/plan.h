@@ -97,6 +97,19 @@ inline constexpr int64_t kMostRounds = 4;
 TailChoice ChooseSplits(int64_t tail_tiles, int64_t k_blocks, int64_t head_dim,
                         int64_t compute_units);
 
+// Of the models of every kernel (none was measured on an MI300X). The clock at which published
+// times and uses of the matrix cores put kernels that are as busy: power decides it.
+inline constexpr double kGigahertz = 1.1;
+// One more kernel in the stream.
+inline constexpr double kMergeLaunchMicroseconds = 5.0;
+// What HBM gives all compute units together, and at which partial outputs are written once and read
+// once: 4 TB/s of 5.3.
+inline constexpr double kBytesPerMicrosecond = 4.0e6;
+
+constexpr int64_t AlignUp(int64_t bytes) {
+    return CeilDiv(bytes, kWorkspaceAlign) * kWorkspaceAlign;
+}
+
 // Workgroups of one launch: HIP counts its threads in 32 bits.
 constexpr int64_t MaxGrid(int64_t threads) { return ((int64_t{1} << 32) - 1) / threads; }
 

@@ -1,7 +1,9 @@
 #include "plan_ragged.h"
 
 #include <algorithm>
+#include <functional>
 #include <limits>
+#include <queue>
 #include <stdexcept>
 
 #include "../gfx942/params.h"
@@ -12,8 +14,6 @@ namespace {
 // The model. None of its numbers was measured on an MI300X: bandwidth and latency are of the order
 // that its documents give, the bytes in flight are counted in the kernel.
 //
-// What HBM gives all compute units together: 4 of 5.3 TB/s, per us.
-constexpr double kBytesPerMicrosecond = 4.0e6;
 // What one workgroup can draw: 4 waves with 16 KiB in flight, 8 of fp8, and a loaded latency of 2
 // us. Rather low: too few parts leave bandwidth unused, a few too many cost the merge a
 // microsecond.
@@ -22,12 +22,17 @@ constexpr int64_t kResident = 2;  // workgroups on a compute unit: registers
 // Lengths, query, table entries, first keys: loads that wait for each other; and the end, where
 // waves meet.
 constexpr double kWorkgroupMicroseconds = 4.0;
-constexpr double kMergeLaunchMicroseconds = 5.0;
 constexpr double kMergePartMicroseconds = 0.1;  // a row's parts are read in one loop
 
-constexpr int64_t AlignUp(int64_t bytes) {
-    return CeilDiv(bytes, kWorkspaceAlign) * kWorkspaceAlign;
+// What a K block of PrefillKeys keys takes a workgroup of attention_prefill, and what starting and
+// ending one takes: clocks, modelled (docs/model.md).
+constexpr double PrefillBlockClocks(int64_t head_dim) {
+    return head_dim == 64 ? 4250.0 : head_dim <= 128 ? 5340.0 : 3170.0;
 }
+constexpr double kPrefillTileClocks = 14000.0;
+// Numbers of parts that are tried: finer ones hardly differ.
+constexpr int64_t kPrefillSplits[] = {
+    2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16, 20, 24, 28, 32, 40, 48, 56, kMostPrefillSplits};
 
 int32_t Int(int64_t value) { return static_cast<int32_t>(value); }
 
@@ -40,7 +45,99 @@ DecodeWork LongestWork(const RaggedShape& s, int64_t splits) {
 
 int64_t LongestKeys(const RaggedShape& s) { return s.max_kv_len - LongestWork(s, 1).first; }
 
+// Requests of as many rows as allowed that there are rows for, at least one; their rows of a key
+// head, and the tiles of those.
+struct PrefillWork {
+    int64_t requests, q_len, tiles;
+};
+PrefillWork LongestPrefill(const RaggedShape& s) {
+    const int64_t q_len = std::max<int64_t>(std::min(s.max_q_len, s.rows), 1);
+    const int64_t packed = q_len * (s.q_heads / s.kv_heads);
+    const int64_t requests = std::clamp<int64_t>(s.rows / q_len, 1, s.requests);
+    return {requests, q_len, CeilDiv(packed, PrefillRows(Int(s.head_dim)))};
+}
+
+// K blocks that tile `tile` of such a request visits.
+int64_t TileBlocks(const RaggedShape& s, const PrefillWork& work, int64_t tile) {
+    const int64_t group = s.q_heads / s.kv_heads, tile_rows = PrefillRows(Int(s.head_dim));
+    const int64_t keys = PrefillKeys(Int(s.head_dim)), before = s.max_kv_len - work.q_len;
+    const int64_t first_query = tile * tile_rows / group;
+    const int64_t last_query = std::min(((tile + 1) * tile_rows - 1) / group, work.q_len - 1);
+    const int64_t end = s.causal ? before + last_query + 1 : s.max_kv_len;
+    const int64_t begin =
+        s.window > 0 ? std::max<int64_t>(before + first_query - s.window + 1, 0) : 0;
+    return end > begin ? CeilDiv(end, keys) - begin / keys : 0;
+}
+
+// The first tile sees the most keys under a window that is not causal, else the last one, or its
+// neighbour by a block.
+int64_t LongestTile(const RaggedShape& s) {
+    const PrefillWork work = LongestPrefill(s);
+    return std::max({TileBlocks(s, work, 0), TileBlocks(s, work, work.tiles - 1),
+                     TileBlocks(s, work, std::max<int64_t>(work.tiles - 2, 0))});
+}
+
 }  // namespace
+
+int64_t PrefillBlocks(const RaggedShape& s, int64_t splits) {
+    return std::max<int64_t>(CeilDiv(LongestTile(s), splits), 1);
+}
+
+double PrefillCost(const RaggedShape& s, int64_t splits, int64_t compute_units) {
+    const PrefillWork work = LongestPrefill(s);
+    const int64_t part_blocks = PrefillBlocks(s, splits), alike = work.requests * s.kv_heads;
+    const auto clocks = [&](int64_t blocks) {
+        return kPrefillTileClocks + static_cast<double>(blocks) * PrefillBlockClocks(s.head_dim);
+    };
+    // When each compute unit is free next, the first one on top.
+    std::priority_queue<double, std::vector<double>, std::greater<>> free(
+        std::greater<>{}, std::vector<double>(static_cast<size_t>(compute_units), 0.0));
+    const bool many = work.tiles * alike > kMostRounds * compute_units;
+    double end = 0.0, sum = 0.0;
+    int64_t merged = 0, most = 1;
+    for (int64_t tile = work.tiles - 1; tile >= 0; --tile) {
+        const int64_t blocks = TileBlocks(s, work, tile);
+        const int32_t parts = PrefillPartsOf(Int(blocks), Int(part_blocks), Int(splits));
+        if (parts > 1) merged += parts * alike;
+        most = std::max<int64_t>(most, parts);
+        for (int32_t part = 0; part < parts; ++part) {
+            const double part_clocks = clocks(PartBegin(part + 1, parts, Int(blocks)) -
+                                              PartBegin(part, parts, Int(blocks)));
+            sum += part_clocks * static_cast<double>(alike);
+            for (int64_t one = 0; one < alike && !many; ++one) {
+                const double done = free.top() + part_clocks;
+                free.pop();
+                free.push(done);
+                end = std::max(end, done);
+            }
+        }
+    }
+    if (many) end = sum / static_cast<double>(compute_units);
+    double cost = end / (1000.0 * kGigahertz);
+    if (merged > 0) {
+        const int64_t bytes =
+            PrefillOutBytes(merged, s.head_dim) + PrefillStatsBytes(merged, s.head_dim);
+        cost += kMergeLaunchMicroseconds + kMergePartMicroseconds * static_cast<double>(most) +
+                2.0 * static_cast<double>(bytes) / kBytesPerMicrosecond;
+    }
+    return cost;
+}
+
+TailChoice ChoosePrefillSplits(const RaggedShape& s, int64_t compute_units) {
+    const PrefillWork work = LongestPrefill(s);
+    const int64_t tiles = work.requests * work.tiles * s.kv_heads;
+    const int64_t room = kMostRounds * compute_units;
+    if (2 * tiles > room) return {1, Split::kNearlyFull};
+    TailChoice chosen{1, Split::kTooShort};
+    double best = PrefillCost(s, 1, compute_units) * (1.0 - kMinGain);
+    const int64_t most = std::min(LongestTile(s), room / tiles);
+    for (const int64_t splits : kPrefillSplits) {
+        if (splits > most) break;
+        const double cost = PrefillCost(s, splits, compute_units);
+        if (cost < best) best = cost, chosen = {splits, Split::kPays};
+    }
+    return chosen;
+}
 
 double DecodeCost(const RaggedShape& s, int64_t splits, int64_t compute_units) {
     const DecodeWork work = LongestWork(s, splits);
@@ -132,6 +229,61 @@ std::vector<std::string> RaggedReasons(const RaggedShape& s) {
     return reasons;
 }
 
+namespace {
+
+// Room for the parts of a stage behind what the workspace has already.
+void PlaceParts(RaggedPlan& plan, RaggedStage& stage, int64_t out_bytes, int64_t stats_bytes) {
+    stage.out_offset = plan.workspace_bytes;
+    stage.stats_offset = stage.out_offset + AlignUp(out_bytes);
+    plan.workspace_bytes = stage.stats_offset + AlignUp(stats_bytes);
+}
+
+void PlanPrefill(RaggedPlan& plan, int64_t compute_units, int64_t splits) {
+    const RaggedShape& s = plan.shape;
+    RaggedStage& stage = plan.prefill;
+    const int64_t slots = PrefillSlots(s.rows, s.requests, s.q_heads / s.kv_heads, s.head_dim);
+    const PrefillWork work = LongestPrefill(s);
+    TailChoice chosen{std::min({splits, LongestTile(s), kMostPrefillSplits}), Split::kForced};
+    if (splits == 0) chosen = ChoosePrefillSplits(s, compute_units);
+    stage.splits = std::max<int64_t>(chosen.splits, 1);
+    stage.split = chosen.split;
+    plan.prefill_blocks = PrefillBlocks(s, stage.splits);
+    if (stage.splits > 1) {
+        const int64_t tiles = stage.split == Split::kForced ? slots : work.requests * work.tiles;
+        const int64_t most = std::max<int64_t>(kMostRounds * compute_units / s.kv_heads, 2);
+        plan.prefill_room = std::min(tiles * stage.splits, most);
+        stage.parts = plan.prefill_room * s.kv_heads;
+        stage.merge_grid = MergePrefillGrid(slots, plan.prefill_room, s.kv_heads, s.head_dim);
+        PlaceParts(plan, stage, PrefillOutBytes(stage.parts, s.head_dim),
+                   PrefillStatsBytes(stage.parts, s.head_dim));
+    }
+    stage.grid = PrefillGrid(slots, plan.prefill_room, s.kv_heads);
+    stage.modelled_us = PrefillCost(s, stage.splits, compute_units);
+    stage.modelled_unsplit_us = PrefillCost(s, 1, compute_units);
+}
+
+void PlanDecode(RaggedPlan& plan, int64_t compute_units, int64_t splits) {
+    const RaggedShape& s = plan.shape;
+    RaggedStage& stage = plan.decode;
+    TailChoice chosen{splits, Split::kForced};
+    if (splits == 0) chosen = ChooseDecodeSplits(s, compute_units);
+    stage.splits = chosen.splits;
+    stage.split = chosen.split;
+    stage.grid = DecodeGrid(s.requests, s.kv_heads, stage.splits);
+    if (stage.splits > 1) {
+        stage.parts = DecodeParts(s.requests, s.kv_heads, stage.splits);
+        stage.merge_grid = MergeDecodeGrid(s.requests, s.kv_heads, s.head_dim);
+        PlaceParts(plan, stage, DecodeOutBytes(stage.parts, s.head_dim),
+                   DecodeStatsBytes(stage.parts));
+    }
+    plan.kv_bytes = static_cast<double>(s.requests * s.kv_heads) *
+                    static_cast<double>(LongestKeys(s) * s.head_dim * 2 * s.element_bytes);
+    stage.modelled_us = DecodeCost(s, stage.splits, compute_units);
+    stage.modelled_unsplit_us = DecodeCost(s, 1, compute_units);
+}
+
+}  // namespace
+
 RaggedPlan PlanRagged(const RaggedShape& shape, int64_t compute_units, int64_t splits) {
     std::vector<std::string> reasons = RaggedReasons(shape);
     if (compute_units < 1)
@@ -143,33 +295,12 @@ RaggedPlan PlanRagged(const RaggedShape& shape, int64_t compute_units, int64_t s
     plan.shape = shape;
     if (reasons.empty() && shape.requests > 0 && shape.rows > 0 && shape.max_q_len > 0) {
         const int64_t group = shape.q_heads / shape.kv_heads;
-        if (!IsDecode(shape.max_q_len, group))
-            plan.prefill_grid = PrefillGrid(shape.rows, shape.requests, shape.q_heads,
-                                            shape.kv_heads, shape.head_dim);
-        if (IsDecode(std::max<int64_t>(shape.min_q_len, 1), group)) {
-            if (splits == 0) {
-                const TailChoice chosen = ChooseDecodeSplits(shape, compute_units);
-                plan.splits = chosen.splits;
-                plan.split = chosen.split;
-            } else {
-                plan.splits = splits;
-                plan.split = Split::kForced;
-            }
-            const int64_t parts = DecodeParts(shape.requests, shape.kv_heads, plan.splits);
-            plan.decode_grid = DecodeGrid(shape.requests, shape.kv_heads, plan.splits);
-            if (plan.splits > 1) {
-                plan.merge_grid = MergeDecodeGrid(shape.requests, shape.kv_heads, shape.head_dim);
-                plan.part_stats_offset = AlignUp(DecodeOutBytes(parts, shape.head_dim));
-                plan.workspace_bytes = plan.part_stats_offset + AlignUp(DecodeStatsBytes(parts));
-            }
-            plan.kv_bytes =
-                static_cast<double>(shape.requests * shape.kv_heads) *
-                static_cast<double>(LongestKeys(shape) * shape.head_dim * 2 * shape.element_bytes);
-            plan.modelled_us = DecodeCost(shape, plan.splits, compute_units);
-            plan.modelled_unsplit_us = DecodeCost(shape, 1, compute_units);
-            if (plan.decode_grid > MaxGrid(kDecodeThreads))
-                reasons.emplace_back("its parts must be fewer than 2^32 threads");
-        }
+        if (!IsDecode(shape.max_q_len, group)) PlanPrefill(plan, compute_units, splits);
+        if (IsDecode(std::max<int64_t>(shape.min_q_len, 1), group))
+            PlanDecode(plan, compute_units, splits);
+        if (plan.decode.grid > MaxGrid(kDecodeThreads) ||
+            plan.prefill.grid > MaxGrid(kDenseThreads))
+            reasons.emplace_back("its parts must be fewer than 2^32 threads");
     }
     RaiseNoPlan(reasons);
     return plan;

@@ -14,13 +14,20 @@ head dim 128 and 3,460 at 64, and its start and end as long as 2.6 of them, from
 (``liteattention-rocm model``). The clock is 1.1 GHz, at which published times put kernels that use
 the matrix cores as much (``csrc/host/plan.cpp``). The merge takes 5 us to launch and moves 4 TB/s.
 
-Ragged calls (``--ragged``), as language models make them. Requests whose query rows times the heads
-of a key head are 16 or fewer are decoded: one workgroup per request, key head and part of the keys.
-The number of parts is chosen from bounds alone (requests, key heads, longest cache), by a model of
-which no number was measured on an MI300X: 4 TB/s for all workgroups together, 64 KiB in flight and
-2 us of latency for each, two on a compute unit, 4 us to start and end one, 5 us for the merge's
-launch and 0.1 us for each part that it reads. It splits only where that saves 5 %. Of an fp8 cache
-(``--fp8``) half the bytes are read and half as many are in flight.
+Ragged calls (``--ragged``), as language models make them, causal. Requests whose query rows times
+the heads of a key head are 16 or fewer are decoded: one workgroup per request, key head and part of
+the keys. The number of parts is chosen from bounds alone (requests, key heads, longest cache), by a
+model of which no number was measured on an MI300X: 4 TB/s for all workgroups together, 64 KiB in
+flight and 2 us of latency for each, two on a compute unit, 4 us to start and end one, 5 us for the
+merge's launch and 0.1 us for each part that it reads. It splits only where that saves 5 %. Of an
+fp8 cache (``--fp8``) half the bytes are read and half as many are in flight.
+
+Longer requests are prefilled: a workgroup computes 256 packed query rows of a key head (128 from
+head dim 192 on), or a part of their keys where such tiles leave compute units idle, as those of
+short chunks behind a long prefix do. Parts are of equal length, so a tile that sees fewer keys has
+fewer of them. Their number is chosen from bounds as well: each part goes to the first compute unit
+that is free, at the cycle model's clocks for a K block (docs/model.md) and 14,000 to start and end
+a workgroup, and the merge costs what it costs a decode.
 """
 
 from __future__ import annotations
@@ -124,11 +131,11 @@ def describe_ragged(
     ``fp8``: of the cache, else 16 bits.
 
     Returns:
-        JSON-friendly: ``shape``; ``prefill_workgroups``, ``decode_workgroups`` and
-        ``merge_workgroups`` (0: not launched); of decode ``splits`` (parts per request at most),
-        ``declined`` (why it is not split, None if it is), ``kv_bytes`` (K and V, each read once),
-        ``modelled_us``, ``modelled_unsplit_us``, ``modelled_speedup`` and
-        ``modelled_tb_per_s`` (None without decode); ``workspace_bytes``.
+        JSON-friendly: ``shape``; ``decode`` and ``prefill``, each None if it is not launched or
+        ``workgroups``, ``merge_workgroups`` (0: no merge), ``splits`` (parts of a request or tile
+        at most), ``declined`` (why it is not split, None if it is), ``modelled_us``,
+        ``modelled_unsplit_us`` and ``modelled_speedup``; of decode also ``kv_bytes`` (K and V,
+        each read once) and ``modelled_tb_per_s``; ``workspace_bytes``.
 
     Raises:
         ValueError: the kernels cannot take the shape; lists every reason.
@@ -144,11 +151,10 @@ def describe_ragged(
         requests, requests * q_len, q_heads, kv_heads, head_dim, 0, q_len, kv_len, q_len, seen, fp8
     )
     plan = _core.plan_ragged(shape, compute_units, 0)
-    decodes = plan.decode_grid > 0
-    why_not = None
-    if decodes and plan.splits == 1:
-        full = plan.split.name == "nearly_full"
-        why_not = "requests and key heads fill the GPU" if full else _WHY_NOT["too_short"]
+    decode = _stage(plan.decode, "requests and key heads fill the GPU")
+    if decode:
+        decode["kv_bytes"] = int(plan.kv_bytes)
+        decode["modelled_tb_per_s"] = plan.kv_bytes / plan.decode.modelled_us / 1e6
     return {
         "shape": {
             "requests": requests,
@@ -161,17 +167,25 @@ def describe_ragged(
             "fp8": fp8,
         },
         "compute_units": compute_units,
-        "prefill_workgroups": plan.prefill_grid,
-        "decode_workgroups": plan.decode_grid,
-        "merge_workgroups": plan.merge_grid,
-        "splits": plan.splits,
-        "declined": why_not,
-        "kv_bytes": int(plan.kv_bytes) if decodes else None,
-        "modelled_us": plan.modelled_us if decodes else None,
-        "modelled_unsplit_us": plan.modelled_unsplit_us if decodes else None,
-        "modelled_speedup": plan.modelled_unsplit_us / plan.modelled_us if decodes else None,
-        "modelled_tb_per_s": plan.kv_bytes / plan.modelled_us / 1e6 if decodes else None,
+        "decode": decode,
+        "prefill": _stage(plan.prefill, "its tiles fill the GPU"),
         "workspace_bytes": plan.workspace_bytes,
+    }
+
+
+def _stage(stage: _core.RaggedStage, full: str) -> dict[str, Any] | None:
+    """A kernel of a ragged call; ``full``: why it is not split where it has work enough."""
+    if stage.grid == 0:
+        return None
+    why_not = {"nearly_full": full, "too_short": "no number of parts would save 5 %"}
+    return {
+        "workgroups": stage.grid,
+        "merge_workgroups": stage.merge_grid,
+        "splits": stage.splits,
+        "declined": None if stage.splits > 1 else why_not[stage.split.name],
+        "modelled_us": stage.modelled_us,
+        "modelled_unsplit_us": stage.modelled_unsplit_us,
+        "modelled_speedup": stage.modelled_unsplit_us / stage.modelled_us,
     }
 
 
@@ -271,18 +285,24 @@ def _dense_rows(found: dict[str, Any]) -> list[tuple[str, str]]:
 
 
 def _ragged_rows(found: dict[str, Any]) -> list[tuple[str, str]]:
-    rows = [("prefill", f"{found['prefill_workgroups']:,} workgroups at most")]
-    if found["decode_workgroups"]:
-        split = f"{found['splits']} parts of each request and key head"
-        rows = [
-            ("decode", f"{found['decode_workgroups']:,} workgroups"),
-            ("split", f"none: {found['declined']}" if found["declined"] else split),
-            ("merge", f"{found['merge_workgroups']:,} workgroups"),
-            ("speed-up of the split", f"{found['modelled_speedup']:.2f}x (modelled)"),
-            ("K and V", _bytes(found["kv_bytes"])),
-            ("time", f"{found['modelled_us']:.1f} us (modelled)"),
-            ("rate", f"{found['modelled_tb_per_s']:.2f} TB/s of 5.3 (modelled)"),
+    rows = []
+    for name, whole in (("decode", "request and key head"), ("prefill", "tile")):
+        stage = found[name]
+        if stage is None:
+            continue
+        split = f"{stage['splits']} parts of each {whole} at most"
+        rows += [
+            (name, f"{stage['workgroups']:,} workgroups at most"),
+            ("  split", f"none: {stage['declined']}" if stage["declined"] else split),
+            ("  merge", f"{stage['merge_workgroups']:,} workgroups"),
+            ("  speed-up of the split", f"{stage['modelled_speedup']:.2f}x (modelled)"),
+            ("  time", f"{stage['modelled_us']:.1f} us (modelled)"),
         ]
+        if name == "decode":
+            rows += [
+                ("  K and V", _bytes(stage["kv_bytes"])),
+                ("  rate", f"{stage['modelled_tb_per_s']:.2f} TB/s of 5.3 (modelled)"),
+            ]
     return [*rows, ("workspace", _bytes(found["workspace_bytes"]))]
 
 

@@ -85,8 +85,9 @@ class Gfx942Engine(Engine):
 
     Args:
         kv_splits: parts along the keys that the last round of workgroups of a dense call, and the
-            decode requests of a ragged one, are computed in (at most); 0 lets a cost model choose.
-            Results differ in rounding between numbers of parts; a LiteAttention step has one part.
+            requests of a ragged or causal one, are computed in (at most); 0 lets a cost model
+            choose. Results differ in rounding between numbers of parts; a LiteAttention step has
+            one part.
         library: path of the HIP run-time; by default what ``LITEATTENTION_HIP_LIBRARY`` says.
     """
 
@@ -553,7 +554,7 @@ def _ragged_shape(request: RaggedRequest) -> _core.RaggedShape:
     heads = (request.q_heads, request.kv_heads, int(request.head_dim))
     return _core.RaggedShape(
         requests, rows, *heads, request.page_size, max_q, max_kv, window=window,
-        fp8=request.kv_dtype == NATIVE_FP8,
+        fp8=request.kv_dtype == NATIVE_FP8, causal=request.causal,
     )  # fmt: skip
 
 

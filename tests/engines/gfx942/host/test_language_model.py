@@ -125,9 +125,9 @@ def test_tokens_equal_the_cpu_engines(
     # 41 and 60 rows are for the prefill kernel, 5 rows of two heads for decode; then all decode.
     # The layers of a step share a plan.
     first, *others = plans
-    assert first.prefill_grid > 0 and first.decode_grid > 0
+    assert first.prefill.grid > 0 and first.decode.grid > 0
     assert len(others) == steps - 1
-    assert all(plan.prefill_grid == 0 and plan.decode_grid > 0 for plan in others)
+    assert all(plan.prefill.grid == 0 and plan.decode.grid > 0 for plan in others)
 
     assert found.tokens == expected.tokens
     # Nor is that luck: no winner's lead over the second differs by more than half between engines.

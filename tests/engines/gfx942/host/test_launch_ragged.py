@@ -41,19 +41,21 @@ def write_request_of(
     return WriteRequest(*sizes, k_scale, v_scale, scale_tensors)
 
 
-#: Head dim, page size, divider of pages, splits, window, soft cap and longest request.
+#: Head dim, page size, divider of pages, splits, window, soft cap and longest request; of prefill
+#: the parts of a tile and the K blocks of a part.
 PAGED = [
-    (64, 16, (2**31, 4), 3, 77, 12.5, 20),  # both kernels and the merge
-    (128, 3, (-(-(2**33) // 3), 2), 1, 0, 0.0, 5),  # decode alone: 5 rows of 3 heads
-    (256, 1, (2**31, 0), 1, 300, 0.0, 20),  # a window as long as the keys is none
-    (80, 16, (2**31, 4), 3, 0, 0.0, 20),
-    (192, 16, (2**31, 4), 1, 0, 0.0, 20),
+    (64, 16, (2**31, 4), 3, 77, 12.5, 20, 2, 1),  # both kernels and their merges; two K blocks
+    (128, 3, (-(-(2**33) // 3), 2), 1, 0, 0.0, 5, 1, 0),  # decode alone: 5 rows of 3 heads
+    (256, 1, (2**31, 0), 1, 300, 0.0, 20, 1, 10),  # a window as long as the keys is none
+    (80, 16, (2**31, 4), 3, 0, 0.0, 20, 3, 2),
+    (192, 16, (2**31, 4), 1, 0, 0.0, 20, 1, 10),
 ]
 
 
 @pytest.mark.parametrize(
     (
         "number", "dim", "page_size", "divider", "splits", "window", "soft_cap", "max_q_len",
+        "tile_parts", "part_blocks",
     ),
     [
         (number, *case)
@@ -73,6 +75,8 @@ def test_paged_kernels_get_exactly_these_bytes(
     window: int,
     soft_cap: float,
     max_q_len: int,
+    tile_parts: int,
+    part_blocks: int,
 ) -> None:
     dtype, rounding = number
     q, out = torch.empty(2, 30, 7, dim).to(dtype)[:, :, 1:]
@@ -94,29 +98,38 @@ def test_paged_kernels_get_exactly_these_bytes(
     bound(tensors)
     assert {call.split()[0] for call in cpu_hip.calls[before:]} <= LAUNCHING | {"hipGetDevice"}
 
+    # three numbers of tiles for each key head, and room for their parts
     base = next(iter(engine._workspaces.held.values())).data_ptr() if splits > 1 else 0
+    room = 3 * tile_parts if tile_parts > 1 else 0
+    stats_at = 2 * room * 256 * dim * 4
+    decode_at = stats_at + 2 * room * 2 * 256 * 4
     out_bytes = 3 * 2 * splits * 16 * dim * 4
+    parts = (base + decode_at, base + decode_at + out_bytes) if splits > 1 else (0, 0)
+    tile_parts_at = (base, base + stats_at) if room else (0, 0)
     pointers = [x.data_ptr() for x in (q, k, v, out, lse, sinks, *index)]
     params = struct.pack(
-        "<14Q12q2d5i2I3i3fi2Ifi",
-        *pointers, 0, table.data_ptr(), base, base and base + out_bytes, 0, 0,
+        "<16Q12q2d5i2I3i3fi2If3i",
+        *pointers, 0, table.data_ptr(), *parts, *tile_parts_at, 0, 0,
         *(7 * dim, dim, 7 * dim, dim),
         *(4 * page_size * dim, 2 * dim, 2 * page_size * dim) * 2,
         *(40, 30),
         *(-0.37 * LOG2E, 2 / soft_cap if soft_cap else 0.0),
         *(3, 30, 6, 2, page_size, *divider, True, window if window < 300 else 0, splits),
         -0.37 * LOG2E, soft_cap * LOG2E, 2 * -0.37 * LOG2E / soft_cap if soft_cap else 0.0,
-        dim, -(-(2**33) // 3), 2, 1.0, 0,
+        dim, -(-(2**33) // 3), 2, 1.0, tile_parts, room, part_blocks,
     )  # fmt: skip
-    assert len(params) == 296
-    name = NUMBERS[number]
+    assert len(params) == 320
+    name, end = NUMBERS[number], NUMBERS[number].format("")
     expected = []
     if max_q_len * 3 > 16:
-        slots = 30 * 3 // (128 if dim == 256 else 256) + 3
-        expected.append((f"attention_prefill_{name.format(f'_d{dim}')}", slots * 2, 512, params))
+        items = max(3, room) * 2
+        expected.append((f"attention_prefill_{name.format(f'_d{dim}')}", items, 512, params))
     expected.append((f"attention_decode_{name.format(f'_d{dim}')}", 6 * splits, 256, params))
+    if room:
+        pieces = 256 * dim // 2048
+        expected.append((f"merge_prefill_{end}", min(3, room // 2) * 2 * pieces, 256, params))
     if splits > 1:
-        expected.append((f"merge_decode_{name.format('')}", -(-6 * 16 * dim // 2048), 256, params))
+        expected.append((f"merge_decode_{end}", -(-6 * 16 * dim // 2048), 256, params))
     expect_launches(cpu_hip, expected)
 
 
@@ -127,6 +140,7 @@ def test_exactly_the_tensors_bytes_are_shown_to_the_emulator(
     out = torch.empty_like(q)
     starts = [torch.empty(4, dtype=torch.int32) for _ in range(2)]
     tensors = RaggedTensors(q, k, v[:90], out, None, None, *starts, None)
+    engine._kv_splits = 1  # no workspace
     run(engine, request_of(q, k), tensors)
     seen = {tuple(int(x, 0) for x in call.split()[:2]) for call in cpu_hip.of("hipHostRegister")}
     expected = {(x.data_ptr(), x.numel() * 2) for x in (q, out, k)}
@@ -166,16 +180,17 @@ def test_fp8_caches_have_kernels_of_their_own(
     assert [kernel for kernel, _ in launched] == [
         f"attention_prefill_{name}_fp8_d64{rounding}",
         f"attention_decode_{name}_fp8_d64{rounding}",
+        f"merge_prefill_{name}{rounding}",
         f"merge_decode_{name}{rounding}",
         f"write_kv_{name}_fp8",
     ]
-    for _, params in launched[:3]:
-        scales = struct.unpack_from("<3f", params, 264)
+    for _, params in launched[:4]:
+        scales = struct.unpack_from("<3f", params, 280)
         assert scales == pytest.approx((-0.185 * LOG2E, 3.0 * LOG2E, 2 * -0.185 * LOG2E / 3.0))
-        assert struct.unpack_from("<fi", params, 288) == (pytest.approx(0.7), 0)
-        assert struct.unpack_from("<2Q", params, 96) == (0, 0)
-    assert struct.unpack_from("<2fi", launched[3][1], 164) == pytest.approx((0.5, 0.7, 0))
-    assert struct.unpack_from("<2Q", launched[3][1], 40) == (0, 0)
+        assert struct.unpack_from("<fi", params, 304) == (pytest.approx(0.7), 2)
+        assert struct.unpack_from("<2Q", params, 112) == (0, 0)
+    assert struct.unpack_from("<2fi", launched[4][1], 164) == pytest.approx((0.5, 0.7, 0))
+    assert struct.unpack_from("<2Q", launched[4][1], 40) == (0, 0)
     # a cache of bytes, each head's row among them
     held = {tuple(int(x, 0) for x in call.split()[:2]) for call in cpu_hip.of("hipHostRegister")}
     assert {(x.data_ptr(), x.numel()) for x in cache} <= held
@@ -202,10 +217,10 @@ def test_scales_in_tensors_are_handed_over_as_addresses(
     run(engine, write, WriteTensors(rows, rows, *cache, slots, *scales))
     *ragged, (_, written) = launches(cpu_hip)
     at = tuple(x.data_ptr() for x in scales)
-    assert len(ragged) == 3 and struct.unpack_from("<2Q", written, 40) == at
+    assert len(ragged) == 4 and struct.unpack_from("<2Q", written, 40) == at
     for _, params in ragged:
-        assert struct.unpack_from("<2Q", params, 96) == at
-        assert struct.unpack_from("<2d", params, 208) == (-0.37 * LOG2E, 2 / 3.0)
+        assert struct.unpack_from("<2Q", params, 112) == at
+        assert struct.unpack_from("<2d", params, 224) == (-0.37 * LOG2E, 2 / 3.0)
     held = [tuple(int(x, 0) for x in call.split()[:2]) for call in cpu_hip.of("hipHostRegister")]
     assert [held.count((address, 4)) for address in at] == [2, 2]
 

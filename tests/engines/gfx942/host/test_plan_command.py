@@ -96,20 +96,39 @@ def test_a_ragged_call_is_planned_as_the_engine_does() -> None:
     assert code == 0
     found = json.loads(text)
     made = _core.plan_ragged(_core.RaggedShape(1, 1, 32, 8, 128, 16, 1, 131072), 304, 0)
-    assert found["splits"] == made.splits > 8 and found["declined"] is None
-    assert found["decode_workgroups"] == 8 * made.splits and found["merge_workgroups"] == 8
-    assert found["prefill_workgroups"] == 0
-    assert found["kv_bytes"] == 2 * 131072 * 8 * 128 * 2
+    decode = found["decode"]
+    assert decode["splits"] == made.decode.splits > 8 and decode["declined"] is None
+    assert decode["workgroups"] == 8 * made.decode.splits and decode["merge_workgroups"] == 8
+    assert found["prefill"] is None
+    assert decode["kv_bytes"] == 2 * 131072 * 8 * 128 * 2
     assert found["workspace_bytes"] == made.workspace_bytes
-    assert found["modelled_speedup"] > 5 and 0.5 < found["modelled_tb_per_s"] < 5.3
+    assert decode["modelled_speedup"] > 5 and 0.5 < decode["modelled_tb_per_s"] < 5.3
+
+
+def test_a_chunk_behind_a_long_prefix_is_planned_as_the_engine_does() -> None:
+    # one of eight ranks of a model with 64 heads on 8: 64 tiles on 304 compute units
+    code, text, _ = invoke(
+        "--ragged", "1,8,2048,128", "--kv-heads", "1", "--kv-len", "34816", "--json"
+    )
+    assert code == 0
+    found = json.loads(text)
+    made = _core.plan_ragged(_core.RaggedShape(1, 2048, 8, 1, 128, 16, 2048, 34816, 2048), 304, 0)
+    prefill = found["prefill"]
+    assert prefill["splits"] == made.prefill.splits > 4 and prefill["declined"] is None
+    assert prefill["workgroups"] == 64 * made.prefill.splits
+    assert found["decode"] is None and found["workspace_bytes"] == made.workspace_bytes
+    assert prefill["modelled_us"] == made.prefill.modelled_us
+    assert 3.5 < prefill["modelled_speedup"] < 304 / 64
 
 
 def test_an_fp8_cache_has_half_the_bytes() -> None:
     options = ("--ragged", "8,32,1,128", "--kv-heads", "8", "--kv-len", "8192", "--json")
     plain, fp8 = (json.loads(invoke(*options, *more)[1]) for more in ((), ("--fp8",)))
+    plain, fp8 = plain["decode"], fp8["decode"]
     assert fp8["kv_bytes"] * 2 == plain["kv_bytes"]
     made = _core.plan_ragged(_core.RaggedShape(8, 8, 32, 8, 128, 16, 1, 8192, fp8=True), 304, 0)
-    assert fp8["splits"] == made.splits and fp8["modelled_us"] == made.modelled_us
+    assert fp8["splits"] == made.decode.splits
+    assert fp8["modelled_us"] == made.decode.modelled_us
     assert 0.4 < fp8["modelled_us"] / plain["modelled_us"] <= 1.0
 
 
@@ -117,8 +136,10 @@ def test_an_fp8_cache_has_half_the_bytes() -> None:
     ("arguments", "said"),
     [
         (["64,128,1,64", "--kv-heads", "16", "--kv-len", "9999"], "requests and key heads fill"),
-        (["1,8,1,64", "--kv-len", "300"], "the merge would cost more"),
+        (["1,8,1,64", "--kv-len", "300"], "no number of parts would save 5 %"),
         (["2,8,100,256", "--kv-heads", "2"], "prefill 16 workgroups at most"),
+        (["9,32,9999,64", "--kv-heads", "8"], "its tiles fill the GPU"),
+        (["1,8,512,128", "--kv-len", "99999"], "parts of each tile"),
         (["1,8,2,64", "--kv-heads", "1", "--kv-len", "9999999"], "parts of each request"),
         (["1,8,1,64", "--kv-len", "9999999", "--window", "64"], "4,194,304 bytes"),
     ],

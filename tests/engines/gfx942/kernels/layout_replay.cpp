@@ -292,7 +292,8 @@ int main(int argc, char** argv) {
             "plan_lpt %zu\nattention_weigh %zu\nselect_tiles %zu\ncount_tiles %zu\n",
             sizeof(TransposeVParams), sizeof(DenseParams), sizeof(LiteParams), sizeof(MergeParams),
             sizeof(PlanParams), sizeof(WeighParams), sizeof(SelectParams), sizeof(CountParams));
-        for (const char* name : {"attention_prefill", "attention_decode", "merge_decode"})
+        for (const char* name :
+             {"attention_prefill", "attention_decode", "merge_decode", "merge_prefill"})
             std::printf("%s %zu\n", name, sizeof(RaggedParams));
         std::printf("write_kv %zu\n", sizeof(WriteKvParams));
         return 0;

@@ -110,7 +110,8 @@ class RaggedParams(ctypes.Structure):
     _fields_ = [
         *((n, c_void_p) for n in ("q", "k", "v", "out", "lse", "sinks")),
         *((n, c_void_p) for n in ("q_start", "kv_len", "kv_start", "page_table")),
-        *((n, c_void_p) for n in ("part_out", "part_stats", "k_scale_at", "v_scale_at")),
+        *((n, c_void_p) for n in ("part_out", "part_stats", "prefill_out", "prefill_stats")),
+        *((n, c_void_p) for n in ("k_scale_at", "v_scale_at")),
         *((n, RowStrides) for n in ("q_strides", "out_strides")),
         *((n, PageStrides) for n in ("k_strides", "v_strides")),
         *((n, c_int64) for n in ("page_table_stride", "lse_stride")),
@@ -122,7 +123,7 @@ class RaggedParams(ctypes.Structure):
         ("head_dim", c_int32),
         *((n, c_uint32) for n in ("group_multiplier", "group_shift")),
         ("v_scale", c_float),
-        ("reserved", c_int32),
+        *((n, c_int32) for n in ("prefill_splits", "prefill_room", "prefill_blocks")),
     ]
 
 
@@ -152,6 +153,7 @@ STRUCTS = {
     "attention_prefill": RaggedParams,
     "attention_decode": RaggedParams,
     "merge_decode": RaggedParams,
+    "merge_prefill": RaggedParams,
     "write_kv": WriteKvParams,
 }
 

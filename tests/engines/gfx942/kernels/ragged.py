@@ -29,6 +29,10 @@ def tile_rows(dim: int) -> int:
     return 128 if dim > 128 else 256
 
 
+def tile_keys(dim: int) -> int:
+    return 32 if dim > 128 else 64
+
+
 @dataclass
 class Batch(Case):
     """A batch with caches: scattered pages [pages, page_size, Hkv, D] or, for a page size of 0,
@@ -78,10 +82,16 @@ def prefill(
     in_memory: bool = False,
     rounding: str = "rtne",
     code: Path | None = None,
+    splits: int = 1,
+    part_blocks: int = 1,
+    room: int | None = None,
 ) -> Any:
-    """One launch over ``batch``; out [T, Hq, D], lse [Hq, T] or None.
+    """One launch over ``batch``; out [T, Hq, D], lse [Hq, T] or None. Returns its report.
 
-    ``in_memory``: the scales of an fp8 cache are read there. ``code``: another build.
+    ``in_memory``: the scales of an fp8 cache are read there. ``code``: another build. ``splits``:
+    with more than one, tiles of more than ``part_blocks`` K blocks are computed in so many parts at
+    most and merged. ``room``: parts of a kv head at most; by default all find room. What parts
+    leave is NaN where nobody writes.
     """
     import liteattention_emulator as emulator
 
@@ -93,6 +103,13 @@ def prefill(
     wide = (1 / math.sqrt(dim) if scale is None else scale) * LOG2E
     at = scales_in_memory(k_scale, v_scale) if in_memory else None
     scale, v_scale = (math.nan, math.nan) if in_memory else (wide * k_scale, v_scale)
+    group = q_heads // kv_heads
+    slots = rows * group // tile_rows(dim) + requests
+    parts: tuple[torch.Tensor | None, ...] = None, None
+    room = (slots * splits if room is None else room) if splits > 1 else 0
+    if room:
+        sizes = (tile_rows(dim), dim), (2, tile_rows(dim))
+        parts = tuple(torch.full((kv_heads, room, *size), math.nan) for size in sizes)
     strides = [PageStrides(x.stride(0) if paged else 0, x.stride(-3), x.stride(-2)) for x in (k, v)]
     params = RaggedParams(
         *map(pointer, (q, k, v, out, lse, sinks, batch.q_start)),
@@ -101,21 +118,27 @@ def prefill(
             None if paged else batch.kv_start,
             batch.page_table if paged else None,
         )),
-        None, None, *map(pointer, at or (None, None)),
+        None, None, *map(pointer, (*parts, *(at or (None, None)))),
         *(RowStrides(x.stride(0), x.stride(1)) for x in (q, out)),
         *strides, batch.page_table.stride(0), 0 if lse is None else lse.stride(0),
         wide, 2 / soft_cap if soft_cap else 0.0,
         requests, rows, q_heads, kv_heads, batch.page_size, *divider(batch.page_size),
         causal, window, 1,
         scale, soft_cap * LOG2E, 2 * scale / soft_cap if soft_cap else 0.0,
-        dim, *divider(q_heads // kv_heads), v_scale,
+        dim, *divider(group), v_scale, splits, room, part_blocks,
     )  # fmt: skip
     name = f"attention_prefill_{variant(q, rounding, fp8=k.dtype.itemsize == 1)}"
-    slots = rows * (q_heads // kv_heads) // tile_rows(dim) + requests
     image = manifest.load("attention_prefill.co") if code is None else code.read_bytes()
     caches = batch.spans or [k, v]
     given = (q, *caches, out, lse, sinks, batch.q_start, batch.kv_len, batch.kv_start)
     with emulator.Module(image) as module, ExitStack() as stack:
-        tensors: list[Any] = [batch.page_table, *(x for x in given if x is not None), *(at or ())]
+        tensors: list[Any] = [x for x in (*given, *parts) if x is not None]
+        tensors += [batch.page_table, *(at or ())]
         stack.enter_context(emulator.registered(*tensors))
-        return module.launch(name, [slots * kv_heads], [512], [params])
+        report = module.launch(name, [max(slots, room) * kv_heads], [512], [params])
+        if room > 1:
+            merge = f"merge_prefill_{'fp16' if q.dtype == torch.float16 else f'bf16_{rounding}'}"
+            tiles, pieces = min(slots, room // 2), tile_rows(dim) * dim // 2048
+            with emulator.Module(manifest.load("merge_prefill.co")) as merges:
+                merges.launch(merge, [tiles * kv_heads * pieces], [256], [params])
+        return report

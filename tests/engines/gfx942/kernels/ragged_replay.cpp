@@ -44,6 +44,33 @@ void TileNumbers(std::mt19937& random) {
     }
 }
 
+// However many tiles there are, each has its parts, all of them a workgroup and, if they are more
+// than one, room and a merge.
+void PartsOfTiles() {
+    for (const int32_t slots : {1, 2, 5, 64, 300})
+        for (const int32_t room : {0, 1, 2, 7, 64, 200, 1216})
+            for (const int32_t splits : {1, 2, 3, 14, 64})
+                for (int32_t tiles = 0; tiles <= slots; ++tiles) {
+                    const int32_t parts = PrefillSplitsOf(tiles, room, splits);
+                    Require(parts >= 1 && parts <= splits, "from one to as many as asked");
+                    Require(parts * tiles <= PrefillItems(slots, room), "a workgroup for each");
+                    if (parts == 1 || tiles == 0) continue;
+                    Require(parts * tiles <= room, "room for each");
+                    Require(tiles <= MergePrefillTiles(slots, room), "a merge for each");
+                    Require(parts == splits || (parts + 1) * tiles > room, "as many as find room");
+                }
+    for (int32_t blocks = 0; blocks < 70; ++blocks)
+        for (int32_t part_blocks = 1; part_blocks < 70; ++part_blocks)
+            for (const int32_t splits : {1, 2, 3, 14, 64}) {
+                const int32_t parts = PrefillPartsOf(blocks, part_blocks, splits);
+                Require(parts >= 1 && parts <= splits && (parts == 1 || parts <= blocks),
+                        "no part is empty");
+                const int32_t longest = PartBegin(1, parts, blocks);
+                Require(parts == splits || longest <= part_blocks, "parts are short enough");
+                Require(parts == 1 || (parts - 1) * part_blocks < blocks, "and no more than that");
+            }
+}
+
 void WorkgroupsToTiles() {
     for (uint32_t heads : {1u, 2u, 3u, 4u, 6u, 8u, 10u, 12u, 16u, 40u})
         for (uint32_t slots : {1u, 2u, 7u, 8u, 65u}) {
@@ -122,6 +149,7 @@ void ValuesInLds(int dim, int keys) {
 int main() {
     std::mt19937 random(0);
     TileNumbers(random);
+    PartsOfTiles();
     WorkgroupsToTiles();
     Divisions(random);
     for (int dim = 1; dim <= 512; ++dim)

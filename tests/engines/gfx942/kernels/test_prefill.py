@@ -51,6 +51,9 @@ def run(batch: Batch, rounding: str = "rtne", **options: Any) -> tuple[torch.Ten
 def check(batch: Batch, rounding: str = "rtne", **options: Any) -> None:
     """Rows of prefill requests are within the bound, all others untouched."""
     out, lse = run(batch, rounding, **options)
+    options = {
+        name: x for name, x in options.items() if name not in ("splits", "part_blocks", "room")
+    }
     lead = int(batch.q_start[0])
     assert (out[:lead] == CANARY).all() and (lse[:, :lead] == CANARY).all()
     out, lse = out[lead:], lse[:, lead:]
@@ -91,6 +94,117 @@ def test_fp8_caches(dtype: torch.dtype, dim: int) -> None:
     check(batch, **options)
     numbers, memory = run(batch, **options), run(batch, in_memory=True, **options)
     assert all(map(torch.equal, numbers, memory))
+
+
+#: Parts at most, and K blocks of one at most: more parts than blocks, parts of unequal lengths.
+PARTS = [(2, 1), (3, 2), (64, 1)]
+
+
+@pytest.mark.parametrize(("splits", "part_blocks"), PARTS)
+@pytest.mark.parametrize("dim", [*DIMS, *FILL_NO_TILE])
+def test_tiles_in_parts_are_within_the_bound(dim: int, splits: int, part_blocks: int) -> None:
+    parts = {"splits": splits, "part_blocks": part_blocks}
+    # without a prefix, behind one, over several tiles, without a key; tiles of one part among them
+    requests = [*MIXED, (90, 30), (40, 1000), (20, 0)]
+    for page_size, more in ((0, {}), (16, {"sinks": torch.arange(4.0), "window": 150})):
+        batch = ragged.make(requests, (4, 2), dim, page_size, padding=3, lead=page_size)
+        check(batch, **parts, **more)
+
+
+@pytest.mark.parametrize("dim", [*DIMS, 112])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"causal": False},
+        {"causal": False, "window": 70},
+        {"window": 1},
+        {"soft_cap": 2.0, "window": 300},
+        {"scale": -0.7, "soft_cap": 3.0},
+        {"scale": 0.0},
+    ],
+    ids=str,
+)
+def test_masks_and_scores_in_parts(options: dict[str, Any], dim: int) -> None:
+    batch = ragged.make([(150, 333), (33, 300), (70, 70)], (2, 1), dim, 3)
+    check(batch, splits=4, part_blocks=2, **options)
+
+
+@pytest.mark.parametrize("dim", [*DIMS, *FILL_NO_TILE])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_fp8_caches_in_parts(dtype: torch.dtype, dim: int) -> None:
+    batch = ragged.make(MIXED, (4, 2), dim, 16, dtype, fp8=FP8)
+    options: dict[str, Any] = {"k_scale": 0.5, "v_scale": 7.0, "splits": 3, "part_blocks": 1}
+    check(batch, **options)
+    numbers, memory = run(batch, **options), run(batch, in_memory=True, **options)
+    assert all(map(torch.equal, numbers, memory))
+
+
+@pytest.mark.parametrize("rounding", ["rtna", "rtz"])
+def test_roundings_in_parts(rounding: str) -> None:
+    check(ragged.make([(30, 90), (90, 290)], (4, 2), 64, 16), rounding, splits=3)
+
+
+@pytest.mark.parametrize("dim", DIMS)
+def test_a_tile_of_few_keys_is_whole_among_others_in_parts(dim: int) -> None:
+    # Bit for bit what it would be: parts are for tiles of more blocks than a part has.
+    batch = ragged.make([(60, 60), (40, 500)], (4, 1), dim, 16)
+    out, lse = run(batch)
+    found, found_lse = run(batch, splits=8, part_blocks=2)
+    assert torch.equal(found[:60], out[:60]) and torch.equal(found_lse[:, :60], lse[:, :60])
+    assert not torch.equal(found[60:], out[60:])
+
+
+@pytest.mark.parametrize("dim", DIMS)
+def test_parts_load_each_key_once_and_compute_no_more(dim: int) -> None:
+    blocks, rows = 24, ragged.tile_rows(dim)
+    batch = ragged.make([(rows // 8, blocks * ragged.tile_keys(dim))], (8, 1), dim, 16)
+    out = torch.empty_like(batch.q)
+    whole, *parts = (
+        ragged.prefill(batch, out, None, causal=False, splits=n, part_blocks=blocks // n)
+        for n in (1, 4, 8)
+    )
+    block_bytes = 2 * 2 * dim * ragged.tile_keys(dim)
+    for n, report in zip((4, 8), parts, strict=True):
+        assert report.by_unit()["mfma"] == whole.by_unit()["mfma"]
+        more = report.counters["global_load_bytes"] - whole.counters["global_load_bytes"]
+        # queries, q_start and the entries of the first blocks, once more for each further part
+        assert 0 < more < (n - 1) * (rows * dim * 2 + block_bytes / 2)
+
+
+@pytest.mark.parametrize("dim", [64, 256])
+def test_as_many_parts_as_find_room(dim: int) -> None:
+    # More tiles than the host thought: each has fewer parts, or none. What is written lies in the
+    # room, beside which nothing may be touched.
+    batch = ragged.make([(64, 64), (1, 90), (200, 700), (70, 400)], (4, 2), dim, 16)
+    tiles = sum(-(-2 * n // ragged.tile_rows(dim)) for n, _ in batch.requests if n > 8)
+    whole = run(batch)
+    for room in (1, tiles - 1, tiles, 2 * tiles - 1, 2 * tiles, 3 * tiles + 1, 64 * tiles):
+        check(batch, splits=64, room=room)
+        found = run(batch, splits=64, room=room)
+        assert torch.equal(found[0], whole[0]) == (room < 2 * tiles)
+
+
+@pytest.mark.parametrize("count", [63, 64, 65, 130])
+def test_tiles_of_many_requests_in_parts(count: int) -> None:
+    # Among requests of few rows, 64 of which are looked at at a time.
+    g = torch.Generator().manual_seed(count)
+    lengths = torch.randint(0, 40, (count,), generator=g).tolist()
+    lengths = [n if r % 3 == 0 or r > 60 else n % 17 for r, n in enumerate(lengths)]
+    batch = ragged.make([(n, n + 3 * r) for r, n in enumerate(lengths)], (1, 1), 64, 16)
+    check(batch, splits=3)
+
+
+def test_not_a_number_stays_in_its_row_of_a_part() -> None:
+    batch = ragged.make([(40, 400)], (4, 1), 64, 16)
+    parts = {"splits": 4, "part_blocks": 1}
+    out, lse = run(batch, **parts)
+    batch.q[3, 2, 5] = math.nan
+    spoilt, spoilt_lse = run(batch, **parts)
+    assert spoilt[3, 2].isnan().all() and spoilt_lse[2, 3].isnan()
+    same = torch.ones(40, 4, dtype=torch.bool)
+    same[3, 2] = False
+    assert torch.equal(spoilt[same], out[same])
+    assert torch.equal(spoilt_lse.T[same], lse.T[same])
 
 
 @pytest.mark.parametrize("requests", [[(70, 90)], [(9, 90), (0, 3), (100, 200)]], ids=str)
@@ -209,7 +323,8 @@ def test_the_order_of_waves_does_not_matter(page_size: int, dim: int) -> None:
     try:
         for order in orders:
             set_option("order", order)
-            results.append(run(batch, window=150))
+            whole, parts = (run(batch, window=150, splits=n) for n in (1, 2))
+            results.append((torch.cat([whole[0], parts[0]]), torch.cat([whole[1], parts[1]], 1)))
     finally:
         set_option("order", "")
     for order, (out, lse) in zip(orders, results, strict=True):
@@ -231,6 +346,7 @@ def test_pages_before_the_window_are_gone(page_size: int, dim: int) -> None:
         batch.v_cache[page, : first % page_size] = math.nan
     got = run(batch, window=window)
     assert torch.equal(got[0], exact[0]) and torch.equal(got[1], exact[1])
+    check(batch, window=window, splits=2)
 
 
 def test_many_requests() -> None:
