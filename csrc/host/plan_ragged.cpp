@@ -247,7 +247,8 @@ void PlanPrefill(RaggedPlan& plan, int64_t compute_units, int64_t splits) {
     if (splits == 0) chosen = ChoosePrefillSplits(s, compute_units);
     stage.splits = std::max<int64_t>(chosen.splits, 1);
     stage.split = chosen.split;
-    plan.prefill_blocks = PrefillBlocks(s, stage.splits);
+    // Forced parts are a tile's own matter, whatever else is in the batch.
+    plan.prefill_blocks = stage.split == Split::kForced ? 1 : PrefillBlocks(s, stage.splits);
     if (stage.splits > 1) {
         const int64_t tiles = stage.split == Split::kForced ? slots : work.requests * work.tiles;
         const int64_t most = std::max<int64_t>(kMostRounds * compute_units / s.kv_heads, 2);

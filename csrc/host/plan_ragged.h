@@ -86,9 +86,9 @@ TailChoice ChoosePrefillSplits(const RaggedShape& shape, int64_t compute_units);
 // Every reason why the kernels cannot take the shape; none means that PlanRagged can.
 std::vector<std::string> RaggedReasons(const RaggedShape& shape);
 
-// `splits` 0 chooses, any other number up to kMostDecodeSplits is forced (tiles of prefill have no
-// more than kMostPrefillSplits parts and one for each K block). Throws std::invalid_argument with
-// every reason.
+// `splits` 0 chooses, any other number up to kMostDecodeSplits is forced (a tile of prefill has as
+// many parts, but no more than kMostPrefillSplits, K blocks or room). Throws std::invalid_argument
+// with every reason.
 RaggedPlan PlanRagged(const RaggedShape& shape, int64_t compute_units, int64_t splits);
 
 }  // namespace liteattention::gfx942

@@ -214,7 +214,8 @@ def test_a_step_that_was_captured_once_serves_every_step() -> None:
     with step.captured() as graph:
         layer = (
             "hipLaunchHostFunc", "write_kv", "attention_prefill_bf16_d64_rtne",
-            "attention_decode_bf16_d64_rtne", "merge_decode_bf16_rtne", "hipLaunchHostFunc",
+            "attention_decode_bf16_d64_rtne", "merge_prefill_bf16_rtne", "merge_decode_bf16_rtne",
+            "hipLaunchHostFunc",
         )  # fmt: skip
         assert graph.nodes == ("hipLaunchHostFunc", *layer * LAYERS, "hipLaunchHostFunc")
         found = serve(step, graph.launch)
@@ -318,7 +319,7 @@ def test_replays_follow_scales_that_change(monkeypatch: pytest.MonkeyPatch) -> N
             step(out, cache, "gfx942", **tensors)
     assert graph.nodes == (
         "write_kv_bf16_fp8", "attention_prefill_bf16_fp8_d64_rtne",
-        "attention_decode_bf16_fp8_d64_rtne", "merge_decode_bf16_rtne",
+        "attention_decode_bf16_fp8_d64_rtne", "merge_prefill_bf16_rtne", "merge_decode_bf16_rtne",
     )  # fmt: skip
     seen = []
     with graph:

@@ -42,13 +42,13 @@ def write_request_of(
 
 
 #: Head dim, page size, divider of pages, splits, window, soft cap and longest request; of prefill
-#: the parts of a tile and the K blocks of a part.
+#: the parts of a tile and the K blocks that a part must have, one where parts are forced.
 PAGED = [
     (64, 16, (2**31, 4), 3, 77, 12.5, 20, 2, 1),  # both kernels and their merges; two K blocks
     (128, 3, (-(-(2**33) // 3), 2), 1, 0, 0.0, 5, 1, 0),  # decode alone: 5 rows of 3 heads
-    (256, 1, (2**31, 0), 1, 300, 0.0, 20, 1, 10),  # a window as long as the keys is none
-    (80, 16, (2**31, 4), 3, 0, 0.0, 20, 3, 2),
-    (192, 16, (2**31, 4), 1, 0, 0.0, 20, 1, 10),
+    (256, 1, (2**31, 0), 1, 300, 0.0, 20, 1, 1),  # a window as long as the keys is none
+    (80, 16, (2**31, 4), 3, 0, 0.0, 20, 3, 1),
+    (192, 16, (2**31, 4), 1, 0, 0.0, 20, 1, 1),
 ]
 
 
