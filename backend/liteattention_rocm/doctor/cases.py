@@ -267,7 +267,10 @@ def _paged(
 
 
 def prefill(run: Run) -> Results:
-    """Packed sequences of 130 and 37 rows, the second one after 64 earlier keys."""
+    """Packed sequences of 130 and 37 rows, the second one after 64 earlier keys.
+
+    Tiles of more than one K block are in two parts where the engine splits.
+    """
     return _ragged(run, ((130, 130), (37, 101)), (2, 1), False, 40)
 
 
@@ -344,7 +347,7 @@ CASES = (
     Case("LiteAttention, threshold", ("attention_lite",), vote),
     Case("LiteAttention, budget", ("attention_weigh", "select_tiles"), weigh),
     Case("LiteAttention, order", ("count_tiles", "plan_lpt", "attention_lite"), order),
-    Case("packed prefill", ("attention_prefill",), prefill),
+    Case("packed prefill", ("attention_prefill", "merge_prefill"), prefill),
     Case("paged decode", ("attention_decode", "merge_decode"), decode),
     Case("fp8 cache", ("attention_prefill", "attention_decode", "write_kv"), fp8),
     Case("write_kv", ("write_kv",), write),

@@ -299,6 +299,38 @@ def test_causal_attention(
             expect_lse(found[1], expected.lse)
 
 
+@pytest.mark.parametrize(
+    ("requests", "heads", "options"),
+    [
+        ([(24, 1500)], (8, 1), {}),  # a chunk behind a prefix
+        ([(1, 300), (60, 900), (0, 4), (1, 1)], (8, 2), {"sinks": True}),  # beside decoding
+        ([(150, 1300)], (2, 1), {"window": 900, "soft_cap": 30.0}),
+        ([(100, 700)], (4, 2), {"causal": False}),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("dim", [64, 128, 192])
+def test_prefill_in_as_many_parts_as_the_model_says(
+    requests: list[tuple[int, int]], heads: tuple[int, int], options: dict[str, Any], dim: int
+) -> None:
+    case = make(requests, *heads, dim, seed=dim)
+    out, lse = check(case, 16, **options)
+    report = liteattention_emulator.last_launch()
+    assert report is not None and report.kernel.startswith("merge_")
+    found, found_lse = run(case, 16, **options)  # and the same bits again
+    assert torch.equal(found, out) and torch.equal(found_lse, lse)
+
+
+def test_causal_attention_of_few_tiles_is_split() -> None:
+    g = torch.Generator().manual_seed(3)
+    q, k, v = (torch.randn(1, 700, 1, 64, generator=g).bfloat16() for _ in range(3))
+    expected = exact(*(x.transpose(1, 2) for x in (q, k, v)), causal=True)
+    out = liteattention_rocm.attention(q, k, v, causal=True, engine="gfx942")
+    report = liteattention_emulator.last_launch()
+    assert report is not None and report.kernel == "merge_prefill_bf16_rtne"
+    expect_out(out.transpose(1, 2), expected, bound(expected, q.dtype))
+
+
 def test_a_plan_serves_every_layer_without_allocating(
     monkeypatch: pytest.MonkeyPatch, splits: Any
 ) -> None:

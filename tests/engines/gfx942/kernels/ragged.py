@@ -67,78 +67,100 @@ def make(
     return Batch(**vars(case), **dict(zip(CACHES, caches, strict=True)), page_size=page_size)
 
 
-def prefill(
-    batch: Batch,
-    out: torch.Tensor,
-    lse: torch.Tensor | None,
-    *,
-    causal: bool = True,
-    window: int = 0,
-    soft_cap: float = 0.0,
-    sinks: torch.Tensor | None = None,
-    scale: float | None = None,
-    k_scale: float = 1.0,
-    v_scale: float = 1.0,
-    in_memory: bool = False,
-    rounding: str = "rtne",
-    code: Path | None = None,
-    splits: int = 1,
-    part_blocks: int = 1,
-    room: int | None = None,
-) -> Any:
-    """One launch over ``batch``; out [T, Hq, D], lse [Hq, T] or None. Returns its report.
+class Prefill:
+    """A launch over ``batch`` and the merge of its parts; out [T, Hq, D], lse [Hq, T] or None.
 
-    ``in_memory``: the scales of an fp8 cache are read there. ``code``: another build. ``splits``:
-    with more than one, tiles of more than ``part_blocks`` K blocks are computed in so many parts at
-    most and merged. ``room``: parts of a kv head at most; by default all find room. What parts
-    leave is NaN where nobody writes.
+    ``in_memory``: the scales of an fp8 cache are read there. ``splits``: with more than one, tiles
+    of more than ``part_blocks`` K blocks are computed in so many parts at most. ``room``: parts of
+    a kv head at most; by default all find room. ``parts`` are what they leave, NaN where nobody
+    writes: outputs and statistics, none without room.
     """
-    import liteattention_emulator as emulator
 
-    q, k, v = batch.q, batch.k_cache, batch.v_cache
-    rows, q_heads, dim = q.shape
-    kv_heads = k.shape[-2]
-    requests = len(batch.kv_len)
-    paged = batch.page_size > 0
-    wide = (1 / math.sqrt(dim) if scale is None else scale) * LOG2E
-    at = scales_in_memory(k_scale, v_scale) if in_memory else None
-    scale, v_scale = (math.nan, math.nan) if in_memory else (wide * k_scale, v_scale)
-    group = q_heads // kv_heads
-    slots = rows * group // tile_rows(dim) + requests
-    parts: tuple[torch.Tensor | None, ...] = None, None
-    room = (slots * splits if room is None else room) if splits > 1 else 0
-    if room:
+    def __init__(
+        self,
+        batch: Batch,
+        out: torch.Tensor,
+        lse: torch.Tensor | None,
+        *,
+        causal: bool = True,
+        window: int = 0,
+        soft_cap: float = 0.0,
+        sinks: torch.Tensor | None = None,
+        scale: float | None = None,
+        k_scale: float = 1.0,
+        v_scale: float = 1.0,
+        in_memory: bool = False,
+        rounding: str = "rtne",
+        splits: int = 1,
+        part_blocks: int = 1,
+        room: int | None = None,
+    ) -> None:
+        q, k, v = batch.q, batch.k_cache, batch.v_cache
+        rows, q_heads, dim = q.shape
+        kv_heads = k.shape[-2]
+        requests = len(batch.kv_len)
+        paged = batch.page_size > 0
+        wide = (1 / math.sqrt(dim) if scale is None else scale) * LOG2E
+        at = scales_in_memory(k_scale, v_scale) if in_memory else ()
+        scale, v_scale = (math.nan, math.nan) if in_memory else (wide * k_scale, v_scale)
+        group = q_heads // kv_heads
+        slots = rows * group // tile_rows(dim) + requests
+        room = (slots * splits if room is None else room) if splits > 1 else 0
         sizes = (tile_rows(dim), dim), (2, tile_rows(dim))
-        parts = tuple(torch.full((kv_heads, room, *size), math.nan) for size in sizes)
-    strides = [PageStrides(x.stride(0) if paged else 0, x.stride(-3), x.stride(-2)) for x in (k, v)]
-    params = RaggedParams(
-        *map(pointer, (q, k, v, out, lse, sinks, batch.q_start)),
-        *map(pointer, (
-            batch.kv_len if paged else None,
-            None if paged else batch.kv_start,
-            batch.page_table if paged else None,
-        )),
-        None, None, *map(pointer, (*parts, *(at or (None, None)))),
-        *(RowStrides(x.stride(0), x.stride(1)) for x in (q, out)),
-        *strides, batch.page_table.stride(0), 0 if lse is None else lse.stride(0),
-        wide, 2 / soft_cap if soft_cap else 0.0,
-        requests, rows, q_heads, kv_heads, batch.page_size, *divider(batch.page_size),
-        causal, window, 1,
-        scale, soft_cap * LOG2E, 2 * scale / soft_cap if soft_cap else 0.0,
-        dim, *divider(group), v_scale, splits, room, part_blocks,
-    )  # fmt: skip
-    name = f"attention_prefill_{variant(q, rounding, fp8=k.dtype.itemsize == 1)}"
-    image = manifest.load("attention_prefill.co") if code is None else code.read_bytes()
-    caches = batch.spans or [k, v]
-    given = (q, *caches, out, lse, sinks, batch.q_start, batch.kv_len, batch.kv_start)
-    with emulator.Module(image) as module, ExitStack() as stack:
-        tensors: list[Any] = [x for x in (*given, *parts) if x is not None]
-        tensors += [batch.page_table, *(at or ())]
-        stack.enter_context(emulator.registered(*tensors))
-        report = module.launch(name, [max(slots, room) * kv_heads], [512], [params])
-        if room > 1:
-            merge = f"merge_prefill_{'fp16' if q.dtype == torch.float16 else f'bf16_{rounding}'}"
-            tiles, pieces = min(slots, room // 2), tile_rows(dim) * dim // 2048
-            with emulator.Module(manifest.load("merge_prefill.co")) as merges:
-                merges.launch(merge, [tiles * kv_heads * pieces], [256], [params])
-        return report
+        self.parts = [torch.full((kv_heads, room, *x), math.nan) for x in sizes] if room else []
+        strides = [
+            PageStrides(x.stride(0) if paged else 0, x.stride(-3), x.stride(-2)) for x in (k, v)
+        ]
+        self._params = RaggedParams(
+            *map(pointer, (q, k, v, out, lse, sinks, batch.q_start)),
+            *map(pointer, (
+                batch.kv_len if paged else None,
+                None if paged else batch.kv_start,
+                batch.page_table if paged else None,
+            )),
+            None, None, *map(pointer, self.parts or (None, None)),
+            *map(pointer, at or (None, None)),
+            *(RowStrides(x.stride(0), x.stride(1)) for x in (q, out)),
+            *strides, batch.page_table.stride(0), 0 if lse is None else lse.stride(0),
+            wide, 2 / soft_cap if soft_cap else 0.0,
+            requests, rows, q_heads, kv_heads, batch.page_size, *divider(batch.page_size),
+            causal, window, 1,
+            scale, soft_cap * LOG2E, 2 * scale / soft_cap if soft_cap else 0.0,
+            dim, *divider(group), v_scale, splits, room, part_blocks,
+        )  # fmt: skip
+        caches = batch.spans or [k, v]
+        given = (q, *caches, out, lse, sinks, batch.q_start, batch.kv_len, batch.kv_start)
+        self._tensors = [x for x in given if x is not None]
+        self._tensors += [batch.page_table, *at, *self.parts]
+        self._kernel = f"attention_prefill_{variant(q, rounding, fp8=k.dtype.itemsize == 1)}"
+        self._grid = max(slots, room) * kv_heads
+        number = "fp16" if q.dtype == torch.float16 else f"bf16_{rounding}"
+        self._merge = f"merge_prefill_{number}"
+        self._merge_grid = min(slots, room // 2) * kv_heads * (tile_rows(dim) * dim // 2048)
+
+    def launch(self, image: bytes | None = None) -> Any:
+        """The kernel itself; ``image``: another build. Returns its report."""
+        return self._launch("attention_prefill.co", self._kernel, self._grid, 512, image)
+
+    def merge(self, image: bytes | None = None) -> Any:
+        """What merges the parts, if any tile may have some."""
+        if self._merge_grid == 0:
+            return None
+        return self._launch("merge_prefill.co", self._merge, self._merge_grid, 256, image)
+
+    def _launch(self, file: str, kernel: str, grid: int, threads: int, image: bytes | None) -> Any:
+        import liteattention_emulator as emulator
+
+        with emulator.Module(image or manifest.load(file)) as module, ExitStack() as stack:
+            stack.enter_context(emulator.registered(*self._tensors))
+            return module.launch(kernel, [grid], [threads], [self._params])
+
+
+def prefill(
+    batch: Batch, out: torch.Tensor, lse: torch.Tensor | None, code: Path | None = None, **more: Any
+) -> Any:
+    """One call; ``code``: another build. Returns the report of attention_prefill."""
+    call = Prefill(batch, out, lse, **more)
+    report = call.launch(None if code is None else code.read_bytes())
+    call.merge()
+    return report

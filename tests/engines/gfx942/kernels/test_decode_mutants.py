@@ -117,7 +117,7 @@ class Case:
             at = ragged.scales_in_memory(self.k_scale, v_scale)
             scale = v_scale = math.nan
         params = RaggedParams(
-            *map(pointer, (*given, part_out, part_stats, *at)),
+            *map(pointer, (*given, part_out, part_stats, None, None, *at)),
             *(RowStrides(x.stride(0), x.stride(1)) for x in (b.q, out)),
             *(
                 PageStrides(x.stride(0) if paged else 0, x.stride(-3), x.stride(-2))

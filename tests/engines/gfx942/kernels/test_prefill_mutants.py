@@ -38,7 +38,7 @@ def chosen_mutations(kernel: mutate.Kernel, sample: int) -> list[mutate.Mutation
     assert len(repeated) == 2
     # Whether a block needs a mask: it says so of one more, all of which the rows see.
     (*_, full) = (
-        m for m in everything if m.before.startswith("s_cmp_le_u32") and m.offset < masks[0].offset
+        m for m in everything if m.before.startswith("s_cmp_le_") and m.offset < masks[0].offset
     )
     idle += [*repeated, full]
     chosen = []
@@ -125,3 +125,89 @@ def test_mutants_of_an_fp8_cache_and_a_head_dim_that_fills_no_tile(
         print(f"\n{len(verdicts)} mutants of the hot loop tried")
         print(mutants.summary(kernel, verdicts))
     mutants.expect_noticed(bench.kernel, verdicts, 0.96, between_halves=2)
+
+
+class Parts:
+    """A batch whose tiles are computed in parts: what is written of parts, results and LSE.
+
+    ``merges``: of merge_prefill, over the parts that the kernel has left.
+    """
+
+    def __init__(self, batch: ragged.Batch, *, merges: bool = False, **options: Any) -> None:
+        rows, heads, _ = batch.q.shape
+        self.batch, self.merges, self.options = batch, merges, options
+        self.written = [torch.full_like(batch.q, 7.0), torch.full((heads, rows), 7.0)]
+        self.call = ragged.Prefill(batch, *self.written, **options)
+        if merges:
+            self.call.launch()
+        self.before = [x.clone() for x in self.written]
+        self.written += self.call.parts
+
+    def run(self, image: bytes, kernel: str) -> None:
+        """Launch; ``right`` then looks at what was written, also where this raises."""
+        for written, before in zip(self.written, self.before, strict=False):
+            written.copy_(before)
+        if not self.merges:
+            for part in self.call.parts:
+                part.fill_(7.0)
+        (self.call.merge if self.merges else self.call.launch)(image)
+
+    def accept(self) -> None:
+        """What was written is the kernel's own; merged, it is within the bound."""
+        self.accepted = [x.clone() for x in self.written]
+        if not self.merges:
+            self.call.merge()
+        options = {n: x for n, x in self.options.items() if n in ("window", "sinks")}
+        exact = self.batch.exact(**options)
+        expect_out(self.written[0], exact, bound(exact, self.written[0].dtype, p_as_output=True))
+        for written, accepted in zip(self.written, self.accepted, strict=True):
+            written.copy_(accepted)
+
+    def right(self) -> bool:
+        """Whether the latest run wrote the same bits."""
+        return all(
+            torch.equal(x.view(torch.int16), y.view(torch.int16))
+            for x, y in zip(self.written, self.accepted, strict=True)
+        )
+
+
+def parts_cases(dim: int, *, merges: bool = False) -> list[Parts]:
+    """Tiles of whole batches, a tile of one part and one behind 64 others among them."""
+    lengths = [(17 if r in (1, 65) else 0, 17 + 40 * (r == 65)) for r in range(66)]
+    return [
+        Parts(ragged.make(requests, heads, dim, 16), merges=merges, splits=splits, **more)
+        for requests, heads, splits, more in (
+            ([(70, 333), (20, 20)], (4, 1), 4, {"window": 150, "part_blocks": 2}),
+            ([(30, 300), (140, 200)], (4, 2), 64, {"room": 17, "sinks": torch.ones(4)}),
+            (lengths, (1, 1), 2, {}),
+        )
+    ]  # fmt: skip
+
+
+@pytest.mark.slow
+def test_mutants_of_the_merge(capsys: pytest.CaptureFixture[str]) -> None:
+    """All of the kernel. Of bounds, some only say how the compiler unrolls a loop."""
+    kernel, cases = "merge_prefill_bf16_rtne", parts_cases(64, merges=True)
+    with mutants.Bench(kernel, manifest.load("merge_prefill.co"), cases) as bench:
+        reached = [bench.kernel.listing.instructions[index] for index in bench.kernel.graph.next]
+        verdicts = bench.judge(mutate.mutations(bench.kernel, reached))
+    with capsys.disabled():
+        print("\n" + mutants.summary(kernel, verdicts))
+    mutants.expect_noticed(bench.kernel, verdicts, 0.9)
+
+
+@pytest.mark.slow
+def test_mutants_of_parts(capsys: pytest.CaptureFixture[str]) -> None:
+    """A sample of what stands outside the hot loop: which part a workgroup has, and its end."""
+    kernel, cases = "attention_prefill_bf16_d64_rtne", parts_cases(64)
+    with mutants.Bench(kernel, manifest.load("attention_prefill.co"), cases) as bench:
+        hot = {inst.index for inst in bench.kernel.loop()}
+        rest = [
+            bench.kernel.listing.instructions[i] for i in bench.kernel.graph.next if i not in hot
+        ]
+        everything = mutate.mutations(bench.kernel, rest)
+        verdicts = bench.judge(everything[:: max(1, len(everything) // 150)])
+    with capsys.disabled():
+        print(f"\n{len(verdicts)} of {len(everything)} mutants outside the hot loop tried")
+        print(mutants.summary(kernel, verdicts))
+    mutants.expect_noticed(bench.kernel, verdicts, 0.9)
