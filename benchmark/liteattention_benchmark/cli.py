@@ -600,9 +600,11 @@ def model(
 
     with activity(Console(stderr=True), "modelling") as say:
         rows = [] if decode else report.run(report.CASES, ranges, lambda x: say(f"modelling {x}"))
-        lists = [] if decode else report.lists(rows, lambda x: say(f"modelling {x}"))
+        spread = []
+        if not decode:
+            spread = [report.lists(rows, lambda x: say(f"modelling {x}")), report.prefill(rows)]
         decoded = report.run_decode(report.DECODE, lambda x: say(f"modelling {x}"))
-    typer.echo(report.to_markdown(rows, decoded, lists))
+    typer.echo(report.to_markdown(rows, decoded, spread))
 
 
 @app.command("serving")

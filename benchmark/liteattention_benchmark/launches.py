@@ -23,12 +23,14 @@ from .contenders import tiles_to_keep
 from .hbm import CUS
 from .model import BLOCK, Case
 
-Blocks = npt.NDArray[np.int64]
+Blocks = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """K blocks (64 keys) of each workgroup in the order of their ids; 0: it ends at once.
+    """K blocks (64 keys; halves of 32 from D = 192 on) of each workgroup in the order of their ids.
+
+    0: it ends at once.
 
     pass_bytes: what the passes before and after the kernel read and write, V packed and parts
     merged.
@@ -42,12 +44,12 @@ def work_of(case: Case) -> Work:
     """The launch of a case's whole shape; prefill is causal, of requests of S tokens."""
     batch, heads, length, dim = case.shape
     if case.kernel == "prefill":
-        return Work(_prefill(case))
+        return work_of_prefill(batch, length, length, heads, case.kv_heads or heads, dim)
     blocks = -(-length // _core.GFX942_K_BLOCK)
     shape = _core.DenseShape(batch, heads, heads, length, length, dim)
     packing = 2 * 2 * batch * heads * blocks * _core.GFX942_K_BLOCK * dim
     if case.kernel in ("lite", "weigh"):
-        return Work(np.full(_core.plan_lite(shape, CUS).tiles, blocks), packing)
+        return Work(np.full(_core.plan_lite(shape, CUS).tiles, float(blocks)), packing)
     plan = _core.plan_dense(shape, CUS, 0)
     whole = np.full(plan.whole_tiles, blocks)
     splits = max(plan.splits, 1)
@@ -56,7 +58,7 @@ def work_of(case: Case) -> Work:
     merged = 0
     if splits > 1:
         merged = plan.tail_tiles * _core.GFX942_Q_BLOCK * dim * (2 * 4 * splits + 2)
-    return Work(np.concatenate([whole, tail]).astype(np.int64), packing + merged)
+    return Work(np.concatenate([whole, tail]).astype(np.float64), packing + merged)
 
 
 def blocks_of_lists(cell: Lite, *, ordered: bool = True) -> Blocks:
@@ -71,34 +73,68 @@ def blocks_of_lists(cell: Lite, *, ordered: bool = True) -> Blocks:
         mapping = _core.Mapping.swizzled_head_first
         q_blocks = lists.shape[2]
         tiles = _core.tiles_of(mapping, len(counts) // q_blocks, q_blocks, len(counts))
-        return counts[tiles].astype(np.int64)
+        return counts[tiles].astype(np.float64)
     engine = Gfx942Engine(library=str(library()))
     order = engine.order_of_tiles(bitmap.pack(lists), k_blocks=lists.shape[3]).flatten().numpy()
-    return np.where(order >= 0, counts[order], 0).astype(np.int64)
+    return np.where(order >= 0, counts[order], 0).astype(np.float64)
+
+
+def clocks(work: Work, cost: Cost) -> float:
+    """clk of a launch, and of its passes by HBM's rate."""
+    return launch(_taken(work.blocks, cost)).clocks + work.pass_bytes / parameters()["hbm_rate"]
+
+
+def even(blocks: Blocks, cost: Cost) -> float:
+    """clk of as much work, spread evenly over all compute units."""
+    chip = Chip()
+    taken = _taken(blocks, cost)
+    return float(taken.sum() + chip.start * np.count_nonzero(blocks)) / chip.cus
 
 
 def over_even(blocks: Blocks, cost: Cost) -> float:
     """clk of a launch over those of as much work, spread evenly over all compute units."""
-    chip = Chip()
-    clocks = np.where(blocks > 0, cost.fixed + cost.per_block * blocks, 0.0)
-    even = (clocks.sum() + chip.start * np.count_nonzero(blocks)) / chip.cus
-    return launch(clocks, chip=chip).clocks / float(even)
+    return launch(_taken(blocks, cost)).clocks / even(blocks, cost)
 
 
-def _prefill(case: Case) -> Blocks:
-    """As csrc/gfx942/geometry.h deals tiles: PrefillBegin, PrefillTileOf."""
-    batch, heads, length, _ = case.shape
-    kv_heads, rows = case.kv_heads or heads, case.tile
-    slots = batch * length * case.group // rows + batch
-    of_slot = np.zeros(slots, np.int64)
-    for request in range(batch):
-        begin = request * length * case.group // rows + request
-        for tile in range(-(-length * case.group // rows)):
-            seen = -(-min((tile + 1) * rows, length * case.group) // case.group)
-            of_slot[begin + tile] = -(-seen // BLOCK)
-    ids = np.arange(slots * kv_heads)
+def _taken(blocks: Blocks, cost: Cost) -> npt.NDArray[np.float64]:
+    return np.where(blocks > 0, cost.fixed + cost.per_block * blocks, 0.0)
+
+
+def work_of_prefill(
+    requests: int, q_len: int, kv_len: int, heads: int, kv_heads: int, dim: int, *, splits: int = 0
+) -> Work:
+    """The launch of causal requests of as many rows and keys; 0 splits: as the engine plans it.
+
+    Dealt as csrc/gfx942 deals tiles (geometry.h: PrefillBegin, PrefillTileOf) and their parts
+    (ragged.h: FindItem).
+    """
+    shape = _core.RaggedShape(requests, requests * q_len, heads, kv_heads, dim, 0, q_len, kv_len, 1)
+    plan = _core.plan_ragged(shape, CUS, splits)
+    group, (rows, keys) = heads // kv_heads, (128, 32) if dim > 128 else (256, 64)
+    of_tile = []
+    for tile in range(-(-q_len * group // rows)):
+        last = -(-min((tile + 1) * rows, q_len * group) // group)
+        of_tile.append(-(-(kv_len - q_len + last) // keys))
+    tiles = requests * len(of_tile)
+    items = plan.prefill.grid // kv_heads
+    of_item = np.zeros(items)
+    merged = 0
+    if plan.prefill.splits == 1:
+        for request in range(requests):
+            begin = request * q_len * group // rows + request
+            of_item[begin : begin + len(of_tile)] = of_tile
+    else:
+        splits = _core.prefill_splits(tiles, plan.prefill_room, plan.prefill.splits)
+        first = items - tiles * splits
+        for number, blocks in enumerate(of_tile * requests):
+            parts = _core.prefill_parts(blocks, plan.prefill_blocks, splits)
+            each = [blocks // parts + (part < blocks % parts) for part in range(parts)]
+            of_item[first + number : first + parts * tiles : tiles] = each
+            if parts > 1:
+                merged += rows * dim * (2 * 4 * parts + 2) * kv_heads
+    ids = np.arange(items * kv_heads)
     sets = min(kv_heads & -kv_heads, 8)
-    return of_slot[slots - 1 - ids // sets % slots]
+    return Work(of_item[items - 1 - ids // sets % items] * (keys / BLOCK), merged)
 
 
 def cost_of(result: Replay, clocks_per_block: float, blocks: int) -> Cost:
@@ -113,8 +149,7 @@ def of(case: Case, result: Replay, clocks_per_block: float) -> tuple[Launch, dic
     """
     work = work_of(case)
     cost = cost_of(result, clocks_per_block, -(-case.shape[2] // BLOCK))
-    clocks = np.where(work.blocks > 0, cost.fixed + cost.per_block * work.blocks, 0.0)
-    found = launch(clocks)
+    found = launch(_taken(work.blocks, cost))
     matrix = float(work.blocks.sum()) * result.use * result.simds * clocks_per_block
     return found, {
         "workgroups": int((work.blocks > 0).sum()),

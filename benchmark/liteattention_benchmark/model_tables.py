@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from itertools import product
 from typing import Literal
 
+import numpy as np
+
 from liteattention_emulator.timing import Replay, Work, replay, spread, work
 from liteattention_emulator.timing.report import WORK_HEAD, work_row
 from liteattention_rocm.cli import tables
@@ -49,6 +51,24 @@ LISTS: tuple[tuple[float, _Pattern], ...] = (
     (0.42, "clustered"),
     (0.42, "uneven"),
     (0.8, "uneven"),
+)
+
+
+PREFILL = "prefill, D = 128"
+"""Whose workgroups the table of prefill launches is for."""
+#: Rows and keys of a request, query heads and key heads: a GPU of eight that share a model with 64
+#: and 8 heads, and one alone with 32 and 8.
+CHUNKS = (
+    (512, 33280, 8, 1),
+    (2048, 34816, 8, 1),
+    (8192, 40960, 8, 1),
+    (2048, 2048, 8, 1),
+    (8192, 8192, 8, 1),
+    (512, 8704, 32, 8),
+    (2048, 34816, 32, 8),
+    (512, 512, 32, 8),
+    (2048, 2048, 32, 8),
+    (8192, 8192, 32, 8),
 )
 
 
@@ -153,6 +173,26 @@ def lists(rows: Sequence[Row], say: Callable[[str], None] = lambda _: None) -> l
     return tables.markdown(["B, H, S", "skipped", "without an order", "by plan_lpt"], lines)
 
 
+def prefill(rows: Sequence[Row]) -> list[str]:
+    """clk of prefill launches, with whole tiles and in parts along the keys."""
+    row = next(row for row in rows if row.name == PREFILL)
+    assert row.clocks_per_block is not None
+    cost = launches.cost_of(row.result, row.clocks_per_block, KEYS // BLOCK)
+    lines = []
+    for q_len, kv_len, heads, kv_heads in CHUNKS:
+        shape = (1, q_len, kv_len, heads, kv_heads, 128)
+        whole, planned = (launches.work_of_prefill(*shape, splits=splits) for splits in (1, 0))
+        taken = [launches.clocks(each, cost) for each in (whole, planned)]
+        even = launches.even(whole.blocks, cost)
+        lines.append([
+            f"{q_len:,} of {kv_len:,}", f"{heads} on {kv_heads}",
+            f"{np.count_nonzero(whole.blocks):,}", f"{np.count_nonzero(planned.blocks):,}",
+            *(f"{clocks / even:.2f}" for clocks in taken), f"{taken[0] / taken[1]:.2f}",
+        ])  # fmt: skip
+    head = ["rows of keys", "heads", "tiles", "workgroups", "whole tiles", "as planned", "gain"]
+    return tables.markdown(head, lines)
+
+
 def decode(rows: Sequence[DecodeRow]) -> list[str]:
     """What decode has under way, beside what HBM asks for."""
     lines = []
@@ -173,10 +213,9 @@ def decode(rows: Sequence[DecodeRow]) -> list[str]:
 
 
 def to_markdown(
-    rows: Sequence[Row], decoded: Sequence[DecodeRow], spread_of_lists: list[str]
+    rows: Sequence[Row], decoded: Sequence[DecodeRow], spread_of_launches: Sequence[list[str]]
 ) -> str:
     """All tables."""
     parts = [clocks(rows), spent(rows)] if rows else []
-    if spread_of_lists:
-        parts.append(spread_of_lists)
+    parts += [table for table in spread_of_launches if table]
     return "\n\n".join("\n".join(part) for part in [*parts, decode(decoded)])

@@ -145,8 +145,10 @@ struct PrefillItem {
     int32_t part, splits;
 };
 
-// The item of the workgroup that has number `place` of `items` within a kv head, the last tiles
-// first as in PrefillTileOf, whose numbers these are. False if it has none.
+// The item of the workgroup that has number `place` of `items` within a kv head; these are
+// PrefillTileOf's numbers, which begins with the highest. False if it has none. The last parts of
+// all tiles go first, whole tiles, which are short, last. Neighbours differ in their tiles: so XCDs
+// have as many parts each, though short tiles have fewer of them.
 LITE_DEVICE bool FindItem(const RaggedParams& p, int32_t place, int32_t items, int32_t group,
                           int32_t tile_rows, uint32_t lane, PrefillItem& item) {
     item.splits = 1;
@@ -156,9 +158,9 @@ LITE_DEVICE bool FindItem(const RaggedParams& p, int32_t place, int32_t items, i
         item.splits = UniformInt(PrefillSplitsOf(tiles, p.prefill_room, p.prefill_splits));
         const int32_t index = place - (items - tiles * item.splits);
         if (index < 0) return false;
-        const int32_t number = UniformInt(index / item.splits);
+        item.part = UniformInt(index / tiles);
+        const int32_t number = index - item.part * tiles;
         item.at = number * item.splits;
-        item.part = index - item.at;
         item.slot = FindTile(p, number, group, tile_rows, lane);
     } else {
         item.slot = FindSlot(p, place, group, tile_rows, lane);

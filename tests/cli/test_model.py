@@ -116,12 +116,29 @@ def test_the_table_of_lists(monkeypatch: pytest.MonkeyPatch) -> None:
     case = model_tables.Case((1, 1, 512, 128), "weigh", "rtne")
     [row] = model_tables.run({model_tables.LISTED: case}, ranges=False)
     monkeypatch.setattr(model_tables, "SHAPES", ((1, 12, 8192),))
-    text = model_tables.to_markdown([row], [], model_tables.lists([row]))
+    text = model_tables.to_markdown([row], [], [model_tables.lists([row])])
     cells = [[cell.strip() for cell in line.split("|")[1:-1]] for line in text.splitlines()]
     found = {x[1]: (float(x[2]), float(x[3])) for x in cells if x[:1] == ["1, 12, 8,192"]}
     assert list(found) == ["0% uniform", "42% clustered", "42% uneven", "80% uneven"]
     assert found["0% uniform"][0] == found["0% uniform"][1] >= 1
     assert found["42% uneven"][1] < found["42% uneven"][0]
+
+
+def test_the_table_of_prefill(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Parts come near evenly spread work where whole tiles leave compute units idle."""
+    assert model_tables.PREFILL in model_tables.CASES
+    case = model_tables.Case((1, 4, 4096, 128), "prefill", "rtne", 1)
+    [row] = model_tables.run({model_tables.PREFILL: case}, ranges=False)
+    shapes = ((512, 33280, 8, 1), (8192, 8192, 8, 1), (16384, 16384, 32, 8))
+    monkeypatch.setattr(model_tables, "CHUNKS", shapes)
+    text = model_tables.to_markdown([row], [], [model_tables.prefill([row])])
+    cells = [[cell.strip() for cell in line.split("|")[1:-1]] for line in text.splitlines()]
+    found = {x[0]: x for x in cells if x and "of" in x[0].split()}
+    chunk, prompt, large = (found[f"{q:,} of {kv:,}"] for q, kv, _, _ in shapes)
+    assert chunk[2] == "16" and int(chunk[3]) >= 16 * 8
+    assert float(chunk[4]) > 15 and float(chunk[5]) < 2.5 and float(chunk[6]) > 8
+    assert float(prompt[5]) < 1.6 < 2 < float(prompt[4])
+    assert large[2] == large[3] == "2,048" and float(large[6]) == 1
 
 
 def test_every_mistake_is_named(tmp_path: Path) -> None:

@@ -35,14 +35,42 @@ def test_causal_tiles_see_what_their_last_row_sees(
     shape: tuple[int, int, int, int], kv_heads: int
 ) -> None:
     batch, heads, length, dim = shape
-    found = launches.work_of(Case(shape, "prefill", "rtne", kv_heads)).blocks
-    group, rows = heads // kv_heads, 128 if dim > 128 else 256
+    found = launches.work_of_prefill(batch, length, length, heads, kv_heads, dim, splits=1).blocks
+    group, (rows, keys) = heads // kv_heads, (128, 32) if dim > 128 else (256, 64)
     queries = np.arange(length * group) // group
-    each = [-(-(queries[i : i + rows].max() + 1) // 64) for i in range(0, len(queries), rows)]
+    ends = [queries[i : i + rows].max() + 1 for i in range(0, len(queries), rows)]
+    each = [-(-end // keys) * (keys / 64) for end in ends]
     assert sorted(found[found > 0]) == sorted(each * batch * kv_heads)
     # The longest come first, in every head of the first request dealt.
     sets = min(kv_heads & -kv_heads, 8)
     assert found[found > 0][0] == max(each) and len(set(found[:sets])) == 1
+
+
+@pytest.mark.parametrize("dim", [64, 128, 192])
+@pytest.mark.parametrize(
+    ("requests", "q_len", "kv_len", "heads"), [(1, 512, 33280, (8, 1)), (2, 700, 900, (6, 2))]
+)
+def test_parts_of_tiles_are_their_work(
+    requests: int, q_len: int, kv_len: int, heads: tuple[int, int], dim: int
+) -> None:
+    shape = (requests, q_len, kv_len, *heads, dim)
+    whole, parts = (launches.work_of_prefill(*shape, splits=n) for n in (1, 0))
+    plan = _core.plan_ragged(
+        _core.RaggedShape(
+            requests, requests * q_len, *heads, dim, 0, q_len, kv_len, 1
+        ), 304, 0,
+    ).prefill  # fmt: skip
+    assert plan.splits > 1 and len(parts.blocks) == plan.grid
+    assert parts.blocks.sum() == whole.blocks.sum() and parts.blocks.max() < whole.blocks.max()
+    tiles, workgroups = (np.count_nonzero(x.blocks) for x in (whole, parts))
+    rows = 128 if dim > 128 else 256
+    # every part is written and read once in fp32, every tile that has parts once in 16 bits
+    assert whole.pass_bytes == 0
+    assert parts.pass_bytes <= rows * dim * (8 * workgroups + 2 * tiles)
+    assert parts.pass_bytes >= rows * dim * 8 * (workgroups - tiles)
+    # and the model's case is the one that the engine plans
+    case = Case((requests, heads[0], q_len, dim), "prefill", "rtne", heads[1])
+    assert launches.work_of(case).blocks.sum() <= whole.blocks.sum()
 
 
 def test_a_tile_of_uneven_groups_is_recorded() -> None:
