@@ -28,7 +28,7 @@ Blocks = npt.NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """K blocks (64 keys; halves of 32 from D = 192 on) of each workgroup in the order of their ids.
+    """K blocks of 64 keys of each workgroup in the order of their ids; one of 32 keys counts half.
 
     0: it ends at once.
 
@@ -125,9 +125,10 @@ def work_of_prefill(
             of_item[begin : begin + len(of_tile)] = of_tile
     else:
         splits = _core.prefill_splits(tiles, plan.prefill_room, plan.prefill.splits)
-        first = items - tiles * splits
+        first, least = items - tiles * splits, plan.prefill_blocks
+        part_blocks = max(least, -(-max(of_tile) // splits)) if least else 1
         for number, blocks in enumerate(of_tile * requests):
-            parts = _core.prefill_parts(blocks, plan.prefill_blocks, splits)
+            parts = _core.prefill_parts(blocks, part_blocks, splits)
             each = [blocks // parts + (part < blocks % parts) for part in range(parts)]
             of_item[first + number : first + parts * tiles : tiles] = each
             if parts > 1:

@@ -105,11 +105,6 @@ inline constexpr int kBlockBytes = kKBlock * kDim * 2;  // of a K block, and of 
 template <int kDim>
 inline constexpr int kAttentionLds = 4 * kBlockBytes<kDim>;
 
-// The positive factor of raw scores; qk.h: LoadQueries.
-LITE_DEVICE float Factor(float scale_log2) {
-    return scale_log2 == 0.0f ? 1.0f : __builtin_fabsf(scale_log2);
-}
-
 // What a wave does beside its MFMAs in the slots of Pv and Qk, counted from Pv's first. A slot
 // hides seven instructions of its wave; of each four, the first two read no fragment. A copy to LDS
 // is four or five instructions.

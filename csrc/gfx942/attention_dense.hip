@@ -75,8 +75,8 @@ LITE_DEVICE void AttentionDense(const DenseParams& p) {
     } else {
         const int64_t row = static_cast<int64_t>(a.slot) * kQBlock + later.wave * kWaveRows;
         float* part_stats = p.part_stats + static_cast<int64_t>(a.slot) * 2 * kQBlock;
-        StorePart(p.part_out + row * kDim, part_stats + later.wave * kWaveRows,
-                  Factor(p.scale_log2), later.lane, later.across, stats, out);
+        StorePart(p.part_out + row * kDim, part_stats + later.wave * kWaveRows, later.lane,
+                  later.across, stats, out);
     }
 }
 

@@ -39,7 +39,7 @@
 // clocks of the LDS: 56 % of its rate with the stores. From D = 192 on it feeds two: there the LDS
 // sets the pace.
 //
-// Budget: VGPR 220, LDS 65536 (32768 at D = 64).
+// Budget: VGPR 204, LDS 65536 (32768 at D = 64).
 
 #include "attention.h"
 #include "paged.h"
@@ -160,17 +160,17 @@ LITE_DEVICE void StorePackedRows(const RaggedParams& p, const Request& request, 
     }
 }
 
-// Writes a wave's rows that exist as part number `at`, for merge_prefill: not normalised. A row
+// Writes a wave's rows that exist as part `index` of all, for merge_prefill: not normalised. A row
 // that saw no key has a maximum of -inf.
 template <class Cache, int kDim, class L, int kColumns, int kTiles>
-LITE_DEVICE void StorePackedPart(const RaggedParams& p, int32_t at, const PackedRows& rows,
-                                 int32_t first_row, float c, const WaveId& me,
+LITE_DEVICE void StorePackedPart(const RaggedParams& p, int32_t index, const PackedRows& rows,
+                                 int32_t first_row, const WaveId& me,
                                  const Statistics<L, kTiles>& stats,
                                  const Outputs<L, kColumns, kTiles>& out) {
     constexpr int kTileRows = PrefillRows(kDim);
     const float v_scale = Cache::kBytes == 1 ? ScaleOf(p.v_scale_at, p.v_scale) : 1.0f;
-    float* const part_stats = p.prefill_stats + static_cast<int64_t>(at) * 2 * kTileRows;
-    float* const part_out = p.prefill_out + static_cast<int64_t>(at) * kTileRows * kDim;
+    float* const part_stats = p.prefill_stats + static_cast<int64_t>(index) * 2 * kTileRows;
+    float* const part_out = p.prefill_out + static_cast<int64_t>(index) * kTileRows * kDim;
 #pragma unroll
     for (int x = 0; x < kTiles; ++x) {
         const float sum = TotalSum<L>(stats.sum[x], me.across);
@@ -178,7 +178,7 @@ LITE_DEVICE void StorePackedPart(const RaggedParams& p, int32_t at, const Packed
         if (row >= rows.rows) continue;
         const int32_t of_tile = row - rows.first;
         if (L::Group(static_cast<int>(me.lane)) == 0) {
-            part_stats[of_tile] = IsZero(sum) ? FromBits(kMinusInfinity) : stats.top[x] * c;
+            part_stats[of_tile] = IsZero(sum) ? FromBits(kMinusInfinity) : stats.top[x];
             part_stats[kTileRows + of_tile] = sum;
         }
 #pragma unroll
@@ -212,7 +212,7 @@ LITE_DEVICE void AttentionPrefill(const RaggedParams& p) {
                                            static_cast<uint32_t>(p.kv_heads));
     const int32_t kv_head = UniformInt(tile.kv_head);
     PrefillItem item;
-    if (!FindItem(p, UniformInt(tile.slot), items, group, kTileRows, me.lane, item)) return;
+    if (!FindItem(p, UniformInt(tile.slot), items, group, kTileRows, kKeys, me.lane, item)) return;
     const Slot& slot = item.slot;
     const Request request = RequestOf(p, slot.request);
     const PackedRows rows{
@@ -229,11 +229,11 @@ LITE_DEVICE void AttentionPrefill(const RaggedParams& p) {
     BlockRange mine = BlocksOf(seen(first_row), seen(first_row + kWaveTileRows - 1), kKeys);
     if (first_row >= rows.rows) mine.end = mine.begin;
     const int32_t all = blocks.end - blocks.begin, part = item.part;
-    const int32_t parts = UniformInt(PrefillPartsOf(all, p.prefill_blocks, item.splits));
+    const int32_t parts = UniformInt(PrefillPartsOf(all, item.rule.blocks, item.rule.splits));
     if (part >= parts) return;
-    int32_t part_at = -1;  // where the result goes to be merged; the tile is whole
+    int32_t part_index = -1;  // of all parts; -1: the tile is whole
     if (parts > 1) {
-        part_at = kv_head * p.prefill_room + item.at + part;
+        part_index = kv_head * p.prefill_room + item.first_part + part;
         const auto begin = [&](int32_t g) {
             return blocks.begin + UniformInt(PartBegin(g, parts, all));
         };
@@ -384,8 +384,8 @@ LITE_DEVICE void AttentionPrefill(const RaggedParams& p) {
         while (block < blocks.end) idle();
         if (!in_group_b()) Barrier();  // as many barriers as group B
     }
-    if (part_at >= 0)
-        StorePackedPart<Cache, kDim>(ArgumentAgain<RaggedParams>(), part_at, rows, first_row, c,
+    if (part_index >= 0)
+        StorePackedPart<Cache, kDim>(ArgumentAgain<RaggedParams>(), part_index, rows, first_row,
                                      me.Again(), stats, out);
     else
         StorePackedRows<Number, Cache, kDim>(ArgumentAgain<RaggedParams>(), request,

@@ -178,22 +178,23 @@ constexpr PrefillTile PrefillTileOf(uint32_t id, uint32_t slots, uint32_t kv_hea
     return {id % sets + sets * (position / slots), slots - 1 - position % slots};
 }
 
-// Where a key head of a batch has `tiles` tiles: how many parts along the keys a tile may have,
-// such that all find room, up to `splits`. The host, which knows no lengths, gives the room.
+// Parts along the keys that a tile may have where a key head has `tiles` tiles: such that all find
+// room, which the host gives, and `splits` at most.
 constexpr int32_t PrefillSplitsOf(int32_t tiles, int32_t room, int32_t splits) {
     if (splits * tiles <= room) return splits;
     return room > tiles ? room / tiles : 1;
 }
-// And how many one of `blocks` K blocks has: parts of `part_blocks` blocks at most, but no more
-// than `splits` of them. Part g has blocks [PartBegin(g), PartBegin(g + 1)) of the tile's. Shorter
-// tiles have fewer parts; workgroups left over end at once.
+// Parts that a tile of `blocks` K blocks has: of `part_blocks` blocks each, or longer where they
+// would be more than `splits`. Part g has blocks [PartBegin(g), PartBegin(g + 1)) of the tile's.
+// Shorter tiles have fewer parts; workgroups left over end at once.
 constexpr int32_t PrefillPartsOf(int32_t blocks, int32_t part_blocks, int32_t splits) {
     if (splits <= 1 || blocks <= part_blocks) return 1;
     const int32_t parts = (blocks + part_blocks - 1) / part_blocks;
     return parts < splits ? parts : splits;
 }
 
-// Of merge_prefill and merge_decode: a thread merges 8 neighbouring outputs of a row.
+// Threads of a workgroup of merge_prefill and merge_decode; each merges 8 neighbouring outputs of a
+// row.
 inline constexpr int kMergeRaggedThreads = 256;
 
 // Division by a number that the host knows, without a division: n / size = ((2 n multiplier) >> 32)

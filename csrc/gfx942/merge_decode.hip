@@ -34,7 +34,7 @@ LITE_DEVICE void MergeDecode(const RaggedParams& p) {
     const int64_t first = static_cast<int64_t>(tile) * p.splits;
     const int32_t query = static_cast<int32_t>(
         Divide(static_cast<uint32_t>(row), {p.group_multiplier, p.group_shift}));
-    MergeRow<Number>(p, parts, p.part_stats + first * 2 * kDecodeRows + row,
+    MergeRow<Number>(p, 1.0f, parts, p.part_stats + first * 2 * kDecodeRows + row,
                      p.part_out + (first * kDecodeRows + row) * p.head_dim + dim, kDecodeRows,
                      static_cast<int64_t>(q_begin) + query, kv_head * group + row - query * group,
                      dim);

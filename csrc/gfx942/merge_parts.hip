@@ -1,6 +1,9 @@
 // Merges the parts of split tiles: exact log-sum-exp merge of G partial outputs.
 //
-//   M = max m_g    w_g = 2^(m_g - M)    out = sum w_g o_g / sum w_g l_g    lse = ln 2 (M + log2 ..)
+//   M = max m_g    w_g = 2^(c (m_g - M))    out = sum w_g o_g / sum w_g l_g
+//   lse = ln 2 (c M + log2 sum w_g l_g)
+//
+// m are raw scores, c their factor: c m may be beyond fp32, or its last place large.
 //
 // Road map: a thread owns 8 neighbouring outputs of one row. It reads the row's G maxima, then per
 // part the sum and 32 bytes of output. Reads of neighbouring threads are contiguous; nothing is
@@ -32,6 +35,7 @@ LITE_DEVICE void MergeParts(const MergeParams& p) {
     const float* stats = p.part_stats + slot * 2 * kQBlock + row;
     const float* part = p.part_out + (slot * kQBlock + row) * p.head_dim + dim;
     const int64_t part_stride = static_cast<int64_t>(kQBlock) * p.head_dim;
+    const float c = Factor(p.scale_log2);
 
     float top = FromBits(kMinusInfinity);
     for (int32_t g = 0; g < p.splits; ++g) top = __builtin_fmaxf(top, stats[g * 2 * kQBlock]);
@@ -41,7 +45,7 @@ LITE_DEVICE void MergeParts(const MergeParams& p) {
     float sum = 0.0f;
     Float4 low = {}, high = {};
     for (int32_t g = 0; g < p.splits; ++g) {
-        const float weight = Exp2(stats[g * 2 * kQBlock] - shift);
+        const float weight = Exp2((stats[g * 2 * kQBlock] - shift) * c);
         sum += weight * stats[g * 2 * kQBlock + kQBlock];
         const Float4* from = reinterpret_cast<const Float4*>(part + g * part_stride);
         low += from[0] * weight;
@@ -58,7 +62,7 @@ LITE_DEVICE void MergeParts(const MergeParams& p) {
         Word4{Number::Pair(low[0], low[1]), Number::Pair(low[2], low[3]),
               Number::Pair(high[0], high[1]), Number::Pair(high[2], high[3])};
     if (p.lse && dim == 0) {
-        const float value = (top + Log2(sum)) * 0.6931471805599453f;
+        const float value = (top * c + Log2(sum)) * 0.6931471805599453f;
         p.lse[static_cast<int64_t>(q_index) * p.q_len + q_row] =
             FromBits(IsZero(sum) ? kMinusInfinity : Bits(value));
     }

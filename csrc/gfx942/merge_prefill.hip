@@ -1,10 +1,11 @@
 // Merges the parts of attention_prefill (merge_state.h: MergeRow), one row per 8 .. 32 threads.
 //
-// Road map: a workgroup has a piece of one tile of one (request, kv head), whole rows or ends of
-// them; a thread owns 8 neighbouring outputs of one row. It finds the request and how many parts
+// Road map: a workgroup has a run of outputs of one tile of one (request, kv head), row after row;
+// a thread owns 8 neighbouring outputs of one row. It finds the request and how many parts
 // the tile has as attention_prefill does. Tiles of one part are done already. Nothing is shared.
 // Budget: VGPR 72, LDS 0.
 
+#include "cache.h"
 #include "merge_state.h"
 #include "params.h"
 #include "ragged.h"
@@ -24,9 +25,8 @@ LITE_DEVICE void MergePrefill(const RaggedParams& p) {
         static_cast<uint32_t>(MergePrefillTiles(slots, static_cast<int64_t>(p.prefill_room)));
     const uint32_t tile = WorkgroupId() / pieces, lane = ThreadId() % kWaveSize;
     const int32_t kv_head = UniformInt(tile / bound), number = UniformInt(tile % bound);
-    const int32_t tiles = CountTiles(p, group, tile_rows, lane);
-    if (number >= tiles) return;
-    const int32_t splits = UniformInt(PrefillSplitsOf(tiles, p.prefill_room, p.prefill_splits));
+    const PartsRule rule = PartsRuleOf(p, group, tile_rows, keys, lane);
+    if (number >= rule.tiles) return;
     const Slot slot = FindTile(p, number, group, tile_rows, lane);
     const Request request = RequestOf(p, slot.request);
     const PackedRows rows{
@@ -35,7 +35,7 @@ LITE_DEVICE void MergePrefill(const RaggedParams& p) {
         return SeenBy(p, request, rows.Query(rows.Existing(row)));
     };
     const BlockRange blocks = BlocksOf(seen(rows.first), seen(rows.first + tile_rows - 1), keys);
-    const int32_t parts = PrefillPartsOf(blocks.end - blocks.begin, p.prefill_blocks, splits);
+    const int32_t parts = PrefillPartsOf(blocks.end - blocks.begin, rule.blocks, rule.splits);
     if (parts == 1) return;
 
     const uint32_t thread = WorkgroupId() % pieces * kMergeRaggedThreads + ThreadId();
@@ -43,9 +43,13 @@ LITE_DEVICE void MergePrefill(const RaggedParams& p) {
     const int32_t dim = static_cast<int32_t>(thread % row_threads * kMergeVector);
     const int32_t row = rows.first + of_tile;
     if (row >= rows.rows) return;
-    const int64_t first = static_cast<int64_t>(kv_head) * p.prefill_room + number * splits;
+    const int64_t first = static_cast<int64_t>(kv_head) * p.prefill_room + number * rule.splits;
     const int32_t query = rows.Query(row);
-    MergeRow<Number>(p, parts, p.prefill_stats + first * 2 * tile_rows + of_tile,
+    // Scores with a soft cap are in log2 units already. A cache's scale, if there is one in memory,
+    // is that of a cache of fp8.
+    const float c =
+        p.cap_log2 != 0.0f ? 1.0f : Factor(ScoreFactorsOf<Fp8Cache<Number>>(p).scale_log2);
+    MergeRow<Number>(p, c, parts, p.prefill_stats + first * 2 * tile_rows + of_tile,
                      p.prefill_out + (first * tile_rows + of_tile) * p.head_dim + dim, tile_rows,
                      static_cast<int64_t>(request.first_row) + query,
                      kv_head * group + row - query * group, dim);

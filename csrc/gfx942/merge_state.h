@@ -33,12 +33,15 @@ LITE_DEVICE RowResult Result(float max, float sum, const float* sinks, int32_t h
 // Merges 8 neighbouring outputs of one row from `parts` parts and writes them and, if `first`, the
 // log-sum-exp. Exact log-sum-exp merge:
 //
-//   M = max m_g    w_g = 2^(m_g - M)    out = sum w_g o_g / sum w_g l_g    lse = ln 2 (M + log2 ..)
+//   M = max m_g    w_g = 2^(c (m_g - M))    out = sum w_g o_g / sum w_g l_g
+//   lse = ln 2 (c M + log2 sum w_g l_g)
 //
 // `stats` has the row's m of the first part and `rows` further its l; `out` its outputs from `dim`
-// on. Parts are `2 * rows` and `rows * D` apart. `at` and `head` are the row's in the result.
+// on. Parts are `2 * rows` and `rows * D` apart. `c` is what makes m log2 units: multiplied behind
+// the subtraction, as c m may be beyond fp32 or its last place large. `at` and `head` are the row's
+// in the result.
 template <class Number>
-LITE_DEVICE void MergeRow(const RaggedParams& p, int32_t parts, const float* stats,
+LITE_DEVICE void MergeRow(const RaggedParams& p, float c, int32_t parts, const float* stats,
                           const float* out, int32_t rows, int64_t at, int32_t head, int32_t dim) {
     constexpr uint32_t kMinusInfinity = 0xff800000u;
     const int64_t stride = static_cast<int64_t>(rows) * p.head_dim;
@@ -52,13 +55,13 @@ LITE_DEVICE void MergeRow(const RaggedParams& p, int32_t parts, const float* sta
     Float4 low = {}, high = {};
 #pragma unroll 4  // four parts' loads in flight
     for (int32_t g = 0; g < parts; ++g) {
-        const float weight = Exp2(stats[g * 2 * rows] - shift);
+        const float weight = Exp2((stats[g * 2 * rows] - shift) * c);
         sum += weight * stats[g * 2 * rows + rows];
         const Float4* from = reinterpret_cast<const Float4*>(out + g * stride);
         low += from[0] * weight;
         high += from[1] * weight;
     }
-    const RowResult result = Result(top, sum, p.sinks, head);
+    const RowResult result = Result(top * c, sum, p.sinks, head);
     low *= result.scale;
     high *= result.scale;
     uint16_t* to = p.out + at * p.out_strides.row + head * p.out_strides.head + dim;

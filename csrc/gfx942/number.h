@@ -106,4 +106,10 @@ using Bf16Rtne = Bf16<Rounding::kRtne>;
 using Bf16Rtna = Bf16<Rounding::kRtna>;
 using Bf16Rtz = Bf16<Rounding::kRtz>;
 
+// The positive factor of raw scores; their sign, or a scale of 0, is in the queries (qk.h:
+// LoadQueries).
+LITE_DEVICE float Factor(float scale_log2) {
+    return scale_log2 == 0.0f ? 1.0f : __builtin_fabsf(scale_log2);
+}
+
 }  // namespace liteattention::gfx942

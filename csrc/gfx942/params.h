@@ -60,7 +60,7 @@ struct DenseParams {
     uint16_t* out;
     float* lse;         // natural log, [batch][q_heads][q_len] contiguous; null: not wanted
     float* part_out;    // [tail tile][part][256][D] not normalised; null when nothing is split
-    float* part_stats;  // [tail tile][part][2][256]: what they are relative to (log2 units), sum
+    float* part_stats;  // [tail tile][part][2][256]: the raw score they are relative to, sum
     Strides q_strides;
     Strides k_strides;  // seq: at most kMaxKRowStride
     Strides out_strides;
@@ -170,7 +170,7 @@ struct MergeParams {
     int32_t whole_tiles;
     int32_t splits;
     int32_t mapping;   // of the DenseParams
-    int32_t reserved;  // 0
+    float scale_log2;  // likewise
 };
 
 // The number of K blocks that each tile keeps, (skip | must_do) & ~must_skip, and an order without
@@ -249,7 +249,7 @@ struct RaggedParams {
     float* part_stats;  // [requests][kv_heads][splits][2][16]: maximum (log2 units), sum
     // Parts of attention_prefill likewise, R = PrefillRows(D), tile after tile.
     float* prefill_out;       // [kv_heads][prefill_room][R][D]
-    float* prefill_stats;     // [kv_heads][prefill_room][2][R]
+    float* prefill_stats;     // [kv_heads][prefill_room][2][R]: maximum (raw), sum
     const float* k_scale_at;  // of an fp8 cache; null: the arguments have both scales
     const float* v_scale_at;
     RowStrides q_strides;
@@ -277,9 +277,11 @@ struct RaggedParams {
     uint32_t group_multiplier;  // DividerOf(q_heads / kv_heads)
     uint32_t group_shift;
     float v_scale;  // of an fp8 cache; 1 of others, which do not look at any scale of a cache
-    int32_t prefill_splits;  // of attention_prefill: parts of a tile at most, 1: prefill_room is 0
-    int32_t prefill_room;    // parts of a key head's tiles at most (PrefillSplitsOf)
-    int32_t prefill_blocks;  // K blocks of a part at most (PrefillPartsOf)
+    int32_t prefill_splits;  // of attention_prefill: parts of a tile at most; 1: there are none
+    int32_t prefill_room;    // parts of a key head's tiles at most (PrefillSplitsOf); 0 without
+    // K blocks of a part at least. Parts of a batch are about as long as those of its longest tile.
+    // 0: they are not; each tile has as many parts as may be (PrefillPartsOf).
+    int32_t prefill_blocks;
 };
 
 // Copies rows of k and v into the pages of a cache: row t goes to row slot % page_size of page

@@ -111,13 +111,43 @@ LITE_DEVICE uint32_t TilesOfRequest(const RaggedParams& p, int32_t request, int3
     return static_cast<uint32_t>(q_len * group + tile_rows - 1) / static_cast<uint32_t>(tile_rows);
 }
 
-// Those of all requests, 64 at a time.
-LITE_DEVICE int32_t CountTiles(const RaggedParams& p, int32_t group, int32_t tile_rows,
-                               uint32_t lane) {
-    uint32_t sum = 0;
-    for (int32_t request = static_cast<int32_t>(lane); request < p.requests; request += kWaveSize)
-        sum += TilesOfRequest(p, request, group, tile_rows);
-    return static_cast<int32_t>(LastLane(SumUpTo(sum)));
+// How the tiles of a batch are cut into parts: PrefillSplitsOf, PrefillPartsOf.
+struct PartsRule {
+    int32_t tiles;   // of a kv head
+    int32_t splits;  // parts of a tile at most
+    int32_t blocks;  // K blocks of a part at least
+};
+
+// From the lengths, which only the device knows, of 64 requests at a time.
+LITE_DEVICE PartsRule PartsRuleOf(const RaggedParams& p, int32_t group, int32_t tile_rows,
+                                  int32_t keys, uint32_t lane) {
+    uint32_t sum = 0, longest = 0;
+    for (int32_t request = static_cast<int32_t>(lane); request < p.requests; request += kWaveSize) {
+        const uint32_t tiles = TilesOfRequest(p, request, group, tile_rows);
+        const int32_t kv_len =
+            p.kv_start ? p.kv_start[request + 1] - p.kv_start[request] : p.kv_len[request];
+        const uint32_t length = tiles > 0 && kv_len > 0 ? static_cast<uint32_t>(kv_len) : 0;
+        sum += tiles;
+        longest = length > longest ? length : longest;
+    }
+    longest = LastLane(OverWave(longest, [](uint32_t a, uint32_t b) { return a > b ? a : b; }));
+    if (p.window > 0) {
+        // A tile sees a window before its first query, and what lies between its queries.
+        const uint32_t span =
+            static_cast<uint32_t>(p.window) +
+            Divide(static_cast<uint32_t>(tile_rows - 1), {p.group_multiplier, p.group_shift});
+        longest = span < longest ? span : longest;
+    }
+    PartsRule rule;
+    rule.tiles = static_cast<int32_t>(LastLane(SumUpTo(sum)));
+    rule.splits = UniformInt(PrefillSplitsOf(rule.tiles, p.prefill_room, p.prefill_splits));
+    rule.blocks = 1;
+    if (p.prefill_blocks > 0) {
+        const uint32_t part_keys = static_cast<uint32_t>(keys * rule.splits);
+        const int32_t blocks = UniformInt((longest + part_keys - 1) / part_keys);
+        rule.blocks = blocks > p.prefill_blocks ? blocks : p.prefill_blocks;
+    }
+    return rule;
 }
 
 // Tile `number` among them, which must exist.
@@ -138,31 +168,32 @@ LITE_DEVICE Slot FindTile(const RaggedParams& p, int32_t number, int32_t group, 
     }
 }
 
-// A part of a tile, or a tile that has no parts.
+// A part of a tile, or a tile of a batch without parts.
 struct PrefillItem {
     Slot slot;
-    int32_t at;  // of the tile's first part in the room of its kv head
-    int32_t part, splits;
+    PartsRule rule;
+    int32_t first_part;  // the tile's, among those of its kv head
+    int32_t part;
 };
 
-// The item of the workgroup that has number `place` of `items` within a kv head; these are
-// PrefillTileOf's numbers, which begins with the highest. False if it has none. The last parts of
-// all tiles go first, whole tiles, which are short, last. Neighbours differ in their tiles: so XCDs
-// have as many parts each, though short tiles have fewer of them.
+// The item of the workgroup that has number `place` of `items` within a kv head. Workgroups start
+// from the highest number down (PrefillTileOf). False if it has none. First come the last parts of
+// all tiles, then those before them, so that whole tiles, which are short where others have parts,
+// come at the end. Neighbours differ in their tiles: so XCDs have as many parts each, though short
+// tiles have fewer of them.
 LITE_DEVICE bool FindItem(const RaggedParams& p, int32_t place, int32_t items, int32_t group,
-                          int32_t tile_rows, uint32_t lane, PrefillItem& item) {
-    item.splits = 1;
-    item.part = item.at = 0;
+                          int32_t tile_rows, int32_t keys, uint32_t lane, PrefillItem& item) {
     if (p.prefill_splits > 1) {
-        const int32_t tiles = CountTiles(p, group, tile_rows, lane);
-        item.splits = UniformInt(PrefillSplitsOf(tiles, p.prefill_room, p.prefill_splits));
-        const int32_t index = place - (items - tiles * item.splits);
+        item.rule = PartsRuleOf(p, group, tile_rows, keys, lane);
+        const int32_t tiles = item.rule.tiles, index = place - (items - tiles * item.rule.splits);
         if (index < 0) return false;
         item.part = UniformInt(index / tiles);
         const int32_t number = index - item.part * tiles;
-        item.at = number * item.splits;
+        item.first_part = number * item.rule.splits;
         item.slot = FindTile(p, number, group, tile_rows, lane);
     } else {
+        item.rule = {0, 1, 1};
+        item.first_part = item.part = 0;
         item.slot = FindSlot(p, place, group, tile_rows, lane);
     }
     return true;

@@ -81,18 +81,18 @@ LITE_DEVICE void StoreNothing(char* out_rows, int64_t row_bytes, float* lse, int
     if (lse) lse[row < last ? row : last] = FromBits(kMinusInfinity);
 }
 
-// Writes all rows of a wave's part: outputs not normalised, what they are relative to in log2
-// units, sums. `part_out` and `part_stats` point at the wave's first row.
+// Writes all rows of a wave's part: outputs not normalised, the raw score that they are relative
+// to, sums. `part_out` and `part_stats` point at the wave's first row.
 template <class L, int kDim, int kTiles>
-LITE_DEVICE void StorePart(float* part_out, float* part_stats, float c, uint32_t lane,
-                           uint32_t across, const Statistics<L, kTiles>& stats,
+LITE_DEVICE void StorePart(float* part_out, float* part_stats, uint32_t lane, uint32_t across,
+                           const Statistics<L, kTiles>& stats,
                            const Outputs<L, kDim, kTiles>& out) {
 #pragma unroll
     for (int x = 0; x < kTiles; ++x) {
         const int32_t row = L::kTile * x + L::Col(static_cast<int>(lane));
         const float sum = TotalSum<L>(stats.sum[x], across);
         if (L::Group(static_cast<int>(lane)) == 0) {
-            part_stats[row] = stats.top[x] * c;
+            part_stats[row] = stats.top[x];
             part_stats[kQBlock + row] = sum;
         }
 #pragma unroll

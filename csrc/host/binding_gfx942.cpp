@@ -50,6 +50,19 @@ std::unique_ptr<gfx942::Device> MakeDevice(std::shared_ptr<hip::Library> library
     return std::make_unique<gfx942::Device>(std::move(library), ordinal, std::move(made));
 }
 
+// A model of costs that refuses what it cannot divide by.
+template <typename Cost>
+auto Modelled(Cost cost) {
+    return [cost](const gfx942::RaggedShape& shape, int64_t splits, int64_t compute_units) {
+        std::vector<std::string> reasons = gfx942::RaggedReasons(shape);
+        if (splits < 1) reasons.push_back("splits must be >= 1, got " + std::to_string(splits));
+        if (compute_units < 1)
+            reasons.push_back("compute units must be >= 1, got " + std::to_string(compute_units));
+        gfx942::RaiseNoPlan(reasons);
+        return cost(shape, splits, compute_units);
+    };
+}
+
 }  // namespace
 
 void BindGfx942(py::module_& m) {
@@ -203,7 +216,7 @@ void BindGfx942(py::module_& m) {
     m.def("ragged_reasons", &gfx942::RaggedReasons, py::arg("shape"));
     m.def("plan_ragged", &gfx942::PlanRagged, py::arg("shape"), py::arg("compute_units"),
           py::arg("splits"));
-    m.def("decode_cost", &gfx942::DecodeCost, py::arg("shape"), py::arg("splits"),
+    m.def("decode_cost", Modelled(&gfx942::DecodeCost), py::arg("shape"), py::arg("splits"),
           py::arg("compute_units"));
     m.def(
         "decode_work",
@@ -214,7 +227,7 @@ void BindGfx942(py::module_& m) {
         },
         py::arg("q_len"), py::arg("kv_len"), py::arg("window"), py::arg("splits"),
         py::arg("head_dim"));
-    m.def("prefill_cost", &gfx942::PrefillCost, py::arg("shape"), py::arg("splits"),
+    m.def("prefill_cost", Modelled(&gfx942::PrefillCost), py::arg("shape"), py::arg("splits"),
           py::arg("compute_units"));
     m.def("prefill_splits", &gfx942::PrefillSplitsOf, py::arg("tiles"), py::arg("room"),
           py::arg("splits"));

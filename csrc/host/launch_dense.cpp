@@ -124,6 +124,7 @@ void Device::Attention(const DensePlan& plan, const DenseRequest& request, void*
     merge.whole_tiles = Int(plan.whole_tiles);
     merge.splits = Int(plan.splits);
     merge.mapping = Int(static_cast<int64_t>(plan.mapping));
+    merge.scale_log2 = static_cast<float>(request.scale * std::numbers::log2e);
     Launch(Find(Family::kMergeParts, 0, request.number), plan.merge_grid, merge, stream);
 }
 

@@ -33,6 +33,7 @@ constexpr double kPrefillTileClocks = 14000.0;
 // Numbers of parts that are tried: finer ones hardly differ.
 constexpr int64_t kPrefillSplits[] = {
     2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16, 20, 24, 28, 32, 40, 48, 56, kMostPrefillSplits};
+constexpr int64_t kPrefillSample = 1024;  // tiles
 
 int32_t Int(int64_t value) { return static_cast<int32_t>(value); }
 
@@ -69,8 +70,8 @@ int64_t TileBlocks(const RaggedShape& s, const PrefillWork& work, int64_t tile) 
     return end > begin ? CeilDiv(end, keys) - begin / keys : 0;
 }
 
-// The first tile sees the most keys under a window that is not causal, else the last one, or its
-// neighbour by a block.
+// Nearly: the first tile sees the most keys under a window that is not causal, else one of the
+// last, or under a window another one by a block.
 int64_t LongestTile(const RaggedShape& s) {
     const PrefillWork work = LongestPrefill(s);
     return std::max({TileBlocks(s, work, 0), TileBlocks(s, work, work.tiles - 1),
@@ -79,32 +80,32 @@ int64_t LongestTile(const RaggedShape& s) {
 
 }  // namespace
 
-int64_t PrefillBlocks(const RaggedShape& s, int64_t splits) {
-    return std::max<int64_t>(CeilDiv(LongestTile(s), splits), 1);
-}
-
 double PrefillCost(const RaggedShape& s, int64_t splits, int64_t compute_units) {
     const PrefillWork work = LongestPrefill(s);
-    const int64_t part_blocks = PrefillBlocks(s, splits), alike = work.requests * s.kv_heads;
+    const int64_t alike = work.requests * s.kv_heads;
+    const int64_t part_blocks = std::max(CeilDiv(LongestTile(s), splits), kLeastPrefillBlocks);
     const auto clocks = [&](int64_t blocks) {
         return kPrefillTileClocks + static_cast<double>(blocks) * PrefillBlockClocks(s.head_dim);
     };
     // When each compute unit is free next, the first one on top.
     std::priority_queue<double, std::vector<double>, std::greater<>> free(
         std::greater<>{}, std::vector<double>(static_cast<size_t>(compute_units), 0.0));
-    const bool many = work.tiles * alike > kMostRounds * compute_units;
+    const bool many = work.tiles * alike * splits > kMostRounds * compute_units;
+    // Of so many tiles a sample will do.
+    const int64_t step = many ? CeilDiv(work.tiles, kPrefillSample) : 1;
     double end = 0.0, sum = 0.0;
-    int64_t merged = 0, most = 1;
-    for (int64_t tile = work.tiles - 1; tile >= 0; --tile) {
+    int64_t merged = 0, most = 1, sampled = 0;
+    for (int64_t tile = work.tiles - 1; tile >= 0; tile -= step) {
         const int64_t blocks = TileBlocks(s, work, tile);
         const int32_t parts = PrefillPartsOf(Int(blocks), Int(part_blocks), Int(splits));
         if (parts > 1) merged += parts * alike;
         most = std::max<int64_t>(most, parts);
-        for (int32_t part = 0; part < parts; ++part) {
+        ++sampled;
+        sum += static_cast<double>(alike) * (clocks(blocks) + (parts - 1) * kPrefillTileClocks);
+        for (int32_t part = 0; part < parts && !many; ++part) {
             const double part_clocks = clocks(PartBegin(part + 1, parts, Int(blocks)) -
                                               PartBegin(part, parts, Int(blocks)));
-            sum += part_clocks * static_cast<double>(alike);
-            for (int64_t one = 0; one < alike && !many; ++one) {
+            for (int64_t one = 0; one < alike; ++one) {
                 const double done = free.top() + part_clocks;
                 free.pop();
                 free.push(done);
@@ -112,13 +113,14 @@ double PrefillCost(const RaggedShape& s, int64_t splits, int64_t compute_units) 
             }
         }
     }
-    if (many) end = sum / static_cast<double>(compute_units);
+    const double share = static_cast<double>(work.tiles) / static_cast<double>(sampled);
+    if (many) end = sum * share / static_cast<double>(compute_units);
     double cost = end / (1000.0 * kGigahertz);
     if (merged > 0) {
         const int64_t bytes =
             PrefillOutBytes(merged, s.head_dim) + PrefillStatsBytes(merged, s.head_dim);
         cost += kMergeLaunchMicroseconds + kMergePartMicroseconds * static_cast<double>(most) +
-                2.0 * static_cast<double>(bytes) / kBytesPerMicrosecond;
+                2.0 * share * static_cast<double>(bytes) / kBytesPerMicrosecond;
     }
     return cost;
 }
@@ -130,7 +132,7 @@ TailChoice ChoosePrefillSplits(const RaggedShape& s, int64_t compute_units) {
     if (2 * tiles > room) return {1, Split::kNearlyFull};
     TailChoice chosen{1, Split::kTooShort};
     double best = PrefillCost(s, 1, compute_units) * (1.0 - kMinGain);
-    const int64_t most = std::min(LongestTile(s), room / tiles);
+    const int64_t most = std::min(CeilDiv(LongestTile(s), kLeastPrefillBlocks), room / tiles);
     for (const int64_t splits : kPrefillSplits) {
         if (splits > most) break;
         const double cost = PrefillCost(s, splits, compute_units);
@@ -243,16 +245,20 @@ void PlanPrefill(RaggedPlan& plan, int64_t compute_units, int64_t splits) {
     RaggedStage& stage = plan.prefill;
     const int64_t slots = PrefillSlots(s.rows, s.requests, s.q_heads / s.kv_heads, s.head_dim);
     const PrefillWork work = LongestPrefill(s);
-    TailChoice chosen{std::min({splits, LongestTile(s), kMostPrefillSplits}), Split::kForced};
-    if (splits == 0) chosen = ChoosePrefillSplits(s, compute_units);
-    stage.splits = std::max<int64_t>(chosen.splits, 1);
+    const int64_t room = kMostRounds * compute_units / s.kv_heads;
+    TailChoice chosen{std::min(splits, kMostPrefillSplits), Split::kForced};
+    if (splits == 0)
+        chosen = ChoosePrefillSplits(s, compute_units);
+    else if (room < 2)
+        chosen = {1, Split::kNearlyFull};
+    stage.splits = chosen.splits;
     stage.split = chosen.split;
-    // Forced parts are a tile's own matter, whatever else is in the batch.
-    plan.prefill_blocks = stage.split == Split::kForced ? 1 : PrefillBlocks(s, stage.splits);
     if (stage.splits > 1) {
-        const int64_t tiles = stage.split == Split::kForced ? slots : work.requests * work.tiles;
-        const int64_t most = std::max<int64_t>(kMostRounds * compute_units / s.kv_heads, 2);
-        plan.prefill_room = std::min(tiles * stage.splits, most);
+        const bool forced = stage.split == Split::kForced;
+        const int64_t tiles = forced ? slots : work.requests * work.tiles;
+        // Forced parts are a tile's own matter, as far as there is room.
+        plan.prefill_blocks = forced ? 0 : kLeastPrefillBlocks;
+        plan.prefill_room = std::min(tiles * stage.splits, room);
         stage.parts = plan.prefill_room * s.kv_heads;
         stage.merge_grid = MergePrefillGrid(slots, plan.prefill_room, s.kv_heads, s.head_dim);
         PlaceParts(plan, stage, PrefillOutBytes(stage.parts, s.head_dim),
@@ -300,7 +306,8 @@ RaggedPlan PlanRagged(const RaggedShape& shape, int64_t compute_units, int64_t s
         if (IsDecode(std::max<int64_t>(shape.min_q_len, 1), group))
             PlanDecode(plan, compute_units, splits);
         if (plan.decode.grid > MaxGrid(kDecodeThreads) ||
-            plan.prefill.grid > MaxGrid(kDenseThreads))
+            plan.prefill.grid > MaxGrid(kDenseThreads) ||
+            plan.prefill.merge_grid > MaxGrid(kMergeRaggedThreads))
             reasons.emplace_back("its parts must be fewer than 2^32 threads");
     }
     RaiseNoPlan(reasons);

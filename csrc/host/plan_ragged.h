@@ -53,7 +53,7 @@ struct RaggedPlan {
     RaggedStage decode;
     RaggedStage prefill;
     int64_t prefill_room = 0;    // parts of a key head's tiles at most (PrefillSplitsOf)
-    int64_t prefill_blocks = 0;  // K blocks of a part of a tile at most (PrefillPartsOf)
+    int64_t prefill_blocks = 0;  // K blocks of a part of a tile at least; 0: forced (params.h)
     int64_t workspace_bytes = 0;
     double kv_bytes = 0.0;  // of K and V that decode reads if every request is as long as allowed
 };
@@ -67,8 +67,8 @@ double DecodeCost(const RaggedShape& shape, int64_t splits, int64_t compute_unit
 inline constexpr int64_t kMostDecodeSplits = 128;
 TailChoice ChooseDecodeSplits(const RaggedShape& shape, int64_t compute_units);
 
-// K blocks of a part of a prefill tile at most, if the longest tile has `splits` parts.
-int64_t PrefillBlocks(const RaggedShape& shape, int64_t splits);
+// K blocks of a part of a prefill tile at least: merging shorter ones costs what they save.
+inline constexpr int64_t kLeastPrefillBlocks = 4;
 
 // Modelled time in us of attention_prefill over as many requests as there are rows for, all as long
 // as the shape allows, with tiles in `splits` parts at most and their merge: each part goes to the
@@ -78,8 +78,8 @@ double PrefillCost(const RaggedShape& shape, int64_t splits, int64_t compute_uni
 
 // Parts with the smallest PrefillCost, at most kMostPrefillSplits. Declines like
 // ChooseDecodeSplits, and where two parts of every tile would be more than kMostRounds for each
-// compute unit: so many bound the workspace to 160 MB. A batch turns out to have other tiles than
-// the model's: where they are more, each has fewer parts (PrefillSplitsOf).
+// compute unit: so many take 162 MB of workspace. The tiles of a batch may be others than the
+// model's: where they are more, each has fewer parts (PrefillSplitsOf).
 inline constexpr int64_t kMostPrefillSplits = 64;
 TailChoice ChoosePrefillSplits(const RaggedShape& shape, int64_t compute_units);
 

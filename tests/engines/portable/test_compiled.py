@@ -118,7 +118,7 @@ RAGGED = dict(
 )  # fmt: skip
 MERGE = dict(
     PARTS=16, HEAD_DIM=128, WIDTH=128, HAS_SINKS=True, HAS_LSE=True, ROUNDING=0, CHAINED=False,
-    SLOTS=0,
+    SLOTS=0, FROM=0,
 )  # fmt: skip
 CASES = {
     "dense": (kernels.attention, dense()),
@@ -169,6 +169,7 @@ CASES = {
     "beside-decodes": (ragged.attention, RAGGED | dict(TILE_ROWS=16, SPLIT=False, FROM=9)),
     "merge": (ragged.merge, MERGE),
     "merge-beside-prompts": (ragged.merge, MERGE | dict(SLOTS=8)),
+    "merge-of-prompts": (ragged.merge, MERGE | dict(FROM=64)),
     "widen": (
         ragged.widen,
         dict(
@@ -425,7 +426,7 @@ def test_the_hopper_kernel_of_prompts_keeps_its_registers(case: str, tmp_path: P
         PIECE=min(piece, tile.block_n), PAGE=page, STAGES=tile.stages, CAUSAL=False, WINDOW=False,
         CAP=False, HAS_SINKS=False, HAS_LSE=False, TURNS=tile.turns, LATE_WAIT=tile.late_wait,
         SIGN=1, ROUNDING=0, SHORTEST=64, REGISTERS=tile.registers,
-        LOADER_REGISTERS=tile.loader_registers, COUNTED=tile.counted, SCALES=False,
+        LOADER_REGISTERS=tile.loader_registers, COUNTED=tile.counted, SCALES=False, PARTS=False,
     ) | changes  # fmt: skip
     cache = (constants["PIECE"], hopper_ragged.COLUMNS)
     boxes = {"q": (hopper.WARPGROUP_ROWS, width), "k": cache, "v": cache}

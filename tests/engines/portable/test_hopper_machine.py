@@ -22,6 +22,7 @@ from liteattention_rocm import (
     attention_varlen,
     lite_attention,
 )
+from liteattention_rocm.contract import RaggedRequest
 from liteattention_rocm.lite import bitmap, budget
 from tests.oracle.attention import HALF_ULP, bound, exact, expect_lse, expect_out
 from tests.oracle.tensors import normal
@@ -458,6 +459,89 @@ def test_prompts_longer_than_the_diagonal(rising: float, dim: int) -> None:
         expect_lse(lse[:, rows][None], one.lse, rtol=1e-5)
 
 
+@pytest.fixture
+def in_parts(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Sets in how many parts at most tiles of prompts are computed."""
+
+    def choose(parts: int) -> None:
+        monkeypatch.setattr(ragged_launch, "prompt_parts", lambda *_: parts)
+        monkeypatch.setattr(ragged_launch, "PROMPT_PART_BLOCKS", 1)
+        remembered.forget()
+
+    return choose
+
+
+@pytest.mark.parametrize("parts", [2, 3, 32])
+@pytest.mark.parametrize("dim", [64, 128, 256])
+@pytest.mark.parametrize("rising", [0.0, 12.0])
+def test_prompts_in_parts(rising: float, dim: int, parts: int, in_parts: Any) -> None:
+    """Of several blocks, of one, at the diagonal alone; tiles of fewer parts than others."""
+    in_parts(parts)
+    test_prompts_longer_than_the_diagonal(rising, dim)
+
+
+@pytest.mark.parametrize("page_size", [0, 8, 48])
+def test_prompts_in_parts_beside_shorter_requests(page_size: int, in_parts: Any) -> None:
+    in_parts(2)
+    test_ragged_interpreter.test_prompts_beside_shorter_requests(page_size)
+
+
+@pytest.mark.parametrize("page_size", [0, 16])
+def test_prompts_in_parts_beside_decodes(
+    page_size: int, monkeypatch: pytest.MonkeyPatch, in_parts: Any
+) -> None:
+    """Each of two merges has its own rows."""
+    in_parts(3)
+    monkeypatch.setattr(ragged_launch, "_SHORT_KEYS", 1)
+    lengths = [(1, 300), (130, 700), (5, 200), (0, 3), (1, 30), (64, 64), (70, 300)]
+    test_ragged_interpreter.check(lengths, (4, 1), page_size, causal=page_size > 0)
+
+
+@pytest.mark.parametrize("dim", [80, 256])
+def test_prompts_of_all_widths_in_parts(dim: int, in_parts: Any) -> None:
+    in_parts(2)
+    test_ragged_interpreter.test_prompts_of_all_widths(dim)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"window": 40},
+        {"window": 150, "causal": False},
+        {"window": 170, "soft_cap": 5.0, "scale": 0.7},
+        {"sinks": torch.tensor([0.5, -2.0]), "scale": 0.0},
+        {"sinks": torch.tensor([0.5, 9.0])},
+    ],
+    ids=["window", "window-of-the-past", "window-soft-cap", "sinks-alone", "sinks"],
+)
+def test_prompts_in_parts_of_what_models_ask_for(options: dict[str, Any], in_parts: Any) -> None:
+    in_parts(3)
+    test_ragged_interpreter.test_prompts_of_what_models_ask_for(options)
+
+
+def test_prompts_have_parts_where_that_is_modelled_to_pay(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ragged_launch, "_units", lambda device: 132)
+    request = RaggedRequest(
+        requests=1, rows=512, q_heads=8, kv_heads=1, head_dim=128, dtype=torch.bfloat16,
+        kv_dtype=torch.bfloat16, device=torch.device("cpu"), page_size=16, max_q_len=512,
+        max_kv_len=33280, scale=1.0, causal=True, window=0, soft_cap=0.0, sinks=False,
+        k_scale=1.0, v_scale=1.0, rounding="rtne", return_lse=False,
+    )  # fmt: skip
+
+    def parts(**changes: Any) -> int:
+        asked = replace(request, **changes)
+        return ragged_launch.prompt_parts(asked, tiles.PROMPTS[128])
+
+    assert parts() == 4  # 32 tiles: one round of 128 programs
+    assert parts(rows=768, max_q_len=768) == 5  # 48 tiles: two rounds, of 240
+    # Beside many requests that are decoded, whose numbers have programs, too, as many or fewer.
+    assert 1 < parts(requests=65, rows=576) <= 4
+    assert parts(max_kv_len=512) == 1  # the merge would cost more
+    assert parts(rows=4096, max_q_len=4096, max_kv_len=4096) == 1  # tiles fill the GPU
+    assert parts(window=256) == 1
+    assert parts(max_q_len=1 << 20) == 4  # a bound may be larger than what there is
+
+
 def test_a_scale_of_zero_in_a_tensor() -> None:
     """All keys that a row sees weigh the same then, and hidden ones nothing: one prompt alone."""
     rows = 260
@@ -487,6 +571,33 @@ BROKEN_PROMPTS = [
      "(low_block + count - mask_from)"),
     ("steps before the diagonal, all", "stop = hiding", "stop = gl.minimum(hiding + 1, count)"),
 ]  # fmt: skip
+
+
+#: The same of parts.
+BROKEN_PARTS = [
+    ("steps of the part alone", "hiding = gl.minimum(hiding, count)", "pass"),
+    ("blocks before the part", "low_block += begin", "pass"),
+    ("as many parts as are made", "work = gl.where(part < parts, work, 0)", "pass"),
+    ("the log-sum-exp of a part", "level + gl.log2(sums))", "level)"),
+    ("the part's own place", "(part * all_rows + row_start) * q_heads + head",
+     "row_start * q_heads + head"),
+    ("how many parts a row has", "gl.store(part_count + row_start + rows, parts",
+     "gl.store(part_count + row_start + rows, parts - 1"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("before", "after"), [x[1:] for x in BROKEN_PARTS], ids=[x[0] for x in BROKEN_PARTS]
+)
+def test_broken_parts_are_noticed(
+    before: str, after: str, monkeypatch: pytest.MonkeyPatch, in_parts: Any
+) -> None:
+    run_on_machine(
+        monkeypatch, "hopper_ragged", gluon_machine.load("hopper_ragged", 0, (before, after))
+    )
+    in_parts(32)
+    with pytest.raises((AssertionError, gluon_machine.KernelError)):
+        test_prompts_longer_than_the_diagonal(2.5, 128)
 
 
 @pytest.mark.parametrize(

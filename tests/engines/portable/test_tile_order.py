@@ -111,13 +111,13 @@ def test_prompts_in_every_order(
     order = dict(persistent=counted, counted=counted, abreast=True)
     monkeypatch.setitem(tiles.PROMPTS, columns, replace(shipped, **order))
     long = ragged_launch.prompts(request, t)
-    assert long is not None
+    assert long is not None and long.parts == 1
     counters = list(torch.zeros(2, 1, dtype=torch.int32))
     tables = (case.q_start, keys, case.q_start if table is None else table)
     for _ in range(3):  # whatever a call leaves in its counter
         out.fill_(math.nan)
-        pointers = (out, lse, out, *tables, *counters, k_scale, v_scale)
-        long.start(ragged_launch._views(t, page > 0), pointers)
+        pointers = (out, lse, out, *tables, *counters, k_scale, v_scale, out, out, tables[0])
+        long.launch.start(ragged_launch._views(t, page > 0), pointers)
         counters.reverse()
         counters[1].fill_(10**6)
         for r, (n, keys_of) in enumerate(case.requests):

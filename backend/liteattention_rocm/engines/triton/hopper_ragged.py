@@ -13,6 +13,9 @@ first. Head dims that are no multiple of 64 are widened with zeros, which the co
 beyond a tensor's edge. Requests of less than ``SHORTEST`` rows are left to
 :func:`.ragged.attention`, where query heads that share a key head share a tile.
 
+Where tiles are fewer than multiprocessors, they may be cut into *parts* along the keys, a program
+each, which :func:`.ragged.merge` merges.
+
 Methods: as in :mod:`.hopper` and :mod:`.ragged`.
 """
 
@@ -47,7 +50,9 @@ _COLUMNS = gl.constexpr(COLUMNS)
 #: Numbers that the loading warp tells of a tile.
 _TOLD = gl.constexpr(10)
 #: Do not specialise on sizes.
-_SIZES = ["requests", "tiles", "q_heads", "group", "span", "window", "rows"]
+_SIZES = [
+    "requests", "tiles", "q_heads", "group", "span", "window", "rows", "splits", "part_blocks",
+]  # fmt: skip
 
 
 # Triton 3.9 calls it "reinterpret", 3.6 has an underscore before it.
@@ -56,17 +61,23 @@ _PUBLIC = gl.constexpr(hasattr(gl.shared_memory_descriptor, "reinterpret"))
 
 @gluon.jit
 def _place(
-    program, q_start, lengths, requests, tiles, q_heads, group, span, window,
+    program, q_start, lengths, requests, tiles, q_heads, group, span, window, splits, part_blocks,
     GROUPS: gl.constexpr, BLOCK_N: gl.constexpr, PAGE: gl.constexpr, CAUSAL: gl.constexpr,
-    WINDOW: gl.constexpr, SHORTEST: gl.constexpr,
+    WINDOW: gl.constexpr, SHORTEST: gl.constexpr, PARTS: gl.constexpr,
 ):  # fmt: skip
-    """Find the rows and keys of a tile, ``program`` in the order of work.
+    """Find the rows and keys of a tile or of a part of it, ``program`` in the order of work.
 
     Returns the request; key and query head; 1 or 0 for whether there is work; first row in q and in
     the request; rows and keys of the request and the first key's place; the lowest key that a row
-    of the tile sees; first K block and number of them; the blocks from and below which is masked.
+    of the tile sees; first K block and number of them; the blocks from and below which is masked;
+    which part it is, of how many.
     """
     ROWS: gl.constexpr = GROUPS * 64
+    part = 0
+    parts = 1
+    if PARTS:
+        part = program // (tiles * q_heads)
+        program = program % (tiles * q_heads)
     # ``span`` heads side by side, the others apart, so that their keys stay in the L2 cache.
     section = program // (span * tiles)
     rest = program % (span * tiles)
@@ -108,9 +119,15 @@ def _place(
     low_block = low // BLOCK_N
     # A tile that sees no key walks one block, all of it masked: zeros come out.
     count = gl.maximum((end + BLOCK_N - 1) // BLOCK_N - low_block, 1)
+    if PARTS:
+        parts = gl.maximum(gl.minimum(count // part_blocks, splits), 1)
+        work = gl.where(part < parts, work, 0)
+        begin = count * part // parts
+        count = count * (part + 1) // parts - begin
+        low_block += begin
     return (
         request, kv_head, head, work, row_start, first_row, q_len, length, key_start, low,
-        low_block, count, mask_from, mask_below,
+        low_block, count, mask_from, mask_below, part, parts,
     )  # fmt: skip
 
 
@@ -174,7 +191,7 @@ def _stream(
     q_start, lengths, page_table, stride_table = tables
     (
         request, kv_head, head, work, row_start, first_row, q_len, length, key_start, low,
-        low_block, count, mask_from, mask_below,
+        low_block, count, mask_from, mask_below, part, parts,
     ) = place  # fmt: skip
     table = page_table + request.to(gl.int64) * stride_table
     for group in gl.static_range(GROUPS):
@@ -221,12 +238,12 @@ def _load(
         step = 0
         while program < tiles * q_heads:
             found = _place(
-                program, q_start, lengths, requests, tiles, q_heads, group, span, window, GROUPS,
-                BLOCK_N, PAGE, CAUSAL, WINDOW, SHORTEST,
+                program, q_start, lengths, requests, tiles, q_heads, group, span, window, 1, 1,
+                GROUPS, BLOCK_N, PAGE, CAUSAL, WINDOW, SHORTEST, False,
             )  # fmt: skip
             (
                 request, kv_head, head, work, row_start, first_row, q_len, length, key_start, low,
-                low_block, count, mask_from, mask_below,
+                low_block, count, mask_from, mask_below, part, parts,
             ) = found  # fmt: skip
             for _once in range(work):
                 mbarrier.wait(tile_empty.index(done & 1), ((done >> 1) & 1) ^ 1)
@@ -315,6 +332,67 @@ def _blank(values, clean, phase, first, low, length, GROUP: gl.constexpr, BLOCK_
 
 
 @gluon.jit
+def _put(
+    out, level, sums, rows, row, row_start, head, q_len, all_rows, v_scale, result, lse, sinks,
+    stride_ot, stride_oh, dtype: gl.constexpr, HEAD_DIM: gl.constexpr, HAS_SINKS: gl.constexpr,
+    HAS_LSE: gl.constexpr, ROUNDING: gl.constexpr,
+):  # fmt: skip
+    """Divide a warpgroup's outputs by their sums, a sink's logit among them, and store them."""
+    WIDTH: gl.constexpr = out.shape[1]
+    per_out: gl.constexpr = gl.SliceLayout(1, out.type.layout)
+    # 128 bytes of a row at a time, 16 a thread.
+    stored: gl.constexpr = gl.BlockedLayout([1, 8], [4, 8], [4, 1], [1, 0])
+    top = level
+    if HAS_SINKS:
+        sink = gl.load(sinks + head) * 1.4426950408889634
+        highest = gl.maximum(top, sink)
+        base = gl.where(highest == float("-inf"), 0.0, highest)
+        fade = gl.exp2(top - base)
+        sums = sums * fade + gl.exp2(sink - base)
+        out = out * gl.convert_layout(fade, per_out)[:, None]
+        top = highest
+    # A row that saw no key: 0 / 1 instead of 0 / 0.
+    share = v_scale / gl.where(sums == 0.0, 1.0, sums)
+    out = out * gl.convert_layout(share, per_out)[:, None]
+    final = gl.convert_layout(rounded(out, dtype, ROUNDING), stored)
+    here = row + gl.arange(0, 64, gl.SliceLayout(1, stored))
+    column = gl.arange(0, WIDTH, gl.SliceLayout(0, stored))
+    token = (row_start + here).to(gl.int64)
+    there = (here < q_len)[:, None] & (column < HEAD_DIM)[None, :]
+    gl.store(
+        result + token[:, None] * stride_ot + head.to(gl.int64) * stride_oh + column[None, :],
+        final,
+        mask=there,
+    )
+    if HAS_LSE:
+        value = (top + gl.log2(sums)) * 0.6931471805599453
+        value = gl.where(sums == 0.0, float("-inf"), value)
+        gl.store(lse + head.to(gl.int64) * all_rows + row_start + rows, value, mask=rows < q_len)
+
+
+@gluon.jit
+def _leave(
+    out, level, sums, first, rows, row, q_len, q_heads, v_scale, part_out, part_lse,
+    HEAD_DIM: gl.constexpr,
+):  # fmt: skip
+    """Leave a part for :func:`.ragged.merge`; ``first`` is where row 0 of the request has it.
+
+    Stored as it lies in registers, 32 bytes of a row at a time.
+    """
+    layout: gl.constexpr = out.type.layout
+    per_out: gl.constexpr = gl.SliceLayout(1, layout)
+    share = v_scale / gl.where(sums == 0.0, 1.0, sums)
+    out = out * gl.convert_layout(share, per_out)[:, None]
+    here = row + gl.arange(0, 64, per_out)
+    column = gl.arange(0, out.shape[1], gl.SliceLayout(0, layout))
+    at = first.to(gl.int64) + here * q_heads
+    there = (here < q_len)[:, None] & (column < HEAD_DIM)[None, :]
+    gl.store(part_out + at[:, None] * HEAD_DIM + column[None, :], out, mask=there)
+    value = gl.where(sums == 0.0, float("-inf"), level + gl.log2(sums))
+    gl.store(part_lse + first.to(gl.int64) + rows * q_heads, value, mask=rows < q_len)
+
+
+@gluon.jit
 def _compute(
     GROUP: gl.constexpr,
     results, smem, bars, place, sizes, numbers,
@@ -322,9 +400,10 @@ def _compute(
     STAGES: gl.constexpr, CAUSAL: gl.constexpr, WINDOW: gl.constexpr, CAP: gl.constexpr,
     HAS_SINKS: gl.constexpr, HAS_LSE: gl.constexpr, TURNS: gl.constexpr, LATE_WAIT: gl.constexpr,
     SIGN: gl.constexpr, ROUNDING: gl.constexpr, COUNTED: gl.constexpr, SCALES: gl.constexpr,
+    PARTS: gl.constexpr,
 ):  # fmt: skip
     """A computing warpgroup: rows ``GROUP * 64`` and on of each tile, or of that in ``place``."""
-    result, lse, sinks, stride_ot, stride_oh = results
+    result, lse, sinks, stride_ot, stride_oh, part_out, part_lse, part_count = results
     q_smem, k_smem, v_smem, tile_smem = smem
     q_full, q_empty, k_full, k_empty, v_full, v_empty, turns, clean, tile_full, tile_empty = bars
     requests, tiles, q_heads, group, span, window, all_rows = sizes
@@ -338,9 +417,6 @@ def _compute(
     )
     p_layout: gl.constexpr = gl.DotOperandLayout(0, o_layout, 2)
     per_row: gl.constexpr = gl.SliceLayout(1, s_layout)
-    per_out: gl.constexpr = gl.SliceLayout(1, o_layout)
-    # 128 bytes of a row at a time, 16 a thread.
-    stored: gl.constexpr = gl.BlockedLayout([1, 8], [4, 8], [4, 1], [1, 0])
     first: gl.constexpr = 1 if GROUP == 0 else 0
     following: gl.constexpr = (GROUP + 1) % GROUPS
     # Outputs are scaled under a branch. At 64 columns that takes 4 % longer (H100).
@@ -368,7 +444,7 @@ def _compute(
     else:
         (
             request, kv_head, head, work, row_start, first_row, q_len, length, key_start, low,
-            low_block, count, mask_from, mask_below,
+            low_block, count, mask_from, mask_below, part, parts,
         ) = place  # fmt: skip
         count = count * work
     while count > 0:
@@ -423,6 +499,8 @@ def _compute(
             blanked += 1
         # Before this step, keys reach past the tile's first row. The first block is done.
         hiding = gl.maximum(low_block + count - mask_from, 1)
+        if PARTS:
+            hiding = gl.minimum(hiding, count)
         for DIAGONAL in gl.static_range(1 if SPLIT else 0, -1, -1):
             begin = 1
             stop = count
@@ -484,34 +562,24 @@ def _compute(
         stage, phase = advanced(stage, phase, STAGES)
 
         sums = row_sums(total, per_row)
-        top = level
-        if HAS_SINKS:
-            sink = gl.load(sinks + head) * 1.4426950408889634
-            highest = gl.maximum(top, sink)
-            base = gl.where(highest == float("-inf"), 0.0, highest)
-            fade = gl.exp2(top - base)
-            sums = sums * fade + gl.exp2(sink - base)
-            out = out * gl.convert_layout(fade, per_out)[:, None]
-            top = highest
-        # A row that saw no key: 0 / 1 instead of 0 / 0.
-        share = v_scale / gl.where(sums == 0.0, 1.0, sums)
-        out = out * gl.convert_layout(share, per_out)[:, None]
-        final = gl.convert_layout(rounded(out, dtype, ROUNDING), stored)
-        here = row + gl.arange(0, 64, gl.SliceLayout(1, stored))
-        column = gl.arange(0, WIDTH, gl.SliceLayout(0, stored))
-        token = (row_start + here).to(gl.int64)
-        there = (here < q_len)[:, None] & (column < HEAD_DIM)[None, :]
-        gl.store(
-            result + token[:, None] * stride_ot + head.to(gl.int64) * stride_oh + column[None, :],
-            final,
-            mask=there,
-        )
-        if HAS_LSE:
-            value = (top + gl.log2(sums)) * 0.6931471805599453
-            value = gl.where(sums == 0.0, float("-inf"), value)
-            gl.store(
-                lse + head.to(gl.int64) * all_rows + row_start + rows, value, mask=rows < q_len
-            )
+        if PARTS:
+            if (part == 0) & (head == 0):
+                gl.store(part_count + row_start + rows, parts, mask=rows < q_len)
+            if parts > 1:
+                _leave(
+                    out, level, sums, (part * all_rows + row_start) * q_heads + head, rows, row,
+                    q_len, q_heads, v_scale, part_out, part_lse, HEAD_DIM,
+                )  # fmt: skip
+            else:
+                _put(
+                    out, level, sums, rows, row, row_start, head, q_len, all_rows, v_scale, result,
+                    lse, sinks, stride_ot, stride_oh, dtype, HEAD_DIM, HAS_SINKS, HAS_LSE, ROUNDING,
+                )  # fmt: skip
+        else:
+            _put(
+                out, level, sums, rows, row, row_start, head, q_len, all_rows, v_scale, result,
+                lse, sinks, stride_ot, stride_oh, dtype, HEAD_DIM, HAS_SINKS, HAS_LSE, ROUNDING,
+            )  # fmt: skip
         done += 1
         count = 0
         if COUNTED:
@@ -522,14 +590,15 @@ def _compute(
 @gluon.jit(do_not_specialize=_SIZES)
 def attention(
     q_desc, k_desc, v_desc, out, lse, sinks, q_start, lengths, page_table, next_tile, spare,
-    k_scale_at, v_scale_at, stride_ot, stride_oh, stride_table,
-    requests, tiles, q_heads, group, span, window, rows, scale_log2, soft_cap, v_scale,
+    k_scale_at, v_scale_at, part_out, part_lse, part_count, stride_ot, stride_oh, stride_table,
+    requests, tiles, q_heads, group, span, window, rows, splits, part_blocks, scale_log2, soft_cap,
+    v_scale,
     GROUPS: gl.constexpr, BLOCK_N: gl.constexpr, HEAD_DIM: gl.constexpr, WIDTH: gl.constexpr,
     PIECE: gl.constexpr, PAGE: gl.constexpr, STAGES: gl.constexpr, CAUSAL: gl.constexpr,
     WINDOW: gl.constexpr, CAP: gl.constexpr, HAS_SINKS: gl.constexpr, HAS_LSE: gl.constexpr,
     TURNS: gl.constexpr, LATE_WAIT: gl.constexpr, SIGN: gl.constexpr, ROUNDING: gl.constexpr,
     SHORTEST: gl.constexpr, REGISTERS: gl.constexpr, LOADER_REGISTERS: gl.constexpr,
-    COUNTED: gl.constexpr, SCALES: gl.constexpr,
+    COUNTED: gl.constexpr, SCALES: gl.constexpr, PARTS: gl.constexpr,
 ):  # fmt: skip
     """Tiles of ``GROUPS * 64`` rows of one request and head, a program each.
 
@@ -543,7 +612,13 @@ def attention(
     then holds kv_start [requests + 1]. ``scale_log2`` = scale * log2(e), ``SIGN`` its sign. Values
     are multiplied by ``v_scale``, and with ``SCALES`` scores by the size of fp32
     ``k_scale_at[0]``, whose sign is in the keys, and values by ``v_scale_at[0]``.
+
+    With ``PARTS``, which knows no counter, a tile is cut along the keys into ``splits`` parts, or
+    into fewer that have ``part_blocks`` K blocks or more; program = part * all tiles + tile, and
+    those of further parts exit. ``part_count``, ``part_out`` and ``part_lse`` are those
+    of :func:`.ragged.attention`; rows of shorter requests stay unwritten there.
     """
+    gl.static_assert(not (PARTS and COUNTED))
     if SCALES:
         scale_log2 = scale_log2 * gl.abs(gl.load(k_scale_at))
         v_scale = v_scale * gl.load(v_scale_at)
@@ -603,9 +678,9 @@ def attention(
     else:
         place = _place(
             gl.program_id(0), q_start, lengths, requests, tiles, q_heads, group, span, window,
-            GROUPS, BLOCK_N, PAGE, CAUSAL, WINDOW, SHORTEST,
+            splits, part_blocks, GROUPS, BLOCK_N, PAGE, CAUSAL, WINDOW, SHORTEST, PARTS,
         )  # fmt: skip
-    results = (out, lse, sinks, stride_ot, stride_oh)
+    results = (out, lse, sinks, stride_ot, stride_oh, part_out, part_lse, part_count)
     numbers = (scale_log2, soft_cap, v_scale)
     # A tuple bound to a name would turn its compile-time numbers into run-time ones.
     if GROUPS == 2:
@@ -613,10 +688,10 @@ def attention(
             [
             (_compute, (0, results, smem, bars, place, sizes, numbers, GROUPS, BLOCK_N, HEAD_DIM,
                 WIDTH, STAGES, CAUSAL, WINDOW, CAP, HAS_SINKS, HAS_LSE, TURNS, LATE_WAIT, SIGN,
-                ROUNDING, COUNTED, SCALES)),
+                ROUNDING, COUNTED, SCALES, PARTS)),
             (_compute, (1, results, smem, bars, place, sizes, numbers, GROUPS, BLOCK_N, HEAD_DIM,
                 WIDTH, STAGES, CAUSAL, WINDOW, CAP, HAS_SINKS, HAS_LSE, TURNS, LATE_WAIT, SIGN,
-                ROUNDING, COUNTED, SCALES)),
+                ROUNDING, COUNTED, SCALES, PARTS)),
             (_load, ((q_desc, k_desc, v_desc), smem, (k_pieces, v_pieces), bars, place, tables,
                 sizes, next_tile, spare, GROUPS, BLOCK_N, WIDTH, PIECE, PAGE, STAGES, CAUSAL,
                 WINDOW, SHORTEST, COUNTED)),
@@ -630,13 +705,13 @@ def attention(
             [
             (_compute, (0, results, smem, bars, place, sizes, numbers, GROUPS, BLOCK_N, HEAD_DIM,
                 WIDTH, STAGES, CAUSAL, WINDOW, CAP, HAS_SINKS, HAS_LSE, TURNS, LATE_WAIT, SIGN,
-                ROUNDING, COUNTED, SCALES)),
+                ROUNDING, COUNTED, SCALES, PARTS)),
             (_compute, (1, results, smem, bars, place, sizes, numbers, GROUPS, BLOCK_N, HEAD_DIM,
                 WIDTH, STAGES, CAUSAL, WINDOW, CAP, HAS_SINKS, HAS_LSE, TURNS, LATE_WAIT, SIGN,
-                ROUNDING, COUNTED, SCALES)),
+                ROUNDING, COUNTED, SCALES, PARTS)),
             (_compute, (2, results, smem, bars, place, sizes, numbers, GROUPS, BLOCK_N, HEAD_DIM,
                 WIDTH, STAGES, CAUSAL, WINDOW, CAP, HAS_SINKS, HAS_LSE, TURNS, LATE_WAIT, SIGN,
-                ROUNDING, COUNTED, SCALES)),
+                ROUNDING, COUNTED, SCALES, PARTS)),
             (_load, ((q_desc, k_desc, v_desc), smem, (k_pieces, v_pieces), bars, place, tables,
                 sizes, next_tile, spare, GROUPS, BLOCK_N, WIDTH, PIECE, PAGE, STAGES, CAUSAL,
                 WINDOW, SHORTEST, COUNTED)),

@@ -470,11 +470,12 @@ def merge(
     part_out, part_lse, part_count, out, lse, sinks, q_start, stride_ot, stride_oh, requests,
     q_heads, rows, PARTS: tl.constexpr, HEAD_DIM: tl.constexpr, WIDTH: tl.constexpr,
     HAS_SINKS: tl.constexpr, HAS_LSE: tl.constexpr, ROUNDING: tl.constexpr, CHAINED: tl.constexpr,
-    SLOTS: tl.constexpr,
+    SLOTS: tl.constexpr, FROM: tl.constexpr,
 ):  # fmt: skip
     """Merge the parts of :func:`attention`, ``PARTS`` at most. Program (row, head).
 
     With ``SLOTS`` > 0 program (request, head): the rows of a request that has so many at most.
+    With ``FROM`` > 0 only rows of requests of so many or more: what :mod:`.hopper_ragged` computes.
     ``CHAINED``: this was launched before its predecessor in the stream has ended, and waits for
     that.
     """
@@ -497,6 +498,17 @@ def merge(
         row = tl.program_id(0)
         if (row < tl.load(q_start)) | (row >= tl.load(q_start + requests)):
             return  # padding
+        if FROM > 0:
+            low = 0
+            high = requests
+            while high - low > 1:
+                middle = (low + high) // 2
+                if tl.load(q_start + middle) <= row:
+                    low = middle
+                else:
+                    high = middle
+            if tl.load(q_start + low + 1) - tl.load(q_start + low) < FROM:
+                return
         _merge_row(
             part_out, part_lse, part_count, out, lse, sinks, row, rows, row, head, stride_ot,
             stride_oh, q_heads, rows, PARTS, HEAD_DIM, WIDTH, HAS_SINKS, HAS_LSE, ROUNDING,

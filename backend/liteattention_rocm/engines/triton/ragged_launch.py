@@ -81,6 +81,11 @@ _MAX_SPLITS, _FEW_SPLITS = 128, 8
 _COST_OF_A_PART = 0.025
 #: Of higher tiles: programs per multiprocessor before keys are cut, fewest K blocks of a part.
 _PROGRAMS_PER_UNIT, _PART_BLOCKS = 6, 4
+#: Parts of a tile of prompts: fewest K blocks, most parts. What starting and ending a program, one
+#: that exits at once, and the merge take, in K blocks; and for how many bytes of parts, which are
+#: written and read, HBM takes as long as 128 columns of a K block do (H100).
+PROMPT_PART_BLOCKS, _MOST_PROMPT_PARTS = 4, 32
+_PROMPT_START, _PROMPT_EXIT, _PROMPT_MERGE, _PROMPT_BLOCK_BYTES = 2.0, 1.0, 4.0, 3.9e6
 #: Numbers of partial results that a warp of the merge holds.
 _MERGED_BY_WARP = 1024
 
@@ -188,9 +193,49 @@ def columns_of(head_dim: int) -> int:
     return max(width(head_dim), hopper_ragged.COLUMNS)
 
 
+def prompt_parts(request: RaggedRequest, tile: HopperTile) -> int:
+    """How many parts along the keys the tiles of prompts have on Hopper, at most.
+
+    One where they fill the GPU. Otherwise a model of as many requests as there are rows for, all as
+    long as allowed, says what takes least: rounds of programs times the K blocks of a part.
+    """
+    rows = max(min(request.max_q_len, request.rows), 1)
+    longest = request.max_kv_len
+    if request.window:
+        longest = min(longest, request.window + rows)
+    requests = max(1, min(request.rows // rows, request.requests))
+    programs = requests * -(-rows // tile.block_m) * request.q_heads
+    units, blocks = _units(request.device), -(-longest // tile.block_n)
+    if programs >= units:
+        return 1
+    numbers = (request.rows // tile.block_m + request.requests) * request.q_heads
+    part_bytes = 8 * programs * tile.block_m * request.head_dim
+    columns = columns_of(request.head_dim)
+
+    def cost(parts: int) -> float:
+        rounds = -(-programs * parts // units)
+        exits = max(numbers - programs, 0) * parts / units * _PROMPT_EXIT
+        merge = _PROMPT_MERGE + parts * part_bytes / _PROMPT_BLOCK_BYTES
+        return (
+            rounds * (-(-blocks // parts) + _PROMPT_START) * (columns / 128)
+            + exits
+            + merge * (parts > 1)
+        )
+
+    most = min(blocks // PROMPT_PART_BLOCKS, _MOST_PROMPT_PARTS)
+    return min(range(1, max(most, 1) + 1), key=cost)
+
+
+class Prompts(NamedTuple):
+    """The launch of the long requests of a step, and how many parts their tiles have at most."""
+
+    launch: Launch
+    parts: int
+
+
 def prompts(
     request: RaggedRequest, like: RaggedTensors, tile: HopperTile | None = None
-) -> Launch | None:
+) -> Prompts | None:
     """The launch of :func:`.hopper_ragged.attention` for the long requests of a step on Hopper.
 
     ``tile``: other than that of :func:`.tiles.prompts`. None if there are none or the copy engine
@@ -222,20 +267,23 @@ def prompts(
     span = group
     if tile.abreast:
         span = abreast(request.q_heads, group, 4 * columns * request.max_kv_len)
-    programs = numbers * request.q_heads
-    return Launch(
+    parts = prompt_parts(request, tile)
+    programs = numbers * request.q_heads * parts
+    counted = tile.counted and parts == 1
+    launch = Launch(
         _PROMPTS,
-        (min(programs, _units(request.device)) if tile.counted else programs,),
+        (min(programs, _units(request.device)) if counted else programs,),
         (
             *steps, request.requests, numbers, request.q_heads, group, span, request.window,
-            request.rows, scale * LOG2E, request.soft_cap, request.v_scale,
+            request.rows, parts, PROMPT_PART_BLOCKS, scale * LOG2E, request.soft_cap,
+            request.v_scale,
         ),
         (
             tile.groups, tile.block_n, request.head_dim, columns, piece, request.page_size,
             tile.stages, request.causal, request.window > 0, request.soft_cap > 0, request.sinks,
             request.return_lse, tile.turns, tile.late_wait, sign,
             kernels.ROUNDING[request.rounding], SHORTEST_PROMPT, tile.registers,
-            tile.loader_registers, tile.counted, request.scale_tensors,
+            tile.loader_registers, counted, request.scale_tensors, parts > 1,
         ),
         (("num_warps", 4),),
         (request.dtype, alignments(*like), tuple(map(kind, steps))),
@@ -243,8 +291,9 @@ def prompts(
             box(x.shape, x.stride(), x.dtype, "bshd", *high)
             for x, high in zip(views, heights, strict=True)
         ),
-        tile.counted,
+        counted,
     )  # fmt: skip
+    return Prompts(launch, parts)
 
 
 def _views(t: RaggedTensors, paged: bool) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -312,15 +361,46 @@ def _widened(request: RaggedRequest, like: RaggedTensors) -> Widened | None:
     return made if made.size <= _WIDENED_MOST else None
 
 
+class _Room(NamedTuple):
+    """Where partial results lie in a workspace, in bytes; each begins at a multiple of 16.
+
+    fp32 outputs [splits, T, Hq, D] and log-sum-exps [splits, T, Hq], and how many parts each row
+    has, int32 [T].
+    """
+
+    outputs: int
+    sums: int
+    counts: int
+    end: int
+
+    @classmethod
+    def of(cls, begin: int, splits: int, rows: int, heads: int, head_dim: int) -> _Room:
+        """Behind ``begin``, for T = ``rows``."""
+        outputs = -(-begin // 16) * 16
+        sums = outputs + 4 * splits * rows * heads * head_dim
+        counts = sums + -(-4 * splits * rows * heads // 16) * 16
+        return cls(outputs, sums, counts, counts + 4 * rows)
+
+    def addresses(self, workspace: int) -> tuple[int, int, int]:
+        """As the kernels take them."""
+        return workspace + self.outputs, workspace + self.sums, workspace + self.counts
+
+    def views(self, workspace: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """The same as tensors."""
+        return (
+            workspace[self.outputs : self.sums].view(torch.float32),
+            workspace[self.sums : self.counts].view(torch.float32),
+            workspace[self.counts : self.end].view(torch.int32),
+        )
+
+
 class Attention(BoundCall):
     """A ragged call: prompts on Hopper, requests of few rows beside longer ones, what is left.
 
     ``tile``: of prompts, other than the chosen one. With splits, a launch writes partial results
-    that a further one merges. Of a step's launches one has splits at most.
-
-    The workspace holds the partial outputs, fp32 [splits, T, Hq, D], their log-sum-exps, and how
-    many parts each row has, int32 [T], each from a multiple of 16 bytes on. If they are those of
-    requests of few rows beside longer ones, T is the number of requests times the most rows.
+    that a further one merges. Of prompts they have a room of their own in the workspace; of the
+    other launches of a step one has splits at most. If those are of requests of few rows beside
+    longer ones, T of :class:`_Room` is the number of requests times the most rows.
     """
 
     def __init__(
@@ -329,13 +409,13 @@ class Attention(BoundCall):
         if request.window >= request.max_kv_len:
             # It hides nothing, and 2^31 - 1 before a row that sees no key would overflow.
             request = replace(request, window=0)
-        long, wide = prompts(request, like, tile), None
-        if long is None:
+        found, wide = prompts(request, like, tile), None
+        if found is None:
             wide = _widened(request, like)
             if wide is not None:
-                long = prompts(wide.request, wide.views(like), tile)
-        self._wide = None if long is None else wide
-        below = 0 if long is None else SHORTEST_PROMPT
+                found = prompts(wide.request, wide.views(like), tile)
+        self._wide = None if found is None else wide
+        below = 0 if found is None else SHORTEST_PROMPT
         rest = cut(request, below)
         short = cut_short(request, rest)
         steps = [rest] if short is None else [rest, short]
@@ -344,25 +424,32 @@ class Attention(BoundCall):
         ]
         if short is not None:
             self._attend.append(_attention(request, like, short, 0, short.slots + 1))
-        self._merge: list[Launch] = []
-        self._outputs = self._sums = self._size = 0
+        heads = request.q_heads, request.head_dim
         # The copies come first, so that they are aligned.
-        self._copies = 0 if self._wide is None else -(-self._wide.size // 256) * 256
+        self._size = 0 if self._wide is None else self._wide.size
+        self._merge: Launch | None = None
+        self._room: _Room | None = None
         for step in steps:
             if step.splits > 1:
                 rows = request.requests * step.slots or request.rows
-                parts = step.splits * rows * request.q_heads
-                self._outputs = 4 * parts * request.head_dim
-                self._sums = -(-4 * parts // 16) * 16  # so that code for aligned counts is right
-                self._size = self._outputs + self._sums + 4 * rows
-                self._merge.append(_merge(request, like, step))
-        self._long = long
+                self._room = _Room.of(self._size, step.splits, rows, *heads)
+                self._size = self._room.end
+                self._merge = _merge(request, like, step.splits, slots=step.slots)
+        self._long: Launch | None = None
+        self._merge_long: Launch | None = None
+        self._room_long: _Room | None = None
+        if found is not None:
+            self._long = found.launch
+            if found.parts > 1:
+                self._room_long = _Room.of(self._size, found.parts, request.rows, *heads)
+                self._size = self._room_long.end
+                self._merge_long = _merge(request, like, found.parts, first=SHORTEST_PROMPT)
         self._words = _words(request, like) > 0
         self._paged = request.page_size > 0
         self._requests = request.requests
-        launches = [*self._attend, *self._merge, *([] if long is None else [long])]
+        launches = [*self._attend, self._merge, self._long, self._merge_long]
         launches += [] if self._wide is None else [self._wide.launch]
-        super().__init__(request.device, *launches)
+        super().__init__(request.device, *(x for x in launches if x is not None))
 
     def __call__(self, t: RaggedTensors) -> None:
         """Write attention of every row into ``out`` and ``lse``."""
@@ -379,19 +466,21 @@ class Attention(BoundCall):
         table = q_start if t.page_table is None else t.page_table.data_ptr()
         k_scale = out if t.k_scale is None else t.k_scale.data_ptr()
         v_scale = out if t.v_scale is None else t.v_scale.data_ptr()
-        part_out = part_lse = part_count = out
-        if self._copies + self._size:
+        parts = parts_long = (out, out, out)
+        if self._size:
             # kept until everything is launched
-            workspace = self.workspace(self._copies + self._size)
-            part_out = workspace.data_ptr() + self._copies
-            part_lse = part_out + self._outputs
-            part_count = part_lse + self._sums
+            workspace = self.workspace(self._size)
+            begin = workspace.data_ptr()
+            if self._room is not None:
+                parts = self._room.addresses(begin)
+            if self._room_long is not None:
+                parts_long = self._room_long.addresses(begin)
         stream = raw_stream(self.index)
         if self._long is not None:
             read, pages = t, table
             if self._wide is not None:
                 read = self._wide.views(t, workspace)
-                pages = workspace.data_ptr() + self._wide.table_at
+                pages = begin + self._wide.table_at
                 self._wide.launch(
                     stream, (),
                     (
@@ -404,19 +493,22 @@ class Attention(BoundCall):
             self._long(
                 stream, _views(read, self._paged),
                 (
-                    out, lse, sinks, q_start, t.keys.data_ptr(), pages, now, later, k_scale, v_scale
+                    out, lse, sinks, q_start, t.keys.data_ptr(), pages, now, later, k_scale,
+                    v_scale, *parts_long,
                 ),
             )  # fmt: skip
             if self._long.counted:
                 self.keep(counters)
         pointers = (
-            t.q.data_ptr(), t.k.data_ptr(), t.v.data_ptr(), out, lse, sinks, part_out, part_lse,
-            part_count, q_start, t.keys.data_ptr(), table, k_scale, v_scale,
+            t.q.data_ptr(), t.k.data_ptr(), t.v.data_ptr(), out, lse, sinks, *parts, q_start,
+            t.keys.data_ptr(), table, k_scale, v_scale,
         )  # fmt: skip
         for attend in self._attend:
             attend(stream, (), pointers)
-        for merge in self._merge:
-            merge(stream, (), (part_out, part_lse, part_count, out, lse, sinks, q_start))
+        if self._merge is not None:
+            self._merge(stream, (), (*parts, out, lse, sinks, q_start))
+        if self._merge_long is not None:
+            self._merge_long(stream, (), (*parts_long, out, lse, sinks, q_start))
 
     def _start(self, t: RaggedTensors) -> None:
         lse = t.out if t.lse is None else t.lse
@@ -425,16 +517,11 @@ class Attention(BoundCall):
         k_scale = t.out if t.k_scale is None else t.k_scale
         v_scale = t.out if t.v_scale is None else t.v_scale
         k, v = (x.view(torch.int16) if self._words else x for x in (t.k, t.v))
-        parts = (t.out, t.out, t.q_start)
-        workspace = self.workspace(self._copies + self._size)
-        if self._size:
-            sizes = [self._outputs, self._sums, self._size - self._outputs - self._sums]
-            part_out, part_lse, counts = torch.split(
-                workspace[self._copies : self._copies + self._size], sizes
-            )
-            parts = (
-                part_out.view(torch.float32), part_lse.view(torch.float32), counts.view(torch.int32)
-            )  # fmt: skip
+        workspace = self.workspace(self._size)
+        parts, parts_long = (
+            (t.out, t.out, t.q_start) if room is None else room.views(workspace)
+            for room in (self._room, self._room_long)
+        )
         if self._long is not None:
             read, pages = t, table
             if self._wide is not None:
@@ -446,7 +533,8 @@ class Attention(BoundCall):
                 )
             counters = self.counters() if self._long.counted else [t.q_start, t.q_start]
             pointers = (
-                t.out, lse, sinks, t.q_start, t.keys, pages, *counters, k_scale, v_scale
+                t.out, lse, sinks, t.q_start, t.keys, pages, *counters, k_scale, v_scale,
+                *parts_long,
             )  # fmt: skip
             self._long.start(_views(read, self._paged), pointers)
             if self._long.counted:
@@ -456,8 +544,10 @@ class Attention(BoundCall):
                 (),
                 (t.q, k, v, t.out, lse, sinks, *parts, t.q_start, t.keys, table, k_scale, v_scale),
             )
-        for merge in self._merge:
-            merge.start((), (*parts, t.out, lse, sinks, t.q_start))
+        if self._merge is not None:
+            self._merge.start((), (*parts, t.out, lse, sinks, t.q_start))
+        if self._merge_long is not None:
+            self._merge_long.start((), (*parts_long, t.out, lse, sinks, t.q_start))
 
 
 def _attention(
@@ -505,18 +595,24 @@ def _words(request: RaggedRequest, like: RaggedTensors) -> int:
     return FP8_MANTISSA.get(request.kv_dtype, 0)
 
 
-def _merge(request: RaggedRequest, like: RaggedTensors, step: Cut) -> Launch:
-    """The launch of :func:`.ragged.merge` for the parts of a step."""
+def _merge(
+    request: RaggedRequest, like: RaggedTensors, splits: int, *, slots: int = 0, first: int = 0
+) -> Launch:
+    """The launch of :func:`.ragged.merge` for ``splits`` parts at most.
+
+    ``slots``: of requests of so many rows at most, 0: of all. ``first``: of requests of so many
+    rows or more, whose parts the kernel of prompts has left.
+    """
     out_step = page_strides(like.out)[1:]
-    columns, parts = width(request.head_dim), 1 << (step.splits - 1).bit_length()
-    chained = _chains(request.device)
+    columns, parts = width(request.head_dim), 1 << (splits - 1).bit_length()
+    chained = _chains(request.device) and not first  # that kernel lets nobody begin early
     return Launch(
         _MERGE,
-        (request.requests if step.slots else request.rows, request.q_heads),
+        (request.requests if slots else request.rows, request.q_heads),
         (*out_step, request.requests, request.q_heads, request.rows),
         (
             parts, request.head_dim, columns, request.sinks, request.return_lse,
-            kernels.ROUNDING[request.rounding], chained, step.slots,
+            kernels.ROUNDING[request.rounding], chained, slots, first,
         ),
         (
             ("num_warps", min(max(parts * columns // _MERGED_BY_WARP, 1), 8)),

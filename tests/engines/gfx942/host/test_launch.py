@@ -124,9 +124,9 @@ def test_dense_kernels_get_exactly_these_bytes(
     name = f"attention_dense_{NUMBERS[number].format(f'_d{dim}')}"
     expected = [c.transposition(base), (name, tiles - tail + tail * parts, 512, params)]
     if tail:
-        sizes = (c.batch, c.q_heads, c.q_len, dim, tiles - tail, parts, 0, 0)
+        sizes = (c.batch, c.q_heads, c.q_len, dim, tiles - tail, parts, 0, c.inner[-1])
         moved = (part_out, part_stats, c.out.data_ptr(), c.lse_address)
-        merge = struct.pack("<4Q3q8i", *moved, *c.strides(c.out), *sizes)
+        merge = struct.pack("<4Q3q7if", *moved, *c.strides(c.out), *sizes)
         groups = tail * 256 // (256 * 8 // dim)
         expected.append((f"merge_parts_{NUMBERS[number].format('')}", groups, 256, merge))
     expect_launches(cpu_hip, expected)

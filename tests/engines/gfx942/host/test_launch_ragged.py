@@ -41,21 +41,19 @@ def write_request_of(
     return WriteRequest(*sizes, k_scale, v_scale, scale_tensors)
 
 
-#: Head dim, page size, divider of pages, splits, window, soft cap and longest request; of prefill
-#: the parts of a tile and the K blocks that a part must have, one where parts are forced.
+#: Head dim, page size, divider of pages, splits, window, soft cap and longest request.
 PAGED = [
-    (64, 16, (2**31, 4), 3, 77, 12.5, 20, 2, 1),  # both kernels and their merges; two K blocks
-    (128, 3, (-(-(2**33) // 3), 2), 1, 0, 0.0, 5, 1, 0),  # decode alone: 5 rows of 3 heads
-    (256, 1, (2**31, 0), 1, 300, 0.0, 20, 1, 1),  # a window as long as the keys is none
-    (80, 16, (2**31, 4), 3, 0, 0.0, 20, 3, 1),
-    (192, 16, (2**31, 4), 1, 0, 0.0, 20, 1, 1),
+    (64, 16, (2**31, 4), 3, 77, 12.5, 20),  # both kernels and their merges
+    (128, 3, (-(-(2**33) // 3), 2), 1, 0, 0.0, 5),  # decode alone: 5 rows of 3 heads
+    (256, 1, (2**31, 0), 1, 300, 0.0, 20),  # a window as long as the keys is none
+    (80, 16, (2**31, 4), 3, 0, 0.0, 20),
+    (192, 16, (2**31, 4), 1, 0, 0.0, 20),
 ]
 
 
 @pytest.mark.parametrize(
     (
         "number", "dim", "page_size", "divider", "splits", "window", "soft_cap", "max_q_len",
-        "tile_parts", "part_blocks",
     ),
     [
         (number, *case)
@@ -75,8 +73,6 @@ def test_paged_kernels_get_exactly_these_bytes(
     window: int,
     soft_cap: float,
     max_q_len: int,
-    tile_parts: int,
-    part_blocks: int,
 ) -> None:
     dtype, rounding = number
     q, out = torch.empty(2, 30, 7, dim).to(dtype)[:, :, 1:]
@@ -100,7 +96,7 @@ def test_paged_kernels_get_exactly_these_bytes(
 
     # three numbers of tiles for each key head, and room for their parts
     base = next(iter(engine._workspaces.held.values())).data_ptr() if splits > 1 else 0
-    room = 3 * tile_parts if tile_parts > 1 else 0
+    room = 3 * splits if splits > 1 else 0
     stats_at = 2 * room * 256 * dim * 4
     decode_at = stats_at + 2 * room * 2 * 256 * 4
     out_bytes = 3 * 2 * splits * 16 * dim * 4
@@ -116,7 +112,7 @@ def test_paged_kernels_get_exactly_these_bytes(
         *(-0.37 * LOG2E, 2 / soft_cap if soft_cap else 0.0),
         *(3, 30, 6, 2, page_size, *divider, True, window if window < 300 else 0, splits),
         -0.37 * LOG2E, soft_cap * LOG2E, 2 * -0.37 * LOG2E / soft_cap if soft_cap else 0.0,
-        dim, -(-(2**33) // 3), 2, 1.0, tile_parts, room, part_blocks,
+        dim, -(-(2**33) // 3), 2, 1.0, splits, room, 0,  # forced parts have any number of blocks
     )  # fmt: skip
     assert len(params) == 320
     name, end = NUMBERS[number], NUMBERS[number].format("")

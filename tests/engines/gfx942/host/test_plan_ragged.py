@@ -134,14 +134,15 @@ def test_prefill_is_split_where_that_is_modelled_to_pay(s: dict[str, int], units
         assert plan.prefill_room == 0
         assert (prefill.split == _core.Split.nearly_full) == (2 * tiles > 4 * units)
         return
-    assert prefill.split == _core.Split.pays and prefill.splits <= max(blocks)
+    assert prefill.split == _core.Split.pays and prefill.splits <= -(-max(blocks) // 4)
     assert prefill.modelled_us < prefill.modelled_unsplit_us * (1 - _core.TAIL_MIN_GAIN)
     # room for the parts of such requests, four for each compute unit at most
     assert plan.prefill_room == requests * len(blocks) * prefill.splits
     assert prefill.parts == plan.prefill_room * s["kv_heads"] <= 4 * units
     assert _core.prefill_splits(requests * len(blocks), plan.prefill_room, 64) == prefill.splits
-    longest = max(_core.prefill_parts(n, plan.prefill_blocks, prefill.splits) for n in blocks)
-    assert 2 <= longest <= prefill.splits
+    assert plan.prefill_blocks == 4
+    part = max(-(-max(blocks) // prefill.splits), 4)
+    assert 2 <= max(_core.prefill_parts(n, part, prefill.splits) for n in blocks) <= prefill.splits
 
 
 @given(sizes)
@@ -203,8 +204,10 @@ def test_chunks_and_short_prompts_fill_the_gpu() -> None:
     assert plan(8192, 8192, 1).prefill.splits > 1  # the longest tiles of a prompt
     assert plan(8192, 8192, 8).prefill.split == _core.Split.nearly_full
     assert plan(64, 64, 1).prefill.split == _core.Split.too_short
-    # A million tokens at once is planned as fast as anything, and needs no room.
+    # Of a million tokens at once a sample of tiles is looked at, and no room is needed.
     assert plan(1 << 20, 1 << 20, 8).prefill_room == 0
+    long, half = (plan(n << 10, n << 10, 8).prefill.modelled_us for n in (1024, 512))
+    assert long / half == pytest.approx(4, rel=0.02)
 
 
 def test_forced_parts_have_room_up_to_a_bound() -> None:
@@ -213,9 +216,14 @@ def test_forced_parts_have_room_up_to_a_bound() -> None:
         return _core.plan_ragged(shape, 304, splits)
 
     assert plan(320, 3).prefill_room == 3 * (320 * 8 // 256 + 1)
-    assert plan(320, 100).prefill.splits == 5  # K blocks
+    # As many as K blocks, which the device counts, whatever else is in the batch.
+    assert (plan(320, 9).prefill.splits, plan(320, 9).prefill_blocks) == (9, 0)
     assert plan(100_000, 128).prefill.splits == _core.PREFILL_MOST_SPLITS
     assert plan(100_000, 128).prefill_room == 4 * 304
+    # No room for two parts of a key head each.
+    heads = _core.plan_ragged(_core.RaggedShape(1, 17, 700, 700, 128, 16, 17, 1000), 304, 2)
+    assert (heads.prefill.splits, heads.prefill.parts) == (1, 0)
+    assert heads.prefill.split == _core.Split.nearly_full
 
 
 @pytest.mark.parametrize(
@@ -249,6 +257,18 @@ def test_lengths_and_windows_stay_below_half_of_an_int() -> None:
         f"{name} must be from 0 to 2^30 - 1, got 1073741824"
         for name in ("max_q_len", "max_kv_len", "window")
     ]
+
+
+def test_models_refuse_what_they_cannot_divide_by() -> None:
+    shape, none = (
+        _core.RaggedShape(1, 1, 1, 1, 64, 0, 1, 1),
+        _core.RaggedShape(1, 1, 1, 0, 64, 0, 1, 1),
+    )
+    for cost in (_core.prefill_cost, _core.decode_cost):
+        with pytest.raises(ValueError, match="splits must be >= 1, got 0; compute units must be"):
+            cost(shape, 0, 0)
+        with pytest.raises(ValueError, match="kv_heads must be from 1"):
+            cost(none, 1, 304)
 
 
 def test_bad_planner_arguments_are_refused() -> None:

@@ -78,7 +78,8 @@ class MergeParams(ctypes.Structure):
         *((name, c_void_p) for name in ("part_out", "part_stats", "out", "lse")),
         ("out_strides", Strides),
         *((n, c_int32) for n in ("batch", "q_heads", "q_len", "head_dim", "whole_tiles", "splits")),
-        *((n, c_int32) for n in ("mapping", "reserved")),
+        ("mapping", c_int32),
+        ("scale_log2", c_float),
     ]
 
 
@@ -227,7 +228,7 @@ def dense(
     tensors += [part_out, part_stats] if slots else []
     report = launch(f"attention_dense_{variant(q, rounding)}", whole + slots, params, tensors)
     if slots:
-        merge(part_out, part_stats, out, lse, whole, splits, rounding, mapping)
+        merge(part_out, part_stats, out, lse, whole, splits, rounding, mapping, scale)
     return report
 
 
@@ -380,13 +381,17 @@ def merge(
     splits: int,
     rounding: str,
     mapping: int = 0,
+    scale: float = 1 / math.log2(math.e),
 ) -> Any:
-    """part_out [slots, 256, D], part_stats [slots, 2, 256], out [B, S, H, D]."""
+    """part_out [slots, 256, D], part_stats [slots, 2, 256], out [B, S, H, D].
+
+    ``scale`` makes natural units of what parts are relative to, by default of log2 units.
+    """
     batch, q_len, heads, dim = out.shape
     params = MergeParams(
         *map(pointer, (part_out, part_stats, out, lse)),
         strides(out),
-        *(batch, heads, q_len, dim, whole_tiles, splits, mapping, 0),
+        *(batch, heads, q_len, dim, whole_tiles, splits, mapping, scale * math.log2(math.e)),
     )
     grid = part_out.shape[0] // splits * (Q_BLOCK * dim // 8 // 256)
     tensors = [part_out, part_stats, out, *([] if lse is None else [lse])]

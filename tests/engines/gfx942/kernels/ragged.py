@@ -70,8 +70,8 @@ def make(
 class Prefill:
     """A launch over ``batch`` and the merge of its parts; out [T, Hq, D], lse [Hq, T] or None.
 
-    ``in_memory``: the scales of an fp8 cache are read there. ``splits``: with more than one, tiles
-    of more than ``part_blocks`` K blocks are computed in so many parts at most. ``room``: parts of
+    ``in_memory``: the scales of an fp8 cache are read there. ``splits``: parts of a tile at
+    most, of ``part_blocks`` K blocks or more; 0: as many parts as may be. ``room``: parts of
     a kv head at most; by default all find room. ``parts`` are what they leave, NaN where nobody
     writes: outputs and statistics, none without room.
     """

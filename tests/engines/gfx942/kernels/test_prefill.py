@@ -96,8 +96,8 @@ def test_fp8_caches(dtype: torch.dtype, dim: int) -> None:
     assert all(map(torch.equal, numbers, memory))
 
 
-#: Parts at most, and K blocks of one at most: more parts than blocks, parts of unequal lengths.
-PARTS = [(2, 1), (3, 2), (64, 1)]
+#: Parts at most, and K blocks of one at least: more parts than blocks, parts of unequal lengths.
+PARTS = [(2, 1), (3, 2), (64, 1), (3, 0)]
 
 
 @pytest.mark.parametrize(("splits", "part_blocks"), PARTS)
@@ -192,6 +192,34 @@ def test_tiles_of_many_requests_in_parts(count: int) -> None:
     lengths = [n if r % 3 == 0 or r > 60 else n % 17 for r, n in enumerate(lengths)]
     batch = ragged.make([(n, n + 3 * r) for r, n in enumerate(lengths)], (1, 1), 64, 16)
     check(batch, splits=3)
+
+
+@pytest.mark.parametrize("part_blocks", [0, 1])
+def test_parts_of_short_requests_beside_a_long_one(part_blocks: int) -> None:
+    # Parts are as long as those of the longest tile, or as many in each: then alone as well.
+    requests = [(20, 1900), (30, 290)]
+    batch, alone = (ragged.make(x, (4, 1), 64, 16) for x in (requests, requests[1:]))
+    for name in ("k", "v"):
+        cache, other = getattr(alone, f"{name}_cache"), getattr(batch, f"{name}_cache")
+        for page in range(-(-290 // 16)):
+            cache[alone.page_table[0, page]] = other[batch.page_table[1, page]]
+    alone.q.copy_(batch.q[20:])
+    parts = {"splits": 5, "part_blocks": part_blocks}
+    check(batch, **parts)
+    found, same = run(batch, **parts)[0][20:], run(alone, **parts)[0]
+    assert torch.equal(found, same) == (part_blocks == 0)
+    assert torch.equal(found, run(alone)[0]) == (part_blocks == 1)
+
+
+@pytest.mark.parametrize("large", [1e4, 1e11])
+def test_scores_whose_last_place_is_large_or_that_overflow(large: float) -> None:
+    # In log2 units they are beyond 2^17, or beyond fp32; parts are weighed by differences.
+    batch = ragged.make([(40, 1000)], (1, 1), 64, 16)
+    scale = 1e18 if large > 1e9 else 2.0**-5
+    batch.q.mul_(large)
+    batch.k_cache.mul_(large)
+    whole, parts = (run(batch, scale=scale, splits=n)[0] for n in (1, 4))
+    assert whole.isfinite().all() and (whole - parts).abs().max() <= 2.0**-7 * whole.abs().max()
 
 
 def test_not_a_number_stays_in_its_row_of_a_part() -> None:
