@@ -24,10 +24,10 @@ fp8 cache (``--fp8``) half the bytes are read and half as many are in flight.
 
 Longer requests are prefilled: a workgroup computes 256 packed query rows of a key head (128 from
 head dim 192 on), or a part of their keys where such tiles leave compute units idle, as those of
-short chunks behind a long prefix do. Parts are of equal length, so a tile that sees fewer keys has
-fewer of them. Their number is chosen from bounds as well: each part goes to the first compute unit
-that is free, at the cycle model's clocks for a K block (docs/model.md) and 14,000 to start and end
-a workgroup, and the merge costs what it costs a decode.
+short chunks behind a long prefix do. Parts are about equally long, so a tile that sees fewer keys
+has fewer of them. Their number is chosen from bounds as well: each part goes to the first compute
+unit that is free, at the cycle model's clocks for a K block (docs/model.md) and 14,000 to start and
+end a workgroup, and the merge costs what it costs a decode.
 """
 
 from __future__ import annotations
