@@ -577,7 +577,6 @@ BROKEN_PROMPTS = [
 BROKEN_PARTS = [
     ("steps of the part alone", "hiding = gl.minimum(hiding, count)", "pass"),
     ("blocks before the part", "low_block += begin", "pass"),
-    ("as many parts as are made", "work = gl.where(part < parts, work, 0)", "pass"),
     ("the log-sum-exp of a part", "level + gl.log2(sums))", "level)"),
     ("the part's own place", "(part * all_rows + row_start) * q_heads + head",
      "row_start * q_heads + head"),

@@ -588,6 +588,7 @@ def test_a_mixed_step_cuts_its_short_requests_apart(
     index = [torch.zeros(n, dtype=torch.int32) for n in (4, 3)]
     table = torch.zeros(3, 512, dtype=torch.int32)
     t = RaggedTensors(q, k, v, out, None, None, *index, table)
+    monkeypatch.setattr(ragged_launch, "prompt_parts", lambda *_: 1)
     bound = ragged_launch.Attention(mixed, t)
     bound(t)
     rest, short = attend.started
@@ -601,7 +602,7 @@ def test_a_mixed_step_cuts_its_short_requests_apart(
     said = [dict(zip(names, call[1][-9:], strict=True)) for call in (rest, short)]
     # of 9 rows to 63, and to 8: with the 64 of prompts every request has one kernel
     limits = [(x["FROM"], x["BELOW"], x["SLOTS"]) for x in said]
-    assert limits == [(9, ragged_launch.SHORTEST_PROMPT, 0), (0, 9, 8)] and merged[-1] == 8
+    assert limits == [(9, ragged_launch.SHORTEST_PROMPT, 0), (0, 9, 8)] and merged[-2:] == (8, 0)
     bound(t)
     where, found = arguments(merge.result, driver)
     assert where == (3, 8, 1, STREAM) and found[3] == out.data_ptr()
@@ -609,6 +610,48 @@ def test_a_mixed_step_cuts_its_short_requests_apart(
     assert where == (6, 2, splits, STREAM) and second[6:9] == found[:3]
     assert second[14:] == short[1][14:]
     assert len(attend.started) == 2
+
+
+def test_parts_of_prompts_have_a_room_and_a_merge_of_their_own(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Beside those of requests of few rows."""
+    long, attend, merge = Function(Compiled(3)), Function(Compiled(0)), Function(Compiled(0))
+    long.result.metadata = types.SimpleNamespace(tensordesc_meta=[{"swizzle": 3}] * 3)
+    for name, function in (("_PROMPTS", long), ("_ATTENTION", attend), ("_MERGE", merge)):
+        monkeypatch.setattr(ragged_launch, name, launch.Kernel(function))
+    monkeypatch.setattr(ragged_launch, "architecture", lambda device: "sm_90")
+    monkeypatch.setattr(ragged_launch, "_units", lambda device: 132)
+    monkeypatch.setattr(ragged_launch, "prompt_parts", lambda *_: 3)
+    monkeypatch.setattr(ragged_launch.knobs.runtime, "interpret", False)
+    rows = 300
+    mixed = RaggedRequest(
+        requests=3, rows=rows, q_heads=8, kv_heads=2, head_dim=128, dtype=torch.bfloat16,
+        kv_dtype=torch.bfloat16, device=CPU, page_size=16, max_q_len=rows, max_kv_len=8192,
+        scale=0.1, causal=True, window=0, soft_cap=0.0, sinks=False, k_scale=1.0, v_scale=1.0,
+        rounding="rtne", return_lse=False,
+    )  # fmt: skip
+    q, out = (torch.empty(rows, 8, 128, dtype=torch.bfloat16) for _ in range(2))
+    k, v = (torch.empty(9, 16, 2, 128, dtype=torch.bfloat16) for _ in range(2))
+    index = [torch.zeros(n, dtype=torch.int32) for n in (4, 3)]
+    table = torch.zeros(3, 512, dtype=torch.int32)
+    ragged_launch.Attention(mixed, RaggedTensors(q, k, v, out, None, None, *index, table))(
+        RaggedTensors(q, k, v, out, None, None, *index, table)
+    )
+    ((grid, cut, _),) = long.started
+    (_, of_short, _), (merged, of_long, _) = merge.started
+    names = ragged_launch.hopper_ragged.attention.arg_names
+    given = dict(zip(names, cut, strict=True))
+    assert grid == ((rows // 128 + 3) * 8 * 3, 1, 1)[: len(grid)]
+    assert (given["splits"], given["part_blocks"]) == (3, ragged_launch.PROMPT_PART_BLOCKS)
+    assert given["PARTS"] and not given["COUNTED"]
+    assert merged == (rows, 8) and of_long[-2:] == (0, ragged_launch.SHORTEST_PROMPT)
+    assert of_short[-2:] == (8, 0)
+    for x, name in zip(of_long, ("part_out", "part_lse", "part_count"), strict=False):
+        assert x is given[name]
+    assert [x.numel() for x in of_long[:3]] == [3 * rows * 8 * 128, 3 * rows * 8, rows]
+    end = of_short[2].data_ptr() + 4 * of_short[2].numel()
+    assert 0 <= of_long[0].data_ptr() - end < 16
 
 
 @pytest.mark.parametrize("counted", [False, True])
