@@ -118,7 +118,8 @@ def kernels(
     config: Annotated[
         Path,
         typer.Option(
-            help="YAML file, or gpu, serving, lite, counters or smoke, which come with the package."
+            help="YAML file, or gpu, serving, chunks, lite, counters or smoke, which come with the "
+            "package."
         ),
     ] = Path("gpu"),
     out: Annotated[

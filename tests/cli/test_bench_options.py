@@ -92,5 +92,5 @@ def test_bench_kernels_lists_what_is_wrong_with_file_peers_and_folder(
     ):  # fmt: skip
         assert part in text
     text = refused(monkeypatch, "kernels", "--config", "absent")
-    names = "counters, gpu, lite, serving, smoke"
+    names = "chunks, counters, gpu, lite, serving, smoke"
     assert f"--config: no file absent; those of the package are {names} " in text

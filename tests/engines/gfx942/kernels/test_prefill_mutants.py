@@ -184,6 +184,7 @@ def parts_cases(dim: int, *, merges: bool = False) -> list[Parts]:
         (dim, [(70, 333), (20, 20)], (4, 1), 4, {"window": 150, "part_blocks": 2}),
         (dim, [(30, 300), (140, 200)], (4, 2), 64, {"room": 17, "sinks": torch.ones(4)}),
         (dim, lengths, (1, 1), 2, {}),
+        (dim, [(256, 600)], (1, 1), 2, {}),  # waves that end blocks before others
     ]
     if merges:  # one kernel for all head dims
         cases += [(wide, [(160, 200)], (2, 1), 3, {}) for wide in (128, 192)]
@@ -193,10 +194,13 @@ def parts_cases(dim: int, *, merges: bool = False) -> list[Parts]:
     ]
 
 
-def expect_noticed(bench: mutants.Bench, verdicts: list[mutate.Verdict]) -> None:
+def expect_noticed(
+    bench: mutants.Bench, verdicts: list[mutate.Verdict], between_halves: int = 0
+) -> None:
     """Everything but bounds, of which many clamp or choose between equals, or unroll a loop."""
-    bounds = [v for v in verdicts if v.mutation.kind == "bound off by one"]
-    mutants.expect_noticed(bench.kernel, [v for v in verdicts if v not in bounds], 0.97)
+    bounds = [v for v in verdicts if v.mutation.kind.startswith("bound ")]
+    rest = [v for v in verdicts if v not in bounds]
+    mutants.expect_noticed(bench.kernel, rest, 0.97, between_halves)
     mutants.expect_noticed(bench.kernel, bounds, 0.5)
 
 
@@ -222,8 +226,8 @@ def test_mutants_of_parts(capsys: pytest.CaptureFixture[str]) -> None:
             bench.kernel.listing.instructions[i] for i in bench.kernel.graph.next if i not in hot
         ]
         everything = mutate.mutations(bench.kernel, rest)
-        verdicts = bench.judge(everything[:: max(1, len(everything) // 150)])
+        verdicts = bench.judge(everything[:: max(1, len(everything) // 110)])
     with capsys.disabled():
         print(f"\n{len(verdicts)} of {len(everything)} mutants outside the hot loop tried")
         print(mutants.summary(kernel, verdicts))
-    expect_noticed(bench, verdicts)
+    expect_noticed(bench, verdicts, between_halves=2)
