@@ -224,7 +224,8 @@ def test_long_requests_are_left_to_another_kernel(monkeypatch: pytest.MonkeyPatc
     )
     out = torch.full_like(q, 7.0)
     expected = attention_varlen(q, k, v, q_start, k_start, causal=True, engine="cpu")
-    monkeypatch.setattr(ragged_launch, "prompts", lambda request, like, tile: Other())
+    other = ragged_launch.Prompts(Other(), 1)  # type: ignore[arg-type]
+    monkeypatch.setattr(ragged_launch, "prompts", lambda request, like, tile: other)
     attention_varlen(q, k, v, q_start, k_start, causal=True, out=out, engine="portable")
     for r, (rows, _) in enumerate(lengths):
         here = slice(int(q_start[r]), int(q_start[r + 1]))
@@ -234,7 +235,7 @@ def test_long_requests_are_left_to_another_kernel(monkeypatch: pytest.MonkeyPatc
             assert torch.allclose(out[here].float(), expected[here].float(), atol=0.03)
 
 
-class Prompts:
+class PromptsOnCpu:
     """In place of the Hopper kernel: the CPU engine, on what that kernel is given to read."""
 
     ready = counted = False
@@ -245,7 +246,7 @@ class Prompts:
     def start(self, boxed: Any, pointers: Any) -> None:
         """Compute the long requests."""
         q, k, v = boxed
-        out, lse, _, q_start, lengths, table, _, _, k_scale, v_scale = pointers
+        out, lse, _, q_start, lengths, table, _, _, k_scale, v_scale, *_ = pointers
         scale, factor = self._request.scale * self._request.k_scale, self._request.v_scale
         if self._request.scale_tensors:
             scale, factor = scale * abs(float(k_scale)), factor * float(v_scale)
@@ -278,9 +279,11 @@ def test_prompts_over_fp8_caches_read_copies(
 
     given = []
 
-    def prompts(request: RaggedRequest, like: RaggedTensors, tile: Any) -> Prompts | None:
+    def prompts(request: RaggedRequest, like: RaggedTensors, tile: Any) -> Any:
         given.append(request)
-        return None if request.kv_dtype != request.dtype else Prompts(request)
+        if request.kv_dtype != request.dtype:
+            return None
+        return ragged_launch.Prompts(PromptsOnCpu(request), 1)  # type: ignore[arg-type]
 
     take = workspace.Workspaces.take
 
