@@ -30,7 +30,7 @@ LITE_DEVICE RowResult Result(float max, float sum, const float* sinks, int32_t h
             FromBits(IsZero(sum) ? kMinusInfinity : Bits(lse))};
 }
 
-// Merges 8 neighbouring outputs of one row from `parts` parts and writes them and, if `first`, the
+// Merges 8 neighbouring outputs of one row from `parts` parts and writes them and, for `dim` 0, the
 // log-sum-exp. Exact log-sum-exp merge:
 //
 //   M = max m_g    w_g = 2^(c (m_g - M))    out = sum w_g o_g / sum w_g l_g

@@ -565,11 +565,13 @@ def test_what_parts_are_kept_in_is_aligned(driver: Driver, monkeypatch: pytest.M
     assert [x.data_ptr() % 16 for x in started[6:9]] == [0, 0, 0]
 
 
-@pytest.mark.parametrize("rows", [300, 4000])
-def test_a_mixed_step_cuts_its_short_requests_apart(
-    driver: Driver, monkeypatch: pytest.MonkeyPatch, rows: int
-) -> None:
-    """Their partial results take the same memory beside any number of rows of prompts."""
+def mixed_step(
+    monkeypatch: pytest.MonkeyPatch, rows: int, parts: int
+) -> tuple[Function, Function, Function, RaggedRequest, RaggedTensors]:
+    """A step of three requests on Hopper, prompts and few rows, and stand-ins of its kernels.
+
+    Those of prompts, in ``parts`` parts, of few rows, and of merges.
+    """
     long, attend, merge = Function(Compiled(3)), Function(Compiled(0)), Function(Compiled(0))
     long.result.metadata = types.SimpleNamespace(tensordesc_meta=[{"swizzle": 3}] * 3)
     for name, function in (("_PROMPTS", long), ("_ATTENTION", attend), ("_MERGE", merge)):
@@ -588,7 +590,17 @@ def test_a_mixed_step_cuts_its_short_requests_apart(
     index = [torch.zeros(n, dtype=torch.int32) for n in (4, 3)]
     table = torch.zeros(3, 512, dtype=torch.int32)
     t = RaggedTensors(q, k, v, out, None, None, *index, table)
-    monkeypatch.setattr(ragged_launch, "prompt_parts", lambda *_: 1)
+    monkeypatch.setattr(ragged_launch, "prompt_parts", lambda *_: parts)
+    return long, attend, merge, mixed, t
+
+
+@pytest.mark.parametrize("rows", [300, 4000])
+def test_a_mixed_step_cuts_its_short_requests_apart(
+    driver: Driver, monkeypatch: pytest.MonkeyPatch, rows: int
+) -> None:
+    """Their partial results take the same memory beside any number of rows of prompts."""
+    _, attend, merge, mixed, t = mixed_step(monkeypatch, rows, parts=1)
+    out = t.out
     bound = ragged_launch.Attention(mixed, t)
     bound(t)
     rest, short = attend.started
@@ -616,28 +628,9 @@ def test_parts_of_prompts_have_a_room_and_a_merge_of_their_own(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Beside those of requests of few rows."""
-    long, attend, merge = Function(Compiled(3)), Function(Compiled(0)), Function(Compiled(0))
-    long.result.metadata = types.SimpleNamespace(tensordesc_meta=[{"swizzle": 3}] * 3)
-    for name, function in (("_PROMPTS", long), ("_ATTENTION", attend), ("_MERGE", merge)):
-        monkeypatch.setattr(ragged_launch, name, launch.Kernel(function))
-    monkeypatch.setattr(ragged_launch, "architecture", lambda device: "sm_90")
-    monkeypatch.setattr(ragged_launch, "_units", lambda device: 132)
-    monkeypatch.setattr(ragged_launch, "prompt_parts", lambda *_: 3)
-    monkeypatch.setattr(ragged_launch.knobs.runtime, "interpret", False)
     rows = 300
-    mixed = RaggedRequest(
-        requests=3, rows=rows, q_heads=8, kv_heads=2, head_dim=128, dtype=torch.bfloat16,
-        kv_dtype=torch.bfloat16, device=CPU, page_size=16, max_q_len=rows, max_kv_len=8192,
-        scale=0.1, causal=True, window=0, soft_cap=0.0, sinks=False, k_scale=1.0, v_scale=1.0,
-        rounding="rtne", return_lse=False,
-    )  # fmt: skip
-    q, out = (torch.empty(rows, 8, 128, dtype=torch.bfloat16) for _ in range(2))
-    k, v = (torch.empty(9, 16, 2, 128, dtype=torch.bfloat16) for _ in range(2))
-    index = [torch.zeros(n, dtype=torch.int32) for n in (4, 3)]
-    table = torch.zeros(3, 512, dtype=torch.int32)
-    ragged_launch.Attention(mixed, RaggedTensors(q, k, v, out, None, None, *index, table))(
-        RaggedTensors(q, k, v, out, None, None, *index, table)
-    )
+    long, _, merge, mixed, t = mixed_step(monkeypatch, rows, parts=3)
+    ragged_launch.Attention(mixed, t)(t)
     ((grid, cut, _),) = long.started
     (_, of_short, _), (merged, of_long, _) = merge.started
     names = ragged_launch.hopper_ragged.attention.arg_names
