@@ -4,7 +4,7 @@
 // Road map: as attention_dense.hip, but the sequence of K blocks is what the bitmap keeps
 // (kept_blocks.h): a block that is not kept costs a zero bit. The waves' votes (skip_vote.h) meet
 // in the next step's bitmap, which the workgroup clears first. A workgroup has one tile or, by
-// plan_lpt's order, none; nothing is split. Budget: VGPR 196, LDS 65536 (32768 at
+// the step's order, none; nothing is split. Budget: VGPR 196, LDS 65536 (32768 at
 // D = 64).
 
 #include "skip_vote.h"

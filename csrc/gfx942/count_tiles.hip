@@ -1,5 +1,5 @@
 // How many K blocks each tile of a LiteAttention step keeps, and an order without tiles, for
-// plan_lpt.hip.
+// plan_lpt.hip and pack_lists.hip.
 //
 // Road map: a thread a tile; the words of its row of the bitmap, one after the other.
 // Budget: VGPR 6, LDS 0.

@@ -89,12 +89,12 @@ constexpr uint32_t TileOf(Mapping mapping, uint32_t position, uint32_t rows, uin
            q_block;
 }
 
-// LiteAttention's tiles differ in length, so plan_lpt deals them. Workgroup w, on XCD w % 8, takes
-// the tile at position w of its order; some positions have none, as an XCD whose tiles are short
-// has more of them than another. There are half as many positions again as tiles: the uneven lists
-// of docs/model.md need up to 1.2 times as many.
+// LiteAttention's tiles differ in length, so plan_lpt or pack_lists deals them. Workgroup w, on XCD
+// w % 8, takes the tile at position w of its order; some positions have none, as an XCD whose tiles
+// are short has more of them than another. There are half as many positions again as tiles: the
+// uneven lists of docs/model.md need up to 1.2 times as many.
 constexpr int64_t LiteSlots(int64_t tiles) { return CeilDiv(tiles, kXcds) * 3 / 2; }
-// Room for the tiles' counts, which plan_lpt reads eight at a time.
+// Room for the tiles' counts, which are read eight at a time.
 constexpr int64_t CountWords(int64_t tiles) { return CeilDiv(tiles, 8) * 8; }
 // What a tile takes beside its K blocks, in their time (docs/model.md: 2.6).
 inline constexpr int kTileBlocks = 3;
@@ -108,6 +108,18 @@ constexpr int32_t WorkShift(int64_t tiles, int64_t k_blocks) {
 }
 // Tiles at the end of an XCD's run that are ordered whatever their heads, for each compute unit.
 inline constexpr int kTogether = 4;
+
+// pack_lists: a workgroup packs the tiles of an XCD, at most kPackTiles, into its compute units, a
+// lane each. The last lane is none: it gets what does not fit. With more tiles, from 14 for each
+// unit on, the last round is too short to be worth it: plan_lpt.
+inline constexpr int kPackThreads = 512, kPackTiles = 768;
+constexpr bool PacksLists(int64_t tiles, int64_t compute_units) {
+    return CeilDiv(compute_units, kXcds) < kWaveSize && LiteSlots(tiles) <= kPackTiles;
+}
+// The room that try `number` gives each unit: an equal share of the work and so many 128ths of it.
+constexpr uint32_t PackRoom(uint32_t share, uint32_t number) {
+    return share + (share + 127) / 128 * number;
+}
 
 // A tail tile and one of its parts. Workgroups 0.. of the tail take them such that a part runs on
 // the XCD of its tile's position; a bijection to [0, tail_tiles) x [0, splits).

@@ -13,6 +13,7 @@
 //   merge_parts         MergeParams       MergeGrid
 //   count_tiles         CountParams       CountGrid
 //   plan_lpt            PlanParams        PlanGrid
+//   pack_lists          PlanParams        kXcds
 //   attention_prefill   RaggedParams      PrefillGrid
 //   merge_prefill       RaggedParams      MergePrefillGrid
 //   attention_decode    RaggedParams      DecodeGrid
@@ -91,7 +92,7 @@ struct LiteParams {
     uint32_t* write;            // likewise
     const uint32_t* must_do;    // [SkipWords(kv_len)]; may be null
     const uint32_t* must_skip;  // [SkipWords(kv_len)]; may be null
-    const int32_t* order;       // of plan_lpt: the tile of a workgroup, -1: none; null: `mapping`
+    const int32_t* order;       // of PlanParams: the tile of a workgroup, -1: none; null: `mapping`
     Strides q_strides;
     Strides k_strides;  // seq: at most kMaxKRowStride
     Strides out_strides;
@@ -120,7 +121,7 @@ struct WeighParams {
     uint32_t* weights;          // [batch][q_heads][QBlocks(q_len)][KBlocks(kv_len)]
     const uint32_t* must_do;    // [SkipWords(kv_len)]; may be null
     const uint32_t* must_skip;  // [SkipWords(kv_len)]; may be null
-    const int32_t* order;       // of plan_lpt: the tile of a workgroup, -1: none; null: `mapping`
+    const int32_t* order;       // of PlanParams: the tile of a workgroup, -1: none; null: `mapping`
     Strides q_strides;
     Strides k_strides;  // seq: at most kMaxKRowStride
     Strides out_strides;
@@ -174,7 +175,7 @@ struct MergeParams {
 };
 
 // The number of K blocks that each tile keeps, (skip | must_do) & ~must_skip, and an order without
-// tiles, for plan_lpt.
+// tiles, for plan_lpt and pack_lists.
 struct CountParams {
     const uint32_t* skip;       // [tiles][words]
     const uint32_t* must_do;    // [words]; may be null
@@ -191,7 +192,8 @@ struct CountParams {
 // x + 8 and so on, has a run of tiles with an eighth of the work: head after head, the longest
 // tiles of each first, but the run's last heads as one, as many as have `together` tiles or more. A
 // run of more than `slots` tiles is ordered as one, and its last tiles go behind the others' runs,
-// one tile each in turn.
+// one tile each in turn. pack_lists packs what plan_lpt orders as one, and orders it by when tiles
+// begin; for kXcds workgroups and runs of up to kPackTiles tiles, longer ones as plan_lpt.
 struct PlanParams {
     const int32_t* counts;  // of count_tiles, CountWords(tiles) are read
     int32_t* order;         // likewise, [slots][kXcds]: tile, or -1
@@ -202,7 +204,7 @@ struct PlanParams {
     int32_t shift;              // WorkShift(tiles, K blocks)
     uint32_t block_multiplier;  // DividerOf(q_blocks)
     uint32_t block_shift;
-    int32_t reserved;  // 0
+    int32_t units;  // compute units of an XCD, for pack_lists
 };
 
 // Attention of a ragged batch, paged or packed keys: attention_prefill and attention_decode, which

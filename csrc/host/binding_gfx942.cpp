@@ -140,6 +140,7 @@ void BindGfx942(py::module_& m) {
         .def_readonly("together", &L::together)
         .def_readonly("transpose_grid", &L::transpose_grid)
         .def_readonly("count_grid", &L::count_grid)
+        .def_readonly("packs", &L::packs)
         .def_readonly("lpt_grid", &L::lpt_grid)
         .def_readonly("lite_grid", &L::lite_grid)
         .def_readonly("select_grid", &L::select_grid)

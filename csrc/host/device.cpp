@@ -33,6 +33,7 @@ constexpr Cache kSameCache = Cache::kSame, kFp8Cache = Cache::kFp8;
     LITE_TYPE(kMergeParts, name, number, 0, kMergeThreads, MergeParams)
 #define LITE_COUNT_TILES(name) LITE_TYPE(kCountTiles, name, Any, 0, kPlanThreads, CountParams)
 #define LITE_PLAN_LPT(name) LITE_TYPE(kPlanLpt, name, Any, 0, kPlanThreads, PlanParams)
+#define LITE_PACK_LISTS(name) LITE_TYPE(kPackLists, name, Any, 0, kPackThreads, PlanParams)
 #define LITE_ATTENTION_LITE(name, number, dim) \
     LITE_TYPE(kLite, name, number, dim, kDenseThreads, LiteParams)
 #define LITE_ATTENTION_WEIGH(name, number, dim) \

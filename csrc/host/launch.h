@@ -26,6 +26,7 @@ enum class Family {
     kMergeParts,
     kCountTiles,
     kPlanLpt,
+    kPackLists,
     kLite,
     kWeigh,
     kSelectTiles,

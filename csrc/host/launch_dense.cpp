@@ -153,7 +153,8 @@ void Device::Order(const LitePlan& plan, const LiteStep& step, int32_t* order, i
     lpt.shift = WorkShift(plan.tiles, KBlocks(plan.shape.kv_len));
     lpt.block_multiplier = blocks.multiplier;
     lpt.block_shift = blocks.shift;
-    Launch(Find(Family::kPlanLpt), plan.lpt_grid, lpt, stream);
+    lpt.units = Int(plan.units);
+    Launch(Find(plan.packs ? Family::kPackLists : Family::kPlanLpt), plan.lpt_grid, lpt, stream);
 }
 
 void Device::Lite(const LitePlan& plan, const DenseRequest& request, const LiteStep& step,

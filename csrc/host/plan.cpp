@@ -155,9 +155,11 @@ LitePlan PlanLite(const DenseShape& shape, int64_t compute_units, bool weighs) {
     // Nor is there an order of more positions than a launch has workgroups.
     if (plan.tiles > compute_units && positions <= MaxGrid(kDenseThreads)) {
         plan.slots = LiteSlots(plan.tiles);
-        plan.together = kTogether * CeilDiv(compute_units, kXcds);
+        plan.units = CeilDiv(compute_units, kXcds);
+        plan.together = kTogether * plan.units;
+        plan.packs = PacksLists(plan.tiles, compute_units);
         plan.count_grid = CountGrid(positions);
-        plan.lpt_grid = PlanGrid(plan.tiles);
+        plan.lpt_grid = plan.packs ? kXcds : PlanGrid(plan.tiles);
         plan.lite_grid = positions;
         plan.order_bytes = positions * 4;
         plan.counts_bytes = CountWords(plan.tiles) * 4;

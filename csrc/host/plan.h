@@ -58,9 +58,11 @@ struct LitePlan {
     int64_t tiles = 0;
     int64_t slots = 0;  // of an XCD in the order; 0: there is none
     int64_t together = 0;
+    int64_t units = 0;           // compute units of an XCD
+    bool packs = false;          // its few tiles are ordered by pack_lists, not by plan_lpt
     int64_t transpose_grid = 0;  // workgroups
     int64_t count_grid = 0;      // 0: no order
-    int64_t lpt_grid = 0;        // likewise
+    int64_t lpt_grid = 0;        // likewise; of plan_lpt or pack_lists
     int64_t lite_grid = 0;
     int64_t select_grid = 0;  // 0: no budget
     int64_t words = 0;        // of a bitmap row

@@ -361,13 +361,20 @@ class Plan:
     """The order of tiles that keep ``kept`` K blocks, against the oracle's."""
 
     def __init__(
-        self, kept: Sequence[int], q_blocks: int, slots: int, together: int, shift: int = 0
+        self,
+        kept: Sequence[int],
+        q_blocks: int,
+        slots: int,
+        together: int,
+        shift: int = 0,
+        units: int = 0,
     ) -> None:
-        self.tiles = len(kept)
-        self.sizes = q_blocks, slots, together, shift, *divider(q_blocks), 0
+        self.tiles, self.packs = len(kept), units > 0
+        self.sizes = q_blocks, slots, together, shift, *divider(q_blocks), units
         self.kept = np.full(-(-len(kept) // 8) * 8, 2**31 - 1, np.int32)  # geometry.h: CountWords
         self.kept[: len(kept)] = kept
-        self.expected = np.array(lpt.order(kept, q_blocks, slots, together, shift), np.int32)
+        order = lpt.order(kept, q_blocks, slots, together, shift, units)
+        self.expected = np.array(order, np.int32)
 
     def run(self, image: bytes, kernel: str) -> None:
         """Launch; ``right`` then looks at what was written, also where this raises."""
@@ -375,7 +382,8 @@ class Plan:
         arrays = self.kept, self.order
         params = PlanParams(*(a.ctypes.data for a in arrays), self.tiles, *self.sizes)
         with device.Module(image) as module, device.registered(*arrays):
-            module.launch(kernel, [-(-self.tiles // 256)], [256], [params])
+            grid, threads = (8, 512) if self.packs else (-(-self.tiles // 256), 256)
+            module.launch(kernel, [grid], [threads], [params])
 
     def accept(self) -> None:
         assert self.right()
@@ -403,6 +411,31 @@ def plans() -> list[Plan]:
         # Eight times their work has nearly 32 bits, unshifted and shifted.
         Plan([2**20] * 511, 1, 96, 152),
         Plan([2**25 - i for i in range(305)], 5, 58, 19, 5),
+    ]
+
+
+def packings() -> list[Plan]:
+    """Tiles that fit in the first try, a later one and none; with some ordered before them."""
+    rng = np.random.default_rng(6)
+    even, swinging = rng.integers(150, 250, 330), np.sin(np.arange(320) * 0.1)
+    like = (200 * (1 + swinging / 4)).astype(int)
+    far = rng.integers(0, 9, 1330) ** 3
+    light = np.where(np.arange(330) < 200, 0, 300) + rng.integers(0, 3, 330)
+    longest = rng.integers(0, 4, 200)
+    longest[7] = 900
+    many = rng.integers(0, 4, 6400) + np.where(np.arange(6400) < 3200, 0, 40)
+    return [
+        Plan(like.tolist(), 64, 60, 152, 0, 7),
+        Plan(even.tolist(), 33, 62, 30, 0, 5),
+        Plan(far.tolist(), 133, 250, 19, 0, 3),  # dozens before them, runs of more than 64
+        Plan(far[:900].tolist(), 1, 169, 40, 1, 63),
+        Plan(light.tolist(), 33, 46, 19, 0, 38),  # runs with more tiles than there is room for
+        Plan(longest.tolist(), 10, 38, 152, 0, 6),
+        Plan([5] * 320, 40, 60, 152, 0, 9),
+        Plan([5, 0, 9], 1, 1, 1, 0, 38),
+        Plan(many.tolist(), 6400, 6400, 152, 0, 38),  # a run of more tiles than are packed
+        Plan([2**20] * 511, 1, 96, 152, 0, 38),
+        Plan([2**25 - i for i in range(305)], 5, 58, 19, 5, 1),
     ]
 
 
@@ -610,4 +643,6 @@ def cases(kernel: str) -> tuple[str, Sequence[Case]]:
         return "merge_parts", [Merge(128, 256, 3), Merge(64, 217, 2)]
     if kernel == "count_tiles":
         return "count_tiles", [Count(43, 5, 66), Count(300, 2, 450, 39), Count(9, 1, 600, 31)]
+    if kernel == "pack_lists":
+        return "pack_lists", packings()
     return "plan_lpt", plans()

@@ -125,9 +125,9 @@ def test_mutants_of_weighing_and_choosing(capsys: pytest.CaptureFixture[str]) ->
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["count_tiles", "plan_lpt"])
+@pytest.mark.parametrize("name", ["count_tiles", "plan_lpt", "pack_lists"])
 def test_mutants_of_the_order(name: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """All of both kernels. Of bounds, some only say how the compiler unrolls a loop."""
+    """All of these kernels. Of bounds, some only say how the compiler unrolls a loop."""
     with shipped(name) as bench:
         reached = [bench.kernel.listing.instructions[index] for index in bench.kernel.graph.next]
         verdicts = bench.judge(mutate.mutations(bench.kernel, reached))

@@ -5,12 +5,14 @@ What csrc/gfx942/params.h says of CountParams and PlanParams, without the kernel
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Sequence
 from itertools import accumulate, cycle
 
 XCDS = 8
 TILE_BLOCKS = 3
 """What a tile takes beside its K blocks, in their time."""
+TRIES, PACK_TILES = 8, 768
 
 
 def work(kept: int, shift: int) -> int:
@@ -28,27 +30,73 @@ def runs(kept: Sequence[int], shift: int = 0) -> list[range]:
     return [range(a, b) for a, b in zip(begins, [*begins[1:], len(kept)], strict=True)]
 
 
+def finish(lengths: Sequence[int], units: int) -> list[int]:
+    """When units are done that take lengths in their order, each whenever it is free."""
+    loads = [0] * units
+    for length in lengths:
+        heapq.heapreplace(loads, loads[0] + length)
+    return sorted(loads)
+
+
+def starts(lengths: Sequence[int], loads: Sequence[int], room: int) -> list[int] | None:
+    """When each begins, if it goes to the first unit that has room for it; None: one has none."""
+    loads, found = list(loads), []
+    for length in lengths:
+        unit = next((u for u, load in enumerate(loads) if load + length <= room), None)
+        if unit is None:
+            return None
+        found.append(loads[unit])
+        loads[unit] += length
+    return found
+
+
+def packed(before: Sequence[int], lengths: Sequence[int], units: int) -> list[int] | None:
+    """The order of tiles of these lengths, longest first, by when they begin; None: LPT's.
+
+    before: those of the tiles that are taken before them, in their order. Rooms are tried from an
+    equal share of all work on, by its 128th parts.
+    """
+    share = -(-(sum(before) + sum(lengths)) // units)
+    for number in range(TRIES):
+        found = starts(lengths, finish(before, units), share + -(-share // 128) * number)
+        if found is not None:
+            return sorted(range(len(lengths)), key=lambda i: (found[i], i))
+    return None
+
+
 def queues(
-    kept: Sequence[int], q_blocks: int, slots: int, together: int, shift: int = 0
+    kept: Sequence[int], q_blocks: int, slots: int, together: int, shift: int = 0, units: int = 0
 ) -> list[list[int]]:
-    """The same in the order in which they are taken, were there room for all."""
+    """The same in the order in which they are taken, were there room for all.
+
+    units: of an XCD, into which tiles that are ordered together are packed; 0: they are not.
+    """
     found = []
     for run in runs(kept, shift):
         # From the head on with the tile from which there are `together` tiles to the end.
         last = max(run.stop - together, 0) // q_blocks if len(run) <= slots else 0
-        found.append(sorted(run, key=lambda i: (min(i // q_blocks, last), -kept[i], i)))
+        queue = sorted(run, key=lambda i: (min(i // q_blocks, last), -kept[i], i))
+        if units and len(run) <= min(slots, PACK_TILES):
+            begin = sum(i // q_blocks < last for i in run)
+            before, lengths = (
+                [work(kept[i], shift) for i in part] for part in (queue[:begin], queue[begin:])
+            )
+            ranks = packed(before, lengths, units)
+            if ranks is not None:
+                queue = queue[:begin] + [queue[begin + rank] for rank in ranks]
+        found.append(queue)
     return found
 
 
 def order(
-    kept: Sequence[int], q_blocks: int, slots: int, together: int, shift: int = 0
+    kept: Sequence[int], q_blocks: int, slots: int, together: int, shift: int = 0, units: int = 0
 ) -> list[list[int]]:
     """[slots][XCDS]: a tile, or -1.
 
     kept: K blocks of each tile, q blocks fastest. What runs have beyond their slots, their shortest
-    tiles, goes behind the runs that have room, one tile each in turn.
+    tiles, goes behind the runs that have room, one tile each in turn. units: pack_lists' order.
     """
-    taken = queues(kept, q_blocks, slots, together, shift)
+    taken = queues(kept, q_blocks, slots, together, shift, units)
     beyond = [tile for queue in taken for tile in queue[slots:]]
     taken = [queue[:slots] for queue in taken]
     for x in cycle(range(XCDS)):

@@ -195,7 +195,16 @@ def weigh(run: Run) -> Results:
 
 def order(run: Run) -> Results:
     """Lists of different lengths, of more tiles than any gfx942 GPU has compute units."""
-    heads, rows, keys = 320, 8, 256
+    return _lists(run, 320, 256)
+
+
+def order_of_many(run: Run) -> Results:
+    """Of so many tiles that gfx942 orders them by another kernel."""
+    return _lists(run, 4200, 128)
+
+
+def _lists(run: Run, heads: int, keys: int) -> Results:
+    rows = 8
     q = run.tensor(_queries(70, rows, heads))[None]
     k = run.tensor(_keys(_scores(72, keys, 1)))[None]
     v = run.values(73, keys, 1)[None]
@@ -346,7 +355,8 @@ CASES = (
     Case("dense", ("transpose_v", "attention_dense", "merge_parts"), dense),
     Case("LiteAttention, threshold", ("attention_lite",), vote),
     Case("LiteAttention, budget", ("attention_weigh", "select_tiles"), weigh),
-    Case("LiteAttention, order", ("count_tiles", "plan_lpt", "attention_lite"), order),
+    Case("LiteAttention, order", ("count_tiles", "pack_lists", "attention_lite"), order),
+    Case("LiteAttention, many tiles", ("count_tiles", "plan_lpt", "attention_lite"), order_of_many),
     Case("packed prefill", ("attention_prefill", "merge_prefill"), prefill),
     Case("paged decode", ("attention_decode", "merge_decode"), decode),
     Case("fp8 cache", ("attention_prefill", "attention_decode", "write_kv"), fp8),

@@ -181,9 +181,9 @@ def test_lite_kernels_get_exactly_these_bytes(
         expected.append(("count_tiles", 1, 256, count))
         # 2 compute units of an XCD, 4 tiles of each are ordered together
         plan = struct.pack(
-            "<2Q5iIIi", counts, order, tiles, q_blocks, positions // 8, 8, 0, 2**31, 1, 0
+            "<2Q5iIIi", counts, order, tiles, q_blocks, positions // 8, 8, 0, 2**31, 1, 2
         )
-        expected.append(("plan_lpt", 1, 256, plan))
+        expected.append(("pack_lists", 8, 512, plan))
     voting = threshold > -math.inf  # nothing is voted on at -inf: walk as dense does
     params = struct.pack(
         "<10Q9q5iff3i",
@@ -605,7 +605,7 @@ def test_the_order_alone_gets_exactly_these_bytes(
         4200, 787 * 8, 2, 39,
     )  # fmt: skip
     assert planning == struct.pack(
-        "<2Q5iIIi", counts, order.data_ptr(), 4200, 700, 787, 152, 0, *divider(700), 0
+        "<2Q5iIIi", counts, order.data_ptr(), 4200, 700, 787, 152, 0, *divider(700), 38
     )
     assert cpu_hip.of("hipHostRegister") == [
         f"{lists.data_ptr()} {4200 * 8} 0",
@@ -684,7 +684,7 @@ def test_compiled_lite_steps_are_one_opaque_operator(
         read, write = (torch.zeros(1, 200, q_blocks, 1, dtype=torch.int32) for _ in range(2))
         compiled(bf16(1, length, 200, 64), bf16(1, length, 2, 64), read, write)
     names = [made["name"] for made, _ in launches(cpu_hip)]
-    whole = ["transpose_v_bf16_d64", "count_tiles", "plan_lpt", "attention_lite_bf16_d64_rtne"]
+    whole = ["transpose_v_bf16_d64", "count_tiles", "pack_lists", "attention_lite_bf16_d64_rtne"]
     assert names == [whole[0], whole[3], *whole, *whole]
     with pytest.raises(Exception, match="its tile is q_block 256"):
         tile = TileGeometry(128, 64, 32)

@@ -281,6 +281,13 @@ void Orders() {
     Expect(WorkShift(11840, 1182) == 0, "work of a video is shifted");
     for (int64_t tiles = 1; tiles < 3000; ++tiles)
         Expect(kXcds * LiteSlots(tiles) >= tiles && CountWords(tiles) >= tiles, "no room", tiles);
+    // All tries of packing stay below what a lane has that is no unit, and with another tile's work
+    // below 2^32.
+    for (const uint32_t share : {0u, 1u, 127u, 128u, 1u << 20, (1u << 29) - 1}) {
+        const uint32_t most_room = PackRoom(share, kPackThreads / kWaveSize - 1);
+        Expect(PackRoom(share, 0) == share && most_room >= share && most_room < 0x7fffffffu,
+               "packed into too much", share);
+    }
 }
 
 }  // namespace
@@ -289,9 +296,9 @@ int main(int argc, char** argv) {
     if (argc > 1 && !std::strcmp(argv[1], "sizes")) {
         std::printf(
             "transpose_v %zu\nattention_dense %zu\nattention_lite %zu\nmerge_parts %zu\n"
-            "plan_lpt %zu\nattention_weigh %zu\nselect_tiles %zu\ncount_tiles %zu\n",
+            "plan_lpt %zu\npack_lists %zu\nattention_weigh %zu\nselect_tiles %zu\ncount_tiles %zu\n",
             sizeof(TransposeVParams), sizeof(DenseParams), sizeof(LiteParams), sizeof(MergeParams),
-            sizeof(PlanParams), sizeof(WeighParams), sizeof(SelectParams), sizeof(CountParams));
+            sizeof(PlanParams), sizeof(PlanParams), sizeof(WeighParams), sizeof(SelectParams), sizeof(CountParams));
         for (const char* name :
              {"attention_prefill", "attention_decode", "merge_decode", "merge_prefill"})
             std::printf("%s %zu\n", name, sizeof(RaggedParams));

@@ -95,7 +95,7 @@ class PlanParams(ctypes.Structure):
         *((name, c_void_p) for name in ("counts", "order")),
         *((n, c_int32) for n in ("tiles", "q_blocks", "slots", "together", "shift")),
         *((n, c_uint32) for n in ("block_multiplier", "block_shift")),
-        ("reserved", c_int32),
+        ("units", c_int32),
     ]
 
 
@@ -151,6 +151,7 @@ STRUCTS = {
     "merge_parts": MergeParams,
     "count_tiles": CountParams,
     "plan_lpt": PlanParams,
+    "pack_lists": PlanParams,
     "attention_prefill": RaggedParams,
     "attention_decode": RaggedParams,
     "merge_decode": RaggedParams,
@@ -351,8 +352,12 @@ def plan(
     slots: int = 0,
     together: int = 152,
     shift: int = 0,
+    units: int = 0,
 ) -> torch.Tensor:
-    """Order int32 [slots, 8] of a bitmap [B, Hq, q_blocks, words]; its memory is guarded."""
+    """Order int32 [slots, 8] of a bitmap [B, Hq, q_blocks, words]; its memory is guarded.
+
+    By pack_lists for that many compute units of an XCD; 0: by plan_lpt.
+    """
     *rows, q_blocks, words = skip.shape
     tiles = math.prod(rows) * q_blocks
     slots = slots or -(-tiles // 8) * 3 // 2  # geometry.h: LiteSlots
@@ -365,9 +370,10 @@ def plan(
     )
     given = [x for x in (skip, must_do, must_skip, counts, order) if x is not None]
     launch("count_tiles", -(-positions // 256), count, given)
-    sizes = tiles, q_blocks, slots, together, shift, *divider(q_blocks), 0
+    sizes = tiles, q_blocks, slots, together, shift, *divider(q_blocks), units
     params = PlanParams(*map(pointer, (counts, order)), *sizes)
-    launch("plan_lpt", -(-tiles // 256), params, [counts, order])
+    name, grid = ("pack_lists", 8) if units else ("plan_lpt", -(-tiles // 256))
+    launch(name, grid, params, [counts, order])
     assert guarded[0] == guarded[-1] == 0x5A5A5A5A
     return order.view(slots, 8)
 

@@ -1,4 +1,7 @@
-"""Which XCD computes a tile of a LiteAttention step, and when: count_tiles and plan_lpt."""
+"""Which XCD computes a tile of a LiteAttention step, and when.
+
+count_tiles, and plan_lpt or pack_lists.
+"""
 
 from __future__ import annotations
 
@@ -21,12 +24,20 @@ def listed(kept: torch.Tensor) -> torch.Tensor:
 
 
 def expect_order(
-    kept: torch.Tensor, slots: int = 0, together: int = 152, shift: int = 0
+    kept: torch.Tensor, slots: int = 0, together: int = 152, shift: int = 0, units: int = 0
 ) -> list[list[int]]:
     _, q_blocks = kept.shape
-    found = machine.plan(listed(kept), slots=slots, together=together, shift=shift).tolist()
-    assert found == lpt.order(kept.flatten().tolist(), q_blocks, len(found), together, shift)
+    sizes = {"together": together, "shift": shift, "units": units}
+    found = machine.plan(listed(kept), slots=slots, **sizes).tolist()
+    assert found == lpt.order(kept.flatten().tolist(), q_blocks, len(found), **sizes)
     return found
+
+
+def like(shape: tuple[int, int], mean: int, *, swing: float = 0.25) -> torch.Tensor:
+    """Lists that grow and shrink within a head, by so much of the mean."""
+    rows, q_blocks = shape
+    wave = torch.sin(torch.linspace(0, 12, q_blocks)) * swing
+    return (mean * (1 + wave)).round().int().expand(rows, -1).contiguous()
 
 
 def random(shape: tuple[int, int], most: int, *, seed: int = 0) -> torch.Tensor:
@@ -108,6 +119,60 @@ def test_masks_and_the_last_word_count_as_they_are_computed() -> None:
             assert found == lpt.order(counts, 170, len(found), 152)
 
 
+@pytest.mark.parametrize(
+    ("shape", "together", "units"),
+    [
+        ((1, 1), 152, 38),
+        ((7, 1), 152, 3),
+        ((12, 64), 152, 38),  # all of a run is packed
+        ((24, 64), 152, 38),  # 40 tiles before them that are ordered head by head
+        ((40, 37), 40, 10),
+        ((32, 125), 19, 38),  # hundreds before them
+        ((3, 257), 19, 5),
+        ((500, 1), 152, 63),
+        ((2, 255), 19, 1),
+    ],
+)
+def test_few_tiles_are_packed(shape: tuple[int, int], together: int, units: int) -> None:
+    for kept in (like(shape, 200), random(shape, 400), random(shape, 9) ** 3):
+        found = torch.tensor(expect_order(kept, together=together, units=units))
+        assert torch.equal(found[found >= 0].sort().values, torch.arange(kept.numel()))
+
+
+@pytest.mark.parametrize("heads", [6, 10, 12, 20])
+def test_packed_lists_end_together(heads: int) -> None:
+    """At 32,760 tokens: in LPT's order it takes 5 to 11 % longer than an equal share."""
+    kept = like((heads, 128), 297, swing=0.5)
+    work = kept.flatten() + lpt.TILE_BLOCKS
+    share = int(work.sum()) / (8 * 38)
+
+    def end(order: list[list[int]]) -> float:
+        queues = ([int(work[tile]) for tile in x if tile >= 0] for x in zip(*order, strict=True))
+        return max(lpt.finish(queue, 38)[-1] for queue in queues) / share
+
+    by_lpt, packed = end(expect_order(kept)), end(expect_order(kept, units=38))
+    assert by_lpt > 1.045 and packed < 1 + (by_lpt - 1) * 0.6
+
+
+def test_what_does_not_fit_keeps_the_order_of_lpt() -> None:
+    even = torch.full((12, 128), 512)  # five tiles and a bit for each unit
+    assert expect_order(even, units=38) == expect_order(even)
+    longest = even.clone()
+    longest[5, 7] = 4000  # longer than an equal share of all
+    plain, packed = (torch.tensor(expect_order(longest, units=units)) for units in (0, 38))
+    xcd = int((plain == 5 * 128 + 7).any(0).int().argmax())
+    assert torch.equal(packed[:, xcd], plain[:, xcd])
+
+
+def test_runs_without_room_or_too_long_for_packing_keep_the_order_of_lpt() -> None:
+    light = random((8, 100), 3)
+    light.flatten()[400:] += 500
+    many = random((1, 6400), 4)
+    many[0, 3200:] += 40
+    for kept, slots in ((light, 0), (light, 100), (many, 0), (many, 6400)):
+        expect_order(kept, slots=slots, units=38)
+
+
 @pytest.mark.parametrize("waves", ["round-robin:1", "first-ahead", "last-ahead", "random:1"])
 def test_the_order_of_waves_does_not_matter(waves: str) -> None:
     import liteattention_emulator as emulator
@@ -116,6 +181,7 @@ def test_the_order_of_waves_does_not_matter(waves: str) -> None:
     try:
         expect_order(random((4, 90), 50))
         expect_order(random((8, 100), 3) + 500 * (torch.arange(800) > 400).view(8, 100))
+        expect_order(like((12, 60), 200), units=10)
     finally:
         emulator.set_option("order", "")
 
@@ -130,4 +196,6 @@ def test_random_lists(seed: int) -> None:
     kept = random((pick(1, 30), pick(1, 60)), pick(0, 200), seed=seed)
     kept[torch.rand(kept.shape[0], generator=generator) < 0.4] //= 50
     tiles = kept.numel()
-    expect_order(kept, slots=-(-tiles // 8) + pick(0, 3), together=pick(1, 80))
+    slots, together = -(-tiles // 8) + pick(0, 3), pick(1, 80)
+    expect_order(kept, slots=slots, together=together)
+    expect_order(kept, slots=slots, together=together, units=pick(1, 63), shift=pick(0, 2))

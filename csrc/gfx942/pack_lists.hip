@@ -1,0 +1,172 @@
+// Which XCD computes a q block of a LiteAttention step, and when, where an XCD has few tiles for
+// each of its compute units: runs as in plan_lpt.hip, but what a run orders together is packed.
+//
+// With LPT the units have about as much work until the last round, in which some get one more tile
+// and others none: with five tiles for each unit that is up to a tenth of the time. Here every unit
+// gets room for a given work, and each tile, longest first, goes to the first unit that still has
+// room for it (first fit decreasing). The least of some rooms into which all tiles fit decides.
+// Method: MULTIFIT, E. G. Coffman, M. R. Garey and D. S. Johnson, SIAM J. Comput. 7 (1978). Tiles
+// are then ordered by when they begin. Hardware gives the next workgroup to the first free unit, so
+// none begins later than it was packed.
+//
+// Road map: a workgroup an XCD. Its threads rank the tiles of the run (lpt.h). Each wave then has a
+// unit in each lane. It gives the tiles that are ordered head by head to the unit that is free
+// first, and packs the others into a room of its own: eight waves try eight rooms. If none is
+// enough, the ranks are the order. Last, tiles are ranked by when they begin. Nothing depends on
+// timing. Packing takes ~80 clk a tile, which is what one step of it waits for.
+//
+// Budget: VGPR 55, LDS 30832.
+
+#include "lpt.h"
+
+namespace liteattention::gfx942 {
+
+inline constexpr int32_t kPackTries = kPackThreads / kWaveSize;  // a wave each
+
+// Of a lane that is no compute unit. With a tile's work added it still fits into 32 bits.
+inline constexpr uint32_t kNoUnit = 0x7fffffffu;
+
+// What the workgroup knows of its run, by rank in the order of LPT.
+struct Packing {
+    uint32_t work[kPackTiles];
+    int32_t tiles[kPackTiles];
+    uint32_t starts[kPackTries][kPackTiles];  // of the tiles that are packed
+    uint32_t fits[kPackTries];
+};
+
+// Gives `take` the numbers and the work of up to 64 tiles from rank `first` on, before rank `to`,
+// one after the other: eight at a time, the last of which may be none, without work.
+template <class Take>
+LITE_DEVICE void EachOf(const Packing& run, int32_t first, int32_t to, const Take& take) {
+    constexpr int32_t kAtOnce = 8;
+    const int32_t own = first + static_cast<int32_t>(ThreadId() % kWaveSize);
+    const auto work = static_cast<int32_t>(own < to ? run.work[own] : 0);
+    const int32_t many = to - first < kWaveSize ? to - first : kWaveSize;
+#pragma unroll 1
+    for (int32_t i = 0; i < many; i += kAtOnce)
+#pragma unroll
+        for (int32_t n = 0; n < kAtOnce; ++n)
+            take(i + n, static_cast<uint32_t>(OfLane(work, i + n)));
+}
+
+// The loads of compute units, ascending by lane, once the least one took a tile: every lane gets
+// the larger of its own load and the smaller of the next lane's and the new one.
+LITE_DEVICE uint32_t TakeFirst(uint32_t loads, uint32_t work) {
+    constexpr int kNextLane = 0x130;  // wave_shl:1
+    const uint32_t taken = static_cast<uint32_t>(OfLane(static_cast<int32_t>(loads), 0)) + work;
+    const uint32_t next = Neighbour<kNextLane>(loads), lower = next < taken ? next : taken;
+    return loads > lower ? loads : lower;
+}
+
+// The loads of `units` compute units after the tiles of ranks 0 .. `to` - 1, ascending by lane.
+LITE_DEVICE uint32_t LoadsBefore(const Packing& run, int32_t to, uint32_t units) {
+    const auto lane = static_cast<int32_t>(ThreadId() % kWaveSize);
+    uint32_t loads = static_cast<uint32_t>(lane) < units ? 0 : kNoUnit;
+#pragma unroll 1
+    for (int32_t first = 0; first < to; first += kWaveSize) {
+        EachOf(run, first, to, [&](int32_t, uint32_t work) { loads = TakeFirst(loads, work); });
+    }
+    return loads;
+}
+
+// Compute units that have time for `room` each, a lane of `loads` each.
+struct Units {
+    uint32_t room, loads;
+    int32_t begins = 0;  // when tiles begin, of 64 tiles, by lane
+
+    // The i-th of them goes to the first unit that has room. The last lane, which is no unit, takes
+    // what fits nowhere.
+    LITE_DEVICE void Put(int32_t i, uint32_t work) {
+        constexpr uint64_t kLast = uint64_t{1} << (kWaveSize - 1);
+        const auto unit =
+            static_cast<uint32_t>(__builtin_ctzll(Lanes(loads + work <= room) | kLast));
+        const int32_t begin = OfLane(static_cast<int32_t>(loads), static_cast<int32_t>(unit));
+        begins = WithLane(begins, static_cast<uint32_t>(i), begin);
+        loads = static_cast<uint32_t>(
+            WithLane(static_cast<int32_t>(loads), unit,
+                     static_cast<int32_t>(static_cast<uint32_t>(begin) + work)));
+    }
+    LITE_DEVICE bool Fit() const { return LastLane(loads) == kNoUnit; }
+};
+
+// Packs the tiles of ranks `from` .. `to` - 1. Returns whether all fit; `starts` gets when each
+// begins.
+LITE_DEVICE bool Pack(const Packing& run, int32_t from, int32_t to, Units units,
+                      uint32_t (&starts)[kPackTiles]) {
+#pragma unroll 1
+    for (int32_t first = from; first < to; first += kWaveSize) {
+        EachOf(run, first, to, [&](int32_t i, uint32_t work) { units.Put(i, work); });
+        const int32_t own = first + static_cast<int32_t>(ThreadId() % kWaveSize);
+        if (own < to) starts[own] = static_cast<uint32_t>(units.begins);
+        if (!units.Fit()) return false;
+    }
+    return true;
+}
+
+LITE_DEVICE void PackLists(const PlanParams& p) {
+    __shared__ int32_t begins[kXcds + 1];
+    __shared__ Packing packing;
+    FindRuns<kPackThreads>(p, begins);
+
+    const auto xcd = static_cast<int32_t>(WorkgroupId());
+    const auto thread = static_cast<int32_t>(ThreadId());
+    const auto wave = UniformInt(ThreadId() / kWaveSize);
+    Run run(p, begins, xcd);
+    run.begin = UniformInt(run.begin);
+    run.end = UniformInt(run.end);
+    run.last = UniformInt(run.last);
+    const int32_t many = run.end - run.begin;
+    const bool packs = run.fits && many <= kPackTiles;
+
+    // Whole waves: a wave compares its 64 tiles with the same others.
+    for (int32_t first = wave * kWaveSize; first < many; first += kPackThreads) {
+        const int32_t place = first + thread % kWaveSize;
+        const int32_t own = run.begin + (place < many ? place : many - 1);
+        const int32_t rank = run.Rank(p, own);
+        if (place >= many) continue;
+        if (packs) {
+            packing.work[rank] = Work(p, own);
+            packing.tiles[rank] = own;
+        } else {
+            p.order[PositionOf(begins, p.slots, xcd, rank)] = own;
+        }
+    }
+    Barrier();
+    if (!packs) return;
+
+    // Tiles up to here are ordered head by head.
+    const int32_t from = run.last > run.begin ? run.last - run.begin : 0;
+    uint32_t all = 0;
+    for (int32_t i = thread % kWaveSize; i < many; i += kWaveSize) all += packing.work[i];
+    const uint32_t units = static_cast<uint32_t>(p.units);
+    const uint32_t share = (LastLane(SumUpTo(all)) + units - 1) / units;
+    const uint32_t loads = LoadsBefore(packing, from, units);
+    const Units free = {Uniform(PackRoom(share, static_cast<uint32_t>(wave))), loads};
+    const bool fits = Pack(packing, from, many, free, packing.starts[wave]);
+    if (thread % kWaveSize == 0) packing.fits[wave] = fits ? 1 : 0;
+    Barrier();
+
+    int32_t best = 0;
+    while (best < kPackTries && packing.fits[best] == 0) ++best;
+    best = UniformInt(best);
+    for (int32_t own = thread; own < many; own += kPackThreads) {
+        int32_t rank = own;
+        if (best < kPackTries && own >= from) {
+            const uint32_t* const starts = packing.starts[best];
+            const uint32_t mine = starts[own];
+            rank = from;
+#pragma unroll 8
+            for (int32_t other = from; other < many; ++other)
+                rank += starts[other] + (other < own ? 0 : 1) <= mine ? 1 : 0;
+        }
+        p.order[PositionOf(begins, p.slots, xcd, rank)] = packing.tiles[own];
+    }
+}
+
+}  // namespace liteattention::gfx942
+
+using namespace liteattention::gfx942;
+
+#define LITE_PACK_LISTS(name) \
+    LITE_KERNEL(kPackThreads, 2) name(const PlanParams p) { PackLists(p); }
+#include "variants.def"
