@@ -278,6 +278,7 @@ LITE_DEVICE void Seldom() { ColdFence(0); }
 // beside its first use in the next phase. Empty, so nothing can be too close to it.
 LITE_DEVICE void Pin(Half4& x) { asm volatile("" : "+v"(x)); }
 LITE_DEVICE void Pin(float& x) { asm volatile("" : "+v"(x)); }
+LITE_DEVICE void Pin(Float2& x) { asm volatile("" : "+v"(x)); }
 LITE_DEVICE void Pin(uint32_t& x) { asm volatile("" : "+v"(x)); }
 
 // s_nop 0: the wave issues nothing for 4 clocks.

@@ -420,7 +420,7 @@ def packings() -> list[Plan]:
     even, swinging = rng.integers(150, 250, 330), np.sin(np.arange(320) * 0.1)
     like = (200 * (1 + swinging / 4)).astype(int)
     far = rng.integers(0, 9, 1330) ** 3
-    light = np.where(np.arange(330) < 200, 0, 300) + rng.integers(0, 3, 330)
+    twice = np.where(np.arange(330) % 165 < 99, 0, 300) + rng.integers(0, 3, 330)
     longest = rng.integers(0, 4, 200)
     longest[7] = 900
     many = rng.integers(0, 4, 6400) + np.where(np.arange(6400) < 3200, 0, 40)
@@ -429,7 +429,7 @@ def packings() -> list[Plan]:
         Plan(even.tolist(), 33, 62, 30, 0, 5),
         Plan(far.tolist(), 133, 250, 19, 0, 3),  # dozens before them, runs of more than 64
         Plan(far[:900].tolist(), 1, 169, 40, 1, 63),
-        Plan(light.tolist(), 33, 46, 19, 0, 38),  # runs with more tiles than there is room for
+        Plan(twice.tolist(), 33, 46, 19, 0, 38),  # two runs with more tiles than there is room for
         Plan(longest.tolist(), 10, 38, 152, 0, 6),
         Plan([5] * 320, 40, 60, 152, 0, 9),
         Plan([5, 0, 9], 1, 1, 1, 0, 38),
