@@ -64,8 +64,8 @@ def work_of(case: Case) -> Work:
 def blocks_of_lists(cell: Lite, *, ordered: bool = True) -> Blocks:
     """K blocks of each workgroup of a LiteAttention step over the lists of a cell.
 
-    ordered: as pack_lists or plan_lpt orders them, run by the software MI300X; else as the mapping alone deals
-    tiles (a step of no more tiles than compute units has no order).
+    ordered: as pack_lists or plan_lpt orders them, run by the software MI300X; else as the mapping
+    alone deals tiles (a step of no more tiles than compute units has no order).
     """
     lists = tiles_to_keep(cell, _core.GFX942_Q_BLOCK, _core.GFX942_K_BLOCK)
     counts = lists.sum(-1).flatten().numpy()

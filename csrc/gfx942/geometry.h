@@ -109,16 +109,18 @@ constexpr int32_t WorkShift(int64_t tiles, int64_t k_blocks) {
 // Tiles at the end of an XCD's run that are ordered whatever their heads, for each compute unit.
 inline constexpr int kTogether = 4;
 
-// pack_lists: a workgroup packs the tiles of an XCD, at most kPackTiles, into its compute units, a
-// lane each. The last lane is none: it gets what does not fit. With more tiles, from 14 for each
-// unit on, the last round is too short to be worth it: plan_lpt.
-inline constexpr int kPackThreads = 512, kPackTiles = 768;
+// pack_lists: a workgroup has the tiles of an XCD, at most kPackTiles, and packs the last of them,
+// kPackAtEnd for each compute unit. A unit is a lane; the last lane is none, it gets what does not
+// fit. With more than 4,096 tiles the last round is too short to be worth it: plan_lpt, as on parts
+// of an MI300X, where several runs share an XCD.
+inline constexpr int kPackThreads = 512, kPackTiles = 768, kPackAtEnd = 3;
 constexpr bool PacksLists(int64_t tiles, int64_t compute_units) {
-    return CeilDiv(compute_units, kXcds) < kWaveSize && LiteSlots(tiles) <= kPackTiles;
+    return compute_units == kComputeUnits && LiteSlots(tiles) <= kPackTiles;
 }
-// The room that try `number` gives each unit: an equal share of the work and so many 128ths of it.
+static_assert(CeilDiv(kComputeUnits, kXcds) < kWaveSize);
+// The room that try `number` gives each unit: 129/128, 130/128 ... of an equal share of the work.
 constexpr uint32_t PackRoom(uint32_t share, uint32_t number) {
-    return share + (share + 127) / 128 * number;
+    return share + (share + 127) / 128 * (number + 1);
 }
 
 // A tail tile and one of its parts. Workgroups 0.. of the tail take them such that a part runs on

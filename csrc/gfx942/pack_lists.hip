@@ -1,19 +1,21 @@
 // Which XCD computes a q block of a LiteAttention step, and when, where an XCD has few tiles for
-// each of its compute units: runs as in plan_lpt.hip, but what a run orders together is packed.
+// each of its compute units: runs and their order as in plan_lpt.hip, but the last tiles are
+// packed.
 //
 // With LPT the units have about as much work until the last round, in which some get one more tile
 // and others none: with five tiles for each unit that is up to a tenth of the time. Here every unit
-// gets room for a given work, and each tile, longest first, goes to the first unit that still has
-// room for it (first fit decreasing). The least of some rooms into which all tiles fit decides.
-// Method: MULTIFIT, E. G. Coffman, M. R. Garey and D. S. Johnson, SIAM J. Comput. 7 (1978). Tiles
-// are then ordered by when they begin. Hardware gives the next workgroup to the first free unit, so
-// none begins later than it was packed.
+// gets room for a given work, and each of the last tiles, longest first, goes to the first unit
+// that still has room for it (first fit decreasing). The least of some rooms into which all tiles
+// fit decides. Method: MULTIFIT, E. G. Coffman, M. R. Garey and D. S. Johnson, SIAM J. Comput. 7
+// (1978). Packed tiles are ordered by when they begin. If an XCD gives the next workgroup to the
+// first free unit, none begins later than it was packed.
 //
 // Road map: a workgroup an XCD. Its threads rank the tiles of the run (lpt.h). Each wave then has a
-// unit in each lane. It gives the tiles that are ordered head by head to the unit that is free
-// first, and packs the others into a room of its own: eight waves try eight rooms. If none is
-// enough, the ranks are the order. Last, tiles are ranked by when they begin. Nothing depends on
-// timing. Packing takes ~80 clk a tile, which is what one step of it waits for.
+// unit in each lane, and gives all tiles but the last kPackAtEnd for each unit to the unit that is
+// free first. One wave goes on so: that is LPT's end. The others pack the last tiles, each into a
+// room of its own. Last, tiles are ranked by when they begin, in the least room that was enough; if
+// none was, or LPT ends no later, they keep their ranks. Nothing depends on timing. A packed tile
+// takes ~80 clk, which is what one step of packing waits for.
 //
 // Budget: VGPR 55, LDS 30832.
 
@@ -21,7 +23,8 @@
 
 namespace liteattention::gfx942 {
 
-inline constexpr int32_t kPackTries = kPackThreads / kWaveSize;  // a wave each
+// A wave each; the last one does without a room.
+inline constexpr int32_t kPackTries = kPackThreads / kWaveSize - 1;
 
 // Of a lane that is no compute unit. With a tile's work added it still fits into 32 bits.
 inline constexpr uint32_t kNoUnit = 0x7fffffffu;
@@ -32,6 +35,7 @@ struct Packing {
     int32_t tiles[kPackTiles];
     uint32_t starts[kPackTries][kPackTiles];  // of the tiles that are packed
     uint32_t fits[kPackTries];
+    uint32_t end;  // of LPT's order
 };
 
 // Gives `take` the numbers and the work of up to 64 tiles from rank `first` on, before rank `to`,
@@ -58,14 +62,11 @@ LITE_DEVICE uint32_t TakeFirst(uint32_t loads, uint32_t work) {
     return loads > lower ? loads : lower;
 }
 
-// The loads of `units` compute units after the tiles of ranks 0 .. `to` - 1, ascending by lane.
-LITE_DEVICE uint32_t LoadsBefore(const Packing& run, int32_t to, uint32_t units) {
-    const auto lane = static_cast<int32_t>(ThreadId() % kWaveSize);
-    uint32_t loads = static_cast<uint32_t>(lane) < units ? 0 : kNoUnit;
+// The loads of compute units after the tiles of ranks `from` .. `to` - 1, ascending by lane.
+LITE_DEVICE uint32_t LoadsAfter(const Packing& run, int32_t from, int32_t to, uint32_t loads) {
 #pragma unroll 1
-    for (int32_t first = 0; first < to; first += kWaveSize) {
+    for (int32_t first = from; first < to; first += kWaveSize)
         EachOf(run, first, to, [&](int32_t, uint32_t work) { loads = TakeFirst(loads, work); });
-    }
     return loads;
 }
 
@@ -134,20 +135,30 @@ LITE_DEVICE void PackLists(const PlanParams& p) {
     Barrier();
     if (!packs) return;
 
-    // Tiles up to here are ordered head by head.
-    const int32_t from = run.last > run.begin ? run.last - run.begin : 0;
+    const uint32_t units = static_cast<uint32_t>(p.units);
+    const int32_t ordered = run.last - run.begin, at_end = many - kPackAtEnd * p.units;
+    int32_t from = ordered > at_end ? ordered : at_end;
+    from = from > 0 ? from : 0;
     uint32_t all = 0;
     for (int32_t i = thread % kWaveSize; i < many; i += kWaveSize) all += packing.work[i];
-    const uint32_t units = static_cast<uint32_t>(p.units);
     const uint32_t share = (LastLane(SumUpTo(all)) + units - 1) / units;
-    const uint32_t loads = LoadsBefore(packing, from, units);
-    const Units free = {Uniform(PackRoom(share, static_cast<uint32_t>(wave))), loads};
-    const bool fits = Pack(packing, from, many, free, packing.starts[wave]);
-    if (thread % kWaveSize == 0) packing.fits[wave] = fits ? 1 : 0;
+    const bool is_unit = static_cast<uint32_t>(thread % kWaveSize) < units;
+    const uint32_t loads = LoadsAfter(packing, 0, from, is_unit ? 0 : kNoUnit);
+    if (wave < kPackTries) {
+        const Units free = {Uniform(PackRoom(share, static_cast<uint32_t>(wave))), loads};
+        const bool fits = Pack(packing, from, many, free, packing.starts[wave]);
+        if (thread % kWaveSize == 0) packing.fits[wave] = fits ? 1 : 0;
+    } else {
+        const auto after = static_cast<int32_t>(LoadsAfter(packing, from, many, loads));
+        packing.end = static_cast<uint32_t>(OfLane(after, p.units - 1));
+    }
     Barrier();
 
     int32_t best = 0;
     while (best < kPackTries && packing.fits[best] == 0) ++best;
+    best = UniformInt(best);
+    if (best < kPackTries && PackRoom(share, static_cast<uint32_t>(best)) >= packing.end)
+        best = kPackTries;
     best = UniformInt(best);
     for (int32_t own = thread; own < many; own += kPackThreads) {
         int32_t rank = own;

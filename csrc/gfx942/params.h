@@ -192,8 +192,8 @@ struct CountParams {
 // x + 8 and so on, has a run of tiles with an eighth of the work: head after head, the longest
 // tiles of each first, but the run's last heads as one, as many as have `together` tiles or more. A
 // run of more than `slots` tiles is ordered as one, and its last tiles go behind the others' runs,
-// one tile each in turn. pack_lists packs what plan_lpt orders as one, and orders it by when tiles
-// begin; for kXcds workgroups and runs of up to kPackTiles tiles, longer ones as plan_lpt.
+// one tile each in turn. pack_lists packs the last tiles of a run of up to kPackTiles into `units`
+// compute units, and orders them by when they begin, if they then end before LPT does.
 struct PlanParams {
     const int32_t* counts;  // of count_tiles, CountWords(tiles) are read
     int32_t* order;         // likewise, [slots][kXcds]: tile, or -1
@@ -204,7 +204,7 @@ struct PlanParams {
     int32_t shift;              // WorkShift(tiles, K blocks)
     uint32_t block_multiplier;  // DividerOf(q_blocks)
     uint32_t block_shift;
-    int32_t units;  // compute units of an XCD, for pack_lists
+    int32_t units;  // compute units of an XCD, for pack_lists: 1 to 63
 };
 
 // Attention of a ragged batch, paged or packed keys: attention_prefill and attention_decode, which

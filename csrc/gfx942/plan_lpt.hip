@@ -7,6 +7,8 @@
 // head's keys then stay in the XCD's L2; all are ordered together if the run has more tiles than
 // the XCD has positions. Ties by ascending tile: nothing depends on timing.
 //
+// Up to 4,096 tiles on a whole MI300X are pack_lists.hip's.
+//
 // Road map: each workgroup adds up what count_tiles has counted and finds where runs begin. Then a
 // thread ranks one tile, as the number of tiles that come before it: n^2 comparisons within a head
 // and within a run's end, with counts that all lanes share in scalar registers, but no atomics.

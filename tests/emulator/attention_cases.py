@@ -435,7 +435,10 @@ def packings() -> list[Plan]:
         Plan([5, 0, 9], 1, 1, 1, 0, 38),
         Plan(many.tolist(), 6400, 6400, 152, 0, 38),  # a run of more tiles than are packed
         Plan([2**20] * 511, 1, 96, 152, 0, 38),
+        Plan([2**19 + 4096 * (i % 9) for i in range(700)], 1, 132, 152, 0, 3),
         Plan([2**25 - i for i in range(305)], 5, 58, 19, 5, 1),
+        # Runs of 768 tiles, which are packed, and of 769, which are not.
+        Plan(np.random.default_rng(44).integers(50, 100, 6148).tolist(), 6148, 1200, 152, 0, 38),
     ]
 
 

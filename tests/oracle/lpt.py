@@ -12,7 +12,7 @@ from itertools import accumulate, cycle
 XCDS = 8
 TILE_BLOCKS = 3
 """What a tile takes beside its K blocks, in their time."""
-TRIES, PACK_TILES = 8, 768
+TRIES, PACK_TILES, AT_END = 7, 768, 3
 
 
 def work(kept: int, shift: int) -> int:
@@ -53,12 +53,14 @@ def starts(lengths: Sequence[int], loads: Sequence[int], room: int) -> list[int]
 def packed(before: Sequence[int], lengths: Sequence[int], units: int) -> list[int] | None:
     """The order of tiles of these lengths, longest first, by when they begin; None: LPT's.
 
-    before: those of the tiles that are taken before them, in their order. Rooms are tried from an
-    equal share of all work on, by its 128th parts.
+    before: those of the tiles that are taken before them, in their order. Rooms are
+    129/128, 130/128 ... of an equal share of all work, up to when LPT ends.
     """
     share = -(-(sum(before) + sum(lengths)) // units)
-    for number in range(TRIES):
-        found = starts(lengths, finish(before, units), share + -(-share // 128) * number)
+    end = finish([*before, *lengths], units)[-1]
+    for number in range(1, TRIES + 1):
+        room = share + -(-share // 128) * number
+        found = starts(lengths, finish(before, units), room) if room < end else None
         if found is not None:
             return sorted(range(len(lengths)), key=lambda i: (found[i], i))
     return None
@@ -69,7 +71,8 @@ def queues(
 ) -> list[list[int]]:
     """The same in the order in which they are taken, were there room for all.
 
-    units: of an XCD, into which tiles that are ordered together are packed; 0: they are not.
+    units: of an XCD, into which the last tiles that are ordered together are packed, AT_END for
+    each; 0: they are not.
     """
     found = []
     for run in runs(kept, shift):
@@ -77,7 +80,7 @@ def queues(
         last = max(run.stop - together, 0) // q_blocks if len(run) <= slots else 0
         queue = sorted(run, key=lambda i: (min(i // q_blocks, last), -kept[i], i))
         if units and len(run) <= min(slots, PACK_TILES):
-            begin = sum(i // q_blocks < last for i in run)
+            begin = max(sum(i // q_blocks < last for i in run), len(run) - AT_END * units)
             before, lengths = (
                 [work(kept[i], shift) for i in part] for part in (queue[:begin], queue[begin:])
             )

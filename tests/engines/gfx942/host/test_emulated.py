@@ -185,7 +185,7 @@ def test_compiled_equals_eager() -> None:
 
 
 def test_lists_in_their_order_give_what_each_alone_gives() -> None:
-    """More tiles than compute units: workgroups take them by plan_lpt's order, some have none."""
+    """More tiles than compute units: workgroups take them in their order, some have none."""
     q, k, v = qkv(2, 77, 1, 257, 300, 64)
     generator = torch.Generator().manual_seed(0)
     tile = MI300X_GEOMETRY

@@ -183,7 +183,7 @@ def test_lite_kernels_get_exactly_these_bytes(
         plan = struct.pack(
             "<2Q5iIIi", counts, order, tiles, q_blocks, positions // 8, 8, 0, 2**31, 1, 2
         )
-        expected.append(("pack_lists", 8, 512, plan))
+        expected.append(("plan_lpt", 1, 256, plan))
     voting = threshold > -math.inf  # nothing is voted on at -inf: walk as dense does
     params = struct.pack(
         "<10Q9q5iff3i",

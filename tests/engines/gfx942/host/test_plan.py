@@ -99,8 +99,8 @@ def test_plans_of_lite_steps_are_exact(s: dict[str, int], units: int) -> None:
     assert plan.together == (4 * math.ceil(units / 8) if ordered else 0)
     assert plan.lite_grid == (8 * slots if ordered else tiles)
     assert plan.count_grid == math.ceil(8 * slots / 256)
-    # An XCD's unit is a lane of a wave whose last lane is none; a workgroup packs 768 tiles.
-    packs = ordered and math.ceil(units / 8) < 64 and slots <= 768
+    # A whole MI300X, eight XCDs, of whose tiles a workgroup takes 768.
+    packs = ordered and units == 304 and slots <= 768
     assert plan.packs == packs
     assert plan.lpt_grid == (8 if packs else math.ceil(tiles / 256) if ordered else 0)
     assert plan.select_grid == (tiles if weighs else 0)

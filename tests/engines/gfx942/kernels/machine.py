@@ -362,7 +362,7 @@ def plan(
     tiles = math.prod(rows) * q_blocks
     slots = slots or -(-tiles // 8) * 3 // 2  # geometry.h: LiteSlots
     guarded = torch.full((slots * 8 + 2,), 0x5A5A5A5A, dtype=torch.int32)
-    # Room for whole groups of eight, which plan_lpt reads (geometry.h: CountWords).
+    # Room for whole groups of eight, which are read at once (geometry.h: CountWords).
     order, counts = guarded[1:-1], torch.full((-(-tiles // 8) * 8,), 2**31 - 1, dtype=torch.int32)
     positions = order.numel()
     count = CountParams(

@@ -5,6 +5,8 @@ count_tiles, and plan_lpt or pack_lists.
 
 from __future__ import annotations
 
+import heapq
+
 import pytest
 import torch
 
@@ -155,13 +157,48 @@ def test_packed_lists_end_together(heads: int) -> None:
 
 
 def test_what_does_not_fit_keeps_the_order_of_lpt() -> None:
-    even = torch.full((12, 128), 512)  # five tiles and a bit for each unit
+    even = torch.full((6, 128), 512)  # two tiles and a half for each unit
     assert expect_order(even, units=38) == expect_order(even)
     longest = even.clone()
     longest[5, 7] = 4000  # longer than an equal share of all
     plain, packed = (torch.tensor(expect_order(longest, units=units)) for units in (0, 38))
     xcd = int((plain == 5 * 128 + 7).any(0).int().argmax())
     assert torch.equal(packed[:, xcd], plain[:, xcd])
+
+
+def greedy_end(order: list[list[int]], kept: torch.Tensor, engines: tuple[int, ...]) -> float:
+    """When the last XCD is done, over an equal share of the work.
+
+    engines: the compute units of each shader engine. A workgroup goes to the next engine in turn,
+    and waits for it before those behind it.
+    """
+    work = (kept.flatten() + lpt.TILE_BLOCKS).tolist()
+    ends = []
+    for column in zip(*order, strict=True):
+        loads, now = [[0.0] * units for units in engines], 0.0
+        for place, tile in enumerate(column):
+            free = loads[place % len(engines)]
+            now = max(now, free[0])
+            heapq.heapreplace(free, now + (work[tile] if tile >= 0 else 0))
+        ends.append(max(map(max, loads)))
+    return max(ends) / (sum(work) / (8 * sum(engines)))
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_packed_lists_are_never_modelled_to_end_later(seed: int) -> None:
+    """Nor much later where an XCD's four shader engines are served strictly in turn."""
+    strict = []
+    for kept in (
+        random((12, 64), 250, seed=seed),
+        like((10 + seed, 128), 200, swing=0.1 * (1 + seed)),
+        6 + torch.arange(19 * 64).view(19, 64) % 4,
+        random((24, 64), 9, seed=seed) ** 2 + 60,
+    ):
+        plain, packed = expect_order(kept), expect_order(kept, units=38)
+        assert greedy_end(packed, kept, (38,)) <= greedy_end(plain, kept, (38,))
+        engines = (10, 10, 9, 9)
+        strict.append(greedy_end(packed, kept, engines) / greedy_end(plain, kept, engines))
+    assert sum(strict) / len(strict) < 1.04 and max(strict) < 1.12
 
 
 def test_runs_without_room_or_too_long_for_packing_keep_the_order_of_lpt() -> None:
