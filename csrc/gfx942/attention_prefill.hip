@@ -4,12 +4,13 @@
 //
 // Road map. The rows of a tile are (query position, head of the group), so that keys are read once
 // for all query heads that share them. A workgroup of 8 waves computes one tile of one (request, kv
-// head), or one part of it along the keys: 256 rows, two MFMA tiles of 16 a wave (from D = 192 on
-// 128 rows, one). It finds its request by a search over q_start; numbers that are nobody's tile end
-// at once, and requests of few rows are attention_decode's. Parts are merge_prefill's to merge. Per
-// K block of 64 keys (from D = 192 on 32) a wave runs Qk, Softmax and Pv as attention.h says; only
-// blocks that some row of the tile sees are visited, a wave leaves out those that none of its own
-// rows sees, and masks only those that not all of them see.
+// head), or one part of it along the keys: 256 rows, 32 a wave; from D = 192 on 128 rows, 16 a
+// wave. MFMAs are of 32 x 32 where that fits (geometry.h: PrefillTileRows). It finds its request by
+// a search over q_start; numbers that are nobody's tile end at once, and requests of few rows are
+// attention_decode's. Parts are merge_prefill's to merge. Per K block of 64 keys (from D = 192 on
+// 32) a wave runs Qk, Softmax and Pv as attention.h says; only blocks that some row of the tile
+// sees are visited, a wave leaves out those that none of its own rows sees, and masks only those
+// that not all of them see.
 //
 // K and V both come from LDS, where the keys of a block, which pages may scatter, lie in order, and
 // V turned into operands (paged.h, mfma_layout.h). There an fp8 cache is one of 16 bits already:
@@ -34,12 +35,12 @@
 // side, and loads have two stretches, ~4000 clocks, to land.
 //
 // Registers at D = 128, of 256 per lane: outputs 64, queries 32, scores 32 or, after them,
-// probabilities 16, K or V in flight 16, fragments 12 + 12, places of keys 8. LDS: 2 x 16 KiB of K,
-// 2 x 16 KiB of V: all of it. A fragment feeds four MFMAs, 64 clocks of a matrix core, and takes 8
-// clocks of the LDS: 56 % of its rate with the stores. From D = 192 on it feeds two: there the LDS
-// sets the pace.
+// probabilities 16, K or V in flight 16, fragments 16 + 12, places of keys 8. LDS: 2 x 16 KiB of K,
+// 2 x 16 KiB of V: all of it. A fragment feeds 64 clocks of a matrix core and takes 8 clocks of the
+// LDS: 56 % of its rate with the stores. From D = 192 on it feeds 32 clocks: there the LDS sets the
+// pace.
 //
-// Budget: VGPR 204, LDS 65536 (32768 at D = 64).
+// Budget: VGPR 208, LDS 65536 (32768 at D = 64).
 
 #include "attention.h"
 #include "paged.h"
@@ -194,7 +195,7 @@ LITE_DEVICE void StorePackedPart(const RaggedParams& p, int32_t index, const Pac
 
 template <class Number, int kDim, class Cache>
 LITE_DEVICE void AttentionPrefill(const RaggedParams& p) {
-    using L = Layout16;
+    using L = Layout<PrefillTileRows(kDim)>;
     constexpr int kTileRows = PrefillRows(kDim), kKeys = PrefillKeys(kDim);
     constexpr int kTiles = kTileRows / (kWaves * L::kTile), kWaveTileRows = kTiles * L::kTile;
     constexpr int kBytes = kKeys * LdsDims(kDim) * 2;  // of a block of K, and of one of V
@@ -266,14 +267,14 @@ LITE_DEVICE void AttentionPrefill(const RaggedParams& p) {
         p.page_size ? (Divide(static_cast<uint32_t>(source.last), source.pages) + 1) * 4u : 0u;
 
     const int thread = static_cast<int>(me.quarter * kWaveSize + me.lane);
-    const int run = group_b ? VCopyRun(kDim, thread) : KCopyRun(kDim, thread);
+    const int run = group_b ? VCopyRun<L>(kDim, thread) : KCopyRun(kDim, thread);
     const int piece = group_b ? VCopyPiece(kDim, thread) : KCopyPiece(kDim, thread);
     KeyPieces<Cache, kDim> pieces{};
     // Past the head's own dims pieces stay zero: K's meet queries of zero, V's outputs of nobody.
     const bool own_piece = kDim == LdsDims(kDim) || piece * pieces.kElements < kDim;
     const uint32_t piece_byte = static_cast<uint32_t>(piece * pieces.kElements * Cache::kBytes);
     const uint32_t v_store =
-        static_cast<uint32_t>(VLdsByte(kKeys, piece * PieceBytes(kDim) / 2, run));
+        static_cast<uint32_t>(VLdsByte<L>(kKeys, piece * PieceBytes(kDim) / 2, run));
 
     KeyPlaces places;
     const auto find = [&](int32_t block) { places = FindKeys(source, block * kKeys + 4 * run); };
@@ -282,7 +283,7 @@ LITE_DEVICE void AttentionPrefill(const RaggedParams& p) {
     };
     const auto store = [&](uint32_t half) {
         if (group_b)
-            StoreV<kKeys>(pieces, v_store, v_lds + half);
+            StoreV<L, kKeys>(pieces, v_store, v_lds + half);
         else
             StoreK(pieces, run, piece, lds + half);
     };
@@ -305,7 +306,7 @@ LITE_DEVICE void AttentionPrefill(const RaggedParams& p) {
 
         const uint32_t k_read =
             static_cast<uint32_t>(KReadByte<L>(kDim, 0, 0, static_cast<int>(me.lane)));
-        const uint32_t v_read = static_cast<uint32_t>(VReadByte(static_cast<int>(me.lane)));
+        const uint32_t v_read = static_cast<uint32_t>(VReadByte<L>(static_cast<int>(me.lane)));
         const int32_t wave = static_cast<int32_t>(me.wave),
                       cap = static_cast<int32_t>(Bits(p.cap_log2));
         Scores<L, kTiles, kKeys> scores;
@@ -324,7 +325,7 @@ LITE_DEVICE void AttentionPrefill(const RaggedParams& p) {
         // Block `block` + 1, which the tile must have.
         const auto copy = [&] {
             if (in_group_b())
-                StoreV<kKeys>(pieces, v_store, v_lds + (half ^ kBytes));
+                StoreV<L, kKeys>(pieces, v_store, v_lds + (half ^ kBytes));
             else
                 StoreK(pieces, run, piece, lds + (half ^ kBytes));
             if (block + 2 >= blocks.end) return;

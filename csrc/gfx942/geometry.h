@@ -164,10 +164,15 @@ constexpr bool IsRaggedDim(int64_t dim) {
 constexpr int LdsDims(int dim) { return dim > 128 ? 256 : dim > 64 ? 128 : 64; }
 constexpr int ProductDims(int dim) { return (dim + 31) / 32 * 32; }
 
-// Rows of one workgroup of attention_prefill, and keys in one of its K blocks: 8 waves of two MFMA
-// tiles, one from D = 192 on, where the outputs of two would not fit into registers.
+// Rows of one workgroup of attention_prefill, and keys in one of its K blocks: 8 waves of 32 rows,
+// 16 from D = 192 on, where the outputs of 32 would not fit into registers.
 constexpr int PrefillRows(int head_dim) { return head_dim > 128 ? 128 : 256; }
 constexpr int PrefillKeys(int head_dim) { return head_dim > 128 ? 32 : 64; }
+// Rows and columns of its MFMA tiles: 32 where a wave has as many rows and outputs are an even
+// number of such tiles, between which products alternate.
+constexpr int PrefillTileRows(int head_dim) {
+    return head_dim <= 128 && ProductDims(head_dim) % 64 == 0 ? 32 : 16;
+}
 
 // Tiles of prefill rows are numbered within a kv head such that request r begins at a number that
 // depends on q_start[r] alone: no running sum, no host. Numbers that no tile takes end at once.

@@ -1,10 +1,10 @@
 // Which element of which matrix lies in which lane, register and byte. Plain constexpr functions:
 // the kernels address with them and a host test replays whole products through them.
 //
-// Two instructions multiply: v_mfma_f32_32x32x8 (attention_dense, attention_lite), which leaves the
-// vector ALU 28 of its 32 clocks, and v_mfma_f32_16x16x16 (attention_prefill, attention_decode),
-// where 32 rows are too many. With T = 32 or 16 rows, a wave of 64 lanes has G = 64 / T groups
-// (halves or quads); group = lane / T, col = lane % T. D = A B + C:
+// Two instructions multiply: v_mfma_f32_32x32x8, which leaves the vector ALU 28 of its 32 clocks,
+// and v_mfma_f32_16x16x16, where 32 rows are too many (attention_decode, and attention_prefill at
+// some head dims: geometry.h, PrefillTileRows). With T = 32 or 16 rows, a wave of 64 lanes has G =
+// 64 / T groups (halves or quads); group = lane / T, col = lane % T. D = A B + C:
 //
 //   A (T x 4 G)  row m = col                          k = 4 group + e   e = 0..3 in 2 VGPRs
 //   B (4 G x T)  k = 4 group + e                      column n = col    likewise
@@ -125,23 +125,40 @@ constexpr int VtDim(int tile, int lane) {
 // ---- V in LDS --------------------------------------------------------------------------------
 //
 // attention_prefill reads V as it lies in a cache, a row per key, and turns it on the way through
-// registers. In LDS a K block of V has the fragments of V_t: output tile t, key tiles 2 pair and
-// 2 pair + 1, 64 slots of 16 bytes. A lane writes 8 bytes at a time: one head dim of a run of 4
+// registers. In LDS a K block of V has the fragments of V_t: output tile t, keys 2 kDepth `pair`
+// and on, 64 slots of 16 bytes. A lane writes 8 bytes at a time: one head dim of a run of 4
 // neighbouring keys. A store takes 16 lanes a clock, which must meet all 32 banks: the slot's
-// lowest two bits, always equal among the lanes of one store, are crossed with the quad and with
-// the column's upper half, and the lanes of a store are dealt such that 4 runs and 4 pieces of a
-// row meet in each clock (VCopyRun, VCopyPiece). Readers only see their own slot moved.
+// lowest two bits, always equal among the lanes of one store, are crossed with the group and with
+// bits of the column that differ among them, and the lanes of a store are dealt such that 4 runs
+// and 4 pieces of a row meet in each clock (VCopyRun, VCopyPiece). Readers only see their own slot
+// moved.
 
-constexpr int VSlot(int lane) { return lane ^ (lane >> 3 & 1) ^ (lane >> 4 & 1) << 1; }
-constexpr int VReadByte(int lane) { return VSlot(lane) * kChunkBytes; }
+template <class L>
+constexpr int VSlot(int lane) {
+    if (L::kTile == 32) return lane ^ (lane >> 4 & 1) ^ (lane >> 5 & 1) << 1;
+    return lane ^ (lane >> 3 & 1) ^ (lane >> 4 & 1) << 1;
+}
+template <class L>
+constexpr int VReadByte(int lane) {
+    return VSlot<L>(lane) * kChunkBytes;
+}
 
 // Byte of head dim `dim` and keys 4 run .. + 3 in a block of `keys` keys. For the 4 dims from a
 // multiple of 4 on, only bits 4 and 5 differ: VLdsByte(.., dim + e, ..) = VLdsByte(.., dim, ..) ^
 // 16 e.
+template <class L>
 constexpr int VLdsByte(int keys, int dim, int run) {
-    const int tile = dim / 32 * 2 + dim / 4 % 2, col = dim / 8 % 4 * 4 + dim % 4;
-    const int pair = run / 8, half = run / 4 % 2, quad = run % 4;
-    return ((tile * (keys / 32) + pair) * kWaveSize + VSlot(16 * quad + col)) * kChunkBytes +
+    const int pairs = keys / (2 * L::kDepth), pair = run / (2 * L::kGroups);
+    const int half = run / L::kGroups % 2, group = run % L::kGroups;
+    int tile, col;
+    if (L::kTile == 32) {
+        tile = dim / 32;
+        col = dim / 16 % 2 * 16 + dim / 4 % 2 * 8 + dim / 8 % 2 * 4 + dim % 4;
+    } else {
+        tile = dim / 32 * 2 + dim / 4 % 2;
+        col = dim / 8 % 4 * 4 + dim % 4;
+    }
+    return ((tile * pairs + pair) * kWaveSize + VSlot<L>(L::kTile * group + col)) * kChunkBytes +
            half * kChunkBytes / 2;
 }
 
@@ -160,7 +177,10 @@ constexpr int VCopyPiece(int dim, int thread) {
                              : Bit(thread, 0, 1) | Bit(thread, 1, 2) | Bit(thread, 4, 0);
     return low | Bit(thread, 5, 3) | (dim > 128 ? Bit(thread, 6, 4) : 0);
 }
+template <class L>
 constexpr int VCopyRun(int dim, int thread) {
+    if (L::kTile == 32)
+        return Bit(thread, 2, 1) | Bit(thread, 3, 0) | Bit(thread, 6, 2) | Bit(thread, 7, 3);
     const int low = Bit(thread, 2, 2) | Bit(thread, 3, 0);
     return low | (dim > 128 ? Bit(thread, 7, 1) : Bit(thread, 6, 1) | Bit(thread, 7, 3));
 }

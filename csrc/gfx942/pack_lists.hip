@@ -140,6 +140,7 @@ LITE_DEVICE void PackLists(const PlanParams& p) {
     int32_t from = ordered > at_end ? ordered : at_end;
     from = from > 0 ? from : 0;
     uint32_t all = 0;
+#pragma unroll 1
     for (int32_t i = thread % kWaveSize; i < many; i += kWaveSize) all += packing.work[i];
     const uint32_t share = (LastLane(SumUpTo(all)) + units - 1) / units;
     const bool is_unit = static_cast<uint32_t>(thread % kWaveSize) < units;

@@ -121,15 +121,16 @@ LITE_DEVICE void StoreK(const KeyPieces<Cache, kDim>& pieces, int32_t run, int32
 
 // Turns a lane's pieces of V and writes them: 2 v_perm_b32 and 8 bytes per head dim. `at` is
 // VLdsByte of the piece's first dim and the run.
-template <int kKeys, class Cache, int kDim>
+template <class L, int kKeys, class Cache, int kDim>
 LITE_DEVICE void StoreV(const KeyPieces<Cache, kDim>& pieces, uint32_t at, char* lds) {
-    constexpr uint32_t kTileBytes = kKeys / 32 * kWaveSize * kChunkBytes;
 #pragma unroll
     for (int e = 0; e < KeyPieces<Cache, kDim>::kElements; ++e) {
         const auto& x = pieces.word;
         const Word2 words = {Cache::Turned(x[0], x[1], e), Cache::Turned(x[2], x[3], e)};
-        const uint32_t slot = e % 4u, tile = e / 4 * kTileBytes;
-        *reinterpret_cast<Word2*>(lds + (at ^ slot * kChunkBytes) + tile) = words;
+        // From the fifth dim on another tile, or a slot 8 further.
+        const uint32_t slot = e % 4u;
+        const uint32_t further = static_cast<uint32_t>(VLdsByte<L>(kKeys, e / 4 * 4, 0));
+        *reinterpret_cast<Word2*>(lds + (at ^ slot * kChunkBytes) + further) = words;
     }
 }
 

@@ -123,10 +123,9 @@ LITE_DEVICE void Shift(float c, Statistics<L, kTiles>& stats, Outputs<L, kDim, k
 
 // Whether two scores are shifted, scaled and added up by one packed instruction. It saves 4 clocks
 // of the vector port, and takes 5 from an MFMA of the other wave. So it pays where softmax is
-// longer than the products: at D = 64, unless rounding takes but one instruction, and in prefill,
-// whose MFMAs of 16 clocks leave less room beside them, if rounding takes five. Modelled, at RTNE:
-// D = 64 49.1 -> 45.5 clk per 32x32x8, prefill at D = 128 41.4 -> 40.3; at RTNA prefill would go
-// from 39.5 to 42.0.
+// longer than the products: at D = 64, unless rounding takes but one instruction, and beside MFMAs
+// of 16 clocks, which leave less room, if rounding takes five. Modelled, clk per 32x32x8 at RTNE:
+// dense at D = 64 49.1 -> 45.0, prefill at D = 256 49.9 -> 48.5.
 template <class L, int kDim, int kRoundingSteps>
 constexpr bool PacksFp32() {
     return kDim < 128 ? kRoundingSteps > 1 : L::kGroups == 4 && kRoundingSteps == 5;

@@ -27,7 +27,7 @@ constexpr double kMergePartMicroseconds = 0.1;  // a row's parts are read in one
 // What a K block of PrefillKeys keys takes a workgroup of attention_prefill, and what starting and
 // ending one takes: clocks, modelled (docs/model.md).
 constexpr double PrefillBlockClocks(int64_t head_dim) {
-    return head_dim == 64 ? 4250.0 : head_dim <= 128 ? 5340.0 : 3170.0;
+    return head_dim == 64 ? 3520.0 : head_dim == 128 ? 4890.0 : head_dim < 128 ? 5400.0 : 3100.0;
 }
 constexpr double kPrefillTileClocks = 14000.0;
 // Numbers of parts that are tried: finer ones hardly differ.

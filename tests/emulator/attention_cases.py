@@ -428,6 +428,7 @@ def packings() -> list[Plan]:
         Plan(like.tolist(), 64, 60, 152, 0, 7),
         Plan(even.tolist(), 33, 62, 30, 0, 5),
         Plan(far.tolist(), 133, 250, 19, 0, 3),  # dozens before them, runs of more than 64
+        Plan(far.tolist(), 133, 250, 152, 0, 38),
         Plan(far[:900].tolist(), 1, 169, 40, 1, 63),
         Plan(twice.tolist(), 33, 46, 19, 0, 38),  # two runs with more tiles than there is room for
         Plan(longest.tolist(), 10, 38, 152, 0, 6),

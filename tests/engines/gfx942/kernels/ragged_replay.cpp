@@ -103,20 +103,22 @@ void Divisions(std::mt19937& random) {
 // Writers cover each byte of a block of V once, where the reader of that key and dim looks; a store
 // of 16 lanes meets every bank once; a read as the machine groups it (four lanes and four of the
 // next quad) too.
+template <class L>
 void ValuesInLds(int dim, int keys) {
     const int bytes = LdsDims(dim) * keys * 2;
     std::vector<int> key_at(bytes / 2, -1), dim_at(bytes / 2, -1);
     std::set<int> pieces;
     const int dims = PieceBytes(dim) / 2;
     for (int thread = 0; thread < kCopyThreads; ++thread) {
-        const int piece = VCopyPiece(dim, thread), run = VCopyRun(dim, thread);
+        const int piece = VCopyPiece(dim, thread), run = VCopyRun<L>(dim, thread);
         Require(piece < Pieces(dim) && 4 * run < keys, "a piece of the block");
         Require(pieces.insert(piece * keys + run).second, "a piece is one lane's");
         Require(KCopyPiece(dim, thread) < Pieces(dim) && 4 * KCopyRun(dim, thread) < keys,
                 "a piece of K");
         for (int e = 0; e < dims; ++e) {
-            const int at = VLdsByte(keys, piece * dims + e, run);
-            Require(at == (VLdsByte(keys, piece * dims + e / 4 * 4, run) ^ (16 * (e % 4))), "xor");
+            const int at = VLdsByte<L>(keys, piece * dims + e, run);
+            Require(at == (VLdsByte<L>(keys, piece * dims + e / 4 * 4, run) ^ (16 * (e % 4))),
+                    "xor");
             for (int k = 0; k < 4; ++k) {
                 Require(key_at[at / 2 + k] < 0, "a byte is written once");
                 key_at[at / 2 + k] = 4 * run + k;
@@ -124,22 +126,23 @@ void ValuesInLds(int dim, int keys) {
             }
         }
     }
-    for (int tile = 0; tile < ProductDims(dim) / 16; ++tile)
-        for (int pair = 0; pair < keys / 32; ++pair)
+    constexpr int kPairKeys = 2 * L::kDepth;
+    for (int tile = 0; tile < ProductDims(dim) / L::kTile; ++tile)
+        for (int pair = 0; pair < keys / kPairKeys; ++pair)
             for (int lane = 0; lane < 64; ++lane)
                 for (int e = 0; e < 8; ++e) {
-                    const int at = ((tile * (keys / 32) + pair) * 1024 + VReadByte(lane)) / 2 + e;
-                    Require(key_at[at] == VtKey<Layout16>(pair, lane, e),
-                            "the key an operand wants");
-                    Require(dim_at[at] == VtDim<Layout16>(tile, lane),
-                            "the head dim an operand wants");
+                    const int fragment = tile * (keys / kPairKeys) + pair;
+                    const int at = (fragment * 1024 + VReadByte<L>(lane)) / 2 + e;
+                    Require(key_at[at] == VtKey<L>(pair, lane, e), "the key an operand wants");
+                    Require(dim_at[at] == VtDim<L>(tile, lane), "the head dim an operand wants");
                 }
     for (int first = 0; first < kCopyThreads; first += 16)
         for (int e = 0; e < dims; ++e) {
             std::set<int> banks;
             for (int lane = first; lane < first + 16; ++lane)
-                banks.insert(VLdsByte(keys, VCopyPiece(dim, lane) * dims + e, VCopyRun(dim, lane)) /
-                             8 % 16);
+                banks.insert(
+                    VLdsByte<L>(keys, VCopyPiece(dim, lane) * dims + e, VCopyRun<L>(dim, lane)) /
+                    8 % 16);
             Require(banks.size() == 16, "a store meets every bank once");
         }
 }
@@ -153,6 +156,11 @@ int main() {
     WorkgroupsToTiles();
     Divisions(random);
     for (int dim = 1; dim <= 512; ++dim)
-        if (IsRaggedDim(dim)) ValuesInLds(dim, PrefillKeys(dim));
+        if (IsRaggedDim(dim)) {
+            if (PrefillTileRows(dim) == 32)
+                ValuesInLds<Layout32>(dim, PrefillKeys(dim));
+            else
+                ValuesInLds<Layout16>(dim, PrefillKeys(dim));
+        }
     std::puts("ok");
 }

@@ -37,16 +37,16 @@ LIMITS = {
     "attention_dense_bf16_d128_rtne": Limit(64, 430),
     "attention_dense_bf16_d128_rtz": Limit(64, 380),
     "attention_dense_fp16_d128": Limit(64, 400),
-    "attention_dense_bf16_d64_rtne": Limit(32, 360),
-    "attention_dense_fp16_d64": Limit(32, 330),
+    "attention_dense_bf16_d64_rtne": Limit(32, 325),
+    "attention_dense_fp16_d64": Limit(32, 295),
     "attention_lite_bf16_d128_rtne": Limit(64, 515),
     "attention_lite_fp16_d128": Limit(64, 485),
-    "attention_lite_bf16_d64_rtne": Limit(32, 435),
-    "attention_lite_fp16_d64": Limit(32, 405),
+    "attention_lite_bf16_d64_rtne": Limit(32, 395),
+    "attention_lite_fp16_d64": Limit(32, 365),
     "attention_weigh_bf16_d128_rtne": Limit(64, 515),
     "attention_weigh_fp16_d128": Limit(64, 485),
-    "attention_weigh_bf16_d64_rtne": Limit(32, 435),
-    "attention_weigh_fp16_d64": Limit(32, 405),
+    "attention_weigh_bf16_d64_rtne": Limit(32, 400),
+    "attention_weigh_fp16_d64": Limit(32, 370),
 }
 
 
