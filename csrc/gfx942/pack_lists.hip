@@ -17,7 +17,7 @@
 // none was, or LPT ends no later, they keep their ranks. Nothing depends on timing. A packed tile
 // takes ~80 clk, which is what one step of packing waits for.
 //
-// Budget: VGPR 55, LDS 30832.
+// Budget: VGPR 55, LDS 27760.
 
 #include "lpt.h"
 
@@ -171,7 +171,7 @@ LITE_DEVICE void PackLists(const PlanParams& p) {
             for (int32_t other = from; other < many; ++other)
                 rank += starts[other] + (other < own ? 0 : 1) <= mine ? 1 : 0;
         }
-        p.order[PositionOf(begins, p.slots, xcd, rank)] = packing.tiles[own];
+        p.order[rank * kXcds + xcd] = packing.tiles[own];  // PositionOf a run that fits
     }
 }
 
