@@ -20,12 +20,11 @@ KERNEL = "attention_prefill_bf16_d128_rtne"
 # Mutants tried of each kind, spread over the hot loop.
 SAMPLE = 12
 
-# The comparisons that mask a block, in the loop: 16 keys of a lane's first query, then of its
-# second. The loop ends before a wave's last block, so a row can end in one of its blocks only if
-# another of the wave's 32 rows ends in the next one, that is behind key 32 of 64 (a row of the
-# second query, 16 further on, behind key 48). An earlier key is never a row's first unseen one, and
-# whether the comparison includes equality does not matter.
-MASKS, NEVER_FIRST = 32, {*range(8), *range(16, 28)}
+# The comparisons that mask a block, in the loop: a lane's 32 keys, ascending. The loop ends before
+# a wave's last block, so a row can end in one of its blocks only if another of the wave's 32 rows
+# ends in the next one, that is behind key 32 of 64. An earlier key is never a row's first unseen
+# one, and whether the comparison includes equality does not matter.
+MASKS, NEVER_FIRST = 32, range(16)
 
 
 def chosen_mutations(kernel: mutate.Kernel, sample: int) -> list[mutate.Mutation]:
@@ -36,7 +35,7 @@ def chosen_mutations(kernel: mutate.Kernel, sample: int) -> list[mutate.Mutation
     idle = [m for i, m in enumerate(masks) if i in NEVER_FIRST]
     # Which row one that does not exist repeats: nobody stores it.
     repeated = [m for m in everything if m.before.startswith("v_cmp_gt_i32 vcc, s")]
-    assert len(repeated) == 2
+    assert len(repeated) == 1
     # Whether a block needs a mask: it says so of one more, all of which the rows see.
     (*_, full) = (
         m for m in everything if m.before.startswith("s_cmp_le_") and m.offset < masks[0].offset
@@ -88,7 +87,7 @@ def test_mutants(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         Case(tmp_path, ragged.make([(256, 256 + 49)], (1, 1), 128, 0)),
     ]
     # scores beyond what one rounding of the shift bears, and rows that see nothing yet beside them:
-    # in waves 0 and 1 rows of the second and of the first MFMA tile alone (a wave has 16 queries)
+    # in waves 0 and 1 rows of the second and of the first half alone (a wave has 16 queries)
     large = ragged.make([(100, 390)], (2, 1), 128, 1)
     large.q[8:16:4] *= 3000
     large.q[16:24:4] *= 3000
@@ -125,7 +124,8 @@ def test_mutants_of_an_fp8_cache_and_a_head_dim_that_fills_no_tile(
     with capsys.disabled():
         print(f"\n{len(verdicts)} mutants of the hot loop tried")
         print(mutants.summary(kernel, verdicts))
-    mutants.expect_noticed(bench.kernel, verdicts, 0.96, between_halves=2)
+    # Of some thirty, two are the wait at one barrier between halves.
+    mutants.expect_noticed(bench.kernel, verdicts, 0.92, between_halves=2)
 
 
 class Parts:
