@@ -156,7 +156,8 @@ inline constexpr int kDecodeRows = 16;
 constexpr bool IsDecode(int64_t q_len, int64_t group) { return q_len * group <= kDecodeRows; }
 
 // Head dims of ragged batches: multiples of 16. Rows in LDS have the next of 64, 128 and 256, and
-// products run over the next multiple of 32; what lies past a head's own dims is zero or not used.
+// products run over the next multiple of 32 (scores at D = 112 over 112); what lies past a head's
+// own dims is zero or not used.
 constexpr bool IsRaggedDim(int64_t dim) {
     return dim == 64 || dim == 80 || dim == 96 || dim == 112 || dim == 128 || dim == 192 ||
            dim == 256;

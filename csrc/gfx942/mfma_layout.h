@@ -129,7 +129,7 @@ constexpr int VtDim(int tile, int lane) {
 // and on, 64 slots of 16 bytes. A lane writes 8 bytes at a time: one head dim of a run of 4
 // neighbouring keys. A store takes 16 lanes a clock, which must meet all 32 banks: the slot's
 // lowest two bits, always equal among the lanes of one store, are crossed with the group and with
-// bits of the column that differ among them, and the lanes of a store are dealt such that 4 runs
+// a bit of the column that differs among them, and the lanes of a store are dealt such that 4 runs
 // and 4 pieces of a row meet in each clock (VCopyRun, VCopyPiece). Readers only see their own slot
 // moved.
 

@@ -123,9 +123,9 @@ LITE_DEVICE void Shift(float c, Statistics<L, kTiles>& stats, Outputs<L, kDim, k
 
 // Whether two scores are shifted, scaled and added up by one packed instruction. It saves 4 clocks
 // of the vector port, and takes 5 from an MFMA of the other wave. So it pays where softmax is
-// longer than the products: at D = 64, unless rounding takes but one instruction, and beside MFMAs
-// of 16 clocks, which leave less room, if rounding takes five. Modelled, clk per 32x32x8 at RTNE:
-// dense at D = 64 49.1 -> 45.0, prefill at D = 256 49.9 -> 48.5.
+// longer than the products: at D = 64, 80 and 96, unless rounding takes but one instruction, and in
+// prefill at D = 192 and 256, beside MFMAs of 16 clocks, if rounding takes five. Modelled, clk per
+// 32x32x8 at RTNE: dense at D = 64 49.1 -> 45.0, prefill at D = 256 49.9 -> 48.5.
 template <class L, int kDim, int kRoundingSteps>
 constexpr bool PacksFp32() {
     return kDim < 128 ? kRoundingSteps > 1 : L::kGroups == 4 && kRoundingSteps == 5;
@@ -140,8 +140,8 @@ constexpr bool PacksFp32() {
 //
 // The other instructions of a pair of scores are, in this order: two multiply-adds for scores
 // kLead pairs ahead, two additions to the sum, Number::kSteps to round. If kPacked, one instruction
-// for both scores does each of the first two, with the same results. No window is then filled up:
-// where that pays, the matrix core has time to spare.
+// for both scores does each of the first two, with the same results. From the third window on none
+// is then filled up: where packing pays, the matrix core has time to spare.
 template <class Number, int kCount, bool kPacked>
 struct Exponentials {
     static constexpr int kLead = 3, kAtOnce = 2;

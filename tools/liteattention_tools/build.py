@@ -35,7 +35,7 @@ LDS_LIMIT = 64 * 1024
 #: -fno-honor-nans: no code asks arithmetic whether a value is NaN (number.h looks at the bits), and
 #: without it every maximum of a score would be quieted first, 48 instructions per K block.
 #: -fno-slp-vectorize: packed fp32 prolongs the other wave's matrix instruction by 5 clocks
-#: (docs/model.md), where two plain instructions are hidden.
+#: (docs/model.md), where two plain instructions are hidden; softmax.h packs where it pays.
 #: -ffast-math would also drop infinities, which the masks are made of.
 #: -fuse-cuid=none and the code-object version: reproducible bytes.
 FLAGS = (

@@ -101,8 +101,7 @@ void Divisions(std::mt19937& random) {
 }
 
 // Writers cover each byte of a block of V once, where the reader of that key and dim looks; a store
-// of 16 lanes meets every bank once; a read as the machine groups it (four lanes and four of the
-// next quad) too.
+// of 16 lanes meets every bank once. The emulator counts conflicts of reads (test_prefill.py).
 template <class L>
 void ValuesInLds(int dim, int keys) {
     const int bytes = LdsDims(dim) * keys * 2;
