@@ -438,7 +438,8 @@ class Gfx942Engine(Engine):
                 that each has a compute unit of its own, or so many that a launch has not the
                 workgroups for 3/2 times as many.
 
-        Source: longest processing time first (Graham 1969), for each XCD.
+        Sources, for each XCD: longest processing time first (Graham 1969); the last of up to 4,096
+        tiles are packed into compute units (MULTIFIT: Coffman, Garey and Johnson 1978).
         """
         batch, heads, q_blocks, words = lists.shape
         blocks = 32 * words if k_blocks is None else k_blocks
