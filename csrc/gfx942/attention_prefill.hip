@@ -20,22 +20,23 @@
 // core while the other is on the vector ALU. A line is one stretch between two barriers:
 //
 //   A  Qk[0]          Softmax[0]        Pv[0] Qk[1]       Softmax[1]        Pv[1] Qk[2]
-//                     store K[1]                          store K[2]
-//                     load K[2]                           load K[3]
-//   B  -              Qk[0]             Softmax[0]        Pv[0] Qk[1]       Softmax[1]
 //                                       store V[1]                          store V[2]
 //                                       load V[2]                           load V[3]
+//   B  store K[1]     Qk[0]             Softmax[0]        Pv[0] Qk[1]       Softmax[1]
+//      load K[2]                                          store K[2]
+//                                                         load K[3]
 //
-// Group A copies K, group B V. Both at the start of Softmax[n] store block n + 1, which the loads
-// issued in Softmax[n - 1] have brought into registers, and then issue the loads of n + 2 and the
-// table look-ups of n + 3. K[n + 1] overwrites K[n - 1] in stretch 2 n + 1; its last readers, Qk[n
-// - 1] of B, were in stretch 2 n - 1, its first reader, Qk[n + 1] of A, is in stretch 2 n + 2. V[n
-// + 1] overwrites V[n - 1] in stretch 2 n + 2; its last readers, Pv[n - 1] of B, were in stretch 2
-// n + 1, its first, Pv[n + 1] of A, is in 2 n + 4. Every hand-over thus has a barrier on either
-// side, and loads have two stretches, ~4000 clocks, to land.
+// Group A copies V, group B K, both beside the MFMAs of Pv[n] Qk[n + 1] (CopySteps). A looks up the
+// keys of block n + 2, stores V[n + 1], which the loads of a period before have brought into
+// registers, and issues the loads of V[n + 2]; B does so with K of one block further. V[n + 1]
+// overwrites V[n - 1] in stretch 2 n + 2; its last readers, Pv[n - 1] of B, were in stretch 2 n +
+// 1, its first, Softmax[n + 1] of A, is in 2 n + 3. K[n + 2] overwrites K[n] in stretch 2 n + 3;
+// its last readers, Qk[n] of B, were in stretch 2 n + 1, its first, Pv[n + 1] of A, is in 2 n + 4.
+// Every hand-over thus has a barrier on either side, and loads have two stretches, ~4000 clocks, to
+// land.
 //
 // Registers at D = 128, of 256 per lane: outputs 64, queries 32, scores 32 or, after them,
-// probabilities 16, K or V in flight 16, fragments 16 + 12, places of keys 8. LDS: 2 x 16 KiB of K,
+// probabilities 16, K or V in flight 16, fragments 16 + 16, places of keys 8. LDS: 2 x 16 KiB of K,
 // 2 x 16 KiB of V: all of it. A fragment feeds 64 clocks of a matrix core and takes 8 clocks of the
 // LDS: 56 % of its rate with the stores. From D = 192 on it feeds 32 clocks: there the LDS sets the
 // pace.
@@ -193,6 +194,26 @@ LITE_DEVICE void StorePackedPart(const RaggedParams& p, int32_t index, const Pac
     }
 }
 
+// What a group does in a period to have keys or values ahead, in steps that fit beside an MFMA: it
+// finds the keys of a block, stores the pieces of the block before it, which have arrived (of V one
+// store for each head dim of a lane's pieces, of K one for each key), and loads the found ones.
+template <int kDim, bool kOfK>
+struct CopySteps {
+    static constexpr int kStore = KeyPlaces::kSteps, kStores = kOfK ? 4 : PieceBytes(kDim) / 2;
+    static constexpr int kLoad = kStore + kStores, kEnd = kLoad + 4;
+
+    // The step in slot `slot` of `slots`, counted from Pv's first, or -1. Steps issue vector
+    // instructions, and beside the other group's exponentials these would move them into the way of
+    // MFMAs. So keys are found while that group looks for its maxima, and pieces stored and loaded
+    // once it waits at the barrier. Modelled at D = 128, clk per 32x32x8: 34.7; all of it in every
+    // second slot from the first on 36.8, in the softmax stretch 38.2.
+    static constexpr int At(int slot, int slots) {
+        const int past = slot - (slots - 1 - (kEnd - kStore));
+        if (past >= 0) return past < kEnd - kStore ? kStore + past : -1;
+        return slot % 2 == 0 && slot / 2 < kStore ? slot / 2 : -1;
+    }
+};
+
 template <class Number, int kDim, class Cache>
 LITE_DEVICE void AttentionPrefill(const RaggedParams& p) {
     using L = Layout<PrefillTileRows(kDim)>;
@@ -200,9 +221,7 @@ LITE_DEVICE void AttentionPrefill(const RaggedParams& p) {
     constexpr int kTiles = kTileRows / (kWaves * L::kTile), kWaveTileRows = kTiles * L::kTile;
     constexpr int kBytes = kKeys * LdsDims(kDim) * 2;  // of a block of K, and of one of V
     constexpr int kColumns = ProductDims(kDim);
-    constexpr int kVAhead = 3;
     __shared__ __attribute__((aligned(16))) char lds[4 * kBytes];
-    char* const v_lds = lds + 2 * kBytes;
     const WaveId me;
 
     const int32_t group = UniformInt(p.q_heads / p.kv_heads);
@@ -249,10 +268,10 @@ LITE_DEVICE void AttentionPrefill(const RaggedParams& p) {
     }
 
     const bool group_b = me.group_b;
-    const PageStrides& strides = group_b ? p.v_strides : p.k_strides;
+    const PageStrides& strides = group_b ? p.k_strides : p.v_strides;
     const int64_t packed_rows = p.kv_start ? UniformInt(p.kv_start[request.number]) : 0;
     KeySource source;
-    source.base = static_cast<const char*>(group_b ? p.v : p.k) +
+    source.base = static_cast<const char*>(group_b ? p.k : p.v) +
                   (kv_head * strides.head + packed_rows * strides.row) * Cache::kBytes;
     source.page_bytes = static_cast<uint32_t>(strides.page * Cache::kBytes);
     source.row_bytes = static_cast<uint32_t>(strides.row * Cache::kBytes);
@@ -267,25 +286,36 @@ LITE_DEVICE void AttentionPrefill(const RaggedParams& p) {
         p.page_size ? (Divide(static_cast<uint32_t>(source.last), source.pages) + 1) * 4u : 0u;
 
     const int thread = static_cast<int>(me.quarter * kWaveSize + me.lane);
-    const int run = group_b ? VCopyRun<L>(kDim, thread) : KCopyRun(kDim, thread);
-    const int piece = group_b ? VCopyPiece(kDim, thread) : KCopyPiece(kDim, thread);
-    KeyPieces<Cache, kDim> pieces{};
-    // Past the head's own dims pieces stay zero: K's meet queries of zero, V's outputs of nobody.
-    const bool own_piece = kDim == LdsDims(kDim) || piece * pieces.kElements < kDim;
-    const uint32_t piece_byte = static_cast<uint32_t>(piece * pieces.kElements * Cache::kBytes);
-    const uint32_t v_store =
-        static_cast<uint32_t>(VLdsByte<L>(kKeys, piece * PieceBytes(kDim) / 2, run));
+    const int run = group_b ? KCopyRun(kDim, thread) : VCopyRun<L>(kDim, thread);
+    const int piece = group_b ? KCopyPiece(kDim, thread) : VCopyPiece(kDim, thread);
+    KeyPieces<Cache, kDim> pieces;
+    // Past the head's own dims the last piece is repeated: no branch, and V's meet outputs of
+    // nobody. K's are not read, or zero where they meet queries of zero: at D = 80.
+    constexpr int kOwnPieces = kDim / pieces.kElements;
+    const bool own_piece = piece < kOwnPieces;
+    const uint32_t keep = own_piece ? ~0u : 0u;
+    const uint32_t piece_byte = static_cast<uint32_t>((own_piece ? piece : kOwnPieces - 1) *
+                                                      pieces.kElements * Cache::kBytes);
+    const int piece_at = piece * PieceBytes(kDim);
+    const uint32_t to = static_cast<uint32_t>(
+        group_b ? KLdsByte(kDim, 4 * run, piece_at / kChunkBytes) + piece_at % kChunkBytes
+                : VLdsByte<L>(kKeys, piece_at / 2, run) + 2 * kBytes);
 
     KeyPlaces places;
-    const auto find = [&](int32_t block) { places = FindKeys(source, block * kKeys + 4 * run); };
-    const auto load = [&] {
-        if (own_piece) LoadKeys(source, places, piece_byte, pieces);
-    };
-    const auto store = [&](uint32_t half) {
-        if (group_b)
-            StoreV<L, kKeys>(pieces, v_store, v_lds + half);
-        else
-            StoreK(pieces, run, piece, lds + half);
+    // Step `i` of CopySteps: finds keys of `block`, stores to `half`.
+    const auto step = [&](auto is_group_b, auto i, uint32_t half, int32_t block) {
+        using Steps = CopySteps<kDim, is_group_b>;
+        if constexpr (i < Steps::kStore) {
+            places.template Find<i>(source, block * kKeys + 4 * run);
+        } else if constexpr (i >= Steps::kLoad) {
+            constexpr int key = i - Steps::kLoad;
+            pieces.Load(key, places.At(source, piece_byte, key));
+        } else if constexpr (is_group_b) {
+            constexpr bool kPadded = kQkSteps<L, kDim> * 2 * L::kDepth != kDim;
+            StoreKey<i - Steps::kStore, kPadded>(pieces, keep, to ^ half, lds);
+        } else {
+            StoreDim<i - Steps::kStore, L, kKeys>(pieces, to ^ half, lds);
+        }
     };
 
     const bool capped = p.cap_log2 != 0.0f;
@@ -295,20 +325,14 @@ LITE_DEVICE void AttentionPrefill(const RaggedParams& p) {
     Outputs<L, kColumns, kTiles> out{};
     if (blocks.begin < blocks.end) {
         Queries<L, kDim, kTiles> queries;
-        find(blocks.begin);
-        LoadPackedQueries(p, factors.scale_log2, request, kv_head * group, rows, first_row, me.lane,
-                          queries);
-        load();
-        find(blocks.begin + 1);
-        store(0);
-        load();
-        find(blocks.begin + 2);
-
+        const auto load_queries = [&] {
+            LoadPackedQueries(p, factors.scale_log2, request, kv_head * group, rows, first_row,
+                              me.lane, queries);
+        };
         const uint32_t k_read =
             static_cast<uint32_t>(KReadByte<L>(kDim, 0, 0, static_cast<int>(me.lane)));
         const uint32_t v_read = static_cast<uint32_t>(VReadByte<L>(static_cast<int>(me.lane)));
-        const int32_t wave = static_cast<int32_t>(me.wave),
-                      cap = static_cast<int32_t>(Bits(p.cap_log2));
+        const int32_t cap = static_cast<int32_t>(Bits(p.cap_log2));
         Scores<L, kTiles, kKeys> scores;
         Probabilities<L, kTiles, kKeys> probs;
         KRing k_ring;
@@ -316,74 +340,97 @@ LITE_DEVICE void AttentionPrefill(const RaggedParams& p) {
         NoVote no_vote;
         int32_t block = blocks.begin;
         uint32_t half = 0;  // of K and V, holding the current block
-        const auto fragment = [&](int f) {
-            return *reinterpret_cast<const Half8*>(v_lds + half + v_read +
-                                                   f * kWaveSize * kChunkBytes);
-        };
-        // Conditions are looked at where they are needed: kept, they would be lane masks.
-        const auto in_group_b = [&] { return ScalarHere(wave) >= kWaves / 2; };
-        // Block `block` + 1, which the tile must have.
-        const auto copy = [&] {
-            if (in_group_b())
-                StoreV<L, kKeys>(pieces, v_store, v_lds + (half ^ kBytes));
-            else
-                StoreK(pieces, run, piece, lds + (half ^ kBytes));
-            if (block + 2 >= blocks.end) return;
-            load();
-            find(block + 3);
-        };
-        const auto softmax = [&] {
-            if (ScalarHere(cap)) CapScores(p, factors, scores);
-            if (!mine.Full(block)) MaskUnseen(p, request, rows, first_row, block, scores);
-            Softmax<Number>(scores, kKeys, 0, c, me.across, no_vote, stats, out, probs,
-                            [&](auto part) {
-                                StartPv<L, kTiles, kKeys, 0, part ? kVAhead : 0>(fragment, v_ring);
-                            });
-        };
-        // A period with nothing to compute for this wave.
-        const auto idle = [&] {
-            Barrier();
-            if (block + 1 < blocks.end) copy();
-            Barrier();
-            half ^= kBytes;
-            ++block;
-        };
 
-        Barrier();
-        if (in_group_b()) Barrier();  // half a K block behind from here on
+        // Once per group: what a group copies stands in its program, not behind branches.
+        const auto attend = [&](auto is_group_b) {
+            using Steps = CopySteps<kDim, is_group_b>;
+            const auto copy = [&](uint32_t half, int32_t block) {
+                Unroll<Steps::kEnd>([&](auto i) { step(is_group_b, i, half, block); });
+            };
+            Unroll<Steps::kStore>([&](auto i) { step(is_group_b, i, 0, blocks.begin); });
+            load_queries();
+            Unroll<4>(
+                [&](auto i) { step(is_group_b, Constant<Steps::kLoad + i>{}, 0, blocks.begin); });
+            copy(0, blocks.begin + 1);
+            Barrier();
+            if constexpr (is_group_b) {
+                copy(kBytes, blocks.begin + 2);
+                Barrier();  // half a K block behind from here on
+            }
 
-        while (block < mine.begin) idle();
-        if (block < mine.end) {
-            StartQk<L, kDim, kTiles>(lds + half, k_read, k_ring);
-            Qk<Number>(lds + half, k_read, queries, k_ring, scores, [](auto) {});
-            while (block + 1 < mine.end) {
+            const auto fragment = [&](int f) {
+                return *reinterpret_cast<const Half8*>(lds + 2 * kBytes + half + v_read +
+                                                       f * kWaveSize * kChunkBytes);
+            };
+            // Stored in a period: K of the block after the next one, or V of the next one.
+            const auto to_half = [&] { return is_group_b ? half : half ^ kBytes; };
+            const auto to_find = [&] { return block + (is_group_b ? 3 : 2); };
+            constexpr int kPv = kPvSlots<L, kColumns, kKeys>;
+            constexpr int kSlots = kPv + kQkSlots<L, kDim, kKeys>;
+            static_assert(Steps::At(2 * (Steps::kStore - 1), kSlots) == Steps::kStore - 1);
+            const auto beside = [&](auto slot) {
+                constexpr int i = Steps::At(slot, kSlots);
+                if constexpr (i >= 0) step(is_group_b, Constant<i>{}, to_half(), to_find());
+            };
+            const auto softmax = [&] {
+                if (ScalarHere(cap)) {
+                    Seldom();
+                    CapScores(p, factors, scores);
+                }
+                if (!mine.Full(block)) {
+                    Seldom();
+                    MaskUnseen(p, request, rows, first_row, block, scores);
+                }
+                Softmax<Number>(scores, kKeys, 0, c, me.across, no_vote, stats, out, probs,
+                                [&](auto part) {
+                                    StartPv<L, kTiles, kKeys, part ? kVAhead / 2 : 0,
+                                            part ? kVAhead : kVAhead / 2>(fragment, v_ring);
+                                });
+            };
+            // A period with nothing to compute for this wave.
+            const auto idle = [&] {
                 Barrier();
-                copy();
+                Barrier();
+                copy(to_half(), to_find());
+                half ^= kBytes;
+                ++block;
+            };
+
+            while (block < mine.begin) idle();
+            if (block < mine.end) {
+                StartQk<L, kDim, kTiles>(lds + half, k_read, k_ring);
+                Qk<Number>(lds + half, k_read, queries, k_ring, scores, [](auto) {});
+                while (block + 1 < mine.end) {
+                    Barrier();
+                    softmax();
+                    Barrier();
+                    Priority<1>();
+                    const char* k_next = lds + (half ^ kBytes);
+                    const auto start_qk = [&](auto f) {
+                        k_ring[f] = KFragment<L, kDim, kTiles>(k_next, k_read, f);
+                    };
+                    PvFrom<Number>(fragment, probs, v_ring, out, beside, start_qk);
+                    Qk<Number>(k_next, k_read, queries, k_ring, scores,
+                               [&](auto slot) { beside(Constant<slot + kPv>{}); });
+                    Priority<0>();
+                    half ^= kBytes;
+                    ++block;
+                }
+                Barrier();
                 softmax();
                 Barrier();
-                Priority<1>();
-                const char* k_next = lds + (half ^ kBytes);
-                // K's ring has one place more.
-                const auto start_qk = [&](auto f) {
-                    if constexpr (f == 0) k_ring[0] = KFragment<L, kDim, kTiles>(k_next, k_read, 0);
-                    k_ring[f + 1] = KFragment<L, kDim, kTiles>(k_next, k_read, f + 1);
-                };
-                PvFrom<Number>(fragment, probs, v_ring, out, [](auto) {}, start_qk);
-                Qk<Number>(k_next, k_read, queries, k_ring, scores, [](auto) {});
-                Priority<0>();
+                PvFrom<Number>(fragment, probs, v_ring, out, [](auto) {}, [](auto) {});
+                if (block + 1 < blocks.end) copy(to_half(), to_find());
                 half ^= kBytes;
                 ++block;
             }
-            Barrier();
-            if (block + 1 < blocks.end) copy();
-            softmax();
-            Barrier();
-            PvFrom<Number>(fragment, probs, v_ring, out, [](auto) {}, [](auto) {});
-            half ^= kBytes;
-            ++block;
-        }
-        while (block < blocks.end) idle();
-        if (!in_group_b()) Barrier();  // as many barriers as group B
+            while (block < blocks.end) idle();
+            if constexpr (!is_group_b) Barrier();  // as many barriers as group B
+        };
+        if (group_b)
+            attend(Constant<true>{});
+        else
+            attend(Constant<false>{});
     }
     if (part_index >= 0)
         StorePackedPart<Cache, kDim>(ArgumentAgain<RaggedParams>(), part_index, rows, first_row,

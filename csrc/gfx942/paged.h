@@ -20,16 +20,6 @@ struct KeySource {
     uint32_t page_size;              // packed: not used, as every key's page is 0
     Divider pages;
     int32_t lowest, last;
-
-    // Whether 4 neighbouring keys from a multiple of 4 on always share a page. Looked at anew.
-    LITE_DEVICE bool SharePages() const {
-        return ScalarHere(static_cast<int32_t>(page_size)) % 4 == 0;
-    }
-};
-
-// The page and the row within it of a lane's keys.
-struct KeyPlaces {
-    uint32_t page[4], row[4];
 };
 
 // As they lie in memory: an fp8 cache's are half as large.
@@ -56,82 +46,62 @@ LITE_DEVICE int32_t Clamp(int32_t x, int32_t low, int32_t high) {
     return x > high ? high : x;
 }
 
-// Asks for the pages of keys `key` .. `key` + 3; `key` is a multiple of 4.
-LITE_DEVICE KeyPlaces FindKeys(const KeySource& source, int32_t key) {
-    const auto clamp = [&](int i) {
-        return static_cast<uint32_t>(Clamp(key + i, source.lowest, source.last));
-    };
-    const auto load = [&](uint32_t entry) {
-        return LoadWord(source.table, source.table_bytes, entry * 4u);
-    };
-    uint32_t entry[4], at[4];
+// Where a lane's keys lie: 4 neighbours from a multiple of 4 on. Page numbers are on their way from
+// the table after Find(). Each key has its own look-up, which costs 3 loads from L1 more than it
+// would with one for all keys of a page, but no branch among MFMAs.
+class KeyPlaces {
+   public:
+    // In kSteps steps, each of which fits beside one MFMA.
+    static constexpr int kSteps = 6;
+    template <int kStep>
+    LITE_DEVICE void Find(const KeySource& source, int32_t key) {
+        if constexpr (kStep < 2) {
 #pragma unroll
-    for (int i = 0; i < 4; ++i) at[i] = clamp(i);
-    entry[0] = Divide(at[0], source.pages);
-    KeyPlaces places;
-    places.page[0] = load(entry[0]);
-    entry[1] = entry[2] = entry[3] = entry[0];
-    places.page[1] = places.page[2] = places.page[3] = 0;  // not used where pages are shared
-    if (!source.SharePages()) {
-#pragma unroll
-        for (int i = 1; i < 4; ++i) {
-            entry[i] = Divide(at[i], source.pages);
-            places.page[i] = load(entry[i]);
+            for (int i = 2 * kStep; i < 2 * kStep + 2; ++i)
+                row_[i] = static_cast<uint32_t>(Clamp(key + i, source.lowest, source.last));
+        } else {
+            constexpr int i = kStep - 2;
+            const uint32_t entry = Divide(row_[i], source.pages);
+            page_[i] = LoadWord(source.table, source.table_bytes, entry * 4u);
+            row_[i] -= entry * source.page_size;
         }
     }
-#pragma unroll
-    for (int i = 0; i < 4; ++i) places.row[i] = at[i] - entry[i] * source.page_size;
-    return places;
-}
 
-// Asks for a lane's pieces, `byte` bytes into each row.
-template <class Pieces>
-LITE_DEVICE void LoadKeys(const KeySource& source, const KeyPlaces& places, uint32_t byte,
-                          Pieces& pieces) {
-    const char* base = source.base + byte;
-    if (source.SharePages()) {
-        base += Bytes(places.page[0], source.page_bytes);
-#pragma unroll
-        for (int i = 0; i < 4; ++i) pieces.Load(i, base + Bytes(places.row[i], source.row_bytes));
-    } else {
-#pragma unroll
-        for (int i = 0; i < 4; ++i)
-            pieces.Load(i, base + Bytes(places.page[i], source.page_bytes) +
-                               Bytes(places.row[i], source.row_bytes));
+    // Of key `i`, `byte` bytes into its row.
+    LITE_DEVICE const char* At(const KeySource& source, uint32_t byte, int i) const {
+        return source.base + byte + Bytes(page_[i], source.page_bytes) +
+               Bytes(row_[i], source.row_bytes);
     }
-}
 
-// Writes a lane's pieces of K to LDS: `at` is KLdsByte of the run's first key and the piece.
-// Conflict-free: neighbouring lanes write neighbouring pieces of a row.
-template <class Cache, int kDim>
-LITE_DEVICE void StoreK(const KeyPieces<Cache, kDim>& pieces, int32_t run, int32_t piece,
-                        char* lds) {
+   private:
+    uint32_t page_[4];
+    uint32_t row_[4];  // of the page; during Find() the key
+};
+
+// Writes a lane's piece of key `i` of its run to a block of K in LDS: `at` is the LDS byte of the
+// piece of the run's first key. Conflict-free: neighbouring lanes write neighbouring pieces of a
+// row. If kPadded, `keep` is all ones, or zero for pieces to be zero.
+template <int i, bool kPadded, class Cache, int kDim>
+LITE_DEVICE void StoreKey(const KeyPieces<Cache, kDim>& pieces, uint32_t keep, uint32_t at,
+                          char* lds) {
     constexpr int kWords = PieceBytes(kDim) / 4;
     using Piece = uint32_t __attribute__((ext_vector_type(kWords)));
+    Piece words;
 #pragma unroll
-    for (int i = 0; i < 4; ++i) {
-        Piece words;
-#pragma unroll
-        for (int w = 0; w < kWords; ++w) words[w] = Cache::Two(pieces.word[i], w);
-        const int chunk = piece * PieceBytes(kDim) / kChunkBytes;
-        const int within = piece * PieceBytes(kDim) % kChunkBytes;
-        *reinterpret_cast<Piece*>(lds + KLdsByte(kDim, 4 * run + i, chunk) + within) = words;
-    }
+    for (int w = 0; w < kWords; ++w)
+        words[w] = Cache::Two(pieces.word[i], w) & (kPadded ? keep : ~0u);
+    *reinterpret_cast<Piece*>(lds + (at ^ i * kChunkBytes) + i * LdsDims(kDim) * 2) = words;
 }
 
-// Turns a lane's pieces of V and writes them: 2 v_perm_b32 and 8 bytes per head dim. `at` is
-// VLdsByte of the piece's first dim and the run.
-template <class L, int kKeys, class Cache, int kDim>
-LITE_DEVICE void StoreV(const KeyPieces<Cache, kDim>& pieces, uint32_t at, char* lds) {
-#pragma unroll
-    for (int e = 0; e < KeyPieces<Cache, kDim>::kElements; ++e) {
-        const auto& x = pieces.word;
-        const Word2 words = {Cache::Turned(x[0], x[1], e), Cache::Turned(x[2], x[3], e)};
-        // From the fifth dim on another tile, or a slot 8 further.
-        const uint32_t slot = e % 4u;
-        const uint32_t further = static_cast<uint32_t>(VLdsByte<L>(kKeys, e / 4 * 4, 0));
-        *reinterpret_cast<Word2*>(lds + (at ^ slot * kChunkBytes) + further) = words;
-    }
+// Turns head dim `e` of a lane's pieces of V and writes it: 2 v_perm_b32 and 8 bytes. `at` is the
+// LDS byte of the piece's first dim and the run.
+template <int e, class L, int kKeys, class Cache, int kDim>
+LITE_DEVICE void StoreDim(const KeyPieces<Cache, kDim>& pieces, uint32_t at, char* lds) {
+    const auto& x = pieces.word;
+    const Word2 words = {Cache::Turned(x[0], x[1], e), Cache::Turned(x[2], x[3], e)};
+    // From the fifth dim on another tile, or a slot 8 further.
+    constexpr uint32_t further = static_cast<uint32_t>(VLdsByte<L>(kKeys, e / 4 * 4, 0));
+    *reinterpret_cast<Word2*>(lds + (at ^ e % 4 * kChunkBytes) + further) = words;
 }
 
 }  // namespace liteattention::gfx942

@@ -140,9 +140,10 @@ constexpr bool PacksFp32() {
 //
 // The other instructions of a pair of scores are, in this order: two multiply-adds for scores
 // kLead pairs ahead, two additions to the sum, Number::kSteps to round. If kPacked, one instruction
-// for both scores does each of the first two, with the same results. From the third window on none
-// is then filled up: where packing pays, the matrix core has time to spare.
-template <class Number, int kCount, bool kPacked>
+// for both scores does each of the first two, with the same results. Unless kFilled, windows are
+// not filled up with pauses: where softmax is longer than the products, the matrix core has time to
+// spare.
+template <class Number, int kCount, bool kPacked, bool kFilled>
 struct Exponentials {
     static constexpr int kLead = 3, kAtOnce = 2;
     static constexpr int kPrepare = kPacked ? 1 : 2, kAdd = kPacked ? 1 : 2;
@@ -225,13 +226,13 @@ struct Exponentials {
                     constexpr int ahead = kAtOnce / 2 * kPrepare + kBeside * e + i;
                     if constexpr (ahead < kLead * kPrepare)
                         Prepare<ahead>();
-                    else
+                    else if constexpr (kFilled)
                         Pause();
                 });
                 SchedulingFence();
             } else {
                 Others<kDone, kNow>();
-                if constexpr (kNow < kBeside && !kPacked)
+                if constexpr (kNow < kBeside && kFilled)
                     Unroll<kBeside - kNow>([](auto) { Pause(); });
             }
             Window<e + 1, kDone + kNow>();
@@ -303,7 +304,8 @@ LITE_DEVICE void Softmax(Scores<L, kTiles, kKeys>& scores, int32_t valid, uint32
 #pragma unroll
     for (int x = 0; x < kTiles; ++x) {
         constexpr int kRuns = kKeys / L::kTile * L::kRuns;
-        Exponentials<Number, kRuns * 4, PacksFp32<L, kDim, Number::kSteps>()> exponentials(
+        constexpr bool kPacked = PacksFp32<L, kDim, Number::kSteps>();
+        Exponentials<Number, kRuns * 4, kPacked, !kPacked && kDim >= 128> exponentials(
             c, stats.base[x]);
 #pragma unroll
         for (int e = 0; e < kRuns * 4; ++e)

@@ -27,8 +27,8 @@ constexpr double kMergePartMicroseconds = 0.1;  // a row's parts are read in one
 // What a K block of PrefillKeys keys takes a workgroup of attention_prefill, and what starting and
 // ending one takes: clocks, modelled (`liteattention-rocm model --kernel prefill`).
 constexpr double PrefillBlockClocks(int64_t head_dim) {
-    if (head_dim > 128) return head_dim == 192 ? 3390.0 : 3100.0;
-    return head_dim == 64 ? 3520.0 : head_dim == 128 ? 4890.0 : 5200.0;
+    if (head_dim > 128) return head_dim == 192 ? 2350.0 : 2830.0;
+    return head_dim == 64 ? 3110.0 : head_dim == 112 ? 4190.0 : 4450.0;
 }
 constexpr double kPrefillTileClocks = 14000.0;
 // Numbers of parts that are tried: finer ones hardly differ.

@@ -20,7 +20,9 @@ KERNEL = "attention_prefill_bf16_d128_rtne"
 # Mutants tried of each kind, spread over the hot loop.
 SAMPLE = 12
 
-# The comparisons that mask a block, in the loop: a lane's 32 keys, ascending. The loop ends before
+# Each group of waves has a loop of its own.
+GROUPS = 2
+# The comparisons that mask a block, in a loop: a lane's 32 keys, ascending. The loop ends before
 # a wave's last block, so a row can end in one of its blocks only if another of the wave's 32 rows
 # ends in the next one, that is behind key 32 of 64. An earlier key is never a row's first unseen
 # one, and whether the comparison includes equality does not matter.
@@ -31,16 +33,15 @@ def chosen_mutations(kernel: mutate.Kernel, sample: int) -> list[mutate.Mutation
     """Up to about ``sample`` of each kind, without those that provably change nothing."""
     everything = mutate.mutations(kernel, kernel.loop())
     masks = [m for m in everything if m.before.startswith("v_cmp_lt_u32 vcc, v1")]
-    assert len(masks) == MASKS
-    idle = [m for i, m in enumerate(masks) if i in NEVER_FIRST]
+    assert len(masks) == GROUPS * MASKS
+    idle = [m for i, m in enumerate(masks) if i % MASKS in NEVER_FIRST]
     # Which row one that does not exist repeats: nobody stores it.
     repeated = [m for m in everything if m.before.startswith("v_cmp_gt_i32 vcc, s")]
-    assert len(repeated) == 1
+    assert len(repeated) == GROUPS
     # Whether a block needs a mask: it says so of one more, all of which the rows see.
-    (*_, full) = (
-        m for m in everything if m.before.startswith("s_cmp_le_") and m.offset < masks[0].offset
-    )
-    idle += [*repeated, full]
+    full = [m for m in everything if m.before.startswith("s_cmp_le_")]
+    assert len(full) == GROUPS
+    idle += [*repeated, *full]
     chosen = []
     for kind in sorted({mutation.kind for mutation in everything}):
         of_kind = [m for m in everything if m.kind == kind and m not in idle]
