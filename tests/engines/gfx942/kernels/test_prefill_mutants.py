@@ -185,7 +185,8 @@ def parts_cases(dim: int, *, merges: bool = False) -> list[Parts]:
         (dim, [(70, 333), (20, 20)], (4, 1), 4, {"window": 150, "part_blocks": 2}),
         (dim, [(30, 300), (140, 200)], (4, 2), 64, {"room": 17, "sinks": torch.ones(4)}),
         (dim, lengths, (1, 1), 2, {}),
-        (dim, [(256, 600)], (1, 1), 2, {}),  # waves that end blocks before others
+        # waves that begin or end blocks after or before others, and waves without rows
+        (dim, [(256, 600), (40, 600)], (1, 1), 2, {"window": 300}),
     ]
     if merges:  # one kernel for all head dims
         cases += [(wide, [(160, 200)], (2, 1), 3, {}) for wide in (128, 192)]
