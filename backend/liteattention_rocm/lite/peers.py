@@ -16,6 +16,7 @@ Method: symmetric memory as in DeepEP and PyTorch's own asynchronous tensor para
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
@@ -84,7 +85,8 @@ class PeerMemory:
                 self._write(x)
         for x in sent:
             given = words(x.x)
-            _copy(self._held(x.role, self._rank, given, self._rank), given, x.order, self._rank)
+            place = self._held(x.role, self._rank, given, self._rank)
+            _copy(place, given, share(x.order, self._rank, place.shape[2]), into=False)
         self._join()
         self._meet(0)
         return [self._whole(x) for x in sent]
@@ -108,8 +110,8 @@ class PeerMemory:
         for peer in self._others:
             with self._beside(peer):
                 theirs = self._at("out", peer, size).view(own.dtype).view(own.shape)
-                made[:, :, share(order, peer, room)] = theirs[:, self._rank]
-        made[:, :, share(order, self._rank, room)] = own[:, self._rank]
+                self._carry(made, theirs[:, self._rank], share(order, peer, room), into=True)
+        _copy(made, own[:, self._rank], share(order, self._rank, room), into=True)
         self._join()
         if self._side:
             self._done = torch.cuda.Event()  # type: ignore[no-untyped-call]
@@ -124,7 +126,8 @@ class PeerMemory:
             torch.cuda.current_stream(self._device).wait_event(self._done)
         for peer in self._others:
             with self._beside(peer):
-                _copy(self._held(sent.role, peer, given, self._rank), given, sent.order, peer)
+                place = self._held(sent.role, peer, given, self._rank)
+                self._carry(place, given, share(sent.order, peer, place.shape[2]), into=False)
 
     def _whole(self, sent: _Sent) -> torch.Tensor:
         """A tensor of this rank's heads, once all ranks wrote their rows."""
@@ -143,6 +146,17 @@ class PeerMemory:
     def _at(self, role: str, owner: int, size: int) -> torch.Tensor:
         """``size`` bytes of a place of a rank's memory."""
         return self._all[owner].narrow(0, _PLACES[role] * self._place, size)
+
+    def _carry(
+        self, target: torch.Tensor, source: torch.Tensor, heads: slice | torch.Tensor, *, into: bool
+    ) -> None:
+        """As :func:`_copy`, from or to another rank, leaving the GPU to what runs meanwhile."""
+        copies = _copies() if target.device.type == "cuda" else None
+        if copies is None:
+            _copy(target, source, heads, into=into)
+            return
+        programs = -(-copies.PROGRAMS // len(self._others))
+        copies.copy(target, source, heads, into=into, programs=programs)
 
     @contextlib.contextmanager
     def _beside(self, peer: int) -> Iterator[None]:
@@ -250,13 +264,28 @@ class PeerMemory:
         return facts
 
 
-def _copy(place: torch.Tensor, given: torch.Tensor, order: torch.Tensor | None, rank: int) -> None:
-    """Copy the heads of ``rank``."""
-    heads = share(order, rank, place.shape[2])
-    if isinstance(heads, slice):
-        place.copy_(given[:, :, heads])
+def _copy(
+    target: torch.Tensor, source: torch.Tensor, heads: slice | torch.Tensor, *, into: bool
+) -> None:
+    """Copy ``source[:, :, heads]`` to ``target`` or, ``into``, all of it to those heads there."""
+    if into:
+        target[:, :, heads] = source
+    elif isinstance(heads, slice):
+        target.copy_(source[:, :, heads])
     else:
-        torch.index_select(given, 2, heads, out=place)
+        torch.index_select(source, 2, heads, out=target)
+
+
+@functools.cache
+def _copies() -> Any | None:
+    """Our kernel of such copies; None where the portable kernels are not what attends."""
+    if torch.version.hip is not None:  # nobody has run it there
+        return None
+    try:
+        from ..engines.triton import copies
+    except ImportError:
+        return None
+    return copies
 
 
 def _host() -> str:

@@ -24,6 +24,7 @@ import liteattention_emulator as emulator
 from liteattention_rocm import TileGeometry, lite_attention
 from liteattention_rocm.contract import LOG2E
 from liteattention_rocm.engines.triton import (
+    copies,
     hopper,
     hopper_ragged,
     kernels,
@@ -694,3 +695,27 @@ def test_lists_on_the_emulator_equal_the_oracle_bit_for_bit(share: float) -> Non
         assert torch.allclose(lse, other_lse, atol=1e-4)
         read = votes
     assert 0.1 < bitmap.sparsity(read, k_blocks) < 0.95
+
+
+@pytest.mark.parametrize(("indexed", "into"), [(False, False), (True, True)])
+def test_heads_are_copied_16_bytes_at_a_time(indexed: bool, into: bool) -> None:
+    constants = dict(INDEXED=indexed, INTO=into, ROWS=128, WIDTH=32, PADDED=32)
+    types = {"target": "*i64", "source": "*i64", "index": "*i64"}
+    source = ASTSource(
+        fn=copies._copy,
+        signature={
+            name: "constexpr" if name in constants else types.get(name, "i32")
+            for name in copies._copy.arg_names
+        },
+        constexprs={(copies._copy.arg_names.index(x),): value for x, value in constants.items()},
+        attrs={
+            (i,): [["tt.divisibility", 16]]
+            for i, name in enumerate(copies._copy.arg_names)
+            if name in types or name[:2] in ("s_", "t_")
+        },
+    )
+    ptx = triton.compile(source, target=TARGETS["sm_90"], options={"num_warps": 32}).asm["ptx"]
+    # 128 rows of 256 bytes by 1,024 threads; the heads' numbers are read besides
+    assert len(re.findall(r"ld\.global\.v2\.b64", ptx)) == 2
+    assert len(re.findall(r"ld\.global", ptx)) == 2 + indexed
+    assert re.findall(r"st\.global\S*", ptx) == ["st.global.v2.b64"] * 2
