@@ -111,7 +111,7 @@ class LiteRequest(DenseRequest):
     the very step that finds it. ``budget`` is a share of softmax mass, 0 <= budget < 1; if it is
     not 0, tiles are weighed instead of voted on (:mod:`liteattention_rocm.lite.budget`), the
     threshold is ``-inf`` and ``soft_skip`` False. Where heads have budgets of their own
-    (``LiteTensors.limits``), it is the largest of them.
+    (``LiteTensors.limits``), it is the largest that any head of the model has.
     """
 
     geometry: TileGeometry

@@ -11,7 +11,7 @@ import math
 import pytest
 import torch
 
-from liteattention_rocm import attention, lite_attention
+from liteattention_rocm import LiteAttention, SkipPolicy, TileGeometry, attention, lite_attention
 from liteattention_rocm.engines import ISA_VARIABLE
 from liteattention_rocm.engines.cpu import available_isas
 from liteattention_rocm.lite import bitmap, budget
@@ -172,3 +172,17 @@ def test_heads_have_budgets_of_their_own(isa: str, monkeypatch: pytest.MonkeyPat
         found[forced is None] = kept
     assert not torch.equal(found[True], found[False])
     assert len({int(found[True][:, head].sum()) for head in range(6)}) == 5
+
+
+def test_heads_without_a_budget_walk_as_those_of_the_model_beside_them() -> None:
+    """A process that has such heads alone gives the same bits as one that has all of them."""
+    torch.manual_seed(0)
+    policy = SkipPolicy(budget=0.2, layer_budgets={"x": (0.0, 0.45)})
+    tile = TileGeometry(64, 64, 64)
+    together, alone = (LiteAttention(policy, geometry=tile, engine="cpu") for _ in range(2))
+    for step in range(4):
+        q, k, v = torch.randn(3, 1, 512, 2, 64)
+        wanted = together(q, k, v, step=step, layer="x")[:, :, :1]
+        out = alone(*(x[:, :, :1] for x in (q, k, v)), step=step, layer="x", heads=(0,))
+        assert torch.equal(out, wanted)
+        assert torch.equal(alone.lists("x"), together.lists("x")[:, :1])

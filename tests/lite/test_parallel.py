@@ -27,8 +27,9 @@ POLICIES = {
     "length": SkipPolicy(threshold=(-1.0, 0.0), threshold_scale="length"),
     "layers": SkipPolicy(threshold=-20.0, layer_thresholds={"x": -3.0}, branches="shared"),
     "budget": SkipPolicy(budget=(0.1, 0.2), layer_budgets={"y": 0.0}),
+    # nothing for the heads of the first rank of two
     "by head": SkipPolicy(
-        budget=0.1, layer_budgets={"x": tuple(0.04 * head for head in range(HEADS))}
+        budget=0.1, layer_budgets={"x": tuple(0.08 * max(head - 3, 0) for head in range(HEADS))}
     ),
     "by step and head": SkipPolicy(
         budget=0.1,
@@ -152,6 +153,15 @@ def another_policy(mode: Any, rank: int, ranks: int) -> tuple[list[torch.Tensor]
     return outs, parallel.statistics.to_records()
 
 
+def new_ranges(call: Any, policy: Any) -> list[torch.Tensor]:
+    """A generation whose token ranges change after its heads were dealt."""
+    outs = []
+    for step in range(6):
+        policy("ranges" if step > 2 else "plain")
+        outs.append(call(unequal(step), step=step))
+    return outs
+
+
 def after_refusals(mode: Any, rank: int, ranks: int) -> list[torch.Tensor]:
     """Calls that all ranks refuse, by the policy and by the engine, then one that they take."""
     policy = SkipPolicy(threshold=float("-inf"), must_do=((ROWS - 8, ROWS),))
@@ -237,6 +247,17 @@ def work(rank: int, ranks: int, folder: str) -> None:
         )
         found["refused", way] = (refused(parallel, rank, ranks),)
         found["ahead", way] = ahead(rank, ranks, peer_memory)
+    changed = SeqParallel(POLICIES["plain"], balance=True, geometry=TILE)
+    found["new ranges"] = (
+        new_ranges(
+            lambda whole, step: changed(
+                *(part(x, rank, ranks) for x in whole), step=step, layer="x"
+            ),
+            lambda name: setattr(changed, "policy", POLICIES[name]),
+        ),
+        changed.lists("x"),
+        changed.heads("x"),
+    )
     for name, policy in HALVED.items():
         parallel = SeqParallel(policy, mode="ring", geometry=TILE)
         found["halved", name] = (
@@ -332,6 +353,20 @@ def test_heads_dealt_by_their_tiles_are_one_process(results: Any, balance: bool,
         worst = max(computed) * len(computed) / sum(computed)
         if len(results) == 2 and row["step"] > 0:
             assert worst < 1.1 if balance else worst > 1.2, row
+
+
+def test_token_ranges_that_change_leave_heads_where_they_are(results: Any) -> None:
+    lite = LiteAttention(POLICIES["plain"], geometry=TILE)
+    wanted = new_ranges(
+        lambda whole, step: lite(*whole, step=step, layer="x"),
+        lambda name: setattr(lite, "policy", POLICIES[name]),
+    )
+    for step, out in enumerate(wanted):
+        assert torch.equal(joined(results, "new ranges", step), out)
+    found = [rank["new ranges"] for rank in results]
+    assert (found[0][2] is not None) == (len(found) < KV_HEADS)
+    lists = whole_lists([each[1] for each in found], [each[2] for each in found])
+    assert torch.equal(lists, lite.lists("x"))
 
 
 @pytest.mark.parametrize("way", WAYS)

@@ -209,7 +209,7 @@ def test_budgets_by_head() -> None:
 
     schedule = policy.schedule("a", 64, None, 1)
     assert schedule.of_heads("a", 3, None).limits == ((-INF, 0.3, (0.3, 0.0, 0.1)),)
-    assert schedule.of_heads("a", 2, (2, 1)).limits == ((-INF, 0.1, (0.1, 0.0)),)
+    assert schedule.of_heads("a", 2, (2, 1)).limits == ((-INF, 0.3, (0.1, 0.0)),)
     for count, heads in ((2, None), (4, None), (3, (0, 1)), (2, (1, 3)), (1, (-1,))):
         with pytest.raises(ValueError, match=f"'a' has 3 budgets by head.* {count} query heads"):
             schedule.of_heads("a", count, heads)
@@ -231,7 +231,7 @@ def test_budgets_by_step_and_head() -> None:
 
     schedule = policy.schedule("a", 64, 6, 1)
     assert schedule.of_heads("a", 2, (2, 0)).limits == (
-        (-INF, 0.0, (0.0, 0.0)), (-INF, 0.0, (0.0, 0.0)), (-INF, 0.1, (0.0, 0.1)),
+        (-INF, 0.5, (0.0, 0.0)), (-INF, 0.5, (0.0, 0.0)), (-INF, 0.5, (0.0, 0.1)),
     )  # fmt: skip
     with pytest.raises(ValueError, match=r"'a' has 3 budgets by head.* 2 query heads"):
         schedule.of_heads("a", 2, None)

@@ -466,7 +466,9 @@ class LiteAttention:
             if tiles is None:
                 tiles = self._tiles[key] = Tiles(state.shape, policy)
             if state.tiles is not None:
+                dealt = state.deal  # by which the heads of this call were exchanged already
                 state.restart(step)
+                state.deal = dealt
             state.tiles = tiles
             return tiles
 

@@ -176,7 +176,7 @@ class Limit(NamedTuple):
     """What a step may drop: ``threshold`` in log2 units, or ``budget`` as a share of mass.
 
     The other one is -inf or 0, which drop nothing. ``heads`` are the budgets of the query heads, if
-    they have their own; ``budget`` is then the largest of them.
+    they have their own; ``budget`` is then the largest that any head of the model has.
     """
 
     threshold: float
@@ -229,7 +229,8 @@ class Schedule(NamedTuple):
                         "each query head of the model, or one number for all"
                     )
                 own = tuple([given[head] for head in chosen])
-                limit = Limit(limit.threshold, max(own), own)
+                # The largest of all heads, so that those of a process walk as those of one do.
+                limit = Limit(limit.threshold, limit.budget, own)
             limits.append(limit)
         return self._replace(limits=tuple(limits))
 

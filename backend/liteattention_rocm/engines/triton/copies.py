@@ -62,9 +62,10 @@ def copy(
 ) -> None:
     """Copy ``source[:, :, heads]`` to ``target`` or, ``into``, all of it to those heads of it.
 
-    Both [B, S, H, D] of one dtype, rows of a head contiguous; ``heads`` a run of them or an integer
-    tensor on their device, which names none twice. Launched on the current stream.
+    Both [B, S, H, D] of one dtype, D contiguous; ``heads`` a run of them or an integer tensor on
+    their device, which names none twice. Launched on the current stream.
     """
+    assert target.stride(-1) == source.stride(-1) == 1, "the kernel counts on it"
     batch, rows, room, width = (source if into else target).shape
     indexed = isinstance(heads, torch.Tensor)
     steps = [*target.stride()[:3], *source.stride()[:3]]
