@@ -297,7 +297,10 @@ def generate(
     time_limit: Annotated[
         float, typer.Option(help="Seconds; a smaller video is made if the large one would not fit.")
     ] = 300.0,
-    budget: Annotated[float | None, typer.Option(hidden=True)] = None,
+    budget: Annotated[
+        str | None,
+        option("Share of softmax mass that a step may drop, in place of a threshold: 0.05.", "X"),
+    ] = None,
 ) -> None:
     """Make one video with diffusers' attention, our dense kernel and LiteAttention, and compare.
 
@@ -307,17 +310,13 @@ def generate(
     """
     need("generate", *FRAMEWORK[False], extras=EXTRAS[False])
     console = Console(stderr=True)
-    if budget is not None:  # deprecated after 0.1
-        time_limit = budget
-        console.print(
-            "--budget is deprecated, use --time-limit: elsewhere a budget is softmax mass"
-        )
     if emulate:
         engine = _emulate(engine, console)
     options: dict[str, Any] = {
         "model": model,
         "prompts": [prompt],
-        "thresholds": threshold or "-4",
+        "thresholds": threshold or ("-4" if budget is None else None),
+        "budgets": budget,
         "steps": steps,
         "height": height,
         "width": width,

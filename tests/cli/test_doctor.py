@@ -96,6 +96,18 @@ def test_without_a_gpu_it_says_what_to_do_and_passes(tmp_path: Path) -> None:
     assert {check["status"] for check in of(data, "cpu").values()} == {"ok"}
 
 
+def test_an_engine_that_is_none_fails_and_the_rest_is_checked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LITEATTENTION_ENGINE", "cqu")
+    monkeypatch.setattr(report, "_cases", lambda say: ())
+    code, data, _ = examined(tmp_path)
+    assert code == 1
+    (check,) = of(data, "engines").values()
+    assert check["status"] == "failed"
+    assert "unknown engine 'cqu' (from LITEATTENTION_ENGINE)" in check["detail"]
+
+
 def test_a_run_time_that_was_named_must_be_there(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

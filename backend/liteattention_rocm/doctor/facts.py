@@ -124,13 +124,20 @@ def device_of(name: str) -> torch.device:
 
 
 def default_engines() -> dict[str, str]:
-    """Return device -> the engine that calls there get, as settings and devices say.
+    """Return device -> the engine that calls there get, as settings and devices say, or why none.
 
     With the software MI300X for the HIP run-time, GPUs are not asked about.
     """
     on_gpu = torch.cuda.is_available() and not engines.get("gfx942").emulated
     devices = ["cpu", *(["cuda"] if on_gpu else [])]
-    return {device: engines.choose(device).name for device in devices}
+    return {device: _chosen(device) for device in devices}
+
+
+def _chosen(device: str) -> str:
+    try:
+        return engines.choose(device).name
+    except (ValueError, RuntimeError) as error:
+        return f"none: {error}"
 
 
 def services() -> list[dict[str, Any]]:

@@ -91,6 +91,9 @@ def examine(report: Report, say: Callable[[str], None]) -> None:
 def _defaults(report: Report) -> Iterator[Check]:
     """The engine that a device gets must serve what is typical."""
     for device, name in report.default_engines.items():
+        if name not in engines.available():
+            yield Check("engines", f"an engine for {device} tensors", "failed", name)
+            continue
         asked = [s for s in report.services if (s["engine"], s["device"]) == (name, device)]
         refused = dict.fromkeys(reason for s in asked for reason in s["reasons"])
         yield Check(
