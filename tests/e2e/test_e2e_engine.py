@@ -7,6 +7,7 @@ import shutil
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import typer
@@ -80,6 +81,32 @@ def test_a_checkout_takes_its_own_wherever_it_runs(
     monkeypatch.chdir(tmp_path)
     e2e = Path(cli.__file__).parents[1]
     assert Path(load_config({}).model).samefile(e2e / "model" / "wan-shapes")
+
+
+@pytest.mark.parametrize(
+    ("given", "thresholds", "budgets"),
+    [
+        ([], "-4", None),
+        (["--budget", "0.05"], None, "0.05"),
+        (["--threshold", "-2", "--budget", "0.05"], "-2", "0.05"),
+    ],
+)
+def test_a_video_is_made_by_a_threshold_or_a_budget(
+    app: typer.Typer,
+    monkeypatch: pytest.MonkeyPatch,
+    given: list[str],
+    thresholds: str | None,
+    budgets: str | None,
+) -> None:
+    seen: dict[str, Any] = {}
+
+    def load(options: dict[str, Any], console: Any) -> None:
+        seen.update(options)
+        raise typer.Exit(3)
+
+    monkeypatch.setattr(cli, "load", load)
+    assert CliRunner().invoke(app, ["generate", *given]).exit_code == 3
+    assert (seen["thresholds"], seen["budgets"]) == (thresholds, budgets)
 
 
 def test_an_installed_package_says_that_it_has_no_model(installed: str) -> None:

@@ -1,4 +1,4 @@
-"""Copies of some heads of a tensor, to or from the memory of another GPU: few programs do.
+"""Copies of some heads of a tensor to or from the memory of another GPU, by few programs.
 
 A copy between GPUs waits for the link. PyTorch's copies start as many programs as there is room
 for, and whatever else is to run on the GPU waits until theirs are through: on two H100s,
@@ -67,14 +67,13 @@ def copy(
     """
     assert target.stride(-1) == source.stride(-1) == 1, "the kernel counts on it"
     batch, rows, room, width = (source if into else target).shape
-    indexed = isinstance(heads, torch.Tensor)
-    steps = [*target.stride()[:3], *source.stride()[:3]]
+    # Without an index any pointer stands in for it.
     index, first = (heads, 0) if isinstance(heads, torch.Tensor) else (target, heads.start)
-    sizes = [first, batch, rows, room, *steps]
+    sizes = [first, batch, rows, room, *target.stride()[:3], *source.stride()[:3]]
     _COPY(
         (programs,),
         [target, source, index, *sizes],
-        (indexed, into, _ROWS, width, triton.next_power_of_2(width)),
+        (index is heads, into, _ROWS, width, triton.next_power_of_2(width)),
         (("num_warps", _WARPS),),
         (
             target.dtype, index.dtype, alignments(target, source, index), tuple(map(kind, sizes)),
