@@ -29,8 +29,12 @@ def serving_reasons(
     sinks: bool = False,
     k_scale: float = 1.0,
     v_scale: float = 1.0,
+    causal: bool = True,
 ) -> list[str]:
-    """Ask whether a layer of a language model can be served from a paged cache."""
+    """Ask whether a layer of a language model can be served from a paged cache.
+
+    A page size of 0 is no cache: keys and values are packed, as those of an encoder.
+    """
     try:
         engine = engines.choose(device)
     except ValueError as error:
@@ -51,9 +55,9 @@ def serving_reasons(
             device=device,
             page_size=page_size,
             max_q_len=1,
-            max_kv_len=page_size,
+            max_kv_len=page_size or 1,
             scale=head_dim**-0.5 if scale is None else scale,
-            causal=True,
+            causal=causal,
             window=window,
             soft_cap=soft_cap,
             sinks=sinks,
@@ -63,9 +67,12 @@ def serving_reasons(
             return_lse=False,
         )
     )
-    found += engine.reasons(
-        WriteRequest(1, kv_heads, head_dim, dtype, kv_dtype, device, 1, page_size, k_scale, v_scale)
-    )
+    if page_size:
+        found += engine.reasons(
+            WriteRequest(
+                1, kv_heads, head_dim, dtype, kv_dtype, device, 1, page_size, k_scale, v_scale
+            )
+        )
     return [f"engine {engine.name!r}: {reason}" for reason in dict.fromkeys(found)]
 
 

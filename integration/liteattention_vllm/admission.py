@@ -30,10 +30,13 @@ def engine_reasons(
     sinks: bool,
     window: int = 0,
     soft_cap: float = 0.0,
+    causal: bool = True,
 ) -> list[str]:
-    """Ask the engine of this platform whether it takes such a layer."""
+    """Ask the engine of this platform whether it takes such a layer; block size 0: no cache."""
     named = {"float16": torch.float16, "bfloat16": torch.bfloat16}
     kv_dtype = fp8_dtype(kv_cache_dtype) or named.get(kv_cache_dtype, dtype)
+    if not block_size:
+        kv_dtype = dtype
     return admission.serving_reasons(
         device(),
         q_heads=q_heads,
@@ -45,6 +48,7 @@ def engine_reasons(
         window=window,
         soft_cap=soft_cap,
         sinks=sinks,
+        causal=causal,
     )
 
 

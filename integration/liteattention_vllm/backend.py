@@ -9,12 +9,12 @@ from __future__ import annotations
 from typing import Any, ClassVar
 
 import torch
-from vllm.v1.attention.backend import AttentionBackend, AttentionType, MultipleOf
+from vllm.v1.attention.backend import AttentionBackend, MultipleOf
 from vllm.v1.kv_cache_interface import KVCacheLayout
 
 from .admission import USUAL_BLOCK, engine_reasons
 from .builder import LiteAttentionBuilder
-from .layer import LiteAttentionImpl
+from .layer import ATTENTION_TYPES, LiteAttentionImpl
 
 
 class LiteAttentionBackend(AttentionBackend):  # type: ignore[misc]
@@ -92,8 +92,16 @@ class LiteAttentionBackend(AttentionBackend):  # type: ignore[misc]
 
     @classmethod
     def supports_attn_type(cls, attn_type: str) -> bool:
-        """Decoders only: encoders keep no cache, and cross-attention is another call."""
-        return bool(attn_type == AttentionType.DECODER)
+        """Decoders, encoders that keep no cache (embeddings, rerankers), and cross-attention.
+
+        vLLM computes the encoders of encoder-decoders by other backends.
+        """
+        return attn_type in ATTENTION_TYPES
+
+    @classmethod
+    def supports_non_causal(cls) -> bool:
+        """Decoders whose rows see all keys of their request, by step."""
+        return True
 
     @classmethod
     def supports_device_cpu_query_lens_mismatch(cls) -> bool:

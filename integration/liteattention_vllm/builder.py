@@ -1,4 +1,4 @@
-"""The metadata of a step: one :class:`PagedBatch`, shared by a group of layers.
+"""The metadata of a step, shared by a group of layers: a :class:`PagedBatch`, or packed requests.
 
 On a GPU an engine plans from bounds and reads lengths and page tables when it runs. So the builder
 rounds the bounds of a step up, which lets later steps, and other groups of layers in the same step,
@@ -17,6 +17,7 @@ from vllm.v1.attention.backend import (
     AttentionMetadata,
     AttentionMetadataBuilder,
 )
+from vllm.v1.kv_cache_interface import EncoderOnlyAttentionSpec
 
 from liteattention_rocm import PagedBatch
 
@@ -28,12 +29,27 @@ from .counters import STEPS, counters
 class StepMetadata(AttentionMetadata):  # type: ignore[misc]
     """What the layers of one group share in one step.
 
-    ``batch``: rows, lengths and pages of the requests, all of them causal.
-    ``num_actual_tokens``: rows of the step, padding included.
+    ``batch``: rows, lengths and pages of the requests. ``num_actual_tokens``: rows of the step,
+    padding included. ``causal``: whether a row sees the keys up to its own only, in all requests.
+    ``slot_mapping``: where vLLM's cross-attention writes the keys of new requests, int64; vLLM sets
+    it.
     """
 
     batch: PagedBatch
     num_actual_tokens: int
+    causal: bool = True
+    slot_mapping: torch.Tensor | None = None
+
+
+@dataclass(slots=True)
+class EncoderMetadata(AttentionMetadata):  # type: ignore[misc]
+    """What layers without a cache share in one step: whole requests, packed, each seeing itself.
+
+    ``starts``: int32 [R + 1], where the requests begin. ``longest``: a bound of their lengths.
+    """
+
+    starts: torch.Tensor
+    longest: int
 
 
 class LiteAttentionBuilder(AttentionMetadataBuilder):  # type: ignore[misc]
@@ -64,11 +80,11 @@ class LiteAttentionBuilder(AttentionMetadataBuilder):  # type: ignore[misc]
 
     def build(
         self, common_prefix_len: int, common_attn_metadata: Any, fast_build: bool = False
-    ) -> StepMetadata:
+    ) -> StepMetadata | EncoderMetadata:
         """Validate and remember the step's requests; the first layer's call plans it.
 
         Raises:
-            NotImplementedError: requests of the step are not causal.
+            NotImplementedError: some requests of the step are causal and others are not.
         """
         common = common_attn_metadata
         if isinstance(common.causal, torch.Tensor):
@@ -76,29 +92,32 @@ class LiteAttentionBuilder(AttentionMetadataBuilder):  # type: ignore[misc]
                 "liteattention_rocm takes no step in which some requests are causal and others "
                 "are not: use another --attention-backend for this model"
             )
-        if not common.causal:
-            raise NotImplementedError(
-                "liteattention_rocm serves causal decoders, and this step is not causal (vLLM and "
-                "this backend also disagree on what a sliding window hides then): use another "
-                "--attention-backend for this model"
-            )
         requests = common.num_reqs
+        starts = common.query_start_loc[: requests + 1]
+        counters.add(STEPS)
+        if isinstance(self.kv_cache_spec, EncoderOnlyAttentionSpec):
+            return EncoderMetadata(starts, _rounded_up(common.max_query_len))
         batch = PagedBatch(
-            common.query_start_loc[: requests + 1],
+            starts,
             common.seq_lens[:requests],
             common.block_table_tensor[:requests],
             max_q_len=_rounded_up(common.max_query_len),
             max_kv_len=_rounded_up(common.max_seq_len),
         )
-        counters.add(STEPS)
-        return StepMetadata(batch, common.num_actual_tokens)
+        return StepMetadata(batch, common.num_actual_tokens, bool(common.causal))
 
-    def build_for_cudagraph_capture(self, common_attn_metadata: Any) -> StepMetadata:
+    def build_for_cudagraph_capture(
+        self, common_attn_metadata: Any
+    ) -> StepMetadata | EncoderMetadata:
         """Build for a step that is captured, and keep the batch, whose tensors the graph reads.
 
-        vLLM gives the largest lengths that a replay may bring as bounds.
+        vLLM gives the largest lengths that a replay may bring as bounds. Not for encoders: there it
+        gives those of a dummy batch, and one request of a replay may have all rows of the graph.
         """
         metadata = self.build(0, common_attn_metadata)
+        if isinstance(metadata, EncoderMetadata):
+            metadata.longest = _rounded_up(common_attn_metadata.num_actual_tokens)
+            return metadata
         batch = metadata.batch
         self._captured[batch.requests, metadata.num_actual_tokens, batch.max_q_len] = batch
         return metadata
@@ -108,7 +127,7 @@ class LiteAttentionBuilder(AttentionMetadataBuilder):  # type: ignore[misc]
     ) -> StepMetadata:
         """Return the metadata of another group with layers of the same kind: other pages."""
         batch = metadata.batch.with_pages(blk_table[: metadata.batch.requests])
-        return StepMetadata(batch, metadata.num_actual_tokens)
+        return StepMetadata(batch, metadata.num_actual_tokens, metadata.causal)
 
     def update_draft_decode_metadata(self, metadata: StepMetadata) -> None:
         """Nothing to do: engines read the lengths and pages where the draft model writes them."""

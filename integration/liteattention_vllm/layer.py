@@ -12,16 +12,17 @@ import torch
 from vllm.logger import init_logger
 from vllm.v1.attention.backend import AttentionImpl, AttentionType
 
-from liteattention_rocm import attention_paged, engines, write_kv
+from liteattention_rocm import attention_paged, attention_varlen, engines, write_kv
 
 from .admission import USUAL_BLOCK, device, engine_reasons, fp8_dtype
-from .builder import StepMetadata
+from .builder import EncoderMetadata, StepMetadata
 from .counters import LAYERS, WRITES, counters
 
 #: Below vLLM's own logger: it is the one that vLLM configures.
 logger = init_logger("vllm.liteattention_rocm")
 
-
+#: What layers may be: see :meth:`.backend.LiteAttentionBackend.supports_attn_type`.
+ATTENTION_TYPES = (AttentionType.DECODER, AttentionType.ENCODER_ONLY, AttentionType.ENCODER_DECODER)
 #: Scales of keys and values in other caches. No function's work: it is done for every layer.
 _UNSCALED: tuple[Any, Any] = (1.0, 1.0)
 
@@ -62,6 +63,7 @@ class LiteAttentionImpl(AttentionImpl):  # type: ignore[misc]
         self.attn_type = attn_type
         self.kv_sharing_target_layer_name = kv_sharing_target_layer_name
         self.sinks = self._loaded_sinks = sinks
+        self._encodes = attn_type == AttentionType.ENCODER_ONLY
         self._fp8 = fp8_dtype(kv_cache_dtype)
         self._cache: torch.Tensor | None = None
 
@@ -74,8 +76,12 @@ class LiteAttentionImpl(AttentionImpl):  # type: ignore[misc]
             reasons.append(f"sliding_window must be at least 1 or None, got {sliding_window}")
         if alibi_slopes is not None:
             reasons.append("it has no ALiBi")
-        if attn_type != AttentionType.DECODER:
-            reasons.append(f"it has no {attn_type} attention, only decoder attention")
+        if attn_type not in ATTENTION_TYPES:
+            reasons.append(f"it has no {attn_type} attention, only {', '.join(ATTENTION_TYPES)}")
+        elif attn_type != AttentionType.DECODER and sliding_window is not None:
+            reasons.append(
+                f"it has no sliding window in {attn_type} attention, where it reaches both ways"
+            )
         if sinks is not None and sinks.shape != (num_heads,):
             reasons.append(f"sinks must be [{num_heads}], got {list(sinks.shape)}")
         reasons += engine_reasons(
@@ -84,10 +90,11 @@ class LiteAttentionImpl(AttentionImpl):  # type: ignore[misc]
             head_size=head_size,
             dtype=torch.get_default_dtype(),
             kv_cache_dtype=kv_cache_dtype,
-            block_size=USUAL_BLOCK,
+            block_size=0 if self._encodes else USUAL_BLOCK,
             sinks=sinks is not None,
             window=max(sliding_window or 0, 0),
             soft_cap=self.logits_soft_cap or 0.0,
+            causal=attn_type == AttentionType.DECODER,
         )
         if reasons:
             raise ValueError(
@@ -117,8 +124,10 @@ class LiteAttentionImpl(AttentionImpl):  # type: ignore[misc]
         """Write this step's keys and values, [T, Hkv, D] each, into the layer's cache.
 
         ``slot_mapping`` is int64 [T'] with T' <= T; rows past it are padding, and so are negative
-        slots.
+        slots. An encoder has no cache, and nothing is written.
         """
+        if self._encodes:
+            return
         rows = slot_mapping.shape[0]
         if rows != key.shape[0]:
             key, value = key[:rows], value[:rows]
@@ -137,15 +146,20 @@ class LiteAttentionImpl(AttentionImpl):  # type: ignore[misc]
         key: torch.Tensor,
         value: torch.Tensor,
         kv_cache: torch.Tensor,
-        attn_metadata: StepMetadata | None,
+        attn_metadata: StepMetadata | EncoderMetadata | None,
         output: torch.Tensor,
         output_scale: torch.Tensor | None = None,
         output_block_scale: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """Write attention of ``query`` [T, Hq, D] over the cache into ``output`` (same shape).
 
-        Keys and values of the step are in the cache already. Without metadata (profiling) there
-        is nothing to attend to, and the output is zeros.
+        Keys and values of the step are in the cache already; an encoder has none, and its rows see
+        those of their request, ``key`` and ``value`` [T, Hkv, D]. Without metadata (profiling)
+        there is nothing to attend to, and the output is zeros.
+
+        Raises:
+            NotImplementedError: the output is to be quantized, or the step is not causal and the
+                layer has a sliding window.
         """
         if output_scale is not None or output_block_scale is not None:
             raise NotImplementedError(
@@ -154,6 +168,14 @@ class LiteAttentionImpl(AttentionImpl):  # type: ignore[misc]
             )
         if attn_metadata is None:
             return output.zero_()
+        if isinstance(attn_metadata, EncoderMetadata):
+            return self._encode(query, key, value, attn_metadata, output)
+        causal = attn_metadata.causal
+        if not causal and self.sliding_window is not None:
+            raise NotImplementedError(
+                "liteattention_rocm has no sliding window in steps that are not causal, where it "
+                "reaches both ways in vLLM: use another --attention-backend for this model"
+            )
         if kv_cache is not self._cache:
             self._view(kv_cache)
         k_scale, v_scale = _UNSCALED if self._fp8 is None else self._scales(layer)
@@ -162,12 +184,38 @@ class LiteAttentionImpl(AttentionImpl):  # type: ignore[misc]
             self._keys,
             self._values,
             attn_metadata.batch,
+            causal=causal,
             window=self.sliding_window,
             soft_cap=self.logits_soft_cap,
             sinks=self.sinks,
             scale=self.scale,
             k_scale=k_scale,
             v_scale=v_scale,
+            out=output,
+        )
+        counters.attended(query.shape[0])
+        return output
+
+    def _encode(
+        self,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        step: EncoderMetadata,
+        output: torch.Tensor,
+    ) -> torch.Tensor:
+        """Let the rows of each request see all of its keys."""
+        attention_varlen(
+            query,
+            key,
+            value,
+            step.starts,
+            step.starts,
+            max_seqlen_q=step.longest,
+            max_seqlen_k=step.longest,
+            soft_cap=self.logits_soft_cap,
+            sinks=self.sinks,
+            scale=self.scale,
             out=output,
         )
         counters.attended(query.shape[0])

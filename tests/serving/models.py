@@ -129,7 +129,7 @@ def _write(name: str, shape: Model, folder: Path) -> None:
     finally:
         torch.set_rng_state(state)
     model.save_pretrained(folder)
-    _tokenizer().save_pretrained(folder)
+    tokenizer().save_pretrained(folder)
 
 
 def _model(shape: Model) -> Any:
@@ -245,7 +245,7 @@ def _train(model: Any) -> None:
     raise RuntimeError(f"the small model did not learn its lines: least certain token {least:.3f}")
 
 
-def _tokenizer() -> Any:
+def tokenizer() -> Any:
     """One word per token, so that text and token ids tell the same: "t3 t17" is [3, 17]."""
     import transformers
     from tokenizers import Tokenizer, models, pre_tokenizers

@@ -26,7 +26,7 @@ from vllm.v1.attention.backends.registry import AttentionBackendEnum  # noqa: E4
 from vllm.v1.kv_cache_interface import FullAttentionSpec  # noqa: E402
 
 import liteattention_vllm  # noqa: E402
-from liteattention_rocm import attention_paged, write_kv  # noqa: E402
+from liteattention_rocm import attention_paged, attention_varlen, write_kv  # noqa: E402
 from liteattention_vllm.admission import fp8_dtype  # noqa: E402
 from liteattention_vllm.backend import LiteAttentionBackend  # noqa: E402
 from liteattention_vllm.layer import LiteAttentionImpl  # noqa: E402
@@ -60,6 +60,9 @@ def test_what_is_supported_is_declared() -> None:
     assert reasons() == []
     assert reasons(dtype=torch.float32, head_size=64, has_sliding_window=True, has_sink=True) == []
     assert reasons(kv_cache_dtype="fp8", block_size=1) == []
+    for kind in ("encoder_only", "encoder_decoder"):
+        assert reasons(attn_type=kind) == []
+    assert reasons(use_non_causal=True) == []
     builder = LiteAttentionBackend.get_builder_cls()
     assert builder.get_cudagraph_support(None, None) is AttentionCGSupport.NEVER
 
@@ -77,17 +80,16 @@ def test_an_fp8_cache_holds_what_the_platform_computes_with(
 def test_every_reason_is_given_at_once() -> None:
     found = reasons(
         head_size=100, use_mla=True, use_sparse=True, use_mm_prefix=True, use_dcp=True,
-        use_pcp=True, use_rswa=True, use_non_causal=True, use_batch_invariant=True,
-        use_adaptive_verification=True, attn_type="encoder_only", kv_cache_dtype="nvfp4",
+        use_pcp=True, use_rswa=True, use_batch_invariant=True, use_adaptive_verification=True,
+        attn_type="encoder", kv_cache_dtype="nvfp4",
     )  # fmt: skip
     for part in (
         "kv_cache_dtype",
         "partial multimodal",
         "MLA",
         "sparse",
-        "encoder_only",
+        "attention type encoder not",
         "R-SWA",
-        "non-causal",
         "batch invariance",
         "PCP",
         "DCP",
@@ -108,6 +110,9 @@ def test_a_layer_that_cannot_run_says_why() -> None:
     for window in (0, -1):
         with pytest.raises(ValueError, match=f"sliding_window must be at least 1.*got {window}"):
             LiteAttentionImpl(4, 64, 0.1, 2, sliding_window=window)
+    for kind in ("encoder_only", "encoder_decoder"):
+        with pytest.raises(ValueError, match=f"no sliding window in {kind} attention"):
+            LiteAttentionImpl(4, 64, 0.1, 2, sliding_window=8, attn_type=kind)
 
 
 def test_options_that_are_off_are_none() -> None:
@@ -133,13 +138,16 @@ def test_a_step_with_two_masks_is_refused() -> None:
     builder = LiteAttentionBackend.get_builder_cls()(None, [], None, torch.device("cpu"))
     with pytest.raises(NotImplementedError, match="some requests are causal"):
         builder.build(0, SimpleNamespace(causal=torch.tensor([True, False])))
-    with pytest.raises(NotImplementedError, match="this step is not causal"):
-        builder.build(0, SimpleNamespace(causal=False))
 
 
-@pytest.mark.parametrize("order", [(0, 1, 2, 3), (0, 2, 1, 3)])
-def test_a_layer_attends_with_sinks_window_and_cap(order: tuple[int, ...]) -> None:
-    """A layer's calls are those of the API on its views, padding rows left alone."""
+@pytest.mark.parametrize(
+    ("order", "causal"), [((0, 1, 2, 3), True), ((0, 2, 1, 3), True), ((0, 1, 2, 3), False)]
+)
+def test_a_layer_attends_with_sinks_window_and_cap(order: tuple[int, ...], causal: bool) -> None:
+    """A layer's calls are those of the API on its views, padding rows left alone.
+
+    Without causality rows see all keys of their request, and no window.
+    """
     generator = torch.Generator().manual_seed(5)
 
     def draw(*shape: int) -> torch.Tensor:
@@ -148,8 +156,9 @@ def test_a_layer_attends_with_sinks_window_and_cap(order: tuple[int, ...]) -> No
     heads, kv_heads, dim, page = 8, 2, 64, 16
     sinks = draw(heads).bfloat16()
     layer = LiteAttentionImpl(
-        heads, dim, 0.2, kv_heads, sliding_window=21, logits_soft_cap=3.0, sinks=sinks
-    )
+        heads, dim, 0.2, kv_heads, sliding_window=21 if causal else None, logits_soft_cap=3.0,
+        sinks=sinks,
+    )  # fmt: skip
     layer.process_weights_after_loading(torch.float32)
     physical = torch.zeros([(6, kv_heads, page, 2 * dim)[i] for i in order])
     cache = physical.permute([order.index(i) for i in range(4)])
@@ -167,7 +176,7 @@ def test_a_layer_attends_with_sinks_window_and_cap(order: tuple[int, ...]) -> No
 
     q_start = torch.tensor([0, 1, 8], dtype=torch.int32)
     common = SimpleNamespace(
-        causal=True, num_reqs=2, query_start_loc=q_start,
+        causal=causal, num_reqs=2, query_start_loc=q_start,
         seq_lens=torch.tensor(lengths, dtype=torch.int32), block_table_tensor=table,
         max_query_len=7, max_seq_len=48, num_actual_tokens=10,
     )  # fmt: skip
@@ -187,12 +196,18 @@ def test_a_layer_attends_with_sinks_window_and_cap(order: tuple[int, ...]) -> No
         score = 3.0 * torch.tanh(0.2 * torch.einsum("qhd,khd->hqk", q, k) / 3.0)
         position = torch.arange(length - rows, length)[:, None]
         key = torch.arange(length)
-        score[:, (key > position) | (key <= position - 21)] = -torch.inf
+        if causal:
+            score[:, (key > position) | (key <= position - 21)] = -torch.inf
         sink = sinks.double()[:, None, None].expand(-1, rows, 1)
         weight = torch.softmax(torch.cat([score, sink], -1), -1)[..., :-1]
         expected[int(q_start[r]) : int(q_start[r + 1])] = torch.einsum("hqk,khd->qhd", weight, v)
     assert (out.double() - expected).abs().max() < 2e-5
     assert (out[8:] == 7.0).all()
+
+    windowed = LiteAttentionImpl(heads, dim, 0.2, kv_heads, sliding_window=21)
+    if not causal:
+        with pytest.raises(NotImplementedError, match="no sliding window in steps that are not"):
+            windowed.forward(None, query, keys, values, cache, metadata, out)
 
 
 def test_sinks_follow_weights_that_are_loaded_anew() -> None:
@@ -265,3 +280,4 @@ def test_the_api_is_what_the_layer_calls() -> None:
     from liteattention_vllm import layer
 
     assert layer.attention_paged is attention_paged and layer.write_kv is write_kv
+    assert layer.attention_varlen is attention_varlen

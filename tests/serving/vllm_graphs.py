@@ -9,6 +9,7 @@ engine, called eagerly in fresh buffers, says what is right.
 
 from __future__ import annotations
 
+import itertools
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -22,6 +23,7 @@ prepare()
 
 import torch  # noqa: E402
 from vllm.v1.attention.backend import AttentionCGSupport, CommonAttentionMetadata  # noqa: E402
+from vllm.v1.kv_cache_interface import EncoderOnlyAttentionSpec  # noqa: E402
 
 from liteattention_rocm import engines, remembered  # noqa: E402
 from liteattention_rocm.contract import RaggedRequest, RaggedTensors  # noqa: E402
@@ -216,6 +218,45 @@ def test_a_replay_reads_lengths_and_pages_of_its_own_step(graph: Graph, name: st
         for out, right in zip(runner.outputs, expected, strict=True):
             assert (out[:rows] - right).abs().max() < 2e-5
             assert (out[rows:] == 7.0).all()  # padding
+
+
+def test_a_replay_of_an_encoder_reads_where_its_requests_begin(graph: Graph) -> None:
+    """vLLM captures them with a dummy batch, whose requests are shorter than those of replays."""
+    random = torch.Generator().manual_seed(1)
+    spec = EncoderOnlyAttentionSpec(
+        block_size=16, num_kv_heads=KV_HEADS, head_size=DIM, dtype=torch.float32
+    )
+    builder = LiteAttentionBuilder(spec, [], None, torch.device("cpu"))
+    layer = LiteAttentionImpl(HEADS, DIM, 0.125, KV_HEADS, attn_type="encoder_only")
+    tokens, requests = 32, 4
+    q, k, v, out = (torch.zeros(tokens, n, DIM) for n in (HEADS, KV_HEADS, KV_HEADS, HEADS))
+    q_start = torch.arange(0, tokens + 1, tokens // requests, dtype=torch.int32)
+    common = CommonAttentionMetadata(
+        query_start_loc=q_start, query_start_loc_cpu=q_start, seq_lens=q_start.diff(),
+        num_reqs=requests, num_actual_tokens=tokens, max_query_len=tokens // requests,
+        max_seq_len=MODEL_LENGTH, block_table_tensor=torch.zeros(requests, 1, dtype=torch.int32),
+        slot_mapping=torch.zeros(tokens, dtype=torch.int64), causal=False,
+    )  # fmt: skip
+    metadata = builder.build_for_cudagraph_capture(common)
+    assert metadata.longest == tokens
+    layer.forward(None, q, k, v, torch.empty(0), metadata, out)
+    captured = list(graph)
+    assert len(captured) == 1
+    for lengths in ([30], [1, 17, 3], [8, 8, 8, 8]):
+        for x in (q, k, v):
+            x.copy_(torch.randn(x.shape, generator=random))
+        out.fill_(7.0)
+        rows = sum(lengths)
+        q_start.fill_(rows)
+        q_start[: len(lengths) + 1] = torch.tensor([0, *lengths]).cumsum(0)
+        replay(captured)
+        for begin, end in itertools.pairwise(q_start[: len(lengths) + 1].tolist()):
+            mine = slice(begin, end)
+            keys, values = (x[mine].double().repeat_interleave(2, 1) for x in (k, v))
+            score = 0.125 * torch.einsum("qhd,khd->hqk", q[mine].double(), keys)
+            expected = torch.einsum("hqk,khd->qhd", torch.softmax(score, -1), values)
+            assert (out[mine] - expected).abs().max() < 2e-5
+        assert (out[rows:] == 7.0).all()
 
 
 def test_what_a_graph_reads_outlives_its_metadata(graph: Graph) -> None:

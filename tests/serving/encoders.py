@@ -1,0 +1,89 @@
+"""Small encoders of the kinds that serve embeddings, random weights, and what transformers makes of
+their tokens.
+
+An encoder's rows see all tokens of their request, and none of another. Weights are spread so that a
+causal mask, another scale or a neighbour's tokens change every embedding. The oracle is
+transformers in fp32, a request at a time.
+"""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+from typing import Any
+
+from tests.serving import models
+
+#: Longest request of every encoder.
+CONTEXT = 192
+
+_SIZES: dict[str, Any] = {
+    "vocab_size": models.VOCAB, "hidden_size": 256, "intermediate_size": 512,
+    "num_hidden_layers": 3, "num_attention_heads": 4, "max_position_embeddings": 256,
+    "pad_token_id": models.UNKNOWN, "bos_token_id": models.BEGIN, "eos_token_id": models.END,
+}  # fmt: skip
+
+#: By name: the architecture that frameworks know, its model type, and what differs from _SIZES.
+ENCODERS: dict[str, tuple[str, str, dict[str, Any]]] = {
+    "bert": ("BertModel", "bert", {}),
+    "bert-d128": ("BertModel", "bert", {"num_attention_heads": 2}),
+    "xlm-roberta": (
+        "XLMRobertaModel", "xlm-roberta",
+        {"position_embedding_type": "absolute"},  # which vLLM asks for
+    ),
+    # A decoder's model without its mask, with fewer key heads, as several embedding models are.
+    "qwen2": (
+        "Qwen2ForCausalLM", "qwen2",
+        {"num_key_value_heads": 2, "is_causal": False, "use_sliding_window": False},
+    ),
+}  # fmt: skip
+
+
+def make(name: str, folder: Path) -> Any:
+    """Write an encoder into ``folder`` as frameworks load it; return transformers' model, fp32."""
+    import torch
+    import transformers
+
+    architecture, kind, more = ENCODERS[name]
+    config = transformers.AutoConfig.for_model(kind, **_SIZES | more)
+    config.architectures = [architecture]
+    state = torch.get_rng_state()
+    torch.manual_seed(11)
+    try:
+        model = transformers.AutoModel.from_config(config, attn_implementation="eager")
+        model = model.float().eval()
+        for parameter, weight in model.named_parameters():
+            if weight.dim() >= 2:
+                std = 0.125 if "emb" in parameter else 1.5 * weight.shape[1] ** -0.5
+                torch.nn.init.normal_(weight, std=std)
+    finally:
+        torch.set_rng_state(state)
+    model.save_pretrained(folder)
+    models.tokenizer().save_pretrained(folder)
+    return model
+
+
+def requests() -> list[list[int]]:
+    """Token ids of requests of 1 to CONTEXT tokens, around the sizes of tiles."""
+    draw = random.Random(7)
+    lengths = (1, 2, 15, 16, 17, 33, 63, 64, 65, 100, 129, CONTEXT)
+    return [[draw.randrange(3, models.VOCAB) for _ in range(n)] for n in lengths]
+
+
+def embeddings(model: Any, ids: list[int]) -> Any:
+    """The last hidden state of each token of one request, [tokens, hidden] fp32."""
+    import torch
+
+    everything = torch.zeros(1, 1, len(ids), len(ids))  # of what a mask would hide
+    with torch.no_grad():
+        found = model(input_ids=torch.tensor([ids]), attention_mask=everything)
+    return found.last_hidden_state[0]
+
+
+def deviation(found: Any, expected: Any) -> float:
+    """Largest difference of two sets of embeddings, each token's of length 1."""
+    import torch
+
+    ours, theirs = (torch.nn.functional.normalize(x.double(), dim=-1) for x in (found, expected))
+    assert ours.shape == theirs.shape
+    return float((ours - theirs).abs().max())
