@@ -59,6 +59,12 @@ def register() -> None:
         register_resolution_hook("handle_attention_backend_compatibility")(_resolve)
 
 
+def whole_prompts(view: Any) -> bool:
+    """Whether, by a server's arguments, no prompt shares another's prefix and none is cut."""
+    size = view.chunked_prefill_size
+    return bool(view.disable_radix_cache) and size is not None and size <= 0
+
+
 def _create(runner: Any) -> Any:
     from .srt_attention import LiteAttentionBackend
 
@@ -84,7 +90,8 @@ def _adjust(server_args: Any, previous: Callable[[Any], None]) -> None:
 def _resolve(server_args: Any, previous: Callable[[Any], None]) -> None:
     """Refuse what the backend cannot serve, while arguments are resolved.
 
-    On a CPU, whose engine plans every step on the host, graphs are turned off.
+    Prompts of encoders are kept whole. On a CPU, whose engine plans every step on the host, graphs
+    are turned off.
 
     Raises:
         ValueError: with every reason, in the process the user started.
@@ -95,7 +102,8 @@ def _resolve(server_args: Any, previous: Callable[[Any], None]) -> None:
         return
     view = resolving_view(server_args)
     on_cpu = str(view.device).startswith("cpu")
-    reasons = _unsupported(view, model_config_of(server_args), use_mla_backend(server_args))
+    model = model_config_of(server_args)
+    reasons = _unsupported(view, model, use_mla_backend(server_args))
     graphs = view.cuda_graph_config
     if prefill == BACKEND_NAME and not on_cpu and graphs.prefill.backend == Backend.FULL:
         reasons.append(
@@ -105,6 +113,16 @@ def _resolve(server_args: Any, previous: Callable[[Any], None]) -> None:
         reasons.append("it has no graphs on a CPU: leave out --enable-torch-compile")
     if reasons:
         raise ValueError(f"attention backend {BACKEND_NAME!r}: " + "; ".join(reasons))
+    if model.embedding_model_spec.bidirectional_attention and not whole_prompts(view):
+        # What lies in the cache for a prefix depends on the tokens behind it.
+        logger.info(
+            "attention backend %r: rows of this model see later tokens, so prompts stay whole "
+            "(--disable-radix-cache --chunked-prefill-size -1)",
+            BACKEND_NAME,
+        )
+        declare_resolution(
+            server_args, BACKEND_NAME, disable_radix_cache=True, chunked_prefill_size=-1
+        )
     phases = [
         phase
         for phase, name in ((Phase.PREFILL, prefill), (Phase.DECODE, decode))

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
+from sglang.srt.arg_groups.overrides import resolved_view
 from sglang.srt.layers.radix_attention import AttentionType
 from sglang.srt.mem_cache.memory_pool import MHATokenToKVPool
 from sglang.srt.mem_cache.swa_memory_pool import SWAKVPool
 
 from liteattention_rocm import admission
+
+from .srt import whole_prompts
 
 #: Pools whose layers are [slots, Hkv, D]. Subclasses may lay them out otherwise.
 _LAYOUT = "nhd"
@@ -58,8 +61,14 @@ def _layer_reasons(layers: list[Any], runner: Any, page_size: int) -> list[str]:
         reasons = []
         if layer.is_cross_attention:
             reasons.append("it has no cross-attention")
-        if layer.attn_type != AttentionType.DECODER:
-            reasons.append(f"attention is causal here, the model wants {layer.attn_type.value!r}")
+        if not is_causal(layer):
+            if window_of(layer) is not None:
+                reasons.append("it has no sliding window that reaches both ways")
+            if not whole_prompts(resolved_view(runner.server_args)):
+                reasons.append(
+                    "its rows see later tokens, so prompts must stay whole: use "
+                    "--disable-radix-cache --chunked-prefill-size -1"
+                )
         if layer.v_head_dim != layer.head_dim:
             reasons.append(
                 f"keys and values must have one head dim, got {layer.head_dim} and "
@@ -83,6 +92,7 @@ def _layer_reasons(layers: list[Any], runner: Any, page_size: int) -> list[str]:
             soft_cap=float(layer.logit_cap or 0.0),
             k_scale=float(layer.k_scale_float or 1.0) if fp8 else 1.0,
             v_scale=float(layer.v_scale_float or 1.0) if fp8 else 1.0,
+            causal=is_causal(layer),
         )
         for reason in reasons:
             found.setdefault(reason, []).append(layer.layer_id)
@@ -90,6 +100,11 @@ def _layer_reasons(layers: list[Any], runner: Any, page_size: int) -> list[str]:
         reason if len(at) == len(layers) else f"{reason} (layers {', '.join(map(str, at))})"
         for reason, at in found.items()
     ]
+
+
+def is_causal(layer: Any) -> bool:
+    """Return whether a row sees no later token: not in encoders, nor in decoders made of such."""
+    return bool(layer.attn_type == AttentionType.DECODER)
 
 
 def window_of(layer: Any) -> int | None:

@@ -178,6 +178,7 @@ class LiteAttentionBackend(AttentionBackend):
             keys,
             values,
             batch,
+            causal=served.causal,
             scale=served.scale,
             window=served.window,
             soft_cap=served.soft_cap,

@@ -23,14 +23,14 @@ _SIZES: dict[str, Any] = {
     "pad_token_id": models.UNKNOWN, "bos_token_id": models.BEGIN, "eos_token_id": models.END,
 }  # fmt: skip
 
+#: What frameworks ask of configurations, and transformers no longer writes.
+_POSITIONS = {"position_embedding_type": "absolute"}
+
 #: By name: the architecture that frameworks know, its model type, and what differs from _SIZES.
 ENCODERS: dict[str, tuple[str, str, dict[str, Any]]] = {
-    "bert": ("BertModel", "bert", {}),
-    "bert-d128": ("BertModel", "bert", {"num_attention_heads": 2}),
-    "xlm-roberta": (
-        "XLMRobertaModel", "xlm-roberta",
-        {"position_embedding_type": "absolute"},  # which vLLM asks for
-    ),
+    "bert": ("BertModel", "bert", _POSITIONS),
+    "bert-d128": ("BertModel", "bert", {"num_attention_heads": 2, **_POSITIONS}),
+    "xlm-roberta": ("XLMRobertaModel", "xlm-roberta", _POSITIONS),
     # A decoder's model without its mask, with fewer key heads, as several embedding models are.
     "qwen2": (
         "Qwen2ForCausalLM", "qwen2",

@@ -24,7 +24,7 @@ from sglang.srt.plugins import load_plugins
 from sglang.srt.server_args import ServerArgs
 
 from liteattention_sglang import srt
-from tests.serving import models
+from tests.serving import encoders, models
 
 load_plugins()
 
@@ -51,6 +51,7 @@ def runner(layers: list[RadixAttention], cache: Any, page_size: int = 1, **more:
             "kv_index_translator": SimpleNamespace(is_translating=False),
             "dtype": torch.float32,
             "kv_cache_dtype": cache.dtype,
+            "server_args": SimpleNamespace(disable_radix_cache=False, chunked_prefill_size=512),
             **more,
         }
     )
@@ -104,6 +105,7 @@ class Step:
         cap: float = 0.0,
         sinks: torch.Tensor | None = None,
         at: Any = lambda slots: slots,
+        causal: bool = True,
     ) -> torch.Tensor:
         """Attention in float64, key by key as SGLang names them; ``window``: keys before a row."""
         out, row = [], 0
@@ -116,7 +118,7 @@ class Step:
                 scores = torch.einsum("hd,khd->hk", q[row].double(), k) * DIM**-0.5
                 if cap:
                     scores = cap * torch.tanh(scores / cap)
-                seen = torch.arange(length) <= position
+                seen = torch.arange(length) <= (position if causal else length)
                 if window is not None:
                     seen &= torch.arange(length) >= position - window
                 scores[:, ~seen] = -math.inf
@@ -225,7 +227,15 @@ def test_fp8_cache_is_read_with_the_checkpoints_scales(fp8: torch.dtype) -> None
 def test_every_reason_against_a_model_at_once() -> None:
     layers = [
         RadixAttention(HEADS, DIM, 1.0, KV_HEADS, 0, is_cross_attention=True),
-        RadixAttention(HEADS, DIM, 1.0, KV_HEADS, 1, attn_type=AttentionType.ENCODER_ONLY),
+        RadixAttention(
+            HEADS,
+            DIM,
+            1.0,
+            KV_HEADS,
+            1,
+            sliding_window_size=9,
+            attn_type=AttentionType.ENCODER_ONLY,
+        ),
         RadixAttention(HEADS, DIM, 1.0, KV_HEADS, 2, v_head_dim=32),
         RadixAttention(HEADS, DIM, 1.0, KV_HEADS, 3, logit_cap=1.0, logit_capping_method="other"),
     ]
@@ -248,7 +258,8 @@ def test_every_reason_against_a_model_at_once() -> None:
         "unified memory",
         "'hnd'",
         "cross-attention (layers 0)",
-        "'encoder_only' (layers 1)",
+        "both ways (layers 1)",
+        "--disable-radix-cache --chunked-prefill-size -1 (layers 1)",
         "64 and 32 (layers 2)",
         "tanh, not 'other' (layers 3)",
         "torch.float16",
@@ -325,6 +336,22 @@ def test_a_padded_decode_step() -> None:
     assert out[2:].isfinite().all()
 
 
+@pytest.mark.parametrize("kind", [AttentionType.ENCODER_ONLY, AttentionType.DECODER_BIDIRECTIONAL])
+def test_an_encoders_rows_see_their_whole_request(kind: AttentionType) -> None:
+    layer = RadixAttention(HEADS, DIM, DIM**-0.5, KV_HEADS, 0, attn_type=kind)
+    whole = SimpleNamespace(disable_radix_cache=True, chunked_prefill_size=-1)
+    made = runner([layer], pool(), server_args=whole)
+    backend = ATTENTION_BACKENDS[srt.BACKEND_NAME](made)
+    step = Step(made, [0, 0, 0], [1, 19, 8], decode=False)
+    backend.init_forward_metadata(step.batch)
+    q = torch.randn(28, HEADS, DIM)
+    k, v = torch.randn(2, 28, KV_HEADS, DIM)
+    out = backend.forward_extend(q.view(28, -1), k, v, layer, step.batch)
+    keys, values = made.token_to_kv_pool.get_kv_buffer(0)
+    expected = step.expected(q, keys, values, causal=False)
+    torch.testing.assert_close(out.view_as(expected), expected, atol=2e-5, rtol=2e-5)
+
+
 def test_image_tokens_that_want_to_see_each_other_are_warned_of_once(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
@@ -393,6 +420,16 @@ def test_graphs_are_on_on_a_gpu(model: str) -> None:
     assert config.decode.backend == "full" and config.prefill.backend == "breakable"
     with pytest.raises(ValueError, match="no prompts whole"):
         resolved(model, **options, cuda_graph_backend_prefill="full")
+
+
+def test_prompts_of_encoders_stay_whole(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """SGLang shares prefixes of a BERT by default, whose keys depend on what follows them."""
+    encoders.make("bert", tmp_path)
+    assert not resolved(str(tmp_path), attention_backend="torch_native").disable_radix_cache
+    with caplog.at_level("INFO"):
+        view = resolved(str(tmp_path), attention_backend=srt.BACKEND_NAME)
+    assert view.disable_radix_cache and view.chunked_prefill_size == -1
+    assert caplog.text.count("prompts stay whole") == 1
 
 
 def test_every_reason_against_the_arguments_at_once(model: str) -> None:

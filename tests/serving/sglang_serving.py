@@ -21,7 +21,7 @@ from typing import Any
 import pytest
 from sglang_cpu_platform import watch
 
-from tests.serving import memory, models
+from tests.serving import encoders, memory, models
 from tests.serving.processes import stop
 from tests.serving.sglang_server import BUILT_IN, OURS, Server, environment, greedy, serve
 
@@ -286,6 +286,34 @@ def test_bf16(folder: Path, model: Callable[[str], Path], page_size: int) -> Non
         enable_mixed_chunk=True,
     )
     assert tokens == [line[start : start + 64] for line, start in zip(lines, starts, strict=True)]
+
+
+def test_embeddings(folder: Path) -> None:
+    """An encoder's requests, some of them twice and with a prefix of their own, by 8 clients."""
+    import torch
+
+    model = encoders.make("bert", folder / "encoder")
+    asked = encoders.requests()
+    asked += [ids[: len(ids) // 2] for ids in asked[5:]] + asked[5:]
+    expected = [encoders.embeddings(model, ids)[:1] for ids in asked]
+
+    with serve(folder / "embeddings", folder / "encoder", OURS) as server:
+
+        def embed(ids: list[int]) -> torch.Tensor:
+            answer = server.post("/v1/embeddings", model="encoder", input=ids)
+            assert answer.status_code == 200, answer.text
+            return torch.tensor([answer.json()["data"][0]["embedding"]])
+
+        def worst() -> float:
+            with ThreadPoolExecutor(8) as pool:
+                found = list(pool.map(embed, asked))
+            return max(map(encoders.deviation, found, expected))
+
+        assert worst() < 1e-5
+        assert server.count("rows") >= model.config.num_hidden_layers * sum(map(len, asked))
+        for fault in ("scale x 1.02", "swapped GQA heads"):
+            with server.broken(fault):
+                assert worst() > 5e-4
 
 
 def test_sliding_window(
