@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
 from numbers import Integral, Real
 from typing import Annotated, Any, Literal, NamedTuple, cast
@@ -14,12 +14,12 @@ from pydantic import (
     BaseModel,
     BeforeValidator,
     ConfigDict,
-    Discriminator,
     Field,
     PlainSerializer,
     StrictBool,
     StringConstraints,
-    Tag,
+    TypeAdapter,
+    WrapValidator,
     model_validator,
 )
 from typing_extensions import Self
@@ -90,10 +90,14 @@ def _check_threshold(value: float) -> float:
 
 def _check_budget(value: float) -> float:
     if not 0 <= value < 1:
-        percent = f": did you mean {value / 100:g}?" if 1 <= value < 100 else ""
+        hint = ""
+        if 1 < value < 100:
+            hint = f": did you mean {value / 100:g}?"
+        elif value == 1:  # everything, or 1 per cent: nobody can tell
+            hint = ": 1 would drop everything, start with 0.05"
         raise ValueError(
             "a budget is the share of softmax mass that a step may drop, from 0 (keeps every tile) "
-            f"to below 1{percent}"
+            f"to below 1{hint}"
         )
     return value
 
@@ -106,29 +110,19 @@ def _check_ranges(ranges: Ranges) -> Ranges:
 
 
 Ranges = tuple[tuple[int, int], ...]
-_Threshold = Annotated[
+Threshold = Annotated[
     float, BeforeValidator(_plain_float), AfterValidator(_check_threshold), Field(strict=True)
 ]
-_Budget = Annotated[
+Budget = Annotated[
     float, BeforeValidator(_plain_float), AfterValidator(_check_budget), Field(strict=True)
 ]
 
 
-def _number_or(tag: str) -> Discriminator:
-    return Discriminator(lambda value: tag if isinstance(value, list | tuple) else "number")
-
-
-_Thresholds = Annotated[
-    Annotated[_Threshold, Tag("number")]
-    | Annotated[tuple[_Threshold, ...], Field(min_length=1), Tag("by_step")],
-    _number_or("by_step"),
-]
-_Budgets = Annotated[
-    Annotated[_Budget, Tag("number")]
-    | Annotated[tuple[_Budget, ...], Field(min_length=1), Tag("by_step")],
-    _number_or("by_step"),
-]
-_ByHead = Annotated[tuple[_Budget, ...], Field(min_length=1)]
+def _not_empty(value: Any) -> Any:
+    # Before the items: pydantic's min_length counts those that passed.
+    if isinstance(value, list | tuple) and not value:
+        raise ValueError("give at least one number")
+    return value
 
 
 def _budgets_of_a_step(value: Any) -> Any:
@@ -149,23 +143,51 @@ def _same_heads(steps: tuple[tuple[float, ...], ...]) -> tuple[tuple[float, ...]
     return steps
 
 
-def _form_of_layer(value: Any) -> str:
-    if not isinstance(value, list | tuple):
-        return "number"
-    return "by_step" if any(isinstance(one, list | tuple) for one in value) else "by_head"
-
-
-#: A number, one for each head, or at each step one for each head.
-_BudgetsOfLayer = Annotated[
-    Annotated[_Budget, Tag("number")]
-    | Annotated[_ByHead, Tag("by_head")]
-    | Annotated[
+_ByHead = Annotated[tuple[Budget, ...], BeforeValidator(_not_empty)]
+_threshold: TypeAdapter[Any] = TypeAdapter(Threshold)
+_thresholds: TypeAdapter[Any] = TypeAdapter(
+    Annotated[tuple[Threshold, ...], BeforeValidator(_not_empty)]
+)
+_budget: TypeAdapter[Any] = TypeAdapter(Budget)
+_budgets: TypeAdapter[Any] = TypeAdapter(_ByHead)
+_budgets_by_step: TypeAdapter[Any] = TypeAdapter(
+    Annotated[
         tuple[Annotated[_ByHead, BeforeValidator(_budgets_of_a_step)], ...],
-        Field(min_length=1),
         AfterValidator(_same_heads),
-        Tag("by_step"),
-    ],
-    Discriminator(_form_of_layer),
+    ]
+)
+
+
+def _is_several(value: Any) -> bool:
+    return isinstance(value, list | tuple)
+
+
+def _of_layer_budgets(value: Any) -> TypeAdapter[Any]:
+    if not _is_several(value):
+        return _budget
+    return _budgets_by_step if any(map(_is_several, value)) else _budgets
+
+
+def _checked_by(choose: Callable[[Any], TypeAdapter[Any]]) -> WrapValidator:
+    """Check a value in the form that it has.
+
+    A union of pydantic's would put the name of the form into the places of errors, where it reads
+    like a part of the field's name.
+    """
+    return WrapValidator(lambda value, _: choose(value).validate_python(value))
+
+
+_Thresholds = Annotated[
+    float | tuple[float, ...],
+    _checked_by(lambda value: _thresholds if _is_several(value) else _threshold),
+]
+_Budgets = Annotated[
+    float | tuple[float, ...],
+    _checked_by(lambda value: _budgets if _is_several(value) else _budget),
+]
+#: A number, one for each head, or at each step one for each head.
+LayerBudgets = Annotated[
+    float | tuple[float, ...] | tuple[tuple[float, ...], ...], _checked_by(_of_layer_budgets)
 ]
 _Int = Annotated[int, BeforeValidator(plain_int), Field(strict=True)]
 _Pattern = Annotated[str, StringConstraints(strict=True, min_length=1)]
@@ -292,12 +314,12 @@ class SkipPolicy(BaseModel):
     budget: _Budgets | None = None
     threshold_scale: Literal["absolute", "length"] = "absolute"
     layer_thresholds: Annotated[
-        Mapping[_Pattern, _Threshold],
+        Mapping[_Pattern, Threshold],
         AfterValidator(ByLayer),
         PlainSerializer(dict, return_type=dict[str, float]),
     ] = ByLayer()
     layer_budgets: Annotated[
-        Mapping[_Pattern, _BudgetsOfLayer],
+        Mapping[_Pattern, LayerBudgets],
         AfterValidator(ByLayer),
         PlainSerializer(dict, return_type=dict[str, Any]),
     ] = ByLayer()
