@@ -353,7 +353,7 @@ class Calibrator:
         steps, dense_steps = self._loaded.settings.steps, max(self.made.dense_steps)
         if dense_steps >= steps:
             raise ValueError(
-                f"dense_steps: {dense_steps} of {steps} steps would be dense, so that "
+                f"--dense-steps: {dense_steps} of {steps} steps would be dense, so that "
                 "nothing skips: give fewer"
             )
         policy = SkipPolicy(budget=0.0)

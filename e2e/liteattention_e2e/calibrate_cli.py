@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
     from .config import CalibrationOptions
     from .runs import AnyRunner
 
+#: Options by field, where they are not called as fields are.
+_CALLED = {"budgets": "--trial-budgets"}
 #: What the command writes.
 POLICIES, CALIBRATION, SUMMARY = "policies.json", "calibration.json", "calibration.md"
 
@@ -88,7 +91,7 @@ def calibrate(
     try:
         options = CalibrationOptions.model_validate(given)
     except ValidationError as error:
-        problems = reasons(error)
+        problems = reasons(error, functools.partial(cli.as_options, called=_CALLED))
     loaded = cli.load(
         {
             "runner": runner, "model": model, "prompts": prompts, "attention": "dense",
@@ -98,6 +101,7 @@ def calibrate(
             "device": device, "out": out,
         },
         console,
+        _CALLED,
         problems,
     )  # fmt: skip
     Command(loaded, options, console).run()

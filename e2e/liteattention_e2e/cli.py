@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, cast
@@ -20,6 +21,7 @@ from liteattention_rocm.cli.progress import activity
 # Model libraries are imported when a command runs: --help answers without them.
 if TYPE_CHECKING:
     from .artefacts import Writer
+    from .config import Place
     from .runner import Runner
     from .runs import AnyRunner, Run, Settings
     from .suite import Result
@@ -32,6 +34,20 @@ DEFAULT_PROMPT = "a red circle moves right and a green square moves up on a whit
 #: `generate` takes the largest of these that its time limit allows: 8,192 and 4,608 tokens of
 #: the default model.
 _SIZES = ((128, 128, 8), (96, 96, 8))
+#: Options by field, where they are not called as fields are.
+_OF_E2E = {
+    "thresholds": "--threshold",
+    "layer_thresholds": "--layer-threshold",
+    "layer_budgets": "--layer-budget",
+    "warmup_steps": "--dense-steps",
+    "retest_every": "--retest",
+}
+_OF_GENERATE = {
+    "prompts": "PROMPT",
+    "thresholds": "--threshold",
+    "budgets": "--budget",
+    "seeds": "--seed",
+}
 #: What `generate` makes of the default model on the software MI300X: 1,024 tokens, a minute.
 _EMULATED = {"height": "64", "width": "64", "frames": "4", "steps": "8"}
 
@@ -69,10 +85,29 @@ Device = Annotated[str | None, option("cpu (default), cuda, cuda:1 ...", "NAME")
 Out = Annotated[str | None, option("Folder for videos and report; out by default.", "DIR")]
 
 
-def load(options: dict[str, Any], console: Console, problems: Sequence[str] = ()) -> AnyRunner:
+def as_options(place: Place, called: Mapping[str, str]) -> str:
+    """Name a place in a configuration as the command line does.
+
+    ``called`` has the fields whose options are not called as they are. Of a list nothing says
+    which item it is: the item itself follows.
+    """
+    named = place[1:] if place[:1] == ("policy",) else place
+    if not named:
+        return ""
+    field, *keys = named
+    option = called.get(str(field)) or "--" + str(field).replace("_", "-")
+    return " ".join([option, *(key for key in keys if isinstance(key, str))])
+
+
+def load(
+    options: dict[str, Any],
+    console: Console,
+    called: Mapping[str, str],
+    problems: Sequence[str] = (),
+) -> AnyRunner:
     """Check the options and load the model; says everything that is wrong and exits with 2.
 
-    ``problems`` are those that the caller has found already.
+    ``called``: see :func:`as_options`. ``problems`` are those that the caller has found already.
     """
     from .artefacts import earlier_files
     from .config import load_config
@@ -81,14 +116,14 @@ def load(options: dict[str, Any], console: Console, problems: Sequence[str] = ()
     out = Path(options["out"] or "out")
     unwritable = files.problem(out)
     if unwritable is not None:
-        problems.append(f"out: {unwritable}")
+        problems.append(f"--out: {unwritable}")
     else:
         try:
             earlier_files(out)
         except ValueError as error:
-            problems.append(f"out: {error}")
+            problems.append(f"--out: {error}")
     try:
-        config = load_config(options)
+        config = load_config(options, functools.partial(as_options, called=called))
         if not problems:
             with activity(console, f"loading {config.model}"):
                 if config.runner == "sglang":
@@ -261,7 +296,7 @@ def e2e(
         "fps": fps,
         "out": out,
     }
-    report = _suite(load(options, console), console)
+    report = _suite(load(options, console, _OF_E2E), console)
     if print_json:
         typer.echo(json.dumps(report, allow_nan=False))
 
@@ -335,7 +370,7 @@ def generate(
     if model is None:
         defaults = _EMULATED if emulated else {"steps": "20"}
         options |= {name: value for name, value in defaults.items() if options[name] is None}
-    loaded = load(options, console)
+    loaded = load(options, console, _OF_GENERATE)
     if model is None and all(options[name] is None for name in ("height", "width", "frames")):
         loaded.settings = _size_within(cast("Runner", loaded), time_limit, console)
     report = _suite(loaded, console)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -27,6 +28,7 @@ from typing_extensions import Self
 
 from liteattention_rocm import MI300X_GEOMETRY, SkipPolicy, TileGeometry, engines
 from liteattention_rocm.contract import Engine
+from liteattention_rocm.lite.policy import Budget, LayerBudgets, Threshold
 
 from .clips import parse_prompt
 
@@ -81,8 +83,8 @@ class PolicyOptions(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     threshold_scale: Literal["absolute", "length"] = "absolute"
-    layer_thresholds: dict[str, float] = {}
-    layer_budgets: dict[str, float | tuple[float, ...] | tuple[tuple[float, ...], ...]] = {}
+    layer_thresholds: dict[str, Threshold] = {}
+    layer_budgets: dict[str, LayerBudgets] = {}
     warmup_steps: int = Field(default=0, ge=0)
     last_step: int | None = None
     retest_every: int | None = Field(default=None, ge=1)
@@ -181,13 +183,13 @@ class SuiteConfig(BaseModel):
         "dense",
         "lite",
     )
-    thresholds: Annotated[tuple[float, ...], BeforeValidator(split)] = (
+    thresholds: Annotated[tuple[Threshold, ...], BeforeValidator(split)] = (
         float("-inf"),  # what it costs where nothing can be skipped
         -8.0,
         -6.0,
         -4.0,
     )
-    budgets: Annotated[tuple[float, ...], BeforeValidator(split)] = ()
+    budgets: Annotated[tuple[Budget, ...], BeforeValidator(split)] = ()
     policy: PolicyOptions = Field(default_factory=PolicyOptions)
     policies: dict[str, SkipPolicy] = {}
     steps: int | None = Field(default=None, ge=1)
@@ -214,19 +216,6 @@ class SuiteConfig(BaseModel):
 
     _not_empty = field_validator("attention", "seeds")(_some)
     _no_doubles = field_validator("attention", "thresholds", "budgets", "seeds")(_distinct)
-
-    @field_validator("thresholds", "budgets")
-    @classmethod
-    def _in_range(cls, value: tuple[float, ...], info: ValidationInfo) -> tuple[float, ...]:
-        problems = []
-        for item in value:
-            try:
-                make_policy({str(info.field_name)[:-1]: item})
-            except ValueError as error:
-                problems.append(str(error))
-        if problems:
-            raise ValueError("; ".join(problems))
-        return value
 
     @field_validator("model", mode="before")
     @classmethod
@@ -499,8 +488,12 @@ def _read(path: Path) -> str:
         raise ValueError(f"cannot read {path}: {error.strerror}") from error
 
 
-def load_config(options: dict[str, Any]) -> SuiteConfig:
+def load_config(
+    options: dict[str, Any], names: Callable[[Place], str] | None = None
+) -> SuiteConfig:
     """Check options as text; those that are None take their default.
+
+    ``names``: see :func:`reasons`.
 
     Raises:
         ValueError: with every reason, one per line.
@@ -509,17 +502,31 @@ def load_config(options: dict[str, Any]) -> SuiteConfig:
     try:
         return SuiteConfig.model_validate(given)
     except ValidationError as error:
-        raise ValueError("\n".join(reasons(error))) from error
+        raise ValueError("\n".join(reasons(error, names))) from error
 
 
-def reasons(error: ValidationError) -> list[str]:
-    """One line per thing that is wrong: where, what, and what was given."""
+#: Where in a configuration something is wrong: names of fields, keys and numbers in lists.
+Place = tuple[int | str, ...]
+
+
+def fields(place: Place) -> str:
+    """Name a place as Python code does; "" is the whole."""
+    return ".".join(map(str, place))
+
+
+def reasons(error: ValidationError, names: Callable[[Place], str] | None = None) -> list[str]:
+    """One line per thing that is wrong: where, what was given, and what is wrong with it.
+
+    ``names`` says what whoever gave the fields calls a place, "" if nothing: :func:`fields` by
+    default.
+    """
     lines = []
     for item in error.errors(include_url=False):
-        where = ".".join(str(part) for part in item["loc"]) or "configuration"
+        where = (names or fields)(item["loc"])
         message = item["msg"].removeprefix("Value error, ")
         given = item.get("input")
-        if isinstance(given, str | int | float) and repr(given) not in message:
-            message += f", got {given!r}"
-        lines.append(f"{where}: {message}")
+        quoted = isinstance(given, str) and repr(given) in message
+        if where and isinstance(given, str | int | float) and not quoted:
+            where += f"={given}"
+        lines.append(f"{where}: {message}" if where else message)
     return lines

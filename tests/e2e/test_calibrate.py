@@ -312,10 +312,10 @@ def test_a_calibration_in_which_nothing_can_skip_is_refused(
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--dense-steps", "1,3"], "dense_steps: several numbers are tried head by head"),
-        (["--by-head", "--dense-steps", "3,3"], "dense_steps: each only once"),
-        (["--by-head", "--dense-steps", ","], "dense_steps: give at least one"),
-        (["--by-head", "--dense-steps", "1,-3"], "dense_steps.1: Input should be greater than"),
+        (["--dense-steps", "1,3"], "--dense-steps=1,3: several numbers are tried head by head"),
+        (["--by-head", "--dense-steps", "3,3"], "--dense-steps=3,3: each only once"),
+        (["--by-head", "--dense-steps", ","], "--dense-steps=,: give at least one"),
+        (["--by-head", "--dense-steps", "1,-3"], "--dense-steps=-3: Input should be greater than"),
         (["--by-head", "--dense-steps", "1,4"], "4 of 4 steps would be dense"),
     ],
 )
@@ -327,7 +327,7 @@ def test_numbers_of_dense_steps_that_make_no_sense_are_refused(
         app, ["calibrate", *common, *options, "--out", str(tmp_path / "out")]
     )
     assert outcome.exit_code == 2
-    assert " ".join(outcome.output.split()).count("dense_steps") == 1 and message in outcome.output
+    assert " ".join(outcome.output.split()).count("dense-steps") == 1 and message in outcome.output
     assert not (tmp_path / "out").exists()
 
 
@@ -338,5 +338,5 @@ def test_everything_that_is_wrong_is_said_at_once(app: typer.Typer, tmp_path: Pa
          "--model", str(tmp_path / "none"), "--dtype", "int8"],
     )  # fmt: skip
     assert outcome.exit_code == 2
-    for part in ("PSNR in dB", "two trial budgets", "rounds", "dtype"):
+    for part in ("PSNR in dB", "--trial-budgets=", "two trial budgets", "--rounds=0", "dtype"):
         assert part in outcome.output

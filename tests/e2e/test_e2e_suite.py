@@ -482,27 +482,40 @@ def test_every_wrong_option_is_reported_at_once(app: typer.Typer, tmp_path: Path
     assert outcome.exit_code == 2
     text = " ".join(outcome.stderr.split())
     for part in (
-        "prompts:", "none.txt", "thresholds: ", "did you mean -3", "attention.1", "'fast'",
-        "steps:", "height:", "'tall'", "geometry: 'big'", "repeats:", "policy.layer_thresholds",
-        "policy.branches", "device: 'abacus'", "unknown engine 'warp'", "seeds: each only once",
-        "dtype:",
+        "--prompts=", "none.txt", "--threshold=3: thresholds are in", "did you mean -3?",
+        "--attention=fast: ", "--steps=0: ", "--height=tall: ", "--geometry: 'big'",
+        "--repeats=-1: ", "--layer-threshold: blocks.0: write PATTERN=THRESHOLD", "--retest=0: ",
+        "--branches=both: ", "--device: 'abacus'", "unknown engine 'warp'",
+        "--seeds=1,1: each only once", "--dtype=int8: ",
     ):  # fmt: skip
         assert part in text, f"{part!r} is missing in {text}"
+
+
+@pytest.mark.parametrize("option", ["--threshold", "--budget"])
+def test_generate_names_what_was_typed_once(app: typer.Typer, option: str) -> None:
+    outcome = CliRunner().invoke(app, ["generate", option, "4", "--seed", "x"])
+    assert outcome.exit_code == 2
+    _, limit, seed = outcome.stderr.splitlines()
+    assert re.fullmatch(rf" *{option}=4: .* did you mean (-4|0\.04)\?", limit)
+    assert seed.startswith("  --seed=x: ")
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
         ({"policy": {"retest_every": "0"}}, "retest_every"),
-        ({"policies": {"x": {"threshold": 1, "speed": 2}}}, "did you mean -1.*speed: Extra inputs"),
+        (
+            {"policies": {"x": {"threshold": 1, "speed": 2}}},
+            "x: threshold=1: .*did you mean -1.*speed=2: Extra",
+        ),
         ({"policies": {"dense": {}}}, "two configurations would be called dense"),
         ({"prompts": []}, "at least one prompt"),
         ({"attention": "lite", "thresholds": ""}, "give at least one threshold, budget or policy"),
         ({"attention": ""}, "give at least one"),
-        ({"seeds": f"1,{2**64}"}, f"seeds.1: Input should be less than {2**64}, got '{2**64}'"),
+        ({"seeds": f"1,{2**64}"}, f"seeds.1={2**64}: Input should be less than {2**64}"),
         ({"budgets": "0.02,2"}, "did you mean 0.02"),
         ({"budgets": "0.1", "policy": {"soft_skip": "true"}}, "soft_skip needs a threshold"),
-        ({"policy": {"layer_budgets": ["a=1.5"]}}, "did you mean 0.015"),
+        ({"policy": {"layer_budgets": ["a=1.5"]}}, r"layer_budgets\.a=1\.5: .*did you mean 0\.015"),
         ({"policy": {"layer_budgets": ["a"]}}, "write PATTERN=BUDGET"),
         ({"short_steps": 5, "steps": 5}, "short_steps must be fewer than steps, got 5 and 5"),
     ],
