@@ -15,6 +15,7 @@ import typer
 
 from liteattention_rocm import engines, remembered
 from liteattention_rocm.engines import cpu
+from liteattention_rocm.lite import attention
 from tests import ROOT
 from tests.emulator import toolchain
 
@@ -61,6 +62,7 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
 def forget() -> None:
     remembered.forget()
     engines.settings.cache_clear()
+    attention.warn_once.cache_clear()
 
 
 @pytest.fixture(autouse=True)

@@ -53,7 +53,7 @@ def generation_of(request: Any) -> Generation:
             policy = for_warm_up(policy)
         timesteps = request.timesteps
         steps = request.num_inference_steps if timesteps is None else len(timesteps)
-        state = request.extra[_STATE] = Generation(policy, steps)
+        state = request.extra[_STATE] = Generation(policy, steps, warm_up=request.is_warmup)
         if _running:
             _name_layers(_running[-1])
     assert isinstance(state, Generation)

@@ -71,12 +71,14 @@ class Generation:
     Args:
         policy: what may be skipped.
         num_steps: length of the schedule, None if nothing says it.
+        warm_up: the schedule may be too short to skip anything, which nobody needs to know.
     """
 
-    def __init__(self, policy: SkipPolicy, num_steps: int | None) -> None:
+    def __init__(self, policy: SkipPolicy, num_steps: int | None, *, warm_up: bool = False) -> None:
         self.lite = LiteAttention(policy, max_generations=1)
         self._ring: SeqParallel | None = None  # instead of it, made by the first call in a ring
         self.num_steps = num_steps
+        self._told_steps = None if warm_up else num_steps
         self.engine: str | None = None
         self._end = math.inf if num_steps is None else num_steps
         self._layers: dict[Hashable, str] = {}
@@ -200,7 +202,7 @@ class Generation:
             "step": step,
             "layer": layer,
             "branch": names[passes.count - 1],
-            "num_steps": self.num_steps,
+            "num_steps": self._told_steps,
         }
 
     def _begin(self, layer: str, passes: Passes, step: int) -> None:

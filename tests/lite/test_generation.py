@@ -218,6 +218,15 @@ def test_lists_of_a_step_have_an_end() -> None:
     assert [list(item.layers) for item in state.dense] == [["a"]]
 
 
+@pytest.mark.parametrize("warm_up", [False, True])
+def test_a_warm_up_may_be_too_short_to_skip(
+    warm_up: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    state = Generation(SkipPolicy(threshold=-1.0, warmup_steps=4), 1, warm_up=warm_up)
+    attended(state, "A", step=0, forward=Pass())
+    assert ("skips nothing" in caplog.text) != warm_up
+
+
 # --- steps that are none --------------------------------------------------------------------
 
 

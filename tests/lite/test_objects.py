@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from liteattention_rocm import SkipPolicy, attention
+from liteattention_rocm import LiteAttention, SkipPolicy, attention
 from liteattention_rocm.engines.reference import ReferenceEngine
 from liteattention_rocm.lite import bitmap
 
@@ -311,3 +311,43 @@ def test_under_torch_compile_the_state_sees_runs_not_traces() -> None:
     q, k, v = inputs(4)
     with pytest.raises(ValueError, match="invalid attention call: k and v must have one shape"):
         compiled(q, k, v[:, :3], 4)
+
+
+UP = {"direction": "ascending"}  # the same bits in every step that skips nothing
+
+
+@pytest.mark.parametrize(
+    ("fields", "num_steps", "fault"),
+    [
+        ({"warmup_steps": 4}, 4, "with warmup_steps 4, num_steps 4 it has no step"),
+        ({"warmup_steps": 3}, 4, "with warmup_steps 3, num_steps 4 it has a single step"),
+        ({"warmup_steps": 1, "last_step": -3}, 4, "last_step -3, num_steps 4 it has a single step"),
+        ({"last_step": 0}, 4, "with last_step 0 it has a single step"),
+        ({"last_step": 0}, None, "raise last_step, set soft_skip=True, or say enabled=False"),
+        ({"budget": 0.5, "last_step": 0}, 4, "raise last_step, or say enabled=False"),
+        (
+            {"retest_every": 1} | UP,
+            None,
+            "with retest_every 1 it walks the full list in every step",
+        ),
+        ({"last_step": 0, "soft_skip": True}, 4, ""),
+        ({"last_step": 0, "must_skip": [(0, 64)]}, 4, ""),
+        ({"warmup_steps": 2}, 4, ""),
+        ({"warmup_steps": 2, "last_step": 3}, None, ""),
+        ({"retest_every": 2}, None, ""),
+    ],
+)
+def test_a_policy_that_can_skip_nothing_is_reported_once(
+    fields: dict[str, Any], num_steps: int | None, fault: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    q, k, v = torch.randn(3, 1, 320, 2, 32, generator=torch.Generator().manual_seed(0)).abs()
+    k[:, 128:] *= -1  # keys that are negligible
+    dense, skipped = attention(q, k, v), False
+    for _ in range(2):
+        lite = LiteAttention(SkipPolicy(**fields))
+        for step in range(4):
+            for layer in "ab":
+                out = lite(q, k, v, step=step, layer=layer, num_steps=num_steps)
+                skipped |= not torch.equal(out, dense)
+    assert skipped == (not fault)
+    assert len(caplog.records) == bool(fault) and fault in caplog.text

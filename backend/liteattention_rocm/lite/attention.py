@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import functools
 import logging
 import math
 import threading
@@ -113,6 +114,7 @@ class LiteAttention:
         self.statistics = SkipStatistics()
         self._generations: OrderedDict[Hashable, dict[tuple[str, str], State]] = OrderedDict()
         self._prepare()
+        _warn_if_nothing_skips(self.policy)
 
     def _prepare(self) -> None:
         """Make what no copy takes along."""
@@ -417,6 +419,7 @@ class LiteAttention:
         shape, schedule = admit(
             self.policy, self.geometry, self.engine, given, options, where, num_steps
         )
+        _warn_if_nothing_skips(self.policy, num_steps)
         with self._lock:
             state = self._enter(shape, where, key)
         known, plan = recall(state.plans, given, options)
@@ -652,6 +655,19 @@ class LiteAttention:
         """
         with self._lock:
             self._generations.pop(generation, None)
+
+
+def _warn_if_nothing_skips(policy: SkipPolicy, num_steps: int | None = None) -> None:
+    # What holds for every number of steps is the same text with one, and is not logged again.
+    why = policy.nothing_skips() or policy.nothing_skips(num_steps)
+    if why:
+        warn_once(f"LiteAttention skips nothing: {why}")
+
+
+@functools.lru_cache(maxsize=256)
+def warn_once(text: str) -> None:
+    """Log a warning that this process has not logged lately."""
+    logger.warning("%s", text)
 
 
 def _call(lite: LiteAttention, *tensors: torch.Tensor, **call: Any) -> _Result:

@@ -465,6 +465,38 @@ class SkipPolicy(BaseModel):
             self.retest_every or 0,
         )
 
+    def nothing_skips(self, num_steps: int | None = None) -> str:
+        """Say why no step can leave a tile out, and what to change.
+
+        Without ``num_steps`` only what holds for every number of steps counts. "" if a step can, or
+        if the policy is not ``enabled``. Numbers that drop nothing, such as a threshold of -inf,
+        are taken as meant.
+        """
+        first, last, end = self.warmup_steps, self.last_step, num_steps
+        if last is not None and last < 0:
+            last = None if end is None else end + last
+        final = min(math.inf if last is None else last, math.inf if end is None else end - 1)
+        at_once = self.soft_skip or bool(self.must_skip)
+        cures = []
+        if final < first or (final == first and not at_once):
+            named = {"warmup_steps": first or None, "last_step": self.last_step, "num_steps": end}
+            given = [f"{name} {value}" for name, value in named.items() if value is not None]
+            why = (
+                f"with {', '.join(given)} it has {'no' if final < first else 'a single'} step, and "
+                "skipping takes two (one finds negligible tiles, the next leaves them out)"
+            )
+            cures += ["lower warmup_steps"] if first else []
+            cures += ["raise last_step"] if self.last_step is not None else []
+            cures += ["run more steps"] if end is not None else []
+        elif self.retest_every == 1 and not at_once:
+            why = "with retest_every 1 it walks the full list in every step"
+            cures = ["raise retest_every"]
+        if not self.enabled or not cures:
+            return ""
+        if self.budget is None and final >= first:
+            cures.append("set soft_skip=True")
+        return f"{why}: {', '.join(cures)}, or say enabled=False for dense attention"
+
     def key_masks(
         self, kv_len: int, k_block: int
     ) -> tuple[torch.Tensor | None, torch.Tensor | None]:
