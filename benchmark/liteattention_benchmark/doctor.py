@@ -143,7 +143,7 @@ def _summary(report: Report) -> str:
             "of the software MI300X, which made the expected bits. What differs is right within "
             "its tolerance; please report it all the same, with the file of --out."
         )
-    if report.failures:
+    if report.broken:
         text += "\nPlease attach the file of `liteattention-rocm doctor --out FILE` to a report."
     return text
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -96,26 +97,38 @@ def test_without_a_gpu_it_says_what_to_do_and_passes(tmp_path: Path) -> None:
     assert {check["status"] for check in of(data, "cpu").values()} == {"ok"}
 
 
-def test_an_engine_that_is_none_fails_and_the_rest_is_checked(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("LITEATTENTION_ENGINE", "cqu")
-    monkeypatch.setattr(report, "_cases", lambda say: ())
-    code, data, _ = examined(tmp_path)
-    assert code == 1
-    (check,) = of(data, "engines").values()
-    assert check["status"] == "failed"
-    assert "unknown engine 'cqu' (from LITEATTENTION_ENGINE)" in check["detail"]
-
-
-def test_a_run_time_that_was_named_must_be_there(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv(LIBRARY_VARIABLE, str(tmp_path / "libnone.so"))
-    code, data, _ = examined(tmp_path)
+@pytest.mark.parametrize(
+    ("variable", "value", "cure", "left_out"),
+    [
+        (
+            "LITEATTENTION_ENGINE", "cqu",
+            "unknown engine 'cqu': set one of cpu, gfx942, portable, reference, or unset it",
+            {"engines"},
+        ),
+        (
+            "LITEATTENTION_CPU_ISA", "avx9", "choose one of .*portable, or unset it",
+            {"engines", "cpu"},
+        ),
+        (
+            LIBRARY_VARIABLE, "libnone.so", "set LITEATTENTION_HIP_LIBRARY to .*, or unset it",
+            {"code objects", "gfx942"},
+        ),
+    ],
+)  # fmt: skip
+def test_a_wrong_variable_is_the_one_failure_and_no_bug(
+    variable: str, value: str, cure: str, left_out: set[str],
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    monkeypatch.setenv(variable, value)
+    monkeypatch.setattr(report, "CASES", [named("write_kv")])
+    code, data, printed = examined(tmp_path)
     assert code == 1 and not data["ok"]
-    assert of(data, "code objects")["HIP run-time"]["status"] == "failed"
-    assert {check["status"] for check in of(data, "gfx942").values()} == {"failed"}
+    (failed,) = (check for check in data["checks"] if check["status"] == "failed")
+    assert (failed["group"], failed["name"]) == ("environment", variable)
+    assert re.search(cure, failed["detail"])
+    because = {c["group"] for c in data["checks"] if c["detail"] == f"{variable} is wrong"}
+    assert because == left_out
+    assert "attach" not in printed
 
 
 def test_other_bits_than_expected_fail(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -128,7 +141,7 @@ def test_other_bits_than_expected_fail(tmp_path: Path, monkeypatch: pytest.Monke
     assert code == 1 and not data["ok"]
     check = of(data, "gfx942")["write_kv"]
     assert check["status"] == "failed" and "bits differ from the expected ones" in check["detail"]
-    assert "1 failed" in printed and "--out" in printed
+    assert "1 failed" in printed and "Please attach the file" in printed
 
 
 def test_a_damaged_file_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

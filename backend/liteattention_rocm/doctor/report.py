@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
@@ -12,7 +12,7 @@ import torch
 
 from .. import engines
 from ..contract import Engine
-from ..engines import LIBRARY_VARIABLE
+from ..engines import ENGINE_VARIABLE, ISA_VARIABLE, LIBRARY_VARIABLE, cpu
 from ..engines.gfx942 import manifest
 from ..engines.gfx942.engine import Gfx942Engine
 from . import facts, judge, objects
@@ -24,6 +24,8 @@ FORMAT = 1
 #: exponentials and reciprocals otherwise than the software MI300X.
 Status = Literal["ok", "failed", "differs", "skipped"]
 
+#: The group of checks of variables.
+_ENVIRONMENT = "environment"
 _NO_GPU = (
     "no MI300X here: `liteattention-rocm doctor --emulate` runs the same machine code in software"
 )
@@ -33,7 +35,9 @@ _SPLITS = 2
 
 @dataclass(frozen=True)
 class Check:
-    """One thing examined: its group ("code objects" or an engine), result, and what was seen.
+    """One thing examined: its group, result, and what was seen.
+
+    The group is "environment", "engines", "code objects" or an engine.
 
     ``bits`` are the SHA-256 of a case's results, ``error`` is its largest error as a share of what
     bf16 arithmetic allows.
@@ -61,6 +65,11 @@ class Report:
     times: list[dict[str, Any]] = field(default_factory=list)
 
     @property
+    def broken(self) -> bool:
+        """Whether something fails that no variable of the environment explains."""
+        return any(check.group != _ENVIRONMENT for check in self.failures)
+
+    @property
     def failures(self) -> list[Check]:
         """Return what should work and does not."""
         return [check for check in self.checks if check.status == "failed"]
@@ -84,15 +93,40 @@ def begin() -> Report:
 
 def examine(report: Report, say: Callable[[str], None]) -> None:
     """Run every check and add it to ``report``; ``say`` takes what is under way."""
-    for checks in (_defaults(report), _code_objects(), _cases(say)):
+    wrong = _variables()
+    report.checks.extend(
+        Check(_ENVIRONMENT, name, "failed", facts.without_paths(why)) for name, why in wrong.items()
+    )
+    for checks in (_defaults(report, wrong), _code_objects(wrong), _cases(say, wrong)):
         report.checks.extend(checks)
 
 
-def _defaults(report: Report) -> Iterator[Check]:
+def _variables() -> dict[str, str]:
+    """Variables that no call can run with, and why: each is one cause of many failures."""
+    found = {}
+    given = engines.settings()
+    if given.engine and given.engine not in engines.available():
+        known = ", ".join(engines.available())
+        found[ENGINE_VARIABLE] = f"unknown engine {given.engine!r}: set one of {known}, or unset it"
+    try:
+        cpu.chosen_isa()
+    except ValueError as error:
+        found[ISA_VARIABLE] = f"{error}, or unset it"
+    try:
+        Gfx942Engine().library()
+    except RuntimeError as error:
+        if given.hip_library:
+            found[LIBRARY_VARIABLE] = f"{error}, or unset it"
+    return found
+
+
+def _defaults(report: Report, wrong: Collection[str]) -> Iterator[Check]:
     """The engine that a device gets must serve what is typical."""
     for device, name in report.default_engines.items():
-        if name not in engines.available():
-            yield Check("engines", f"an engine for {device} tensors", "failed", name)
+        cause = ENGINE_VARIABLE if ENGINE_VARIABLE in wrong else _cause(name, wrong)
+        if cause:
+            what = f"an engine for {device} tensors"
+            yield Check("engines", what, "skipped", f"{cause} is wrong")
             continue
         asked = [s for s in report.services if (s["engine"], s["device"]) == (name, device)]
         refused = dict.fromkeys(reason for s in asked for reason in s["reasons"])
@@ -104,19 +138,25 @@ def _defaults(report: Report) -> Iterator[Check]:
         )
 
 
+def _cause(engine: str, wrong: Collection[str]) -> str:
+    """The wrong variable that an engine cannot run with, "" if there is none."""
+    variable = {"cpu": ISA_VARIABLE, "gfx942": LIBRARY_VARIABLE}.get(engine, "")
+    return variable if variable in wrong else ""
+
+
 # --------------------------------------------------------------------------- code objects
 
 
-def _code_objects() -> Iterator[Check]:
+def _code_objects(wrong: Collection[str]) -> Iterator[Check]:
     group = "code objects"
     try:
-        wrong = objects.damaged()
+        damaged = objects.damaged()
     except (OSError, ValueError) as error:
         yield Check(group, "manifest", "failed", facts.without_paths(str(error)))
         return
     missing, loaded = "", {}
     try:
-        library, ordinal = _hip()
+        library, ordinal = _hip(wrong)
         loaded = objects.refused(library, ordinal)
     except _Nowhere as error:
         missing = str(error)
@@ -124,7 +164,7 @@ def _code_objects() -> Iterator[Check]:
         yield Check(group, "HIP run-time", "failed", facts.without_paths(str(error)))
         missing = "the HIP run-time failed"
     kernels = {entry.file: len(entry.kernels) for entry in manifest.read().objects}
-    for file, damage in wrong.items():
+    for file, damage in damaged.items():
         detail = damage or loaded.get(file, "")
         status: Status = "failed" if detail else "skipped" if missing else "ok"
         detail = detail or missing or f"kernels: {kernels[file]}"
@@ -135,18 +175,19 @@ class _Nowhere(Exception):
     """There is no HIP run-time or no MI300X; says so, and what to do."""
 
 
-def _hip() -> tuple[str, int]:
+def _hip(wrong: Collection[str]) -> tuple[str, int]:
     """Return path and device of the HIP run-time that is to load kernels.
 
     Raises:
         _Nowhere: there is nothing that could.
         RuntimeError: there should be one; says what was tried.
     """
-    engine = Gfx942Engine()
+    if LIBRARY_VARIABLE in wrong:
+        raise _Nowhere(f"{LIBRARY_VARIABLE} is wrong")
     try:
-        library = engine.library()
+        library = Gfx942Engine().library()
     except RuntimeError as error:
-        if os.environ.get(LIBRARY_VARIABLE) or torch.version.hip:
+        if torch.version.hip:
             raise
         raise _Nowhere(_NO_GPU) from error
     if library.emulated:
@@ -168,12 +209,14 @@ def _mi300x() -> int | None:
 # --------------------------------------------------------------------------------- cases
 
 
-def _cases(say: Callable[[str], None]) -> Iterator[Check]:
+def _cases(say: Callable[[str], None], wrong: Collection[str]) -> Iterator[Check]:
     for engine, device, wanted in _engines():
-        reasons = engine.unavailable(device)
+        reasons, cause = engine.unavailable(device), _cause(engine.name, wrong)
         for case in CASES:
             say(f"{engine.name}: {case.name}")
-            if reasons:
+            if cause:
+                yield Check(engine.name, case.name, "skipped", f"{cause} is wrong")
+            elif reasons:
                 status: Status = "failed" if wanted else "skipped"
                 why = "; ".join(reasons) if wanted or engine.name != "gfx942" else _NO_GPU
                 yield Check(engine.name, case.name, status, facts.without_paths(why))
