@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
-import yaml
 from pydantic import BaseModel, ConfigDict, Field, PositiveInt, ValidationError, model_validator
 from typing_extensions import Self
 
@@ -203,6 +202,7 @@ class Config(BaseModel):
     rounds: int = Field(default=15, ge=3)
     warmup: int = Field(default=3, ge=1)
     cold_l2: bool = True
+    needs_gpu: bool = Field(default=False, description="of such sizes that a CPU takes hours")
     dense: tuple[Dense, ...] = ()
     lite: tuple[Lite, ...] = ()
     decode: tuple[Decode, ...] = ()
@@ -222,6 +222,8 @@ def load(path: Path) -> Config:
         ValueError: (``pydantic.ValidationError``) lists every mistake of the file.
         yaml.YAMLError: the file is no YAML.
     """
+    import yaml  # other commands take their cells from here, and read no file
+
     raw = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
     if isinstance(raw, dict) and isinstance(raw.get("lite"), list):
         raw["lite"] = [cell for entry in raw["lite"] for cell in _spread(entry)]

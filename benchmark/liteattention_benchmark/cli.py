@@ -17,7 +17,7 @@ from rich.table import Table
 
 from liteattention_rocm import collect_env
 from liteattention_rocm.cli import dimensions, files
-from liteattention_rocm.cli.needs import need
+from liteattention_rocm.cli.needs import lacking, need
 from liteattention_rocm.cli.progress import activity
 
 # torch and benchmarks are imported when a command runs: --help answers without them.
@@ -139,7 +139,10 @@ def kernels(
         bool, typer.Option("--counters", help="Also run every call under ncu or rocprofv3.")
     ] = False,
 ) -> None:
-    """Compare our attention with its peers on this machine's GPU, or on the CPU if it has none."""
+    """Compare our attention with its peers on this machine's GPU.
+
+    Without a GPU, on the CPU: take --config smoke, or a file with sizes of your own.
+    """
     need("bench kernels", "torch", "yaml", "matplotlib", "tabulate", "jinja2")
     import torch
 
@@ -150,6 +153,12 @@ def kernels(
 
     reasons: list[str] = []
     path, asked = _load(config, cells.load, reasons)
+    on_gpu = torch.cuda.is_available()
+    if asked is not None and asked.needs_gpu and not on_gpu:
+        reasons.append(
+            f"--config {config}: its sizes are for a GPU, and PyTorch sees none: take --config "
+            "smoke, or a file of your own without needs_gpu"
+        )
     more = {}
     for text in peer or ():
         try:
@@ -163,7 +172,7 @@ def kernels(
         reasons.append(f"--out: {unwritable}")
     if reasons or asked is None:
         raise typer.BadParameter("; ".join(reasons))
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    device = torch.device("cuda" if on_gpu else "cpu")
     console = Console(stderr=True)
     stamp = timing.environment(device)
     roofs = timing.ceilings(device)
@@ -455,11 +464,10 @@ def tune(
     They are kept by shape class (dtype, head dim, causal, powers of two of heads and length),
     device and versions in LITEATTENTION_CACHE_DIR, by default ~/.cache/liteattention_rocm.
     """
-    need("bench tune", "torch", "triton")
+    need("bench tune", "torch")
     import torch
     from pydantic import ValidationError
 
-    from . import tune as benchmark
     from .cells import Prefill
     from .cells import reasons as cell_reasons
 
@@ -472,6 +480,11 @@ def tune(
     ]
     if not torch.cuda.is_available():
         reasons.append("tiles are measured on a GPU, and PyTorch sees none")
+        without_triton = lacking("triton")
+        reasons += [f"it {without_triton}"] if without_triton else []
+    else:
+        need("bench tune", "triton")  # comes with PyTorch for GPUs, as a rule
+        without_triton = ""
     cells = []
     names = ("requests", "rows", "context", "q_heads", "kv_heads", "head_dim", "page_size")
     for text in prompts or []:
@@ -490,9 +503,14 @@ def tune(
             found = cell_reasons(error, {"dtype": "--dtype"})
             reasons += [f"--prompts {text!r}: {w}" for w in found if not w.startswith("--dtype")]
             continue
-        reasons += [f"--prompts {text!r}: {why}" for why in benchmark.problems(cells[-1])]
+        if not without_triton:
+            from .tune import problems
+
+            reasons += [f"--prompts {text!r}: {why}" for why in problems(cells[-1])]
     if reasons:
         raise typer.BadParameter("; ".join(reasons))
+    from . import tune as benchmark
+
     console = Console()
     runs: list[tuple[str, Callable[..., Any]]] = [
         (

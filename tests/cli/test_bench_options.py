@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import torch
 from typer.testing import CliRunner
 
 from liteattention_benchmark import cpu, emulator, kernels, video, video_ranks
@@ -90,6 +91,10 @@ def test_bench_kernels_lists_what_is_wrong_with_file_peers_and_folder(
         f"--config {file}: dense.0.batch: Input should be greater than 0, got 0",
         "--peer: a peer is NAME=FILE_OR_MODULE:FUNCTION, got 'x'", "got 'y'", "--out: ",
     ):  # fmt: skip
+        assert part in text
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    text = refused(monkeypatch, "kernels", "--config", "gpu", "--peer", "x")
+    for part in ("--config gpu: its sizes are for a GPU", "take --config smoke", "got 'x'"):
         assert part in text
     text = refused(monkeypatch, "kernels", "--config", "absent")
     names = "chunks, counters, gpu, lite, serving, smoke"

@@ -11,6 +11,7 @@ from typer.testing import CliRunner
 
 from liteattention_benchmark import tune
 from liteattention_benchmark.cli import app
+from liteattention_rocm.cli import needs
 from liteattention_rocm.contract import DenseRequest, LiteRequest, RaggedRequest
 from liteattention_rocm.dense import default_geometry
 from liteattention_rocm.engines.triton import launch, tiles, tuning
@@ -266,3 +267,10 @@ def test_what_cannot_be_measured_is_refused_with_every_reason(
         assert part in text
     text = refused("--prompts", "1,512,256,8,8,128,16")
     assert "--prompts '1,512,256,8,8,128,16': configuration: rows 512 must not exceed" in text
+    monkeypatch.setattr(needs, "installed", lambda name: name != "triton")
+    text = refused("--shape", "1,2,64,64")
+    lacking = "needs triton: pip install 'liteattention-rocm[triton]'"
+    assert f"tiles are measured on a GPU, and PyTorch sees none; it {lacking}" in text
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    result = CliRunner().invoke(app, ["tune", "--shape", "1,2,64,64"])
+    assert (result.exit_code, result.output) == (1, f"liteattention-rocm bench tune {lacking}\n")
