@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import math
 from typing import Any
 
@@ -225,3 +226,19 @@ def test_engine_choice_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
             call(engine="cpu")
     lines = [r.getMessage() for r in caplog.records if "attention engine" in r.getMessage()]
     assert lines == ["attention engine cpu (chosen by engine=)"]
+
+
+def test_an_engine_that_lacks_triton_says_what_else_is_wrong(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    find = importlib.util.find_spec
+    monkeypatch.setattr(
+        importlib.util,
+        "find_spec",
+        lambda name, *more: None if name == "triton" else find(name, *more),
+    )
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    with pytest.raises(ValueError, match="engine 'portable' cannot run this: ") as caught:
+        call(engine="portable")
+    for reason in ("pip install triton; it runs on GPU tensors", "; head dim must be 64 or 128"):
+        assert reason in str(caught.value)

@@ -55,20 +55,22 @@ class PortableEngine(Engine):
 
     def unavailable(self, device: torch.device) -> list[str]:
         """Return every reason why it cannot run on ``device``; see :meth:`Engine.unavailable`."""
+        reasons = []
         if importlib.util.find_spec("triton") is None:
-            return ["it needs Triton, which comes with PyTorch for GPUs: pip install triton"]
-        if device.type == "cpu":
-            if _interpreted():
-                return []
-            return ["it runs on GPU tensors (on CPU tensors with TRITON_INTERPRET=1, for tests)"]
-        if device.type != "cuda":
-            return [f"it runs on GPU tensors, got {device}"]
+            reasons.append("it needs Triton, which comes with PyTorch for GPUs: pip install triton")
         found = architecture(device)
-        if not found:
-            return ["PyTorch sees no GPU"]
-        if found.startswith("sm_") and int(found.removeprefix("sm_")) < _OLDEST:
-            return [f"it needs compute capability {_OLDEST / 10:.1f} or newer, got {found}"]
-        return []
+        if device.type == "cpu":
+            if not _interpreted():
+                reasons.append(
+                    "it runs on GPU tensors (on CPU tensors with TRITON_INTERPRET=1, for tests)"
+                )
+        elif device.type != "cuda":
+            reasons.append(f"it runs on GPU tensors, got {device}")
+        elif not found:
+            reasons.append("PyTorch sees no GPU")
+        elif found.startswith("sm_") and int(found.removeprefix("sm_")) < _OLDEST:
+            reasons.append(f"it needs compute capability {_OLDEST / 10:.1f} or newer, got {found}")
+        return reasons
 
     def limits(self, request: Request) -> list[str]:
         """Return the sizes and tiles that its kernels do not take; see :meth:`Engine.limits`."""
