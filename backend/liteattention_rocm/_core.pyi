@@ -146,6 +146,7 @@ GFX942_WAVE_ROWS: int
 GFX942_COMPUTE_UNITS: int
 TAIL_MIN_GAIN: float
 TAIL_NEARLY_FULL: float
+MODELLED_GIGAHERTZ: float
 
 class HipUnavailable(RuntimeError): ...
 class HipError(RuntimeError): ...

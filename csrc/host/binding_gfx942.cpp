@@ -172,6 +172,7 @@ void BindGfx942(py::module_& m) {
           py::arg("k_blocks"), py::arg("head_dim"), py::arg("compute_units"));
     m.attr("TAIL_MIN_GAIN") = gfx942::kMinGain;
     m.attr("TAIL_NEARLY_FULL") = gfx942::kNearlyFullShare;
+    m.attr("MODELLED_GIGAHERTZ") = gfx942::kGigahertz;
 
     using RS = gfx942::RaggedShape;
     py::class_<RS>(m, "RaggedShape")

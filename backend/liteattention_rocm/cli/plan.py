@@ -12,7 +12,7 @@ least 95 % full, and where the keys are too few to win 5 % of that round.
 Times and speed-ups here are modelled, not measured. A K block takes a workgroup 4,430 clocks at
 head dim 128 and 3,460 at 64, and its start and end as long as 2.6 of them, from the cycle model
 (``liteattention-rocm model``). The clock is 1.1 GHz, at which published times put kernels that use
-the matrix cores as much (``csrc/host/plan.cpp``). The merge takes 5 us to launch and moves 4 TB/s.
+the matrix cores as much (``csrc/host/plan.h``). The merge takes 5 us to launch and moves 4 TB/s.
 
 Ragged calls (``--ragged``), as language models make them, causal. Requests whose query rows times
 the heads of a key head are 16 or fewer are decoded: one workgroup per request, key head and part of
@@ -42,6 +42,8 @@ from rich.table import Table
 from .. import _core
 from . import dimensions
 
+#: What times that come from clocks assume.
+_CLOCK = f"{_core.MODELLED_GIGAHERTZ:g} GHz"
 _WHY_NOT = {
     "even": "the tiles fill every round",
     "nearly_full": f"the last round is at least {_core.TAIL_NEARLY_FULL:.0%} full",
@@ -68,6 +70,7 @@ def describe(
         ``last_round_occupancy`` (share of the compute units that it fills, 1 if it is full);
         ``splits`` (G, 1: none), ``split_tiles`` and ``declined`` (why not, None if split);
         ``modelled_ms``, ``modelled_unsplit_ms`` and their ratio ``modelled_speedup``;
+        ``modelled_clock_ghz``, the clock that they assume;
         ``workspace_bytes`` of a dense call, ``lite_workspace_bytes`` of a LiteAttention step and
         ``budget_workspace_bytes`` of one with a budget; ``mapping`` of workgroups to tiles.
 
@@ -106,6 +109,7 @@ def describe(
         "modelled_ms": plan.modelled_us / 1000,
         "modelled_unsplit_ms": plan.modelled_unsplit_us / 1000,
         "modelled_speedup": plan.modelled_unsplit_us / plan.modelled_us,
+        "modelled_clock_ghz": _core.MODELLED_GIGAHERTZ,
         "workspace_bytes": plan.workspace_bytes,
         "lite_workspace_bytes": lite,
         "budget_workspace_bytes": weighs,
@@ -135,7 +139,8 @@ def describe_ragged(
         ``workgroups``, ``merge_workgroups`` (0: no merge), ``splits`` (parts of a request or tile
         at most), ``declined`` (why it is not split, None if it is), ``modelled_us``,
         ``modelled_unsplit_us`` and ``modelled_speedup``; of decode also ``kv_bytes`` (K and V,
-        each read once) and ``modelled_tb_per_s``; ``workspace_bytes``.
+        each read once) and ``modelled_tb_per_s``; ``modelled_clock_ghz``, the clock that times of
+        prefill assume; ``workspace_bytes``.
 
     Raises:
         ValueError: the kernels cannot take the shape; lists every reason.
@@ -169,6 +174,7 @@ def describe_ragged(
         "compute_units": compute_units,
         "decode": decode,
         "prefill": _stage(plan.prefill, "its tiles fill the GPU"),
+        "modelled_clock_ghz": _core.MODELLED_GIGAHERTZ,
         "workspace_bytes": plan.workspace_bytes,
     }
 
@@ -276,7 +282,7 @@ def _dense_rows(found: dict[str, Any]) -> list[tuple[str, str]]:
         ("last round", f"{found['last_round_occupancy']:.1%} of the compute units"),
         ("tail split", f"none: {found['declined']}" if found["declined"] else split),
         ("speed-up of the split", f"{found['modelled_speedup']:.2f}x (modelled)"),
-        ("time", f"{found['modelled_ms']:.3f} ms (modelled)"),
+        ("time", f"{found['modelled_ms']:.3f} ms (modelled at {_CLOCK})"),
         ("workspace", _bytes(found["workspace_bytes"])),
         ("workspace, LiteAttention", _bytes(found["lite_workspace_bytes"])),
         ("workspace, with a budget", _bytes(found["budget_workspace_bytes"])),
@@ -291,12 +297,13 @@ def _ragged_rows(found: dict[str, Any]) -> list[tuple[str, str]]:
         if stage is None:
             continue
         split = f"{stage['splits']} parts of each {whole} at most"
+        clock = f" at {_CLOCK}" if name == "prefill" else ""  # decode goes by HBM's rate
         rows += [
             (name, f"{stage['workgroups']:,} workgroups at most"),
             ("  split", f"none: {stage['declined']}" if stage["declined"] else split),
             ("  merge", f"{stage['merge_workgroups']:,} workgroups"),
             ("  speed-up of the split", f"{stage['modelled_speedup']:.2f}x (modelled)"),
-            ("  time", f"{stage['modelled_us']:.1f} us (modelled)"),
+            ("  time", f"{stage['modelled_us']:.1f} us (modelled{clock})"),
         ]
         if name == "decode":
             rows += [

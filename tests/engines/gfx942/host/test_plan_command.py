@@ -33,6 +33,20 @@ def test_json_says_what_is_planned() -> None:
     assert found["mapping"] == "swizzled_head_first"
 
 
+def test_times_name_the_clock_that_they_assume() -> None:
+    one_round = plan.describe(1, 304, 256, 128)  # 4 K blocks, and as long as 2.6 around them
+    clocks = one_round["modelled_ms"] * 1e6 * one_round["modelled_clock_ghz"]
+    assert clocks == pytest.approx(6.6 * 4430)
+    for arguments, clock in (
+        (("--shape", "1,24,4096,128"), " at 1.1 GHz"),
+        (("--ragged", "2,8,512,128"), " at 1.1 GHz"),
+        (("--ragged", "2,8,1,128"), ""),  # by the rate of HBM
+    ):
+        rows = invoke(*arguments)[1].splitlines()
+        (time,) = (row.rstrip() for row in rows if row.split()[0] == "time")
+        assert time.endswith(f"s (modelled{clock})")
+
+
 @pytest.mark.parametrize(
     ("shape", "why"),
     [
