@@ -74,7 +74,9 @@ def calibrate(
     """Choose budgets by layer, or by head, for a wanted quality, and write them as policies.
 
     It makes (groups x trial budgets + 1 + rounds x qualities) videos for each prompt and seed; with
-    --by-head, heads times as many trials, and that for each number of --dense-steps.
+    --by-head, heads times as many trials, and that for each number of --dense-steps. By default
+    these are 200 videos of the small model, which take two cores almost three hours. Fewer
+    --prompts, --groups or --steps and smaller videos take less.
     """
     need("calibrate", *cli.FRAMEWORK[runner == "sglang"], extras=cli.EXTRAS[runner == "sglang"])
     from pydantic import ValidationError

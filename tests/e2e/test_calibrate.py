@@ -16,6 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
+from liteattention_e2e import calibrate_cli
 from liteattention_e2e.calibrate import (
     LEAST_BUDGET,
     Calibration,
@@ -28,7 +29,9 @@ from liteattention_e2e.calibrate import (
     in_groups,
     predicted_db,
 )
+from liteattention_e2e.config import CalibrationOptions, load_config
 from liteattention_rocm import SkipPolicy
+from tests import ROOT
 
 PROMPTS = [
     "a red circle moves left on a blue background",
@@ -294,6 +297,15 @@ def test_the_command_writes_policies_that_the_suite_takes(
         assert ran["sparsity"]["mean"] == pytest.approx(item["skipped"])
         measured = ran["quality"]["vs_dense"]["psnr_db_mean"]
         assert measured is None or measured == pytest.approx(item["psnr_db"], abs=0.01)
+
+
+def test_help_and_page_say_how_many_videos_are_made_by_default() -> None:
+    config, options = load_config({}), CalibrationOptions()
+    transformer = json.loads((Path(config.model) / "transformer" / "config.json").read_text())
+    runs = transformer["num_layers"] * len(options.budgets) + 1 + options.rounds * len(options.psnr)
+    said = f"{runs * len(config.prompts) * len(config.seeds)} videos"
+    assert said in " ".join((calibrate_cli.calibrate.__doc__ or "").split())
+    assert said in (ROOT / "docs" / "commands.md").read_text()
 
 
 def test_a_calibration_in_which_nothing_can_skip_is_refused(
