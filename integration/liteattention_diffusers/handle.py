@@ -55,8 +55,9 @@ class Handle:
         names: tuple[str, ...] = (),
     ) -> None:
         self.lite = LiteAttention(policy, geometry=geometry, engine=engine)
-        # One per group of processes that the layers say they are in: one at most, as a rule.
-        self._splits: dict[dist.ProcessGroup, SeqParallel] = {}
+        # One per group of processes that the layers say they are in, and per way to share a
+        # sequence: one at most, as a rule.
+        self._splits: dict[tuple[dist.ProcessGroup, Mode], SeqParallel] = {}
         self._geometry = geometry
         self._clock = Clock(pipeline)
         self._denoisers: list[tuple[torch.nn.Module, denoiser.DenoiserHook]] = []
@@ -290,8 +291,8 @@ class Handle:
             raise ValueError(
                 "CUDA graphs do not hold what processes exchange: enable(..., graphs=False)"
             )
-        if group not in self._splits:
-            self._splits[group] = SeqParallel(
+        if (group, mode) not in self._splits:
+            self._splits[group, mode] = SeqParallel(
                 self.policy,
                 group=group,
                 mode=mode,
@@ -300,7 +301,7 @@ class Handle:
                 geometry=self._geometry,
                 engine=self.lite.engine,
             )
-        split = self._splits[group]
+        split = self._splits[group, mode]
         split.policy = self.policy  # which may be another one than when it was made
         return split
 

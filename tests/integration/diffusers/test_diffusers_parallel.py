@@ -334,6 +334,21 @@ def test_a_ring_that_skips_nothing_is_one_process(results: Any) -> None:
         assert skipped(rank["exact ring"][2]) == 0.0
 
 
+def test_denoisers_may_share_the_processes_in_different_ways() -> None:
+    """Meshes over all processes have one group, whichever way each of them shares a sequence."""
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    pipe = pipeline()
+    try:
+        handle, group = enable(pipe, geometry=TILE), dist.group.WORLD
+        assert group is not None
+        made = {mode: handle._parallel(group, mode) for mode in ("ulysses", "ring")}
+        for mode, parallel in made.items():
+            assert parallel.mode == mode and handle._parallel(group, parallel.mode) is parallel
+    finally:
+        disable(pipe)
+        dist.destroy_process_group()
+
+
 def test_the_dense_kernel_in_diffusers_own_ring(results: Any) -> None:
     pipe = pipeline()
     with enable(pipe, EXACT, geometry=TILE):
