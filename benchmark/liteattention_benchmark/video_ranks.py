@@ -457,16 +457,17 @@ class _Timed(SeqParallel):
         with self._watch.part("attention"):
             return super()._attend(lite, *tensors, **call)
 
-    def _new(self, policy: SkipPolicy, split: int | None, length: int) -> LiteAttention:
+    def _new(self, policy: SkipPolicy, split: int | None) -> LiteAttention:
         share = self._one.sparsity
         if share is None:
-            return super()._new(policy, split, length)
+            return super()._new(policy, split)
         rank, ranks = self.rank, self.ranks
         if split is None:
             cut = functools.partial(heads_part, rank=rank, ranks=ranks)
             return Forced(share, self._given, cut, **self._rest)
 
         def part(whole: torch.Tensor, shape: Shape) -> torch.Tensor:
+            length = shape.kv_len
             return ring_part(whole, shape, rank * shape.q_len, split * length, ranks * length)
 
         return Forced(share, self._given, part, **self._rest)

@@ -42,12 +42,20 @@ POLICIES = {
     "ranges": SkipPolicy(threshold=-3.0, must_do=((200, 600),), must_skip=((768, 1024),)),
 }
 
+IN_VAIN = (0, 1, 2, 2, 3, 4)
 #: Rings whose second half of the keys is left out in some steps; the ranges touch.
 HALF = ((512, 768), (768, 1024))
 HALVED = {
     "not enabled": SkipPolicy(threshold=-3.0, must_skip=HALF, enabled=False),
     "warm-up": SkipPolicy(threshold=float("-inf"), must_skip=HALF, warmup_steps=1),
     "last step": SkipPolicy(threshold=float("-inf"), must_skip=HALF, last_step=0),
+}
+#: Policies of the steps of a ring, which leave its second half out in step 2.
+_LEAVES_OUT = SkipPolicy(threshold=-5.0, must_skip=HALF)
+PASSED_OVER = {
+    "once": [POLICIES["plain"]] * 2 + [_LEAVES_OUT] + [POLICIES["plain"]] * 2,
+    "after dense steps": [SkipPolicy(threshold=-5.0, must_skip=HALF, warmup_steps=2)] * 3
+    + [POLICIES["plain"]],
 }
 #: In which of the steps 0 and 1.
 LEFT_OUT = {"not enabled": (False, False), "warm-up": (False, True), "last step": (True, False)}
@@ -116,7 +124,7 @@ def ahead(rank: int, ranks: int, peer_memory: bool) -> tuple[list[torch.Tensor],
     """Steps of which v is sent ahead, and numbers of tensors sent for the heads of each step.
 
     The first three steps get that v, the next one its copy in other memory. In another layer the
-    second step gets a v that was written to, and in a third one heads of k are fewer.
+    last step gets a v that was written to, and in a third one heads of k are fewer.
     """
     outs, numbers = [], []
     parallel = SeqParallel(POLICIES["plain"], balance=True, peer_memory=peer_memory, geometry=TILE)
@@ -134,11 +142,61 @@ def ahead(rank: int, ranks: int, peer_memory: bool) -> tuple[list[torch.Tensor],
 
     for step in range(5):
         call(step, "x", torch.clone if step == 3 else lambda v: v.flatten(2).view(v.shape))
-    for step in range(2):
-        call(step, "y", lambda v, step=step: v.mul_(2) if step else v)
+    for step in range(4):
+        call(step, "y", lambda v, step=step: v.mul_(2) if step == 3 else v)
     for step in range(3):
         call(step, "z", lambda v: v, group=2)
     return outs, numbers
+
+
+def begun_in_vain(rank: int, ranks: int) -> list[torch.Tensor]:
+    """Steps before which v was sent ahead for the next one; then for a layer that does not call."""
+    outs = []
+    parallel = SeqParallel(POLICIES["plain"], balance=True, geometry=TILE)
+    with torch.no_grad():
+        for step in IN_VAIN:
+            q, k, v = (part(x, rank, ranks) for x in unequal(step))
+            parallel.begin(v, step=step + 1, layer="x")
+            parallel.begin(v, step=step, layer="x")
+            outs.append(parallel(q[:, :, ::2].contiguous(), k, v, step=step, layer="x"))
+        parallel.begin(v.clone(), step=0, layer="without a call")
+        outs.append(parallel(q[:, :, ::2].contiguous(), k, v, step=step, layer="x"))
+    assert parallel._not_ahead == {"without a call"}
+    return outs
+
+
+def ring_under(policies: list[SkipPolicy], rank: int, ranks: int) -> Any:
+    """Steps of a ring, each under a policy of its own."""
+    parallel = SeqParallel(policies[0], mode="ring", geometry=TILE)
+    outs = []
+    for step, policy in enumerate(policies):
+        parallel.policy = policy
+        mine = (part(x, rank, ranks) for x in tensors(step))
+        outs.append(parallel(*mine, step=step, layer="x"))
+    lists = [parallel.lists("x", split=split) for split in range(ranks)]
+    return outs, lists, parallel.statistics.to_records()
+
+
+def begun_anew_with_fewer_rows(rank: int, ranks: int) -> None:
+    """A generation under an old name whose sequence is shorter, and steps of the longer one."""
+    parallel = SeqParallel(POLICIES["plain"], mode="ring", geometry=TILE)
+    alone = SeqParallel(POLICIES["plain"], mode="ring", geometry=TILE)
+
+    def call(one: SeqParallel, step: int, rows: int) -> torch.Tensor:
+        mine = (part(x[:, :rows], rank, ranks) for x in tensors(step))
+        return one(*mine, step=step, layer="x")
+
+    for step in range(3):
+        call(parallel, step, ROWS)
+    for step in range(2):
+        assert torch.equal(call(parallel, step, ROWS // 2), call(alone, step, ROWS // 2))
+        for split in range(ranks):
+            lists = (one.lists("x", split=split) for one in (parallel, alone))
+            assert torch.equal(*lists)
+    assert parallel.statistics.to_records() == alone.statistics.to_records()
+    call(parallel, 2, ROWS)
+    last = parallel.statistics.to_records()[-1]
+    assert last["step"] == 2 and last["tiles_computed"] == last["tiles_total"]
 
 
 def another_policy(mode: Any, rank: int, ranks: int) -> tuple[list[torch.Tensor], Any]:
@@ -173,6 +231,13 @@ def after_refusals(mode: Any, rank: int, ranks: int) -> list[torch.Tensor]:
     ):
         with pytest.raises(ValueError, match=reason):
             parallel(*(part(x[cut], rank, ranks) for x in (q, k, v)), step=0, layer="x")
+    if mode == "ring":  # the engine refuses the first split alone, which each rank meets elsewhere
+        small = TileGeometry(64, 32, 32)
+        policy = SkipPolicy(threshold=float("-inf"), must_skip=((0, 32),))
+        with pytest.raises(ValueError, match="k_block must be 64, got 32"):
+            SeqParallel(policy, mode="ring", geometry=small, engine="cpu")(
+                *(part(x, rank, ranks) for x in (q, k, v)), step=0, layer="x"
+            )
     return [parallel(*(part(x, rank, ranks) for x in (q, k, v)), step=0, layer="x")]
 
 
@@ -266,6 +331,10 @@ def work(rank: int, ranks: int, folder: str) -> None:
                 for step in range(2)
             ],
         )
+    for name, policies in PASSED_OVER.items():
+        found["passed over", name] = ring_under(policies, rank, ranks)
+    found["begun in vain"] = (begun_in_vain(rank, ranks),)
+    begun_anew_with_fewer_rows(rank, ranks)
     lengths(rank, ranks)
     for mode in ("ulysses", "ring"):
         found["another policy", mode] = another_policy(mode, rank, ranks)
@@ -383,19 +452,29 @@ def test_an_earlier_step_after_a_refused_one(results: Any, way: str) -> None:
 @pytest.mark.parametrize("way", WAYS)
 def test_a_v_that_is_sent_ahead_is_taken_up_if_it_is_the_one(results: Any, way: str) -> None:
     lite = LiteAttention(POLICIES["plain"], geometry=TILE)
-    steps = [*((step, "x") for step in range(5)), (0, "y"), (1, "y")]
+    steps = [(step, "x") for step in range(5)] + [(step, "y") for step in range(4)]
     steps += [(step, "z") for step in range(3)]
     for index, (step, layer) in enumerate(steps):
         q, k, v = unequal(step)
         if layer != "z":
             q = q[:, :, ::2].contiguous()
-        wanted = lite(q, k, 2 * v if (step, layer) == (1, "y") else v, step=step, layer=layer)
+        wanted = lite(q, k, 2 * v if (step, layer) == (3, "y") else v, step=step, layer=layer)
         assert torch.equal(joined(results, ("ahead", way), index), wanted), (step, layer)
     for rank in results:
         numbers = rank["ahead", way][1]
-        assert numbers[:7] == [3, 3, 3, 4, 3, 3, 4]  # after the copy, none is sent ahead
+        assert numbers[:5] == [3, 3, 3, 4, 3]  # after the copy, none is sent ahead
+        assert numbers[5:9] == [3, 3, 3, 4]
         if len(results) == 2:  # once heads are dealt, those of v alone are not enough
-            assert numbers[7:] == [3, 4, 3]
+            assert numbers[9:] == [3, 4, 3]
+
+
+def test_a_v_that_is_sent_for_no_call_changes_nothing(results: Any) -> None:
+    """Not even the step of the lists of which heads are dealt."""
+    lite = LiteAttention(POLICIES["plain"], geometry=TILE)
+    for index, step in enumerate((*IN_VAIN, IN_VAIN[-1])):
+        q, k, v = unequal(step)
+        wanted = lite(q[:, :, ::2].contiguous(), k, v, step=step, layer="x")
+        assert torch.equal(joined(results, "begun in vain", index), wanted), index
 
 
 def test_heads_are_dealt_by_what_they_kept() -> None:
@@ -465,6 +544,33 @@ def test_a_ring_leaves_keys_out_in_steps_that_skip_alone(results: Any, name: str
         torch.testing.assert_close(
             joined(results, ("halved", name), step), wanted, atol=2e-5, rtol=0.0
         )
+
+
+@pytest.mark.parametrize("name", PASSED_OVER)
+def test_a_split_that_a_step_leaves_out_starts_anew_and_keeps_its_records(
+    results: Any, name: str
+) -> None:
+    ranks, policies = len(results), PASSED_OVER[name]
+    for rank, found in enumerate(results):
+        outs, lists, records = found["passed over", name]
+        own = [LiteAttention(geometry=TILE) for _ in range(ranks)]
+        for step, policy in enumerate(policies):
+            q, k, v = tensors(step)
+            parts = []
+            for split, lite in enumerate(own):
+                if split >= ranks // 2 and policy.must_skip and step >= policy.warmup_steps:
+                    lite.forget("x")
+                    continue
+                lite.policy = policy.model_copy(update={"must_skip": ()})
+                mine = (part(q, rank, ranks), part(k, split, ranks), part(v, split, ranks))
+                parts.append(lite(*mine, step=step, layer="x", return_lse=True))
+            wanted = merge_states([out for out, _ in parts], [lse for _, lse in parts])[0]
+            assert torch.equal(outs[step], wanted), step
+        for lite, listed in zip(own, lists, strict=True):
+            assert torch.equal(listed, lite.lists("x"))
+        merged = own[0].statistics.merge(*(lite.statistics for lite in own[1:]))
+        assert records == merged.to_records()
+        assert len(records) == len(policies)
 
 
 @pytest.mark.parametrize("mode", ["ulysses", "ring"])

@@ -625,6 +625,21 @@ class LiteAttention:
         with self._lock:
             self._generations.get(generation, {}).pop(key, None)
 
+    def _pass_over(
+        self, *, step: int, layer: str, branch: str = "", generation: Hashable = 0
+    ) -> None:
+        """Take note of a step without a call, because none of its tiles are to be computed.
+
+        The list is freed, as a call with other masks would free it. Records that a call would have
+        replaced go, too.
+        """
+        shared = self.policy.branches == "shared"
+        with self._lock:
+            states = self._generations.get(generation, {})
+            state = states.pop((layer, "" if shared else branch), None)
+            first = 0 if state is not None and step < state.step else step
+            self.statistics.discard(generation, layer, None if shared else branch, first)
+
     def reset(self, generation: Hashable | None = None) -> None:
         """Forget the lists and statistics of one generation, or of all when it is None."""
         with self._lock:

@@ -20,6 +20,11 @@ def in_order(heads: int) -> tuple[int, ...]:
     return tuple(range(heads))
 
 
+def is_due(steps: int) -> bool:
+    """Whether heads are dealt before a step that follows upon ``steps`` others: 1, 2, 4, 8 ..."""
+    return steps & (steps - 1) == 0
+
+
 def by_tiles(tiles: Sequence[int], ranks: int) -> tuple[int, ...]:
     """Deal heads to ``ranks`` by the ``tiles`` of each; the number of heads must divide by it.
 

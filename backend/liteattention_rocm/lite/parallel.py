@@ -20,7 +20,7 @@ from typing_extensions import Self
 
 from ..arguments import Reasons
 from ..contract import Rounding, TileGeometry
-from ..dense import attention, merge_states
+from ..dense import merge_states
 from . import deal, exchange
 from .attention import LiteAttention
 from .names import checked_names
@@ -38,6 +38,7 @@ class _Begun(NamedTuple):
     v: torch.Tensor
     version: int
     dealt: deal.Deal | None
+    layer: str
     sent: Any  # what the exchange made of it
 
     def is_of(self, v: torch.Tensor, dealt: deal.Deal | None) -> bool:
@@ -48,6 +49,14 @@ class _Begun(NamedTuple):
         steps = zip(v.shape, v.stride(), then.stride(), strict=True)
         same = all(size == 1 or one == other for size, one, other in steps)
         return same and then._version == self.version and dealt is self.dealt
+
+
+class _Part(NamedTuple):
+    """The policy for the keys of one rank of a ring."""
+
+    made_by: SkipPolicy  # for the keys of all ranks
+    policy: SkipPolicy
+    left_out: bool  # all of these keys, in steps that may skip
 
 
 class SeqParallel:
@@ -69,7 +78,8 @@ class SeqParallel:
     against the mass, within its split. So a ring never skips a tile that the whole row's maximum
     would have kept, counts no tile for less than its mass, and keeps at least one tile per q block
     and split; a budget is a share of each split's mass. Token ranges of the policy are over the
-    whole sequence, and so is ``threshold_scale="length"``.
+    whole sequence, and so is ``threshold_scale="length"``. A step that leaves out all keys of a
+    split frees that list: later ones start from the full list.
 
     A copy (shallow or deep) belongs to the same processes and has lists and statistics of its own.
 
@@ -125,10 +135,9 @@ class SeqParallel:
             "engine": engine,
             "max_generations": max_generations,
         }
-        self._whole = self._new(SkipPolicy() if policy is None else policy, None, 0)
-        # (split, length of a split) -> the policy that it was made by, and its lists, or None if
-        # nothing of it may be computed
-        self._splits: dict[tuple[int, int], tuple[SkipPolicy, LiteAttention | None]] = {}
+        self._whole = self._new(SkipPolicy() if policy is None else policy, None)
+        self._splits: dict[int, LiteAttention] = {}  # by the rank of the keys
+        self._parts: dict[tuple[int, int], _Part] = {}  # by that rank and the number of its keys
         self._begun: _Begun | None = None
         self._not_ahead: set[str] = set()  # layers that attend with another v than was begun
 
@@ -187,7 +196,7 @@ class SeqParallel:
             every = deal.in_order(q.shape[2]) if dealt is None else dealt.queries
             call["heads"] = self._own(every)
         queries, keys = (None, None) if dealt is None else (dealt.query_index, dealt.key_index)
-        values = self._take_begun(v, dealt, layer)
+        values = self._take_begun(v, dealt)
         sent = [
             self._exchange.send("q", q, queries),
             self._exchange.send("k", k, keys),
@@ -210,11 +219,12 @@ class SeqParallel:
         """Send ``v`` of the next call ahead, while its q and k are made; on all ranks or none.
 
         That call takes it up if it is given the same memory, unchanged. Else it sends its own v,
-        and no more is sent ahead for that layer. Results do not depend on it. It is for Ulysses and
-        as many heads of q as of v; elsewhere, and where a change could not be noticed (inference
-        mode), nothing is sent. Arguments as those of the call.
+        and no more is sent ahead for that layer. Results do not depend on it, nor on whether the
+        call comes. It is for Ulysses and as many heads of q as of v; elsewhere, where a change
+        could not be noticed (inference mode), and where the call is going to deal heads, nothing
+        is sent. Arguments as those of the call.
         """
-        checked_names(generation, step, layer, branch, num_steps)
+        step, num_steps = checked_names(generation, step, layer, branch, num_steps)
         self._drop_begun()
         if self.mode == "ring" or layer in self._not_ahead:
             return
@@ -227,18 +237,25 @@ class SeqParallel:
             "generation": generation,
             "num_steps": num_steps,
         }
-        dealt = self._deal(v, v, call)
+        state = self._dealt(v, v, call)
+        if (
+            state is not None
+            and self._goes_on(state, step, v.shape[2])
+            and deal.is_due(state.ordinal + state.complete)
+        ):
+            return  # the call deals heads: only it may bring the lists to its step
+        dealt = None if state is None else state.deal
         order = None if dealt is None else dealt.key_index
-        self._begun = _Begun(v, v._version, dealt, self._exchange.send("v", v, order))
+        self._begun = _Begun(v, v._version, dealt, layer, self._exchange.send("v", v, order))
 
-    def _take_begun(self, v: torch.Tensor, dealt: deal.Deal | None, layer: str) -> Any:
+    def _take_begun(self, v: torch.Tensor, dealt: deal.Deal | None) -> Any:
         """What was sent ahead, if it is this v."""
         begun = self._begun
         if begun is not None and begun.is_of(v, dealt):
             self._begun = None
             return begun.sent
         if begun is not None:
-            self._not_ahead.add(layer)
+            self._not_ahead.add(begun.layer)
         self._drop_begun()
         return None
 
@@ -252,7 +269,7 @@ class SeqParallel:
         """Make what Ulysses exchanges by."""
         return PeerMemory(self.group) if self.peer_memory else exchange.Messages(self.group)
 
-    def _new(self, policy: SkipPolicy, split: int | None, length: int) -> LiteAttention:
+    def _new(self, policy: SkipPolicy, split: int | None) -> LiteAttention:
         """Make what attends with this rank's heads, or in a ring to the keys of rank ``split``."""
         return LiteAttention(policy, **self._rest)
 
@@ -265,6 +282,21 @@ class SeqParallel:
 
         All ranks decide alike: by the step, by what ran before, and by the lists of all.
         """
+        state, step = self._dealt(q, k, call), plain_int(call["step"])
+        if state is None:
+            return None
+        heads, kv_heads = q.shape[2], k.shape[2]
+        if self._goes_on(state, step, kv_heads):
+            self._check_whole(q, k, call)
+            with self._whole._lock:
+                state.advance(step)
+                state.step = step  # if the call fails now, an earlier step begins anew
+            if deal.is_due(state.ordinal) and state.read is not None:
+                self._deal_anew(state, kv_heads, heads // kv_heads)
+        return state.deal
+
+    def _dealt(self, q: torch.Tensor, k: torch.Tensor, call: dict[str, Any]) -> State | None:
+        """Find the lists that a call goes on with; None if it begins with heads in their order."""
         if not self.balance:
             return None
         step = plain_int(call["step"])
@@ -272,18 +304,14 @@ class SeqParallel:
         if state is None or type(step) is not int or step < state.step:
             return None
         batch, rows, heads, width = q.shape
-        kv_heads = k.shape[2]
-        sizes = (batch, heads // self.ranks, kv_heads // self.ranks, rows * self.ranks)
+        sizes = (batch, heads // self.ranks, k.shape[2] // self.ranks, rows * self.ranks)
         if state.shape[:4] != sizes or state.shape[5:8] != (width, q.dtype, q.device):
             return None  # the lists do not fit, and begin anew
-        if 1 < self.ranks < kv_heads and step > state.lite_step and state.counts:
-            self._check_whole(q, k, call)
-            with self._whole._lock:
-                state.advance(step)
-                state.step = step  # if the call fails now, an earlier step begins anew
-            if state.ordinal & (state.ordinal - 1) == 0 and state.read is not None:
-                self._deal_anew(state, kv_heads, heads // kv_heads)
-        return state.deal
+        return state
+
+    def _goes_on(self, state: State, step: int, kv_heads: int) -> bool:
+        """Whether a call goes on to a later step with lists of heads that can be dealt."""
+        return 1 < self.ranks < kv_heads and step > state.lite_step and bool(state.counts)
 
     def _check_whole(self, q: torch.Tensor, k: torch.Tensor, call: dict[str, Any]) -> None:
         """Raise if attention with this rank's heads would be refused, as on all ranks alike."""
@@ -359,28 +387,35 @@ class SeqParallel:
         length = k.shape[1]
         leaves_out = self._leaves_out(call, self.ranks * length)
         splits = [self._split(source, length) for source in range(self.ranks)]
+        skipped = [lite for lite, left_out in splits if left_out and leaves_out]
         held = torch.stack((k, v))
         arriving = torch.empty_like(held)
         parts: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+        failed: Exception | None = None
         before, after = (self.rank - 1) % self.ranks, (self.rank + 1) % self.ranks
         for hop in range(self.ranks):
             waits = []
             if hop + 1 < self.ranks:
                 waits = exchange.post([(held, after)], [(arriving, before)], self.group)
             source = (self.rank - hop) % self.ranks
-            lite = splits[source]
-            try:
-                if lite is not None:
+            lite, _ = splits[source]
+            if failed is None and lite not in skipped:
+                try:
                     parts[source] = self._attend(lite, q, held[0], held[1], return_lse=True, **call)
-                elif not leaves_out:
-                    parts[source] = attention(
-                        q, held[0], held[1], scale=call["scale"], rounding=call["rounding"],
-                        return_lse=True, engine=self._whole.engine,
-                    )  # fmt: skip
-            finally:  # a call that all ranks refuse leaves nothing under way for the next one
-                for wait in waits:
-                    wait.wait()
+                except Exception as error:
+                    # Keys go on: a rank may refuse those of one split that others meet later.
+                    failed = error
+            for wait in waits:
+                wait.wait()
             held, arriving = arriving, held
+        if failed is not None:
+            try:
+                raise failed
+            finally:
+                del failed  # which would hold this frame and its tensors
+        where = {name: call[name] for name in ("step", "layer", "branch", "generation")}
+        for lite in skipped:
+            lite._pass_over(**where)
         if len(parts) == 1:
             return next(iter(parts.values()))[0]
         # In the order of the keys, so that the rounding does not depend on the rank.
@@ -405,22 +440,22 @@ class SeqParallel:
             )
         return True
 
-    def _split(self, source: int, length: int) -> LiteAttention | None:
-        """What attends to the keys of rank ``source`` by the policy as it is now."""
-        made_by, lite = self._splits.get((source, length), (None, None))
-        if made_by is not self.policy:
-            policy = self._split_policy(source * length, length)
-            if policy is None:
-                lite = None
-            elif lite is None:
-                lite = self._new(policy, source, length)
-            else:
-                lite.policy = policy
-            self._splits[source, length] = (self.policy, lite)
-        return lite
+    def _split(self, source: int, length: int) -> tuple[LiteAttention, bool]:
+        """What attends to the keys of rank ``source`` by the policy as it is now.
 
-    def _split_policy(self, start: int, length: int) -> SkipPolicy | None:
-        """Return the policy for keys [start, start + length); None if all of them are skipped.
+        And whether the policy leaves out all of them, in steps that may skip.
+        """
+        part = self._parts.get((source, length))
+        if part is None or part.made_by is not self.policy:
+            part = self._parts[source, length] = self._part(source * length, length)
+        lite = self._splits.get(source)
+        if lite is None:
+            lite = self._splits[source] = self._new(part.policy, source)
+        lite.policy = part.policy
+        return lite, part.left_out
+
+    def _part(self, start: int, length: int) -> _Part:
+        """Make the policy for keys [start, start + length).
 
         Raises ``ValueError`` for a token range past the whole sequence.
         """
@@ -432,11 +467,10 @@ class SeqParallel:
                 f"token ranges {past} end past the {total} keys of all {self.ranks} ranks"
             )
         must_skip = _within(whole.must_skip, start, length)
-        if must_skip == ((0, length),):
-            return None
+        left_out = must_skip == ((0, length),)
         change: dict[str, Any] = {
             "must_do": _within(whole.must_do, start, length),
-            "must_skip": must_skip,
+            "must_skip": () if left_out else must_skip,  # dense steps attend to all keys
         }
         if whole.threshold_scale == "length":
             # LiteAttention subtracts log2 of the split's length, not of the whole one.
@@ -449,7 +483,7 @@ class SeqParallel:
             change["layer_thresholds"] = {
                 name: value - more for name, value in whole.layer_thresholds.items()
             }
-        return whole.model_copy(update=change)
+        return _Part(whole, whole.model_copy(update=change), left_out)
 
     @property
     def policy(self) -> SkipPolicy:
@@ -464,11 +498,11 @@ class SeqParallel:
     def statistics(self) -> SkipStatistics:
         """Tiles of this rank, by generation, step, layer and branch; over splits in a ring.
 
-        Splits of a ring whose keys the policy leaves out altogether are not counted.
+        A step in which the policy leaves out all keys of a split does not count their tiles.
         """
         if self.mode == "ulysses":
             return self._whole.statistics
-        return SkipStatistics().merge(*(lite.statistics for lite in self._made()))
+        return SkipStatistics().merge(*(lite.statistics for lite in self._splits.values()))
 
     def lists(
         self, layer: str, branch: str = "", generation: Hashable = 0, *, split: int | None = None
@@ -494,14 +528,9 @@ class SeqParallel:
             raise ValueError("give split in a ring, and only there")
         if split is None:
             return read(self._whole)
-        missing: KeyError | None = None
-        for (source, _), (_, lite) in reversed(self._splits.items()):
-            if source == split and lite is not None:
-                try:
-                    return read(lite)
-                except KeyError as error:  # sequences of another length have lists of their own
-                    missing = missing or error
-        raise missing or KeyError(f"no list for the keys of rank {split}")
+        if split not in self._splits:
+            raise KeyError(f"no list for the keys of rank {split}")
+        return read(self._splits[split])
 
     def heads(
         self, layer: str, branch: str = "", generation: Hashable = 0
@@ -520,23 +549,21 @@ class SeqParallel:
 
     def forget(self, layer: str, branch: str = "", generation: Hashable = 0) -> None:
         """Let a layer and branch start from the full list, see :meth:`LiteAttention.forget`."""
-        for lite in (self._whole, *self._made()):
+        for lite in (self._whole, *self._splits.values()):
             lite.forget(layer, branch, generation)
 
     def reset(self, generation: Hashable | None = None) -> None:
         """Forget lists and statistics of one generation, or of all when it is None."""
-        for lite in (self._whole, *self._made()):
+        for lite in (self._whole, *self._splits.values()):
             lite.reset(generation)
         if generation is None:
             self._splits.clear()
+            self._parts.clear()
 
     def end(self, generation: Hashable = 0) -> None:
         """Free the lists of a generation that is over; its statistics stay readable."""
-        for lite in (self._whole, *self._made()):
+        for lite in (self._whole, *self._splits.values()):
             lite.end(generation)
-
-    def _made(self) -> list[LiteAttention]:
-        return [lite for _, lite in self._splits.values() if lite is not None]
 
 
 def _within(ranges: Ranges, start: int, length: int) -> Ranges:

@@ -154,13 +154,18 @@ class State:
     plans: Calls = field(default_factory=Calls)
     deal: Deal | None = None
 
+    @property
+    def complete(self) -> bool:
+        """Whether ``lite_step`` counts: calls of it returned, and none of them failed."""
+        return bool(self.counts) and self.started == self.counts.keys()
+
     def advance(self, step: int) -> None:
         """Begin a later step: what was written becomes what is read; hold the lock.
 
         A step in which a call failed leaves an unfinished list behind; the list read before holds
         every tile that it could have kept, so it is read again and the step does not count.
         """
-        if self.counts and self.started == self.counts.keys():
+        if self.complete:
             first, *others = self.counts
             merged = self.writes.pop(first)
             if self.read is not None:
@@ -259,7 +264,7 @@ class State:
 
     def next_list(self) -> torch.Tensor | None:
         """Copy the list that a later step would read; None is the full list."""
-        if not self.counts or self.started != self.counts.keys():
+        if not self.complete:
             return None if self.read is None else self.read.clone()
         first, *others = self.counts
         merged = self.writes[first].clone()
