@@ -177,6 +177,33 @@ def ring_under(policies: list[SkipPolicy], rank: int, ranks: int) -> Any:
     return outs, lists, parallel.statistics.to_records()
 
 
+def failed_on_one_rank(rank: int, ranks: int) -> None:
+    """A call of a ring that fails for the first of one rank's parts, and an earlier step."""
+    parallel = SeqParallel(POLICIES["plain"], mode="ring", geometry=TILE)
+    alone = SeqParallel(POLICIES["plain"], mode="ring", geometry=TILE)
+    attend, failures = parallel._attend, [RuntimeError("gone")]
+
+    def fail_once(*tensors: Any, **call: Any) -> Any:
+        out = attend(*tensors, **call)
+        if failures:
+            raise failures.pop()
+        return out
+
+    for step in range(4):
+        mine = [part(x, rank, ranks) for x in tensors(step)]
+        if step < 3 or rank:  # nobody waits for the one that failed
+            parallel(*mine, step=step, layer="x")
+            continue
+        with (
+            mock.patch.object(parallel, "_attend", fail_once),
+            pytest.raises(RuntimeError, match="gone"),
+        ):
+            parallel(*mine, step=step, layer="x")
+    mine = [part(x, rank, ranks) for x in tensors(2)]
+    assert torch.equal(*(one(*mine, step=2, layer="x") for one in (parallel, alone)))
+    assert parallel.statistics.to_records() == alone.statistics.to_records()
+
+
 def begun_anew_with_fewer_rows(rank: int, ranks: int) -> None:
     """A generation under an old name whose sequence is shorter, and steps of the longer one."""
     parallel = SeqParallel(POLICIES["plain"], mode="ring", geometry=TILE)
@@ -335,6 +362,7 @@ def work(rank: int, ranks: int, folder: str) -> None:
         found["passed over", name] = ring_under(policies, rank, ranks)
     found["begun in vain"] = (begun_in_vain(rank, ranks),)
     begun_anew_with_fewer_rows(rank, ranks)
+    failed_on_one_rank(rank, ranks)
     lengths(rank, ranks)
     for mode in ("ulysses", "ring"):
         found["another policy", mode] = another_policy(mode, rank, ranks)

@@ -399,12 +399,13 @@ class SeqParallel:
                 waits = exchange.post([(held, after)], [(arriving, before)], self.group)
             source = (self.rank - hop) % self.ranks
             lite, _ = splits[source]
-            if failed is None and lite not in skipped:
+            if lite not in skipped:
                 try:
                     parts[source] = self._attend(lite, q, held[0], held[1], return_lse=True, **call)
                 except Exception as error:
-                    # Keys go on: a rank may refuse those of one split that others meet later.
-                    failed = error
+                    # Keys go on, for ranks may meet what is refused in different hops, and so do
+                    # lists: an earlier step then begins anew for all of them.
+                    failed = failed or error
             for wait in waits:
                 wait.wait()
             held, arriving = arriving, held
