@@ -100,7 +100,7 @@ def test_a_video_is_made_by_a_threshold_or_a_budget(
 ) -> None:
     seen: dict[str, Any] = {}
 
-    def load(options: dict[str, Any], console: Any) -> None:
+    def load(options: dict[str, Any], console: Any, called: Any) -> None:
         seen.update(options)
         raise typer.Exit(3)
 
@@ -115,13 +115,13 @@ def test_an_installed_package_says_that_it_has_no_model(installed: str) -> None:
     app.command("e2e")(commands.e2e)
     app.command("generate")(commands.generate)
     model, prompts = (
-        f"{name}: the package has none of its own, and there is no 'e2e/{path}' in the current "
+        f"--{name}: the package has none of its own, and there is no 'e2e/{path}' in the current "
         f"folder: give --{name}, or run at the top of a checkout"
         for name, path in (("model", "model/wan-shapes"), ("prompts", "prompts/shapes.txt"))
     )
     for command, expected in (
         (["generate"], [model]),
-        (["generate", "--steps", "x"], [model, "steps: "]),
+        (["generate", "--steps", "x"], [model, "--steps=x: "]),
         (["e2e"], [model, prompts]),
         (["e2e", "--model", "some/where"], [prompts]),
     ):

@@ -63,7 +63,7 @@ def test_an_output_that_cannot_be_written_is_said_before_the_model_is_loaded(
         assert says in " ".join(outcome.stderr.split())
     outcome = CliRunner().invoke(app, ["e2e", "--out", str(out), "--fps", "0"])
     text = " ".join(outcome.stderr.split())
-    assert says in text and "fps: " in text  # with all else that is wrong
+    assert says in text and "--fps=0: " in text  # with all else that is wrong
 
 
 Stop = Callable[[], None]
