@@ -165,7 +165,7 @@ class State:
         A step in which a call failed leaves an unfinished list behind; the list read before holds
         every tile that it could have kept, so it is read again and the step does not count.
         """
-        if self.complete:
+        if self.counts and self.started == self.counts.keys():  # `complete`, a function less
             first, *others = self.counts
             merged = self.writes.pop(first)
             if self.read is not None:
