@@ -169,8 +169,10 @@ class _Worker:
         class Given(generation.Generation):
             """Lists of a request that begin with given tiles."""
 
-            def __init__(self, policy: SkipPolicy, num_steps: int | None) -> None:
-                super().__init__(policy, num_steps)
+            def __init__(
+                self, policy: SkipPolicy, num_steps: int | None, *, warm_up: bool = False
+            ) -> None:
+                super().__init__(policy, num_steps, warm_up=warm_up)
                 if worker._share is not None:
                     self.lite = video.Forced(worker._share, worker._lists, max_generations=1)
                 worker._made.append(self)

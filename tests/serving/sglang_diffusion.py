@@ -249,7 +249,7 @@ def test_forced_tiles_reach_the_lists(worker: Worker) -> None:
     [
         ({"threshold": 6}, ["did you mean -6"]),
         ({"threshold": -6, "start": 3}, ["start: Extra inputs are not permitted"]),
-        ({"threshold": "low", "warmup_steps": -1}, ["threshold.number: ", "warmup_steps: "]),
+        ({"threshold": "low", "warmup_steps": -1}, ["threshold: ", "warmup_steps: "]),
         ({"must_do": [[64, 0]]}, ["descending"]),
         (-6, ["must be an object"]),
         (True, ["must be an object"]),
