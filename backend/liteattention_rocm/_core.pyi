@@ -75,7 +75,7 @@ class CpuRaggedShape:
         scale: float,
         v_scale: float,
         soft_cap: float,
-        causal: bool,
+        lookahead: int | None,
         window: int,
     ) -> None: ...
 
@@ -274,7 +274,7 @@ class RaggedShape:
         min_q_len: int = 0,
         window: int = 0,
         fp8: bool = False,
-        causal: bool = True,
+        lookahead: int | None = 0,
     ) -> None: ...
 
 class RaggedStage:
@@ -348,7 +348,6 @@ class RaggedLaunch:
     page_rows: int
     table_width: int
     table_stride: int
-    causal: bool
     scale: float
     k_scale: float
     v_scale: float

@@ -25,15 +25,16 @@ def serving_reasons(
     page_size: int,
     scale: float | None = None,
     window: int = 0,
+    lookahead: int | None = 0,
     soft_cap: float = 0.0,
     sinks: bool = False,
     k_scale: float = 1.0,
     v_scale: float = 1.0,
-    causal: bool = True,
 ) -> list[str]:
     """Ask whether a layer of a language model can be served from a paged cache.
 
-    A page size of 0 is no cache: keys and values are packed, as those of an encoder.
+    A page size of 0 is no cache: keys and values are packed, as those of an encoder. ``window``,
+    ``lookahead``: as in :class:`RaggedRequest`, causal by default.
     """
     try:
         engine = engines.choose(device)
@@ -57,7 +58,7 @@ def serving_reasons(
             max_q_len=1,
             max_kv_len=page_size or 1,
             scale=head_dim**-0.5 if scale is None else scale,
-            causal=causal,
+            lookahead=lookahead,
             window=window,
             soft_cap=soft_cap,
             sinks=sinks,

@@ -141,8 +141,9 @@ class RaggedRequest:
     of every request (the host must not wait for the device to learn them).
 
     Row i of a request with q_len rows and kv_len keys stands at position kv_len - q_len + i.
-    ``causal``: it sees the keys j <= position. ``window`` w > 0: only those with
-    j > position - w; 0 is no window (a window without ``causal`` bounds the past alone).
+    It sees the keys j <= position + ``lookahead``: 0 is causal attention, None are all keys. (A
+    lookahead that hides no key of any request is None, unless it is 0.) ``window`` w > 0: only
+    those with j > position - w; 0 is no window.
     ``scale`` and ``soft_cap`` c are in natural units: score = scale * q.k, then
     c * tanh(score / c) if c > 0. With ``sinks``, head h has one more logit sinks[h] (natural units)
     in the denominator, which brings no value. ``k_scale`` and ``v_scale`` multiply what is read
@@ -163,7 +164,7 @@ class RaggedRequest:
     max_q_len: int
     max_kv_len: int
     scale: float
-    causal: bool
+    lookahead: int | None
     window: int
     soft_cap: float
     sinks: bool

@@ -41,7 +41,7 @@ def _lite_attention(run: bool, *given: Any) -> None:
 
 def _attention_paged(run: bool, *given: Any) -> None:
     # Trailing arguments that have their default values are left out.
-    given, factors = given[:19], given[19:]
+    given, factors = given[:20], given[20:]
     q, k, v, q_start, kv_len, table, out, lse, sinks, max_q_len, max_kv_len, *options = given
     tensors = RaggedTensors(q, k, v, out, lse, sinks, q_start, kv_len, table, *factors)
     (serving.run_paged if run else serving.check_paged)(
@@ -64,6 +64,7 @@ def _options(
     scale: float,
     causal: bool,
     window: int,
+    lookahead: int | None,
     soft_cap: float,
     k_scale: float,
     v_scale: float,
@@ -72,7 +73,7 @@ def _options(
 ) -> RaggedOptions:
     """Options of a ragged call; schemas have 0 where calls have None."""
     return RaggedOptions(
-        causal, window or None, soft_cap or None, scale, k_scale, v_scale, rounding,
+        causal, window or None, lookahead, soft_cap or None, scale, k_scale, v_scale, rounding,
         lse is not None, engine,
     )  # fmt: skip
 
@@ -99,16 +100,16 @@ _OPERATORS = (
     (
         "attention_paged(Tensor q, Tensor k_cache, Tensor v_cache, Tensor q_start, Tensor kv_len, "
         "Tensor page_table, Tensor(a!) out, Tensor(b!)? lse, Tensor? sinks, SymInt max_q_len, "
-        "SymInt max_kv_len, float scale, bool causal, int window, float soft_cap, float k_scale, "
-        "float v_scale, str rounding, str engine, Tensor? k_scales=None, Tensor? v_scales=None) "
-        "-> ()",
+        "SymInt max_kv_len, float scale, bool causal, int window, int? lookahead, float soft_cap, "
+        "float k_scale, float v_scale, str rounding, str engine, Tensor? k_scales=None, "
+        "Tensor? v_scales=None) -> ()",
         _attention_paged,
     ),
     (
         "attention_varlen(Tensor q, Tensor k, Tensor v, Tensor cu_seqlens_q, Tensor cu_seqlens_k, "
         "Tensor(a!) out, Tensor(b!)? lse, Tensor? sinks, SymInt? max_seqlen_q, "
-        "SymInt? max_seqlen_k, float scale, bool causal, int window, float soft_cap, "
-        "str rounding, str engine) -> ()",
+        "SymInt? max_seqlen_k, float scale, bool causal, int window, int? lookahead, "
+        "float soft_cap, str rounding, str engine) -> ()",
         _attention_varlen,
     ),
     (

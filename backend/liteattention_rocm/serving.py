@@ -58,6 +58,7 @@ def attention_paged(
     *,
     causal: bool = ...,
     window: int | None = ...,
+    lookahead: int | None = ...,
     soft_cap: float | None = ...,
     sinks: torch.Tensor | None = ...,
     scale: float | None = ...,
@@ -79,6 +80,7 @@ def attention_paged(
     *,
     causal: bool = ...,
     window: int | None = ...,
+    lookahead: int | None = ...,
     soft_cap: float | None = ...,
     sinks: torch.Tensor | None = ...,
     scale: float | None = ...,
@@ -99,6 +101,7 @@ def attention_paged(
     *,
     causal: bool = True,
     window: int | None = None,
+    lookahead: int | None = None,
     soft_cap: float | None = None,
     sinks: torch.Tensor | None = None,
     scale: float | None = None,
@@ -119,8 +122,11 @@ def attention_paged(
         v_cache: values, shaped like ``k_cache``.
         batch: lengths and pages of the requests.
         causal: a row sees the keys up to its own position.
-        window: a row sees only keys j > position - window: ``window`` keys with its own. A window
-            without ``causal`` bounds the past alone. None is no window.
+        window: a row sees only keys j > position - window, so ``window`` keys with its own; None is
+            no bound. It bounds the past alone.
+        lookahead: a row sees only keys j <= position + lookahead; None is no bound. With
+            ``causal=False`` alone. FlashAttention's ``window_size=(left, right)`` is
+            ``window=left + 1, lookahead=right``.
         soft_cap: c > 0 makes a score c * tanh(score / c), after the scale; natural units, from
             2^-60 to 2^60.
         sinks: fp32 [Hq], natural units; one more logit per head in the denominator that brings no
@@ -146,7 +152,9 @@ def attention_paged(
     k_factor = v_factor = None
     if isinstance(k_scale, torch.Tensor) and isinstance(v_scale, torch.Tensor):
         k_factor, v_factor, k_scale, v_scale = k_scale, v_scale, 1.0, 1.0
-    options = (causal, window, soft_cap, scale, k_scale, v_scale, rounding, return_lse, engine)
+    options = (
+        causal, window, lookahead, soft_cap, scale, k_scale, v_scale, rounding, return_lse, engine,
+    )  # fmt: skip
     key = call = None
     if not torch.compiler.is_dynamo_compiling() and isinstance(batch, PagedBatch):
         at, versions = batch.seen
@@ -195,6 +203,7 @@ def attention_varlen(
     max_seqlen_k: int | None = ...,
     causal: bool = ...,
     window: int | None = ...,
+    lookahead: int | None = ...,
     soft_cap: float | None = ...,
     sinks: torch.Tensor | None = ...,
     scale: float | None = ...,
@@ -217,6 +226,7 @@ def attention_varlen(
     max_seqlen_k: int | None = ...,
     causal: bool = ...,
     window: int | None = ...,
+    lookahead: int | None = ...,
     soft_cap: float | None = ...,
     sinks: torch.Tensor | None = ...,
     scale: float | None = ...,
@@ -238,6 +248,7 @@ def attention_varlen(
     max_seqlen_k: int | None = None,
     causal: bool = False,
     window: int | None = None,
+    lookahead: int | None = None,
     soft_cap: float | None = None,
     sinks: torch.Tensor | None = None,
     scale: float | None = None,
@@ -256,7 +267,7 @@ def attention_varlen(
             its first row.
         max_seqlen_q, max_seqlen_k: bounds of the lengths; None reads them from the tensors, which
             waits for a GPU.
-        causal, window, soft_cap, sinks, scale, rounding, return_lse, out, engine: as in
+        causal, window, lookahead, soft_cap, sinks, scale, rounding, return_lse, out, engine: as in
             :func:`attention_paged`; not causal by default.
 
     Returns:
@@ -265,7 +276,9 @@ def attention_varlen(
     Raises:
         TypeError, ValueError: lists every reason and says what to do instead.
     """
-    options = RaggedOptions(causal, window, soft_cap, scale, 1.0, 1.0, rounding, return_lse, engine)
+    options = RaggedOptions(
+        causal, window, lookahead, soft_cap, scale, 1.0, 1.0, rounding, return_lse, engine
+    )
     bounds = (max_seqlen_q, max_seqlen_k)
     compiling = torch.compiler.is_compiling()
     key = call = None
@@ -289,8 +302,8 @@ def attention_varlen(
         torch.ops.liteattention_rocm.attention_varlen(
             q, k, v, cu_seqlens_q, cu_seqlens_k, out, lse, sinks,
             *(None if b is None else plain_length(b) for b in (max_seqlen_q, max_seqlen_k)),
-            _scale(q, options), causal, plain_length(window or 0), float(soft_cap or 0.0),
-            rounding, engine or "",
+            _scale(q, options), causal, plain_length(window or 0), _plain(lookahead),
+            float(soft_cap or 0.0), rounding, engine or "",
         )  # fmt: skip
     else:
         tensors = RaggedTensors(q, k, v, out, lse, sinks, cu_seqlens_q, cu_seqlens_k, None)
@@ -461,15 +474,20 @@ def _request(
     max_kv_len: int,
     options: RaggedOptions,
 ) -> RaggedRequest:
-    causal, window, soft_cap, _, k_scale, v_scale, rounding, _, _ = options
+    causal, window, lookahead, soft_cap, _, k_scale, v_scale, rounding, _, _ = options
+    if causal:
+        lookahead = 0
+    elif lookahead and not isinstance(max_q_len, torch.SymInt):
+        # So many that a request's first row sees its last key hide nothing.
+        lookahead = None if lookahead >= max_q_len - 1 else plain_length(lookahead)
     if t.k_scale is not None:
         k_scale = v_scale = 1.0
     rows, q_heads, head_dim = t.q.shape
     return RaggedRequest(
         requests, rows, q_heads, t.k.shape[-2], head_dim, t.q.dtype, t.k.dtype, t.q.device,
-        page_size, max_q_len, max_kv_len, _scale(t.q, options), causal, plain_length(window or 0),
-        float(soft_cap or 0.0), t.sinks is not None, float(k_scale), float(v_scale), rounding,
-        t.lse is not None, t.k_scale is not None,
+        page_size, max_q_len, max_kv_len, _scale(t.q, options), lookahead,
+        plain_length(window or 0), float(soft_cap or 0.0), t.sinks is not None, float(k_scale),
+        float(v_scale), rounding, t.lse is not None, t.k_scale is not None,
     )  # fmt: skip
 
 
@@ -682,8 +700,8 @@ def _through_operator(
     torch.ops.liteattention_rocm.attention_paged(
         q, k, v, batch.q_start, batch.kv_len, batch.page_table, out, lse, sinks, batch.max_q_len,
         batch.max_kv_len, _scale(q, options), options.causal, plain_length(options.window or 0),
-        float(options.soft_cap or 0.0), *map(float, numbers), options.rounding,
-        options.engine or "", k_factor, v_factor,
+        _plain(options.lookahead), float(options.soft_cap or 0.0), *map(float, numbers),
+        options.rounding, options.engine or "", k_factor, v_factor,
     )  # fmt: skip
     return out if lse is None else (out, lse)
 
@@ -692,6 +710,10 @@ def _raise_for_options(options: RaggedOptions) -> None:
     found = Reasons()
     validation.ragged_options(found, options)
     found.raise_for(_WHAT)
+
+
+def _plain(lookahead: int | None) -> int | None:
+    return None if lookahead is None else plain_length(lookahead)
 
 
 def _scale(q: torch.Tensor, options: RaggedOptions) -> float:

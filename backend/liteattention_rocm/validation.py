@@ -22,6 +22,7 @@ class RaggedOptions(NamedTuple):
 
     causal: bool
     window: int | None
+    lookahead: int | None
     soft_cap: float | None
     scale: float | None
     k_scale: float | torch.Tensor
@@ -306,6 +307,16 @@ def ragged_options(found: Reasons, options: RaggedOptions) -> None:
             found.values.append(
                 f"window must be at least 1, got {shown(window)}: None is no window"
             )
+    lookahead = options.lookahead
+    if lookahead is not None:
+        if not is_integer(lookahead):
+            found.types.append(f"lookahead must be an int or None, got {type(lookahead).__name__}")
+        elif lookahead < 0:
+            found.values.append(
+                f"lookahead must be at least 0, got {shown(lookahead)}: None is no bound"
+            )
+        if options.causal is True:
+            found.values.append("lookahead needs causal=False: a causal row sees no key after it")
     if any_tensor(options.k_scale, options.v_scale):
         found.scale(options.scale)  # the others are looked at with the tensors
     else:

@@ -222,7 +222,7 @@ def _ragged(case: Case, requests: int) -> Callable[[], None]:
     )  # fmt: skip
     request = RaggedRequest(
         requests, requests * rows, case.group, 1, dim, q.dtype, k.dtype, q.device, case.page_size,
-        rows, length, 1 / math.sqrt(dim), True, 0, 0.0, False, 1.0, 1.0, case.rounding, False,
+        rows, length, 1 / math.sqrt(dim), 0, 0, 0.0, False, 1.0, 1.0, case.rounding, False,
     )  # fmt: skip
     run = engine.bind(request, tensors)
     return lambda: run(tensors)

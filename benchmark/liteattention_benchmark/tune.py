@@ -130,7 +130,7 @@ def run_prompts(
         requests=cell.requests, rows=rows, q_heads=cell.q_heads, kv_heads=cell.kv_heads,
         head_dim=cell.head_dim, dtype=dtype, kv_dtype=dtype, device=device,
         page_size=cell.page_size, max_q_len=cell.rows, max_kv_len=cell.context,
-        scale=1 / math.sqrt(cell.head_dim), causal=True, window=0, soft_cap=0.0, sinks=False,
+        scale=1 / math.sqrt(cell.head_dim), lookahead=0, window=0, soft_cap=0.0, sinks=False,
         k_scale=1.0, v_scale=1.0, rounding="rtne", return_lse=False,
     )  # fmt: skip
 

@@ -335,14 +335,14 @@ struct DecodeImpl {
         const AttentionParams& p = walk.p;
         const int64_t end = Min(count, p.kv_len - key);
         const int64_t first = walk.first + p.kv_len - p.q_len - key;  // where the first row stands
-        const bool above = p.causal && count - 1 > first;
+        const bool above = p.Bounded() && key + count > p.EndOf(walk.first);
         const bool below = p.window && first + walk.per_head - 1 >= p.window;
         if (end == count && !above && !below) return;
         for (int64_t r = 0; r < walk.rows; ++r) {
             float* row = s.across + r * kRow;
             const int64_t at = first + r % walk.per_head;
             const int64_t begin = p.window ? Min(count, at - p.window + 1) : 0;
-            const int64_t seen = p.causal ? Min(end, at + 1) : end;
+            const int64_t seen = p.Bounded() ? Min(end, at + p.lookahead + 1) : end;
             for (int64_t i = 0; i < begin; ++i) row[i] = kLowest;
             for (int64_t i = seen < 0 ? 0 : seen; i < count; ++i) row[i] = kLowest;
         }

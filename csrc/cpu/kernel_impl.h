@@ -59,9 +59,9 @@ struct KernelImpl : Softmax<Gemm, kType> {
             const Walk walk{task, p,    s,    rows, RoundUp(rows, kRowStep), row, per_head,
                             c,    vote, soft, weigh};
             // The list is the whole task's: this tile sees none of the last ones.
-            const int64_t seen = row + per_head + p.kv_len - p.q_len;
+            const int64_t seen = p.EndOf(row + per_head - 1);
             int64_t blocks = count;
-            while (p.causal && blocks && s.kept[blocks - 1] * int64_t{kKBlock} >= seen) --blocks;
+            while (p.Bounded() && blocks && s.kept[blocks - 1] * int64_t{kKBlock} >= seen) --blocks;
             QTile(walk, blocks);
         }
         if (!lite) return;
@@ -113,13 +113,13 @@ struct KernelImpl : Softmax<Gemm, kType> {
         return Gemm::kQTile % vote_rows == 0 ? Gemm::kQTile : kMaxQTile / vote_rows * vote_rows;
     }
 
-    // Lists the K blocks to walk, in walking order. Dense: those the causal mask leaves.
+    // Lists the K blocks to walk, in walking order. Dense: those that a row may see.
     static int64_t ListKept(const QBlockTask& task, int64_t words, int32_t* kept) {
         const AttentionParams& p = *task.params;
         int64_t count = 0;
         if (!task.lite) {
             const int64_t offset = p.kv_len - p.q_len;
-            const int64_t keys = p.causal ? Min(p.kv_len, task.row_end + offset) : p.kv_len;
+            const int64_t keys = p.Bounded() ? Min(p.kv_len, p.EndOf(task.row_end - 1)) : p.kv_len;
             const int64_t first = p.window ? task.row_begin + offset - p.window + 1 : 0;
             for (int64_t j = first > 0 ? first / kKBlock : 0; j * kKBlock < keys; ++j)
                 kept[count++] = static_cast<int32_t>(j);
@@ -192,8 +192,9 @@ struct KernelImpl : Softmax<Gemm, kType> {
         Store(walk);
     }
 
-    // S^T of a K block. On the causal edge it is formed in strips of 16 keys for the rows that see
-    // any of them; MaskBlock hides the others. With 128 keys and rows that is 0.56 of the work.
+    // S^T of a K block. On the edge of what rows see it is formed in strips of 16 keys for the rows
+    // that see any of them; MaskBlock hides the others. With 128 keys and rows that is 0.56 of the
+    // work.
     static void Scores(const Walk& walk, int64_t block, float* scores) {
         const Rows keys = Keys(walk, block);
         const int64_t stride = walk.stride, key = block * kKBlock;
@@ -208,7 +209,7 @@ struct KernelImpl : Softmax<Gemm, kType> {
         }
     }
 
-    // O^T of a group: (+)= V^T P^T. On the causal edge kEdgeRows at a time, with the keys they see.
+    // O^T of a group: (+)= V^T P^T. On that edge kEdgeRows at a time, with the keys they see.
     static void Output(const Walk& walk, int blocks, const int32_t* kept, bool accumulate) {
         const AttentionParams& p = walk.p;
         const Scratch& s = walk.s;
@@ -226,8 +227,7 @@ struct KernelImpl : Softmax<Gemm, kType> {
             return multiply(0, blocks, kBlockWords, 0, stride, accumulate);
         for (int64_t r = 0; r < stride; r += kEdgeRows) {
             const int64_t rows = Min(kEdgeRows, stride - r);
-            const int64_t seen =
-                walk.first + r + rows + p.kv_len - p.q_len;  // keys, by its last row
+            const int64_t seen = p.EndOf(walk.first + r + rows - 1);  // keys, by its last row
             int whole = 0;
             while (whole < blocks && (kept[whole] + 1) * int64_t{kKBlock} <= seen) ++whole;
             if (whole || !accumulate) multiply(0, whole, kBlockWords, r, rows, accumulate);

@@ -52,6 +52,8 @@ struct Strides {    // in elements; the head dimension is contiguous
     int64_t head;
 };
 
+inline constexpr int64_t kSeesAll = -1;  // a lookahead that bounds nothing
+
 // One request, or one entry of a batch of equal ones.
 struct AttentionParams {
     const void* q = nullptr;
@@ -72,9 +74,10 @@ struct AttentionParams {
     DType dtype = DType::kBf16;
     Rounding rounding = Rounding::kRtne;
     double scale = 1.0;
-    bool causal = false;    // bottom-right aligned: query i sees keys j <= i + kv_len - q_len
-    int64_t window = 0;     // > 0: only keys j > i + kv_len - q_len - window
-    double soft_cap = 0.0;  // c > 0: scores become c * tanh(score / c)
+    // Query i stands at position i + kv_len - q_len (bottom-right aligned).
+    int64_t lookahead = kSeesAll;  // only keys j <= position + lookahead; 0: causal
+    int64_t window = 0;            // > 0: only keys j > position - window
+    double soft_cap = 0.0;         // c > 0: scores become c * tanh(score / c)
     const float* sinks = nullptr;  // [q_heads], natural units, or null
     KvType kv_type = KvType::kSame;
     double v_scale = 1.0;  // of fp8 values; that of keys is part of `scale`
@@ -82,6 +85,11 @@ struct AttentionParams {
     // pages[j / page_size]; strides.batch goes from page to page. Null: not paged.
     const int32_t* pages = nullptr;
     int64_t page_size = 0;
+
+    // Whether a row may see fewer than all keys after its own.
+    bool Bounded() const { return lookahead != kSeesAll; }
+    // The key after the last one that query i sees, where it is bounded; past kv_len, or below 0.
+    int64_t EndOf(int64_t i) const { return i + kv_len - q_len + lookahead + 1; }
 };
 
 // The skip side of a LiteAttention step. Bitmaps: uint32 [batch][q_heads][q_blocks][words], bit

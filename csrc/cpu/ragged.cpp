@@ -57,7 +57,7 @@ RaggedPlan::RaggedPlan(const RaggedShape& shape, const int32_t* q_start, const i
         p.scale = shape.scale;
         p.v_scale = shape.v_scale;
         p.soft_cap = shape.soft_cap;
-        p.causal = shape.causal;
+        p.lookahead = shape.lookahead;
         p.window = shape.window;
         p.page_size = shape.page_size;
         p.pages = paged ? page_table + i * table_stride : nullptr;

@@ -22,7 +22,7 @@ struct RaggedShape {
     double scale = 1.0;  // that of fp8 keys included
     double v_scale = 1.0;
     double soft_cap = 0.0;  // 0: none
-    bool causal = false;
+    int64_t lookahead = kSeesAll;
     int64_t window = 0;  // 0: none
 };
 

@@ -29,7 +29,7 @@ struct Keys {
 Keys Visible(const AttentionParams& p, int64_t row_begin, int64_t row_end) {
     const int64_t offset = p.kv_len - p.q_len;
     const int64_t begin = p.window ? std::max<int64_t>(0, row_begin + offset - p.window + 1) : 0;
-    const int64_t end = p.causal ? std::min(p.kv_len, row_end + offset) : p.kv_len;
+    const int64_t end = p.Bounded() ? std::min(p.kv_len, p.EndOf(row_end - 1)) : p.kv_len;
     return {begin, std::max(end, begin)};
 }
 

@@ -27,12 +27,12 @@ struct Softmax : WalkBase<Gemm, kType> {
         for (int64_t i = Min(kKBlock, p.kv_len - key); i < kKBlock; ++i)
             for (int64_t r = 0; r < walk.stride; ++r) scores[i * walk.stride + r] = kLowest;
         const int64_t offset = p.kv_len - p.q_len;
-        const bool above = p.causal && key + kKBlock - 1 > walk.first + offset;
+        const bool above = p.Bounded() && key + kKBlock > p.EndOf(walk.first);
         const bool below = p.window && key <= walk.first + offset + walk.per_head - 1 - p.window;
         if (!above && !below) return;
         if (below || walk.per_head != walk.rows) return MaskLanes(walk, key, scores);
         for (int64_t i = 0; i < kKBlock; ++i) {
-            const int64_t hidden = Min(walk.stride, key + i - offset - walk.first);
+            const int64_t hidden = Min(walk.stride, key + i + 1 - p.EndOf(walk.first));
             for (int64_t r = 0; r < hidden; ++r) scores[i * walk.stride + r] = kLowest;
         }
     }
@@ -44,7 +44,7 @@ struct Softmax : WalkBase<Gemm, kType> {
         for (int64_t r = 0; r < walk.stride; ++r) {
             const int64_t at = walk.first + p.kv_len - p.q_len + r % walk.per_head - key;
             const int64_t from = p.window ? at - p.window + 1 : 0;
-            const int64_t to = p.causal ? at : kKBlock;
+            const int64_t to = p.Bounded() ? at + p.lookahead : kKBlock;
             low[r] = static_cast<int32_t>(from < 0 ? 0 : Min(from, kKBlock));
             high[r] = static_cast<int32_t>(to < -1 ? -1 : Min(to, kKBlock));
         }

@@ -112,11 +112,11 @@ struct WalkBase : Packing<Gemm, kType> {
     static constexpr int64_t kEdgeRows = 32;  // of the output that are formed together on the edge
 
     // Rows at the top of the tile that see no key from `key` on, in multiples of kRowStep. With
-    // rows of several heads the causal edge is not a straight one: none then.
+    // rows of several heads the edge is not a straight one: none then.
     static int64_t HiddenRows(const Walk& walk, int64_t key) {
         const AttentionParams& p = walk.p;
-        if (!p.causal || walk.per_head != walk.rows) return 0;
-        const int64_t hidden = key - (p.kv_len - p.q_len) - walk.first;
+        if (!p.Bounded() || walk.per_head != walk.rows) return 0;
+        const int64_t hidden = key + 1 - p.EndOf(walk.first);
         return hidden <= 0 ? 0 : Min(hidden / kRowStep * kRowStep, walk.stride);
     }
 };

@@ -141,15 +141,12 @@ struct DecodeWave {
     float max = FromBits(kMinusInfinity), sum = 0.0f;
     Float4 out[kRuns][kRun]{};
 
-    LITE_DEVICE DecodeWave(const RaggedParams& params, RowOffsets<kKeys>& lds, int lane_number,
-                           int32_t kv_len)
+    LITE_DEVICE DecodeWave(const RaggedParams& params, RowOffsets<kKeys>& lds, int lane_number)
         : p(params),
           factors(ScoreFactorsOf<Cache>(params)),
           offsets(lds),
           lane(lane_number),
-          across((static_cast<uint32_t>(lane_number) ^ 32u) * 4u),
-          beyond(kv_len),
-          all_beyond(kv_len) {}
+          across((static_cast<uint32_t>(lane_number) ^ 32u) * 4u) {}
 
     // The first of a lane's 4 elements in the half step.
     static LITE_DEVICE int HalfDim(int lane) { return 2 * L::kDepth * kSteps + 4 * L::Group(lane); }
@@ -360,8 +357,7 @@ LITE_DEVICE void AttentionDecode(const RaggedParams& p) {
         Divide(static_cast<uint32_t>(row), {p.group_multiplier, p.group_shift}));
     const int32_t q_head = kv_head * group + row - query * group;
 
-    Wave w(p, *reinterpret_cast<RowOffsets<kKeys>*>(lds + wave * Shape::kOffsetBytes), lane,
-           kv_len);
+    Wave w(p, *reinterpret_cast<RowOffsets<kKeys>*>(lds + wave * Shape::kOffsetBytes), lane);
     const auto first_key = [&](const void* base, const PageStrides& strides) {
         return static_cast<const char*>(base) +
                (kv_head * strides.head + kv_begin * strides.row) * Cache::kBytes;
@@ -380,11 +376,10 @@ LITE_DEVICE void AttentionDecode(const RaggedParams& p) {
     w.pages.table_bytes =
         p.page_table ? (Divide(static_cast<uint32_t>(w.pages.last), w.pages.divider) + 1) * 4u : 0u;
 
-    const int32_t position = kv_len - q_len;  // of the first row
-    if (p.causal) {
-        w.beyond = position + query + 1;
-        w.all_beyond = position + 1;
-    }
+    const int32_t position = kv_len - q_len;            // of the first row
+    const int32_t beyond = position + p.lookahead + 1;  // for the first row
+    w.beyond = beyond + query < kv_len ? beyond + query : kv_len;
+    w.all_beyond = beyond < kv_len ? beyond : kv_len;
     if (p.window > 0) {
         w.lowest = position + query - p.window + 1;
         w.all_lowest = position + q_len - p.window;

@@ -181,9 +181,10 @@ constexpr int64_t PrefillBegin(int64_t q_start, int64_t request, int64_t group, 
     return q_start * group / tile_rows + request;
 }
 
-// Keys of a request, its window and rows * group are smaller than this: positions are computed in
-// 32 bits.
+// Keys of a request, its window, its lookahead and rows * group are smaller than this: positions
+// are computed in 32 bits.
 inline constexpr int64_t kMaxRaggedLength = int64_t{1} << 30;
+inline constexpr int64_t kSeesAll = kMaxRaggedLength - 1;  // a lookahead that hides no key
 
 // The tile of workgroup `id`: kv heads as far apart on the XCDs as their number allows (each XCD
 // has heads of its own where it is a multiple of 8), one head after the other, and within a head

@@ -209,7 +209,7 @@ struct PlanParams {
 
 // Attention of a ragged batch, paged or packed keys: attention_prefill and attention_decode, which
 // share the requests by IsDecode. Row i of a request with q_len rows and kv_len keys stands at
-// position kv_len - q_len + i and sees the keys j with j <= position if `causal`, and j > position
+// position kv_len - q_len + i and sees the keys j with j <= position + lookahead, and j > position
 // - window if `window` > 0. A row that sees no key gets out 0 and lse -inf; with sinks, lse
 // sinks[h].
 //
@@ -269,10 +269,10 @@ struct RaggedParams {
     int32_t page_size;         // any from 1 on; 0: packed
     uint32_t page_multiplier;  // DividerOf(page_size)
     uint32_t page_shift;
-    int32_t causal;    // 0 or 1
-    int32_t window;    // 0: none
-    int32_t splits;    // of attention_decode: parts of a request at most (DecodeWorkOf)
-    float scale_log2;  // scale * log2(e), any finite value, also 0 or negative
+    int32_t lookahead;  // 0: causal; kSeesAll: no bound
+    int32_t window;     // 0: none
+    int32_t splits;     // of attention_decode: parts of a request at most (DecodeWorkOf)
+    float scale_log2;   // scale * log2(e), any finite value, also 0 or negative
     float cap_log2;
     float cap_factor;
     int32_t head_dim;           // for merge_decode; the other kernels know theirs

@@ -62,10 +62,10 @@ struct Seen {
 };
 LITE_DEVICE Seen SeenBy(const RaggedParams& p, const Request& r, int32_t query) {
     const int32_t next = r.kv_len - r.q_len + query + 1;  // the position after the query's own
-    const int32_t low = next - p.window;
+    const int32_t low = next - p.window, high = next + p.lookahead;
     Seen seen;
     seen.begin = p.window > 0 && low > 0 ? low : 0;
-    seen.end = p.causal ? (next > 0 ? next : 0) : r.kv_len;
+    seen.end = high < r.kv_len ? (high > 0 ? high : 0) : r.kv_len;
     return seen;
 }
 
@@ -132,9 +132,10 @@ LITE_DEVICE PartsRule PartsRuleOf(const RaggedParams& p, int32_t group, int32_t 
     }
     longest = LastLane(OverWave(longest, [](uint32_t a, uint32_t b) { return a > b ? a : b; }));
     if (p.window > 0) {
-        // A tile sees a window before its first query, and what lies between its queries.
+        // A tile sees a window before its first query, what lies between its queries, and what its
+        // last one sees ahead.
         const uint32_t span =
-            static_cast<uint32_t>(p.window) +
+            static_cast<uint32_t>(p.window) + static_cast<uint32_t>(p.lookahead) +
             Divide(static_cast<uint32_t>(tile_rows - 1), {p.group_multiplier, p.group_shift});
         longest = span < longest ? span : longest;
     }

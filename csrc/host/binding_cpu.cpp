@@ -1,6 +1,7 @@
 // The CPU kernels as Python sees them.
 #include <bit>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -46,9 +47,11 @@ void BindRagged(py::module_& m) {
         .def(py::init([](int64_t requests, int64_t q_heads, int64_t kv_heads, int64_t head_dim,
                          int64_t page_size, cpu::DType dtype, cpu::KvType kv_type,
                          cpu::Rounding rounding, double scale, double v_scale, double soft_cap,
-                         bool causal, int64_t window) {
-            return S{requests, q_heads, kv_heads, head_dim, page_size, dtype, kv_type,
-                     rounding, scale,   v_scale,  soft_cap, causal,    window};
+                         std::optional<int64_t> lookahead, int64_t window) {
+            return S{requests,  q_heads, kv_heads, head_dim,
+                     page_size, dtype,   kv_type,  rounding,
+                     scale,     v_scale, soft_cap, lookahead.value_or(cpu::kSeesAll),
+                     window};
         }));
 
     using B = cpu::PagedRequests;
@@ -189,7 +192,7 @@ void BindCpu(py::module_& m) {
             p.dtype = dtype;
             p.rounding = rounding;
             p.scale = scale;
-            p.causal = causal;
+            if (causal) p.lookahead = 0;
             return call;
         }))
         .def("skip",

@@ -2,6 +2,7 @@
 #include <pybind11/numpy.h>
 
 #include <memory>
+#include <optional>
 #include <stdexcept>
 #include <string>
 #include <tuple>
@@ -178,7 +179,8 @@ void BindGfx942(py::module_& m) {
     py::class_<RS>(m, "RaggedShape")
         .def(py::init([](int64_t requests, int64_t rows, int64_t q_heads, int64_t kv_heads,
                          int64_t head_dim, int64_t page_size, int64_t max_q_len, int64_t max_kv_len,
-                         int64_t min_q_len, int64_t window, bool fp8, bool causal) {
+                         int64_t min_q_len, int64_t window, bool fp8,
+                         std::optional<int64_t> lookahead) {
                  return RS{requests,
                            rows,
                            q_heads,
@@ -190,12 +192,12 @@ void BindGfx942(py::module_& m) {
                            min_q_len,
                            window,
                            fp8 ? gfx942::kFp8Bytes : gfx942::kSameBytes,
-                           causal};
+                           lookahead.value_or(gfx942::kSeesAll)};
              }),
              py::arg("requests"), py::arg("rows"), py::arg("q_heads"), py::arg("kv_heads"),
              py::arg("head_dim"), py::arg("page_size"), py::arg("max_q_len"), py::arg("max_kv_len"),
              py::arg("min_q_len") = 0, py::arg("window") = 0, py::arg("fp8") = false,
-             py::arg("causal") = true);
+             py::arg("lookahead") = 0);
     using RT = gfx942::RaggedStage;
     py::class_<RT>(m, "RaggedStage")
         .def_readonly("split", &RT::split)
@@ -281,7 +283,6 @@ void BindGfx942(py::module_& m) {
         .def_readwrite("page_rows", &Q::page_rows)
         .def_readwrite("table_width", &Q::table_width)
         .def_readwrite("table_stride", &Q::page_table_stride)
-        .def_readwrite("causal", &Q::causal)
         .def_readwrite("scale", &Q::scale)
         .def_readwrite("k_scale", &Q::k_scale)
         .def_readwrite("v_scale", &Q::v_scale)

@@ -100,7 +100,6 @@ struct RaggedRequest {
     int64_t page_rows = 0;    // of a page; packed: all keys
     int64_t table_width = 0;  // entries of a row
     int64_t page_table_stride = 0;
-    bool causal = false;
     double scale = 1.0;
     double k_scale = 1.0;  // of an fp8 cache
     double v_scale = 1.0;

@@ -76,7 +76,7 @@ void Device::Ragged(const RaggedPlan& plan, const RaggedRequest& request, void* 
     params.page_size = Int(s.page_size);
     params.page_multiplier = pages.multiplier;
     params.page_shift = pages.shift;
-    params.causal = request.causal;
+    params.lookahead = Int(s.lookahead);
     params.window = Int(s.window);
     params.splits = Int(decode.splits);
     params.scale_log2 = static_cast<float>(log2_scale);

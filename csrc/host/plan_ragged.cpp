@@ -65,17 +65,18 @@ int64_t TileBlocks(const RaggedShape& s, const PrefillWork& work, int64_t tile) 
     const int64_t keys = PrefillKeys(Int(s.head_dim)), before = s.max_kv_len - work.q_len;
     const int64_t first_query = tile * tile_rows / group;
     const int64_t last_query = std::min(((tile + 1) * tile_rows - 1) / group, work.q_len - 1);
-    const int64_t end = s.causal ? before + last_query + 1 : s.max_kv_len;
+    const int64_t end = std::min(before + last_query + 1 + s.lookahead, s.max_kv_len);
     const int64_t begin =
         s.window > 0 ? std::max<int64_t>(before + first_query - s.window + 1, 0) : 0;
     return end > begin ? CeilDiv(end, keys) - begin / keys : 0;
 }
 
-// Nearly: the first tile sees the most keys under a window that is not causal, else one of the
-// last, or under a window another one by a block.
+// Nearly: under a window the first tile sees the most keys if nothing bounds those ahead, and one
+// in the middle, or another one by a block, if its rows see some ahead; else one of the last does.
 int64_t LongestTile(const RaggedShape& s) {
     const PrefillWork work = LongestPrefill(s);
-    return std::max({TileBlocks(s, work, 0), TileBlocks(s, work, work.tiles - 1),
+    return std::max({TileBlocks(s, work, 0), TileBlocks(s, work, work.tiles / 2),
+                     TileBlocks(s, work, work.tiles - 1),
                      TileBlocks(s, work, std::max<int64_t>(work.tiles - 2, 0))});
 }
 
@@ -195,6 +196,7 @@ std::vector<std::string> RaggedReasons(const RaggedShape& s) {
     fits &= sized("max_q_len", s.max_q_len, 0, kMaxRaggedLength, "2^30");
     fits &= sized("max_kv_len", s.max_kv_len, 0, kMaxRaggedLength, "2^30");
     fits &= sized("window", s.window, 0, kMaxRaggedLength, "2^30");
+    fits &= sized("lookahead", s.lookahead, 0, kMaxRaggedLength, "2^30");
     if (!IsRaggedDim(s.head_dim)) {
         reasons.push_back("head dim must be 64, 80, 96, 112, 128, 192 or 256, got " +
                           std::to_string(s.head_dim));

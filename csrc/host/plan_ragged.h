@@ -27,7 +27,7 @@ struct RaggedShape {
     int64_t min_q_len = 0;               // of the requests that have rows, as far as known
     int64_t window = 0;                  // 0: none
     int64_t element_bytes = kSameBytes;  // of keys and values
-    bool causal = true;
+    int64_t lookahead = 0;               // 0: causal; kSeesAll: no bound
 };
 
 // How a kernel of a ragged call is launched: in parts along the keys or not, and what merges them.

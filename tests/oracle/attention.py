@@ -32,12 +32,13 @@ def exact(
     *,
     causal: bool = False,
     window: int | None = None,
+    lookahead: int | None = None,
     soft_cap: float | None = None,
     sinks: torch.Tensor | None = None,
     scale: float | None = None,
     seen: torch.Tensor | None = None,
 ) -> Exact:
-    """Attention of [..., H, S, D] tensors; causality and window are bottom-right aligned.
+    """Attention of [..., H, S, D] tensors; causality, window and lookahead are bottom-right aligned.
 
     ``sinks`` [Hq] are logits in natural units; ``seen``, bool, broadcasts to [..., Hq, Sq, Skv].
     """
@@ -53,6 +54,8 @@ def exact(
         scores = scores.masked_fill(key > at, -math.inf)
     if window and window < keys:  # it may be any integer
         scores = scores.masked_fill(key <= at - window, -math.inf)
+    if lookahead is not None and lookahead < keys + rows:
+        scores = scores.masked_fill(key > at + lookahead, -math.inf)
     if seen is not None:
         scores = scores.masked_fill(~seen, -math.inf)
     logits = scores

@@ -185,7 +185,7 @@ def paged(head_dim: int, rows: int, number: int = 0) -> launch.Launch:
     """
     request = RaggedRequest(
         8, 8 * rows, 32, 8, head_dim, torch.bfloat16, torch.bfloat16, _CPU, 16, rows, 4096, 0.1,
-        True, 0, 0.0, False, 1.0, 1.0, "rtne", False,
+        0, 0, 0.0, False, 1.0, 1.0, "rtne", False,
     )  # fmt: skip
     q = torch.empty(8 * rows, 32, head_dim, dtype=torch.bfloat16)
     cache = torch.empty(16, 16, 8, head_dim, dtype=torch.bfloat16)

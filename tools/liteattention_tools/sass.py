@@ -221,7 +221,7 @@ def lite(head_dim: int, budget: float, rows: int) -> launch.Launch:
 def prompts(head_dim: int) -> launch.Launch:
     """The launch of causal prompts in packed keys."""
     request = RaggedRequest(
-        1, 512, 1, 1, head_dim, torch.bfloat16, torch.bfloat16, _CPU, 0, 512, 512, 0.1, True, 0,
+        1, 512, 1, 1, head_dim, torch.bfloat16, torch.bfloat16, _CPU, 0, 512, 512, 0.1, 0, 0,
         0.0, False, 1.0, 1.0, "rtne", False,
     )  # fmt: skip
     q = torch.empty(512, 1, head_dim, dtype=torch.bfloat16)

@@ -246,7 +246,7 @@ def _ragged(
     request = RaggedRequest(
         len(lengths), rows, q_heads, kv_heads, HEAD_DIM, run.dtype, run.dtype, run.device,
         PAGE_SIZE if paged else 0, max(n for n, _ in lengths), max(m for _, m in lengths),
-        _SCALE, True, 0, 0.0, False, 1.0, 1.0, "rtne", True,
+        _SCALE, 0, 0, 0.0, False, 1.0, 1.0, "rtne", True,
     )  # fmt: skip
     starting, ending = run.index(*starts), run.index(*ends)
     run.call(request, RaggedTensors(q, k, v, out, lse, None, starting, ending, table))
@@ -316,7 +316,7 @@ def fp8(run: Run) -> Results:
     for kind in run.engine.cache_dtypes:
         request = RaggedRequest(
             len(lengths), rows, q_heads, kv_heads, HEAD_DIM, run.dtype, kind, run.device, PAGE_SIZE,
-            max(n for n, _ in lengths), max(m for _, m in lengths), _SCALE, True, 0, 0.0, False,
+            max(n for n, _ in lengths), max(m for _, m in lengths), _SCALE, 0, 0, 0.0, False,
             *scales, "rtne", True,
         )  # fmt: skip
         refused = run.engine.reasons(request)

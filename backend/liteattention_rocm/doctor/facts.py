@@ -105,7 +105,7 @@ def requests(device: torch.device, engine: Engine) -> dict[str, Request]:
     )  # fmt: skip
     prefill = RaggedRequest(
         8, 4096, 32, 8, 128, torch.bfloat16, torch.bfloat16, device, 16, 512, 4096, scale,
-        True, 0, 0.0, False, 1.0, 1.0, "rtne", False,
+        0, 0, 0.0, False, 1.0, 1.0, "rtne", False,
     )  # fmt: skip
     decode = replace(prefill, requests=64, rows=64, max_q_len=1)
     return {

@@ -164,7 +164,7 @@ def _bind_ragged(request: RaggedRequest, like: RaggedTensors) -> Bound:
         request.scale * request.k_scale,
         request.v_scale,
         request.soft_cap,
-        request.causal,
+        request.lookahead,
         request.window,
     )
     table = like.page_table

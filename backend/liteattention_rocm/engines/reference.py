@@ -180,8 +180,8 @@ def _attend_rows(
         scores = request.soft_cap * torch.tanh(scores / request.soft_cap)
     at = position + torch.arange(q.shape[0], device="cpu")[:, None]
     key = torch.arange(k.shape[0], device="cpu")
-    if request.causal:
-        scores = scores.masked_fill(key > at, -math.inf)
+    if request.lookahead is not None:
+        scores = scores.masked_fill(key > at + request.lookahead, -math.inf)
     if request.window:
         scores = scores.masked_fill(key <= at - request.window, -math.inf)
     logits = scores

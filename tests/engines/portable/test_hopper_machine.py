@@ -524,7 +524,7 @@ def test_prompts_have_parts_where_that_is_modelled_to_pay(monkeypatch: pytest.Mo
     request = RaggedRequest(
         requests=1, rows=512, q_heads=8, kv_heads=1, head_dim=128, dtype=torch.bfloat16,
         kv_dtype=torch.bfloat16, device=torch.device("cpu"), page_size=16, max_q_len=512,
-        max_kv_len=33280, scale=1.0, causal=True, window=0, soft_cap=0.0, sinks=False,
+        max_kv_len=33280, scale=1.0, lookahead=0, window=0, soft_cap=0.0, sinks=False,
         k_scale=1.0, v_scale=1.0, rounding="rtne", return_lse=False,
     )  # fmt: skip
 

@@ -502,7 +502,7 @@ def test_a_bound_ragged_call_hands_its_workspace_on(
     decode = RaggedRequest(
         requests=2, rows=2, q_heads=4, kv_heads=2, head_dim=64, dtype=torch.bfloat16,
         kv_dtype=torch.bfloat16, device=CPU, page_size=16, max_q_len=1, max_kv_len=1024, scale=0.1,
-        causal=True, window=0, soft_cap=0.0, sinks=True, k_scale=1.0, v_scale=1.0, rounding="rtne",
+        lookahead=0, window=0, soft_cap=0.0, sinks=True, k_scale=1.0, v_scale=1.0, rounding="rtne",
         return_lse=True, scale_tensors=True,
     )  # fmt: skip
     splits = ragged_launch.cut(decode).splits
@@ -552,7 +552,7 @@ def test_what_parts_are_kept_in_is_aligned(driver: Driver, monkeypatch: pytest.M
     decode = RaggedRequest(
         requests=1, rows=1, q_heads=1, kv_heads=1, head_dim=64, dtype=torch.bfloat16,
         kv_dtype=torch.bfloat16, device=CPU, page_size=0, max_q_len=1, max_kv_len=9 * 64, scale=0.1,
-        causal=True, window=0, soft_cap=0.0, sinks=False, k_scale=1.0, v_scale=1.0,
+        lookahead=0, window=0, soft_cap=0.0, sinks=False, k_scale=1.0, v_scale=1.0,
         rounding="rtne", return_lse=False,
     )  # fmt: skip
     assert ragged_launch.cut(decode).splits % 4
@@ -582,7 +582,7 @@ def mixed_step(
     mixed = RaggedRequest(
         requests=3, rows=rows, q_heads=8, kv_heads=2, head_dim=128, dtype=torch.bfloat16,
         kv_dtype=torch.bfloat16, device=CPU, page_size=16, max_q_len=rows, max_kv_len=8192,
-        scale=0.1, causal=True, window=0, soft_cap=0.0, sinks=False, k_scale=1.0, v_scale=1.0,
+        scale=0.1, lookahead=0, window=0, soft_cap=0.0, sinks=False, k_scale=1.0, v_scale=1.0,
         rounding="rtne", return_lse=False,
     )  # fmt: skip
     q, out = (torch.empty(rows, 8, 128, dtype=torch.bfloat16) for _ in range(2))
@@ -663,7 +663,7 @@ def test_prompts_ask_for_a_counter_only_if_they_count(
     prompts = RaggedRequest(
         requests=2, rows=300, q_heads=4, kv_heads=2, head_dim=128, dtype=torch.bfloat16,
         kv_dtype=torch.bfloat16, device=CPU, page_size=16, max_q_len=200, max_kv_len=200, scale=0.1,
-        causal=True, window=0, soft_cap=0.0, sinks=False, k_scale=1.0, v_scale=1.0,
+        lookahead=0, window=0, soft_cap=0.0, sinks=False, k_scale=1.0, v_scale=1.0,
         rounding="rtne", return_lse=False,
     )  # fmt: skip
     q, out = (torch.empty(300, 4, 128, dtype=torch.bfloat16) for _ in range(2))
@@ -698,7 +698,7 @@ def test_prompts_are_tuned_where_their_kernel_runs_them(
     request = RaggedRequest(
         requests=1, rows=cell.rows, q_heads=4, kv_heads=2, head_dim=dim, dtype=torch.bfloat16,
         kv_dtype=torch.bfloat16, device=CPU, page_size=page, max_q_len=cell.rows, max_kv_len=96,
-        scale=0.1, causal=True, window=0, soft_cap=0.0, sinks=False, k_scale=1.0, v_scale=1.0,
+        scale=0.1, lookahead=0, window=0, soft_cap=0.0, sinks=False, k_scale=1.0, v_scale=1.0,
         rounding="rtne", return_lse=False,
     )  # fmt: skip
     q = torch.empty(cell.rows, 4, dim, dtype=torch.bfloat16)

@@ -257,7 +257,7 @@ class PromptsOnCpu:
             pages = table[r : r + 1, : -(-length // k.shape[1])]
             batch = PagedBatch(torch.tensor([0, end - begin]).int(), lengths[r : r + 1], pages)
             found, lse[:, begin:end] = attention_paged(
-                q[0, begin:end], k, v, batch, causal=self._request.causal,
+                q[0, begin:end], k, v, batch, causal=self._request.lookahead == 0,
                 window=self._request.window or None, scale=scale, return_lse=True, engine="cpu",
             )  # fmt: skip
             out[begin:end] = found * factor
@@ -320,7 +320,7 @@ def test_prompts_have_no_kernel_of_their_own_in_the_interpreter(
     request = RaggedRequest(
         requests=1, rows=128, q_heads=2, kv_heads=2, head_dim=64, dtype=torch.bfloat16,
         kv_dtype=torch.bfloat16, device=torch.device("cuda:0"), page_size=0, max_q_len=128,
-        max_kv_len=128, scale=1.0, causal=True, window=0, soft_cap=0.0, sinks=False, k_scale=1.0,
+        max_kv_len=128, scale=1.0, lookahead=0, window=0, soft_cap=0.0, sinks=False, k_scale=1.0,
         v_scale=1.0, rounding="rtne", return_lse=False,
     )  # fmt: skip
     like = RaggedTensors(q, q, q, out, None, None, starts, starts, None)
@@ -354,7 +354,7 @@ def test_parts_are_cut_where_programs_are_few() -> None:
     fields = dict(
         requests=1, rows=1, q_heads=8, kv_heads=1, head_dim=64, dtype=torch.bfloat16,
         kv_dtype=torch.bfloat16, device=torch.device("cpu"), page_size=16, max_q_len=1,
-        max_kv_len=32768, scale=1.0, causal=True, window=0, soft_cap=0.0, sinks=False,
+        max_kv_len=32768, scale=1.0, lookahead=0, window=0, soft_cap=0.0, sinks=False,
         k_scale=1.0, v_scale=1.0, rounding="rtne", return_lse=False,
     )  # fmt: skip
     few, many = (ragged_launch.cut(RaggedRequest(**fields | {"requests": n})) for n in (1, 1000))
@@ -368,7 +368,7 @@ def test_requests_of_few_rows_are_cut_apart_where_it_pays() -> None:
     request = RaggedRequest(
         requests=5, rows=2048, q_heads=32, kv_heads=8, head_dim=128, dtype=torch.bfloat16,
         kv_dtype=torch.bfloat16, device=torch.device("cpu"), page_size=16, max_q_len=2000,
-        max_kv_len=32768, scale=1.0, causal=True, window=0, soft_cap=0.0, sinks=False,
+        max_kv_len=32768, scale=1.0, lookahead=0, window=0, soft_cap=0.0, sinks=False,
         k_scale=1.0, v_scale=1.0, rounding="rtne", return_lse=False,
     )  # fmt: skip
 

@@ -102,7 +102,7 @@ def test_prompts_in_every_order(
     request = RaggedRequest(
         requests=5, rows=len(case.q), q_heads=4, kv_heads=2, head_dim=dim, dtype=torch.bfloat16,
         kv_dtype=torch.bfloat16, device=CPU, page_size=page, max_q_len=200, max_kv_len=200,
-        scale=dim**-0.5, causal=True, window=window, soft_cap=0.0, sinks=False,
+        scale=dim**-0.5, lookahead=0, window=window, soft_cap=0.0, sinks=False,
         k_scale=0.5 if scaled else 1.0, v_scale=2.0 if scaled else 1.0, rounding="rtne",
         return_lse=True, scale_tensors=scaled,
     )  # fmt: skip

@@ -198,7 +198,7 @@ def prompts(**changes: object) -> RaggedRequest:
     values = dict(
         requests=8, rows=8192, q_heads=32, kv_heads=8, head_dim=80, dtype=torch.bfloat16,
         kv_dtype=torch.bfloat16, device=torch.device("cpu"), page_size=16, max_q_len=1024,
-        max_kv_len=1024, scale=0.1, causal=True, window=0, soft_cap=0.0, sinks=False, k_scale=1.0,
+        max_kv_len=1024, scale=0.1, lookahead=0, window=0, soft_cap=0.0, sinks=False, k_scale=1.0,
         v_scale=1.0, rounding="rtne", return_lse=False,
     )  # fmt: skip
     return RaggedRequest(**values | changes)  # type: ignore[arg-type]

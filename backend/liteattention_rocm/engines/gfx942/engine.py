@@ -305,7 +305,6 @@ class Gfx942Engine(Engine):
             (out_step[0], out_step[1]),
         )
         launch.pages, launch.page_rows = 1, entries * request.kv_len
-        launch.causal = True
         launch.scale = request.scale
         launch.number = _NUMBERS[request.dtype, request.rounding]
         where, library = request.device, self.library()
@@ -358,7 +357,6 @@ class Gfx942Engine(Engine):
         if like.page_table is not None:
             launch.table_width = like.page_table.shape[1]
             launch.table_stride = like.page_table.stride(0)
-        launch.causal = request.causal
         launch.scale = request.scale
         launch.k_scale = request.k_scale
         launch.v_scale = request.v_scale
@@ -555,7 +553,7 @@ def _ragged_shape(request: RaggedRequest) -> _core.RaggedShape:
     heads = (request.q_heads, request.kv_heads, int(request.head_dim))
     return _core.RaggedShape(
         requests, rows, *heads, request.page_size, max_q, max_kv, window=window,
-        fp8=request.kv_dtype == NATIVE_FP8, causal=request.causal,
+        fp8=request.kv_dtype == NATIVE_FP8, lookahead=request.lookahead,
     )  # fmt: skip
 
 

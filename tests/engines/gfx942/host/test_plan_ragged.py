@@ -24,7 +24,7 @@ sizes = st.fixed_dictionaries(
         "min_q_len": st.integers(0, 4),
         "window": st.sampled_from([0, 0, 1, 100, 4096, 500_000]),
         "fp8": st.integers(0, 1),
-        "causal": st.integers(0, 1),
+        "lookahead": st.sampled_from([0, 0, 7, 4096, 2**30 - 1]),
     }
 )
 
@@ -33,7 +33,7 @@ def shape_of(s: dict[str, int]) -> _core.RaggedShape:
     return _core.RaggedShape(
         s["requests"], s["requests"] * s["max_q_len"], s["kv_heads"] * s["group"], s["kv_heads"],
         s["head_dim"], 16, s["max_q_len"], s["max_kv_len"], min(s["min_q_len"], s["max_q_len"]),
-        s["window"], bool(s["fp8"]), bool(s["causal"]),
+        s["window"], bool(s["fp8"]), s["lookahead"],
     )  # fmt: skip
 
 
@@ -250,12 +250,12 @@ def test_impossible_shapes_are_refused_with_every_reason(
 def test_lengths_and_windows_stay_below_half_of_an_int() -> None:
     # Kernels add positions, windows and rows of a key head's queries as 32-bit numbers.
     most = 2**30 - 1
-    fits = _core.RaggedShape(1, most, 1, 1, 64, 0, most, most, window=most)
+    fits = _core.RaggedShape(1, most, 1, 1, 64, 0, most, most, window=most, lookahead=most)
     assert _core.ragged_reasons(fits) == []
-    over = _core.RaggedShape(1, 1, 1, 1, 64, 0, 2**30, 2**30, window=2**30)
+    over = _core.RaggedShape(1, 1, 1, 1, 64, 0, 2**30, 2**30, window=2**30, lookahead=2**30)
     assert _core.ragged_reasons(over) == [
         f"{name} must be from 0 to 2^30 - 1, got 1073741824"
-        for name in ("max_q_len", "max_kv_len", "window")
+        for name in ("max_q_len", "max_kv_len", "window", "lookahead")
     ]
 
 
