@@ -378,8 +378,8 @@ LITE_DEVICE void AttentionDecode(const RaggedParams& p) {
 
     const int32_t position = kv_len - q_len;            // of the first row
     const int32_t beyond = position + p.lookahead + 1;  // for the first row
-    w.beyond = beyond + query < kv_len ? beyond + query : kv_len;
-    w.all_beyond = beyond < kv_len ? beyond : kv_len;
+    w.beyond = __builtin_elementwise_min(beyond + query, kv_len);
+    w.all_beyond = __builtin_elementwise_min(beyond, kv_len);
     if (p.window > 0) {
         w.lowest = position + query - p.window + 1;
         w.all_lowest = position + q_len - p.window;

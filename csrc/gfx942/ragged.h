@@ -65,7 +65,7 @@ LITE_DEVICE Seen SeenBy(const RaggedParams& p, const Request& r, int32_t query) 
     const int32_t low = next - p.window, high = next + p.lookahead;
     Seen seen;
     seen.begin = p.window > 0 && low > 0 ? low : 0;
-    seen.end = high < r.kv_len ? (high > 0 ? high : 0) : r.kv_len;
+    seen.end = __builtin_elementwise_min(__builtin_elementwise_max(high, 0), r.kv_len);
     return seen;
 }
 

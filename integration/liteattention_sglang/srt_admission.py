@@ -61,14 +61,11 @@ def _layer_reasons(layers: list[Any], runner: Any, page_size: int) -> list[str]:
         reasons = []
         if layer.is_cross_attention:
             reasons.append("it has no cross-attention")
-        if not is_causal(layer):
-            if window_of(layer) is not None:
-                reasons.append("it has no sliding window that reaches both ways")
-            if not whole_prompts(resolved_view(runner.server_args)):
-                reasons.append(
-                    "its rows see later tokens, so prompts must stay whole: use "
-                    "--disable-radix-cache --chunked-prefill-size -1"
-                )
+        if not is_causal(layer) and not whole_prompts(resolved_view(runner.server_args)):
+            reasons.append(
+                "its rows see later tokens, so prompts must stay whole: use "
+                "--disable-radix-cache --chunked-prefill-size -1"
+            )
         if layer.v_head_dim != layer.head_dim:
             reasons.append(
                 f"keys and values must have one head dim, got {layer.head_dim} and "
@@ -92,7 +89,7 @@ def _layer_reasons(layers: list[Any], runner: Any, page_size: int) -> list[str]:
             soft_cap=float(layer.logit_cap or 0.0),
             k_scale=float(layer.k_scale_float or 1.0) if fp8 else 1.0,
             v_scale=float(layer.v_scale_float or 1.0) if fp8 else 1.0,
-            causal=is_causal(layer),
+            lookahead=lookahead_of(layer),
         )
         for reason in reasons:
             found.setdefault(reason, []).append(layer.layer_id)
@@ -111,3 +108,11 @@ def window_of(layer: Any) -> int | None:
     """Return our window: SGLang counts the keys before a row, we count that row's own as well."""
     before = layer.sliding_window_size
     return None if before is None or before < 0 else before + 1
+
+
+def lookahead_of(layer: Any) -> int | None:
+    """Return how many keys after a row it sees, None for all: as many as before it in a window."""
+    if is_causal(layer):
+        return 0
+    before = layer.sliding_window_size
+    return None if before is None or before < 0 else before

@@ -181,6 +181,7 @@ class LiteAttentionBackend(AttentionBackend):
             causal=served.causal,
             scale=served.scale,
             window=served.window,
+            lookahead=served.lookahead,
             soft_cap=served.soft_cap,
             sinks=None if sinks is None else self._sinks.of(layer.layer_id, sinks),
             k_scale=k_scale,

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from sglang.srt.mem_cache.swa_memory_pool import SWAKVPool
 
-from .srt_admission import is_causal, window_of
+from .srt_admission import is_causal, lookahead_of, window_of
 
 
 class ServedLayer:
@@ -19,7 +19,7 @@ class ServedLayer:
 
     __slots__ = (
         "_address", "_keys", "_layer", "_page_size", "_pool", "_values",
-        "causal", "head_dim", "q_heads", "scale", "soft_cap", "window", "windowed",
+        "causal", "head_dim", "lookahead", "q_heads", "scale", "soft_cap", "window", "windowed",
     )  # fmt: skip
 
     def __init__(self, layer: Any, pool: Any, page_size: int) -> None:
@@ -31,6 +31,7 @@ class ServedLayer:
         self.scale: float = layer.scaling
         self.causal = is_causal(layer)
         self.window = window_of(layer)
+        self.lookahead = None if self.causal else lookahead_of(layer)
         self.soft_cap: float | None = layer.logit_cap or None
         #: Whether its cache is in the second pool, that of layers with a window.
         self.windowed = isinstance(pool, SWAKVPool) and pool.layers_mapping[layer.layer_id][1]

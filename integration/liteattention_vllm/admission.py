@@ -29,8 +29,8 @@ def engine_reasons(
     block_size: int,
     sinks: bool,
     window: int = 0,
+    lookahead: int | None = 0,
     soft_cap: float = 0.0,
-    causal: bool = True,
 ) -> list[str]:
     """Ask the engine of this platform whether it takes such a layer; block size 0: no cache."""
     named = {"float16": torch.float16, "bfloat16": torch.bfloat16}
@@ -46,9 +46,9 @@ def engine_reasons(
         kv_dtype=kv_dtype,
         page_size=block_size,
         window=window,
+        lookahead=lookahead,
         soft_cap=soft_cap,
         sinks=sinks,
-        causal=causal,
     )
 
 

@@ -64,6 +64,8 @@ class LiteAttentionImpl(AttentionImpl):  # type: ignore[misc]
         self.kv_sharing_target_layer_name = kv_sharing_target_layer_name
         self.sinks = self._loaded_sinks = sinks
         self._encodes = attn_type == AttentionType.ENCODER_ONLY
+        # vLLM's window reaches both ways where rows see later keys.
+        self._lookahead = None if sliding_window is None else sliding_window - 1
         self._fp8 = fp8_dtype(kv_cache_dtype)
         self._cache: torch.Tensor | None = None
 
@@ -78,10 +80,8 @@ class LiteAttentionImpl(AttentionImpl):  # type: ignore[misc]
             reasons.append("it has no ALiBi")
         if attn_type not in ATTENTION_TYPES:
             reasons.append(f"it has no {attn_type} attention, only {', '.join(ATTENTION_TYPES)}")
-        elif attn_type != AttentionType.DECODER and sliding_window is not None:
-            reasons.append(
-                f"it has no sliding window in {attn_type} attention, where it reaches both ways"
-            )
+        elif attn_type == AttentionType.ENCODER_DECODER and sliding_window is not None:
+            reasons.append("it has no sliding window in cross-attention")
         if sinks is not None and sinks.shape != (num_heads,):
             reasons.append(f"sinks must be [{num_heads}], got {list(sinks.shape)}")
         reasons += engine_reasons(
@@ -94,7 +94,7 @@ class LiteAttentionImpl(AttentionImpl):  # type: ignore[misc]
             sinks=sinks is not None,
             window=max(sliding_window or 0, 0),
             soft_cap=self.logits_soft_cap or 0.0,
-            causal=attn_type == AttentionType.DECODER,
+            lookahead=0 if attn_type == AttentionType.DECODER else self._lookahead,
         )
         if reasons:
             raise ValueError(
@@ -158,8 +158,7 @@ class LiteAttentionImpl(AttentionImpl):  # type: ignore[misc]
         there is nothing to attend to, and the output is zeros.
 
         Raises:
-            NotImplementedError: the output is to be quantized, or the step is not causal and the
-                layer has a sliding window.
+            NotImplementedError: the output is to be quantized.
         """
         if output_scale is not None or output_block_scale is not None:
             raise NotImplementedError(
@@ -171,11 +170,6 @@ class LiteAttentionImpl(AttentionImpl):  # type: ignore[misc]
         if isinstance(attn_metadata, EncoderMetadata):
             return self._encode(query, key, value, attn_metadata, output)
         causal = attn_metadata.causal
-        if not causal and self.sliding_window is not None:
-            raise NotImplementedError(
-                "liteattention_rocm has no sliding window in steps that are not causal, where it "
-                "reaches both ways in vLLM: use another --attention-backend for this model"
-            )
         if kv_cache is not self._cache:
             self._view(kv_cache)
         k_scale, v_scale = _UNSCALED if self._fp8 is None else self._scales(layer)
@@ -186,6 +180,7 @@ class LiteAttentionImpl(AttentionImpl):  # type: ignore[misc]
             attn_metadata.batch,
             causal=causal,
             window=self.sliding_window,
+            lookahead=None if causal else self._lookahead,
             soft_cap=self.logits_soft_cap,
             sinks=self.sinks,
             scale=self.scale,
@@ -204,7 +199,7 @@ class LiteAttentionImpl(AttentionImpl):  # type: ignore[misc]
         step: EncoderMetadata,
         output: torch.Tensor,
     ) -> torch.Tensor:
-        """Let the rows of each request see all of its keys."""
+        """Let the rows of each request see its keys, those within a window on either side."""
         attention_varlen(
             query,
             key,
@@ -213,6 +208,8 @@ class LiteAttentionImpl(AttentionImpl):  # type: ignore[misc]
             step.starts,
             max_seqlen_q=step.longest,
             max_seqlen_k=step.longest,
+            window=self.sliding_window,
+            lookahead=self._lookahead,
             soft_cap=self.logits_soft_cap,
             sinks=self.sinks,
             scale=self.scale,

@@ -91,10 +91,15 @@ def test_windows_and_bounds_may_be_larger_than_any_length(huge: Any) -> None:
         call = make()
         bounds = [name for name in call if name.startswith("max_")]
         expected = function(**call | {"window": None, "out": None})
+        expected_ahead = function(**call | {"window": None, "out": None, "causal": False})
         for changes in ({"window": huge}, dict.fromkeys(bounds, huge) | {"window": None}):
             for engine in ("cpu", "reference"):
                 got = function(**call | changes | {"out": None, "engine": engine})
                 assert torch.allclose(got, expected, atol=1e-5)
+                far = {"window": None, "causal": False, "lookahead": huge, "engine": engine}
+                got = function(**call | far | {"out": None})
+                assert torch.allclose(got, expected_ahead, atol=1e-5)
+        refused(entry, {"lookahead": -huge, "causal": False}, "lookahead must be at least 0, got")
         refused(entry, {"window": -huge}, "window must be at least 1, got")
         for name in bounds:
             refused(entry, {name: -huge}, f"{name} must not be negative, got")

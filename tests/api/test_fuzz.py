@@ -190,6 +190,8 @@ def ragged_options(draw: st.DrawFn, dtype: torch.dtype, heads: int) -> dict[str,
     found["window"] = draw(
         st.sampled_from([None, 1, 7, np.int64(33), 2**31 - 1, 2**31, 2**63, 10**40])
     )
+    if not found["causal"]:
+        found["lookahead"] = draw(st.sampled_from([None, 0, 3, np.int64(20), 2**31, 10**40]))
     found["soft_cap"] = draw(st.sampled_from([None, 2, np.float32(8.0), 30.0]))
     found["sinks"] = draw(st.sampled_from([None, torch.linspace(-1, 1, heads)]))
     return found | draw(options(dtype))

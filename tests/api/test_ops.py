@@ -62,7 +62,7 @@ def test_an_operator_refuses_one_scale_of_two(name: str) -> None:
     with pytest.raises(TypeError, match="must both be numbers or both be tensors"):
         ops.attention_paged(
             rows, *caches, starts, keys, table, torch.empty_like(rows), None, None, 2, 5, 0.125,
-            True, 0, 0.0, 1.0, 1.0, "rtne", "reference", **one,
+            True, 0, None, 0.0, 1.0, 1.0, "rtne", "reference", **one,
         )  # fmt: skip
     with pytest.raises(TypeError, match="must both be numbers or both be tensors"):
         ops.write_kv(rows, rows, *caches, torch.arange(2), 1.0, 1.0, "reference", **one)
@@ -80,7 +80,7 @@ def test_an_operator_refuses_scales_given_twice(numbers: tuple[float, float]) ->
     def attend(*given: float) -> None:
         ops.attention_paged(
             rows, *caches, starts, keys, table, torch.empty_like(rows), None, None, 2, 5, 0.125,
-            True, 0, 0.0, *given, "rtne", "reference", *tensors,
+            True, 0, None, 0.0, *given, "rtne", "reference", *tensors,
         )  # fmt: skip
 
     def write(*given: float) -> None:

@@ -38,7 +38,7 @@ def exact(
     scale: float | None = None,
     seen: torch.Tensor | None = None,
 ) -> Exact:
-    """Attention of [..., H, S, D] tensors; causality, window and lookahead are bottom-right aligned.
+    """Attention of [..., H, S, D] tensors; masks are bottom-right aligned.
 
     ``sinks`` [Hq] are logits in natural units; ``seen``, bool, broadcasts to [..., Hq, Sq, Skv].
     """

@@ -1,9 +1,9 @@
 """Small encoders of the kinds that serve embeddings, random weights, and what transformers makes of
 their tokens.
 
-An encoder's rows see all tokens of their request, and none of another. Weights are spread so that a
-causal mask, another scale or a neighbour's tokens change every embedding. The oracle is
-transformers in fp32, a request at a time.
+An encoder's rows see all tokens of their request, or those within a window on either side, and none
+of another. Weights are spread so that a causal mask, another scale or a neighbour's tokens change
+every embedding. The oracle is transformers in fp32, a request at a time.
 """
 
 from __future__ import annotations
@@ -35,6 +35,23 @@ ENCODERS: dict[str, tuple[str, str, dict[str, Any]]] = {
     "qwen2": (
         "Qwen2ForCausalLM", "qwen2",
         {"num_key_value_heads": 2, "is_causal": False, "use_sliding_window": False},
+    ),
+    # Windows that reach both ways, 16 tokens before a row and 16 after it, beside full layers.
+    "modernbert": (
+        "ModernBertModel", "modernbert",
+        {
+            "local_attention": 32, "global_attn_every_n_layers": 3,
+            "cls_token_id": models.BEGIN, "sep_token_id": models.END,
+        },
+    ),
+    # 15 tokens before a row and 15 after it: transformers halves the window of its configuration.
+    "embedding-gemma": (
+        "Gemma3TextModel", "gemma3_text",
+        {
+            "num_key_value_heads": 2, "head_dim": 64, "query_pre_attn_scalar": 64,
+            "use_bidirectional_attention": True, "sliding_window": 30,
+            "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+        },
     ),
 }  # fmt: skip
 
@@ -74,9 +91,11 @@ def embeddings(model: Any, ids: list[int]) -> Any:
     """The last hidden state of each token of one request, [tokens, hidden] fp32."""
     import torch
 
-    everything = torch.zeros(1, 1, len(ids), len(ids))  # of what a mask would hide
+    mask = torch.zeros(1, 1, len(ids), len(ids))  # hides nothing, whatever the model would hide
+    if "sliding_attention" in (getattr(model.config, "layer_types", None) or ()):
+        mask = torch.ones(1, len(ids))  # its windows
     with torch.no_grad():
-        found = model(input_ids=torch.tensor([ids]), attention_mask=everything)
+        found = model(input_ids=torch.tensor([ids]), attention_mask=mask)
     return found.last_hidden_state[0]
 
 

@@ -121,6 +121,7 @@ class Step:
                 seen = torch.arange(length) <= (position if causal else length)
                 if window is not None:
                     seen &= torch.arange(length) >= position - window
+                    seen &= torch.arange(length) <= position + window
                 scores[:, ~seen] = -math.inf
                 if sinks is not None:
                     scores = torch.cat([scores, sinks.double()[:, None]], 1)
@@ -258,7 +259,6 @@ def test_every_reason_against_a_model_at_once() -> None:
         "unified memory",
         "'hnd'",
         "cross-attention (layers 0)",
-        "both ways (layers 1)",
         "--disable-radix-cache --chunked-prefill-size -1 (layers 1)",
         "64 and 32 (layers 2)",
         "tanh, not 'other' (layers 3)",
@@ -336,9 +336,14 @@ def test_a_padded_decode_step() -> None:
     assert out[2:].isfinite().all()
 
 
+@pytest.mark.parametrize("window", [None, 6])
 @pytest.mark.parametrize("kind", [AttentionType.ENCODER_ONLY, AttentionType.DECODER_BIDIRECTIONAL])
-def test_an_encoders_rows_see_their_whole_request(kind: AttentionType) -> None:
-    layer = RadixAttention(HEADS, DIM, DIM**-0.5, KV_HEADS, 0, attn_type=kind)
+def test_an_encoders_rows_see_later_tokens(kind: AttentionType, window: int | None) -> None:
+    """All of their request; within a window, as many as before them."""
+    layer = RadixAttention(
+        HEADS, DIM, DIM**-0.5, KV_HEADS, 0, attn_type=kind,
+        sliding_window_size=-1 if window is None else window,
+    )  # fmt: skip
     whole = SimpleNamespace(disable_radix_cache=True, chunked_prefill_size=-1)
     made = runner([layer], pool(), server_args=whole)
     backend = ATTENTION_BACKENDS[srt.BACKEND_NAME](made)
@@ -348,7 +353,7 @@ def test_an_encoders_rows_see_their_whole_request(kind: AttentionType) -> None:
     k, v = torch.randn(2, 28, KV_HEADS, DIM)
     out = backend.forward_extend(q.view(28, -1), k, v, layer, step.batch)
     keys, values = made.token_to_kv_pool.get_kv_buffer(0)
-    expected = step.expected(q, keys, values, causal=False)
+    expected = step.expected(q, keys, values, window, causal=False)
     torch.testing.assert_close(out.view_as(expected), expected, atol=2e-5, rtol=2e-5)
 
 

@@ -46,6 +46,8 @@ def cases(draw: st.DrawFn) -> Case:
         "window": draw(st.sampled_from([None, None, 1, 40, 300])),
         "soft_cap": draw(st.sampled_from([None, None, 4.0, 30.0])),
     }
+    if not options["causal"]:
+        options["lookahead"] = draw(st.sampled_from([None, 0, 1, 39, 200]))
     if draw(st.booleans()):
         options["sinks"] = torch.linspace(-3, 3, kv_heads * group)
     if dtype == torch.bfloat16:
@@ -119,19 +121,26 @@ def test_any_scale_with_any_soft_cap(isa: str, cap: float, scale: float) -> None
 
 
 @pytest.mark.parametrize("engine", ["cpu", "reference"])
-@pytest.mark.parametrize("window", [None, 50])
-def test_packed_equals_each_sequence_alone(engine: str, window: int | None) -> None:
+@pytest.mark.parametrize(
+    "masks",
+    [
+        {"causal": True}, {"causal": True, "window": 50}, {"window": 50, "lookahead": 49},
+        {"lookahead": 2}, {"lookahead": 148}, {"lookahead": 149},
+    ],
+    ids=str,
+)  # fmt: skip
+def test_packed_equals_each_sequence_alone(engine: str, masks: dict[str, Any]) -> None:
     torch.manual_seed(0)
     q_lens, kv_lens = [3, 0, 150, 1], [10, 5, 200, 900]
     starts = [torch.tensor([0, *x]).cumsum(0).int() for x in (q_lens, kv_lens)]
     q = torch.randn(sum(q_lens), 8, 64)
     k, v = torch.randn(2, sum(kv_lens), 2, 64)
     out, lse = liteattention_rocm.attention_varlen(
-        q, k, v, *starts, causal=True, window=window, return_lse=True, engine=engine
+        q, k, v, *starts, **masks, return_lse=True, engine=engine
     )
     for r in range(4):
         rows, keys = (slice(int(s[r]), int(s[r + 1])) for s in starts)
-        alone = exact_rows(q[rows], k[keys], v[keys], causal=True, window=window)
+        alone = exact_rows(q[rows], k[keys], v[keys], **masks)
         assert torch.allclose(out[rows].double(), alone.out, atol=2e-6)
         assert torch.allclose(lse[:, rows].double(), alone.lse, atol=1e-5)
 

@@ -24,7 +24,7 @@ def request_of(q: torch.Tensor, k: torch.Tensor, **changes: Any) -> RaggedReques
         "requests": 3, "rows": q.shape[0], "q_heads": q.shape[1], "kv_heads": k.shape[-2],
         "head_dim": q.shape[2], "dtype": q.dtype, "kv_dtype": k.dtype, "device": q.device,
         "page_size": k.shape[1] if k.dim() == 4 else 0, "max_q_len": 20, "max_kv_len": 300,
-        "scale": -0.37, "lookahead": 0, "window": 0, "soft_cap": 0.0, "sinks": False,
+        "scale": -0.37, "lookahead": 7, "window": 0, "soft_cap": 0.0, "sinks": False,
         "k_scale": 1.0, "v_scale": 1.0, "rounding": "rtne", "return_lse": False,
     }  # fmt: skip
     return RaggedRequest(**(fields | changes))
@@ -110,7 +110,7 @@ def test_paged_kernels_get_exactly_these_bytes(
         *(4 * page_size * dim, 2 * dim, 2 * page_size * dim) * 2,
         *(40, 30),
         *(-0.37 * LOG2E, 2 / soft_cap if soft_cap else 0.0),
-        *(3, 30, 6, 2, page_size, *divider, True, window if window < 300 else 0, splits),
+        *(3, 30, 6, 2, page_size, *divider, 7, window if window < 300 else 0, splits),
         -0.37 * LOG2E, soft_cap * LOG2E, 2 * -0.37 * LOG2E / soft_cap if soft_cap else 0.0,
         dim, -(-(2**33) // 3), 2, 1.0, splits, room, 0,  # forced parts have any number of blocks
     )  # fmt: skip

@@ -104,7 +104,7 @@ def tile_blocks(s: dict[str, int]) -> list[int]:
     packed, blocks = q_len * group, []
     for first in range(0, packed, tile):
         queries = range(first // group, (min(first + tile, packed) - 1) // group + 1)
-        ends = [max(kv_len - q_len + i + 1, 0) if s["causal"] else kv_len for i in queries]
+        ends = [min(kv_len - q_len + i + 1 + s["lookahead"], kv_len) for i in queries]
         begins = [max(kv_len - q_len + i + 1 - s["window"], 0) * (s["window"] > 0) for i in queries]
         spans = -(-ends[-1] // keys) - begins[0] // keys if ends[-1] > begins[0] else 0
         blocks.append(spans)

@@ -60,6 +60,7 @@ def test_rows_and_heads_of_a_group_fill_the_tile(group: int, rows: int, dim: int
         {"window": 1},
         {"window": 37, "sinks": True},
         {"window": 100, "causal": False},
+        {"window": 40, "causal": False, "lookahead": 2, "sinks": True},
         {"soft_cap": 2.5, "sinks": True},
         {"causal": False},
         {"scale": -0.2, "soft_cap": 30.0},
@@ -190,7 +191,8 @@ def test_any_batch(data: st.DataObject) -> None:
     if not any(q for q, _ in requests) or not any(n for _, n in requests):
         requests.append((1, 40))
     options: dict[str, Any] = {
-        "causal": draw(st.booleans(), "causal"),
+        "lookahead": draw(st.sampled_from([None, 0, 3, 19, 150, 5000]), "lookahead"),
+        "causal": False,
         "window": draw(st.sampled_from([None, 1, 20, 150, 5000]), "window") or 0,
         "soft_cap": draw(st.sampled_from([0.0, 5.0]), "soft cap"),
         "sinks": draw(st.booleans(), "sinks"),
@@ -306,6 +308,7 @@ def test_causal_attention(
         ([(1, 300), (60, 900), (0, 4), (1, 1)], (8, 2), {"sinks": True}),  # beside decoding
         ([(150, 1300)], (2, 1), {"window": 900, "soft_cap": 30.0}),
         ([(100, 700)], (4, 2), {"causal": False}),
+        ([(700, 700)], (2, 1), {"causal": False, "window": 200, "lookahead": 199}),
     ],
     ids=str,
 )

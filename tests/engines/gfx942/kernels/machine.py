@@ -119,7 +119,7 @@ class RaggedParams(ctypes.Structure):
         *((n, c_double) for n in ("scale_wide", "cap_ratio")),
         *((n, c_int32) for n in ("requests", "rows", "q_heads", "kv_heads", "page_size")),
         *((n, c_uint32) for n in ("page_multiplier", "page_shift")),
-        *((n, c_int32) for n in ("causal", "window", "splits")),
+        *((n, c_int32) for n in ("lookahead", "window", "splits")),
         *((n, c_float) for n in ("scale_log2", "cap_log2", "cap_factor")),
         ("head_dim", c_int32),
         *((n, c_uint32) for n in ("group_multiplier", "group_shift")),

@@ -67,6 +67,11 @@ def make(
     return Batch(**vars(case), **dict(zip(CACHES, caches, strict=True)), page_size=page_size)
 
 
+def seen_ahead(causal: bool, lookahead: int | None = None) -> int:
+    """Keys after its own that a row sees, as kernels are told."""
+    return 0 if causal else 2**30 - 1 if lookahead is None else lookahead
+
+
 class Prefill:
     """A launch over ``batch`` and the merge of its parts; out [T, Hq, D], lse [Hq, T] or None.
 
@@ -84,6 +89,7 @@ class Prefill:
         *,
         causal: bool = True,
         window: int = 0,
+        lookahead: int | None = None,
         soft_cap: float = 0.0,
         sinks: torch.Tensor | None = None,
         scale: float | None = None,
@@ -124,7 +130,7 @@ class Prefill:
             *strides, batch.page_table.stride(0), 0 if lse is None else lse.stride(0),
             wide, 2 / soft_cap if soft_cap else 0.0,
             requests, rows, q_heads, kv_heads, batch.page_size, *divider(batch.page_size),
-            causal, window, 1,
+            seen_ahead(causal, lookahead), window, 1,
             scale, soft_cap * LOG2E, 2 * scale / soft_cap if soft_cap else 0.0,
             dim, *divider(group), v_scale, splits, room, part_blocks,
         )  # fmt: skip

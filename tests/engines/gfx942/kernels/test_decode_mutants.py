@@ -81,6 +81,7 @@ class Case:
         batch: ragged.Batch,
         *,
         window: int = 0,
+        lookahead: int = 0,
         splits: int = 1,
         sinks: bool = False,
         soft_cap: float = 0.0,
@@ -89,6 +90,7 @@ class Case:
         in_memory: bool = False,
     ) -> None:
         self.batch, self.window, self.splits = batch, window, splits
+        self.lookahead = lookahead
         self.sinks, self.soft_cap = batch.sinks if sinks else None, soft_cap
         self.k_scale, self.v_scale, self.in_memory = k_scale, v_scale, in_memory
 
@@ -125,7 +127,7 @@ class Case:
             ),
             *(b.page_table.stride(0), lse.stride(0), wide, 2 / cap if cap else 0.0),
             *(requests, rows, q_heads, kv_heads),
-            *(b.page_size, *divider(b.page_size), True, self.window, self.splits),
+            *(b.page_size, *divider(b.page_size), self.lookahead, self.window, self.splits),
             *(scale, cap * ragged.LOG2E, 2 * scale / cap if cap else 0.0),
             *(dim, *divider(group), v_scale),
         )
@@ -138,8 +140,8 @@ class Case:
         """The results are the kernel's own, and those of whole requests within the bound."""
         if self.splits == 1:
             exact = self.batch.exact(
-                window=self.window, sinks=self.sinks, soft_cap=self.soft_cap, k_scale=self.k_scale,
-                v_scale=self.v_scale,
+                causal=False, lookahead=self.lookahead, window=self.window, sinks=self.sinks,
+                soft_cap=self.soft_cap, k_scale=self.k_scale, v_scale=self.v_scale,
             )  # fmt: skip
             infinite = exact.out.isinf()
             assert torch.equal(self.written[0][infinite].double(), exact.out[infinite])
@@ -169,7 +171,9 @@ def make_cases() -> list[Case]:
     return [
         Case(short, sinks=True),
         # windows that begin at each of four keys of a block, which is a wave's last one or not
-        Case(ragged.make([(4, 300), (5, 300)], (1, 1), 128, 0), window=253, soft_cap=3.0),
+        Case(
+            ragged.make([(4, 300), (5, 300)], (1, 1), 128, 0), window=253, lookahead=1, soft_cap=3.0
+        ),
         # parts, and a request that is too short for two
         Case(ragged.make([(4, 400), (1, 9)], (2, 1), 128, 16), window=300, splits=2),
     ]

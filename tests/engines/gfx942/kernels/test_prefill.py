@@ -106,7 +106,8 @@ def test_tiles_in_parts_are_within_the_bound(dim: int, splits: int, part_blocks:
     parts = {"splits": splits, "part_blocks": part_blocks}
     # without a prefix, behind one, over several tiles, without a key; tiles of one part among them
     requests = [*MIXED, (90, 30), (40, 1000), (20, 0)]
-    for page_size, more in ((0, {}), (16, {"sinks": torch.arange(4.0), "window": 150})):
+    both = {"causal": False, "window": 150, "lookahead": 40}
+    for page_size, more in ((0, {}), (16, {"sinks": torch.arange(4.0), **both})):
         batch = ragged.make(requests, (4, 2), dim, page_size, padding=3, lead=page_size)
         check(batch, **parts, **more)
 
@@ -117,6 +118,7 @@ def test_tiles_in_parts_are_within_the_bound(dim: int, splits: int, part_blocks:
     [
         {"causal": False},
         {"causal": False, "window": 70},
+        {"causal": False, "window": 70, "lookahead": 69},
         {"window": 1},
         {"soft_cap": 2.0, "window": 300},
         {"scale": -0.7, "soft_cap": 3.0},
@@ -257,8 +259,11 @@ def test_query_heads_that_share_keys(heads: tuple[int, int], dim: int) -> None:
         {"window": 40},
         {"window": 300},
         {"causal": False, "window": 70},
+        {"causal": False, "window": 70, "lookahead": 69},
         {"soft_cap": 2.0},
         {"soft_cap": 50.0, "window": 70},
+        {"causal": False, "lookahead": 7},
+        {"causal": False, "lookahead": 200},
         {"scale": -0.3},
         {"scale": 0.0},
         {"scale": 1.5, "soft_cap": 30.0},

@@ -83,6 +83,7 @@ def test_mutants(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         Case(tmp_path, ragged.make([(65, 333), (70, 70)], (4, 1), 128, 16)),
         Case(tmp_path, ragged.make([(100, 390)], (2, 1), 128, 1), window=130, soft_cap=3.0),
         Case(tmp_path, ragged.make([(9, 120)], (2, 1), 128, 3), causal=False),
+        Case(tmp_path, ragged.make([(100, 390)], (2, 1), 128, 16), causal=False, lookahead=40),
         # rows whose last key lies in the last 31 and 15 of a block that is not their wave's last
         Case(tmp_path, ragged.make([(256, 256 + 33)], (1, 1), 128, 0)),
         Case(tmp_path, ragged.make([(256, 256 + 49)], (1, 1), 128, 0)),
