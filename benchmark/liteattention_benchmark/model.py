@@ -28,7 +28,7 @@ from liteattention_rocm.engines.gfx942 import Gfx942Engine
 PAGE = 4096
 """Bytes."""
 DIMS: dict[str, tuple[int, ...]] = {name: (64, 128) for name in ("dense", "lite", "weigh")}
-DIMS |= {name: (64, 80, 96, 112, 128, 192, 256) for name in ("prefill", "decode")}
+DIMS |= {name: (32, 64, 80, 96, 112, 128, 192, 256) for name in ("prefill", "decode")}
 EVERY_ROUNDING = (64, 128, 256)
 """Head dims whose kernels know other roundings than rtne."""
 BLOCK = 64

@@ -1,5 +1,5 @@
 // Decode: attention of requests with few query rows over keys in pages (params.h: RaggedParams),
-// bf16 and fp16, D = 64 to 256 (geometry.h: IsRaggedDim), caches of these numbers or of fp8. The
+// bf16 and fp16, D = 32 to 256 (geometry.h: IsRaggedDim), caches of these numbers or of fp8. The
 // time goes into reading K and V, so each is read once.
 //
 // Road map. The query heads that share a key head, times the few query rows, are the 16 columns of
@@ -35,7 +35,8 @@
 // or the part for merge_decode.
 //
 // Registers at D = 128: K 64, V 64, outputs 32, queries 16, scores 16. LDS: 1 KiB of offsets a
-// wave, later 128 head dims of two waves' outputs. Budget: VGPR 234, LDS 16896 (8704 at D = 64).
+// wave, later 128 head dims of two waves' outputs. Budget: VGPR 234, LDS 16896 (8704 up to
+// D = 64).
 
 #include "cache.h"
 #include "merge_state.h"

@@ -1,5 +1,5 @@
 // Attention of many query rows against paged or packed keys: requests of any lengths in one launch,
-// GQA, causal with a prefix, sliding window, soft cap, sinks; bf16 and fp16, D = 64 to 256
+// GQA, causal with a prefix, sliding window, soft cap, sinks; bf16 and fp16, D = 32 to 256
 // (geometry.h: IsRaggedDim), caches of these numbers or of fp8.
 //
 // Road map. The rows of a tile are (query position, head of the group), so that keys are read once
@@ -41,7 +41,7 @@
 // LDS: 56 % of its rate with the stores. From D = 192 on it feeds 32 clocks: there the LDS sets the
 // pace.
 //
-// Budget: VGPR 208, LDS 65536 (32768 at D = 64).
+// Budget: VGPR 208, LDS 65536 (32768 up to D = 64).
 
 #include "attention.h"
 #include "paged.h"

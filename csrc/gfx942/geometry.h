@@ -156,14 +156,14 @@ inline constexpr int kDecodeRows = 16;
 constexpr bool IsDecode(int64_t q_len, int64_t group) { return q_len * group <= kDecodeRows; }
 
 // Head dims of ragged batches: multiples of 16. Rows in LDS have the next of 64, 128 and 256, and
-// products run over the next multiple of 32 (scores at D = 112 over 112); what lies past a head's
-// own dims is zero or not used.
+// products run over the next multiple of 32, 64 at least (scores at D = 112 and 32 over their own);
+// what lies past a head's own dims is zero or not used.
 constexpr bool IsRaggedDim(int64_t dim) {
-    return dim == 64 || dim == 80 || dim == 96 || dim == 112 || dim == 128 || dim == 192 ||
-           dim == 256;
+    return dim == 32 || dim == 64 || dim == 80 || dim == 96 || dim == 112 || dim == 128 ||
+           dim == 192 || dim == 256;
 }
 constexpr int LdsDims(int dim) { return dim > 128 ? 256 : dim > 64 ? 128 : 64; }
-constexpr int ProductDims(int dim) { return (dim + 31) / 32 * 32; }
+constexpr int ProductDims(int dim) { return dim < 64 ? 64 : (dim + 31) / 32 * 32; }
 
 // Rows of one workgroup of attention_prefill, and keys in one of its K blocks: 8 waves of 32 rows,
 // 16 from D = 192 on, where the outputs of 32 would not fit into registers.

@@ -28,7 +28,7 @@ constexpr double kMergePartMicroseconds = 0.1;  // a row's parts are read in one
 // ending one takes: clocks, modelled (`liteattention-rocm model --kernel prefill`).
 constexpr double PrefillBlockClocks(int64_t head_dim) {
     if (head_dim > 128) return head_dim == 192 ? 2350.0 : 2830.0;
-    return head_dim == 64 ? 3110.0 : head_dim == 112 ? 4190.0 : 4450.0;
+    return head_dim <= 64 ? 3110.0 : head_dim == 112 ? 4190.0 : 4450.0;
 }
 constexpr double kPrefillTileClocks = 14000.0;
 // Numbers of parts that are tried: finer ones hardly differ.
@@ -198,7 +198,7 @@ std::vector<std::string> RaggedReasons(const RaggedShape& s) {
     fits &= sized("window", s.window, 0, kMaxRaggedLength, "2^30");
     fits &= sized("lookahead", s.lookahead, 0, kMaxRaggedLength, "2^30");
     if (!IsRaggedDim(s.head_dim)) {
-        reasons.push_back("head dim must be 64, 80, 96, 112, 128, 192 or 256, got " +
+        reasons.push_back("head dim must be 32, 64, 80, 96, 112, 128, 192 or 256, got " +
                           std::to_string(s.head_dim));
         fits = false;
     }

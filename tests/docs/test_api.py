@@ -32,8 +32,9 @@ def run(code: str, more: str = "") -> list[str]:
 
 def test_every_snippet_is_here() -> None:
     assert [next(w for w in words if w in code) for code, words in zip(
-        SNIPPETS, [["LiteAttention("], ["PagedBatch("], ["enable("]], strict=True
-    )] == ["LiteAttention(", "PagedBatch(", "enable("]  # fmt: skip
+        SNIPPETS,
+        [["LiteAttention("], ["PagedBatch("], ["attention_varlen("], ["enable("]], strict=True,
+    )] == ["LiteAttention(", "PagedBatch(", "attention_varlen(", "enable("]  # fmt: skip
 
 
 def test_attention_and_liteattention() -> None:
@@ -54,9 +55,20 @@ def test_paged_attention() -> None:
     ]
 
 
+def test_a_window_that_reaches_both_ways() -> None:
+    more = """
+from torch.nn.functional import scaled_dot_product_attention as theirs
+at = torch.arange(300)
+near = (at[:, None] - at).abs() <= 64
+mine = [x[200:].float().transpose(0, 1) for x in (q, k, v)]
+print((out[200:].float() - theirs(*mine, attn_mask=near).transpose(0, 1)).abs().max().item())
+"""
+    assert float(run(SNIPPETS[2], more)[0]) < 0.04
+
+
 def test_diffusers() -> None:
     pytest.importorskip("diffusers")
-    sparsity, shape = run(SNIPPETS[2], "print(video.shape)")
+    sparsity, shape = run(SNIPPETS[3], "print(video.shape)")
     assert 0.02 < float(sparsity) < 0.9
     assert shape.endswith("32, 32, 3)")
 

@@ -30,7 +30,10 @@ _POSITIONS = {"position_embedding_type": "absolute"}
 ENCODERS: dict[str, tuple[str, str, dict[str, Any]]] = {
     "bert": ("BertModel", "bert", _POSITIONS),
     "bert-d128": ("BertModel", "bert", {"num_attention_heads": 2, **_POSITIONS}),
-    "xlm-roberta": ("XLMRobertaModel", "xlm-roberta", _POSITIONS),
+    # Head dim 32, as small embedding models have it.
+    "xlm-roberta": (
+        "XLMRobertaModel", "xlm-roberta", {"num_attention_heads": 8, **_POSITIONS}
+    ),
     # A decoder's model without its mask, with fewer key heads, as several embedding models are.
     "qwen2": (
         "Qwen2ForCausalLM", "qwen2",

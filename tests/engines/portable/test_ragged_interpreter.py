@@ -432,7 +432,7 @@ def test_prompts_of_what_models_ask_for(options: dict[str, Any]) -> None:
     check([(100, 300), (66, 66), (2, 150)], (2, 1), 16, 128, **{"causal": True, **options})
 
 
-@pytest.mark.parametrize("dim", [80, 96, 112, 192, 256])
+@pytest.mark.parametrize("dim", [32, 80, 96, 112, 192, 256])
 def test_head_dims(dim: int) -> None:
     """Packed, paged and in parts; tiles of columns that do not exist, next to other heads'."""
     check([(3, 5), (1, 40)], (2, 1), dim=dim)
@@ -500,7 +500,7 @@ def test_what_no_kernel_takes_is_refused() -> None:
         write_kv(k, k, cache, cache.clone(), slots, engine="portable")
     starts = torch.tensor([0, 2], device=DEVICE).int()
     q = torch.zeros(2, 1, 72, dtype=torch.bfloat16, device=DEVICE)
-    with pytest.raises(ValueError, match="head dim must be 64, 80, 96, 112, 128, 192 or 256"):
+    with pytest.raises(ValueError, match="head dim must be 32, 64, 80, 96, 112, 128, 192 or 256"):
         attention_varlen(q, q, q, starts, starts, engine="portable")
 
 

@@ -36,7 +36,7 @@ from ..environment import OLDEST_FP8, architecture, converts_fp8
 
 #: Head dims of dense calls and of LiteAttention; those of packed and paged calls.
 HEAD_DIMS = (64, 128)
-RAGGED_HEAD_DIMS = (64, 80, 96, 112, 128, 192, 256)
+RAGGED_HEAD_DIMS = (32, 64, 80, 96, 112, 128, 192, 256)
 #: Oldest NVIDIA compute capability with bf16 matrix products.
 _OLDEST = 80
 #: K blocks that an int16 entry of a walk can name.

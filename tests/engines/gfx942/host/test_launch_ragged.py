@@ -303,7 +303,7 @@ def test_refusals_list_every_reason(engine: gfx942.Gfx942Engine) -> None:
         "rounding 'rtz' is for bf16 outputs: use 'rtne'",
         "the fp8 of an MI300X is torch.float8_e4m3fnuz, in which the same bits are other numbers: "
         "allocate the cache as torch.float8_e4m3fnuz and fill it with write_kv",
-        "head dim must be 64, 80, 96, 112, 128, 192 or 256, got 72",
+        "head dim must be 32, 64, 80, 96, 112, 128, 192 or 256, got 72",
     ]
     half = torch.empty(1, 3, 64).half()
     assert engine.reasons(write_request_of(x, x[None].to(torch.float8_e4m3fn))) == [

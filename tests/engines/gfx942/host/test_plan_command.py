@@ -172,7 +172,7 @@ def test_text_of_a_ragged_call(arguments: list[str], said: str) -> None:
         (["--ragged", "1,2,3"], "four numbers R,Hq,Sq,D, got '1,2,3'"),
         (
             ["--ragged", "1,3,4,72", "--kv-heads", "2"],
-            "head dim must be 64, 80, 96, 112, 128, 192 or 256, got 72",
+            "head dim must be 32, 64, 80, 96, 112, 128, 192 or 256, got 72",
         ),
         (["--ragged", "1,1,1,64", "--shape", "1,1,1,64"], "give one of --shape and --ragged"),
         ([], "give one of --shape and --ragged"),

@@ -18,7 +18,7 @@ sizes = st.fixed_dictionaries(
         "requests": st.integers(0, 300),
         "kv_heads": st.integers(1, 24),
         "group": st.integers(1, 20),
-        "head_dim": st.sampled_from([64, 80, 96, 112, 128, 192, 256]),
+        "head_dim": st.sampled_from([32, 64, 80, 96, 112, 128, 192, 256]),
         "max_q_len": st.integers(0, 40) | st.integers(0, 3000),
         "max_kv_len": st.integers(0, 300_000),
         "min_q_len": st.integers(0, 4),
@@ -161,7 +161,7 @@ def test_the_modelled_time_of_prefill_is_that_of_its_tiles(s: dict[str, int]) ->
 
 @given(
     st.integers(0, 16), st.integers(0, 200_000), st.integers(0, 5000), st.integers(1, 128),
-    st.sampled_from([64, 80, 96, 112, 128, 192, 256]),
+    st.sampled_from([32, 64, 80, 96, 112, 128, 192, 256]),
 )  # fmt: skip
 def test_parts_cover_the_keys_that_some_row_sees(
     q_len: int, kv_len: int, window: int, splits: int, dim: int
@@ -230,7 +230,7 @@ def test_forced_parts_have_room_up_to_a_bound() -> None:
     ("arguments", "reasons"),
     [
         ((-1, 0, 3, 2, 72, 0, 0, 0), ["requests must be from 0 to 2^31 - 1, got -1",
-                                      "head dim must be 64, 80, 96, 112, 128, 192 or 256, got 72"]),
+                                      "head dim must be 32, 64, 80, 96, 112, 128, 192 or 256, got 72"]),
         ((1, 1, 3, 2, 64, 0, 1, 1), ["query heads must be a multiple of key heads, got 3 and 2"]),
         ((1, 2**28, 8, 1, 64, 0, 1, 2**30), ["max_kv_len must be from 0 to 2^30 - 1"]),
         ((1, 2**28, 8, 1, 64, 0, 1, 1), ["key head must be below 2^30, got 268435456 times 8"]),

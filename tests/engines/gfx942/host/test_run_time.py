@@ -138,7 +138,7 @@ def test_refusals_list_every_reason(
     causal = request_of(bf16(1, 2, 1, 256), good, causal=True)
     assert engine.reasons(causal) == []  # of the ragged kernels, which have D = 256
     assert engine.reasons(dataclasses.replace(causal, head_dim=72)) == [
-        "head dim must be 64, 80, 96, 112, 128, 192 or 256, got 72"
+        "head dim must be 32, 64, 80, 96, 112, 128, 192 or 256, got 72"
     ]
     on_gpu = request_of(good, good, device=torch.device("cuda:0"))
     assert "software MI300X, which takes cpu tensors" in engine.reasons(on_gpu)[0]

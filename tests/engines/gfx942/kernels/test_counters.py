@@ -135,7 +135,7 @@ def test_one_wave_and_k_block(name: str) -> None:
     assert kernel.lds_bytes <= 64 * 1024
 
 
-BUDGET = re.compile(r"Budget: VGPR (\d+), LDS (\d+)(?: \((\d+) at D = 64\))?\.")
+BUDGET = re.compile(r"Budget: VGPR (\d+), LDS (\d+)(?: \((\d+) (?:at|up to) D = 64\))?\.")
 
 
 def test_budgets_in_the_sources_are_those_of_the_objects() -> None:
@@ -147,7 +147,7 @@ def test_budgets_in_the_sources_are_those_of_the_objects() -> None:
         registers, lds = int(found[1]), int(found[2])
         for kernel in entry.kernels:
             assert kernel.vgprs <= registers, kernel.name
-            narrow = found[3] and kernel.variant.get("head_dim") == 64
+            narrow = found[3] and kernel.variant.get("head_dim", 0) <= 64
             assert kernel.lds_bytes == (int(found[3]) if narrow else lds), kernel.name
         # no laxer than its widest kernel needs, in steps in which registers are given out
         assert registers - 8 < max(k.vgprs for k in entry.kernels) <= registers, source

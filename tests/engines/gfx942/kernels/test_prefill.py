@@ -26,7 +26,7 @@ from .ragged import Batch
 pytestmark = pytest.mark.usefixtures("emulator")
 
 DIMS = [64, 128, 256]
-FILL_NO_TILE = [80, 96, 112, 192]
+FILL_NO_TILE = [32, 80, 96, 112, 192]
 FP8 = torch.float8_e4m3fnuz
 CANARY = 7.0
 # A whole prompt, chunks behind a prefix, a length around each edge of a tile, one row too many for
