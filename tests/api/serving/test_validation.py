@@ -78,7 +78,7 @@ BAD_CALLS = pytest.mark.parametrize(
         ({"k_cache": torch.zeros(3, 8, 2, 8, dtype=torch.uint8)}, "does not say which fp8"),
         ({"window": 0}, "window must be at least 1, got 0: None is no window"),
         ({"window": True}, "window must be an int or None"),
-        ({"lookahead": -1, "causal": False}, "lookahead must be at least 0, got -1: None is no bou"),
+        ({"lookahead": -1, "causal": False}, "lookahead must be at least 0, got -1: None is no"),
         ({"lookahead": 1.0, "causal": False}, "lookahead must be an int or None, got float"),
         ({"lookahead": 3}, "lookahead needs causal=False"),
         ({"soft_cap": -1.0}, "soft_cap must be positive"),
