@@ -44,7 +44,7 @@ TARGETS = {
 }
 INTEGERS = {"k_blocks", "words", "q_blocks", "q_heads", "groups", "group", "q_len", "kv_len"}
 INTEGERS |= {"requests", "window", "page_size", "rows", "splits", "part_blocks", "tiles", "limit"}
-INTEGERS |= {"span", "pages", "kv_heads", "joint"}
+INTEGERS |= {"span", "pages", "kv_heads", "joint", "lookahead"}
 TABLES = {
     "read", "must_do", "must_skip", "counts", "order", "next_tile", "spare", "votes", "weights",
     "limits",
@@ -114,7 +114,7 @@ def dense(**changes: Any) -> dict[str, Any]:
 
 RAGGED = dict(
     TILE_ROWS=2, GROUP=8, BLOCK_N=64, HEAD_DIM=128, WIDTH=128, SPLIT=True, ONE_TILE=False,
-    PAGE=16, CAUSAL=True, WINDOW=False, CAP=False, HAS_SINKS=False, HAS_LSE=True, ROUNDING=0,
+    PAGE=16, LOOKAHEAD=True, WINDOW=False, CAP=False, HAS_SINKS=False, HAS_LSE=True, ROUNDING=0,
     WIDEN=False, CHAINED=False, FROM=0, BELOW=0, SLOTS=0, SCALES=False, FP8=0,
 )  # fmt: skip
 MERGE = dict(
@@ -402,17 +402,17 @@ def test_outputs_are_scaled_if_the_factor_of_either_row_asks_for_it(
 
 #: Tile, head dim, tokens that lie together, tokens of a page, and what else is asked for.
 PROMPTS = {
-    "paged": (128, 16, 16, dict(CAUSAL=True)),
-    "packed": (128, 128, 0, dict(CAUSAL=True, HAS_LSE=True, LATE_WAIT=True)),
-    "of-fp8": (128, 128, 128, dict(CAUSAL=True, LATE_WAIT=True, SCALES=True)),
-    "late-96": (96, 128, 256, dict(CAUSAL=True, WINDOW=True, HAS_SINKS=True, LATE_WAIT=True)),
-    "64": (64, 128, 256, dict(CAUSAL=True)),
-    "96": (96, 16, 16, dict(CAUSAL=True, HAS_SINKS=True)),
-    "window-192": (192, 32, 96, dict(CAUSAL=True, WINDOW=True, HAS_LSE=True)),
-    "cap-256": (256, 64, 64, dict(CAUSAL=True, WINDOW=True, CAP=True)),
-    "cap": (128, 16, 16, dict(CAUSAL=True, CAP=True)),
-    "256": (256, 64, 64, dict(CAUSAL=True)),
-    "uncounted": (128, 16, 16, dict(CAUSAL=True, COUNTED=False)),
+    "paged": (128, 16, 16, dict(LOOKAHEAD=True)),
+    "packed": (128, 128, 0, dict(LOOKAHEAD=True, HAS_LSE=True, LATE_WAIT=True)),
+    "of-fp8": (128, 128, 128, dict(LOOKAHEAD=True, LATE_WAIT=True, SCALES=True)),
+    "late-96": (96, 128, 256, dict(LOOKAHEAD=True, WINDOW=True, HAS_SINKS=True, LATE_WAIT=True)),
+    "64": (64, 128, 256, dict(LOOKAHEAD=True)),
+    "96": (96, 16, 16, dict(LOOKAHEAD=True, HAS_SINKS=True)),
+    "window-192": (192, 32, 96, dict(LOOKAHEAD=True, WINDOW=True, HAS_LSE=True)),
+    "cap-256": (256, 64, 64, dict(LOOKAHEAD=True, WINDOW=True, CAP=True)),
+    "cap": (128, 16, 16, dict(LOOKAHEAD=True, CAP=True)),
+    "256": (256, 64, 64, dict(LOOKAHEAD=True)),
+    "uncounted": (128, 16, 16, dict(LOOKAHEAD=True, COUNTED=False)),
     "all": (128, 8, 8, dict(WINDOW=True, HAS_SINKS=True, HAS_LSE=True, SIGN=-1, ROUNDING=1)),
 }
 
@@ -424,9 +424,9 @@ def test_the_hopper_kernel_of_prompts_keeps_its_registers(case: str, tmp_path: P
     tile = tiles.PROMPTS[width]
     constants = dict(
         GROUPS=tile.groups, BLOCK_N=tile.block_n, HEAD_DIM=head_dim, WIDTH=width,
-        PIECE=min(piece, tile.block_n), PAGE=page, STAGES=tile.stages, CAUSAL=False, WINDOW=False,
-        CAP=False, HAS_SINKS=False, HAS_LSE=False, TURNS=tile.turns, LATE_WAIT=tile.late_wait,
-        SIGN=1, ROUNDING=0, SHORTEST=64, REGISTERS=tile.registers,
+        PIECE=min(piece, tile.block_n), PAGE=page, STAGES=tile.stages, LOOKAHEAD=False,
+        WINDOW=False, CAP=False, HAS_SINKS=False, HAS_LSE=False, TURNS=tile.turns,
+        LATE_WAIT=tile.late_wait, SIGN=1, ROUNDING=0, SHORTEST=64, REGISTERS=tile.registers,
         LOADER_REGISTERS=tile.loader_registers, COUNTED=tile.counted, SCALES=False, PARTS=False,
     ) | changes  # fmt: skip
     cache = (constants["PIECE"], hopper_ragged.COLUMNS)
@@ -434,7 +434,7 @@ def test_the_hopper_kernel_of_prompts_keeps_its_registers(case: str, tmp_path: P
     _, said = build_for_hopper(hopper_ragged.attention, constants, boxes, tmp_path)
     # Three warpgroups have 160 registers each. A window spills up to 15 numbers at 256 columns, and
     # with two loops up to two numbers lie aside outside of both.
-    split = constants["CAUSAL"] and not constants["WINDOW"] and width == 128
+    split = constants["LOOKAHEAD"] and not constants["WINDOW"] and width == 128
     stores = int(said.split(" bytes spill stores")[0].split()[-1])
     assert stores <= (60 if changes.get("WINDOW") else 8 if split else 0) or tile.groups == 3
     if split:
@@ -574,7 +574,8 @@ def test_decoding_on_the_emulator(dim: int, fp8: torch.dtype | None) -> None:
     counts = torch.full((2,), -1, dtype=torch.int32)
     steps = [heads * dim, dim]
     strides = [*steps, *cache_steps, *steps, table.stride(0)]
-    numbers = [2, heads, heads, 0, 2, splits, 1, dim**-0.5 * LOG2E * by_value[0], 0.0, by_value[1]]
+    scale, v_factor = dim**-0.5 * LOG2E * by_value[0], by_value[1]
+    numbers = [2, heads, heads, 0, 0, 2, splits, 1, scale, 0.0, v_factor]
     run_on_emulator(
         ragged.attention,
         RAGGED

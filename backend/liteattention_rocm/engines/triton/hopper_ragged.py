@@ -51,7 +51,8 @@ _COLUMNS = gl.constexpr(COLUMNS)
 _TOLD = gl.constexpr(10)
 #: Do not specialise on sizes.
 _SIZES = [
-    "requests", "tiles", "q_heads", "group", "span", "window", "rows", "splits", "part_blocks",
+    "requests", "tiles", "q_heads", "group", "span", "window", "lookahead", "rows", "splits",
+    "part_blocks",
 ]  # fmt: skip
 
 
@@ -61,8 +62,9 @@ _PUBLIC = gl.constexpr(hasattr(gl.shared_memory_descriptor, "reinterpret"))
 
 @gluon.jit
 def _place(
-    program, q_start, lengths, requests, tiles, q_heads, group, span, window, splits, part_blocks,
-    GROUPS: gl.constexpr, BLOCK_N: gl.constexpr, PAGE: gl.constexpr, CAUSAL: gl.constexpr,
+    program, q_start, lengths, requests, tiles, q_heads, group, span, window, lookahead, splits,
+    part_blocks,
+    GROUPS: gl.constexpr, BLOCK_N: gl.constexpr, PAGE: gl.constexpr, LOOKAHEAD: gl.constexpr,
     WINDOW: gl.constexpr, SHORTEST: gl.constexpr, PARTS: gl.constexpr,
 ):  # fmt: skip
     """Find the rows and keys of a tile or of a part of it, ``program`` in the order of work.
@@ -104,11 +106,11 @@ def _place(
     if PAGE == 0:
         key_start = length
         length = gl.load(lengths + request + 1) - key_start
-    first = length - q_len + first_row
-    last = length - q_len + gl.minimum(first_row + ROWS, q_len) - 1
+    first = length - q_len + lookahead + first_row
+    last = length - q_len + lookahead + gl.minimum(first_row + ROWS, q_len) - 1
     end = length
     mask_from = length // BLOCK_N
-    if CAUSAL:
+    if LOOKAHEAD:
         end = gl.minimum(gl.maximum(last + 1, 0), length)
         mask_from = gl.minimum(gl.maximum(first + 1, 0), length) // BLOCK_N
     low = 0
@@ -221,7 +223,7 @@ def _stream(
 def _load(
     inputs, smem, pieces, bars, place, tables, sizes, next_tile, spare,
     GROUPS: gl.constexpr, BLOCK_N: gl.constexpr, WIDTH: gl.constexpr, PIECE: gl.constexpr,
-    PAGE: gl.constexpr, STAGES: gl.constexpr, CAUSAL: gl.constexpr, WINDOW: gl.constexpr,
+    PAGE: gl.constexpr, STAGES: gl.constexpr, LOOKAHEAD: gl.constexpr, WINDOW: gl.constexpr,
     SHORTEST: gl.constexpr, COUNTED: gl.constexpr,
 ):  # fmt: skip
     """The loading warp: streams operands and, if ``COUNTED``, finds tiles and hands them out."""
@@ -232,14 +234,14 @@ def _load(
             q_full, q_empty, k_full, k_empty, v_full, v_empty, turns, clean, tile_full, tile_empty
         ) = bars  # fmt: skip
         q_start, lengths, page_table, stride_table = tables
-        requests, tiles, q_heads, group, span, window, rows = sizes
+        requests, tiles, q_heads, group, span, window, lookahead, rows = sizes
         program = gl.program_id(0)
         done = 0
         step = 0
         while program < tiles * q_heads:
             found = _place(
-                program, q_start, lengths, requests, tiles, q_heads, group, span, window, 1, 1,
-                GROUPS, BLOCK_N, PAGE, CAUSAL, WINDOW, SHORTEST, False,
+                program, q_start, lengths, requests, tiles, q_heads, group, span, window, lookahead,
+                1, 1, GROUPS, BLOCK_N, PAGE, LOOKAHEAD, WINDOW, SHORTEST, False,
             )  # fmt: skip
             (
                 request, kv_head, head, work, row_start, first_row, q_len, length, key_start, low,
@@ -290,8 +292,8 @@ def _capped(scores, scale_log2, soft_cap):
 
 @gluon.jit
 def _scored(
-    scores, block, position, length, window, scale_log2, soft_cap, mask_from, mask_below,
-    BLOCK_N: gl.constexpr, CAUSAL: gl.constexpr, WINDOW: gl.constexpr, CAP: gl.constexpr,
+    scores, block, reach, length, window, scale_log2, soft_cap, mask_from, mask_below,
+    BLOCK_N: gl.constexpr, LOOKAHEAD: gl.constexpr, WINDOW: gl.constexpr, CAP: gl.constexpr,
     SIGN: gl.constexpr, HIDES: gl.constexpr = True,
 ):  # fmt: skip
     """Sign or cap of raw scores, and what the rows do not see hidden, if the block ``HIDES``."""
@@ -302,12 +304,12 @@ def _scored(
     if HIDES and ((block >= mask_from) | (block < mask_below)):
         layout: gl.constexpr = scores.type.layout
         key = (block * BLOCK_N + gl.arange(0, BLOCK_N, gl.SliceLayout(0, layout)))[None, :]
-        last = position * 0 + (length - 1)
-        if CAUSAL:
-            last = gl.minimum(position, last)
+        last = reach * 0 + (length - 1)
+        if LOOKAHEAD:
+            last = gl.minimum(reach, last)
         visible = key <= last[:, None]
         if WINDOW:
-            visible = visible & (key > (position - window)[:, None])
+            visible = visible & (key > (reach - window)[:, None])
         scores = gl.where(visible, scores, float("-inf"))
     return scores
 
@@ -397,7 +399,7 @@ def _compute(
     GROUP: gl.constexpr,
     results, smem, bars, place, sizes, numbers,
     GROUPS: gl.constexpr, BLOCK_N: gl.constexpr, HEAD_DIM: gl.constexpr, WIDTH: gl.constexpr,
-    STAGES: gl.constexpr, CAUSAL: gl.constexpr, WINDOW: gl.constexpr, CAP: gl.constexpr,
+    STAGES: gl.constexpr, LOOKAHEAD: gl.constexpr, WINDOW: gl.constexpr, CAP: gl.constexpr,
     HAS_SINKS: gl.constexpr, HAS_LSE: gl.constexpr, TURNS: gl.constexpr, LATE_WAIT: gl.constexpr,
     SIGN: gl.constexpr, ROUNDING: gl.constexpr, COUNTED: gl.constexpr, SCALES: gl.constexpr,
     PARTS: gl.constexpr,
@@ -406,7 +408,7 @@ def _compute(
     result, lse, sinks, stride_ot, stride_oh, part_out, part_lse, part_count = results
     q_smem, k_smem, v_smem, tile_smem = smem
     q_full, q_empty, k_full, k_empty, v_full, v_empty, turns, clean, tile_full, tile_empty = bars
-    requests, tiles, q_heads, group, span, window, all_rows = sizes
+    requests, tiles, q_heads, group, span, window, lookahead, all_rows = sizes
     scale_log2, soft_cap, v_scale = numbers
     dtype: gl.constexpr = q_smem.dtype
     s_layout: gl.constexpr = gl.NVMMADistributedLayout(
@@ -423,7 +425,7 @@ def _compute(
     LAZY: gl.constexpr = WIDTH == 128
     # Two loops of steps, at the diagonal and without masks: with LAZY 4 % less time at 128 columns,
     # nothing at 256. At 64, and with windows at 256, a second loop took 3 to 6 % longer (H100).
-    SPLIT: gl.constexpr = CAUSAL and not WINDOW and WIDTH == 128
+    SPLIT: gl.constexpr = LOOKAHEAD and not WINDOW and WIDTH == 128
     if CAP or SIGN == 0:
         c = 1.0
     elif SCALES:
@@ -461,7 +463,7 @@ def _compute(
             mbarrier.arrive(tile_empty.index(done & 1))
         row = first_row + GROUP * 64
         rows = row + gl.arange(0, 64, per_row)
-        position = rows + (length - q_len)
+        reach = rows + (length - q_len) + lookahead
         top = gl.full([64], float("-inf"), gl.float32, per_row)
         level = gl.full([64], LOWEST, gl.float32, per_row)
         bits = gl.full([64], 0, gl.int32, per_row)
@@ -479,8 +481,8 @@ def _compute(
         scores = warpgroup_mma_wait(0, deps=[scores])
         mbarrier.arrive(k_empty.index(stage))
         scores = _scored(
-            scores, block, position, length, window, scale_log2, soft_cap, mask_from, mask_below,
-            BLOCK_N, CAUSAL, WINDOW, CAP, SIGN,
+            scores, block, reach, length, window, scale_log2, soft_cap, mask_from, mask_below,
+            BLOCK_N, LOOKAHEAD, WINDOW, CAP, SIGN,
         )  # fmt: skip
         p, fade, top, level, bits, _ = softmax(
             scores, top, level, c, 0.0, bits, 0, block, rows, q_len, lse, False, False, False,
@@ -497,7 +499,7 @@ def _compute(
                 v, clean.index(0), blanked & 1, block * BLOCK_N, low, length, GROUP, BLOCK_N
             )  # fmt: skip
             blanked += 1
-        # Before this step, keys reach past the tile's first row. The first block is done.
+        # Before this step, keys reach past what the tile's first row sees. The first block is done.
         hiding = gl.maximum(low_block + count - mask_from, 1)
         if PARTS:
             hiding = gl.minimum(hiding, count)
@@ -528,9 +530,9 @@ def _compute(
                 scores = warpgroup_mma_wait(1, deps=[scores])
                 mbarrier.arrive(k_empty.index(stage))
                 scores = _scored(
-                    scores, block, position, length, window, scale_log2, soft_cap, mask_from,
-                    mask_below, BLOCK_N, CAUSAL, WINDOW, CAP, SIGN,
-                    DIAGONAL or (not SPLIT and (CAUSAL or WINDOW)),
+                    scores, block, reach, length, window, scale_log2, soft_cap, mask_from,
+                    mask_below, BLOCK_N, LOOKAHEAD, WINDOW, CAP, SIGN,
+                    DIAGONAL or (not SPLIT and (LOOKAHEAD or WINDOW)),
                 )  # fmt: skip
                 # With a late wait, the exponentials come after the access that holds the wait.
                 p, fade, top, level, bits, _ = softmax(
@@ -591,10 +593,10 @@ def _compute(
 def attention(
     q_desc, k_desc, v_desc, out, lse, sinks, q_start, lengths, page_table, next_tile, spare,
     k_scale_at, v_scale_at, part_out, part_lse, part_count, stride_ot, stride_oh, stride_table,
-    requests, tiles, q_heads, group, span, window, rows, splits, part_blocks, scale_log2, soft_cap,
-    v_scale,
+    requests, tiles, q_heads, group, span, window, lookahead, rows, splits, part_blocks, scale_log2,
+    soft_cap, v_scale,
     GROUPS: gl.constexpr, BLOCK_N: gl.constexpr, HEAD_DIM: gl.constexpr, WIDTH: gl.constexpr,
-    PIECE: gl.constexpr, PAGE: gl.constexpr, STAGES: gl.constexpr, CAUSAL: gl.constexpr,
+    PIECE: gl.constexpr, PAGE: gl.constexpr, STAGES: gl.constexpr, LOOKAHEAD: gl.constexpr,
     WINDOW: gl.constexpr, CAP: gl.constexpr, HAS_SINKS: gl.constexpr, HAS_LSE: gl.constexpr,
     TURNS: gl.constexpr, LATE_WAIT: gl.constexpr, SIGN: gl.constexpr, ROUNDING: gl.constexpr,
     SHORTEST: gl.constexpr, REGISTERS: gl.constexpr, LOADER_REGISTERS: gl.constexpr,
@@ -611,7 +613,8 @@ def attention(
     [1, Hkv, keys, D]. ``PIECE`` divides ``PAGE``; ``PAGE`` is 0 for packed keys, and ``lengths``
     then holds kv_start [requests + 1]. ``scale_log2`` = scale * log2(e), ``SIGN`` its sign. Values
     are multiplied by ``v_scale``, and with ``SCALES`` scores by the size of fp32
-    ``k_scale_at[0]``, whose sign is in the keys, and values by ``v_scale_at[0]``.
+    ``k_scale_at[0]``, whose sign is in the keys, and values by ``v_scale_at[0]``. ``window`` and
+    ``lookahead`` are those of :func:`.ragged.attention`.
 
     With ``PARTS``, which knows no counter, a tile is cut along the keys into ``splits`` parts, or
     into fewer that have ``part_blocks`` K blocks or more; program = part * all tiles + tile, and
@@ -672,13 +675,14 @@ def attention(
         q_full, q_empty, k_full, k_empty, v_full, v_empty, turns, clean, tile_full, tile_empty
     )  # fmt: skip
     tables = (q_start, lengths, page_table, stride_table)
-    sizes = (requests, tiles, q_heads, group, span, window, rows)
+    sizes = (requests, tiles, q_heads, group, span, window, lookahead, rows)
     if COUNTED:
         place = ()  # the loading warp finds them
     else:
         place = _place(
             gl.program_id(0), q_start, lengths, requests, tiles, q_heads, group, span, window,
-            splits, part_blocks, GROUPS, BLOCK_N, PAGE, CAUSAL, WINDOW, SHORTEST, PARTS,
+            lookahead, splits, part_blocks, GROUPS, BLOCK_N, PAGE, LOOKAHEAD, WINDOW, SHORTEST,
+            PARTS,
         )  # fmt: skip
     results = (out, lse, sinks, stride_ot, stride_oh, part_out, part_lse, part_count)
     numbers = (scale_log2, soft_cap, v_scale)
@@ -687,13 +691,13 @@ def attention(
         gl.warp_specialize(
             [
             (_compute, (0, results, smem, bars, place, sizes, numbers, GROUPS, BLOCK_N, HEAD_DIM,
-                WIDTH, STAGES, CAUSAL, WINDOW, CAP, HAS_SINKS, HAS_LSE, TURNS, LATE_WAIT, SIGN,
+                WIDTH, STAGES, LOOKAHEAD, WINDOW, CAP, HAS_SINKS, HAS_LSE, TURNS, LATE_WAIT, SIGN,
                 ROUNDING, COUNTED, SCALES, PARTS)),
             (_compute, (1, results, smem, bars, place, sizes, numbers, GROUPS, BLOCK_N, HEAD_DIM,
-                WIDTH, STAGES, CAUSAL, WINDOW, CAP, HAS_SINKS, HAS_LSE, TURNS, LATE_WAIT, SIGN,
+                WIDTH, STAGES, LOOKAHEAD, WINDOW, CAP, HAS_SINKS, HAS_LSE, TURNS, LATE_WAIT, SIGN,
                 ROUNDING, COUNTED, SCALES, PARTS)),
             (_load, ((q_desc, k_desc, v_desc), smem, (k_pieces, v_pieces), bars, place, tables,
-                sizes, next_tile, spare, GROUPS, BLOCK_N, WIDTH, PIECE, PAGE, STAGES, CAUSAL,
+                sizes, next_tile, spare, GROUPS, BLOCK_N, WIDTH, PIECE, PAGE, STAGES, LOOKAHEAD,
                 WINDOW, SHORTEST, COUNTED)),
             ],
             [4, 1],
@@ -704,16 +708,16 @@ def attention(
         gl.warp_specialize(
             [
             (_compute, (0, results, smem, bars, place, sizes, numbers, GROUPS, BLOCK_N, HEAD_DIM,
-                WIDTH, STAGES, CAUSAL, WINDOW, CAP, HAS_SINKS, HAS_LSE, TURNS, LATE_WAIT, SIGN,
+                WIDTH, STAGES, LOOKAHEAD, WINDOW, CAP, HAS_SINKS, HAS_LSE, TURNS, LATE_WAIT, SIGN,
                 ROUNDING, COUNTED, SCALES, PARTS)),
             (_compute, (1, results, smem, bars, place, sizes, numbers, GROUPS, BLOCK_N, HEAD_DIM,
-                WIDTH, STAGES, CAUSAL, WINDOW, CAP, HAS_SINKS, HAS_LSE, TURNS, LATE_WAIT, SIGN,
+                WIDTH, STAGES, LOOKAHEAD, WINDOW, CAP, HAS_SINKS, HAS_LSE, TURNS, LATE_WAIT, SIGN,
                 ROUNDING, COUNTED, SCALES, PARTS)),
             (_compute, (2, results, smem, bars, place, sizes, numbers, GROUPS, BLOCK_N, HEAD_DIM,
-                WIDTH, STAGES, CAUSAL, WINDOW, CAP, HAS_SINKS, HAS_LSE, TURNS, LATE_WAIT, SIGN,
+                WIDTH, STAGES, LOOKAHEAD, WINDOW, CAP, HAS_SINKS, HAS_LSE, TURNS, LATE_WAIT, SIGN,
                 ROUNDING, COUNTED, SCALES, PARTS)),
             (_load, ((q_desc, k_desc, v_desc), smem, (k_pieces, v_pieces), bars, place, tables,
-                sizes, next_tile, spare, GROUPS, BLOCK_N, WIDTH, PIECE, PAGE, STAGES, CAUSAL,
+                sizes, next_tile, spare, GROUPS, BLOCK_N, WIDTH, PIECE, PAGE, STAGES, LOOKAHEAD,
                 WINDOW, SHORTEST, COUNTED)),
             ],
             [4, 4, 1],

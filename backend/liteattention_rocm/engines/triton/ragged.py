@@ -47,7 +47,9 @@ _UNPACK_E4M3 = tl.constexpr(_UNPACK.replace("%s", "e4m3"))
 _UNPACK_E5M2 = tl.constexpr(_UNPACK.replace("%s", "e5m2"))
 
 #: Do not specialise on sizes.
-_SIZES = ["requests", "q_heads", "group", "window", "rows", "splits", "part_blocks"]
+_SIZES = [
+    "requests", "q_heads", "group", "window", "lookahead", "rows", "splits", "part_blocks",
+]  # fmt: skip
 _MERGE_SIZES = ["requests", "q_heads", "rows"]
 
 
@@ -122,12 +124,15 @@ def _halves_of_query(even, odd):
 @triton.jit
 def _fold(
     state, first, end, query, odd_query, k, v, table, stride_kp, stride_kt, stride_vp, stride_vt,
-    position, kv_len, window, scale_log2, soft_cap,
+    reach, kv_len, window, scale_log2, soft_cap,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, HEAD_DIM: tl.constexpr, WIDTH: tl.constexpr,
-    MASKED: tl.constexpr, PAGE: tl.constexpr, CAUSAL: tl.constexpr, WINDOW: tl.constexpr,
+    MASKED: tl.constexpr, PAGE: tl.constexpr, LOOKAHEAD: tl.constexpr, WINDOW: tl.constexpr,
     CAP: tl.constexpr, WIDEN: tl.constexpr, FP8: tl.constexpr,
 ):  # fmt: skip
     """Fold the keys from ``first`` to ``end`` into the running (output, maxima, sums).
+
+    A row sees no key past its ``reach`` with ``LOOKAHEAD``, and of those up to there only the last
+    ``window`` with ``WINDOW``.
 
     With ``FP8`` the columns are words: ``query`` and the first output are of even columns,
     ``odd_query`` and the second of odd ones, and maxima lie ``_HEADROOM`` below the scores'.
@@ -169,10 +174,10 @@ def _fold(
             scores = scores * scale_log2
         if MASKED:
             visible = (key < end)[None, :] & inside[None, :]
-            if CAUSAL:
-                visible = visible & (key[None, :] <= position[:, None])
+            if LOOKAHEAD:
+                visible = visible & (key[None, :] <= reach[:, None])
             if WINDOW:
-                visible = visible & (key[None, :] > position[:, None] - window)
+                visible = visible & (key[None, :] > reach[:, None] - window)
             scores = tl.where(visible, scores, float("-inf"))
         highest = tl.max(scores, axis=1)
         if FP8 > 0:
@@ -198,10 +203,11 @@ def attention(
     k_scale_at, v_scale_at,
     stride_qt, stride_qh, stride_kp, stride_kt, stride_kh, stride_vp, stride_vt, stride_vh,
     stride_ot, stride_oh, stride_table,
-    requests, q_heads, group, window, rows, splits, part_blocks, scale_log2, soft_cap, v_scale,
+    requests, q_heads, group, window, lookahead, rows, splits, part_blocks, scale_log2, soft_cap,
+    v_scale,
     TILE_ROWS: tl.constexpr, GROUP: tl.constexpr, BLOCK_N: tl.constexpr, HEAD_DIM: tl.constexpr,
     WIDTH: tl.constexpr, SPLIT: tl.constexpr, ONE_TILE: tl.constexpr, PAGE: tl.constexpr,
-    CAUSAL: tl.constexpr, WINDOW: tl.constexpr, CAP: tl.constexpr, HAS_SINKS: tl.constexpr,
+    LOOKAHEAD: tl.constexpr, WINDOW: tl.constexpr, CAP: tl.constexpr, HAS_SINKS: tl.constexpr,
     HAS_LSE: tl.constexpr, ROUNDING: tl.constexpr, WIDEN: tl.constexpr, CHAINED: tl.constexpr,
     FROM: tl.constexpr, BELOW: tl.constexpr, SLOTS: tl.constexpr, SCALES: tl.constexpr,
     FP8: tl.constexpr,
@@ -210,10 +216,12 @@ def attention(
 
     ``GROUP`` is a power of two >= ``group``, heads of the tile past ``group`` are idle.
     ``ONE_TILE``: no request has more rows than a tile, tile r is request r. ``PAGE``: tokens of a
-    page, 0 for packed keys; ``kv_len`` then holds kv_start [requests + 1]. ``v_scale`` is what an
-    fp8 cache's values are multiplied by; with ``SCALES`` fp32 ``k_scale_at[0]`` and
-    ``v_scale_at[0]`` multiply its keys and values, too. ``FP8`` > 0: ``k`` and ``v`` point to int16
-    words of two fp8 numbers with as many bits of mantissa; strides are those of the numbers, even.
+    page, 0 for packed keys; ``kv_len`` then holds kv_start [requests + 1]. A row at position p
+    sees the keys j <= p + ``lookahead`` with ``LOOKAHEAD``, without which that is 0, and with
+    ``WINDOW`` those with j > p + ``lookahead`` - ``window``. ``v_scale`` is what an fp8 cache's
+    values are multiplied by; with ``SCALES`` fp32 ``k_scale_at[0]`` and ``v_scale_at[0]`` multiply
+    its keys and values, too. ``FP8`` > 0: ``k`` and ``v`` point to int16 words of two fp8 numbers
+    with as many bits of mantissa; strides are those of the numbers, even.
 
     Without ``SPLIT``, ``splits`` is 1, and ``out`` and ``lse`` are final. Otherwise a tile's keys
     are cut into as many parts as have ``part_blocks`` blocks of keys each, ``splits`` at most;
@@ -280,7 +288,9 @@ def attention(
     row = first_row + member // GROUP
     head = kv_head * group + member % GROUP
     here = (row < q_len) & (member % GROUP < group)
-    position = length - q_len + row
+    # The last key that a row may see. The window counts from there, so that masks take no more
+    # than in causal attention.
+    reach = length - q_len + lookahead + row
     token = (row_start + row).to(tl.int64)
     dim = tl.arange(0, WIDTH // PER_WORD) * PER_WORD
     at_q = q + token[:, None] * stride_qt + head.to(tl.int64)[:, None] * stride_qh + dim[None, :]
@@ -292,15 +302,15 @@ def attention(
         scale_log2 = (scale_log2 * back)[:, None]
 
     # Keys that some row of the tile sees, cut into parts of whole blocks.
-    first_position = length - q_len + first_row
-    last_position = length - q_len + tl.minimum(first_row + TILE_ROWS, q_len) - 1
+    first_reach = length - q_len + lookahead + first_row
+    last_reach = length - q_len + lookahead + tl.minimum(first_row + TILE_ROWS, q_len) - 1
     low = 0
     high = length
-    if CAUSAL:
-        high = tl.minimum(tl.maximum(last_position + 1, 0), length)
+    if LOOKAHEAD:
+        high = tl.minimum(tl.maximum(last_reach + 1, 0), length)
     if WINDOW:
         # Exactly: pages before the window may be another request's, and 0 * NaN is NaN.
-        low = tl.maximum(first_position - window + 1, 0)
+        low = tl.maximum(first_reach - window + 1, 0)
     blocks = tl.cdiv(tl.maximum(high - low, 0), BLOCK_N)
     share = blocks
     parts = 1
@@ -316,8 +326,8 @@ def attention(
     whole = begin
     if not WINDOW:
         whole = end
-        if CAUSAL:
-            whole = tl.minimum(whole, first_position + 1)
+        if LOOKAHEAD:
+            whole = tl.minimum(whole, first_reach + 1)
         whole = begin + tl.maximum(whole - begin, 0) // BLOCK_N * BLOCK_N
 
     nothing = tl.zeros((BLOCK_M, WIDTH // PER_WORD), tl.float32)
@@ -330,13 +340,14 @@ def attention(
     if not WINDOW:
         state = _fold(
             state, begin, whole, query, odd_query, k, v, table, stride_kp, stride_kt, stride_vp,
-            stride_vt, position, length, window, scale_log2, soft_cap, BLOCK_M, BLOCK_N,
-            HEAD_DIM // PER_WORD, WIDTH // PER_WORD, False, PAGE, CAUSAL, WINDOW, CAP, WIDEN, FP8,
+            stride_vt, reach, length, window, scale_log2, soft_cap, BLOCK_M, BLOCK_N,
+            HEAD_DIM // PER_WORD, WIDTH // PER_WORD, False, PAGE, LOOKAHEAD, WINDOW, CAP, WIDEN,
+            FP8,
         )  # fmt: skip
     state = _fold(
         state, whole, end, query, odd_query, k, v, table, stride_kp, stride_kt, stride_vp,
-        stride_vt, position, length, window, scale_log2, soft_cap, BLOCK_M, BLOCK_N,
-        HEAD_DIM // PER_WORD, WIDTH // PER_WORD, True, PAGE, CAUSAL, WINDOW, CAP, WIDEN, FP8,
+        stride_vt, reach, length, window, scale_log2, soft_cap, BLOCK_M, BLOCK_N,
+        HEAD_DIM // PER_WORD, WIDTH // PER_WORD, True, PAGE, LOOKAHEAD, WINDOW, CAP, WIDEN, FP8,
     )  # fmt: skip
     result, odd_result, top, total = state
     if FP8 > 0:

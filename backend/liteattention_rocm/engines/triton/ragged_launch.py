@@ -123,6 +123,7 @@ def cut(request: RaggedRequest, below: int = 0) -> Cut:
     columns = width(request.head_dim)
     longest = request.max_kv_len
     if request.window:
+        # Whatever the lookahead: a request's last row stands at its last key.
         longest = min(longest, request.window + request.max_q_len)
     tiles = request.requests if one_tile else request.rows // tile_rows + request.requests
     programs, units = max(1, tiles * request.kv_heads), _units(request.device)
@@ -274,14 +275,14 @@ def prompts(
         _PROMPTS,
         (min(programs, _units(request.device)) if counted else programs,),
         (
-            *steps, request.requests, numbers, request.q_heads, group, span, request.window,
+            *steps, request.requests, numbers, request.q_heads, group, span, *_sight(request),
             request.rows, parts, PROMPT_PART_BLOCKS, scale * LOG2E, request.soft_cap,
             request.v_scale,
         ),
         (
             tile.groups, tile.block_n, request.head_dim, columns, piece, request.page_size,
-            tile.stages, request.causal, request.window > 0, request.soft_cap > 0, request.sinks,
-            request.return_lse, tile.turns, tile.late_wait, sign,
+            tile.stages, request.lookahead is not None, request.window > 0, request.soft_cap > 0,
+            request.sinks, request.return_lse, tile.turns, tile.late_wait, sign,
             kernels.ROUNDING[request.rounding], SHORTEST_PROMPT, tile.registers,
             tile.loader_registers, counted, request.scale_tensors, parts > 1,
         ),
@@ -406,9 +407,7 @@ class Attention(BoundCall):
     def __init__(
         self, request: RaggedRequest, like: RaggedTensors, tile: HopperTile | None = None
     ) -> None:
-        if request.window >= request.max_kv_len:
-            # It hides nothing, and 2^31 - 1 before a row that sees no key would overflow.
-            request = replace(request, window=0)
+        request = _without_idle_bounds(request, like)
         found, wide = prompts(request, like, tile), None
         if found is None:
             wide = _widened(request, like)
@@ -550,6 +549,30 @@ class Attention(BoundCall):
             self._merge_long.start((), (*parts_long, t.out, lse, sinks, t.q_start))
 
 
+def _without_idle_bounds(request: RaggedRequest, like: RaggedTensors) -> RaggedRequest:
+    """The same call without a window or a lookahead that hides nothing; causality stays.
+
+    What is left lies within the lengths, so that kernels add it to a position in 32 bits: 2^31 - 1
+    before a row that sees no key would overflow. Bounds may be larger than what there is.
+    """
+    if like.page_table is None:
+        keys = like.k.shape[0]
+    else:
+        keys = like.page_table.shape[1] * request.page_size
+    if request.window >= min(request.max_kv_len, keys):
+        request = replace(request, window=0)
+    # The first row of a request sees its last key.
+    if request.lookahead and request.lookahead >= min(request.max_q_len, request.rows) - 1:
+        request = replace(request, lookahead=None)
+    return request
+
+
+def _sight(request: RaggedRequest) -> tuple[int, int]:
+    """Window and lookahead as kernels take them: the window counts from the last key ahead."""
+    ahead = request.lookahead or 0
+    return request.window + ahead if request.window else 0, ahead
+
+
 def _attention(
     request: RaggedRequest, like: RaggedTensors, step: Cut, first: int, below: int
 ) -> Launch:
@@ -567,12 +590,12 @@ def _attention(
         (tiles, request.kv_heads, step.splits),
         (
             *steps, request.requests, request.q_heads, request.q_heads // request.kv_heads,
-            request.window, request.rows, step.splits, step.part_blocks,
+            *_sight(request), request.rows, step.splits, step.part_blocks,
             request.scale * request.k_scale * LOG2E, request.soft_cap, request.v_scale,
         ),
         (
             step.tile_rows, step.group, step.block_n, request.head_dim, width(request.head_dim),
-            step.splits > 1, step.one_tile, request.page_size, request.causal,
+            step.splits > 1, step.one_tile, request.page_size, request.lookahead is not None,
             request.window > 0, request.soft_cap > 0, request.sinks, request.return_lse,
             kernels.ROUNDING[request.rounding], request.device.type == "cpu",
             _chains(request.device) and step.splits > 1, first, below, step.slots,
