@@ -210,7 +210,11 @@ def test_prompts_have_tiles_of_their_own() -> None:
     assert tiles.prompts(prompts(), 128) == tiles.PROMPTS[128]
     tuning.tune("prompts", prompts(), lambda tile: 1.0 if tile == best else 2.0)
     assert tiles.prompts(prompts(rows=5000), 128) == best  # the same power of two
-    for other in (prompts(page_size=0), prompts(max_kv_len=1025), prompts(head_dim=128)):
+    others = (
+        prompts(page_size=0), prompts(max_kv_len=1025), prompts(head_dim=128),
+        prompts(lookahead=None), prompts(lookahead=63, window=64),
+    )  # fmt: skip
+    for other in others:
         assert tiles.prompts(other, 128) == tiles.shipped_prompts(other, 128)
     for page_size in (0, 256, 16):  # whole K blocks of keys, or pieces
         found = tiles.prompts(prompts(page_size=page_size, rows=100), 128)

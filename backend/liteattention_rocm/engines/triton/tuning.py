@@ -56,13 +56,24 @@ _WAITS: tuple[dict[str, bool], ...] = (
 def shape_class(request: DenseRequest | RaggedRequest) -> str:
     """Name of what requests must share to share a tile: kind of call and orders of its sizes."""
     dtype = str(request.dtype).removeprefix("torch.")
-    name = f"{dtype} d{request.head_dim} {'causal' if request.causal else 'full'}"
+    name = f"{dtype} d{request.head_dim} {_mask(request)}"
     if isinstance(request, RaggedRequest):
         stored = "paged" if request.page_size else "packed"
         sizes = f"2^{_order(request.rows)} rows 2^{_order(request.max_kv_len)}"
         return f"{name} {stored} {request.q_heads} heads {sizes}"
     heads = _order(request.batch * request.q_heads)
     return f"{name} 2^{heads} heads 2^{_order(max(request.q_len, request.kv_len))}"
+
+
+def _mask(request: DenseRequest | RaggedRequest) -> str:
+    """Which keys a row sees, as part of a class's name: how long tiles are depends on it."""
+    if isinstance(request, RaggedRequest) and request.lookahead:
+        return "lookahead"
+    return "causal" if _causal(request) else "full"
+
+
+def _causal(request: DenseRequest | RaggedRequest) -> bool:
+    return request.lookahead == 0 if isinstance(request, RaggedRequest) else request.causal
 
 
 def _order(size: int) -> int:
@@ -196,7 +207,7 @@ def tune(
         RuntimeError: no candidate ran; says what the last one raised.
     """
     tiles = list(
-        space(kind, request.head_dim, request.causal) if candidates is None else candidates
+        space(kind, request.head_dim, _causal(request)) if candidates is None else candidates
     )
     calls: dict[Tile | str, Callable[[], float]] = {}
     last: RuntimeError | None = None
