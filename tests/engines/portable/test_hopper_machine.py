@@ -420,15 +420,36 @@ def test_prompts_of_all_widths(dim: int) -> None:
     [
         {"window": 40},
         {"window": 150, "causal": False},
+        {"window": 20, "lookahead": 19, "causal": False},
+        {"lookahead": 30, "causal": False},
         {"window": 70, "soft_cap": 5.0, "scale": 0.7},
         {"soft_cap": 5.0},
         {"sinks": torch.tensor([0.5, -2.0]), "scale": 0.0},
         {"sinks": torch.tensor([0.5, 9.0])},
     ],
-    ids=["window", "window-of-the-past", "window-soft-cap", "soft-cap", "sinks-alone", "sinks"],
+    ids=[
+        "window",
+        "window-of-the-past",
+        "window-on-both-sides",
+        "lookahead",
+        "window-soft-cap",
+        "soft-cap",
+        "sinks-alone",
+        "sinks",
+    ],
 )
 def test_prompts_of_what_models_ask_for(options: dict[str, Any]) -> None:
     test_ragged_interpreter.test_prompts_of_what_models_ask_for(options)
+
+
+@pytest.mark.parametrize("bounds", [{"lookahead": 100}, {"window": 90, "lookahead": 40}], ids=str)
+def test_prompts_see_keys_of_the_next_tiles(bounds: dict[str, int]) -> None:
+    """First tiles end, and last ones begin, within the request."""
+    test_ragged_interpreter.check([(270, 270), (129, 400)], (1, 1), 16, 128, **bounds)
+
+
+def test_tiles_of_prompts_read_no_keys_that_none_of_their_rows_sees() -> None:
+    test_ragged_interpreter.test_tiles_read_no_keys_that_none_of_their_rows_sees()
 
 
 @pytest.mark.parametrize("dim", [64, 128, 256])
@@ -508,11 +529,19 @@ def test_prompts_of_all_widths_in_parts(dim: int, in_parts: Any) -> None:
     [
         {"window": 40},
         {"window": 150, "causal": False},
+        {"window": 150, "lookahead": 40, "causal": False},
         {"window": 170, "soft_cap": 5.0, "scale": 0.7},
         {"sinks": torch.tensor([0.5, -2.0]), "scale": 0.0},
         {"sinks": torch.tensor([0.5, 9.0])},
     ],
-    ids=["window", "window-of-the-past", "window-soft-cap", "sinks-alone", "sinks"],
+    ids=[
+        "window",
+        "window-of-the-past",
+        "window-on-both-sides",
+        "window-soft-cap",
+        "sinks-alone",
+        "sinks",
+    ],
 )
 def test_prompts_in_parts_of_what_models_ask_for(options: dict[str, Any], in_parts: Any) -> None:
     in_parts(3)

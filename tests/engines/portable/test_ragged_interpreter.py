@@ -44,8 +44,9 @@ def check(
     requests = [tuple(normal(n, kv_heads) for _ in "kv") for _, n in lengths]
     out = torch.full_like(q, 7.0)
     scale = options.pop("scale", dim**-0.5)
-    causal = options.get("causal", False)
+    causal = options.pop("causal", False)
     common = {"scale": scale, "return_lse": True, "out": out, "engine": "portable", **options}
+    common["causal"] = causal
     if page_size:
         kv_len = torch.tensor([n for _, n in lengths]).int()
         width = -(-int(kv_len.max()) // page_size)
@@ -79,7 +80,6 @@ def check(
         k, v = (torch.cat([r[i] for r in requests]) for i in (0, 1))
         starts = q_start.to(DEVICE), k_start.to(DEVICE)
         _, lse = attention_varlen(q, k, v, *starts, **common)
-    options.pop("causal", None)
     options = {name: x.cpu() if torch.is_tensor(x) else x for name, x in options.items()}
     q, out, lse = (x.cpu() for x in (q, out, lse))
     requests = [tuple(x.cpu() for x in kv) for kv in requests]
@@ -144,14 +144,25 @@ def test_few_rows_beside_longer_requests(
     [
         {"window": 70},
         {"window": 66, "causal": False},
+        {"window": 66, "lookahead": 5, "causal": False},
         {"soft_cap": 5.0, "scale": 0.7},
         {"sinks": torch.tensor([0.5, -2.0, 3.0, 0.0], device=DEVICE)},
         {"dim": 80},
         {"dim": 256, "window": 100},
         {"dim": 80, "fp8": torch.float8_e4m3fn},
-        {"dim": 128, "fp8": torch.float8_e5m2, "window": 150},
+        {"dim": 128, "fp8": torch.float8_e5m2, "window": 150, "lookahead": 2, "causal": False},
     ],
-    ids=["window", "window-of-the-past", "soft-cap", "sinks", "80", "256", "e4m3", "e5m2"],
+    ids=[
+        "window",
+        "window-of-the-past",
+        "window-on-both-sides",
+        "soft-cap",
+        "sinks",
+        "80",
+        "256",
+        "e4m3",
+        "e5m2",
+    ],
 )
 def test_few_rows_beside_longer_requests_of_what_models_ask_for(
     cut_apart: list[Any], options: dict[str, Any]
@@ -201,6 +212,43 @@ def test_mixed_lengths(page_size: int, heads: tuple[int, int]) -> None:
 def test_the_widest_window_hides_nothing(page_size: int) -> None:
     """Not even before a first row at position -6, where 2^31 - 1 would wrap around."""
     check([(9, 3), (2, 20)], (2, 1), page_size, causal=True, window=2**31 - 1)
+    most = {"window": 2**31 - 1, "lookahead": 2**31 - 1}
+    check([(9, 3), (2, 20)], (2, 1), page_size, **most)
+    check([(9, 3), (2, 20)], (2, 1), page_size, lookahead=6, window=2**31 - 1)
+
+
+def test_bounds_that_hide_nothing_are_none() -> None:
+    """Of requests made by hand, too, and whatever the lengths are said to be at most."""
+    from liteattention_rocm.engines.triton import ragged_launch
+
+    q, k = torch.empty(40, 2, 64).bfloat16(), torch.empty(90, 1, 64).bfloat16()
+    starts = torch.zeros(3, dtype=torch.int32)
+    packed = RaggedTensors(q, k, k, q, None, None, starts, starts, None)
+    table = torch.zeros(2, 5, dtype=torch.int32)
+    paged = packed._replace(k=k.view(5, 18, 1, 64), v=k.view(5, 18, 1, 64), page_table=table)
+    request = RaggedRequest(
+        requests=2, rows=40, q_heads=2, kv_heads=1, head_dim=64, dtype=torch.bfloat16,
+        kv_dtype=torch.bfloat16, device=torch.device("cpu"), page_size=0, max_q_len=20,
+        max_kv_len=60, scale=1.0, lookahead=0, window=0, soft_cap=0.0, sinks=False, k_scale=1.0,
+        v_scale=1.0, rounding="rtne", return_lse=False,
+    )  # fmt: skip
+
+    def bounds(like: RaggedTensors = packed, **changes: Any) -> tuple[int, int | None]:
+        asked = replace(request, **changes)
+        found = ragged_launch._without_idle_bounds(asked, like)
+        assert replace(found, window=asked.window, lookahead=asked.lookahead) == asked
+        return found.window, found.lookahead
+
+    most = 2**31 - 1
+    assert bounds() == (0, 0)  # causality stays, also of single rows
+    assert bounds(max_q_len=1) == (0, 0) and bounds(lookahead=None) == (0, None)
+    assert bounds(window=59, lookahead=18) == (59, 18)
+    assert bounds(window=60, lookahead=19) == bounds(window=most, lookahead=most) == (0, None)
+    loose = {"max_q_len": most, "max_kv_len": most}
+    assert bounds(window=89, lookahead=38, **loose) == (89, 38)
+    assert bounds(window=90, lookahead=39, **loose) == (0, None)
+    assert bounds(paged, page_size=18, window=89, **loose) == (89, 0)
+    assert bounds(paged, page_size=18, window=90, **loose) == (0, 0)
 
 
 @pytest.mark.skipif(DEVICE.type != "cpu", reason="the other kernel would be there")
@@ -258,7 +306,8 @@ class PromptsOnCpu:
             batch = PagedBatch(torch.tensor([0, end - begin]).int(), lengths[r : r + 1], pages)
             found, lse[:, begin:end] = attention_paged(
                 q[0, begin:end], k, v, batch, causal=self._request.lookahead == 0,
-                window=self._request.window or None, scale=scale, return_lse=True, engine="cpu",
+                window=self._request.window or None, lookahead=self._request.lookahead or None,
+                scale=scale, return_lse=True, engine="cpu",
             )  # fmt: skip
             out[begin:end] = found * factor
 
@@ -266,7 +315,10 @@ class PromptsOnCpu:
 @pytest.mark.skipif(DEVICE.type != "cpu", reason="the GPU's own kernel would be there")
 @pytest.mark.parametrize(
     ("fp8", "dim", "options"),
-    [(torch.float8_e4m3fn, 80, {"k_scale": -0.07}), (torch.float8_e5m2, 64, {"window": 60})],
+    [
+        (torch.float8_e4m3fn, 80, {"k_scale": -0.07}),
+        (torch.float8_e5m2, 64, {"window": 60, "lookahead": 20, "causal": False}),
+    ],
     ids=["e4m3", "e5m2-window"],
 )
 def test_prompts_over_fp8_caches_read_copies(
@@ -296,13 +348,14 @@ def test_prompts_over_fp8_caches_read_copies(
     remembered.forget()
     monkeypatch.setattr(ragged_launch, "_WIDENED_ROWS", 70)
     lengths = [(70, 150), (66, 129), (1, 200), (9, 40)]
-    check(lengths, (2, 1), 16, dim, fp8, causal=True, **options)
+    options = {"causal": True, **options}
+    check(lengths, (2, 1), 16, dim, fp8, **options)
     assert [request.kv_dtype for request in given] == [fp8, torch.bfloat16]
     assert given[1].page_size == 128
     given.clear()
-    check([(69, 69)], (2, 1), 16, dim, fp8, causal=True, **options)  # too few rows
+    check([(69, 69)], (2, 1), 16, dim, fp8, **options)  # too few rows
     monkeypatch.setattr(ragged_launch, "_WIDENED_MOST", 1 << 15)
-    check([(70, 70)], (2, 1), 16, dim, fp8, causal=True, **options)  # too large
+    check([(70, 70)], (2, 1), 16, dim, fp8, **options)  # too large
     assert [request.kv_dtype for request in given] == [fp8, fp8]
     remembered.forget()
 
@@ -393,14 +446,33 @@ def test_requests_of_few_rows_are_cut_apart_where_it_pays() -> None:
     [
         {"window": 20},
         {"window": 20, "causal": False},
+        {"window": 20, "lookahead": 19, "causal": False},
+        {"lookahead": 2, "causal": False},
         {"soft_cap": 5.0, "scale": 0.7},
         {"sinks": torch.tensor([0.5, -2.0, 3.0, 0.0], device=DEVICE)},
     ],
-    ids=["window", "window-of-the-past", "soft-cap", "sinks"],
+    ids=["window", "window-of-the-past", "window-on-both-sides", "lookahead", "soft-cap", "sinks"],
 )
 @pytest.mark.parametrize("lengths", [MIXED, [(1, 600), (2, 90)]], ids=["mixed", "parts"])
 def test_what_models_ask_for(lengths: list[tuple[int, int]], options: dict[str, Any]) -> None:
     check(lengths, (4, 2), page_size=16, **{"causal": True, **options})
+
+
+@pytest.mark.parametrize("page_size", [0, 16])
+@pytest.mark.parametrize("options", [{"window": 20}, {"window": 2}, {}], ids=str)
+def test_rows_see_keys_ahead(page_size: int, options: dict[str, Any]) -> None:
+    """Tiles whose keys begin and end within the request, and rows that see none or few."""
+    check([(150, 180), (90, 70), (40, 8), (1, 30)], (2, 1), page_size, lookahead=19, **options)
+    check([(90, 90), (12, 40)], (8, 1), page_size, lookahead=30, **options)
+
+
+def test_tiles_read_no_keys_that_none_of_their_rows_sees() -> None:
+    """But for the rest of a block of 128, which lies within the request."""
+    q, k, v = torch.randn(3, 400, 1, 128, generator=torch.Generator().manual_seed(1)).bfloat16()
+    k[0] = k[-1] = v[0] = v[-1] = math.nan
+    tensors = (x.to(DEVICE) for x in (q, k, v, *2 * [torch.tensor([0, 400]).int()]))
+    out = attention_varlen(*tensors, window=20, lookahead=19, engine="portable")
+    assert out[128:256].isfinite().all() and out[[0, -1]].isnan().all()
 
 
 PROMPTS = [(70, 200), (1, 90), (130, 130), (64, 33), (0, 7), (63, 64)]
@@ -423,10 +495,11 @@ def test_prompts_of_all_widths(dim: int) -> None:
     [
         {"window": 40},
         {"window": 150, "causal": False},
+        {"window": 20, "lookahead": 19, "causal": False},
         {"window": 70, "soft_cap": 5.0, "scale": 0.7},
         {"sinks": torch.tensor([0.5, -2.0], device=DEVICE), "scale": 0.0},
     ],
-    ids=["window", "window-of-the-past", "soft-cap", "sinks"],
+    ids=["window", "window-of-the-past", "window-on-both-sides", "soft-cap", "sinks"],
 )
 def test_prompts_of_what_models_ask_for(options: dict[str, Any]) -> None:
     check([(100, 300), (66, 66), (2, 150)], (2, 1), 16, 128, **{"causal": True, **options})
@@ -444,6 +517,7 @@ def test_head_dims(dim: int) -> None:
 def test_fp8_caches(fp8: torch.dtype, dim: int) -> None:
     check([(1, 300), (1, 9)], (4, 1), 16, dim, fp8, causal=True)
     check([(7, 30), (1, 70)], (2, 2), 16, dim, fp8, causal=True)
+    check([(7, 150), (20, 40)], (2, 1), 16, dim, fp8, window=9, lookahead=3)
 
 
 @pytest.mark.parametrize(

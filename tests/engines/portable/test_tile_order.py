@@ -75,8 +75,14 @@ def test_every_order_gives_the_same_bits(order: str, causal: bool, machine: None
 @pytest.mark.parametrize("counted", [False, True])
 @pytest.mark.parametrize(
     ("dim", "page", "options"),
-    [(64, 16, {}), (128, 0, {}), (80, 64, {}), (64, 16, {"window": 100}), (64, 16, {"scaled": 1})],
-    ids=["paged", "packed", "80", "window", "scaled"],
+    [
+        (64, 16, {}),
+        (128, 0, {}),
+        (80, 64, {}),
+        (64, 16, {"window": 100, "lookahead": 19}),
+        (64, 16, {"scaled": 1}),
+    ],
+    ids=["paged", "packed", "80", "window-on-both-sides", "scaled"],
 )
 def test_prompts_in_every_order(
     dim: int, page: int, options: dict[str, Any], counted: bool, machine: None,
@@ -94,15 +100,15 @@ def test_prompts_in_every_order(
     shipped = tiles.PROMPTS[columns]
     out, lse = torch.full(case.q.shape, math.nan).bfloat16(), torch.full((4, len(case.q)), math.nan)
     if page:
-        k, v, table = ragged.paged(case, page, **options)
+        k, v, table = ragged.paged(case, page, options.get("window", 0))
         keys = case.kv_len
     else:
         k, v, table, keys = torch.cat(case.k), torch.cat(case.v), None, case.kv_start
-    window = options.get("window", 0)
+    window, lookahead = options.get("window", 0), options.setdefault("lookahead", 0)
     request = RaggedRequest(
         requests=5, rows=len(case.q), q_heads=4, kv_heads=2, head_dim=dim, dtype=torch.bfloat16,
         kv_dtype=torch.bfloat16, device=CPU, page_size=page, max_q_len=200, max_kv_len=200,
-        scale=dim**-0.5, lookahead=0, window=window, soft_cap=0.0, sinks=False,
+        scale=dim**-0.5, lookahead=lookahead, window=window, soft_cap=0.0, sinks=False,
         k_scale=0.5 if scaled else 1.0, v_scale=2.0 if scaled else 1.0, rounding="rtne",
         return_lse=True, scale_tensors=scaled,
     )  # fmt: skip
@@ -126,11 +132,63 @@ def test_prompts_in_every_order(
                 assert out[rows].isnan().all()
                 continue
             expected = exact_rows(
-                case.q[rows], case.k[r], gain * case.v[r].double(), causal=True,
-                scale=factor * dim**-0.5, **options,
+                case.q[rows], case.k[r], gain * case.v[r].double(), scale=factor * dim**-0.5,
+                **options,
             )  # fmt: skip
             expect_close(out[rows], lse[:, rows], expected, what=(n, keys_of))
         assert out[-2:].isnan().all()
+
+
+@pytest.mark.parametrize(
+    ("window", "lookahead"),
+    [(0, None), (0, 0), (0, 100), (150, None), (150, 0), (1, 1), (128, 127), (20, 300)],
+)
+def test_prompts_walk_and_mask_no_more_blocks_than_they_must(
+    window: int, lookahead: int | None
+) -> None:
+    """Of 128 keys: they walk those that hold a key which some row of the tile sees, one at least,
+    and mask those that hold one which some row does not see.
+    """
+    kernel, number = gluon_machine.load("hopper_ragged"), gluon_machine.Value
+    requests = [(300, 700), (256, 256), (200, 90), (129, 5)]
+    ahead = lookahead or 0
+    for q_len, length in requests:
+        blocks = -(-length // 128)
+        tables = [
+            gluon_machine.Pointer(torch.tensor(x), torch.tensor(0)) for x in ([0, q_len], [length])
+        ]
+        sizes = [1, -(-q_len // 128), 1, 1, 1, window + ahead if window else 0, ahead, 1, 1]
+        found: list[tuple[Any, ...]] = []
+
+        def places(tables: Any = tables, sizes: Any = sizes, found: Any = found) -> None:
+            given = [*tables, *(number(torch.tensor(x)) for x in sizes)]
+            for program in range(sizes[1]):
+                found.append(
+                    kernel._place(
+                        number(torch.tensor(program)), *given, 2, 128, 16, lookahead is not None,
+                        window > 0, 64, False,
+                    )
+                )  # fmt: skip
+
+        gluon_machine.Machine(0, 1).run(places)
+        for place in found:
+            first, low, begin, count, mask_from, mask_below = (
+                int(place[i]) for i in (5, 9, 10, 11, 12, 13)
+            )
+            at = torch.arange(first, min(first + 128, q_len))[:, None] + length - q_len
+            key = torch.arange(128 * blocks)
+            sees = (key < length).expand(len(at), -1)
+            if lookahead is not None:
+                sees = sees & (key <= at + lookahead)
+            if window:
+                sees = sees & (key > at - window)
+            seen, whole = (x(0).unflatten(0, (-1, 128)) for x in (sees.any, sees.all))
+            walked = seen.any(1).nonzero().flatten().tolist()
+            assert list(range(begin, begin + count)) == (walked or [0])
+            if walked and window:
+                assert low == seen.flatten().nonzero()[0]
+            for block in range(begin, begin + count):
+                assert (block >= mask_from or block < mask_below) == (not whole[block].all())
 
 
 def test_causal_tiles_of_a_section_come_longest_first() -> None:
