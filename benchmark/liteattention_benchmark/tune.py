@@ -82,6 +82,9 @@ def problems(cell: Prefill) -> list[str]:
     reasons = []
     if cell.rows < shortest:
         reasons.append(f"rows must be at least {shortest}, got {cell.rows}")
+    few = ragged_launch.few_keys(cell.head_dim)
+    if cell.context <= few:
+        reasons.append(f"keys must be more than {few} at D = {cell.head_dim}, got {cell.context}")
     if cell.page_size % piece:
         reasons.append(f"page size must be a multiple of {piece}, got {cell.page_size}")
     if cell.head_dim not in RAGGED_HEAD_DIMS:

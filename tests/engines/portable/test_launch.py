@@ -683,7 +683,18 @@ def test_prompts_ask_for_a_counter_only_if_they_count(
 
 @pytest.mark.parametrize(
     "changes",
-    [{}, {"page_size": 0}, {"page_size": 8}, {"head_dim": 256}, {"rows": 63}, {"page_size": 12}],
+    [
+        {},
+        {"page_size": 0},
+        {"page_size": 8},
+        {"head_dim": 256},
+        {"rows": 63},
+        {"page_size": 12},
+        {"context": 64},
+        {"context": 65},
+        {"head_dim": 32, "context": 512},
+        {"head_dim": 32, "context": 513},
+    ],
     ids=str,
 )
 def test_prompts_are_tuned_where_their_kernel_runs_them(
@@ -697,9 +708,9 @@ def test_prompts_are_tuned_where_their_kernel_runs_them(
     dim, page = cell.head_dim, cell.page_size
     request = RaggedRequest(
         requests=1, rows=cell.rows, q_heads=4, kv_heads=2, head_dim=dim, dtype=torch.bfloat16,
-        kv_dtype=torch.bfloat16, device=CPU, page_size=page, max_q_len=cell.rows, max_kv_len=96,
-        scale=0.1, lookahead=0, window=0, soft_cap=0.0, sinks=False, k_scale=1.0, v_scale=1.0,
-        rounding="rtne", return_lse=False,
+        kv_dtype=torch.bfloat16, device=CPU, page_size=page, max_q_len=cell.rows,
+        max_kv_len=cell.context, scale=0.1, lookahead=0, window=0, soft_cap=0.0, sinks=False,
+        k_scale=1.0, v_scale=1.0, rounding="rtne", return_lse=False,
     )  # fmt: skip
     q = torch.empty(cell.rows, 4, dim, dtype=torch.bfloat16)
     cache = torch.empty(96, 2, dim, dtype=torch.bfloat16)

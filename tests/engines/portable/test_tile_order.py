@@ -116,6 +116,7 @@ def test_prompts_in_every_order(
     t = RaggedTensors(case.q, k, v, out, lse, None, case.q_start, keys, table)
     order = dict(persistent=counted, counted=counted, abreast=True)
     monkeypatch.setitem(tiles.PROMPTS, columns, replace(shipped, **order))
+    monkeypatch.setattr(tiles, "_LOW_PROMPTS", {})
     long = ragged_launch.prompts(request, t)
     assert long is not None and long.parts == 1
     counters = list(torch.zeros(2, 1, dtype=torch.int32))

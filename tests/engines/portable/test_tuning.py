@@ -225,6 +225,16 @@ def test_prompts_have_tiles_of_their_own() -> None:
         assert all(tile.counted or not tile.persistent for tile in found)
 
 
+@pytest.mark.parametrize(
+    ("rows", "low"), [(64, True), (128, True), (129, False), (192, False), (193, True),
+                      (256, True), (257, False), (512, False), (8192, False)],
+)  # fmt: skip
+def test_short_prompts_have_low_tiles_where_tall_ones_were_half_empty(rows: int, low: bool) -> None:
+    narrow = tiles.prompts(prompts(head_dim=64, max_q_len=rows), 64)
+    assert narrow.block_m == (128 if low else 192) and narrow.counted and narrow.abreast
+    assert tiles.prompts(prompts(max_q_len=rows), 128) == tiles.PROMPTS[128]
+
+
 def test_others_are_timed_in_the_same_turns_and_never_kept() -> None:
     asked: list[object] = []
 

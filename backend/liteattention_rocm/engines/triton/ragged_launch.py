@@ -194,6 +194,16 @@ def columns_of(head_dim: int) -> int:
     return max(width(head_dim), hopper_ragged.COLUMNS)
 
 
+def few_keys(head_dim: int) -> int:
+    """Keys up to which prompts run the plain kernel on Hopper.
+
+    A multiprocessor runs several of its programs at once, which pays where tiles are a K block or
+    two: with 64 keys it takes 0.45 to 0.8 of the time, and at head dim 32, where the other kernel
+    computes columns that nobody needs, 0.8 to 0.9 with up to 512 (H100).
+    """
+    return 64 if head_dim >= hopper_ragged.COLUMNS else 512
+
+
 def prompt_parts(request: RaggedRequest, tile: HopperTile) -> int:
     """How many parts along the keys the tiles of prompts have on Hopper, at most.
 
@@ -239,12 +249,13 @@ def prompts(
 ) -> Prompts | None:
     """The launch of :func:`.hopper_ragged.attention` for the long requests of a step on Hopper.
 
-    ``tile``: other than that of :func:`.tiles.prompts`. None if there are none or the copy engine
-    cannot gather their keys: fp8 caches, which are widened, pages of which less than 8 tokens lie
-    together, and rows that are not aligned.
+    ``tile``: other than that of :func:`.tiles.prompts`. None if there are none, without ``tile`` if
+    all have few keys, or if the copy engine cannot gather their keys: fp8 caches, which are
+    widened, pages of which less than 8 tokens lie together, and rows that are not aligned.
     """
     if (
         request.max_q_len < SHORTEST_PROMPT
+        or (tile is None and request.max_kv_len <= few_keys(request.head_dim))
         or knobs.runtime.interpret  # it knows no Gluon
         or request.kv_dtype != request.dtype
         or architecture(request.device) != "sm_90"

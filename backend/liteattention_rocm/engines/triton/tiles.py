@@ -47,6 +47,8 @@ PROMPTS = {
     128: replace(_TWO_GROUPS, counted=True, abreast=True),
     256: replace(_TWO_GROUPS, block_n=64, counted=True, abreast=True),
 }
+#: The same in lower tiles, for short prompts.
+_LOW_PROMPTS = {64: replace(_TWO_GROUPS, counted=True, abreast=True)}
 _PLAIN = {
     64: PlainTile(block_m=128, block_n=64, warps=4, stages=3),
     128: PlainTile(block_m=128, block_n=64, warps=8, stages=3),
@@ -102,11 +104,24 @@ def prompts(request: RaggedRequest, columns: int) -> HopperTile:
 
 
 def shipped_prompts(request: RaggedRequest, columns: int) -> HopperTile:
-    """Tile of the shipped table for prompts."""
+    """Tile of the shipped table for prompts: a low one where short prompts fill no tall one.
+
+    At head dim 64 prompts of up to 128 rows take 0.86 to 0.98 of the time then, those of up to 256
+    rows 0.72 to 0.90 (H100).
+    """
     tile = PROMPTS[columns]
+    low, rows = _LOW_PROMPTS.get(columns, tile), request.max_q_len
+    # Of longer prompts, which differ in length, the last tile hardly matters.
+    if rows <= 2 * low.block_m and _COST_OF_LOW * _height(low, rows) < _height(tile, rows):
+        tile = low
     # With keys that come in whole blocks late waits bring 3 %, with small pages nothing.
     late = columns == 128 and request.page_size % tile.block_n == 0
     return replace(tile, late_wait=late)
+
+
+def _height(tile: HopperTile, rows: int) -> int:
+    """Rows of the tiles that a prompt takes."""
+    return -(-rows // tile.block_m) * tile.block_m
 
 
 def rows_of_lists(head_dim: int, rows: int | None) -> int:
