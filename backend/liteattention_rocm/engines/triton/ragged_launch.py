@@ -198,8 +198,8 @@ def few_keys(head_dim: int) -> int:
     """Keys up to which prompts run the plain kernel on Hopper.
 
     A multiprocessor runs several of its programs at once, which pays where tiles are a K block or
-    two: with 64 keys it takes 0.45 to 0.8 of the time, and at head dim 32, where the other kernel
-    computes columns that nobody needs, 0.8 to 0.9 with up to 512 (H100).
+    two: with 64 keys it takes 0.27 to 0.84 of the time, and at head dim 32, where the other kernel
+    computes columns that nobody needs, 0.53 to 0.89 with up to 512 (H100).
     """
     return 64 if head_dim >= hopper_ragged.COLUMNS else 512
 
