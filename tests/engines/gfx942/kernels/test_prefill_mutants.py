@@ -203,7 +203,7 @@ def expect_noticed(
     """Everything but bounds, of which many clamp or choose between equals, or unroll a loop."""
     bounds = [v for v in verdicts if v.mutation.kind.startswith("bound ")]
     rest = [v for v in verdicts if v not in bounds]
-    mutants.expect_noticed(bench.kernel, rest, 0.97, between_halves)
+    mutants.expect_noticed(bench.kernel, rest, 0.95, between_halves)
     mutants.expect_noticed(bench.kernel, bounds, 0.5)
 
 
@@ -233,4 +233,6 @@ def test_mutants_of_parts(capsys: pytest.CaptureFixture[str]) -> None:
     with capsys.disabled():
         print(f"\n{len(verdicts)} of {len(everything)} mutants outside the hot loop tried")
         print(mutants.summary(kernel, verdicts))
-    expect_noticed(bench, verdicts, between_halves=2)
+    # The third: what group A has stored before its first barrier is waited for again behind it, and
+    # read behind the next one.
+    expect_noticed(bench, verdicts, between_halves=3)
