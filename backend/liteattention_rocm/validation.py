@@ -299,24 +299,18 @@ def ragged(
 def ragged_options(found: Reasons, options: RaggedOptions) -> None:
     """Add everything wrong with the options of a ragged call."""
     found.flags(causal=options.causal, return_lse=options.return_lse)
-    window = options.window
-    if window is not None:
-        if not is_integer(window):
-            found.types.append(f"window must be an int or None, got {type(window).__name__}")
-        elif window < 1:
+    bounds = (("window", options.window, 1, "window"), ("lookahead", options.lookahead, 0, "bound"))
+    for name, value, least, what in bounds:
+        if value is None:
+            continue
+        if not is_integer(value):
+            found.types.append(f"{name} must be an int or None, got {type(value).__name__}")
+        elif value < least:
             found.values.append(
-                f"window must be at least 1, got {shown(window)}: None is no window"
+                f"{name} must be at least {least}, got {shown(value)}: None is no {what}"
             )
-    lookahead = options.lookahead
-    if lookahead is not None:
-        if not is_integer(lookahead):
-            found.types.append(f"lookahead must be an int or None, got {type(lookahead).__name__}")
-        elif lookahead < 0:
-            found.values.append(
-                f"lookahead must be at least 0, got {shown(lookahead)}: None is no bound"
-            )
-        if options.causal is True:
-            found.values.append("lookahead needs causal=False: a causal row sees no key after it")
+    if options.lookahead is not None and options.causal is True:
+        found.values.append("lookahead needs causal=False: a causal row sees no key after it")
     if any_tensor(options.k_scale, options.v_scale):
         found.scale(options.scale)  # the others are looked at with the tensors
     else:
