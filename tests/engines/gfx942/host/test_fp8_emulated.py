@@ -38,6 +38,7 @@ def parts(monkeypatch: pytest.MonkeyPatch) -> Any:
 @pytest.mark.parametrize(
     ("dim", "heads", "dtype"),
     [
+        (32, (2, 1), torch.bfloat16),
         (64, (4, 2), torch.float16),
         (80, (2, 1), torch.bfloat16),
         (96, (4, 2), torch.float16),
@@ -84,6 +85,7 @@ def in_tensors(k: float, v: float) -> dict[str, torch.Tensor]:
 @pytest.mark.parametrize(
     ("dim", "dtype"),
     [
+        (32, torch.float16),
         (64, torch.bfloat16),
         (80, torch.float16),
         (96, torch.bfloat16),
