@@ -302,4 +302,14 @@ LITE_DEVICE void StoreTile(const Params& p, const Tile& tile, const WaveId& me,
                         me.lane, me.across, stats, out);
 }
 
+// Writes a wave's rows of part `slot`: `part_out` and `part_stats` of the parameters.
+template <int kDim, class Params>
+LITE_DEVICE void StorePartOf(const Params& p, int64_t slot, const WaveId& me,
+                             const WaveStatistics& stats, const WaveOutputs<kDim>& out) {
+    const int64_t row = slot * kQBlock + me.wave * kWaveRows;
+    float* part_stats = p.part_stats + slot * 2 * kQBlock;
+    StorePart(p.part_out + row * kDim, part_stats + me.wave * kWaveRows, me.lane, me.across, stats,
+              out);
+}
+
 }  // namespace liteattention::gfx942

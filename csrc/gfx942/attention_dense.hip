@@ -73,10 +73,7 @@ LITE_DEVICE void AttentionDense(const DenseParams& p) {
     if (a.slot < 0) {
         StoreTile<Number, kDim>(p, a.tile, later, stats, out);
     } else {
-        const int64_t row = static_cast<int64_t>(a.slot) * kQBlock + later.wave * kWaveRows;
-        float* part_stats = p.part_stats + static_cast<int64_t>(a.slot) * 2 * kQBlock;
-        StorePart(p.part_out + row * kDim, part_stats + later.wave * kWaveRows, later.lane,
-                  later.across, stats, out);
+        StorePartOf<kDim>(p, a.slot, later, stats, out);
     }
 }
 

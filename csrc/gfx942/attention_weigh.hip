@@ -17,11 +17,13 @@ LITE_DEVICE void AttentionWeigh(const WeighParams& p) {
     const WaveId me;
     const Tile tile = LiteTile(p);
     const int64_t index = TileIndex(p, tile);
-    ClearWeights(p, index);
+    const ListPart part = PartHere(p);
+    uint32_t* const row = WeightsOf(p, index, part, me);
+    ClearWeights(p, part, me, row);
     WaitLoads();
     Barrier();
 
-    WeighedBlocks blocks(p, tile, index, me);
+    WeighedBlocks blocks(p, tile, index, part, row, me);
     if (!blocks.Has(0)) {
         const WaveRows rows = RowsOf(p, tile, me);
         StoreNothing<kDim>(rows.out, p.out_strides.seq * 2, rows.lse, rows.count, me.lane);
@@ -32,7 +34,13 @@ LITE_DEVICE void AttentionWeigh(const WeighParams& p) {
     Attend<Number, kDim>(ArgumentAgain<WeighParams>(), tile, me, lds, blocks, stats, out);
     blocks.Flush();
     const WeighParams& again = ArgumentAgain<WeighParams>();
-    StoreTile<Number, kDim>(again, LiteTile(again), me.Again(), stats, out);
+    const WaveId later = me.Again();
+    const int64_t slot = PartHere(again).slot;
+    if (slot < 0) {
+        StoreTile<Number, kDim>(again, LiteTile(again), later, stats, out);
+    } else {
+        StorePartOf<kDim>(again, slot, later, stats, out);
+    }
 }
 
 }  // namespace liteattention::gfx942

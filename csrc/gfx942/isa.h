@@ -137,6 +137,16 @@ LITE_DEVICE T OverWave(T x, Combine combine) {
     x = combine(x, Neighbour<0x142>(x));
     return combine(x, Neighbour<0x143>(x));
 }
+// The largest x of 32 lanes, the lower or the upper ones, in the last of them: the first five steps
+// of it.
+LITE_DEVICE uint32_t HalfWaveMaximum(uint32_t x) {
+    const auto larger = [](uint32_t a, uint32_t b) { return a > b ? a : b; };
+    x = larger(x, Neighbour<0x111>(x));
+    x = larger(x, Neighbour<0x112>(x));
+    x = larger(x, Neighbour<0x114>(x));
+    x = larger(x, Neighbour<0x118>(x));
+    return larger(x, Neighbour<0x142>(x));
+}
 // The sum of x of the lanes up to each one. The same six steps, the last two in the rows that have
 // rows before them: 1 and 3, then 2 and 3.
 LITE_DEVICE uint32_t SumUpTo(uint32_t x) {
@@ -231,9 +241,10 @@ LITE_DEVICE uint32_t ScalarWord(const uint32_t* words, int32_t i) {
     return reinterpret_cast<Constant*>(reinterpret_cast<uint64_t>(words))[i];
 }
 
-// s_load_dwordx8: the same of eight words.
-LITE_DEVICE Word8 ScalarWords(const Word8* words, int32_t i) {
-    using Constant = const Word8 __attribute__((address_space(4)));
+// s_load_dwordx4, s_load_dwordx8: the same of four or eight words.
+template <class Words>
+LITE_DEVICE Words ScalarWords(const Words* words, int32_t i) {
+    using Constant = const Words __attribute__((address_space(4)));
     return reinterpret_cast<Constant*>(reinterpret_cast<uint64_t>(words))[i];
 }
 

@@ -72,6 +72,13 @@ struct KeptWords {
     LITE_DEVICE uint32_t MustDo(int32_t place) const {
         return must_do ? ScalarWord(must_do, place) : 0u;
     }
+    // The same word, where each lane has a place of its own.
+    LITE_DEVICE uint32_t KeptOfLane(int32_t place) const {
+        uint32_t kept = read[place];
+        if (must_do) kept |= must_do[place];
+        if (must_skip) kept &= ~must_skip[place];
+        return place == words - 1 ? kept & tail : kept;
+    }
     // Bits past the last K block are dropped.
     LITE_DEVICE uint32_t Kept(int32_t place) const {
         uint32_t kept = ScalarWord(read, place) | MustDo(place);
@@ -94,7 +101,37 @@ struct SkipRows : KeptWords {
     }
 };
 
-template <class Params>
+// Of a list in walking order: places `begin` .. `end` - 1.
+struct Places {
+    uint32_t begin, end;
+};
+
+// The place of the block that `rank` others of the list precede: a lane counts the blocks of a
+// word.
+LITE_DEVICE uint32_t PlaceOf(const SkipRows& rows, uint32_t rank) {
+    const int32_t lane = static_cast<int32_t>(LaneHere());
+    uint32_t before = 0;
+#pragma unroll 1
+    for (int32_t first = 0; first < rows.words; first += kWaveSize) {
+        const int32_t own = first + lane;
+        const uint32_t bits = own < rows.words ? rows.Walk(rows.KeptOfLane(rows.Place(own))) : 0u;
+        const auto count = static_cast<uint32_t>(__builtin_popcount(bits));
+        const uint32_t end = before + SumUpTo(count);
+        const uint64_t past = Lanes(end > rank);
+        before = LastLane(end);
+        if (past == 0) continue;
+        const int32_t found = __builtin_ctzll(past);
+        auto word = static_cast<uint32_t>(OfLane(static_cast<int32_t>(bits), found));
+        const auto begin = static_cast<uint32_t>(OfLane(static_cast<int32_t>(end - count), found));
+#pragma unroll 1
+        for (uint32_t i = begin; i < rank; ++i) word &= word - 1;
+        return static_cast<uint32_t>((first + found) * 32 + __builtin_ctz(word));
+    }
+    return static_cast<uint32_t>(rows.words) * 32u;
+}
+
+// kInParts: a workgroup may have a part of the list.
+template <class Params, bool kInParts = false>
 class KeptBlocks {
    public:
     static constexpr bool kRaggedLast = false, kFewScalars = true;
@@ -103,6 +140,19 @@ class KeptBlocks {
         : bitmap_(bitmap),
           words_(static_cast<int32_t>(SkipWords(p.kv_len))),
           flip_(p.descending ? ~0u : 0u) {
+        now_ = Find();
+        next_ = Find();
+    }
+    // Its first block is at `places.begin`.
+    LITE_DEVICE KeptBlocks(const Params& p, int64_t bitmap, Places places)
+        : bitmap_(bitmap),
+          words_(static_cast<int32_t>(SkipWords(p.kv_len))),
+          flip_(p.descending ? ~0u : 0u),
+          end_(places.end),
+          word_(static_cast<int32_t>(places.begin / 32) - 1) {
+        static_assert(kInParts);
+        FindWord();
+        bits_ &= ~0u << places.begin % 32;
         now_ = Find();
         next_ = Find();
     }
@@ -148,14 +198,22 @@ class KeptBlocks {
 
     // The next kept K block: its word, if there is one, and it.
     LITE_DEVICE void FindWord() {
-        while (bits_ == 0 && word_ + 1 < words_) {
+        while (bits_ == 0 && HasWord()) {
             Seldom();
             ++word_;
             const SkipRows rows = Rows();
             const int32_t place = rows.Place(word_);
             bits_ = rows.Walk(rows.Kept(place));
             must_ = rows.Walk(rows.MustDo(place));
+            if constexpr (kInParts) {
+                const uint32_t left = end_ - static_cast<uint32_t>(word_) * 32u;
+                if (left < 32) bits_ &= ~(~0u << left);
+            }
         }
+    }
+    LITE_DEVICE bool HasWord() const {
+        if constexpr (kInParts) return static_cast<uint32_t>(word_ + 1) * 32u < end_;
+        return word_ + 1 < words_;
     }
     LITE_DEVICE uint32_t Lowest() const {
         const uint32_t bit = static_cast<uint32_t>(__builtin_ctz(bits_));
@@ -170,7 +228,8 @@ class KeptBlocks {
 
     int64_t bitmap_;
     int32_t words_;
-    uint32_t flip_;  // of a place, to count from the other end
+    uint32_t flip_;     // of a place, to count from the other end
+    uint32_t end_ = 0;  // kInParts: places from here on belong to others
 
     int32_t word_ = -1;             // of bits_
     uint32_t bits_ = 0, must_ = 0;  // of that word: not yet returned by Find; must-do

@@ -10,6 +10,8 @@
 // (1978). Packed tiles are ordered by when they begin. If an XCD gives the next workgroup to the
 // first free unit, none begins later than it was packed.
 //
+// Where the plan allows it and it pays, lists are cut instead (geometry.h: CutAt).
+//
 // Road map: a workgroup an XCD. Its threads rank the tiles of the run (lpt.h). Each wave then has a
 // unit in each lane, and gives all tiles but the last kPackAtEnd for each unit to the unit that is
 // free first. One wave goes on so: that is LPT's end. The others pack the last tiles, each into a
@@ -29,14 +31,37 @@ inline constexpr int32_t kPackTries = kPackThreads / kWaveSize - 1;
 // Of a lane that is no compute unit. With a tile's work added it still fits into 32 bits.
 inline constexpr uint32_t kNoUnit = 0x7fffffffu;
 
+// Places for the parts of cut lists: the first part of each list by its rank, others by their unit.
+inline constexpr int32_t kLineParts = kPackTiles + kWaveSize;
+
+// The run's lists as a line of work, of which units get equal stretches.
+struct Line {
+    uint32_t begins[kPackTiles];  // of lists, by rank
+    // Of parts: 64 times when they begin in their unit, and the unit; kNoPart: there is none.
+    uint32_t keys[kLineParts];
+    int32_t tiles[kLineParts], firsts[kLineParts], ends[kLineParts];
+    CutList cuts[kWaveSize];  // by unit
+    static constexpr uint32_t kNoPart = ~0u;
+};
+
 // What the workgroup knows of its run, by rank in the order of LPT.
 struct Packing {
     uint32_t work[kPackTiles];
     int32_t tiles[kPackTiles];
-    uint32_t starts[kPackTries][kPackTiles];  // of the tiles that are packed
+    union {
+        uint32_t starts[kPackTries][kPackTiles];  // of the tiles that are packed
+        Line line;
+    };
     uint32_t fits[kPackTries];
     uint32_t end;  // of LPT's order
 };
+
+// Puts a tile, or a part of it, at a position of the order.
+LITE_DEVICE void Place(const PlanParams& p, int32_t position, int32_t tile,
+                       const ListPart& part = {0, 0, -1, 0}) {
+    p.order[position] = tile;
+    if (p.parts) p.parts[position] = part;
+}
 
 // Gives `take` the numbers and the work of up to 64 tiles from rank `first` on, before rank `to`,
 // one after the other: eight at a time, the last of which may be none, without work.
@@ -104,6 +129,77 @@ LITE_DEVICE bool Pack(const Packing& run, int32_t from, int32_t to, Units units,
     return true;
 }
 
+// K blocks of a tile with so much work (lpt.h: Work, with a shift of 0).
+LITE_DEVICE int32_t Blocks(uint32_t work) { return static_cast<int32_t>(work) - kTileBlocks; }
+
+// Gives each unit a stretch of the line, and puts all parts into the order in which they begin.
+LITE_DEVICE void CutLists(const PlanParams& p, int32_t xcd, int32_t many, uint32_t stretch,
+                          Packing& run) {
+    Line& line = run.line;
+    const auto thread = static_cast<int32_t>(ThreadId());
+    const int32_t lane = thread % kWaveSize;
+    if (thread < kWaveSize) {
+        line.cuts[lane] = {0, 0};
+        uint32_t before = 0;
+#pragma unroll 1
+        for (int32_t first = 0; first < many; first += kWaveSize) {
+            const int32_t own = first + lane;
+            const uint32_t work = own < many ? run.work[own] : 0;
+            const uint32_t end = before + SumUpTo(work);
+            if (own < many) line.begins[own] = end - work;
+            before = LastLane(end);
+        }
+    }
+    for (int32_t i = thread; i < kLineParts; i += kPackThreads) line.keys[i] = Line::kNoPart;
+    Barrier();
+
+    for (int32_t own = thread; own < many; own += kPackThreads) {
+        const uint32_t begin = line.begins[own], work = run.work[own];
+        const int32_t blocks = Blocks(work);
+        uint32_t unit = begin / stretch, start = begin % stretch;
+        const uint32_t last = (begin + work - 1) / stretch;
+        int32_t first = 0, parts = 0;
+        uint32_t head = unit;
+#pragma unroll 1
+        do {
+            const int32_t end =
+                unit < last ? CutAt(int64_t{unit + 1} * stretch, begin, blocks) : blocks;
+            if (end > first || blocks == 0) {
+                const int32_t at = parts == 0 ? own : kPackTiles + static_cast<int32_t>(unit);
+                if (parts == 0) head = unit;
+                line.keys[at] = start * kWaveSize + unit;
+                line.tiles[at] = run.tiles[own];
+                line.firsts[at] = first;
+                line.ends[at] = end;
+                first = end;
+                ++parts;
+            }
+            ++unit;
+            start = 0;
+        } while (first < blocks);
+        if (parts > 1) line.cuts[head] = {run.tiles[own], parts};
+    }
+    Barrier();
+
+    const int32_t units = xcd * p.units;  // of the XCDs before
+    if (thread < p.units) p.cuts[units + thread] = line.cuts[thread];
+    for (int32_t i = thread; i < kLineParts; i += kPackThreads) {
+        const uint32_t mine = line.keys[i];
+        if (mine == Line::kNoPart) continue;
+        int32_t rank = 0;
+#pragma unroll 8
+        for (int32_t other = 0; other < many; ++other) rank += line.keys[other] < mine ? 1 : 0;
+        for (int32_t other = kPackTiles; other < kPackTiles + p.units; ++other)
+            rank += line.keys[other] < mine ? 1 : 0;
+        const int32_t unit = units + static_cast<int32_t>(mine % kWaveSize);
+        const bool begins = i < kPackTiles;
+        const bool whole = begins && line.ends[i] == Blocks(run.work[i]);
+        const int32_t slot = begins ? ListSlot(unit, 0) : ListSlot(unit - 1, 1);
+        Place(p, rank * kXcds + xcd, line.tiles[i],
+              {line.firsts[i], line.ends[i], whole ? -1 : slot, 0});
+    }
+}
+
 LITE_DEVICE void PackLists(const PlanParams& p) {
     __shared__ int32_t begins[kXcds + 1];
     __shared__ Packing packing;
@@ -129,10 +225,11 @@ LITE_DEVICE void PackLists(const PlanParams& p) {
             packing.work[rank] = Work(p, own);
             packing.tiles[rank] = own;
         } else {
-            p.order[PositionOf(begins, p.slots, xcd, rank)] = own;
+            Place(p, PositionOf(begins, p.slots, xcd, rank), own);
         }
     }
     Barrier();
+    if (p.cuts && thread < p.units) p.cuts[xcd * p.units + thread] = {0, 0};
     if (!packs) return;
 
     const uint32_t units = static_cast<uint32_t>(p.units);
@@ -161,6 +258,17 @@ LITE_DEVICE void PackLists(const PlanParams& p) {
     if (best < kPackTries && PackRoom(share, static_cast<uint32_t>(best)) >= packing.end)
         best = kPackTries;
     best = UniformInt(best);
+    if (p.parts && many + p.units <= p.slots) {
+        constexpr uint32_t kLeast = kLeastPart + kTileBlocks;
+        const uint32_t whole =
+            best < kPackTries ? PackRoom(share, static_cast<uint32_t>(best)) : packing.end;
+        const uint32_t stretch = share > kLeast ? share : kLeast;
+        if (Uniform(whole) > stretch + kCutCost) {
+            Barrier();  // the line lies where the rooms' packings do
+            CutLists(p, xcd, many, stretch, packing);
+            return;
+        }
+    }
     for (int32_t own = thread; own < many; own += kPackThreads) {
         int32_t rank = own;
         if (best < kPackTries && own >= from) {
@@ -171,7 +279,7 @@ LITE_DEVICE void PackLists(const PlanParams& p) {
             for (int32_t other = from; other < many; ++other)
                 rank += starts[other] + (other < own ? 0 : 1) <= mine ? 1 : 0;
         }
-        p.order[rank * kXcds + xcd] = packing.tiles[own];  // PositionOf a run that fits
+        Place(p, rank * kXcds + xcd, packing.tiles[own]);  // PositionOf a run that fits
     }
 }
 

@@ -9,6 +9,7 @@
 //   attention_dense     DenseParams       DenseGrid
 //   attention_lite      LiteParams        one per position of the order, or tile without one
 //   attention_weigh     WeighParams       likewise
+//   merge_lists         MergeListsParams  MergeListsGrid
 //   select_tiles        SelectParams      one per tile, a wave each
 //   merge_parts         MergeParams       MergeGrid
 //   count_tiles         CountParams       CountGrid
@@ -108,9 +109,24 @@ struct LiteParams {
     int32_t mapping;     // Mapping in geometry.h; 0 is the default
 };
 
+// What a workgroup computes of its tile's list: of the K blocks that the list keeps, in walking
+// order, numbers `first` .. `end` - 1.
+struct ListPart {
+    int32_t first;
+    int32_t end;
+    int32_t slot;      // where it leaves what it has found (ListSlot); -1: it has the whole list
+    int32_t reserved;  // 0
+};
+// A list that goes on in other units than it begins in.
+struct CutList {
+    int32_t tile;
+    int32_t parts;  // 0: no list does so here
+};
+
 // One LiteAttention step with a budget: computes what LiteParams would, and adds up what each tile
 // weighs, in units of 1 / (kMassUnit kMassParts): 0 of tiles that are not computed. select_tiles
-// writes the next step's bitmap.
+// writes the next step's bitmap. Parts of lists leave outputs, statistics and, by wave, weights for
+// merge_lists: their weights are shares of what the part has seen.
 struct WeighParams {
     const uint16_t* q;
     const uint16_t* k;
@@ -122,6 +138,10 @@ struct WeighParams {
     const uint32_t* must_do;    // [SkipWords(kv_len)]; may be null
     const uint32_t* must_skip;  // [SkipWords(kv_len)]; may be null
     const int32_t* order;       // of PlanParams: the tile of a workgroup, -1: none; null: `mapping`
+    const ListPart* parts;      // of PlanParams, beside `order`; null: no list is cut
+    float* part_out;            // [kListParts][256][D] not normalised; null without `parts`
+    float* part_stats;          // [kListParts][2][256]: the raw score they are relative to, sum
+    uint32_t* part_weights;     // [kListParts][kWaves][KBlocks(kv_len)], like `weights`
     Strides q_strides;
     Strides k_strides;  // seq: at most kMaxKRowStride
     Strides out_strides;
@@ -174,6 +194,25 @@ struct MergeParams {
     float scale_log2;  // likewise
 };
 
+// Merges the parts of the lists that pack_lists has cut: `out` and `lse` as MergeParams, and their
+// tiles' weights.
+struct MergeListsParams {
+    const CutList* cuts;           // [kComputeUnits]
+    const float* part_out;         // as in WeighParams
+    const float* part_stats;       // likewise
+    const uint32_t* part_weights;  // likewise
+    uint16_t* out;
+    float* lse;         // may be null
+    uint32_t* weights;  // as in WeighParams
+    Strides out_strides;
+    int32_t q_heads;
+    int32_t q_len;
+    int32_t kv_len;
+    int32_t head_dim;  // 64 or 128
+    float scale_log2;  // of the WeighParams
+    int32_t reserved;  // 0
+};
+
 // The number of K blocks that each tile keeps, (skip | must_do) & ~must_skip, and an order without
 // tiles, for plan_lpt and pack_lists.
 struct CountParams {
@@ -197,9 +236,11 @@ struct CountParams {
 struct PlanParams {
     const int32_t* counts;  // of count_tiles, CountWords(tiles) are read
     int32_t* order;         // likewise, [slots][kXcds]: tile, or -1
+    ListPart* parts;        // of pack_lists, likewise; null: no list is cut
+    CutList* cuts;          // of pack_lists, [kComputeUnits]: of each unit; null without `parts`
     int32_t tiles;
     int32_t q_blocks;
-    int32_t slots;  // LiteSlots(tiles)
+    int32_t slots;  // LiteSlots(tiles), or CutSlots
     int32_t together;
     int32_t shift;              // WorkShift(tiles, K blocks)
     uint32_t block_multiplier;  // DividerOf(q_blocks)
@@ -317,11 +358,12 @@ struct WriteKvParams {
 static_assert(sizeof(TransposeVParams) == 56);
 static_assert(sizeof(DenseParams) == 168);
 static_assert(sizeof(LiteParams) == 192);
-static_assert(sizeof(WeighParams) == 184);
+static_assert(sizeof(WeighParams) == 216);
+static_assert(sizeof(MergeListsParams) == 104);
 static_assert(sizeof(SelectParams) == 88);
 static_assert(sizeof(MergeParams) == 88);
 static_assert(sizeof(CountParams) == 56);
-static_assert(sizeof(PlanParams) == 48);
+static_assert(sizeof(PlanParams) == 64);
 static_assert(sizeof(RaggedParams) == 320);
 static_assert(sizeof(WriteKvParams) == 176);
 
@@ -348,6 +390,17 @@ constexpr int64_t DenseGrid(int64_t tiles, int64_t whole_tiles, int64_t splits) 
 constexpr int64_t MergeRows(int64_t head_dim) { return kMergeThreads * kMergeVector / head_dim; }
 constexpr int64_t MergeGrid(int64_t tail_tiles, int64_t head_dim) {
     return tail_tiles * (kQBlock / MergeRows(head_dim));
+}
+// Of the 256 rows of each list that may be cut, as many as a workgroup's threads take, and one more
+// for its weights.
+constexpr int64_t MergeListsGroups(int64_t head_dim) {
+    return kQBlock / (kMergeThreads / (head_dim / kMergeVector)) + 1;
+}
+constexpr int64_t MergeListsGrid(int64_t head_dim) {
+    return kComputeUnits * MergeListsGroups(head_dim);
+}
+constexpr int64_t ListWeightsBytes(int64_t kv_len) {
+    return int64_t{kListParts} * kWaves * KBlocks(kv_len) * 4;
 }
 constexpr int64_t CountGrid(int64_t positions) { return CeilDiv(positions, kPlanThreads); }
 constexpr int64_t PlanGrid(int64_t tiles) { return CeilDiv(tiles, kPlanThreads); }

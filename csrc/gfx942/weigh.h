@@ -19,25 +19,49 @@
 
 namespace liteattention::gfx942 {
 
-// A tile's row of weights.
-LITE_DEVICE uint32_t* WeightsOf(const WeighParams& p, int64_t index) {
-    return p.weights + index * KBlocks(p.kv_len);
+// What a workgroup has of its tile's list.
+LITE_DEVICE ListPart PartHere(const WeighParams& p) {
+    if (!p.parts) return {0, 0, -1, 0};
+    const auto at = static_cast<int32_t>(WorkgroupId());
+    return __builtin_bit_cast(ListPart, ScalarWords(reinterpret_cast<const Word4*>(p.parts), at));
+}
+LITE_DEVICE Places PlacesOf(const WeighParams& p, int64_t bitmap, const ListPart& part) {
+    const SkipRows rows(p, bitmap);
+    const uint32_t all = static_cast<uint32_t>(rows.words) * 32u;
+    if (part.slot < 0) return {0, all};
+    return {PlaceOf(rows, static_cast<uint32_t>(part.first)),
+            PlaceOf(rows, static_cast<uint32_t>(part.end))};
 }
 
-// The workgroup clears the row that weights are added to. WaitLoads() and a barrier must follow.
-LITE_DEVICE void ClearWeights(const WeighParams& p, int64_t index) {
+// Where a wave adds up weights: the tile's row, or, of a part, a row of its own.
+LITE_DEVICE uint32_t* WeightsOf(const WeighParams& p, int64_t index, const ListPart& part,
+                                const WaveId& me) {
+    const int64_t k_blocks = KBlocks(p.kv_len);
+    if (part.slot < 0) return p.weights + index * k_blocks;
+    const int64_t row = static_cast<int64_t>(part.slot) * kWaves + static_cast<int64_t>(me.wave);
+    return p.part_weights + row * k_blocks;
+}
+
+// Clears the rows that weights are added to: the workgroup one, or each wave its own. WaitLoads()
+// and a barrier must follow.
+LITE_DEVICE void ClearWeights(const WeighParams& p, const ListPart& part, const WaveId& me,
+                              uint32_t* row) {
     const int32_t k_blocks = static_cast<int32_t>(KBlocks(p.kv_len));
-    uint32_t* const row = WeightsOf(p, index);
+    const bool whole = part.slot < 0;
+    const int32_t step = whole ? kDenseThreads : kWaveSize;
 #pragma unroll 1
-    for (int32_t j = static_cast<int32_t>(ThreadId()); j < k_blocks; j += kDenseThreads) row[j] = 0;
+    for (auto j = static_cast<int32_t>(whole ? me.Thread() : me.lane); j < k_blocks; j += step)
+        row[j] = 0;
 }
 
-class WeighedBlocks : public KeptBlocks<WeighParams> {
+class WeighedBlocks : public KeptBlocks<WeighParams, true> {
    public:
-    // `index` is the tile's number.
+    // `index` is the tile's number, `row` where its weights are added up.
     LITE_DEVICE WeighedBlocks(const WeighParams& p, const Tile& tile, int64_t index,
-                              const WaveId& me)
-        : KeptBlocks(p, index * SkipWords(p.kv_len)), row_(WeightsOf(p, index)) {
+                              const ListPart& part, uint32_t* row, const WaveId& me)
+        : KeptBlocks(p, index * SkipWords(p.kv_len),
+                     PlacesOf(p, index * SkipWords(p.kv_len), part)),
+          row_(row) {
         const int32_t left = p.q_len - tile.q_block * kQBlock;  // rows of the q block that exist
         const float mean =
             kWhole * (1.0f + kRoundUp) * Rcp(static_cast<float>(left < kQBlock ? left : kQBlock));

@@ -142,8 +142,10 @@ void BindGfx942(py::module_& m) {
         .def_readonly("transpose_grid", &L::transpose_grid)
         .def_readonly("count_grid", &L::count_grid)
         .def_readonly("packs", &L::packs)
+        .def_readonly("cuts", &L::cuts)
         .def_readonly("lpt_grid", &L::lpt_grid)
         .def_readonly("lite_grid", &L::lite_grid)
+        .def_readonly("merge_grid", &L::merge_grid)
         .def_readonly("select_grid", &L::select_grid)
         .def_readonly("v_t_offset", &L::v_t_offset)
         .def_readonly("order_offset", &L::order_offset)
@@ -152,6 +154,13 @@ void BindGfx942(py::module_& m) {
         .def_readonly("counts_bytes", &L::counts_bytes)
         .def_readonly("weights_offset", &L::weights_offset)
         .def_readonly("weights_bytes", &L::weights_bytes)
+        .def_readonly("parts_offset", &L::parts_offset)
+        .def_readonly("parts_bytes", &L::parts_bytes)
+        .def_readonly("cuts_offset", &L::cuts_offset)
+        .def_readonly("cuts_bytes", &L::cuts_bytes)
+        .def_readonly("part_out_offset", &L::part_out_offset)
+        .def_readonly("part_stats_offset", &L::part_stats_offset)
+        .def_readonly("part_weights_offset", &L::part_weights_offset)
         .def_readonly("workspace_bytes", &L::workspace_bytes);
     m.def(
         "tiles_of",
@@ -166,7 +175,7 @@ void BindGfx942(py::module_& m) {
         py::arg("mapping"), py::arg("rows"), py::arg("q_blocks"), py::arg("count"));
     m.def("dense_reasons", &gfx942::DenseReasons, py::arg("shape"));
     m.def("plan_lite", &gfx942::PlanLite, py::arg("shape"), py::arg("compute_units"),
-          py::arg("weighs") = false);
+          py::arg("weighs") = false, py::arg("cuts") = true);
     m.def("plan_dense", &gfx942::PlanDense, py::arg("shape"), py::arg("compute_units"),
           py::arg("splits"));
     m.def("tail_cost", &gfx942::TailCost, py::arg("tail_tiles"), py::arg("splits"),
@@ -379,17 +388,19 @@ void BindGfx942(py::module_& m) {
         .def(
             "plan_lpt",
             [](const D& device, const L& plan, uintptr_t read, uintptr_t must_do,
-               uintptr_t must_skip, uintptr_t order, uintptr_t counts, uintptr_t stream) {
+               uintptr_t must_skip, uintptr_t order, uintptr_t counts, uintptr_t stream,
+               uintptr_t parts, uintptr_t cuts) {
                 T step;
                 step.read = At<uint32_t>(read);
                 step.must_do = At<uint32_t>(must_do);
                 step.must_skip = At<uint32_t>(must_skip);
                 device.PlanLpt(plan, step, At<int32_t>(order), At<int32_t>(counts),
+                               At<gfx942::ListPart>(parts), At<gfx942::CutList>(cuts),
                                At<void>(stream));
             },
             py::arg("plan"), py::arg("read"), py::arg("must_do"), py::arg("must_skip"),
-            py::arg("order"), py::arg("counts"), py::arg("stream"),
-            py::call_guard<py::gil_scoped_release>());
+            py::arg("order"), py::arg("counts"), py::arg("stream"), py::arg("parts") = 0,
+            py::arg("cuts") = 0, py::call_guard<py::gil_scoped_release>());
 }
 
 }  // namespace liteattention::binding

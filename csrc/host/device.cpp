@@ -38,6 +38,8 @@ constexpr Cache kSameCache = Cache::kSame, kFp8Cache = Cache::kFp8;
     LITE_TYPE(kLite, name, number, dim, kDenseThreads, LiteParams)
 #define LITE_ATTENTION_WEIGH(name, number, dim) \
     LITE_TYPE(kWeigh, name, number, dim, kDenseThreads, WeighParams)
+#define LITE_MERGE_LISTS(name, number) \
+    LITE_TYPE(kMergeLists, name, number, 0, kMergeThreads, MergeListsParams)
 #define LITE_SELECT_TILES(name) LITE_TYPE(kSelectTiles, name, Any, 0, kSelectThreads, SelectParams)
 #define LITE_ATTENTION_PREFILL(name, number, dim, cache) \
     LITE_CACHED(kPrefill, name, number, dim, k##cache, kDenseThreads, RaggedParams)

@@ -29,6 +29,7 @@ enum class Family {
     kPackLists,
     kLite,
     kWeigh,
+    kMergeLists,
     kSelectTiles,
     kPrefill,
     kDecode,
@@ -158,7 +159,7 @@ class Device {
               void* workspace, hip::Stream stream) const;
     // Only the order in which Lite would take the tiles of `step`; the memory is as the plan says.
     void PlanLpt(const LitePlan& plan, const LiteStep& step, int32_t* order, int32_t* counts,
-                 hip::Stream stream) const;
+                 ListPart* parts, CutList* cuts, hip::Stream stream) const;
     // Prefill, decode and merge, as far as the plan has them.
     void Ragged(const RaggedPlan& plan, const RaggedRequest& request, void* workspace,
                 hip::Stream stream) const;
@@ -178,7 +179,7 @@ class Device {
     void TransposeV(const DenseShape& shape, int64_t grid, const DenseRequest& request,
                     uint16_t* v_t, hip::Stream stream) const;
     void Order(const LitePlan& plan, const LiteStep& step, int32_t* order, int32_t* counts,
-               hip::Stream stream) const;
+               ListPart* parts, CutList* cuts, hip::Stream stream) const;
     void Launch(const Kernel& kernel, int64_t grid, const void* params, size_t bytes,
                 hip::Stream stream) const;
     template <class Params>

@@ -129,7 +129,7 @@ void Device::Attention(const DensePlan& plan, const DenseRequest& request, void*
 }
 
 void Device::Order(const LitePlan& plan, const LiteStep& step, int32_t* order, int32_t* counts,
-                   hip::Stream stream) const {
+                   ListPart* parts, CutList* cuts, hip::Stream stream) const {
     CountParams count{};
     count.skip = step.read;
     count.must_do = step.must_do;
@@ -146,6 +146,8 @@ void Device::Order(const LitePlan& plan, const LiteStep& step, int32_t* order, i
     PlanParams lpt{};
     lpt.counts = counts;
     lpt.order = order;
+    lpt.parts = parts;
+    lpt.cuts = cuts;
     lpt.tiles = Int(plan.tiles);
     lpt.q_blocks = Int(QBlocks(plan.shape.q_len));
     lpt.slots = Int(plan.slots);
@@ -186,6 +188,14 @@ void Device::Lite(const LitePlan& plan, const DenseRequest& request, const LiteS
         plan.slots ? reinterpret_cast<int32_t*>(base + plan.counts_offset) : nullptr;
     auto* const weights =
         weighs ? reinterpret_cast<uint32_t*>(base + plan.weights_offset) : nullptr;
+    const auto of_cuts = [&]<class T>(int64_t offset) {
+        return plan.cuts ? reinterpret_cast<T*>(base + offset) : nullptr;
+    };
+    auto* const parts = of_cuts.operator()<ListPart>(plan.parts_offset);
+    auto* const cuts = of_cuts.operator()<CutList>(plan.cuts_offset);
+    auto* const part_out = of_cuts.operator()<float>(plan.part_out_offset);
+    auto* const part_stats = of_cuts.operator()<float>(plan.part_stats_offset);
+    auto* const part_weights = of_cuts.operator()<uint32_t>(plan.part_weights_offset);
 
     const hip::CurrentDevice current(*library_, ordinal_);
     TouchedMemory touched(*library_, stream);
@@ -198,12 +208,17 @@ void Device::Lite(const LitePlan& plan, const DenseRequest& request, const LiteS
     touched.Add("the workspace", order, plan.order_bytes);
     touched.Add("the workspace", counts, plan.counts_bytes);
     touched.Add("the workspace", weights, plan.weights_bytes);
+    touched.Add("the workspace", parts, plan.parts_bytes);
+    touched.Add("the workspace", cuts, plan.cuts_bytes);
+    touched.Add("the workspace", part_out, PartOutBytes(kListParts, 1, s.head_dim));
+    touched.Add("the workspace", part_stats, PartStatsBytes(kListParts, 1));
+    touched.Add("the workspace", part_weights, ListWeightsBytes(s.kv_len));
     touched.Add("mass", step.mass, plan.weights_bytes);
     touched.Add("limits", weighs ? step.limits : nullptr, s.q_heads * 4);
 
     TransposeV(s, plan.transpose_grid, request, v_t, stream);
 
-    if (order) Order(plan, step, order, counts, stream);
+    if (order) Order(plan, step, order, counts, parts, cuts, stream);
 
     if (!weighs) {
         auto lite = StepParams<LiteParams>(s, request, v_t, step, order);
@@ -215,7 +230,29 @@ void Device::Lite(const LitePlan& plan, const DenseRequest& request, const LiteS
     }
     auto weigh = StepParams<WeighParams>(s, request, v_t, step, order);
     weigh.weights = weights;
+    weigh.parts = parts;
+    weigh.part_out = part_out;
+    weigh.part_stats = part_stats;
+    weigh.part_weights = part_weights;
     Launch(Find(Family::kWeigh, s.head_dim, request.number), plan.lite_grid, weigh, stream);
+
+    if (plan.cuts) {
+        MergeListsParams merge{};
+        merge.cuts = cuts;
+        merge.part_out = part_out;
+        merge.part_stats = part_stats;
+        merge.part_weights = part_weights;
+        merge.out = request.out;
+        merge.lse = request.lse;
+        merge.weights = weights;
+        merge.out_strides = request.out_strides;
+        merge.q_heads = Int(s.q_heads);
+        merge.q_len = Int(s.q_len);
+        merge.kv_len = Int(s.kv_len);
+        merge.head_dim = Int(s.head_dim);
+        merge.scale_log2 = weigh.scale_log2;
+        Launch(Find(Family::kMergeLists, 0, request.number), plan.merge_grid, merge, stream);
+    }
 
     const Divider heads = DividerOf(Int(s.q_heads)), blocks = DividerOf(Int(QBlocks(s.q_len)));
     SelectParams select{};
@@ -237,7 +274,7 @@ void Device::Lite(const LitePlan& plan, const DenseRequest& request, const LiteS
 }
 
 void Device::PlanLpt(const LitePlan& plan, const LiteStep& step, int32_t* order, int32_t* counts,
-                     hip::Stream stream) const {
+                     ListPart* parts, CutList* cuts, hip::Stream stream) const {
     std::vector<std::string> reasons;
     if (!plan.slots)
         reasons.emplace_back(
@@ -246,6 +283,7 @@ void Device::PlanLpt(const LitePlan& plan, const LiteStep& step, int32_t* order,
     if (!step.read) reasons.emplace_back("read has no memory");
     if (!order) reasons.emplace_back("order has no memory");
     if (!counts) reasons.emplace_back("counts have no memory");
+    if (plan.cuts && !(parts && cuts)) reasons.emplace_back("parts or cuts have no memory");
     if (!reasons.empty()) Refuse("no order of these tiles", reasons);
 
     const hip::CurrentDevice current(*library_, ordinal_);
@@ -256,7 +294,10 @@ void Device::PlanLpt(const LitePlan& plan, const LiteStep& step, int32_t* order,
     touched.Add("must_skip", step.must_skip, mask_bytes);
     touched.Add("order", order, plan.order_bytes);
     touched.Add("counts", counts, plan.counts_bytes);
-    Order(plan, step, order, counts, stream);
+    touched.Add("parts", parts, plan.parts_bytes);
+    touched.Add("cuts", cuts, plan.cuts_bytes);
+    Order(plan, step, order, counts, plan.cuts ? parts : nullptr, plan.cuts ? cuts : nullptr,
+          stream);
 }
 
 }  // namespace liteattention::gfx942

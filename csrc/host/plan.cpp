@@ -141,23 +141,28 @@ DensePlan PlanDense(const DenseShape& shape, int64_t compute_units, int64_t spli
     return plan;
 }
 
-LitePlan PlanLite(const DenseShape& shape, int64_t compute_units, bool weighs) {
+LitePlan PlanLite(const DenseShape& shape, int64_t compute_units, bool weighs, bool cuts) {
     std::vector<std::string> reasons = DenseReasons(shape);
     CheckComputeUnits(reasons, compute_units);
     RaiseNoPlan(reasons);
+    const int64_t k_blocks = KBlocks(shape.kv_len);
     LitePlan plan;
     plan.shape = shape;
     plan.tiles = Tiles(shape.batch, shape.q_heads, shape.q_len);
     plan.transpose_grid = TransposeGrid(shape.batch, shape.kv_heads, shape.kv_len);
     plan.lite_grid = plan.tiles;
     plan.select_grid = weighs ? plan.tiles : 0;
-    const int64_t positions = kXcds * LiteSlots(plan.tiles);
+    const bool packs = PacksLists(plan.tiles, compute_units);
+    plan.cuts = weighs && cuts && packs && k_blocks >= kLeastCutList &&
+                WorkShift(plan.tiles, k_blocks) == 0;
+    const int64_t slots = plan.cuts ? CutSlots(plan.tiles) : LiteSlots(plan.tiles);
+    const int64_t positions = kXcds * slots;
     // Nor is there an order of more positions than a launch has workgroups.
-    if (plan.tiles > compute_units && positions <= MaxGrid(kDenseThreads)) {
-        plan.slots = LiteSlots(plan.tiles);
+    if (plan.cuts || (plan.tiles > compute_units && positions <= MaxGrid(kDenseThreads))) {
+        plan.slots = slots;
         plan.units = CeilDiv(compute_units, kXcds);
         plan.together = kTogether * plan.units;
-        plan.packs = PacksLists(plan.tiles, compute_units);
+        plan.packs = packs;
         plan.count_grid = CountGrid(positions);
         plan.lpt_grid = plan.packs ? kXcds : PlanGrid(plan.tiles);
         plan.lite_grid = positions;
@@ -165,11 +170,25 @@ LitePlan PlanLite(const DenseShape& shape, int64_t compute_units, bool weighs) {
         plan.counts_bytes = CountWords(plan.tiles) * 4;
     }
     plan.words = SkipWords(shape.kv_len);
-    plan.order_offset = AlignUp(VtBytes(shape.batch, shape.kv_heads, shape.kv_len, shape.head_dim));
-    plan.counts_offset = plan.order_offset + AlignUp(plan.order_bytes);
-    plan.weights_offset = plan.counts_offset + AlignUp(plan.counts_bytes);
-    plan.weights_bytes = weighs ? plan.tiles * KBlocks(shape.kv_len) * 4 : 0;
-    plan.workspace_bytes = plan.weights_offset + AlignUp(plan.weights_bytes);
+    int64_t end = 0;
+    const auto give = [&](int64_t& offset, int64_t bytes) {
+        offset = end;
+        end += AlignUp(bytes);
+        return bytes;
+    };
+    give(plan.v_t_offset, VtBytes(shape.batch, shape.kv_heads, shape.kv_len, shape.head_dim));
+    give(plan.order_offset, plan.order_bytes);
+    give(plan.counts_offset, plan.counts_bytes);
+    plan.weights_bytes = give(plan.weights_offset, weighs ? plan.tiles * k_blocks * 4 : 0);
+    if (plan.cuts) {
+        plan.merge_grid = MergeListsGrid(shape.head_dim);
+        plan.parts_bytes = give(plan.parts_offset, positions * int64_t{sizeof(ListPart)});
+        plan.cuts_bytes = give(plan.cuts_offset, kComputeUnits * int64_t{sizeof(CutList)});
+        give(plan.part_out_offset, PartOutBytes(kListParts, 1, shape.head_dim));
+        give(plan.part_stats_offset, PartStatsBytes(kListParts, 1));
+        give(plan.part_weights_offset, ListWeightsBytes(shape.kv_len));
+    }
+    plan.workspace_bytes = end;
     return plan;
 }
 

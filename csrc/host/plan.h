@@ -51,8 +51,9 @@ struct DensePlan {
 };
 
 // One LiteAttention step: V is transposed, tiles are ordered by the K blocks they keep, the lite
-// kernel runs. With a budget it weighs its tiles, and another kernel chooses. Tiles that all have a
-// compute unit of their own need no order; more than a launch has workgroups for have none.
+// kernel runs. With a budget it weighs its tiles, and another kernel chooses; there pack_lists may
+// cut lists along the keys, whose parts are then merged. Tiles that all have a compute unit of
+// their own need no order unless they may be cut; more than a launch has workgroups for have none.
 struct LitePlan {
     DenseShape shape;
     int64_t tiles = 0;
@@ -60,10 +61,12 @@ struct LitePlan {
     int64_t together = 0;
     int64_t units = 0;           // compute units of an XCD
     bool packs = false;          // its few tiles are ordered by pack_lists, not by plan_lpt
+    bool cuts = false;           // which may cut them
     int64_t transpose_grid = 0;  // workgroups
     int64_t count_grid = 0;      // 0: no order
     int64_t lpt_grid = 0;        // likewise; of plan_lpt or pack_lists
     int64_t lite_grid = 0;
+    int64_t merge_grid = 0;   // 0: no list may be cut
     int64_t select_grid = 0;  // 0: no budget
     int64_t words = 0;        // of a bitmap row
     int64_t v_t_offset = 0;
@@ -73,6 +76,14 @@ struct LitePlan {
     int64_t counts_bytes = 0;
     int64_t weights_offset = 0;
     int64_t weights_bytes = 0;  // 0 without a budget
+    // Of lists that may be cut; all 0 if none may.
+    int64_t parts_offset = 0;
+    int64_t parts_bytes = 0;
+    int64_t cuts_offset = 0;
+    int64_t cuts_bytes = 0;
+    int64_t part_out_offset = 0;
+    int64_t part_stats_offset = 0;
+    int64_t part_weights_offset = 0;
     int64_t workspace_bytes = 0;
 };
 
@@ -124,6 +135,7 @@ std::vector<std::string> DenseReasons(const DenseShape& shape);
 // `splits` 0 chooses; any other number of parts, at most one per K block, is forced upon the last
 // round of workgroups even if it is full. Throws std::invalid_argument with every reason.
 DensePlan PlanDense(const DenseShape& shape, int64_t compute_units, int64_t splits);
-LitePlan PlanLite(const DenseShape& shape, int64_t compute_units, bool weighs);
+// `cuts`: lists may be cut, where that can pay.
+LitePlan PlanLite(const DenseShape& shape, int64_t compute_units, bool weighs, bool cuts);
 
 }  // namespace liteattention::gfx942

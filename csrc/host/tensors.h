@@ -62,7 +62,7 @@ class TouchedMemory {
     }
 
    private:
-    static constexpr int kMost = 16;
+    static constexpr int kMost = 24;
     const hip::Library& library_;
     const hip::Stream stream_;
     const bool capturing_;

@@ -86,8 +86,8 @@ class Gfx942Engine(Engine):
     Args:
         kv_splits: parts along the keys that the last round of workgroups of a dense call, and the
             requests of a ragged or causal one, are computed in (at most); 0 lets a cost model
-            choose. Results differ in rounding between numbers of parts; a LiteAttention step has
-            one part.
+            choose. Results differ in rounding between numbers of parts. The lists of a
+            LiteAttention step with a budget are cut where that pays; 1 keeps them whole.
         library: path of the HIP run-time; by default what ``LITEATTENTION_HIP_LIBRARY`` says.
     """
 
@@ -180,8 +180,9 @@ class Gfx942Engine(Engine):
     def bind(self, request: Request, like: Any) -> Bound:
         """Plan the launches; see :meth:`Engine.bind`.
 
-        With a full list and threshold -inf, or a budget and an ascending walk, a LiteAttention
-        step equals dense attention with ``kv_splits=1`` bit for bit. A causal call is a ragged
+        With a full list and threshold -inf, or a budget, an ascending walk and ``kv_splits=1``, a
+        LiteAttention step equals dense attention with ``kv_splits=1`` bit for bit. Without it lists
+        may be cut, as they are in a step with a budget. A causal call is a ragged
         batch of equal lengths.
 
         What is returned raises:
@@ -255,7 +256,9 @@ class Gfx942Engine(Engine):
     def _bind_lite(
         self, device: _core.Gfx942Device, request: LiteRequest, like: LiteTensors
     ) -> Bound:
-        plan = _core.plan_lite(_shape(request), device.compute_units, request.budget > 0)
+        plan = _core.plan_lite(
+            _shape(request), device.compute_units, request.budget > 0, self._kv_splits != 1
+        )
         launch, step = _launch(request, like), _core.LiteLaunch()
         step.threshold = request.threshold
         step.budget = request.budget
@@ -439,6 +442,38 @@ class Gfx942Engine(Engine):
         Sources, for each XCD: longest processing time first (Graham 1969); the last of up to 4,096
         tiles are packed into compute units (MULTIFIT: Coffman, Garey and Johnson 1978).
         """
+        return self._order(lists, must_do, must_skip, k_blocks, cuts=False)[0]
+
+    def order_of_parts(
+        self,
+        lists: torch.Tensor,
+        must_do: torch.Tensor | None = None,
+        must_skip: torch.Tensor | None = None,
+        k_blocks: int | None = None,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the order of a step with a budget, whose lists may be cut (docs/kernels.md).
+
+        Args, Raises: as :meth:`order_of_tiles`, but few tiles have an order, too.
+
+        Returns:
+            As :meth:`order_of_tiles`, and int32 [slots, 8, 4]: which K blocks of the tile's list
+            are computed there, in walking order: the first one's number, the last one's plus 1, and
+            where the part is stored, -1: the list is whole, whatever the numbers say; then 0.
+            Positions without a tile mean nothing. Whole lists alone if the plan cuts none.
+
+        Source: wrap-around rule (R. McNaughton, Management Science 6, 1959).
+        """
+        return self._order(lists, must_do, must_skip, k_blocks, cuts=True)
+
+    def _order(
+        self,
+        lists: torch.Tensor,
+        must_do: torch.Tensor | None,
+        must_skip: torch.Tensor | None,
+        k_blocks: int | None,
+        *,
+        cuts: bool,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         batch, heads, q_blocks, words = lists.shape
         blocks = 32 * words if k_blocks is None else k_blocks
         if -(-blocks // 32) != words:
@@ -449,11 +484,13 @@ class Gfx942Engine(Engine):
         shape = _core.DenseShape(
             batch, heads, 1, q_blocks * tile.q_block, blocks * tile.k_block, 64
         )
-        plan = _core.plan_lite(shape, device.compute_units)
-        order, counts = (
+        plan = _core.plan_lite(shape, device.compute_units, cuts, cuts)
+        order, counts, of_units = (
             torch.empty(size // 4, dtype=torch.int32, device=lists.device)
-            for size in (plan.order_bytes, plan.counts_bytes)
+            for size in (plan.order_bytes, plan.counts_bytes, plan.cuts_bytes)
         )
+        parts = torch.tensor([0, 0, -1, 0], dtype=torch.int32, device=lists.device)
+        parts = parts.repeat(plan.slots, len(order) // max(plan.slots, 1), 1)
         device.plan_lpt(
             plan,
             lists.data_ptr(),
@@ -462,8 +499,10 @@ class Gfx942Engine(Engine):
             order.data_ptr(),
             counts.data_ptr(),
             self._stream(lists.device)(device.ordinal),
+            parts.data_ptr(),
+            of_units.data_ptr(),
         )
-        return order.view(plan.slots, -1)
+        return order.view(plan.slots, -1), parts
 
     def device(self, device: torch.device) -> _core.Gfx942Device:
         """Return the kernels of a device, loaded on the first call.

@@ -7,7 +7,7 @@ import math
 from collections.abc import Sequence
 from contextlib import ExitStack
 from ctypes import c_double, c_float, c_int32, c_int64, c_uint32, c_void_p
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -53,6 +53,7 @@ class WeighParams(ctypes.Structure):
     _fields_ = [
         *((n, c_void_p) for n in ("q", "k", "v_t", "out", "lse", "read", "weights")),
         *((n, c_void_p) for n in ("must_do", "must_skip", "order")),
+        *((n, c_void_p) for n in ("parts", "part_out", "part_stats", "part_weights")),
         *((name, Strides) for name in ("q_strides", "k_strides", "out_strides")),
         *((name, c_int32) for name in ("batch", "q_heads", "kv_heads", "q_len", "kv_len")),
         ("scale_log2", c_float),
@@ -83,6 +84,17 @@ class MergeParams(ctypes.Structure):
     ]
 
 
+class MergeListsParams(ctypes.Structure):
+    _fields_ = [
+        *((name, c_void_p) for name in ("cuts", "part_out", "part_stats", "part_weights")),
+        *((name, c_void_p) for name in ("out", "lse", "weights")),
+        ("out_strides", Strides),
+        *((n, c_int32) for n in ("q_heads", "q_len", "kv_len", "head_dim")),
+        ("scale_log2", c_float),
+        ("reserved", c_int32),
+    ]
+
+
 class CountParams(ctypes.Structure):
     _fields_ = [
         *((name, c_void_p) for name in ("skip", "must_do", "must_skip", "counts", "order")),
@@ -92,7 +104,7 @@ class CountParams(ctypes.Structure):
 
 class PlanParams(ctypes.Structure):
     _fields_ = [
-        *((name, c_void_p) for name in ("counts", "order")),
+        *((name, c_void_p) for name in ("counts", "order", "parts", "cuts")),
         *((n, c_int32) for n in ("tiles", "q_blocks", "slots", "together", "shift")),
         *((n, c_uint32) for n in ("block_multiplier", "block_shift")),
         ("units", c_int32),
@@ -147,6 +159,7 @@ STRUCTS = {
     "attention_dense": DenseParams,
     "attention_lite": LiteParams,
     "attention_weigh": WeighParams,
+    "merge_lists": MergeListsParams,
     "select_tiles": SelectParams,
     "merge_parts": MergeParams,
     "count_tiles": CountParams,
@@ -298,23 +311,46 @@ def weigh(
     descending: bool = False,
     must_do: torch.Tensor | None = None,
     must_skip: torch.Tensor | None = None,
-    order: torch.Tensor | None = None,
+    order: torch.Tensor | Cut | None = None,
     mapping: int = 0,
 ) -> Any:
-    """As :func:`lite`; ``weights`` int32 [B, Hq, q_blocks, K_blocks], in units of 2^-28."""
+    """As :func:`lite`; ``weights`` int32 [B, Hq, q_blocks, K_blocks], in units of 2^-28.
+
+    The parts of lists that are cut are merged. The report is the attention kernel's. Their
+    workspaces hold NaN, and weights of 1, beforehand.
+    """
+    cut = order if isinstance(order, Cut) else None
+    order = cut.order if cut is not None else order
     batch, q_len, q_heads, dim = q.shape
     kv_len, kv_heads = k.shape[1:3]
     v_t = packed_values(v)
     scale = 1 / math.sqrt(dim) if scale is None else scale
-    given = (q, k, v_t, out, lse, read, weights, must_do, must_skip, order)
+    given = [q, k, v_t, out, lse, read, weights, must_do, must_skip, order, *[None] * 4]
+    if cut is not None:
+        slots = 2 * len(cut.cuts)
+        part_out = torch.full((slots, Q_BLOCK, dim), math.nan)
+        part_stats = torch.full((slots, 2, Q_BLOCK), math.nan)
+        part_weights = torch.full((slots, 8, -(-kv_len // K_BLOCK)), 2**28, dtype=torch.int32)
+        given[10:] = cut.parts, part_out, part_stats, part_weights
+    scale_log2 = scale * math.log2(math.e)
     params = WeighParams(
         *map(pointer, given),
         *map(strides, (q, k, out)),
-        *(batch, q_heads, kv_heads, q_len, kv_len, scale * math.log2(math.e), descending, mapping),
+        *(batch, q_heads, kv_heads, q_len, kv_len, scale_log2, descending, mapping),
     )
     tensors = [x for x in given if x is not None]
     grid = batch * q_heads * -(-q_len // Q_BLOCK) if order is None else order.numel()
-    return launch(f"attention_weigh_{variant(q, rounding)}", grid, params, tensors)
+    report = launch(f"attention_weigh_{variant(q, rounding)}", grid, params, tensors)
+    if cut is not None:
+        given = [cut.cuts, part_out, part_stats, part_weights, out, lse, weights]
+        merge = MergeListsParams(
+            *map(pointer, given), strides(out), q_heads, q_len, kv_len, dim, scale_log2, 0
+        )
+        groups = Q_BLOCK // (256 // (dim // 8)) + 1
+        name = "fp16" if q.dtype == torch.float16 else f"bf16_{rounding}"
+        tensors = [x for x in given if x is not None]
+        launch(f"merge_lists_{name}", len(cut.cuts) * groups, merge, tensors)
+    return report
 
 
 def select(
@@ -343,6 +379,19 @@ def select(
     return launch("select_tiles", tiles, params, [x for x in given if x is not None])
 
 
+class Cut(NamedTuple):
+    """What pack_lists makes of lists that may be cut.
+
+    order: int32 [slots, 8]. parts: int32 [slots, 8, 4] of the same positions: first K block in
+    walking order, last one plus 1, slot or -1 for a whole list, and 0. cuts: int32 [8 units, 2]:
+    the tile whose list begins in a unit and goes on in another one, and in how many parts.
+    """
+
+    order: torch.Tensor
+    parts: torch.Tensor
+    cuts: torch.Tensor
+
+
 def plan(
     skip: torch.Tensor,
     *,
@@ -358,6 +407,26 @@ def plan(
 
     By pack_lists for that many compute units of an XCD; 0: by plan_lpt.
     """
+    found = _plan(
+        skip, must_do=must_do, must_skip=must_skip, k_blocks=k_blocks, slots=slots,
+        together=together, shift=shift, units=units,
+    )  # fmt: skip
+    assert isinstance(found, torch.Tensor)
+    return found
+
+
+def _plan(
+    skip: torch.Tensor,
+    *,
+    must_do: torch.Tensor | None = None,
+    must_skip: torch.Tensor | None = None,
+    k_blocks: int = 0,
+    slots: int = 0,
+    together: int = 152,
+    shift: int = 0,
+    units: int = 0,
+    cuts: bool = False,
+) -> torch.Tensor | Cut:
     *rows, q_blocks, words = skip.shape
     tiles = math.prod(rows) * q_blocks
     slots = slots or -(-tiles // 8) * 3 // 2  # geometry.h: LiteSlots
@@ -371,11 +440,24 @@ def plan(
     given = [x for x in (skip, must_do, must_skip, counts, order) if x is not None]
     launch("count_tiles", -(-positions // 256), count, given)
     sizes = tiles, q_blocks, slots, together, shift, *divider(q_blocks), units
-    params = PlanParams(*map(pointer, (counts, order)), *sizes)
+    parts = torch.full((slots, 8, 4), -7, dtype=torch.int32) if cuts else None
+    of_units = torch.full((8 * units, 2), -7, dtype=torch.int32) if cuts else None
+    given = [counts, order, parts, of_units]
+    params = PlanParams(*map(pointer, given), *sizes)
     name, grid = ("pack_lists", 8) if units else ("plan_lpt", -(-tiles // 256))
-    launch(name, grid, params, [counts, order])
+    launch(name, grid, params, [x for x in given if x is not None])
     assert guarded[0] == guarded[-1] == 0x5A5A5A5A
-    return order.view(slots, 8)
+    order = order.view(slots, 8)
+    return Cut(order, parts, of_units) if parts is not None and of_units is not None else order
+
+
+def cut(skip: torch.Tensor, units: int, **options: Any) -> Cut:
+    """Of lists that may be cut, for so many compute units of an XCD; options of :func:`plan`."""
+    *rows, q_blocks, _ = skip.shape
+    slots = -(-math.prod(rows) * q_blocks // 8) * 3 // 2 + units  # geometry.h: CutSlots
+    found = _plan(skip, units=units, slots=slots, cuts=True, **options)
+    assert isinstance(found, Cut)
+    return found
 
 
 def merge(

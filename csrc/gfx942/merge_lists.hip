@@ -1,0 +1,110 @@
+// Merges the parts of the lists that pack_lists has cut: their outputs (merge_tile.h), and what
+// their tiles weigh (docs/budget.md).
+//
+// A part's weights are shares t(i) / L(i) of what the part has seen of row i. Of all that the row
+// has seen by the end, that is the share times f(i) = (sum of the part) / (sum of all parts), at
+// most 1. A weight is one number for the 32 rows of a wave, so it is multiplied by the largest f of
+// these rows: a tile then weighs its mass at least, as in a list that is whole, and less than it
+// did in the part.
+//
+// Road map: each compute unit in which a list begins that goes on elsewhere has a run of
+// workgroups; those of other units end at once. All but the last workgroup of a run merge outputs,
+// a thread 8 neighbouring ones of a row. In the last one a thread finds f of a row for each part,
+// 32 rows meet in the largest, and then a thread adds up the weights of a K block, of all parts and
+// waves. Blocks that a part does not have weigh 0 there. Budget: VGPR 36, LDS 2048.
+
+#include "merge_tile.h"
+
+namespace liteattention::gfx942 {
+
+// Lists are cut within the units of an XCD.
+inline constexpr int32_t kMostParts = kWaveSize;
+
+// What the weights of a part's waves are multiplied by; above 1, also NaN: they are 1 each.
+struct Factors {
+    float of[kMostParts][kWaves];
+};
+
+// The part's weight of a tile in one wave, rounded up.
+LITE_DEVICE uint32_t Scaled(uint32_t weight, float factor) {
+    constexpr uint32_t kOne = __builtin_bit_cast(uint32_t, 1.0f);
+    if (Bits(factor) == kOne || weight == 0) return weight;
+    if (Bits(factor) > kOne) return kMassUnit * kMassParts;
+    const auto scaled = static_cast<uint32_t>(__builtin_ceilf(static_cast<float>(weight) * factor));
+    return scaled < weight ? scaled : weight;
+}
+
+template <class SlotOf>
+LITE_DEVICE void FindFactors(const MergeListsParams& p, int32_t parts, SlotOf slot,
+                             Factors& factors) {
+    // More than two exponents off by 2^-18, two sums and a reciprocal lose.
+    constexpr float kRoundUp = 1.0f + 0x1p-16f;
+    constexpr uint32_t kOne = __builtin_bit_cast(uint32_t, 1.0f);
+    const float* const stats = p.part_stats + ThreadId();
+    const PartScale scale(stats, parts, slot, Factor(p.scale_log2));
+    const auto sum = [&](int32_t g) {
+        const int64_t at = slot(g) * 2 * kQBlock;
+        return scale.Weight(stats[at]) * stats[at + kQBlock];
+    };
+    float all = 0.0f;
+    for (int32_t g = 0; g < parts; ++g) all += sum(g);
+    const float per_sum = Rcp(all) * kRoundUp;
+    for (int32_t g = 0; g < parts; ++g) {
+        // As integers NaN is larger than any number; a sum of 0 over 0 is one.
+        uint32_t factor = Bits(sum(g) * per_sum) & 0x7fffffffu;
+        if (factor > kOne && factor <= Bits(kRoundUp * kRoundUp)) factor = kOne;
+        factor = HalfWaveMaximum(factor);
+        if (ThreadId() % kWaveRows == kWaveRows - 1)
+            factors.of[g][ThreadId() / kWaveRows] = FromBits(factor);
+    }
+}
+
+template <class Number>
+LITE_DEVICE void MergeLists(const MergeListsParams& p) {
+    const uint32_t groups = static_cast<uint32_t>(MergeListsGroups(p.head_dim));
+    const uint32_t unit = WorkgroupId() / groups, group = WorkgroupId() % groups;
+    const CutList cut = p.cuts[unit];
+    if (cut.parts == 0) return;
+    const auto tile = static_cast<uint32_t>(cut.tile);
+    const auto slot = [&](int32_t g) { return int64_t{ListSlot(static_cast<int32_t>(unit), g)}; };
+
+    if (group + 1 == groups) {
+        __shared__ Factors factors;
+        FindFactors(p, cut.parts, slot, factors);
+        Barrier();
+        const int64_t k_blocks = KBlocks(p.kv_len);
+        uint32_t* const weights = p.weights + tile * k_blocks;
+        for (int64_t j = ThreadId(); j < k_blocks; j += kMergeThreads) {
+            uint32_t sum = 0;
+            for (int32_t g = 0; g < cut.parts; ++g)
+                for (int32_t w = 0; w < kWaves; ++w)
+                    sum += Scaled(p.part_weights[(slot(g) * kWaves + w) * k_blocks + j],
+                                  factors.of[g][w]);
+            weights[j] = sum;
+        }
+        return;
+    }
+    const uint32_t row_threads = static_cast<uint32_t>(p.head_dim) / kMergeVector;
+    const uint32_t row = group * (kMergeThreads / row_threads) + ThreadId() / row_threads;
+    const uint32_t dim = ThreadId() % row_threads * kMergeVector;
+    const uint32_t q_blocks = static_cast<uint32_t>(QBlocks(p.q_len));
+    const uint32_t q_index = tile / q_blocks;
+    const int32_t q_row = static_cast<int32_t>(tile % q_blocks * kQBlock + row);
+    if (q_row >= p.q_len) return;
+    const int64_t batch = q_index / static_cast<uint32_t>(p.q_heads);
+    const int64_t head = q_index % static_cast<uint32_t>(p.q_heads);
+    uint16_t* const out = p.out + batch * p.out_strides.batch + q_row * p.out_strides.seq +
+                          head * p.out_strides.head + dim;
+    float* const lse =
+        p.lse && dim == 0 ? p.lse + static_cast<int64_t>(q_index) * p.q_len + q_row : nullptr;
+    MergeTileRow<Number>(p.part_out, p.part_stats, cut.parts, slot, row, p.head_dim, dim,
+                         Factor(p.scale_log2), out, lse);
+}
+
+}  // namespace liteattention::gfx942
+
+using namespace liteattention::gfx942;
+
+#define LITE_MERGE_LISTS(name, Number) \
+    LITE_KERNEL(kMergeThreads, 4) name(const MergeListsParams p) { MergeLists<Number>(p); }
+#include "variants.def"

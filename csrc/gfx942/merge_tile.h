@@ -1,0 +1,64 @@
+// Rows of a tile that was computed in parts along the keys: exact log-sum-exp merge of G partial
+// outputs.
+//
+//   M = max m_g    w_g = 2^(c (m_g - M))    out = sum w_g o_g / sum w_g l_g
+//   lse = ln 2 (c M + log2 sum w_g l_g)
+//
+// m are raw scores, c their factor: c m may be beyond fp32, or its last place large. Parts lie as
+// StorePart (store.h) leaves them, part g in slot `slot(g)`.
+#pragma once
+
+#include "number.h"
+#include "params.h"
+
+namespace liteattention::gfx942 {
+
+// What the parts of a row are weighted by.
+struct PartScale {
+    float top, shift, c;
+
+    template <class SlotOf>
+    LITE_DEVICE PartScale(const float* row_stats, int32_t parts, SlotOf slot, float factor)
+        : top(FromBits(kMinusInfinity)), c(factor) {
+        for (int32_t g = 0; g < parts; ++g)
+            top = __builtin_fmaxf(top, row_stats[int64_t{slot(g)} * 2 * kQBlock]);
+        // No part saw a finite score: -inf - 0 rather than -inf + inf.
+        shift = FromBits(Bits(top) == kMinusInfinity ? 0u : Bits(top));
+    }
+    LITE_DEVICE float Weight(float max) const { return Exp2((max - shift) * c); }
+
+    static constexpr uint32_t kMinusInfinity = 0xff800000u;
+};
+
+// Merges 8 outputs of row `row` from head dim `dim` on into `out`, and the log-sum-exp, in natural
+// log, into `lse`, unless that is null.
+template <class Number, class SlotOf>
+LITE_DEVICE void MergeTileRow(const float* part_out, const float* part_stats, int32_t parts,
+                              SlotOf slot, uint32_t row, int32_t head_dim, uint32_t dim, float c,
+                              uint16_t* out, float* lse) {
+    const float* const stats = part_stats + row;
+    const PartScale scale(stats, parts, slot, c);
+    float sum = 0.0f;
+    Float4 low = {}, high = {};
+    for (int32_t g = 0; g < parts; ++g) {
+        const int64_t at = slot(g);
+        const float weight = scale.Weight(stats[at * 2 * kQBlock]);
+        sum += weight * stats[at * 2 * kQBlock + kQBlock];
+        const auto* from =
+            reinterpret_cast<const Float4*>(part_out + (at * kQBlock + row) * head_dim + dim);
+        low += from[0] * weight;
+        high += from[1] * weight;
+    }
+    const float norm = IsZero(sum) ? 0.0f : Rcp(sum);
+    low *= norm;
+    high *= norm;
+    *reinterpret_cast<UnalignedWord4*>(out) =
+        Word4{Number::Pair(low[0], low[1]), Number::Pair(low[2], low[3]),
+              Number::Pair(high[0], high[1]), Number::Pair(high[2], high[3])};
+    if (lse) {
+        const float value = (scale.top * c + Log2(sum)) * 0.6931471805599453f;
+        *lse = FromBits(IsZero(sum) ? PartScale::kMinusInfinity : Bits(value));
+    }
+}
+
+}  // namespace liteattention::gfx942
