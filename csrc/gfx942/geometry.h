@@ -123,14 +123,16 @@ constexpr uint32_t PackRoom(uint32_t share, uint32_t number) {
     return share + (share + 127) / 128 * (number + 1);
 }
 
-// Lists cut along the keys, where pack_lists deals the tiles of a step with a budget. What an XCD's
-// run is too uneven for becomes a line of work, tile after tile, and each of its units gets an
-// equal stretch of it: the list at its end goes on in the next unit. Method: R. McNaughton,
-// Management Science 6 (1959). Parts have kLeastPart K blocks or more, so a stretch may end that
-// much later. Storing parts and merging them costs about as much, 14 K blocks at D = 128 if all
-// units have two: 80 MB written and read at 4 TB/s, one more launch, and another start of a
-// workgroup. So a run is cut only if that ends kCutCost K blocks earlier.
-inline constexpr int kLeastPart = 16, kCutCost = 16;
+// Lists cut along the keys, where pack_lists deals the tiles of a step with a budget. An XCD's run
+// becomes a line of work, tile after tile, and each of its units gets an equal stretch of it: the
+// list at its end goes on in the next unit. Method: R. McNaughton, Management Science 6 (1959).
+// Parts have kLeastPart K blocks or more, so a stretch may end that much later, and kLeastStretch
+// bounds the parts of very few lists.
+//
+// A run is cut only if that ends kCutCost K blocks earlier: a late stretch and a second start are
+// up to 11, and storing parts and merging them costs about as much at D = 128 if every unit cuts a
+// list (80 MB written and read at 4 TB/s, and a launch).
+inline constexpr int kLeastPart = 8, kLeastStretch = 16 + kTileBlocks, kCutCost = 22;
 // Lists of fewer K blocks stay whole: the launches that an order and a merge take would cost more.
 inline constexpr int kLeastCutList = 64;
 // A unit has two parts at most: that of a list which began in another unit, and that of a list
@@ -141,8 +143,10 @@ inline constexpr int kListParts = 2 * kComputeUnits;
 constexpr int32_t ListSlot(int32_t unit, int32_t part) {
     return 2 * (unit + part) + (part == 0 ? 1 : 0);
 }
-// Positions of an XCD if lists are cut: each unit may have one part more than it begins lists.
-constexpr int64_t CutSlots(int64_t tiles) { return LiteSlots(tiles) + kComputeUnits / kXcds; }
+// Positions of an XCD if lists are cut: each unit may have one part more than it begins lists. Of
+// few tiles an XCD may have many more than another one, three times as many as it would have of
+// equal ones.
+constexpr int64_t CutSlots(int64_t tiles) { return 2 * LiteSlots(tiles) + kComputeUnits / kXcds; }
 // K blocks 0 .. (this) - 1 of a list of `blocks` belong to the units before border `border` of the
 // line, if the list begins at `start`; starting it takes kTileBlocks.
 constexpr int32_t CutAt(int64_t border, int64_t start, int32_t blocks) {

@@ -259,10 +259,9 @@ LITE_DEVICE void PackLists(const PlanParams& p) {
         best = kPackTries;
     best = UniformInt(best);
     if (p.parts && many + p.units <= p.slots) {
-        constexpr uint32_t kLeast = kLeastPart + kTileBlocks;
         const uint32_t whole =
             best < kPackTries ? PackRoom(share, static_cast<uint32_t>(best)) : packing.end;
-        const uint32_t stretch = share > kLeast ? share : kLeast;
+        const uint32_t stretch = share > kLeastStretch ? share : kLeastStretch;
         if (Uniform(whole) > stretch + kCutCost) {
             Barrier();  // the line lies where the rooms' packings do
             CutLists(p, xcd, many, stretch, packing);

@@ -294,8 +294,10 @@ void Device::PlanLpt(const LitePlan& plan, const LiteStep& step, int32_t* order,
     touched.Add("must_skip", step.must_skip, mask_bytes);
     touched.Add("order", order, plan.order_bytes);
     touched.Add("counts", counts, plan.counts_bytes);
-    touched.Add("parts", parts, plan.parts_bytes);
-    touched.Add("cuts", cuts, plan.cuts_bytes);
+    if (plan.cuts) {
+        touched.Add("parts", parts, plan.parts_bytes);
+        touched.Add("cuts", cuts, plan.cuts_bytes);
+    }
     Order(plan, step, order, counts, plan.cuts ? parts : nullptr, plan.cuts ? cuts : nullptr,
           stream);
 }

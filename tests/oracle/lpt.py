@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Sequence
-from itertools import accumulate, cycle
+from itertools import accumulate, cycle, pairwise
+from typing import NamedTuple
 
 XCDS = 8
 TILE_BLOCKS = 3
 """What a tile takes beside its K blocks, in their time."""
 TRIES, PACK_TILES, AT_END = 7, 768, 3
+LEAST_PART, LEAST_STRETCH, CUT_COST = 8, 19, 22
 
 
 def work(kept: int, shift: int) -> int:
@@ -50,11 +52,13 @@ def starts(lengths: Sequence[int], loads: Sequence[int], room: int) -> list[int]
     return found
 
 
-def packed(before: Sequence[int], lengths: Sequence[int], units: int) -> list[int] | None:
-    """The order of tiles of these lengths, longest first, by when they begin; None: LPT's.
+def packed(
+    before: Sequence[int], lengths: Sequence[int], units: int
+) -> tuple[list[int] | None, int]:
+    """The order of tiles of these lengths, longest first, by when they begin, and when all end.
 
-    before: those of the tiles that are taken before them, in their order. Rooms are
-    129/128, 130/128 ... of an equal share of all work, up to when LPT ends.
+    None: LPT's order. before: the lengths of the tiles that are taken before them, in their order.
+    Rooms are 129/128, 130/128 ... of an equal share of all work, up to when LPT ends.
     """
     share = -(-(sum(before) + sum(lengths)) // units)
     end = finish([*before, *lengths], units)[-1]
@@ -62,14 +66,68 @@ def packed(before: Sequence[int], lengths: Sequence[int], units: int) -> list[in
         room = share + -(-share // 128) * number
         found = starts(lengths, finish(before, units), room) if room < end else None
         if found is not None:
-            return sorted(range(len(lengths)), key=lambda i: (found[i], i))
-    return None
+            return sorted(range(len(lengths)), key=lambda i: (found[i], i)), room
+    return None, end
 
 
-def queues(
+class Part(NamedTuple):
+    """K blocks ``first`` .. ``end`` - 1 of a tile's list, in walking order.
+
+    Where it is computed and when it begins; ``part`` of ``parts``.
+    """
+
+    unit: int
+    start: int
+    tile: int
+    first: int
+    end: int
+    part: int
+    parts: int
+
+
+def cut(queue: Sequence[int], kept: Sequence[int], stretch: int) -> list[Part]:
+    """The run as a line of work of which each unit has a stretch, by when parts begin."""
+    found, begin = [], 0
+    for tile in queue:
+        end = begin + kept[tile] + TILE_BLOCKS
+        units = range(begin // stretch, (end - 1) // stretch + 1)
+        places = [0]
+        for unit in units[1:]:
+            # Starting the tile comes first; a part is not too short.
+            place = unit * stretch - begin - TILE_BLOCKS
+            if place < LEAST_PART:
+                place = 0
+            elif kept[tile] - place < LEAST_PART:
+                place = kept[tile]
+            places.append(place)
+        places.append(kept[tile])
+        own = [
+            (unit, *ends)
+            for unit, ends in zip(units, pairwise(places), strict=True)
+            if ends[0] < ends[1] or (kept[tile] == 0 and unit == units[0])
+        ]
+        for number, (unit, *ends) in enumerate(own):
+            start = begin - unit * stretch if unit == units[0] else 0
+            found.append(Part(unit, start, tile, *ends, number, len(own)))
+        begin = end
+    return sorted(found, key=lambda part: (part.start, part.unit))
+
+
+class Run(NamedTuple):
+    """An XCD's tiles: in LPT's order, in that in which they are taken, and when they then end.
+
+    ends: None if the run is none that pack_lists looks at.
+    """
+
+    by_lpt: list[int]
+    taken: list[int]
+    ends: int | None
+
+
+def ordered(
     kept: Sequence[int], q_blocks: int, slots: int, together: int, shift: int = 0, units: int = 0
-) -> list[list[int]]:
-    """The same in the order in which they are taken, were there room for all.
+) -> list[Run]:
+    """Of each XCD, were there room for all.
 
     units: of an XCD, into which the last tiles that are ordered together are packed, AT_END for
     each; 0: they are not.
@@ -79,15 +137,32 @@ def queues(
         # From the head on with the tile from which there are `together` tiles to the end.
         last = max(run.stop - together, 0) // q_blocks if len(run) <= slots else 0
         queue = sorted(run, key=lambda i: (min(i // q_blocks, last), -kept[i], i))
+        taken, ends = queue, None
         if units and len(run) <= min(slots, PACK_TILES):
-            begin = max(sum(i // q_blocks < last for i in run), len(run) - AT_END * units)
+            begin = max(sum(i // q_blocks < last for i in run), len(run) - AT_END * units, 0)
             before, lengths = (
                 [work(kept[i], shift) for i in part] for part in (queue[:begin], queue[begin:])
             )
-            ranks = packed(before, lengths, units)
+            ranks, ends = packed(before, lengths, units)
             if ranks is not None:
-                queue = queue[:begin] + [queue[begin + rank] for rank in ranks]
-        found.append(queue)
+                taken = queue[:begin] + [queue[begin + rank] for rank in ranks]
+        found.append(Run(queue, taken, ends))
+    return found
+
+
+def in_parts(
+    kept: Sequence[int], q_blocks: int, slots: int, together: int, units: int
+) -> list[list[Part] | None]:
+    """The parts of each XCD's lists where they are cut; None where they stay whole."""
+    found: list[list[Part] | None] = []
+    for run in ordered(kept, q_blocks, slots, together, 0, units):
+        found.append(None)
+        if run.ends is None or len(run.by_lpt) + units > slots:
+            continue
+        share = -(-sum(work(kept[i], 0) for i in run.by_lpt) // units)
+        stretch = max(share, LEAST_STRETCH)
+        if run.ends > stretch + CUT_COST:
+            found[-1] = cut(run.by_lpt, kept, stretch)
     return found
 
 
@@ -99,7 +174,7 @@ def order(
     kept: K blocks of each tile, q blocks fastest. What runs have beyond their slots, their shortest
     tiles, goes behind the runs that have room, one tile each in turn. units: pack_lists' order.
     """
-    taken = queues(kept, q_blocks, slots, together, shift, units)
+    taken = [run.taken for run in ordered(kept, q_blocks, slots, together, shift, units)]
     beyond = [tile for queue in taken for tile in queue[slots:]]
     taken = [queue[:slots] for queue in taken]
     for x in cycle(range(XCDS)):

@@ -47,6 +47,8 @@ _SCALE = math.log(2.0)
 _THRESHOLD = -5.5
 #: Share of mass, far from every sum of tiles: it drops K blocks at -9 and at -5, 3 % together.
 _BUDGET = 0.04
+#: Below the mass of one of 60 equal K blocks.
+_SMALL_BUDGET = 2.0**-8
 #: Largest scores of the K blocks in LiteAttention steps by head, log2 units. A threshold drops -9.
 _LEVELS = ((0, 0, -9, -9, -2, -2, -5, -5), (-2, -2, -9, -9, 0, 0, -1, -1))
 _NOT_THERE = 2**30
@@ -222,6 +224,31 @@ def _lists(run: Run, heads: int, keys: int) -> Results:
     return {"out": out.cpu(), "lse": lse.cpu(), "list": write.cpu()}
 
 
+def cut(run: Run) -> Results:
+    """Two lists so long that gfx942 cuts them; of their K blocks, the budget drops those at -9.
+
+    None of these begins a part, where it would weigh more.
+    """
+    rows, heads, keys = 8, 2, 64 * 64
+    levels = np.zeros((keys, 1, 1))
+    for block in (6, 26, 44, 60):
+        levels[64 * block : 64 * (block + 2)] = -9.0
+    q = run.tensor(_queries(80, rows, heads, signed=False))[None]
+    k = run.tensor(_keys(levels - integers(82, (keys, 1, len(_CODES)), 0, 1)))[None]
+    v = run.values(83, keys, 1)[None]
+    out, lse = run.like(q)
+    tile = run.geometry
+    shape = (1, heads, tile.q_blocks(rows), tile.words(keys))
+    read = torch.full(shape, -1, dtype=torch.int32, device=run.device)
+    write = torch.full_like(read, 0x5A5A5A5A)
+    request = LiteRequest(
+        1, heads, 1, rows, keys, HEAD_DIM, run.dtype, run.device, "bshd", _SCALE, False, "rtne",
+        True, tile, -math.inf, False, False, _SMALL_BUDGET,
+    )  # fmt: skip
+    run.call(request, LiteTensors(q, k, v, out, lse, read, write, None, None))
+    return {"out": out.cpu(), "lse": lse.cpu(), "list": write.cpu()}
+
+
 def _ragged(
     run: Run, lengths: tuple[tuple[int, int], ...], heads: tuple[int, int], paged: bool, seed: int
 ) -> Results:
@@ -357,6 +384,7 @@ CASES = (
     Case("LiteAttention, budget", ("attention_weigh", "select_tiles"), weigh),
     Case("LiteAttention, order", ("count_tiles", "pack_lists", "attention_lite"), order),
     Case("LiteAttention, many tiles", ("count_tiles", "plan_lpt", "attention_lite"), order_of_many),
+    Case("LiteAttention, cut lists", ("pack_lists", "attention_weigh", "merge_lists"), cut),
     Case("packed prefill", ("attention_prefill", "merge_prefill"), prefill),
     Case("paged decode", ("attention_decode", "merge_decode"), decode),
     Case("fp8 cache", ("attention_prefill", "attention_decode", "write_kv"), fp8),

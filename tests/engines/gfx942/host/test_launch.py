@@ -181,7 +181,7 @@ def test_lite_kernels_get_exactly_these_bytes(
         expected.append(("count_tiles", 1, 256, count))
         # 2 compute units of an XCD, 4 tiles of each are ordered together
         plan = struct.pack(
-            "<2Q5iIIi", counts, order, tiles, q_blocks, positions // 8, 8, 0, 2**31, 1, 2
+            "<4Q5iIIi", counts, order, 0, 0, tiles, q_blocks, positions // 8, 8, 0, 2**31, 1, 2
         )
         expected.append(("plan_lpt", 1, 256, plan))
     voting = threshold > -math.inf  # nothing is voted on at -inf: walk as dense does
@@ -605,7 +605,7 @@ def test_the_order_alone_gets_exactly_these_bytes(
         4200, 787 * 8, 2, 39,
     )  # fmt: skip
     assert planning == struct.pack(
-        "<2Q5iIIi", counts, order.data_ptr(), 4200, 700, 787, 152, 0, *divider(700), 38
+        "<4Q5iIIi", counts, order.data_ptr(), 0, 0, 4200, 700, 787, 152, 0, *divider(700), 38
     )
     assert cpu_hip.of("hipHostRegister") == [
         f"{lists.data_ptr()} {4200 * 8} 0",
@@ -616,7 +616,7 @@ def test_the_order_alone_gets_exactly_these_bytes(
     # So many K blocks that eight times the work of all tiles has more than 32 bits.
     many = _core.plan_lite(_core.DenseShape(1, 305, 1, 1, 2**29, 64), 304)
     engine.device(torch.device("cpu")).plan_lpt(many, 0x1000, 0, 0, 0x2000, 0x3000, 0)
-    *_, shift, _, _, _ = struct.unpack("<2Q5iIIi", launches(cpu_hip)[-1][1])
+    *_, shift, _, _, _ = struct.unpack("<4Q5iIIi", launches(cpu_hip)[-1][1])
     assert 8 * 305 * ((2**23 + 2 >> shift) + 1) < 2**32 <= 8 * 305 * ((2**23 + 2 >> shift - 1) + 1)
     with pytest.raises(ValueError, match="70 K blocks do not fill 2 words"):
         engine.order_of_tiles(lists, k_blocks=70)

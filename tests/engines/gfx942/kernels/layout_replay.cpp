@@ -297,10 +297,10 @@ int main(int argc, char** argv) {
         std::printf(
             "transpose_v %zu\nattention_dense %zu\nattention_lite %zu\nmerge_parts %zu\n"
             "plan_lpt %zu\npack_lists %zu\nattention_weigh %zu\nselect_tiles %zu\ncount_tiles "
-            "%zu\n",
+            "%zu\nmerge_lists %zu\n",
             sizeof(TransposeVParams), sizeof(DenseParams), sizeof(LiteParams), sizeof(MergeParams),
             sizeof(PlanParams), sizeof(PlanParams), sizeof(WeighParams), sizeof(SelectParams),
-            sizeof(CountParams));
+            sizeof(CountParams), sizeof(MergeListsParams));
         for (const char* name :
              {"attention_prefill", "attention_decode", "merge_decode", "merge_prefill"})
             std::printf("%s %zu\n", name, sizeof(RaggedParams));

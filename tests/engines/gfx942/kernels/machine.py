@@ -454,7 +454,8 @@ def _plan(
 def cut(skip: torch.Tensor, units: int, **options: Any) -> Cut:
     """Of lists that may be cut, for so many compute units of an XCD; options of :func:`plan`."""
     *rows, q_blocks, _ = skip.shape
-    slots = -(-math.prod(rows) * q_blocks // 8) * 3 // 2 + units  # geometry.h: CutSlots
+    # geometry.h: CutSlots
+    slots = 2 * (-(-math.prod(rows) * q_blocks // 8) * 3 // 2) + units
     found = _plan(skip, units=units, slots=slots, cuts=True, **options)
     assert isinstance(found, Cut)
     return found

@@ -236,3 +236,104 @@ def test_random_lists(seed: int) -> None:
     slots, together = -(-tiles // 8) + pick(0, 3), pick(1, 80)
     expect_order(kept, slots=slots, together=together)
     expect_order(kept, slots=slots, together=together, units=pick(1, 63), shift=pick(0, 2))
+
+
+def expect_parts(
+    kept: torch.Tensor, units: int, together: int = 152
+) -> tuple[list[list[lpt.Part]], int]:
+    """Which are pack_lists' word for word; and how many XCDs have cut lists."""
+    _, q_blocks = kept.shape
+    found = machine.cut(listed(kept), units, together=together)
+    counts, slots = kept.flatten().tolist(), len(found.order)
+    expected = lpt.in_parts(counts, q_blocks, slots, together, units)
+    whole = lpt.order(counts, q_blocks, slots, together, 0, units)
+    cuts = [[0, 0] for _ in range(8 * units)]
+    for x, parts in enumerate(expected):
+        order, rows = found.order[:, x].tolist(), found.parts[:, x].tolist()
+        if parts is None:
+            assert order == [row[x] for row in whole]
+            assert all(
+                row == [0, 0, -1, 0] for row, tile in zip(rows, order, strict=True) if tile >= 0
+            )
+            continue
+        assert order == [part.tile for part in parts] + [-1] * (slots - len(parts))
+        for part, row in zip(parts, rows, strict=False):
+            unit = x * units + part.unit
+            slot = -1 if part.parts == 1 else 2 * unit + (part.part == 0)
+            assert row == [part.first, part.end, slot, 0]
+            if part.part == 0 and part.parts > 1:
+                cuts[unit] = [part.tile, part.parts]
+    assert found.cuts.tolist() == cuts
+    found_parts = [
+        parts
+        if parts is not None
+        else [lpt.Part(0, 0, row[x], 0, counts[row[x]], 0, 1) for row in whole if row[x] >= 0]
+        for x, parts in enumerate(expected)
+    ]
+    return found_parts, sum(parts is not None for parts in expected)
+
+
+@pytest.mark.parametrize(
+    ("shape", "together", "units"),
+    [
+        ((1, 1), 152, 38),  # one list for an XCD, or none
+        ((1, 9), 152, 3),
+        ((3, 128), 152, 38),
+        ((12, 64), 152, 38),
+        ((24, 64), 152, 38),
+        ((32, 125), 19, 38),
+        ((3, 257), 19, 5),
+        ((40, 10), 7, 1),
+        ((100, 1), 152, 63),
+    ],
+)
+def test_lists_are_cut_into_equal_stretches(
+    shape: tuple[int, int], together: int, units: int
+) -> None:
+    cut = 0
+    for kept in (
+        torch.full(shape, 512),
+        like(shape, 200, swing=0.9),
+        random(shape, 400),
+        random(shape, 9) ** 3,
+        random(shape, 3) // 3 * 900,  # most of them empty
+    ):
+        parts, here = expect_parts(kept, units, together)
+        cut += here
+        # Each list is computed once, from its first block to its last.
+        each = sorted((part.tile, part.first, part.end) for xcd in parts for part in xcd)
+        covered = torch.zeros(kept.numel(), dtype=torch.int64)
+        for tile, first, end in each:
+            assert covered[tile] == first and (end > first or kept.flatten()[tile] == 0)
+            assert end - first >= min(lpt.LEAST_PART, int(kept.flatten()[tile]))
+            covered[tile] = end
+        assert torch.equal(covered, kept.flatten().long())
+        assert {tile for tile, _, _ in each} == set(range(kept.numel()))
+    assert cut or units == 1
+
+
+@pytest.mark.parametrize("heads", [1, 3, 5, 12])
+def test_cut_lists_end_together(heads: int) -> None:
+    """At 32,760 tokens: a stretch may end 8 blocks late, and its list start twice."""
+    for kept in (
+        torch.full((heads, 128), 512),
+        like((heads, 128), 297, swing=0.5),
+        random((heads, 128), 512) ** 2 // 512,
+    ):
+        parts, _ = expect_parts(kept, 38)
+        work = [[end - first + lpt.TILE_BLOCKS for *_, first, end, _, _ in xcd] for xcd in parts]
+        for x, taken in enumerate(work):
+            share = max(sum(taken) / 38, lpt.LEAST_STRETCH)
+            assert lpt.finish(taken, 38)[-1] <= share + lpt.CUT_COST, x
+
+
+@pytest.mark.parametrize("waves", ["round-robin:1", "first-ahead", "last-ahead", "random:1"])
+def test_the_order_of_waves_does_not_matter_to_cut_lists(waves: str) -> None:
+    import liteattention_emulator as emulator
+
+    emulator.set_option("order", waves)
+    try:
+        _, cut = expect_parts(random((3, 90), 400), 38)
+        assert cut
+    finally:
+        emulator.set_option("order", "")

@@ -161,15 +161,173 @@ def test_rows_that_have_seen_nothing_keep_their_tiles() -> None:
     assert (found[..., :3] == 1).all() and (found[..., 3] < 1).all()
 
 
+def parted(k_blocks: int) -> float:
+    """How much less than its mass a tile of a cut list may weigh: :func:`rounding`, once more.
+
+    What merge_lists multiplies by is rounded up (2^-16) by more than two exponents of at most 64
+    in size, sums of 8 parts and a reciprocal lose.
+    """
+    return rounding(k_blocks)
+
+
+@pytest.mark.parametrize(
+    ("q_len", "kv_len", "dim", "heads", "units", "scale"),
+    [
+        (300, 4231, 128, (2, 1), 5, 0.02),  # parts that end within words, a ragged block, GQA
+        (33, 8192, 64, (1, 1), 38, 0.05),  # a list in many parts
+        (256, 6400, 64, (2, 2), 2, -0.05),
+        (1, 4111, 128, (1, 1), 9, 0.0),
+    ],
+)
+def test_lists_that_are_cut_are_attended_to_and_weighed(
+    q_len: int, kv_len: int, dim: int, heads: tuple[int, int], units: int, scale: float
+) -> None:
+    """Outputs as of whole lists up to rounding; tiles weigh their mass or more, but less than 1.
+
+    No more than their share of what their part has seen.
+    """
+    q, k, v = tensors(q_len, kv_len, dim, heads, seed=q_len)
+    k_blocks, q_blocks = TILE.k_blocks(kv_len), TILE.q_blocks(q_len)
+    g = torch.Generator().manual_seed(kv_len)
+    read_tiles = torch.rand((2, heads[0], q_blocks, k_blocks), generator=g) < 0.8
+    read_tiles[0, 0, 0, k_blocks // 3 : k_blocks // 2] = False  # whole words without a block
+    read_tiles[1, -1, -1] = False  # a list of nothing
+    read = bitmap.pack(read_tiles)
+    must_do, must_skip = (
+        bitmap.pack(torch.rand(k_blocks, generator=g) < share) for share in (0.1, 0.1)
+    )
+    for n, dtype in itertools.product(range(2), (torch.bfloat16, torch.float16)):
+        masks = {"must_do": must_do, "must_skip": must_skip} if n else {}
+        descending = n == 1
+        given = [x.to(dtype) for x in (q, k, v)]
+        cut = machine.cut(read, units, k_blocks=k_blocks, **masks)
+        assert (cut.cuts[:, 1] > 1).any() and (cut.parts[cut.order >= 0][:, 2] >= 0).any()
+        options = {"scale": scale, "descending": descending, **masks}
+        weights, out, lse = step(*given, read, order=cut, **options)
+        _, whole_out, whole_lse = step(*given, read, **options)
+        walked, expected = exact(
+            *given[:2], read, scale, descending, masks.get("must_do"), masks.get("must_skip")
+        )
+        found, least = masses(weights), exact_masses(*given[:2], walked, scale)
+        assert not found[~walked].any()
+        assert (found - least).min() >= -parted(k_blocks)
+        seen = seen_by_parts(*given[:2], walked, scale, descending, cut)
+        assert (found - seen).max() <= parted(k_blocks) + 2.0**-16
+        whole = ~in_parts(cut, walked.shape[:3])
+        assert (found - expected)[whole].abs().max() <= rounding(k_blocks) if whole.any() else True
+        error = 2.0**-7 if dtype is torch.bfloat16 else 2.0**-10
+        assert (out.float() - whole_out.float()).abs().max() <= 2 * error * v.abs().max()
+        assert torch.allclose(lse, whole_lse, rtol=0, atol=4e-6)
+
+
+def probabilities(
+    q: torch.Tensor, k: torch.Tensor, walked: torch.Tensor, scale: float
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Sums of exponentials of each tile and row, [B, H, S, K_blocks] float64, and the rows' all."""
+    group = q.shape[2] // k.shape[2]
+    heads = k.double().repeat_interleave(group, 2)
+    scores = torch.einsum("bqhd,bkhd->bhqk", q.double(), heads) * scale
+    rows = walked.repeat_interleave(TILE.q_block, 2)[:, :, : q.shape[1]]
+    keys = rows.repeat_interleave(TILE.k_block, 3)[..., : k.shape[1]]
+    scores = scores.masked_fill(~keys, -math.inf)
+    top = scores.amax(-1, keepdim=True).clamp_min(-1e300)
+    sums = torch.nn.functional.pad((scores - top).exp(), (0, -k.shape[1] % TILE.k_block))
+    tiles = sums.unflatten(-1, (-1, TILE.k_block)).sum(-1)
+    return tiles, tiles.sum(-1, keepdim=True)
+
+
+def mean_over_rows(shares: torch.Tensor) -> torch.Tensor:
+    """[B, H, S, K_blocks] to [B, H, q_blocks, K_blocks]."""
+    return torch.stack([rows.nan_to_num().mean(2) for rows in shares.split(TILE.q_block, 2)], 2)
+
+
+def exact_masses(
+    q: torch.Tensor, k: torch.Tensor, walked: torch.Tensor, scale: float
+) -> torch.Tensor:
+    tiles, all_of_row = probabilities(q, k, walked, scale)
+    return mean_over_rows(tiles / all_of_row)
+
+
+def seen_by_parts(
+    q: torch.Tensor, k: torch.Tensor, walked: torch.Tensor, scale: float, descending: bool,
+    cut: machine.Cut,
+) -> torch.Tensor:  # fmt: skip
+    """The largest that a tile may weigh: its share of what its part has seen by then."""
+    tiles, _ = probabilities(q, k, walked, scale)
+    numbers = walked.flatten(0, 2)
+    most = torch.zeros(walked.shape, dtype=torch.float64)
+    flat = most.flatten(0, 2)
+    heads, q_blocks = walked.shape[1:3]
+    for tile, (first, end, slot, _) in zip(
+        cut.order[cut.order >= 0].tolist(), cut.parts[cut.order >= 0].tolist(), strict=True
+    ):
+        blocks = numbers[tile].nonzero().flatten()
+        blocks = blocks.flip(0) if descending else blocks
+        mine = blocks if slot < 0 else blocks[first:end]
+        b, h, x = tile // q_blocks // heads, tile // q_blocks % heads, tile % q_blocks
+        rows = tiles[b, h, x * TILE.q_block : (x + 1) * TILE.q_block][:, mine]
+        flat[tile, mine] = (rows / rows.cumsum(-1)).mean(0)
+    return most
+
+
+def in_parts(cut: machine.Cut, shape: torch.Size) -> torch.Tensor:
+    """Which tiles' lists are cut."""
+    found = torch.zeros(math.prod(shape), dtype=torch.bool)
+    found[cut.order[(cut.order >= 0) & (cut.parts[..., 2] >= 0)].long()] = True
+    return found.view(shape)
+
+
+def test_parts_with_special_scores_keep_their_tiles() -> None:
+    """NaN and +inf: all tiles that come after weigh 1; what has seen only -inf does not count."""
+    q, k, v = tensors(70, 4096, 64, (1, 1), seed=5)
+    read = bitmap.full(2, 1, 1, 64)
+    cut = machine.cut(read, 38, k_blocks=64)
+    q[..., 63], k[..., 63] = 0.0, 0.0
+    q[1, 40, 0, 63] = 1.0
+    for special in (math.nan, math.inf):
+        k[1, 64 * 33, 0, 63] = special  # in tile 33; 0 * special is NaN in the other rows
+        found = masses(step(q, k, v, read, scale=0.02, order=cut)[0])
+        assert (found[1, ..., 33:] == 1).all() and (found[0, ..., 1:] < 1).all()
+    k[..., 63], q[..., 63] = 0.0, 1.0
+    k[:, : 64 * 30, :, 63] = -math.inf  # no row scores anything in the first parts
+    weights, out, lse = step(q, k, v, read, scale=0.02, order=cut)
+    walked = torch.ones(2, 1, 1, 64, dtype=torch.bool)
+    kept = walked.clone()
+    kept[..., :30] = False
+    finite = k.clone()
+    finite[..., 63] = 0.0
+    least = exact_masses(q, finite, kept, 0.02)
+    assert (masses(weights) - least)[..., 30:].min() >= -parted(64)
+    only, only_lse = torch.full_like(q, 7.0), torch.empty_like(lse)
+    machine.weigh(
+        q, finite, v, only, only_lse, bitmap.pack(kept), torch.empty_like(weights), scale=0.02
+    )
+    assert torch.allclose(lse, only_lse, rtol=0, atol=4e-6)
+    assert (out.float() - only.float()).abs().max() <= 2.0**-6 * v.abs().max()
+
+
+def test_the_parts_of_a_row_that_sees_nothing_give_nothing() -> None:
+    q, k, v = tensors(40, 4096, 64, (1, 1), seed=7)
+    q[..., 63], k[..., 63] = 1.0, -math.inf
+    read = bitmap.full(2, 1, 1, 64)
+    weights, out, lse = step(q, k, v, read, scale=0.02, order=machine.cut(read, 38, k_blocks=64))
+    assert (masses(weights) == 1).all()
+    assert not out.any() and (lse == -math.inf).all()
+
+
 def test_all_interleavings_of_waves_agree() -> None:
     import liteattention_emulator as emulator
 
     q, k, v = tensors(300, 330, 64, (1, 1), seed=23)
-    results = []
+    long = [x[:1] for x in tensors(300, 2600, 64, (1, 1), seed=24)]
+    results: list[tuple[torch.Tensor, ...]] = []
     for order in ("round-robin", "first-ahead", "last-ahead", "random:1"):
         emulator.set_option("order", order)
         try:
             results.append(step(q, k, v, bitmap.full(2, 1, 2, 6), scale=0.05, descending=True))
+            cut = machine.cut(bitmap.full(1, 1, 2, 41), 5, k_blocks=41)
+            parts = step(*long, bitmap.full(1, 1, 2, 41), scale=0.05, order=cut)
+            results[-1] = *results[-1], *parts
         finally:
             emulator.set_option("order", "")
     for other in results[1:]:
