@@ -104,7 +104,7 @@ class Problem:
             module.launch(f"transpose_v_bf16_d{self.dim}", [blocks], [256], [params])
         return packed
 
-    def launch(self, image: bytes, kernel: str, out: Half, lse: Float) -> None:
+    def launch(self, module: device.Module, kernel: str, out: Half, lse: Float) -> device.Report:
         """Run one workgroup; ``out`` like q and ``lse`` [Sq] are written, also where it raises.
 
         Raises LaunchFailed as ``Module.launch`` does.
@@ -115,8 +115,8 @@ class Problem:
             lse.ctypes.data, 0, 0, contiguous(q), contiguous(k), contiguous(out), 1, 1, 1,
             self.q_len, self.kv_len, np.log2(np.e) / np.sqrt(self.dim), 1, 1, 0, 0,
         )  # fmt: skip
-        with device.Module(image) as module, device.registered(q, k, self.packed_v, out, lse):
-            module.launch(kernel, [1], [512], [params])
+        with device.registered(q, k, self.packed_v, out, lse):
+            return module.launch(kernel, [1], [512], [params])
 
     def errors(self, out: Half, lse: Float) -> tuple[float, float]:
         """Largest distances from float64 of output and log-sum-exp, relative above 1.
@@ -130,11 +130,11 @@ class Problem:
         ]
         return far[0] if np.isfinite(far[0]) else np.inf, far[1] if np.isfinite(far[1]) else np.inf
 
-    def run(self, image: bytes, kernel: str) -> None:
+    def run(self, module: device.Module, kernel: str) -> device.Report:
         """Launch; ``right`` then looks at what was written, also where this raises."""
         self.out = np.zeros_like(self.inputs[0])
         self.lse = np.zeros(self.q_len, np.float32)
-        self.launch(image, kernel, self.out, self.lse)
+        return self.launch(module, kernel, self.out, self.lse)
 
     def accept(self) -> None:
         """The results are the kernel's own: a mutant's may be twice as far from float64."""
@@ -195,7 +195,7 @@ class LiteProblem(Problem):
         read[list(self.empty)] = 0
         return read, must_do
 
-    def launch(self, image: bytes, kernel: str, out: Half, lse: Float) -> None:
+    def launch(self, module: device.Module, kernel: str, out: Half, lse: Float) -> device.Report:
         """Run one workgroup; also writes ``self.write``, the next step's bitmap."""
         (q, k, _), (read, must_do) = self.inputs, self.lists
         self.write = np.full(len(read), 0xAAAAAAAA, np.uint32)
@@ -205,11 +205,8 @@ class LiteProblem(Problem):
             None, contiguous(q), contiguous(k), contiguous(out), 1, 1, 1, self.q_len, self.kv_len,
             np.log2(np.e) / np.sqrt(self.dim), -2.0, self.descending, self.soft_skip, 0,
         )  # fmt: skip
-        with (
-            device.Module(image) as module,
-            device.registered(q, k, self.packed_v, out, lse, read, self.write, must_do),
-        ):
-            module.launch(kernel, [1], [512], [params])
+        with device.registered(q, k, self.packed_v, out, lse, read, self.write, must_do):
+            return module.launch(kernel, [1], [512], [params])
 
     def accept(self) -> None:
         """The results are the kernel's own, which its tests hold against the oracle."""
@@ -228,7 +225,7 @@ class LiteProblem(Problem):
 class WeighProblem(LiteProblem):
     """A step with a budget of one q block; weights, too, are compared bit for bit."""
 
-    def launch(self, image: bytes, kernel: str, out: Half, lse: Float) -> None:
+    def launch(self, module: device.Module, kernel: str, out: Half, lse: Float) -> device.Report:
         """Run one workgroup; also writes ``self.write``, the weights of its tiles."""
         (q, k, _), (read, must_do) = self.inputs, self.lists
         self.write = np.full(-(-self.kv_len // 64), 0xAAAAAAAA, np.uint32)
@@ -238,11 +235,8 @@ class WeighProblem(LiteProblem):
             None, contiguous(q), contiguous(k), contiguous(out), 1, 1, 1, self.q_len, self.kv_len,
             np.log2(np.e) / np.sqrt(self.dim), self.descending, 0,
         )  # fmt: skip
-        with (
-            device.Module(image) as module,
-            device.registered(q, k, self.packed_v, out, lse, read, self.write, must_do),
-        ):
-            module.launch(kernel, [1], [512], [params])
+        with device.registered(q, k, self.packed_v, out, lse, read, self.write, must_do):
+            return module.launch(kernel, [1], [512], [params])
 
 
 class Select:
@@ -306,18 +300,20 @@ class Select:
         )
         self.k_blocks, self.expected = k_blocks, bitmap.pack(chosen).numpy().view(np.uint32)
 
-    def run(self, image: bytes, kernel: str) -> None:
+    def run(self, module: device.Module, kernel: str) -> device.Report:
         """Launch; ``right`` then looks at what was written, also where this raises."""
         self.write = np.full_like(self.read, 0xAAAAAAAA)
         self.found_mass = np.full(self.weights.shape, np.nan, np.float32)
         mass = self.found_mass if self.mass else None
-        given = [self.weights.copy(), self.read, self.write, *self.masks, mass, self.limits]
+        inputs = self.read, *self.masks, self.limits
+        read, *others = (None if array is None else array.copy() for array in inputs)
+        given = [self.weights.copy(), read, self.write, *others[:2], mass, others[2]]
         pointers = (None if array is None else array.ctypes.data for array in given)
         dividers = *divider(self.q_heads), *divider(self.q_blocks)
         params = SelectParams(*pointers, self.k_blocks * 64, self.limit, self.q_heads, *dividers, 0)
         arrays = [array for array in given if array is not None]
-        with device.Module(image) as module, device.registered(*arrays):
-            module.launch(kernel, [3], [64], [params])
+        with device.registered(*arrays):
+            return module.launch(kernel, [3], [64], [params])
 
     def accept(self) -> None:
         assert self.right()
@@ -339,16 +335,16 @@ class Count:
         self.expected = bits[:, : k_blocks or None].sum(axis=-1, dtype=np.int64)
         self.positions, self.k_blocks = positions, k_blocks
 
-    def run(self, image: bytes, kernel: str) -> None:
+    def run(self, module: device.Module, kernel: str) -> device.Report:
         """Launch; ``right`` then looks at what was written, also where this raises."""
         tiles, words = self.skip.shape
         self.counts, self.order = np.full(tiles, -7, np.int32), np.full(self.positions, 9, np.int32)
         must_do, must_skip = self.masks[0].copy(), self.masks[1].copy()
-        arrays = self.skip, must_do, must_skip, self.counts, self.order
+        arrays = self.skip.copy(), must_do, must_skip, self.counts, self.order
         sizes = tiles, self.positions, words, self.k_blocks
         params = CountParams(*(a.ctypes.data for a in arrays), *sizes)
-        with device.Module(image) as module, device.registered(*arrays):
-            module.launch(kernel, [-(-self.positions // 256)], [256], [params])
+        with device.registered(*arrays):
+            return module.launch(kernel, [-(-self.positions // 256)], [256], [params])
 
     def accept(self) -> None:
         assert self.right()
@@ -376,14 +372,14 @@ class Plan:
         order = lpt.order(kept, q_blocks, slots, together, shift, units)
         self.expected = np.array(order, np.int32)
 
-    def run(self, image: bytes, kernel: str) -> None:
+    def run(self, module: device.Module, kernel: str) -> device.Report:
         """Launch; ``right`` then looks at what was written, also where this raises."""
         self.order = np.full_like(self.expected, -1)
-        arrays = self.kept, self.order
+        arrays = self.kept.copy(), self.order  # a mutant may store to either
         params = PlanParams(*(a.ctypes.data for a in arrays), self.tiles, *self.sizes)
-        with device.Module(image) as module, device.registered(*arrays):
+        with device.registered(*arrays):
             grid, threads = (8, 512) if self.packs else (-(-self.tiles // 256), 256)
-            module.launch(kernel, [grid], [threads], [params])
+            return module.launch(kernel, [grid], [threads], [params])
 
     def accept(self) -> None:
         assert self.right()
@@ -459,7 +455,7 @@ class Merge:
         self.exact_out = out[:q_len]
         self.exact_lse = ((top.max(axis=0) + np.log2(total)) * np.log(2))[:q_len]
 
-    def run(self, image: bytes, kernel: str) -> None:
+    def run(self, module: device.Module, kernel: str) -> device.Report:
         """Launch; ``right`` then looks at what was written, also where this raises."""
         self.out = np.zeros((1, self.q_len, 1, self.dim), np.uint16)
         self.lse = np.zeros(self.q_len, np.float32)
@@ -469,8 +465,8 @@ class Merge:
             1, 1, self.q_len, self.dim, 0, self.splits, 0, 0,
         )  # fmt: skip
         rows = 256 * 8 // self.dim
-        with device.Module(image) as module, device.registered(*arrays):
-            module.launch(kernel, [256 // rows], [256], [params])
+        with device.registered(*arrays):
+            return module.launch(kernel, [256 // rows], [256], [params])
 
     def accept(self) -> None:
         assert self.right()
@@ -490,7 +486,7 @@ class Transpose:
         self.dim = dim
         self.expected: Half | None = None
 
-    def run(self, image: bytes, kernel: str) -> None:
+    def run(self, module: device.Module, kernel: str) -> device.Report:
         """Launch; ``right`` then looks at what was written, also where this raises."""
         batch, kv_len, heads, _ = self.v.shape
         grid = batch * heads * -(-kv_len // 64)
@@ -499,8 +495,8 @@ class Transpose:
         params = TransposeVParams(
             self.v.ctypes.data, self.packed.ctypes.data, strides, batch, heads, kv_len, 0
         )
-        with device.Module(image) as module, device.registered(self.v, self.packed):
-            module.launch(kernel, [grid], [256], [params])
+        with device.registered(self.v, self.packed):
+            return module.launch(kernel, [grid], [256], [params])
 
     def accept(self) -> None:
         """The results are the kernel's own: every value once, zeros for the missing keys."""
@@ -514,7 +510,7 @@ class Transpose:
 class Case(Protocol):
     """A launch whose results can be judged."""
 
-    def run(self, image: bytes, kernel: str) -> None:
+    def run(self, module: device.Module, kernel: str) -> device.Report:
         """Launch; raises LaunchFailed."""
 
     def accept(self) -> None:
@@ -534,43 +530,70 @@ class Trial:
     def __init__(
         self, image: bytes, kernel: str, cases: Sequence[Case], orders: Sequence[str] = ORDERS
     ) -> None:
-        self.kernel, self.cases, self.orders = kernel, cases, orders
+        self.kernel, self.cases = kernel, cases
+        # To load a code object takes as long as many a launch: those of an image share one.
+        self.loaded: device.Module | None = None
+        # Without LDS, waves share no more than memory, and the checker of its races asks no order.
+        self.orders = orders if self.module(image).kernel(kernel).lds_bytes else orders[:1]
         native.set_option("threads", "1")
-        steps = 0
+        self.steps: dict[int, int] = {}  # by case, what a workgroup that does not hang stays below
         for case in cases:
-            case.run(image, kernel)
+            report = case.run(self.module(image), kernel)
             case.accept()
-            report = device.last_launch()
-            assert report is not None
-            steps = max(steps, report.instructions)
-        self.steps = 4 * steps
+            self.steps[id(case)] = 4 * report.instructions
         self.reference = self(image)
         assert self.reference.right and not self.reference.findings and not self.reference.failed
 
     def close(self) -> None:
         """Back to the environment's options."""
+        if self.loaded:
+            self.loaded.close()
         for name in ("order", "steps", "threads"):
             native.set_option(name, "")
 
+    def module(self, image: bytes) -> device.Module:
+        """An image, loaded until there is another."""
+        if self.loaded is None or self.loaded.image != image:
+            if self.loaded:
+                self.loaded.close()
+            self.loaded = device.Module(image)
+        return self.loaded
+
+    def unharmed(self, image: bytes) -> bool:
+        """Whether all cases still find nothing in the kernel as it is.
+
+        A mutant that stored to the inputs of a case would let it find something in all later ones.
+        """
+        found = self.tried(image, self.orders[:1], self.cases)
+        return found.right and not (found.findings or found.failed)
+
+    def begin(self, image: bytes) -> mutate.Outcome:
+        """As a call, of the first launch only: where it finds nothing, the reference."""
+        found = self.tried(image, self.orders[:1], self.cases[:1])
+        return self.reference if found.right and not (found.findings or found.failed) else found
+
     def __call__(self, image: bytes) -> mutate.Outcome:
         """Findings of all launches together, and whether all results were right."""
+        return self.tried(image, self.orders, self.cases)
+
+    def tried(self, image: bytes, orders: Sequence[str], cases: Sequence[Case]) -> mutate.Outcome:
+        """The launches of these, up to the first in which something is found."""
         native.set_option("threads", "1")
-        native.set_option("steps", str(self.steps))
         findings: set[str] = set()
         right, failed, traffic = True, "", [0] * len(MOVED)
         extents: dict[int, tuple[int, int]] = {}
-        for order, case in itertools.product(self.orders, self.cases):
+        for order, case in itertools.product(orders, cases):
             native.set_option("order", order)
+            native.set_option("steps", str(self.steps[id(case)]))
+            report = None
             try:
-                case.run(image, self.kernel)
+                report = case.run(self.module(image), self.kernel)
             except native.LaunchFailed as error:
                 findings = {finding["kind"] for finding in error.findings}
                 failed = "" if findings else str(error)
             right = not failed and case.right()
-            if findings or failed or not right:
+            if report is None or not right:
                 break
-            report = device.last_launch()
-            assert report is not None
             traffic = [sum_ + report.counters[n] for sum_, n in zip(traffic, MOVED, strict=True)]
             entry = min(row.offset for row in report.executed)
             for offset, (low, high) in report.lds_extents.items():

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import io
+import struct
 from collections.abc import Sequence
+
+from elftools.elf.elffile import ELFFile
 
 from liteattention_emulator import listing, mutate
 
@@ -16,10 +20,31 @@ ALWAYS = {
 }  # fmt: skip
 
 
+def alone(image: bytes, kernel: str) -> bytes:
+    """The code object, with the section headers and symbols of this kernel alone.
+
+    What loads it then decodes no other kernel, of which there may be dozens, for each mutant.
+    """
+    elf, out = ELFFile(io.BytesIO(image)), bytearray(image)
+    for table in (elf.get_section_by_name(name) for name in (".symtab", ".dynsym")):
+        for number, symbol in enumerate(table.iter_symbols() if table else ()):
+            if symbol.name.endswith(".kd") and symbol.name != f"{kernel}.kd":
+                at = table["sh_offset"] + number * table["sh_entsize"]
+                struct.pack_into("<I", out, at, 0)  # no name
+            elif symbol.name == kernel:
+                begin, size = symbol["st_value"], symbol["st_size"]
+    text = elf.get_section_by_name(".text")
+    at = elf["e_shoff"] + elf.get_section_index(".text") * elf["e_shentsize"]
+    # address, place in the file and size, behind name, kind and flags
+    struct.pack_into("<3Q", out, at + 16, begin, text["sh_offset"] + begin - text["sh_addr"], size)
+    return bytes(out)
+
+
 class Bench:
     """A kernel, its mutations and its trial. Owner: one test, which leaves it."""
 
     def __init__(self, name: str, image: bytes, cases: Sequence[Case], *orders: str) -> None:
+        image = alone(image, name)
         self.name, self.kernel = name, mutate.Kernel(listing.load(image), name)
         self.trial = Trial(image, name, cases, orders or ORDERS)
 
@@ -28,16 +53,27 @@ class Bench:
         return self
 
     def __exit__(self, *error: object) -> None:
+        unharmed = error != (None, None, None) or self.trial.unharmed(self.kernel.listing.image)
         self.trial.close()
+        assert unharmed, f"a mutant of {self.name} has changed the inputs of a case"
 
     def judge(self, mutations: Sequence[mutate.Mutation]) -> list[mutate.Verdict]:
-        return [mutate.judge(self.kernel, m, self.trial, self.trial.reference) for m in mutations]
+        """What is noticed of each. One launch suffices where the static check of waits notices."""
+        verdicts = []
+        for mutation in mutations:
+            waits = mutation.kind in ("wait deleted", "wait weakened by one")
+            run = self.trial.begin if waits else self.trial
+            verdict = mutate.judge(self.kernel, mutation, run, self.trial.reference)
+            if waits and not verdict.flagged:
+                verdict = mutate.judge(self.kernel, mutation, self.trial, self.trial.reference)
+            verdicts.append(verdict)
+        return verdicts
 
 
-def shipped(name: str) -> Bench:
+def shipped(name: str, *orders: str) -> Bench:
     """A kernel of :mod:`.attention_cases`."""
     file, cases = attention_cases.cases(name)
-    return Bench(name, attention_cases.code_object(file), cases)
+    return Bench(name, attention_cases.code_object(file), cases, *orders)
 
 
 def summary(name: str, verdicts: Sequence[mutate.Verdict]) -> str:

@@ -30,8 +30,8 @@ def dense() -> tuple[Report, Recording]:
     """One workgroup of the dense kernel over three K blocks."""
     problem = Problem(128, 256, 150)
     assert problem.packed_v.size
-    with recording():
-        problem.run(code_object("attention_dense"), KERNEL)
+    with recording(), Module(code_object("attention_dense")) as module:
+        problem.run(module, KERNEL)
     report = last_launch()
     assert report is not None
     return report, recorded()

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from liteattention_emulator import EmulatorError, Recording
+from liteattention_emulator import EmulatorError, Module, Recording
 from liteattention_emulator.cli import app
 from liteattention_emulator.recording import recorded, recording
 from liteattention_emulator.timing import BadConstants, checked, find, replay, spread, table
@@ -24,8 +24,8 @@ def dense() -> Recording:
     """One workgroup of our dense kernel, D = 128, over a few K blocks."""
     problem = Problem(128, 256, 64 * K_BLOCKS)
     assert problem.packed_v.size
-    with recording():
-        problem.run(code_object("attention_dense"), "attention_dense_bf16_d128_rtne")
+    with recording(), Module(code_object("attention_dense")) as module:
+        problem.run(module, "attention_dense_bf16_d128_rtne")
         return recorded()
 
 

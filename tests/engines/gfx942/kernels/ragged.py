@@ -5,8 +5,7 @@ from __future__ import annotations
 import math
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -15,6 +14,9 @@ from tests.oracle import ragged
 from tests.oracle.ragged import Case
 
 from .machine import PageStrides, RaggedParams, RowStrides, divider, pointer, variant
+
+if TYPE_CHECKING:
+    from liteattention_emulator import Module
 
 LOG2E = math.log2(math.e)
 CACHES = ("k_cache", "v_cache", "page_table")
@@ -144,29 +146,34 @@ class Prefill:
         self._merge = f"merge_prefill_{number}"
         self._merge_grid = min(slots, room // 2) * kv_heads * (tile_rows(dim) * dim // 2048)
 
-    def launch(self, image: bytes | None = None) -> Any:
-        """The kernel itself; ``image``: another build. Returns its report."""
-        return self._launch("attention_prefill.co", self._kernel, self._grid, 512, image)
+    def launch(self, module: Module | None = None) -> Any:
+        """The kernel itself; ``module``: another build. Returns its report."""
+        return self._launch("attention_prefill.co", self._kernel, self._grid, 512, module)
 
-    def merge(self, image: bytes | None = None) -> Any:
+    def merge(self, module: Module | None = None) -> Any:
         """What merges the parts, if any tile may have some."""
         if self._merge_grid == 0:
             return None
-        return self._launch("merge_prefill.co", self._merge, self._merge_grid, 256, image)
+        return self._launch("merge_prefill.co", self._merge, self._merge_grid, 256, module)
 
-    def _launch(self, file: str, kernel: str, grid: int, threads: int, image: bytes | None) -> Any:
+    def _launch(self, file: str, kernel: str, grid: int, threads: int, given: Module | None) -> Any:
         import liteattention_emulator as emulator
 
-        with emulator.Module(image or manifest.load(file)) as module, ExitStack() as stack:
+        with ExitStack() as stack:
+            module = given or stack.enter_context(emulator.Module(manifest.load(file)))
             stack.enter_context(emulator.registered(*self._tensors))
             return module.launch(kernel, [grid], [threads], [self._params])
 
 
 def prefill(
-    batch: Batch, out: torch.Tensor, lse: torch.Tensor | None, code: Path | None = None, **more: Any
+    batch: Batch,
+    out: torch.Tensor,
+    lse: torch.Tensor | None,
+    module: Module | None = None,
+    **more: Any,
 ) -> Any:
-    """One call; ``code``: another build. Returns the report of attention_prefill."""
+    """One call; ``module``: another build. Returns the report of attention_prefill."""
     call = Prefill(batch, out, lse, **more)
-    report = call.launch(None if code is None else code.read_bytes())
+    report = call.launch(module)
     call.merge()
     return report

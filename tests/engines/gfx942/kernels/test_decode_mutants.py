@@ -5,15 +5,13 @@ from __future__ import annotations
 import math
 import os
 import re
-from contextlib import ExitStack
 from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 
-import liteattention_emulator
-from liteattention_emulator import mutate
+from liteattention_emulator import Module, Report, mutate, registered
 from liteattention_rocm.engines.gfx942 import manifest
 from tests.emulator import mutants
 from tests.oracle.attention import bound, expect_lse, expect_out
@@ -94,7 +92,7 @@ class Case:
         self.sinks, self.soft_cap = batch.sinks if sinks else None, soft_cap
         self.k_scale, self.v_scale, self.in_memory = k_scale, v_scale, in_memory
 
-    def run(self, image: bytes, kernel: str) -> None:
+    def run(self, module: Module, kernel: str) -> Report:
         """Launch; ``right`` then looks at what was written, also where this raises."""
         b = self.batch
         rows, q_heads, dim = b.q.shape
@@ -132,9 +130,9 @@ class Case:
             *(dim, *divider(group), v_scale),
         )
         tensors = [x for x in (*given, part_out, part_stats, *at) if x is not None]
-        with liteattention_emulator.Module(image) as module, ExitStack() as stack:
-            stack.enter_context(liteattention_emulator.registered(*tensors))
+        with registered(*tensors):
             self.report = module.launch(kernel, [parts], [256], [params])
+        return self.report
 
     def accept(self) -> None:
         """The results are the kernel's own, and those of whole requests within the bound."""

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import math
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from liteattention_emulator import mutate
+from liteattention_emulator import Module, Report, mutate
 from liteattention_rocm.engines.gfx942 import manifest
 from tests.emulator import mutants
 from tests.oracle.attention import bound, expect_out
@@ -52,17 +51,15 @@ def chosen_mutations(kernel: mutate.Kernel, sample: int) -> list[mutate.Mutation
 class Case:
     """A ragged batch, its results compared bit for bit with the kernel's own."""
 
-    def __init__(self, folder: Path, batch: ragged.Batch, **options: Any) -> None:
-        self.folder, self.batch, self.options = folder, batch, options
+    def __init__(self, batch: ragged.Batch, **options: Any) -> None:
+        self.batch, self.options = batch, options
 
-    def run(self, image: bytes, kernel: str) -> None:
+    def run(self, module: Module, kernel: str) -> Report:
         """Launch; ``right`` then looks at what was written, also where this raises."""
-        code = self.folder / "mutant.co"
-        code.write_bytes(image)
         rows, heads, _ = self.batch.q.shape
         self.out = torch.full_like(self.batch.q, 7.0)
         self.lse = torch.full((heads, rows), 7.0)
-        ragged.prefill(self.batch, self.out, self.lse, code=code, **self.options)
+        return ragged.prefill(self.batch, self.out, self.lse, module, **self.options)
 
     def accept(self) -> None:
         """The results are the kernel's own, and within the bound."""
@@ -76,17 +73,17 @@ class Case:
 
 
 @pytest.mark.slow
-def test_mutants(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_mutants(capsys: pytest.CaptureFixture[str]) -> None:
     image = manifest.load("attention_prefill.co")
     cases = [
         # one row more than a tile; scattered keys; every key seen by all and by some rows
-        Case(tmp_path, ragged.make([(65, 333), (70, 70)], (4, 1), 128, 16)),
-        Case(tmp_path, ragged.make([(100, 390)], (2, 1), 128, 1), window=130, soft_cap=3.0),
-        Case(tmp_path, ragged.make([(9, 120)], (2, 1), 128, 3), causal=False),
-        Case(tmp_path, ragged.make([(100, 390)], (2, 1), 128, 16), causal=False, lookahead=40),
+        Case(ragged.make([(65, 333), (70, 70)], (4, 1), 128, 16)),
+        Case(ragged.make([(100, 390)], (2, 1), 128, 1), window=130, soft_cap=3.0),
+        Case(ragged.make([(9, 120)], (2, 1), 128, 3), causal=False),
+        Case(ragged.make([(100, 390)], (2, 1), 128, 16), causal=False, lookahead=40),
         # rows whose last key lies in the last 31 and 15 of a block that is not their wave's last
-        Case(tmp_path, ragged.make([(256, 256 + 33)], (1, 1), 128, 0)),
-        Case(tmp_path, ragged.make([(256, 256 + 49)], (1, 1), 128, 0)),
+        Case(ragged.make([(256, 256 + 33)], (1, 1), 128, 0)),
+        Case(ragged.make([(256, 256 + 49)], (1, 1), 128, 0)),
     ]
     # scores beyond what one rounding of the shift bears, and rows that see nothing yet beside them:
     # in waves 0 and 1 rows of the second and of the first half alone (a wave has 16 queries)
@@ -95,7 +92,7 @@ def test_mutants(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     large.q[16:24:4] *= 3000
     large.q[32:48] *= 3000  # all rows of wave 2
     large.q[48::4] *= 3000
-    cases.append(Case(tmp_path, large, window=130))
+    cases.append(Case(large, window=130))
     with mutants.Bench(KERNEL, image, cases) as bench:
         verdicts = bench.judge(chosen_mutations(bench.kernel, SAMPLE))
     with capsys.disabled():
@@ -106,13 +103,13 @@ def test_mutants(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
 
 @pytest.mark.slow
 def test_mutants_of_an_fp8_cache_and_a_head_dim_that_fills_no_tile(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     """Of the hot loop, but for bounds, which the D = 128 kernel has as well."""
     kernel, fp8 = "attention_prefill_bf16_fp8_d112_rtne", torch.float8_e4m3fnuz
     cases = [
         Case(
-            tmp_path, ragged.make([(65, 333), (70, 70)], (4, 1), 112, 16, fp8=fp8), k_scale=0.7,
+            ragged.make([(65, 333), (70, 70)], (4, 1), 112, 16, fp8=fp8), k_scale=0.7,
             v_scale=1.3,
         )
     ]  # fmt: skip
@@ -146,14 +143,14 @@ class Parts:
         self.before = [x.clone() for x in self.written]
         self.written += self.call.parts
 
-    def run(self, image: bytes, kernel: str) -> None:
+    def run(self, module: Module, kernel: str) -> Report:
         """Launch; ``right`` then looks at what was written, also where this raises."""
         for written, before in zip(self.written, self.before, strict=False):
             written.copy_(before)
         if not self.merges:
             for part in self.call.parts:
                 part.fill_(7.0)
-        (self.call.merge if self.merges else self.call.launch)(image)
+        return (self.call.merge if self.merges else self.call.launch)(module)
 
     def accept(self) -> None:
         """What was written is the kernel's own; merged, it is within the bound."""
