@@ -6,7 +6,7 @@ What a workgroup costs is a replay's (``liteattention_emulator.timing.Cost``).
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -24,6 +24,8 @@ from .hbm import CUS
 from .model import BLOCK, Case
 
 Blocks = npt.NDArray[np.float64]
+Order = Literal["none", "whole", "cut"]
+ORDERS: tuple[Order, ...] = ("none", "whole", "cut")
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,22 +63,31 @@ def work_of(case: Case) -> Work:
     return Work(np.concatenate([whole, tail]).astype(np.float64), packing + merged)
 
 
-def blocks_of_lists(cell: Lite, *, ordered: bool = True) -> Blocks:
-    """K blocks of each workgroup of a LiteAttention step over the lists of a cell.
+def work_of_lists(cell: Lite, order: Order = "cut") -> Work:
+    """The launch of a LiteAttention step over the lists of a cell, and the merge of cut ones.
 
-    ordered: as pack_lists or plan_lpt orders them, run by the software MI300X; else as the mapping
-    alone deals tiles (a step of no more tiles than compute units has no order).
+    order: as pack_lists or plan_lpt orders them, run by the software MI300X, in a step that votes
+    ("whole") or one with a budget; or as the mapping alone deals tiles. A step that votes has no
+    order if it has no more tiles than compute units.
     """
     lists = tiles_to_keep(cell, _core.GFX942_Q_BLOCK, _core.GFX942_K_BLOCK)
     counts = lists.sum(-1).flatten().numpy()
-    if not ordered or len(counts) <= CUS:
+    if order == "none" or (order == "whole" and len(counts) <= CUS):
         mapping = _core.Mapping.swizzled_head_first
         q_blocks = lists.shape[2]
         tiles = _core.tiles_of(mapping, len(counts) // q_blocks, q_blocks, len(counts))
-        return counts[tiles].astype(np.float64)
-    engine = Gfx942Engine(library=str(library()))
-    order = engine.order_of_tiles(bitmap.pack(lists), k_blocks=lists.shape[3]).flatten().numpy()
-    return np.where(order >= 0, counts[order], 0).astype(np.float64)
+        return Work(counts[tiles].astype(np.float64))
+    engine, packed = Gfx942Engine(library=str(library())), bitmap.pack(lists)
+    if order == "whole":
+        taken = engine.order_of_tiles(packed, k_blocks=lists.shape[3]).flatten().numpy()
+        return Work(np.where(taken >= 0, counts[taken], 0).astype(np.float64))
+    found, parts = engine.order_of_parts(packed, k_blocks=lists.shape[3])
+    taken, (first, end, slot, _) = found.flatten().numpy(), parts.view(-1, 4).T.numpy()
+    blocks = np.where(slot < 0, counts[taken], end - first)
+    in_parts = (taken >= 0) & (slot >= 0)
+    numbers = 2 * 4 * np.count_nonzero(in_parts) + 2 * len(np.unique(taken[in_parts]))
+    merged = _core.GFX942_Q_BLOCK * cell.head_dim * numbers
+    return Work(np.where(taken >= 0, blocks, 0).astype(np.float64), merged)
 
 
 def clocks(work: Work, cost: Cost) -> float:
@@ -89,11 +100,6 @@ def even(blocks: Blocks, cost: Cost) -> float:
     chip = Chip()
     taken = _taken(blocks, cost)
     return float(taken.sum() + chip.start * np.count_nonzero(blocks)) / chip.cus
-
-
-def over_even(blocks: Blocks, cost: Cost) -> float:
-    """clk of a launch over those of as much work, spread evenly over all compute units."""
-    return launch(_taken(blocks, cost)).clocks / even(blocks, cost)
 
 
 def _taken(blocks: Blocks, cost: Cost) -> npt.NDArray[np.float64]:

@@ -200,6 +200,14 @@ LITE_DEVICE void CutLists(const PlanParams& p, int32_t xcd, int32_t many, uint32
     }
 }
 
+// Whether there are positions for all parts of a run of so many tiles. What another run has beyond
+// its positions would stand there, too.
+LITE_DEVICE bool HasRoom(const PlanParams& p, const int32_t* begins, int32_t many) {
+    bool room = many + p.units <= p.slots;
+    for (int32_t x = 0; x < kXcds; ++x) room &= begins[x + 1] - begins[x] <= p.slots;
+    return room;
+}
+
 LITE_DEVICE void PackLists(const PlanParams& p) {
     __shared__ int32_t begins[kXcds + 1];
     __shared__ Packing packing;
@@ -258,7 +266,7 @@ LITE_DEVICE void PackLists(const PlanParams& p) {
     if (best < kPackTries && PackRoom(share, static_cast<uint32_t>(best)) >= packing.end)
         best = kPackTries;
     best = UniformInt(best);
-    if (p.parts && many + p.units <= p.slots) {
+    if (p.parts && HasRoom(p, begins, many)) {
         const uint32_t whole =
             best < kPackTries ? PackRoom(share, static_cast<uint32_t>(best)) : packing.end;
         const uint32_t stretch = share > kLeastStretch ? share : kLeastStretch;

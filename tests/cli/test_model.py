@@ -111,17 +111,19 @@ def test_the_tables_of_the_docs() -> None:
 
 
 def test_the_table_of_lists(monkeypatch: pytest.MonkeyPatch) -> None:
-    """An order spreads lists that are uneven, and no worse than none where they are alike."""
+    """An order spreads uneven lists, no worse than none where they are alike; cutting does both."""
     assert model_tables.LISTED in model_tables.CASES
     case = model_tables.Case((1, 1, 512, 128), "weigh", "rtne")
     [row] = model_tables.run({model_tables.LISTED: case}, ranges=False)
     monkeypatch.setattr(model_tables, "SHAPES", ((1, 12, 8192),))
     text = model_tables.to_markdown([row], [], [model_tables.lists([row])])
     cells = [[cell.strip() for cell in line.split("|")[1:-1]] for line in text.splitlines()]
-    found = {x[1]: (float(x[2]), float(x[3])) for x in cells if x[:1] == ["1, 12, 8,192"]}
+    found = {x[1]: [float(y) for y in x[2:5]] for x in cells if x[:1] == ["1, 12, 8,192"]}
     assert list(found) == ["0% uniform", "42% clustered", "42% uneven", "80% uneven"]
     assert found["0% uniform"][0] == found["0% uniform"][1] >= 1
     assert found["42% uneven"][1] < found["42% uneven"][0]
+    assert found["0% uniform"][2] < 1.3 < found["0% uniform"][1]
+    assert all(cut <= whole for _, whole, cut in found.values())
 
 
 def test_the_table_of_prefill(monkeypatch: pytest.MonkeyPatch) -> None:

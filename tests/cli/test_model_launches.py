@@ -108,23 +108,32 @@ def cell(shape: tuple[int, int, int], sparsity: float, pattern: str) -> Lite:
 def test_lists_have_the_blocks_that_they_keep(pattern: str) -> None:
     of = cell((1, 5, 20000), 0.5, pattern)
     kept = tiles_to_keep(of, 256, 64).sum(-1).flatten().tolist()
-    dealt, ordered = (launches.blocks_of_lists(of, ordered=each) for each in (False, True))
+    dealt, ordered, cut = (launches.work_of_lists(of, each).blocks for each in launches.ORDERS)
     assert dealt.tolist() != kept or pattern == "uniform"
     assert sorted(dealt) == sorted(ordered[ordered > 0]) == sorted(kept)
-    plan = _core.plan_lite(_core.DenseShape(1, 5, 5, 20000, 20000, 128), 304)
-    assert len(dealt) == 395 and len(ordered) == plan.lite_grid
+    shape = _core.DenseShape(1, 5, 5, 20000, 20000, 128)
+    assert len(dealt) == 395 and len(ordered) == _core.plan_lite(shape, 304).lite_grid
     # The heaviest tile that an XCD has comes first.
     runs = ordered.reshape(-1, 8)
     assert (runs[0] == runs.max(0)).all()
+    # In more pieces, the same K blocks; 395 tiles are 1.3 rounds.
+    assert cut.sum() == sum(kept) and np.count_nonzero(cut) > 395
+    assert len(cut) == _core.plan_lite(shape, 304, True).lite_grid
 
 
-def test_an_order_spreads_uneven_lists() -> None:
+def test_an_order_spreads_uneven_lists_and_cutting_them_more_evenly() -> None:
     cost = Cost(12000.0, 4300.0)
-    of = cell((1, 12, 16384), 0.42, "uneven")
-    without, with_one = (
-        launches.over_even(launches.blocks_of_lists(of, ordered=each), cost)
-        for each in (False, True)
-    )
-    assert 1 <= with_one < 1.2 < 1.4 < without
+
+    def over_even(of: Lite) -> list[float]:
+        work = [launches.work_of_lists(of, each) for each in launches.ORDERS]
+        return [launches.clocks(each, cost) / launches.even(work[0].blocks, cost) for each in work]
+
+    without, whole, _ = over_even(cell((1, 12, 16384), 0.42, "uneven"))
+    assert 1 <= whole < 1.2 < 1.4 < without
+    without, whole, cut = over_even(cell((1, 3, 32760), 0.42, "uniform"))
+    assert 1 <= cut < 1.1 < 1.5 < min(without, whole)
     # 304 tiles of one length: a round.
-    assert launches.over_even(np.full(304, 7), cost) == pytest.approx(1, rel=0.12)
+    even = np.full(304, 7.0)
+    assert launches.clocks(launches.Work(even), cost) == pytest.approx(
+        launches.even(even, cost), rel=0.12
+    )

@@ -17,6 +17,7 @@ from tests.engines.gfx942.kernels.machine import (
     CountParams,
     DenseParams,
     LiteParams,
+    MergeListsParams,
     MergeParams,
     PlanParams,
     SelectParams,
@@ -232,8 +233,8 @@ class WeighProblem(LiteProblem):
         params = WeighParams(
             q.ctypes.data, k.ctypes.data, self.packed_v.ctypes.data, out.ctypes.data,
             lse.ctypes.data, read.ctypes.data, self.write.ctypes.data, must_do.ctypes.data, None,
-            None, contiguous(q), contiguous(k), contiguous(out), 1, 1, 1, self.q_len, self.kv_len,
-            np.log2(np.e) / np.sqrt(self.dim), self.descending, 0,
+            None, None, None, None, None, contiguous(q), contiguous(k), contiguous(out),
+            1, 1, 1, self.q_len, self.kv_len, np.log2(np.e) / np.sqrt(self.dim), self.descending, 0,
         )  # fmt: skip
         with device.registered(q, k, self.packed_v, out, lse, read, self.write, must_do):
             return module.launch(kernel, [1], [512], [params])
@@ -364,19 +365,27 @@ class Plan:
         together: int,
         shift: int = 0,
         units: int = 0,
+        *,
+        cuts: bool = False,
     ) -> None:
         self.tiles, self.packs = len(kept), units > 0
         self.sizes = q_blocks, slots, together, shift, *divider(q_blocks), units
         self.kept = np.full(-(-len(kept) // 8) * 8, 2**31 - 1, np.int32)  # geometry.h: CountWords
         self.kept[: len(kept)] = kept
-        order = lpt.order(kept, q_blocks, slots, together, shift, units)
-        self.expected = np.array(order, np.int32)
+        self.expected = [
+            np.array(lpt.order(kept, q_blocks, slots, together, shift, units), np.int32)
+        ]
+        if cuts:
+            found = lpt.placed(kept, q_blocks, slots, together, units)
+            parts = [[[-1] * 4 if part is None else part for part in row] for row in found.parts]
+            self.expected = [np.array(x, np.int32) for x in (found.order, parts, found.cuts)]
 
     def run(self, module: device.Module, kernel: str) -> device.Report:
         """Launch; ``right`` then looks at what was written, also where this raises."""
-        self.order = np.full_like(self.expected, -1)
-        arrays = self.kept.copy(), self.order  # a mutant may store to either
-        params = PlanParams(*(a.ctypes.data for a in arrays), self.tiles, *self.sizes)
+        self.written = [np.full_like(x, -1) for x in self.expected]
+        arrays = [self.kept.copy(), *self.written]  # a mutant may store to any
+        given = [a.ctypes.data for a in arrays]
+        params = PlanParams(*given, *[None] * (4 - len(given)), self.tiles, *self.sizes)
         with device.registered(*arrays):
             grid, threads = (8, 512) if self.packs else (-(-self.tiles // 256), 256)
             return module.launch(kernel, [grid], [threads], [params])
@@ -385,7 +394,7 @@ class Plan:
         assert self.right()
 
     def right(self) -> bool:
-        return np.array_equal(self.order, self.expected)
+        return all(np.array_equal(a, b) for a, b in zip(self.written, self.expected, strict=True))
 
 
 def plans() -> list[Plan]:
@@ -436,6 +445,27 @@ def packings() -> list[Plan]:
         Plan([2**25 - i for i in range(305)], 5, 58, 19, 5, 1),
         # Runs of 768 tiles, which are packed, and of 769, which are not.
         Plan(np.random.default_rng(44).integers(50, 100, 6148).tolist(), 6148, 1200, 152, 0, 38),
+        *cuttings(),
+    ]
+
+
+def cuttings() -> list[Plan]:
+    """Lists that are cut, or whole because that takes as long, or because there is no room."""
+    rng = np.random.default_rng(7)
+    uneven = rng.integers(0, 23, 330) ** 2
+    empty = rng.integers(0, 2, 200) * 700
+    long = np.full(9, 1000)
+    return [
+        Plan(uneven.tolist(), 33, 160, 30, 0, 5, cuts=True),
+        Plan(uneven[:90].tolist(), 9, 80, 152, 0, 38, cuts=True),
+        Plan(uneven[:90].tolist(), 9, 30, 152, 0, 38, cuts=True),  # room for the lists, not parts
+        Plan(empty.tolist(), 50, 140, 19, 0, 7, cuts=True),
+        Plan(long.tolist(), 3, 42, 152, 0, 38, cuts=True),
+        Plan([300], 1, 66, 152, 0, 63, cuts=True),
+        Plan([*range(30, 40)] * 30, 30, 150, 152, 0, 3, cuts=True),  # whole, packed
+        # More tiles than there is room for, and more than are packed.
+        Plan([0] * 200 + [900] * 8, 26, 60, 19, 0, 5, cuts=True),
+        Plan([0] * 900 + [70] * 40, 94, 1200, 19, 0, 5, cuts=True),
     ]
 
 
@@ -602,6 +632,71 @@ class Trial:
         return mutate.Outcome(tuple(sorted(findings)), right, failed, tuple(traffic), extents)
 
 
+class MergeLists:
+    """The parts of two lists, merged: outputs against float64, weights bit for bit as accepted."""
+
+    def __init__(self, dim: int, q_len: int, parts: tuple[int, int]) -> None:
+        rng = np.random.default_rng(q_len)
+        self.dim, self.q_len, self.k_blocks, self.units = dim, q_len, 300, 5
+        slots = 2 * self.units
+        self.part_out = rng.standard_normal((slots, 256, dim)).astype(np.float32)
+        self.stats = rng.standard_normal((slots, 2, 256)).astype(np.float32)
+        self.stats[:, 1] = np.exp(self.stats[:, 1])
+        self.stats[:, 0, 5] = -np.inf
+        self.stats[:, 1, 5] = 0.0  # a row that has seen nothing: its wave's tiles weigh 1
+        self.weights = rng.integers(0, 2**28, (slots, 8, self.k_blocks)).astype(np.uint32)
+        self.weights[:, :, ::7] = 0
+        # Of the lists of tiles 1 and 0, which begin in units 0 and 2.
+        self.cuts = np.array([[1, parts[0]], [0, 0], [0, parts[1]], [0, 0], [0, 0]], np.int32)
+
+    def run(self, module: device.Module, kernel: str) -> device.Report:
+        """Launch; ``right`` then looks at what was written, also where this raises."""
+        self.out = np.zeros((1, self.q_len, 1, self.dim), np.uint16)
+        self.lse = np.zeros(self.q_len, np.float32)
+        self.sums = np.full((2, self.k_blocks), 7, np.uint32)
+        given = [x.copy() for x in (self.cuts, self.part_out, self.stats, self.weights)]
+        arrays = *given, self.out, self.lse, self.sums
+        params = MergeListsParams(
+            *(a.ctypes.data for a in arrays), contiguous(self.out),
+            1, self.q_len, 64 * self.k_blocks, self.dim, 1.0, 0,
+        )  # fmt: skip
+        groups = 256 // (256 * 8 // self.dim) + 1
+        with device.registered(*arrays):
+            return module.launch(kernel, [self.units * groups], [256], [params])
+
+    def accept(self) -> None:
+        for (tile, many), unit in ((self.cuts[0], 0), (self.cuts[2], 2)):
+            slots = [2 * unit + 1, *(2 * (unit + g) for g in range(1, many))]
+            top, total = (self.stats[slots, i].astype(np.float64) for i in range(2))
+            shift = np.where(np.isfinite(top), top, 0).max(axis=0)
+            share = np.exp2(np.where(np.isfinite(top), top - shift, -np.inf))
+            total = share * total
+            rows = slice(256 * tile, min(256 * (tile + 1), self.q_len))
+            with np.errstate(divide="ignore", invalid="ignore"):
+                lse = (shift + np.log2(total.sum(axis=0))) * np.log(2)
+                factor = total / total.sum(axis=0)
+                out = np.nan_to_num((share[:, :, None] * self.part_out[slots]).sum(axis=0))
+                out = np.nan_to_num(out / total.sum(axis=0)[:, None])
+            many_rows = len(self.lse[rows])
+            assert np.allclose(self.lse[rows], lse[:many_rows], atol=1e-5)
+            assert np.allclose(
+                from_bf16(self.out)[0, rows, 0], out[:many_rows], rtol=2**-8, atol=1e-3
+            )
+            largest = factor.reshape(many, 8, 32).max(axis=2)  # a NaN stays one
+            weights = self.weights[slots].astype(np.float64)
+            scaled = weights * largest[:, :, None]
+            scaled = np.where(np.isnan(scaled), np.where(weights > 0, 2.0**28, 0), scaled)
+            least = scaled.sum(axis=(0, 1))
+            assert (self.sums[tile] >= least).all()
+            assert (self.sums[tile] <= least * (1 + 2.0**-15) + 8 * many).all()
+        self.accepted = self.out, self.lse.view(np.uint32), self.sums
+
+    def right(self) -> bool:
+        """Whether the latest run gave the same bits."""
+        written = self.out, self.lse.view(np.uint32), self.sums
+        return all(np.array_equal(a, b) for a, b in zip(written, self.accepted, strict=True))
+
+
 def cases(kernel: str) -> tuple[str, Sequence[Case]]:
     """The code object that a kernel is in, and cases that reach its edges.
 
@@ -668,6 +763,8 @@ def cases(kernel: str) -> tuple[str, Sequence[Case]]:
         return "transpose_v", [Transpose(dim, n, 2, 3) for n in (64, 73, 89, 105, 121)]
     if kernel.startswith("merge_parts"):
         return "merge_parts", [Merge(128, 256, 3), Merge(64, 217, 2)]
+    if kernel.startswith("merge_lists"):
+        return "merge_lists", [MergeLists(128, 512, (2, 3)), MergeLists(64, 300, (3, 2))]
     if kernel == "count_tiles":
         return "count_tiles", [Count(43, 5, 66), Count(300, 2, 450, 39), Count(9, 1, 600, 31)]
     if kernel == "pack_lists":

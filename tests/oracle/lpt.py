@@ -155,9 +155,12 @@ def in_parts(
 ) -> list[list[Part] | None]:
     """The parts of each XCD's lists where they are cut; None where they stay whole."""
     found: list[list[Part] | None] = []
-    for run in ordered(kept, q_blocks, slots, together, 0, units):
+    every = ordered(kept, q_blocks, slots, together, 0, units)
+    # What runs without room leave to others stands where these would have their parts.
+    beyond = any(len(run.by_lpt) > slots for run in every)
+    for run in every:
         found.append(None)
-        if run.ends is None or len(run.by_lpt) + units > slots:
+        if run.ends is None or beyond or len(run.by_lpt) + units > slots:
             continue
         share = -(-sum(work(kept[i], 0) for i in run.by_lpt) // units)
         stretch = max(share, LEAST_STRETCH)
@@ -183,3 +186,39 @@ def order(
         if len(taken[x]) < slots:
             taken[x].append(beyond.pop(0))
     return [[queue[slot] if slot < len(queue) else -1 for queue in taken] for slot in range(slots)]
+
+
+class Placed(NamedTuple):
+    """What pack_lists writes of lists that may be cut (csrc/gfx942/params.h).
+
+    order: [slots][XCDS]. parts: [slots][XCDS] of [first, end, slot, 0], None where there is no
+    tile. cuts: [XCDS * units] of [tile, parts].
+    """
+
+    order: list[list[int]]
+    parts: list[list[list[int] | None]]
+    cuts: list[list[int]]
+
+
+def placed(
+    kept: Sequence[int], q_blocks: int, slots: int, together: int, units: int, shift: int = 0
+) -> Placed:
+    """The order of whole lists, but of parts in each XCD whose lists are cut."""
+    whole = order(kept, q_blocks, slots, together, shift, units)
+    parts = [[None if tile < 0 else [0, 0, -1, 0] for tile in row] for row in whole]
+    found = Placed(whole, parts, [[0, 0] for _ in range(XCDS * units)])
+    for x, of_xcd in enumerate(in_parts(kept, q_blocks, slots, together, units)):
+        if of_xcd is None:
+            continue
+        for slot in range(slots):
+            part = of_xcd[slot] if slot < len(of_xcd) else None
+            found.order[slot][x] = -1 if part is None else part.tile
+            found.parts[slot][x] = None
+            if part is None:
+                continue
+            unit = x * units + part.unit
+            place = -1 if part.parts == 1 else 2 * unit + (part.part == 0)
+            found.parts[slot][x] = [part.first, part.end, place, 0]
+            if part.part == 0 and part.parts > 1:
+                found.cuts[unit] = [part.tile, part.parts]
+    return found

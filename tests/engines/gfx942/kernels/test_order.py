@@ -240,37 +240,23 @@ def test_random_lists(seed: int) -> None:
 
 def expect_parts(
     kept: torch.Tensor, units: int, together: int = 152
-) -> tuple[list[list[lpt.Part]], int]:
-    """Which are pack_lists' word for word; and how many XCDs have cut lists."""
+) -> tuple[list[list[tuple[int, int, int]]], int]:
+    """Each XCD's (tile, first K block, last one plus 1), in order; and how many lists are cut."""
     _, q_blocks = kept.shape
     found = machine.cut(listed(kept), units, together=together)
     counts, slots = kept.flatten().tolist(), len(found.order)
-    expected = lpt.in_parts(counts, q_blocks, slots, together, units)
-    whole = lpt.order(counts, q_blocks, slots, together, 0, units)
-    cuts = [[0, 0] for _ in range(8 * units)]
-    for x, parts in enumerate(expected):
-        order, rows = found.order[:, x].tolist(), found.parts[:, x].tolist()
-        if parts is None:
-            assert order == [row[x] for row in whole]
-            assert all(
-                row == [0, 0, -1, 0] for row, tile in zip(rows, order, strict=True) if tile >= 0
-            )
-            continue
-        assert order == [part.tile for part in parts] + [-1] * (slots - len(parts))
-        for part, row in zip(parts, rows, strict=False):
-            unit = x * units + part.unit
-            slot = -1 if part.parts == 1 else 2 * unit + (part.part == 0)
-            assert row == [part.first, part.end, slot, 0]
-            if part.part == 0 and part.parts > 1:
-                cuts[unit] = [part.tile, part.parts]
-    assert found.cuts.tolist() == cuts
-    found_parts = [
-        parts
-        if parts is not None
-        else [lpt.Part(0, 0, row[x], 0, counts[row[x]], 0, 1) for row in whole if row[x] >= 0]
-        for x, parts in enumerate(expected)
-    ]
-    return found_parts, sum(parts is not None for parts in expected)
+    expected = lpt.placed(counts, q_blocks, slots, together, units)
+    assert found.order.tolist() == expected.order and found.cuts.tolist() == expected.cuts
+    parts = found.parts.tolist()
+    xcds: list[list[tuple[int, int, int]]] = [[] for _ in range(8)]
+    for row, here, tiles in zip(expected.parts, parts, expected.order, strict=True):
+        for x, (part, written, tile) in enumerate(zip(row, here, tiles, strict=True)):
+            if part is None:
+                continue
+            assert written == part
+            first, end, slot, _ = part
+            xcds[x].append((tile, first, counts[tile] if slot < 0 else end))
+    return xcds, sum(many > 0 for _, many in expected.cuts)
 
 
 @pytest.mark.parametrize(
@@ -301,7 +287,7 @@ def test_lists_are_cut_into_equal_stretches(
         parts, here = expect_parts(kept, units, together)
         cut += here
         # Each list is computed once, from its first block to its last.
-        each = sorted((part.tile, part.first, part.end) for xcd in parts for part in xcd)
+        each = sorted(part for xcd in parts for part in xcd)
         covered = torch.zeros(kept.numel(), dtype=torch.int64)
         for tile, first, end in each:
             assert covered[tile] == first and (end > first or kept.flatten()[tile] == 0)
@@ -321,7 +307,7 @@ def test_cut_lists_end_together(heads: int) -> None:
         random((heads, 128), 512) ** 2 // 512,
     ):
         parts, _ = expect_parts(kept, 38)
-        work = [[end - first + lpt.TILE_BLOCKS for *_, first, end, _, _ in xcd] for xcd in parts]
+        work = [[end - first + lpt.TILE_BLOCKS for _, first, end in xcd] for xcd in parts]
         for x, taken in enumerate(work):
             share = max(sum(taken) / 38, lpt.LEAST_STRETCH)
             assert lpt.finish(taken, 38)[-1] <= share + lpt.CUT_COST, x
