@@ -205,6 +205,80 @@ def test_lite_kernels_get_exactly_these_bytes(
     assert sorted(undone) == sorted(address for address, _ in spans)
 
 
+@pytest.mark.parametrize(("layout", "with_lse", "dim"), [("bshd", False, 64), ("bhsd", True, 128)])
+def test_steps_whose_lists_may_be_cut_get_exactly_these_bytes(
+    engine: gfx942.Gfx942Engine,
+    cpu_hip: FakeHip,
+    number: tuple[torch.dtype, str],
+    layout: str,
+    with_lse: bool,
+    dim: int,
+) -> None:
+    """All that a list of 64 K blocks on a whole MI300X takes, each buffer behind the other."""
+    dtype, rounding = number
+    cpu_hip.units(304)
+    c = Call(layout, dim, dtype, with_lse, kv_len=4033)
+    request = request_of(
+        c.q, c.k, layout, rounding=rounding, scale=-0.37, return_lse=with_lse,
+        geometry=MI300X_GEOMETRY, threshold=-math.inf, descending=True, budget=0.1,
+    )  # fmt: skip
+    tiles = c.batch * c.q_heads * -(-c.q_len // 256)
+    read, write = (torch.zeros(2, 6, tiles // 12, 2, dtype=torch.int32) for _ in range(2))
+    tensors = LiteTensors(c.q, c.k, c.v, c.out, c.lse, read, write, None, None)
+    run(engine, request, tensors)
+    (memory,) = engine._workspaces.held.values()
+    base = memory.data_ptr()
+    slots = 2 * (-(-tiles // 8) * 3 // 2) + 38
+    at, ends = base, []
+    for size in (
+        c.batch * c.kv_heads * 64 * 64 * dim * 2,  # V
+        slots * 8 * 4,  # order
+        -(-tiles // 8) * 8 * 4,  # counts
+        tiles * 64 * 4,  # weights
+        slots * 8 * 16,  # parts
+        304 * 8,  # cuts
+        608 * 256 * dim * 4,  # outputs, statistics and weights of parts
+        608 * 2 * 256 * 4,
+        608 * 8 * 64 * 4,
+    ):
+        ends.append((at, size))
+        at += -(-size // 256) * 256
+    assert memory.numel() == at - base
+    v_t, order, counts, weights, parts, cuts, part_out, part_stats, part_weights = (
+        begin for begin, _ in ends
+    )
+    spans = {tuple(map(int, call.split()[:2])) for call in cpu_hip.of("hipHostRegister")}
+    assert set(ends) <= spans
+    made = launches(cpu_hip)
+    suffix = NUMBERS[number]
+    assert [(of["name"], of["grid"], of["block"]) for of, _ in made[1:]] == [
+        ("count_tiles", f"{-(-slots * 8 // 256)}x1x1", "256x1x1"),
+        ("pack_lists", "8x1x1", "512x1x1"),
+        (f"attention_weigh_{suffix.format(f'_d{dim}')}", f"{slots * 8}x1x1", "512x1x1"),
+        (f"merge_lists_{suffix.format('')}", f"{304 * (256 // (2048 // dim) + 1)}x1x1", "256x1x1"),
+        ("select_tiles", f"{tiles}x1x1", "64x1x1"),
+    ]
+    _, _, (_, pack), (_, weigh), (_, merge), _ = made
+    assert struct.unpack_from("<4Q3i", pack) == (
+        counts, order, parts, cuts, tiles, tiles // 12, slots,
+    )  # fmt: skip
+    of_parts = part_out, part_stats, part_weights
+    assert weigh == struct.pack(
+        "<14Q9q5if2i",
+        *(c.q.data_ptr(), c.k.data_ptr(), v_t, c.out.data_ptr(), c.lse_address),
+        *(read.data_ptr(), weights, 0, 0, order, parts, *of_parts, *c.inner, 1, 0),
+    )
+    assert merge == struct.pack(
+        "<7Q3q4ifi", cuts, *of_parts, c.out.data_ptr(), c.lse_address, weights,
+        *c.strides(c.out), c.q_heads, c.q_len, c.kv_len, dim, c.inner[-1], 0,
+    )  # fmt: skip
+    # Whole lists if they are asked for; then no tile needs an order.
+    run(gfx942.Gfx942Engine(kv_splits=1), request, tensors)
+    assert [of["name"] for of, _ in launches(cpu_hip)[len(made) :]] == [
+        made[0][0]["name"], made[3][0]["name"], "select_tiles",
+    ]  # fmt: skip
+
+
 def test_the_emulator_is_told_exactly_the_bytes_of_the_tensors(
     engine: gfx942.Gfx942Engine, cpu_hip: FakeHip
 ) -> None:

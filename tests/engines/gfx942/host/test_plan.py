@@ -85,36 +85,51 @@ def test_chosen_plans_are_exact_and_never_modelled_to_lose(s: dict[str, int], un
     assert plan.splits == 1 and plan.modelled_us == plan.modelled_unsplit_us
 
 
-@given(sizes, st.sampled_from([1, 38, 80, 304, 520]))
-def test_plans_of_lite_steps_are_exact(s: dict[str, int], units: int) -> None:
+@given(sizes, st.sampled_from([1, 38, 80, 304, 520]), st.booleans())
+def test_plans_of_lite_steps_are_exact(s: dict[str, int], units: int, cuts: bool) -> None:
     weighs = s["q_len"] % 2 == 0
-    plan = _core.plan_lite(shape_of(s), units, weighs)
+    plan = _core.plan_lite(shape_of(s), units, weighs, cuts)
     tiles = s["batch"] * s["kv_heads"] * s["group"] * math.ceil(s["q_len"] / Q)
     k_blocks = math.ceil(s["kv_len"] / K)
     assert plan.transpose_grid == s["batch"] * s["kv_heads"] * k_blocks
     assert plan.tiles == tiles
-    ordered = tiles > units
-    slots = math.ceil(tiles / 8) * 3 // 2 if ordered else 0
+    half_again = math.ceil(tiles / 8) * 3 // 2
+    # A whole MI300X, eight XCDs, of whose tiles a workgroup takes 768; and lists worth it.
+    few = units == 304 and half_again <= 768
+    cut = few and weighs and cuts and k_blocks >= 64
+    assert plan.cuts == cut
+    ordered = tiles > units or cut
+    slots = (2 * half_again + 38 if cut else half_again) if ordered else 0
     assert plan.slots == slots
     assert plan.together == (4 * math.ceil(units / 8) if ordered else 0)
     assert plan.lite_grid == (8 * slots if ordered else tiles)
     assert plan.count_grid == math.ceil(8 * slots / 256)
-    # A whole MI300X, eight XCDs, of whose tiles a workgroup takes 768.
-    packs = ordered and units == 304 and slots <= 768
+    packs = ordered and few
     assert plan.packs == packs
     assert plan.lpt_grid == (8 if packs else math.ceil(tiles / 256) if ordered else 0)
     assert plan.select_grid == (tiles if weighs else 0)
+    assert plan.merge_grid == (304 * (s["head_dim"] // 8 + 1) if cut else 0)
     assert plan.order_bytes == 4 * 8 * slots
     assert plan.counts_bytes == (4 * 8 * math.ceil(tiles / 8) if ordered else 0)
     assert plan.weights_bytes == (4 * tiles * k_blocks if weighs else 0)
+    assert plan.parts_bytes == (16 * 8 * slots if cut else 0)
+    assert plan.cuts_bytes == (8 * 304 if cut else 0)
     at = plan.v_t_offset + plan.transpose_grid * K * s["head_dim"] * 2
     assert plan.v_t_offset == 0
-    for offset, size in (
+    buffers = [
         (plan.order_offset, plan.order_bytes),
         (plan.counts_offset, plan.counts_bytes),
         (plan.weights_offset, plan.weights_bytes),
-        (plan.workspace_bytes, 0),
-    ):
+    ]
+    if cut:
+        buffers += [
+            (plan.parts_offset, plan.parts_bytes),
+            (plan.cuts_offset, plan.cuts_bytes),
+            (plan.part_out_offset, 608 * Q * s["head_dim"] * 4),
+            (plan.part_stats_offset, 608 * 2 * Q * 4),
+            (plan.part_weights_offset, 608 * 8 * k_blocks * 4),
+        ]
+    for offset, size in [*buffers, (plan.workspace_bytes, 0)]:
         assert offset % ALIGN == 0 and 0 <= offset - at < ALIGN
         at = offset + size
 
