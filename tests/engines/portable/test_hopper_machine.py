@@ -392,22 +392,60 @@ def test_prompts_beside_shorter_requests(page_size: int) -> None:
     test_ragged_interpreter.test_prompts_beside_shorter_requests(page_size)
 
 
-@pytest.mark.parametrize("page_size", [0, 16])
-def test_prompts_beside_decodes(page_size: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Three kernels share the step, and a fourth merges."""
-    ran: list[Any] = []
+@pytest.fixture
+def ran(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """Kernels, as they are launched."""
+    found: list[Any] = []
     call = launch.Kernel.__call__
 
     def noting(kernel: launch.Kernel, *given: Any) -> None:
-        ran.append(kernel)
+        found.append(kernel)
         call(kernel, *given)
 
     monkeypatch.setattr(launch.Kernel, "__call__", noting)
+    return found
+
+
+@pytest.mark.parametrize("page_size", [0, 16])
+def test_prompts_beside_decodes(
+    page_size: int, ran: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Three kernels share the step, and a fourth merges."""
     monkeypatch.setattr(ragged_launch, "_SHORT_KEYS", 1)
     lengths = test_ragged_interpreter.BESIDE
     test_ragged_interpreter.check(lengths, (4, 1), page_size, causal=page_size > 0)
     others = [ragged_launch._ATTENTION] * 2 + [ragged_launch._MERGE]
     assert ran[-4:] == [ragged_launch._PROMPTS, *others]
+
+
+@pytest.mark.parametrize("parts", [1, 2])
+@pytest.mark.parametrize("page_size", [0, 16])
+def test_prompts_none_of_which_is_short(
+    page_size: int, parts: int, in_parts: Any, ran: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They are one launch, which computes short ones, too, should there be any."""
+    in_parts(parts)
+    test_ragged_interpreter.check([(80, 290)] * 3, (4, 2), page_size)
+    merge = [ragged_launch._MERGE] * (parts - 1)
+    assert [kernel for kernel in ran if kernel is not ragged_launch._WRITE] == [
+        ragged_launch._PROMPTS,
+        *merge,
+    ]
+    monkeypatch.setattr(tiles, "none_below", lambda *_: True)
+    remembered.forget()
+    ran.clear()
+    test_ragged_interpreter.check(test_ragged_interpreter.BESIDE, (4, 2), page_size)
+    assert ragged_launch._PROMPTS in ran and ragged_launch._ATTENTION not in ran
+
+
+#: More tiles than programs, none full, of requests with as many numbers each.
+SHORT_PROMPTS = [(100, 110), (128, 200), (64, 64), (90, 129), (70, 70), (128, 128), (0, 5)]
+
+
+@pytest.mark.parametrize("dim", [64, 128, 256])
+def test_short_prompts_one_after_the_other(dim: int) -> None:
+    """Queries come into one buffer or two in turn."""
+    test_ragged_interpreter.check(SHORT_PROMPTS, (4, 2), 16, dim)
 
 
 @pytest.mark.parametrize("dim", [80, 128, 256])
@@ -612,6 +650,33 @@ BROKEN_PARTS = [
     ("how many parts a row has", "gl.store(part_count + row_start + rows, parts",
      "gl.store(part_count + row_start + rows, parts - 1"),
 ]  # fmt: skip
+
+
+#: The same of short prompts.
+BROKEN_SHORT = [
+    ("a wait for a free buffer of queries",
+     "mbarrier.wait(q_empty.index(buffer), ((done // BUFFERS) & 1) ^ 1)", "pass"),
+    ("a wait for queries", "mbarrier.wait(q_full.index(buffer), (done // BUFFERS) & 1)", "pass"),
+    ("a buffer of its own", "buffer = done % BUFFERS * GROUPS + GROUP\n", "buffer = GROUP + 0\n"),
+    ("a buffer that is freed", "mbarrier.arrive(q_empty.index(buffer))", "pass"),
+    ("a wait for what others cleared", "BLOCK_N)\n            mbarrier.wait(clean",
+     "BLOCK_N)\n            (clean"),
+    ("a request's first number", "gl.where(each > 0, request * each,", "gl.where(each > 0, 0,"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("before", "after"), [x[1:] for x in BROKEN_SHORT], ids=[x[0] for x in BROKEN_SHORT]
+)
+def test_broken_turns_of_short_prompts_are_noticed(
+    before: str, after: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run_on_machine(
+        monkeypatch, "hopper_ragged", gluon_machine.load("hopper_ragged", 0, (before, after))
+    )
+    with pytest.raises((AssertionError, gluon_machine.KernelError)):
+        for dim in (64, 128):
+            test_short_prompts_one_after_the_other(dim)
 
 
 @pytest.mark.parametrize(

@@ -272,7 +272,7 @@ def test_long_requests_are_left_to_another_kernel(monkeypatch: pytest.MonkeyPatc
     )
     out = torch.full_like(q, 7.0)
     expected = attention_varlen(q, k, v, q_start, k_start, causal=True, engine="cpu")
-    other = ragged_launch.Prompts(Other(), 1)  # type: ignore[arg-type]
+    other = ragged_launch.Prompts(Other(), 64, 1)  # type: ignore[arg-type]
     monkeypatch.setattr(ragged_launch, "prompts", lambda request, like, tile: other)
     attention_varlen(q, k, v, q_start, k_start, causal=True, out=out, engine="portable")
     for r, (rows, _) in enumerate(lengths):
@@ -335,7 +335,7 @@ def test_prompts_over_fp8_caches_read_copies(
         given.append(request)
         if request.kv_dtype != request.dtype:
             return None
-        return ragged_launch.Prompts(PromptsOnCpu(request), 1)  # type: ignore[arg-type]
+        return ragged_launch.Prompts(PromptsOnCpu(request), 64, 1)  # type: ignore[arg-type]
 
     take = workspace.Workspaces.take
 

@@ -4,6 +4,7 @@ The kernels run on the machine of gluon_machine.py, of two multiprocessors, laun
 """
 
 import heapq
+import itertools
 import math
 from dataclasses import replace
 from typing import Any
@@ -148,17 +149,21 @@ def test_prompts_walk_and_mask_no_more_blocks_than_they_must(
     window: int, lookahead: int | None
 ) -> None:
     """Of 128 keys: they walk those that hold a key which some row of the tile sees, one at least,
-    and mask those that hold one which some row does not see.
+    and mask those that hold one which some row does not see. However tiles are numbered.
     """
     kernel, number = gluon_machine.load("hopper_ragged"), gluon_machine.Value
     requests = [(300, 700), (256, 256), (200, 90), (129, 5)]
     ahead = lookahead or 0
-    for q_len, length in requests:
+    for (q_len, length), searched in itertools.product(requests, (False, True)):
         blocks = -(-length // 128)
         tables = [
             gluon_machine.Pointer(torch.tensor(x), torch.tensor(0)) for x in ([0, q_len], [length])
         ]
-        sizes = [1, -(-q_len // 128), 1, 1, 1, window + ahead if window else 0, ahead, 1, 1]
+        count = -(-q_len // 128)
+        sizes = [
+            1, count, 0 if searched else count, 64, 1, 1, 1, window + ahead if window else 0,
+            ahead, 1, 1,
+        ]  # fmt: skip
         found: list[tuple[Any, ...]] = []
 
         def places(tables: Any = tables, sizes: Any = sizes, found: Any = found) -> None:
@@ -167,7 +172,7 @@ def test_prompts_walk_and_mask_no_more_blocks_than_they_must(
                 found.append(
                     kernel._place(
                         number(torch.tensor(program)), *given, 2, 128, 16, lookahead is not None,
-                        window > 0, 64, False,
+                        window > 0, False,
                     )
                 )  # fmt: skip
 

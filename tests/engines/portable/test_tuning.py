@@ -225,14 +225,39 @@ def test_prompts_have_tiles_of_their_own() -> None:
         assert all(tile.counted or not tile.persistent for tile in found)
 
 
+#: Requests, rows at most, keys at most, all rows; whether a low tile took less time (H100).
+LOW = {
+    False: [
+        (256, 128, 128, 0, True), (170, 192, 192, 0, False), (128, 256, 256, 0, True),
+        (64, 512, 512, 0, True), (43, 768, 768, 0, False), (32, 1024, 1024, 0, True),
+        (16, 2048, 2048, 0, False), (1, 1024, 1024, 0, True), (1, 2048, 2048, 0, False),
+        (124, 512, 512, 35614, True), (32, 2048, 2048, 33024, False),
+    ],
+    True: [
+        (64, 512, 512, 0, True), (16, 2048, 2048, 0, True), (8, 4096, 4096, 0, True),
+        (4, 8192, 8192, 0, False), (1, 2048, 2048, 0, True), (1, 512, 8192, 0, True),
+        (1, 2048, 8192, 0, False), (32, 2048, 2048, 33024, True),
+    ],
+}  # fmt: skip
+
+
 @pytest.mark.parametrize(
-    ("rows", "low"), [(64, True), (128, True), (129, False), (192, False), (193, True),
-                      (256, True), (257, False), (512, False), (8192, False)],
-)  # fmt: skip
-def test_short_prompts_have_low_tiles_where_tall_ones_were_half_empty(rows: int, low: bool) -> None:
-    narrow = tiles.prompts(prompts(head_dim=64, max_q_len=rows), 64)
+    ("causal", "case"), [(causal, case) for causal, cases in LOW.items() for case in cases], ids=str
+)
+def test_prompts_have_low_tiles_where_those_are_faster(
+    causal: bool, case: tuple[int, int, int, int, bool]
+) -> None:
+    requests, rows, keys, total, low = case
+    changes = dict(requests=requests, max_q_len=rows, max_kv_len=keys, q_heads=12, kv_heads=12)
+    changes |= dict(rows=total or requests * rows, lookahead=0 if causal else None)
+    narrow = tiles.prompts(prompts(head_dim=64, **changes), 64)
     assert narrow.block_m == (128 if low else 192) and narrow.counted and narrow.abreast
-    assert tiles.prompts(prompts(max_q_len=rows), 128) == tiles.PROMPTS[128]
+    assert tiles.prompts(prompts(**changes), 128) == tiles.PROMPTS[128]
+
+
+def test_prompts_that_see_no_key_or_have_no_rows_have_tiles() -> None:
+    for changes in (dict(max_kv_len=0), dict(rows=0), dict(rows=0, requests=0)):
+        assert tiles.prompts(prompts(head_dim=64, **changes), 64).block_n == 128
 
 
 def test_others_are_timed_in_the_same_turns_and_never_kept() -> None:

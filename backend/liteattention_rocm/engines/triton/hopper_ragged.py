@@ -3,14 +3,15 @@
 One workgroup computes 128 or 192 query rows of one request and head: a warp that loads, and
 warpgroups of 64 rows each, as in :mod:`.hopper`, whose schedule this kernel has. Either it ends
 then, or it takes further tiles off a counter: the loading warp finds them and tells the warpgroups
-by way of shared memory, so that the next tile's loads run under the end of this one's. The bulk
-copy engine gathers a K block from the cache in *pieces*: as many tokens as lie together in a page,
-64 columns each, which is how the matrix units want them in shared memory. So a page table costs a
-few more copies per block, and the loop that computes knows nothing of pages.
+by way of shared memory, so that the next tile's loads run under the end of this one's, its queries
+into a second buffer where there is room. The bulk copy engine gathers a K block from the cache in
+*pieces*: as many tokens as lie together in a page, 64 columns each, which is how the matrix units
+want them in shared memory. So a page table costs a few more copies per block, and the loop that
+computes knows nothing of pages.
 
 K blocks are walked from the last to the first: what needs a mask, the end and the diagonal, comes
 first. Head dims that are no multiple of 64 are widened with zeros, which the copy engine fills in
-beyond a tensor's edge. Requests of less than ``SHORTEST`` rows are left to
+beyond a tensor's edge. Requests of less than ``shortest`` rows are left to
 :func:`.ragged.attention`, where query heads that share a key head share a tile.
 
 Where tiles are fewer than multiprocessors, they may be cut into *parts* along the keys, a program
@@ -51,8 +52,8 @@ _COLUMNS = gl.constexpr(COLUMNS)
 _TOLD = gl.constexpr(10)
 #: Do not specialise on sizes.
 _SIZES = [
-    "requests", "tiles", "q_heads", "group", "span", "window", "lookahead", "rows", "splits",
-    "part_blocks",
+    "requests", "tiles", "each", "shortest", "q_heads", "group", "span", "window", "lookahead",
+    "rows", "splits", "part_blocks",
 ]  # fmt: skip
 
 
@@ -62,10 +63,10 @@ _PUBLIC = gl.constexpr(hasattr(gl.shared_memory_descriptor, "reinterpret"))
 
 @gluon.jit
 def _place(
-    program, q_start, lengths, requests, tiles, q_heads, group, span, window, lookahead, splits,
-    part_blocks,
+    program, q_start, lengths, requests, tiles, each, shortest, q_heads, group, span, window,
+    lookahead, splits, part_blocks,
     GROUPS: gl.constexpr, BLOCK_N: gl.constexpr, PAGE: gl.constexpr, LOOKAHEAD: gl.constexpr,
-    WINDOW: gl.constexpr, SHORTEST: gl.constexpr, PARTS: gl.constexpr,
+    WINDOW: gl.constexpr, PARTS: gl.constexpr,
 ):  # fmt: skip
     """Find the rows and keys of a tile or of a part of it, ``program`` in the order of work.
 
@@ -87,8 +88,9 @@ def _place(
     tile = rest // heads
     head = section * span + rest % heads
     kv_head = head // group
-    request = gl.to_tensor(0)
-    high = requests
+    # Where each request has as many numbers, nothing is searched.
+    request = gl.where(each > 0, tile // gl.maximum(each, 1), 0)
+    high = gl.where(each > 0, request + 1, requests)
     while high - request > 1:
         middle = (request + high) // 2
         begins = gl.load(q_start + middle) // ROWS + middle
@@ -97,8 +99,8 @@ def _place(
     row_start = gl.load(q_start + request)
     q_len = gl.load(q_start + request + 1) - row_start
     q_blocks = (q_len + ROWS - 1) // ROWS
-    turn = tile - row_start // ROWS - request
-    work = gl.where((turn >= 0) & (turn < q_blocks) & (q_len >= SHORTEST), 1, 0)
+    turn = tile - gl.where(each > 0, request * each, row_start // ROWS + request)
+    work = gl.where((turn >= 0) & (turn < q_blocks) & (q_len >= shortest), 1, 0)
     # The last q blocks see the most keys and go first.
     first_row = gl.maximum(q_blocks - 1 - turn, 0) * ROWS
     key_start = 0
@@ -196,11 +198,13 @@ def _stream(
         low_block, count, mask_from, mask_below, part, parts,
     ) = place  # fmt: skip
     table = page_table + request.to(gl.int64) * stride_table
+    BUFFERS: gl.constexpr = q_smem.shape[0] // GROUPS
     for group in gl.static_range(GROUPS):
-        mbarrier.wait(q_empty.index(group), (done & 1) ^ 1)
-        mbarrier.expect(q_full.index(group), q_desc.block_type.nbytes)
+        buffer = done % BUFFERS * GROUPS + group
+        mbarrier.wait(q_empty.index(buffer), ((done // BUFFERS) & 1) ^ 1)
+        mbarrier.expect(q_full.index(buffer), q_desc.block_type.nbytes)
         at = row_start + first_row + group * 64
-        copy_in(q_desc, [0, head, at, 0], q_full.index(group), q_smem.index(group))
+        copy_in(q_desc, [0, head, at, 0], q_full.index(buffer), q_smem.index(buffer))
     for i in range(count):
         block = low_block + count - 1 - i
         stage = step % STAGES
@@ -224,7 +228,7 @@ def _load(
     inputs, smem, pieces, bars, place, tables, sizes, next_tile, spare,
     GROUPS: gl.constexpr, BLOCK_N: gl.constexpr, WIDTH: gl.constexpr, PIECE: gl.constexpr,
     PAGE: gl.constexpr, STAGES: gl.constexpr, LOOKAHEAD: gl.constexpr, WINDOW: gl.constexpr,
-    SHORTEST: gl.constexpr, COUNTED: gl.constexpr,
+    COUNTED: gl.constexpr,
 ):  # fmt: skip
     """The loading warp: streams operands and, if ``COUNTED``, finds tiles and hands them out."""
     if COUNTED:
@@ -234,14 +238,16 @@ def _load(
             q_full, q_empty, k_full, k_empty, v_full, v_empty, turns, clean, tile_full, tile_empty
         ) = bars  # fmt: skip
         q_start, lengths, page_table, stride_table = tables
-        requests, tiles, q_heads, group, span, window, lookahead, rows = sizes
+        (
+            requests, tiles, each, shortest, q_heads, group, span, window, lookahead, rows
+        ) = sizes  # fmt: skip
         program = gl.program_id(0)
         done = 0
         step = 0
         while program < tiles * q_heads:
             found = _place(
-                program, q_start, lengths, requests, tiles, q_heads, group, span, window, lookahead,
-                1, 1, GROUPS, BLOCK_N, PAGE, LOOKAHEAD, WINDOW, SHORTEST, False,
+                program, q_start, lengths, requests, tiles, each, shortest, q_heads, group, span,
+                window, lookahead, 1, 1, GROUPS, BLOCK_N, PAGE, LOOKAHEAD, WINDOW, False,
             )  # fmt: skip
             (
                 request, kv_head, head, work, row_start, first_row, q_len, length, key_start, low,
@@ -315,10 +321,11 @@ def _scored(
 
 
 @gluon.jit
-def _blank(values, clean, phase, first, low, length, GROUP: gl.constexpr, BLOCK_N: gl.constexpr):
+def _blank(values, clean, first, low, length, GROUP: gl.constexpr, BLOCK_N: gl.constexpr):
     """Zero the values of keys below ``low`` and from ``length`` on, which may be another request's.
 
-    Their weights are 0, but 0 * NaN is NaN. Two warpgroups clear half of the block each.
+    Their weights are 0, but 0 * NaN is NaN. Two warpgroups clear half of the block each; all tell
+    ``clean``, which is to be waited for.
     """
     PART: gl.constexpr = BLOCK_N // 2
     layout: gl.constexpr = gl.BlockedLayout([1, 8], [4, 8], [4, 1], [1, 0])
@@ -330,7 +337,6 @@ def _blank(values, clean, phase, first, low, length, GROUP: gl.constexpr, BLOCK_
         fence_async_shared()
     barrier()  # what all warps wrote is told by one thread
     mbarrier.arrive(clean)
-    mbarrier.wait(clean, phase)
 
 
 @gluon.jit
@@ -408,7 +414,7 @@ def _compute(
     result, lse, sinks, stride_ot, stride_oh, part_out, part_lse, part_count = results
     q_smem, k_smem, v_smem, tile_smem = smem
     q_full, q_empty, k_full, k_empty, v_full, v_empty, turns, clean, tile_full, tile_empty = bars
-    requests, tiles, q_heads, group, span, window, lookahead, all_rows = sizes
+    requests, tiles, each, shortest, q_heads, group, span, window, lookahead, all_rows = sizes
     scale_log2, soft_cap, v_scale = numbers
     dtype: gl.constexpr = q_smem.dtype
     s_layout: gl.constexpr = gl.NVMMADistributedLayout(
@@ -426,6 +432,10 @@ def _compute(
     # Two loops of steps, at the diagonal and without masks: with LAZY 4 % less time at 128 columns,
     # nothing at 256. At 64, and with windows at 256, a second loop took 3 to 6 % longer (H100).
     SPLIT: gl.constexpr = LOOKAHEAD and not WINDOW and WIDTH == 128
+    # Values that others than a request's own hold are cleared before the softmax, and waited for
+    # behind it: at 64 columns 3 to 4 % less time of mixed lengths, at 128 1 % (H100). With 256 the
+    # registers do not suffice.
+    EARLY: gl.constexpr = WIDTH <= 128
     if CAP or SIGN == 0:
         c = 1.0
     elif SCALES:
@@ -434,7 +444,7 @@ def _compute(
     else:
         c = gl.abs(scale_log2)
     none = gl.zeros([64, BLOCK_N], gl.float32, s_layout)
-    q = q_smem.index(GROUP).reshape([64, WIDTH])
+    BUFFERS: gl.constexpr = q_smem.shape[0] // GROUPS
     done = 0
     step = 0
     stage = gl.to_tensor(0)
@@ -470,7 +480,9 @@ def _compute(
         out = gl.zeros([64, WIDTH], gl.float32, o_layout)
 
         block = low_block + count - 1
-        mbarrier.wait(q_full.index(GROUP), done & 1)
+        buffer = done % BUFFERS * GROUPS + GROUP
+        q = q_smem.index(buffer).reshape([64, WIDTH])
+        mbarrier.wait(q_full.index(buffer), (done // BUFFERS) & 1)
         mbarrier.wait(k_full.index(stage), phase)
         if TURNS:
             mbarrier.wait(turns.index(GROUP), (step & 1) ^ first)
@@ -480,6 +492,14 @@ def _compute(
             mbarrier.arrive(turns.index(following))
         scores = warpgroup_mma_wait(0, deps=[scores])
         mbarrier.arrive(k_empty.index(stage))
+        # The end of a request and the beginning of its window: outside of the loop, as a branch
+        # there would keep the compiler from converting weights under the exponentials.
+        blanks = ((block + 1) * BLOCK_N > length) | ((count == 1) & (block * BLOCK_N < low))
+        if EARLY:
+            if blanks:
+                mbarrier.wait(v_full.index(stage), phase)
+                v = v_smem.index(stage).reshape([BLOCK_N, WIDTH])
+                _blank(v, clean.index(0), block * BLOCK_N, low, length, GROUP, BLOCK_N)
         scores = _scored(
             scores, block, reach, length, window, scale_log2, soft_cap, mask_from, mask_below,
             BLOCK_N, LOOKAHEAD, WINDOW, CAP, SIGN,
@@ -490,14 +510,12 @@ def _compute(
         )  # fmt: skip
         total = lane_sums(p)
         carried = as_carried(p, dtype, p_layout, LATE_WAIT)
-        # The end of a request and the beginning of its window: outside of the loop, as a branch
-        # there would keep the compiler from converting weights under the exponentials.
-        if ((block + 1) * BLOCK_N > length) | ((count == 1) & (block * BLOCK_N < low)):
-            mbarrier.wait(v_full.index(stage), phase)
-            v = v_smem.index(stage).reshape([BLOCK_N, WIDTH])
-            _blank(
-                v, clean.index(0), blanked & 1, block * BLOCK_N, low, length, GROUP, BLOCK_N
-            )  # fmt: skip
+        if blanks:
+            if not EARLY:
+                mbarrier.wait(v_full.index(stage), phase)
+                v = v_smem.index(stage).reshape([BLOCK_N, WIDTH])
+                _blank(v, clean.index(0), block * BLOCK_N, low, length, GROUP, BLOCK_N)
+            mbarrier.wait(clean.index(0), blanked & 1)
             blanked += 1
         # Before this step, keys reach past what the tile's first row sees. The first block is done.
         hiding = gl.maximum(low_block + count - mask_from, 1)
@@ -549,12 +567,13 @@ def _compute(
                 else:
                     out = scaled(out, fade, False)
                     carried = as_carried(p, dtype, p_layout, LATE_WAIT)
-        mbarrier.arrive(q_empty.index(GROUP))
+        mbarrier.arrive(q_empty.index(buffer))
         mbarrier.wait(v_full.index(stage), phase)
         v = v_smem.index(stage).reshape([BLOCK_N, WIDTH])
         if WINDOW:
             if (count > 1) & (block * BLOCK_N < low):
-                _blank(v, clean.index(0), blanked & 1, block * BLOCK_N, low, length, GROUP, BLOCK_N)
+                _blank(v, clean.index(0), block * BLOCK_N, low, length, GROUP, BLOCK_N)
+                mbarrier.wait(clean.index(0), blanked & 1)
                 blanked += 1
         pv_weights = as_operand(carried, dtype, p_layout, LATE_WAIT)
         out = warpgroup_mma(pv_weights, v, out, is_async=True)
@@ -593,28 +612,29 @@ def _compute(
 def attention(
     q_desc, k_desc, v_desc, out, lse, sinks, q_start, lengths, page_table, next_tile, spare,
     k_scale_at, v_scale_at, part_out, part_lse, part_count, stride_ot, stride_oh, stride_table,
-    requests, tiles, q_heads, group, span, window, lookahead, rows, splits, part_blocks, scale_log2,
-    soft_cap, v_scale,
+    requests, tiles, each, shortest, q_heads, group, span, window, lookahead, rows, splits,
+    part_blocks, scale_log2, soft_cap, v_scale,
     GROUPS: gl.constexpr, BLOCK_N: gl.constexpr, HEAD_DIM: gl.constexpr, WIDTH: gl.constexpr,
     PIECE: gl.constexpr, PAGE: gl.constexpr, STAGES: gl.constexpr, LOOKAHEAD: gl.constexpr,
     WINDOW: gl.constexpr, CAP: gl.constexpr, HAS_SINKS: gl.constexpr, HAS_LSE: gl.constexpr,
     TURNS: gl.constexpr, LATE_WAIT: gl.constexpr, SIGN: gl.constexpr, ROUNDING: gl.constexpr,
-    SHORTEST: gl.constexpr, REGISTERS: gl.constexpr, LOADER_REGISTERS: gl.constexpr,
-    COUNTED: gl.constexpr, SCALES: gl.constexpr, PARTS: gl.constexpr,
+    REGISTERS: gl.constexpr, LOADER_REGISTERS: gl.constexpr, COUNTED: gl.constexpr,
+    SCALES: gl.constexpr, PARTS: gl.constexpr,
 ):  # fmt: skip
     """Tiles of ``GROUPS * 64`` rows of one request and head, a program each.
 
     They are numbered ``span`` query heads at a time: head + span * tile. If ``COUNTED``, a program
     takes further ones off the counter ``next_tile``, which is 0 at first, and makes ``spare`` 0.
-    The tiles of a head are numbered as in :func:`.ragged.attention`: those of request r begin at
-    number q_start[r] // (GROUPS * 64) + r, and there are ``tiles`` numbers. ``q_desc`` has boxes of
-    64 rows x ``WIDTH`` columns of q as [1, Hq, T, D]; ``k_desc`` and ``v_desc`` have boxes of
-    ``PIECE`` tokens x 64 columns of the cache as [pages, Hkv, PAGE, D], or of packed keys as
-    [1, Hkv, keys, D]. ``PIECE`` divides ``PAGE``; ``PAGE`` is 0 for packed keys, and ``lengths``
-    then holds kv_start [requests + 1]. ``scale_log2`` = scale * log2(e), ``SIGN`` its sign. Values
-    are multiplied by ``v_scale``, and with ``SCALES`` scores by the size of fp32
-    ``k_scale_at[0]``, whose sign is in the keys, and values by ``v_scale_at[0]``. ``window`` and
-    ``lookahead`` are those of :func:`.ragged.attention`.
+    The tiles of a head have ``tiles`` numbers. Those of request r begin at ``each`` * r, if that is
+    how many a request has at most; with ``each`` = 0, as in :func:`.ragged.attention`, at
+    q_start[r] // (GROUPS * 64) + r, which is searched. ``q_desc`` has boxes of 64 rows x ``WIDTH``
+    columns of q as [1, Hq, T, D]; ``k_desc`` and ``v_desc`` have boxes of ``PIECE`` tokens x 64
+    columns of the cache as [pages, Hkv, PAGE, D], or of packed keys as [1, Hkv, keys, D]. ``PIECE``
+    divides ``PAGE``; ``PAGE`` is 0 for packed keys, and ``lengths`` then holds kv_start
+    [requests + 1]. ``scale_log2`` = scale * log2(e), ``SIGN`` its sign. Values are multiplied by
+    ``v_scale``, and with ``SCALES`` scores by the size of fp32 ``k_scale_at[0]``, whose sign is in
+    the keys, and values by ``v_scale_at[0]``. ``window`` and ``lookahead`` are those of
+    :func:`.ragged.attention`.
 
     With ``PARTS``, which knows no counter, a tile is cut along the keys into ``splits`` parts, or
     into fewer that have ``part_blocks`` K blocks or more; program = part * all tiles + tile, and
@@ -626,7 +646,10 @@ def attention(
         scale_log2 = scale_log2 * gl.abs(gl.load(k_scale_at))
         v_scale = v_scale * gl.load(v_scale_at)
     dtype: gl.constexpr = q_desc.dtype
-    q_smem = gl.allocate_shared_memory(dtype, [GROUPS] + q_desc.block_type.shape, q_desc.layout)
+    # While a tile is computed, the queries of the next one are loaded: prompts of one tile or two
+    # take 0.79 to 1.01 of the time, longer ones up to 3 % less (H100). 256 columns leave no room.
+    QUERIES: gl.constexpr = GROUPS * (2 if COUNTED and WIDTH <= 128 else 1)
+    q_smem = gl.allocate_shared_memory(dtype, [QUERIES] + q_desc.block_type.shape, q_desc.layout)
     block: gl.constexpr = [STAGES, 1, 1, BLOCK_N, WIDTH]
     k_smem = gl.allocate_shared_memory(dtype, block, k_desc.layout)
     v_smem = gl.allocate_shared_memory(dtype, block, v_desc.layout)
@@ -645,7 +668,7 @@ def attention(
         k_pieces = k_smem._reinterpret(dtype, pieces, k_desc.layout)
         v_pieces = v_smem._reinterpret(dtype, pieces, v_desc.layout)
     bar: gl.constexpr = mbarrier.MBarrierLayout()
-    q_full = gl.allocate_shared_memory(gl.int64, [GROUPS, 1], bar)
+    q_full = gl.allocate_shared_memory(gl.int64, [QUERIES, 1], bar)
     k_full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], bar)
     k_empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], bar)
     v_full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], bar)
@@ -654,12 +677,13 @@ def attention(
     clean = gl.allocate_shared_memory(gl.int64, [1, 1], bar)
     plain: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0])
     tile_smem = gl.allocate_shared_memory(gl.int32, [2 * _TOLD, 1], plain)
-    q_empty = gl.allocate_shared_memory(gl.int64, [GROUPS, 1], bar)
+    q_empty = gl.allocate_shared_memory(gl.int64, [QUERIES, 1], bar)
     tile_full = gl.allocate_shared_memory(gl.int64, [2, 1], bar)
     tile_empty = gl.allocate_shared_memory(gl.int64, [2, 1], bar)
-    for i in gl.static_range(GROUPS):
+    for i in gl.static_range(QUERIES):
         mbarrier.init(q_full.index(i), count=1)
         mbarrier.init(q_empty.index(i), count=1)
+    for i in gl.static_range(GROUPS):
         mbarrier.init(turns.index(i), count=1)
     for i in gl.static_range(STAGES):
         mbarrier.init(k_full.index(i), count=1)
@@ -675,13 +699,13 @@ def attention(
         q_full, q_empty, k_full, k_empty, v_full, v_empty, turns, clean, tile_full, tile_empty
     )  # fmt: skip
     tables = (q_start, lengths, page_table, stride_table)
-    sizes = (requests, tiles, q_heads, group, span, window, lookahead, rows)
+    sizes = (requests, tiles, each, shortest, q_heads, group, span, window, lookahead, rows)
     if COUNTED:
         place = ()  # the loading warp finds them
     else:
         place = _place(
-            gl.program_id(0), q_start, lengths, requests, tiles, q_heads, group, span, window,
-            lookahead, splits, part_blocks, GROUPS, BLOCK_N, PAGE, LOOKAHEAD, WINDOW, SHORTEST,
+            gl.program_id(0), q_start, lengths, requests, tiles, each, shortest, q_heads, group,
+            span, window, lookahead, splits, part_blocks, GROUPS, BLOCK_N, PAGE, LOOKAHEAD, WINDOW,
             PARTS,
         )  # fmt: skip
     results = (out, lse, sinks, stride_ot, stride_oh, part_out, part_lse, part_count)
@@ -698,7 +722,7 @@ def attention(
                 ROUNDING, COUNTED, SCALES, PARTS)),
             (_load, ((q_desc, k_desc, v_desc), smem, (k_pieces, v_pieces), bars, place, tables,
                 sizes, next_tile, spare, GROUPS, BLOCK_N, WIDTH, PIECE, PAGE, STAGES, LOOKAHEAD,
-                WINDOW, SHORTEST, COUNTED)),
+                WINDOW, COUNTED)),
             ],
             [4, 1],
             [REGISTERS, LOADER_REGISTERS],
@@ -718,7 +742,7 @@ def attention(
                 ROUNDING, COUNTED, SCALES, PARTS)),
             (_load, ((q_desc, k_desc, v_desc), smem, (k_pieces, v_pieces), bars, place, tables,
                 sizes, next_tile, spare, GROUPS, BLOCK_N, WIDTH, PIECE, PAGE, STAGES, LOOKAHEAD,
-                WINDOW, SHORTEST, COUNTED)),
+                WINDOW, COUNTED)),
             ],
             [4, 4, 1],
             [REGISTERS, REGISTERS, LOADER_REGISTERS],

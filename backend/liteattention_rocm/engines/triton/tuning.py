@@ -95,8 +95,9 @@ def space(kind: str, head_dim: int, causal: bool = False) -> list[Tile]:
     orders = _ORDERS[causal]
     if kind == "prompts":
         keys = 128 if head_dim <= 128 else 64
-        two = [HopperTile(2, keys, 2, 232, 40, turns=False, late_wait=late) for late in flags]
-        three = [HopperTile(3, keys, 2, 160, 32, late_wait=late) for late in flags]
+        stages = 3 if head_dim <= 64 else 2
+        two = [HopperTile(2, keys, stages, 232, 40, turns=False, late_wait=late) for late in flags]
+        three = [HopperTile(3, keys, stages, 160, 32, late_wait=late) for late in flags]
         orders = tuple(order for order in _ORDERS[True] if order != {"persistent": True})
     else:
         two = [
