@@ -144,9 +144,12 @@ constexpr int32_t ListSlot(int32_t unit, int32_t part) {
     return 2 * (unit + part) + (part == 0 ? 1 : 0);
 }
 // Positions of an XCD if lists are cut: each unit may have one part more than it begins lists. Of
-// few tiles an XCD may have many more than another one, three times as many as it would have of
-// equal ones.
-constexpr int64_t CutSlots(int64_t tiles) { return 2 * LiteSlots(tiles) + kComputeUnits / kXcds; }
+// few tiles an XCD may have three times as many as it would have of equal ones. Of many it may not:
+// a workgroup without a tile waits for a free unit, too.
+constexpr int64_t CutSlots(int64_t tiles) {
+    const int64_t slots = LiteSlots(tiles);
+    return slots + (slots < 64 ? slots : 64) + kComputeUnits / kXcds;
+}
 // K blocks 0 .. (this) - 1 of a list of `blocks` belong to the units before border `border` of the
 // line, if the list begins at `start`; starting it takes kTileBlocks.
 constexpr int32_t CutAt(int64_t border, int64_t start, int32_t blocks) {

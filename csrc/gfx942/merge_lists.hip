@@ -11,7 +11,7 @@
 // workgroups; those of other units end at once. All but the last workgroup of a run merge outputs,
 // a thread 8 neighbouring ones of a row. In the last one a thread finds f of a row for each part,
 // 32 rows meet in the largest, and then a thread adds up the weights of a K block, of all parts and
-// waves. Blocks that a part does not have weigh 0 there. Budget: VGPR 36, LDS 2048.
+// waves. Blocks that a part does not have weigh 0 there. Budget: VGPR 69, LDS 4096.
 
 #include "merge_tile.h"
 
@@ -20,26 +20,27 @@ namespace liteattention::gfx942 {
 // Lists are cut within the units of an XCD.
 inline constexpr int32_t kMostParts = kWaveSize;
 
-// What the weights of a part's waves are multiplied by; above 1, also NaN: they are 1 each.
+// What becomes of the weights of a part's waves, each at least `least`.
 struct Factors {
-    float of[kMostParts][kWaves];
-};
+    float of[kMostParts][kWaves];  // 1 at most, but for what rounding adds; kWhole if it is NaN
+    uint32_t least[kMostParts][kWaves];  // 0; kWhole if it is NaN
+    static constexpr uint32_t kWhole = kMassUnit * kMassParts;
 
-// The part's weight of a tile in one wave, rounded up.
-LITE_DEVICE uint32_t Scaled(uint32_t weight, float factor) {
-    constexpr uint32_t kOne = __builtin_bit_cast(uint32_t, 1.0f);
-    if (Bits(factor) == kOne || weight == 0) return weight;
-    if (Bits(factor) > kOne) return kMassUnit * kMassParts;
-    const auto scaled = static_cast<uint32_t>(__builtin_ceilf(static_cast<float>(weight) * factor));
-    return scaled < weight ? scaled : weight;
-}
+    // The part's weight of a tile in wave `w`, rounded up. What weighs nothing in the part does not
+    // in the list either.
+    LITE_DEVICE uint32_t Scaled(uint32_t weight, int32_t g, int32_t w) const {
+        const float most = static_cast<float>(kWhole);
+        const float scaled = __builtin_fminf(static_cast<float>(weight) * of[g][w], most);
+        return __builtin_elementwise_min(static_cast<uint32_t>(__builtin_ceilf(scaled)),
+                                         __builtin_elementwise_max(weight, least[g][w]));
+    }
+};
 
 template <class SlotOf>
 LITE_DEVICE void FindFactors(const MergeListsParams& p, int32_t parts, SlotOf slot,
                              Factors& factors) {
     // More than two exponents off by 2^-18, two sums and a reciprocal lose.
     constexpr float kRoundUp = 1.0f + 0x1p-16f;
-    constexpr uint32_t kOne = __builtin_bit_cast(uint32_t, 1.0f);
     const float* const stats = p.part_stats + ThreadId();
     const PartScale scale(stats, parts, slot, Factor(p.scale_log2));
     const auto sum = [&](int32_t g) {
@@ -47,15 +48,18 @@ LITE_DEVICE void FindFactors(const MergeListsParams& p, int32_t parts, SlotOf sl
         return scale.Weight(stats[at]) * stats[at + kQBlock];
     };
     float all = 0.0f;
+#pragma unroll 1
     for (int32_t g = 0; g < parts; ++g) all += sum(g);
     const float per_sum = Rcp(all) * kRoundUp;
+#pragma unroll 1
     for (int32_t g = 0; g < parts; ++g) {
-        // As integers NaN is larger than any number; a sum of 0 over 0 is one.
-        uint32_t factor = Bits(sum(g) * per_sum) & 0x7fffffffu;
-        if (factor > kOne && factor <= Bits(kRoundUp * kRoundUp)) factor = kOne;
-        factor = HalfWaveMaximum(factor);
-        if (ThreadId() % kWaveRows == kWaveRows - 1)
-            factors.of[g][ThreadId() / kWaveRows] = FromBits(factor);
+        // As integers NaN is larger than any number; that of 0 / 0 may have a sign.
+        const uint32_t factor = HalfWaveMaximum(Bits(sum(g) * per_sum) & 0x7fffffffu);
+        if (ThreadId() % kWaveRows != kWaveRows - 1) continue;
+        const bool is_nan = factor > __builtin_bit_cast(uint32_t, 2.0f);
+        const uint32_t wave = ThreadId() / kWaveRows;
+        factors.of[g][wave] = is_nan ? static_cast<float>(Factors::kWhole) : FromBits(factor);
+        factors.least[g][wave] = is_nan ? Factors::kWhole : 0;
     }
 }
 
@@ -76,10 +80,11 @@ LITE_DEVICE void MergeLists(const MergeListsParams& p) {
         uint32_t* const weights = p.weights + tile * k_blocks;
         for (int64_t j = ThreadId(); j < k_blocks; j += kMergeThreads) {
             uint32_t sum = 0;
+#pragma unroll 1
             for (int32_t g = 0; g < cut.parts; ++g)
                 for (int32_t w = 0; w < kWaves; ++w)
-                    sum += Scaled(p.part_weights[(slot(g) * kWaves + w) * k_blocks + j],
-                                  factors.of[g][w]);
+                    sum +=
+                        factors.Scaled(p.part_weights[(slot(g) * kWaves + w) * k_blocks + j], g, w);
             weights[j] = sum;
         }
         return;

@@ -52,8 +52,8 @@ struct Packing {
         uint32_t starts[kPackTries][kPackTiles];  // of the tiles that are packed
         Line line;
     };
-    uint32_t fits[kPackTries];
-    uint32_t end;  // of LPT's order
+    uint32_t ends[kPackTries];  // 0: they do not fit
+    uint32_t end;               // of LPT's order
 };
 
 // Puts a tile, or a part of it, at a position of the order.
@@ -115,18 +115,19 @@ struct Units {
     LITE_DEVICE bool Fit() const { return LastLane(loads) == kNoUnit; }
 };
 
-// Packs the tiles of ranks `from` .. `to` - 1. Returns whether all fit; `starts` gets when each
-// begins.
-LITE_DEVICE bool Pack(const Packing& run, int32_t from, int32_t to, Units units,
-                      uint32_t (&starts)[kPackTiles]) {
+// Packs the tiles of ranks `from` .. `to` - 1. Returns when the last unit is done, 0 if they do not
+// fit; `starts` gets when each tile begins.
+LITE_DEVICE uint32_t Pack(const Packing& run, int32_t from, int32_t to, Units units,
+                          uint32_t (&starts)[kPackTiles]) {
 #pragma unroll 1
     for (int32_t first = from; first < to; first += kWaveSize) {
         EachOf(run, first, to, [&](int32_t i, uint32_t work) { units.Put(i, work); });
         const int32_t own = first + static_cast<int32_t>(ThreadId() % kWaveSize);
         if (own < to) starts[own] = static_cast<uint32_t>(units.begins);
-        if (!units.Fit()) return false;
+        if (!units.Fit()) return 0;
     }
-    return true;
+    const uint32_t load = units.loads >= kNoUnit ? 0 : units.loads;
+    return LastLane(OverWave(load, [](uint32_t a, uint32_t b) { return a > b ? a : b; }));
 }
 
 // K blocks of a tile with so much work (lpt.h: Work, with a shift of 0).
@@ -140,6 +141,7 @@ LITE_DEVICE void CutLists(const PlanParams& p, int32_t xcd, int32_t many, uint32
     const int32_t lane = thread % kWaveSize;
     if (thread < kWaveSize) {
         line.cuts[lane] = {0, 0};
+        line.keys[kPackTiles + lane] = Line::kNoPart;
         uint32_t before = 0;
 #pragma unroll 1
         for (int32_t first = 0; first < many; first += kWaveSize) {
@@ -150,7 +152,6 @@ LITE_DEVICE void CutLists(const PlanParams& p, int32_t xcd, int32_t many, uint32
             before = LastLane(end);
         }
     }
-    for (int32_t i = thread; i < kLineParts; i += kPackThreads) line.keys[i] = Line::kNoPart;
     Barrier();
 
     for (int32_t own = thread; own < many; own += kPackThreads) {
@@ -183,7 +184,9 @@ LITE_DEVICE void CutLists(const PlanParams& p, int32_t xcd, int32_t many, uint32
 
     const int32_t units = xcd * p.units;  // of the XCDs before
     if (thread < p.units) p.cuts[units + thread] = line.cuts[thread];
-    for (int32_t i = thread; i < kLineParts; i += kPackThreads) {
+    for (int32_t n = thread; n < many + p.units; n += kPackThreads) {
+        const bool begins = n < many;
+        const int32_t i = begins ? n : kPackTiles + n - many;
         const uint32_t mine = line.keys[i];
         if (mine == Line::kNoPart) continue;
         int32_t rank = 0;
@@ -192,7 +195,6 @@ LITE_DEVICE void CutLists(const PlanParams& p, int32_t xcd, int32_t many, uint32
         for (int32_t other = kPackTiles; other < kPackTiles + p.units; ++other)
             rank += line.keys[other] < mine ? 1 : 0;
         const int32_t unit = units + static_cast<int32_t>(mine % kWaveSize);
-        const bool begins = i < kPackTiles;
         const bool whole = begins && line.ends[i] == Blocks(run.work[i]);
         const int32_t slot = begins ? ListSlot(unit, 0) : ListSlot(unit - 1, 1);
         Place(p, rank * kXcds + xcd, line.tiles[i],
@@ -252,8 +254,8 @@ LITE_DEVICE void PackLists(const PlanParams& p) {
     const uint32_t loads = LoadsAfter(packing, 0, from, is_unit ? 0 : kNoUnit);
     if (wave < kPackTries) {
         const Units free = {Uniform(PackRoom(share, static_cast<uint32_t>(wave))), loads};
-        const bool fits = Pack(packing, from, many, free, packing.starts[wave]);
-        if (thread % kWaveSize == 0) packing.fits[wave] = fits ? 1 : 0;
+        const uint32_t end = Pack(packing, from, many, free, packing.starts[wave]);
+        if (thread % kWaveSize == 0) packing.ends[wave] = end;
     } else {
         const auto after = static_cast<int32_t>(LoadsAfter(packing, from, many, loads));
         packing.end = static_cast<uint32_t>(OfLane(after, p.units - 1));
@@ -261,17 +263,15 @@ LITE_DEVICE void PackLists(const PlanParams& p) {
     Barrier();
 
     int32_t best = 0;
-    while (best < kPackTries && packing.fits[best] == 0) ++best;
+    while (best < kPackTries && packing.ends[best] == 0) ++best;
     best = UniformInt(best);
     if (best < kPackTries && PackRoom(share, static_cast<uint32_t>(best)) >= packing.end)
         best = kPackTries;
     best = UniformInt(best);
     if (p.parts && HasRoom(p, begins, many)) {
-        const uint32_t whole =
-            best < kPackTries ? PackRoom(share, static_cast<uint32_t>(best)) : packing.end;
+        const uint32_t whole = best < kPackTries ? packing.ends[best] : packing.end;
         const uint32_t stretch = share > kLeastStretch ? share : kLeastStretch;
         if (Uniform(whole) > stretch + kCutCost) {
-            Barrier();  // the line lies where the rooms' packings do
             CutLists(p, xcd, many, stretch, packing);
             return;
         }

@@ -66,7 +66,9 @@ def packed(
         room = share + -(-share // 128) * number
         found = starts(lengths, finish(before, units), room) if room < end else None
         if found is not None:
-            return sorted(range(len(lengths)), key=lambda i: (found[i], i)), room
+            ends = (start + length for start, length in zip(found, lengths, strict=True))
+            last = max([*finish(before, units), *ends])
+            return sorted(range(len(lengths)), key=lambda i: (found[i], i)), last
     return None, end
 
 

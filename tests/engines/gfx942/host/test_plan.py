@@ -99,7 +99,7 @@ def test_plans_of_lite_steps_are_exact(s: dict[str, int], units: int, cuts: bool
     cut = few and weighs and cuts and k_blocks >= 64
     assert plan.cuts == cut
     ordered = tiles > units or cut
-    slots = (2 * half_again + 38 if cut else half_again) if ordered else 0
+    slots = (half_again + min(half_again, 64) + 38 if cut else half_again) if ordered else 0
     assert plan.slots == slots
     assert plan.together == (4 * math.ceil(units / 8) if ordered else 0)
     assert plan.lite_grid == (8 * slots if ordered else tiles)

@@ -455,7 +455,8 @@ def cut(skip: torch.Tensor, units: int, **options: Any) -> Cut:
     """Of lists that may be cut, for so many compute units of an XCD; options of :func:`plan`."""
     *rows, q_blocks, _ = skip.shape
     # geometry.h: CutSlots
-    slots = 2 * (-(-math.prod(rows) * q_blocks // 8) * 3 // 2) + units
+    half_again = -(-math.prod(rows) * q_blocks // 8) * 3 // 2
+    slots = half_again + min(half_again, 64) + units
     found = _plan(skip, units=units, slots=slots, cuts=True, **options)
     assert isinstance(found, Cut)
     return found
