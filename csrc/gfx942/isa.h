@@ -140,12 +140,11 @@ LITE_DEVICE T OverWave(T x, Combine combine) {
 // The largest x of 32 lanes, the lower or the upper ones, in the last of them: the first five steps
 // of it.
 LITE_DEVICE uint32_t HalfWaveMaximum(uint32_t x) {
-    const auto larger = [](uint32_t a, uint32_t b) { return a > b ? a : b; };
-    x = larger(x, Neighbour<0x111>(x));
-    x = larger(x, Neighbour<0x112>(x));
-    x = larger(x, Neighbour<0x114>(x));
-    x = larger(x, Neighbour<0x118>(x));
-    return larger(x, Neighbour<0x142>(x));
+    x = __builtin_elementwise_max(x, Neighbour<0x111>(x));
+    x = __builtin_elementwise_max(x, Neighbour<0x112>(x));
+    x = __builtin_elementwise_max(x, Neighbour<0x114>(x));
+    x = __builtin_elementwise_max(x, Neighbour<0x118>(x));
+    return __builtin_elementwise_max(x, Neighbour<0x142>(x));
 }
 // The sum of x of the lanes up to each one. The same six steps, the last two in the rows that have
 // rows before them: 1 and 3, then 2 and 3.

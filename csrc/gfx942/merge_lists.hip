@@ -78,6 +78,7 @@ LITE_DEVICE void MergeLists(const MergeListsParams& p) {
         Barrier();
         const int64_t k_blocks = KBlocks(p.kv_len);
         uint32_t* const weights = p.weights + tile * k_blocks;
+#pragma unroll 1
         for (int64_t j = ThreadId(); j < k_blocks; j += kMergeThreads) {
             uint32_t sum = 0;
 #pragma unroll 1

@@ -31,7 +31,8 @@ inline constexpr int32_t kPackTries = kPackThreads / kWaveSize - 1;
 // Of a lane that is no compute unit. With a tile's work added it still fits into 32 bits.
 inline constexpr uint32_t kNoUnit = 0x7fffffffu;
 
-// Places for the parts of cut lists: the first part of each list by its rank, others by their unit.
+// Places for the parts of cut lists: the first part of each list by its rank, behind them others by
+// their unit.
 inline constexpr int32_t kLineParts = kPackTiles + kWaveSize;
 
 // The run's lists as a line of work, of which units get equal stretches.
@@ -141,7 +142,7 @@ LITE_DEVICE void CutLists(const PlanParams& p, int32_t xcd, int32_t many, uint32
     const int32_t lane = thread % kWaveSize;
     if (thread < kWaveSize) {
         line.cuts[lane] = {0, 0};
-        line.keys[kPackTiles + lane] = Line::kNoPart;
+        line.keys[many + lane] = Line::kNoPart;
         uint32_t before = 0;
 #pragma unroll 1
         for (int32_t first = 0; first < many; first += kWaveSize) {
@@ -166,7 +167,7 @@ LITE_DEVICE void CutLists(const PlanParams& p, int32_t xcd, int32_t many, uint32
             const int32_t end =
                 unit < last ? CutAt(int64_t{unit + 1} * stretch, begin, blocks) : blocks;
             if (end > first || blocks == 0) {
-                const int32_t at = parts == 0 ? own : kPackTiles + static_cast<int32_t>(unit);
+                const int32_t at = parts == 0 ? own : many + static_cast<int32_t>(unit);
                 if (parts == 0) head = unit;
                 line.keys[at] = start * kWaveSize + unit;
                 line.tiles[at] = run.tiles[own];
@@ -184,17 +185,16 @@ LITE_DEVICE void CutLists(const PlanParams& p, int32_t xcd, int32_t many, uint32
 
     const int32_t units = xcd * p.units;  // of the XCDs before
     if (thread < p.units) p.cuts[units + thread] = line.cuts[thread];
-    for (int32_t n = thread; n < many + p.units; n += kPackThreads) {
-        const bool begins = n < many;
-        const int32_t i = begins ? n : kPackTiles + n - many;
+    for (int32_t i = thread; i < many + p.units; i += kPackThreads) {
         const uint32_t mine = line.keys[i];
         if (mine == Line::kNoPart) continue;
         int32_t rank = 0;
-#pragma unroll 8
-        for (int32_t other = 0; other < many; ++other) rank += line.keys[other] < mine ? 1 : 0;
-        for (int32_t other = kPackTiles; other < kPackTiles + p.units; ++other)
+// Vectorised, it would have a rest that is unrolled and never reached.
+#pragma clang loop vectorize(disable) interleave(disable) unroll_count(8)
+        for (int32_t other = 0; other < many + p.units; ++other)
             rank += line.keys[other] < mine ? 1 : 0;
         const int32_t unit = units + static_cast<int32_t>(mine % kWaveSize);
+        const bool begins = i < many;
         const bool whole = begins && line.ends[i] == Blocks(run.work[i]);
         const int32_t slot = begins ? ListSlot(unit, 0) : ListSlot(unit - 1, 1);
         Place(p, rank * kXcds + xcd, line.tiles[i],

@@ -455,7 +455,9 @@ def cuttings() -> list[Plan]:
     uneven = rng.integers(0, 23, 330) ** 2
     empty = rng.integers(0, 2, 200) * 700
     long = np.full(9, 1000)
+    few_long = np.where(rng.random(1000) < 0.03, 1500, 20)
     return [
+        Plan(few_long.tolist(), 100, 350, 19, 0, 38, cuts=True),  # more than a wave has lanes
         Plan(uneven.tolist(), 33, 160, 30, 0, 5, cuts=True),
         Plan(uneven[:90].tolist(), 9, 80, 152, 0, 38, cuts=True),
         Plan(uneven[:90].tolist(), 9, 30, 152, 0, 38, cuts=True),  # room for the lists, not parts
@@ -635,17 +637,20 @@ class Trial:
 class MergeLists:
     """The parts of two lists, merged: outputs against float64, weights bit for bit as accepted."""
 
-    def __init__(self, dim: int, q_len: int, parts: tuple[int, int]) -> None:
+    def __init__(self, dim: int, q_len: int, parts: tuple[int, int], first: int) -> None:
         rng = np.random.default_rng(q_len)
         self.dim, self.q_len, self.k_blocks, self.units = dim, q_len, 300, 5
         slots = 2 * self.units
         self.part_out = rng.standard_normal((slots, 256, dim)).astype(np.float32)
         self.stats = rng.standard_normal((slots, 2, 256)).astype(np.float32)
         self.stats[:, 1] = np.exp(self.stats[:, 1])
-        self.stats[:, 0, 5] = -np.inf
-        self.stats[:, 1, 5] = 0.0  # a row that has seen nothing: its wave's tiles weigh 1
+        # In every other wave from ``first`` on, a row that has seen nothing: its tiles weigh 1.
+        self.stats[:, 0, 32 * first + 5 :: 64] = -np.inf
+        self.stats[:, 1, 32 * first + 5 :: 64] = 0.0
         self.weights = rng.integers(0, 2**28, (slots, 8, self.k_blocks)).astype(np.uint32)
-        self.weights[:, :, ::7] = 0
+        # A K block is in one part of a list; some are in none.
+        of = rng.integers(0, slots + 2, self.k_blocks)
+        self.weights *= (np.arange(slots)[:, None, None] == of).astype(np.uint32)
         # Of the lists of tiles 1 and 0, which begin in units 0 and 2.
         self.cuts = np.array([[1, parts[0]], [0, 0], [0, parts[1]], [0, 0], [0, 0]], np.int32)
 
@@ -764,7 +769,7 @@ def cases(kernel: str) -> tuple[str, Sequence[Case]]:
     if kernel.startswith("merge_parts"):
         return "merge_parts", [Merge(128, 256, 3), Merge(64, 217, 2)]
     if kernel.startswith("merge_lists"):
-        return "merge_lists", [MergeLists(128, 512, (2, 3)), MergeLists(64, 300, (3, 2))]
+        return "merge_lists", [MergeLists(128, 512, (2, 3), 0), MergeLists(64, 300, (3, 2), 1)]
     if kernel == "count_tiles":
         return "count_tiles", [Count(43, 5, 66), Count(300, 2, 450, 39), Count(9, 1, 600, 31)]
     if kernel == "pack_lists":
