@@ -82,7 +82,7 @@ def test_on_the_software_mi300x_everything_passes(tmp_path: Path) -> None:
         assert service["serves"] == (not service["reasons"])
     served = {(s["engine"], s["request"]) for s in data["services"] if s["serves"]}
     assert {("gfx942", "paged decode"), ("cpu", "LiteAttention, budget")} <= served
-    assert "the expected bits" in printed and "34 ok" in printed
+    assert "the expected bits" in printed and f"{len(data['checks'])} ok" in printed
     text = (tmp_path / "report.json").read_text()
     for private in (str(Path.home()), str(Path.cwd()), str(tmp_path), str(library().parent)):
         assert private not in text
