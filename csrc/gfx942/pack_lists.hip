@@ -10,7 +10,8 @@
 // (1978). Packed tiles are ordered by when they begin. If an XCD gives the next workgroup to the
 // first free unit, none begins later than it was packed.
 //
-// Where the plan allows it and it pays, lists are cut instead (geometry.h: CutAt).
+// Where the plan allows it and it pays, lists are cut instead (geometry.h: CutAt): a line of the
+// run's work, tile after tile, of which each unit gets an equal stretch.
 //
 // Road map: a workgroup an XCD. Its threads rank the tiles of the run (lpt.h). Each wave then has a
 // unit in each lane, and gives all tiles but the last kPackAtEnd for each unit to the unit that is
@@ -18,6 +19,10 @@
 // room of its own. Last, tiles are ranked by when they begin, in the least room that was enough; if
 // none was, or LPT ends no later, they keep their ranks. Nothing depends on timing. A packed tile
 // takes ~80 clk, which is what one step of packing waits for.
+//
+// If lists are cut, one wave adds up where they begin on the line, in LPT's order. A thread then
+// cuts a list at the borders that it crosses: the first part has the list's place, any other that
+// of its unit. Last, a thread ranks a part by when it begins in its unit, as packed tiles are.
 //
 // Budget: VGPR 55, LDS 27760.
 
