@@ -6,6 +6,7 @@ count_tiles, and plan_lpt or pack_lists.
 from __future__ import annotations
 
 import heapq
+from collections.abc import Sequence
 
 import pytest
 import torch
@@ -167,21 +168,26 @@ def test_what_does_not_fit_keeps_the_order_of_lpt() -> None:
 
 
 def greedy_end(order: list[list[int]], kept: torch.Tensor, engines: tuple[int, ...]) -> float:
-    """When the last XCD is done, over an equal share of the work.
+    """When the last XCD is done, over an equal share of the work (:func:`end_of`)."""
+    work = (kept.flatten() + lpt.TILE_BLOCKS).tolist()
+    taken = [
+        [work[tile] if tile >= 0 else 0 for tile in column] for column in zip(*order, strict=True)
+    ]
+    return max(end_of(each, engines) for each in taken) / (sum(work) / (8 * sum(engines)))
+
+
+def end_of(work: Sequence[int], engines: tuple[int, ...]) -> float:
+    """When an XCD is done with this work.
 
     engines: the compute units of each shader engine. A workgroup goes to the next engine in turn,
     and waits for it before those behind it.
     """
-    work = (kept.flatten() + lpt.TILE_BLOCKS).tolist()
-    ends = []
-    for column in zip(*order, strict=True):
-        loads, now = [[0.0] * units for units in engines], 0.0
-        for place, tile in enumerate(column):
-            free = loads[place % len(engines)]
-            now = max(now, free[0])
-            heapq.heapreplace(free, now + (work[tile] if tile >= 0 else 0))
-        ends.append(max(map(max, loads)))
-    return max(ends) / (sum(work) / (8 * sum(engines)))
+    loads, now = [[0.0] * units for units in engines], 0.0
+    for place, blocks in enumerate(work):
+        free = loads[place % len(engines)]
+        now = max(now, free[0])
+        heapq.heapreplace(free, now + blocks)
+    return max(map(max, loads))
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -311,6 +317,23 @@ def test_cut_lists_end_together(heads: int) -> None:
         for x, taken in enumerate(work):
             share = max(sum(taken) / 38, lpt.LEAST_STRETCH)
             assert lpt.finish(taken, 38)[-1] <= share + lpt.CUT_COST, x
+
+
+@pytest.mark.parametrize("heads", [1, 3, 5, 12])
+def test_cut_lists_end_before_whole_ones(heads: int) -> None:
+    """Nor much later where an XCD's four shader engines are served strictly in turn."""
+    for kept in (
+        torch.full((heads, 128), 512),
+        like((heads, 128), 297, swing=0.5),
+        random((heads, 128), 512) ** 2 // 512,
+    ):
+        whole = expect_order(kept, units=38, slots=len(kept.flatten()))
+        parts, _ = expect_parts(kept, 38)
+        work = [[end - first + lpt.TILE_BLOCKS for _, first, end in xcd] for xcd in parts]
+        share = int((kept + lpt.TILE_BLOCKS).sum()) / 304
+        for engines, most in (((38,), 1.0), ((10, 10, 9, 9), 1.09)):
+            cut = max(end_of(each, engines) for each in work) / share
+            assert cut <= most * greedy_end(whole, kept, engines), engines
 
 
 @pytest.mark.parametrize("waves", ["round-robin:1", "first-ahead", "last-ahead", "random:1"])
