@@ -181,9 +181,9 @@ class Gfx942Engine(Engine):
         """Plan the launches; see :meth:`Engine.bind`.
 
         With a full list and threshold -inf, or a budget, an ascending walk and ``kv_splits=1``, a
-        LiteAttention step equals dense attention with ``kv_splits=1`` bit for bit. Without it lists
-        may be cut, as they are in a step with a budget. A causal call is a ragged
-        batch of equal lengths.
+        LiteAttention step equals dense attention with ``kv_splits=1`` bit for bit. With another
+        ``kv_splits`` the lists of a step with a budget may be cut. A causal call is a ragged batch
+        of equal lengths.
 
         What is returned raises:
             ValueError: a row of a tensor does not start on a multiple of 4 bytes, or pages lie too

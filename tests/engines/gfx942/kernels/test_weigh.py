@@ -182,9 +182,9 @@ def parted(k_blocks: int) -> float:
 def test_lists_that_are_cut_are_attended_to_and_weighed(
     q_len: int, kv_len: int, dim: int, heads: tuple[int, int], units: int, scale: float
 ) -> None:
-    """Outputs as of whole lists up to rounding; tiles weigh their mass or more, but less than 1.
+    """Outputs as of whole lists up to rounding; tiles weigh their mass or more.
 
-    No more than their share of what their part has seen.
+    No more than their share of what their part has seen, scaled as merge_lists says.
     """
     q, k, v = tensors(q_len, kv_len, dim, heads, seed=q_len)
     k_blocks, q_blocks = TILE.k_blocks(kv_len), TILE.q_blocks(q_len)
@@ -252,8 +252,11 @@ def seen_by_parts(
     q: torch.Tensor, k: torch.Tensor, walked: torch.Tensor, scale: float, descending: bool,
     cut: machine.Cut,
 ) -> torch.Tensor:  # fmt: skip
-    """The largest that a tile may weigh: its share of what its part has seen by then."""
-    tiles, _ = probabilities(q, k, walked, scale)
+    """The largest that a tile may weigh: its share of what its part has seen by then.
+
+    Times the largest share, in the wave's 32 rows, that the part has of the whole row.
+    """
+    tiles, all_of_row = probabilities(q, k, walked, scale)
     numbers = walked.flatten(0, 2)
     most = torch.zeros(walked.shape, dtype=torch.float64)
     flat = most.flatten(0, 2)
@@ -265,8 +268,12 @@ def seen_by_parts(
         blocks = blocks.flip(0) if descending else blocks
         mine = blocks if slot < 0 else blocks[first:end]
         b, h, x = tile // q_blocks // heads, tile // q_blocks % heads, tile % q_blocks
-        rows = tiles[b, h, x * TILE.q_block : (x + 1) * TILE.q_block][:, mine]
-        flat[tile, mine] = (rows / rows.cumsum(-1)).mean(0)
+        here = slice(x * TILE.q_block, (x + 1) * TILE.q_block)
+        rows = tiles[b, h, here][:, mine]
+        shares = rows / rows.cumsum(-1)
+        of_row = rows.sum(-1) / all_of_row[b, h, here, 0]
+        for share, factor in zip(shares.split(32), of_row.split(32), strict=True):
+            flat[tile, mine] += share.sum(0) * factor.max() / len(rows)
     return most
 
 
