@@ -20,7 +20,9 @@ from liteattention_rocm.cli.progress import activity
 if TYPE_CHECKING:
     from liteattention_rocm.doctor.report import Check, Report
 
-_COLOURS = {"ok": "green", "failed": "bold red", "differs": "yellow", "skipped": "dim"}
+_COLOURS = {
+    "ok": "green", "failed": "bold red", "warning": "yellow", "differs": "yellow", "skipped": "dim"
+}  # fmt: skip
 
 
 def command(
@@ -41,8 +43,10 @@ def command(
 
     Every family of kernels runs once on tiny inputs. Results are compared with float64, those of
     the MI300X kernels also with the bits that the software MI300X computed. Exits with 1 if
-    something that should work does not; a missing GPU is no failure. The file holds versions and
-    names of devices, nothing else of you or your machine.
+    something that should work does not; a missing GPU is no failure. What runs on a GPU has a
+    process of its own, so a kernel that faults or hangs is one line of the report. The file is
+    written as checks come in. It holds versions and names of devices, nothing else of you or your
+    machine.
     """
     need("doctor", "torch")
     problem = None if out is None else files.file_problem(out)
@@ -59,14 +63,24 @@ def command(
     console = Console()
     with activity(Console(stderr=True), "looking at the installation") as say:
         report = examination.begin()
-        examination.examine(report, say)
-        if time and report.gpus and not emulate:
-            report.times = doctor_times.measure(
-                torch.device("cuda", torch.cuda.current_device()), say
-            )
+
+        def under_way(text: str) -> None:
+            report.under_way = text
+            say(text)
+            if out is not None:
+                files.write_text(out, json.dumps(report.to_dict(), indent=1) + "\n")
+
+        try:
+            examination.examine(report, under_way)
+            if time and report.gpus and not emulate:
+                device = torch.device("cuda", torch.cuda.current_device())
+                report.times.extend(doctor_times.measure(device, under_way))
+        except KeyboardInterrupt:
+            show(report, console)
+            raise
+        under_way("")
     show(report, console)
     if out is not None:
-        files.write_text(out, json.dumps(report.to_dict(), indent=1) + "\n")
         console.print(f"report: {out}", highlight=False, soft_wrap=True)
     if report.failures:
         raise typer.Exit(1)
@@ -143,6 +157,8 @@ def _summary(report: Report) -> str:
             "of the software MI300X, which made the expected bits. What differs is right within "
             "its tolerance; please report it all the same, with the file of --out."
         )
+    if report.under_way:
+        text += f"; stopped at: {report.under_way}"
     if report.broken:
         text += "\nPlease attach the file of `liteattention-rocm doctor --out FILE` to a report."
     return text

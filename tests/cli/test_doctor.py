@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import re
 import shutil
 from collections.abc import Iterator
@@ -19,12 +20,14 @@ from liteattention_benchmark import doctor_times
 from liteattention_emulator import library, listing, set_option
 from liteattention_rocm import engines
 from liteattention_rocm.cli.root import build
-from liteattention_rocm.doctor import judge, report
+from liteattention_rocm.doctor import isolated, judge, report
 from liteattention_rocm.doctor.cases import CASES, Case, Results, Run
 from liteattention_rocm.engines import LIBRARY_VARIABLE
 from liteattention_rocm.engines.gfx942 import manifest
 from liteattention_rocm.engines.gfx942.engine import Gfx942Engine
 from liteattention_rocm.engines.workspace import Workspaces
+
+from . import doctor_steps
 
 CPU = torch.device("cpu")
 OBJECTS = [entry.file for entry in manifest.read().objects]
@@ -64,7 +67,7 @@ def test_on_the_software_mi300x_everything_passes(tmp_path: Path) -> None:
     assert code == 0, printed
     assert list(data) == [
         "format", "ok", "emulated", "installation", "gpus", "default_engines", "services", "checks",
-        "times",
+        "times", "under_way",
     ]  # fmt: skip
     assert (data["format"], data["ok"], data["emulated"]) == (1, True, True)
     assert {check["status"] for check in data["checks"]} == {"ok"}
@@ -214,6 +217,7 @@ def test_one_wrong_number_is_found_without_expected_bits(result: str, reason: st
 
 def test_a_real_gpu_may_round_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(judge, "judge", lambda *_: judge.Verdict(other_bits=["out"]))
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda device: None)
     engine = report.native_engine()
     check = report.run_case(engine, torch.device("cuda"), CASES[0])
     assert check.status == "differs" and "within the tolerance of float64" in check.detail
@@ -223,14 +227,143 @@ def test_a_real_gpu_may_round_otherwise(monkeypatch: pytest.MonkeyPatch) -> None
     assert report.run_case(engine, torch.device("cuda"), CASES[0]).status == "failed"
 
 
+def test_a_fault_after_the_results_is_the_cases_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    def synchronize(device: torch.device) -> None:
+        raise RuntimeError("an illegal memory access was encountered")
+
+    monkeypatch.setattr(judge, "judge", lambda *_: judge.Verdict())
+    monkeypatch.setattr(torch.cuda, "synchronize", synchronize)
+    check = report.run_case(report.native_engine(), torch.device("cuda"), CASES[0])
+    assert check.status == "failed" and "illegal memory access" in check.detail
+
+
 def test_times_of_ours_and_of_peers() -> None:
     sizes = doctor_times.Sizes(2, 128, 4, 2, 2, 32, 2, 64)
-    rows = doctor_times.measure(CPU, lambda text: None, sizes)
+    rows = list(doctor_times.measure(CPU, lambda text: None, sizes))
     found = {(row["what"].partition(",")[0], row["contender"]): row for row in rows}
     for what in ("dense", "prefill", "decode"):
         assert found[what, "ours"]["median_ms"] > 0 and found[what, "SDPA"]["median_ms"] > 0
         assert "not installed" in found[what, "AITER"]["reason"]
     assert found["dense", "LiteAttention, half of the tiles"]["median_ms"] > 0
+
+
+def test_a_peer_may_raise_anything(monkeypatch: pytest.MonkeyPatch) -> None:
+    def make(*_: object) -> None:
+        raise AssertionError
+
+    monkeypatch.setitem(doctor_times._MAKERS, "AITER", make)
+    sizes = doctor_times.Sizes(2, 128, 4, 2, 2, 32, 2, 64)
+    rows = list(doctor_times.measure(CPU, lambda text: None, sizes))
+    assert {row.get("reason") for row in rows if row["contender"] == "AITER"} == {"AssertionError"}
+    assert all(row["median_ms"] > 0 for row in rows if row["contender"] != "AITER")
+
+
+# ---- steps that take their process with them
+
+
+def steps(*names: str, seconds: float = 60.0) -> list[Any]:
+    return list(isolated.each(doctor_steps.step, names, lambda _: seconds))
+
+
+def test_a_step_that_ends_its_process_costs_itself(capfd: pytest.CaptureFixture[str]) -> None:
+    a, fault, b, c, raised, d = steps("a", "fault", "b", "c", "raise", "d")
+    assert fault == isolated.Lost(
+        f"its process ended with SIGABRT: printed by a / {doctor_steps.FAULT}"
+    )
+    assert raised.why.startswith("its process ended with exit code 1")
+    assert raised.why.endswith("ValueError: no such luck")
+    (first,), others, (last,) = ({x.split()[1] for x in xs} for xs in ([a], [b, c], [d]))
+    assert len(others) == 1 and len({first, last, *others}) == 3  # processes
+    assert str(os.getpid()) not in {first, last}
+    assert capfd.readouterr() == ("", "")
+
+
+def test_after_an_error_of_the_gpu_the_process_is_another() -> None:
+    a, broken, b = (answer.rpartition(" ") for answer in steps("a", "in error", "b"))
+    assert (a[0], broken[0], b[0]) == ("a", "in error", "b")
+    assert a[2] == broken[2] != b[2]
+
+
+def test_a_step_that_hangs_is_ended_with_all_that_it_started(tmp_path: Path) -> None:
+    note = tmp_path / "pid"
+    hung, after = steps(f"child {note}", "after", seconds=15.0)
+    assert hung == isolated.Lost("no answer within 15 s, so it was ended")
+    assert after.startswith("after ")
+    with pytest.raises(ProcessLookupError):
+        os.kill(int(note.read_text()), 0)
+
+
+def test_a_kernel_that_faults_is_one_line_of_the_report(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(report, "CASES", [named("write_kv"), named("dense"), named("paged decode")])
+    monkeypatch.setattr(report, "_isolate", lambda device: True)
+    monkeypatch.setattr(report, "run_task", doctor_steps.run_task)
+    code, data, printed = examined(tmp_path)
+    assert code == 1 and data["under_way"] == ""
+    found = {name: (c["status"], c["detail"]) for name, c in of(data, "cpu").items()}
+    fault = f"its process ended with SIGABRT: {doctor_steps.FAULT}"
+    assert found == {
+        "write_kv": ("ok", ""), "dense": ("failed", fault), "paged decode": ("ok", "")
+    }  # fmt: skip
+    assert "SIGABRT" in printed
+
+
+def test_a_contender_that_faults_is_one_row(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor_times, "time", doctor_steps.measured)
+    rows = doctor_times.measure(torch.device("cuda", 0), lambda text: None)
+    for row in rows:
+        if row["contender"] == "SDPA":
+            assert doctor_steps.FAULT in row["reason"] and "median_ms" not in row
+        else:
+            assert row["median_ms"] == 1.0
+
+
+def test_code_objects_are_loaded_in_a_process_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(report, "_isolate", lambda device: True)
+    emulated = report._loaded(str(library()), torch.device("cuda", 0))
+    assert emulated == dict.fromkeys(OBJECTS, "")
+    with pytest.raises(OSError, match=r"none\.so"):
+        report._loaded("none.so", torch.device("cuda", 0))
+
+
+def test_the_file_says_what_was_under_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def run_task(task: report.Task) -> report.Check:
+        if task.case == "dense":
+            raise KeyboardInterrupt
+        return report.Check(task.engine, task.case, "ok")
+
+    monkeypatch.setattr(report, "CASES", [named("write_kv"), named("dense")])
+    monkeypatch.setattr(report, "run_task", run_task)
+    code, data, printed = examined(tmp_path)
+    assert code == 130 and data["under_way"] == "cpu: dense"
+    assert of(data, "cpu")["write_kv"]["status"] == "ok"
+    assert "stopped at: cpu: dense" in printed and "write_kv" in printed
+
+
+def test_an_engine_that_nothing_here_gets_only_warns(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(report, "_engines", lambda: [(engines.get("cpu"), CPU, False)])
+    monkeypatch.setattr(judge, "judge", lambda *_: judge.Verdict(wrong=["all wrong"]))
+    monkeypatch.setattr(report, "CASES", [named("dense")])
+    code, data, printed = examined(tmp_path)
+    assert code == 0 and data["ok"] and "1 warning" in printed
+    check = of(data, "cpu")["dense"]
+    assert check["status"] == "warning"
+    assert check["detail"].startswith("all wrong; calls here get another engine, unless")
+
+
+def test_a_gpu_that_pytorch_cannot_use_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken() -> None:
+        raise RuntimeError("no device answers")
+
+    monkeypatch.setattr(report.facts, "gpus", broken)
+    monkeypatch.setattr(report, "CASES", [named("write_kv")])
+    code, data, _ = examined(tmp_path)
+    assert code == 1 and of(data, "engines")["GPUs"]["detail"].endswith("no device answers")
 
 
 def test_out_is_checked_before_the_work(tmp_path: Path) -> None:

@@ -146,7 +146,7 @@ def services() -> list[dict[str, Any]]:
     for name in engines.available():
         engine, device = engines.get(name), device_of(name)
         for what, request in requests(device, engine).items():
-            reasons = [without_paths(reason) for reason in engine.reasons(request)]
+            reasons = [without_paths(reason) for reason in _reasons(engine, request)]
             found.append(
                 {
                     "engine": name,
@@ -157,6 +157,13 @@ def services() -> list[dict[str, Any]]:
                 }
             )
     return found
+
+
+def _reasons(engine: Engine, request: Request) -> list[str]:
+    try:
+        return engine.reasons(request)
+    except Exception as error:  # whatever a broken installation throws is a reason
+        return [f"{type(error).__name__}: {error}"]
 
 
 def _processor() -> str:

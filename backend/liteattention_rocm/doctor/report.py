@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Collection, Iterator
-from dataclasses import asdict, dataclass, field
-from typing import Any, Literal
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any, Literal, NamedTuple
 
 import torch
 
@@ -15,14 +15,15 @@ from ..contract import Engine
 from ..engines import ENGINE_VARIABLE, ISA_VARIABLE, LIBRARY_VARIABLE, cpu
 from ..engines.gfx942 import manifest
 from ..engines.gfx942.engine import Gfx942Engine
-from . import facts, judge, objects
+from . import facts, isolated, judge, objects
 from .cases import CASES, Case, Refused
 
 FORMAT = 1
 
 #: "differs": right within the tolerance, but not the expected bits, on a real GPU, which may round
-#: exponentials and reciprocals otherwise than the software MI300X.
-Status = Literal["ok", "failed", "differs", "skipped"]
+#: exponentials and reciprocals otherwise than the software MI300X. "warning": failed on an engine
+#: that calls here get only if they name it.
+Status = Literal["ok", "failed", "warning", "differs", "skipped"]
 
 #: The group of checks of variables.
 _ENVIRONMENT = "environment"
@@ -31,6 +32,8 @@ _NO_GPU = (
 )
 #: Parts along the keys, so that the kernels that merge them run.
 _SPLITS = 2
+#: Seconds that a step on a GPU may take: a process that starts, and Triton or a driver compiling.
+_LIMIT = 300.0
 
 
 @dataclass(frozen=True)
@@ -54,7 +57,11 @@ class Check:
 
 @dataclass
 class Report:
-    """All that ``doctor`` found. ``times`` are measured on a real GPU alone."""
+    """All that ``doctor`` found. ``times`` are measured on a real GPU alone.
+
+    ``under_way`` is what runs, "" at the end: where the machine itself goes down, the file says
+    what took it there.
+    """
 
     emulated: bool
     installation: dict[str, str]
@@ -63,6 +70,7 @@ class Report:
     services: list[dict[str, Any]]
     checks: list[Check] = field(default_factory=list)
     times: list[dict[str, Any]] = field(default_factory=list)
+    under_way: str = ""
 
     @property
     def broken(self) -> bool:
@@ -82,12 +90,20 @@ class Report:
 def begin() -> Report:
     """Return a report with everything that runs no kernel."""
     engine = engines.get("gfx942")
+    checks: list[Check] = []
+    try:
+        gpus = facts.gpus()
+    except RuntimeError as error:
+        gpus = []
+        text = facts.without_paths(f"PyTorch's build has them, and fails: {error}")
+        checks.append(Check("engines", "GPUs", "failed", text))
     return Report(
         engine.emulated,
         facts.installation(),
-        facts.gpus(),
+        gpus,
         facts.default_engines(),
         facts.services(),
+        checks,
     )
 
 
@@ -97,8 +113,9 @@ def examine(report: Report, say: Callable[[str], None]) -> None:
     report.checks.extend(
         Check(_ENVIRONMENT, name, "failed", facts.without_paths(why)) for name, why in wrong.items()
     )
-    for checks in (_defaults(report, wrong), _code_objects(wrong), _cases(say, wrong)):
-        report.checks.extend(checks)
+    for checks in (_defaults(report, wrong), _code_objects(say, wrong), _cases(say, wrong)):
+        for check in checks:
+            report.checks.append(check)
 
 
 def _variables() -> dict[str, str]:
@@ -147,8 +164,9 @@ def _cause(engine: str, wrong: Collection[str]) -> str:
 # --------------------------------------------------------------------------- code objects
 
 
-def _code_objects(wrong: Collection[str]) -> Iterator[Check]:
+def _code_objects(say: Callable[[str], None], wrong: Collection[str]) -> Iterator[Check]:
     group = "code objects"
+    say("loading the code objects")
     try:
         damaged = objects.damaged()
     except (OSError, ValueError) as error:
@@ -156,8 +174,7 @@ def _code_objects(wrong: Collection[str]) -> Iterator[Check]:
         return
     missing, loaded = "", {}
     try:
-        library, ordinal = _hip(wrong)
-        loaded = objects.refused(library, ordinal)
+        loaded = _loaded(*_hip(wrong))
     except _Nowhere as error:
         missing = str(error)
     except (OSError, RuntimeError) as error:
@@ -171,12 +188,32 @@ def _code_objects(wrong: Collection[str]) -> Iterator[Check]:
         yield Check(group, file, status, facts.without_paths(detail))
 
 
+def _loaded(library: str, device: torch.device) -> dict[str, str]:
+    """What :func:`.objects.refused` says. Raises as it does; RuntimeError: no word of it."""
+    if not _isolate(device):
+        return objects.refused(library, 0)
+    for answer in isolated.each(_load, [(library, device.index)], lambda _: _LIMIT):
+        if isinstance(answer, isolated.Lost):
+            raise RuntimeError(answer.why)
+        if isinstance(answer, str):
+            raise OSError(answer)
+        return answer
+    raise AssertionError("one step has one answer")
+
+
+def _load(place: tuple[str, int]) -> dict[str, str] | str:
+    try:
+        return objects.refused(*place)
+    except OSError as error:
+        return str(error)
+
+
 class _Nowhere(Exception):
     """There is no HIP run-time or no MI300X; says so, and what to do."""
 
 
-def _hip(wrong: Collection[str]) -> tuple[str, int]:
-    """Return path and device of the HIP run-time that is to load kernels.
+def _hip(wrong: Collection[str]) -> tuple[str, torch.device]:
+    """Return the path of the HIP run-time that is to load kernels, and where it runs them.
 
     Raises:
         _Nowhere: there is nothing that could.
@@ -191,12 +228,11 @@ def _hip(wrong: Collection[str]) -> tuple[str, int]:
             raise
         raise _Nowhere(_NO_GPU) from error
     if library.emulated:
-        return library.path, 0
+        return library.path, torch.device("cpu")
     ordinal = _mi300x()
     if ordinal is None:
         raise _Nowhere(_NO_GPU)
-    torch.cuda.set_device(ordinal)
-    return library.path, ordinal
+    return library.path, torch.device("cuda", ordinal)
 
 
 def _mi300x() -> int | None:
@@ -209,19 +245,61 @@ def _mi300x() -> int | None:
 # --------------------------------------------------------------------------------- cases
 
 
+class Task(NamedTuple):
+    """A case of CASES by name, the engine that runs it, and where."""
+
+    engine: str
+    device: str
+    case: str
+
+
 def _cases(say: Callable[[str], None], wrong: Collection[str]) -> Iterator[Check]:
     for engine, device, wanted in _engines():
         reasons, cause = engine.unavailable(device), _cause(engine.name, wrong)
+        if not cause and not reasons:
+            yield from _run(engine.name, device, wanted, say)
+            continue
+        status: Status = "failed" if wanted and not cause else "skipped"
+        why = "; ".join(reasons) if wanted or engine.name != "gfx942" else _NO_GPU
+        detail = f"{cause} is wrong" if cause else facts.without_paths(why)
         for case in CASES:
-            say(f"{engine.name}: {case.name}")
-            if cause:
-                yield Check(engine.name, case.name, "skipped", f"{cause} is wrong")
-            elif reasons:
-                status: Status = "failed" if wanted else "skipped"
-                why = "; ".join(reasons) if wanted or engine.name != "gfx942" else _NO_GPU
-                yield Check(engine.name, case.name, status, facts.without_paths(why))
-            else:
-                yield run_case(engine, device, case)
+            yield Check(engine.name, case.name, status, detail)
+
+
+def _run(
+    engine: str, device: torch.device, wanted: bool, say: Callable[[str], None]
+) -> Iterator[Check]:
+    """Run all cases; on a GPU in a process of their own."""
+    tasks = [Task(engine, str(device), case.name) for case in CASES]
+
+    def started() -> Iterator[Task]:
+        for task in tasks:
+            say(f"{engine}: {task.case}")
+            yield task
+
+    there = _isolate(device)
+    answers = isolated.each(run_task, tasks, lambda _: _LIMIT) if there else map(run_task, tasks)
+    for task, check in zip(started(), answers, strict=True):
+        if isinstance(check, isolated.Lost):
+            check = Check(engine, task.case, "failed", facts.without_paths(check.why))
+        if check.status == "failed" and not wanted:
+            calls = f"calls here get another engine, unless {ENGINE_VARIABLE} names this one"
+            check = replace(check, status="warning", detail=f"{check.detail}; {calls}")
+        yield check
+
+
+def _isolate(device: torch.device) -> bool:
+    """Whether a kernel that goes wrong could take the process with it."""
+    return device.type == "cuda"
+
+
+def run_task(task: Task) -> Check:
+    """Run one case in this process."""
+    device = torch.device(task.device)
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    engine = native_engine() if task.engine == "gfx942" else engines.get(task.engine)
+    return run_case(engine, device, next(case for case in CASES if case.name == task.case))
 
 
 def _engines() -> Iterator[tuple[Engine, torch.device, bool]]:
@@ -235,7 +313,8 @@ def _engines() -> Iterator[tuple[Engine, torch.device, bool]]:
         yield gfx942, torch.device("cuda", ordinal), True
     if torch.cuda.is_available():
         device = torch.device("cuda", torch.cuda.current_device())
-        yield engines.get("portable"), device, ordinal is None
+        named = engines.settings().engine == "portable"
+        yield engines.get("portable"), device, named or ordinal is None
 
 
 def native_engine(library: str | None = None) -> Gfx942Engine:
@@ -250,6 +329,8 @@ def run_case(engine: Engine, device: torch.device, case: Case) -> Check:
     try:
         expected = judge.read_expected()[case.name] if native else None
         verdict = judge.judge(case, engine, device, expected)
+        if on_gpu:
+            torch.cuda.synchronize(device)
     except Refused as error:
         return Check(engine.name, case.name, "failed", f"refused: {error}")
     except Exception as error:  # whatever a broken installation throws belongs in the report

@@ -1,0 +1,131 @@
+"""Steps in processes of their own, so that one that ends its process costs only itself.
+
+A kernel that faults leaves a GPU's context unusable, or ends the process ("Memory access fault by
+GPU node"), and one that hangs never answers. What runs here loses that one step and goes on with
+the next, in a new process.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import os
+import signal
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from multiprocessing.connection import Connection
+from typing import NamedTuple, TypeVar, cast
+
+import torch
+
+Item = TypeVar("Item")
+Answer = TypeVar("Answer")
+
+#: Lines of what a lost process printed last that are worth reading.
+_LAST_LINES = 3
+
+
+class Lost(NamedTuple):
+    """A step whose process ended, or was ended, before it answered."""
+
+    why: str
+
+
+def each(
+    work: Callable[[Item], Answer], items: Sequence[Item], seconds: Callable[[Item], float]
+) -> Iterator[Answer | Lost]:
+    """Yield ``work(item)`` of each item, computed in one other process while that lives.
+
+    A process is given up after an item that it did not survive, that took longer than
+    ``seconds(item)``, or that left the current GPU in error. What it prints is not shown; the last
+    lines of a lost one are part of why.
+
+    Args:
+        work: a function of a module. It should not raise: what it raises ends its process.
+        items: what it is given; they and the answers can be pickled.
+        seconds: how long an item may take, the start of the process included.
+    """
+    at = 0
+    while at < len(items):
+        with _Process(work, items[at:]) as process:
+            usable = True
+            while usable and at < len(items):
+                answer, usable = process.answer(seconds(items[at]))
+                at += 1
+                yield cast("Answer | Lost", answer)
+
+
+class _Process:
+    """The other process. Owner: :func:`each`; leaving it ends all that it has started."""
+
+    def __init__(self, work: Callable[[Item], Answer], items: Sequence[Item]) -> None:
+        # spawn: a GPU's run-time does not survive a fork.
+        context = multiprocessing.get_context("spawn")
+        self._printed = tempfile.NamedTemporaryFile(prefix="liteattention-")  # noqa: SIM115
+        self._link, theirs = context.Pipe(duplex=False)
+        self._process = context.Process(
+            target=_serve, args=(theirs, self._printed.name, work, items)
+        )
+        self._process.start()
+        theirs.close()
+
+    def __enter__(self) -> _Process:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._end()
+        self._link.close()
+        self._printed.close()
+
+    def answer(self, seconds: float) -> tuple[object, bool]:
+        """Return the next answer, and whether the process is fit for more."""
+        if not self._link.poll(seconds):
+            self._end()
+            return Lost(f"no answer within {seconds:.0f} s, so it was ended"), False
+        try:
+            answer, usable = self._link.recv()
+        except EOFError:
+            self._process.join()
+            return Lost(self._death()), False
+        return answer, usable
+
+    def _death(self) -> str:
+        code = self._process.exitcode or 0
+        how = f"with {signal.Signals(-code).name}" if code < 0 else f"with exit code {code}"
+        text = self._printed.read().decode(errors="replace")
+        lines = [line.strip() for line in text.splitlines() if line.strip()]
+        said = f": {' / '.join(lines[-_LAST_LINES:])}" if lines else ""
+        return f"its process ended {how}{said}"
+
+    def _end(self) -> None:
+        if self._process.pid and self._process.is_alive():
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(self._process.pid, signal.SIGKILL)
+            self._process.kill()
+        self._process.join()
+
+
+def _serve(
+    link: Connection, printed: str, work: Callable[[Item], Answer], items: Sequence[Item]
+) -> None:
+    os.setsid()  # a group of its own, which is ended as a whole
+    file = os.open(printed, os.O_WRONLY | os.O_APPEND)
+    for stream in (1, 2):
+        os.dup2(file, stream)
+    for item in items:
+        answer = work(item)
+        usable = not _gpu_in_error()
+        link.send((answer, usable))
+        if not usable:
+            return
+
+
+def _gpu_in_error() -> bool:
+    """Whether the current GPU answers this process no more, as after a kernel that faulted."""
+    if not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        return False
+    try:
+        torch.cuda.synchronize()
+    except RuntimeError:
+        return True
+    return False
