@@ -61,4 +61,28 @@ LITE_DEVICE void MergeTileRow(const float* part_out, const float* part_stats, in
     }
 }
 
+// Merges those rows of `tile` that workgroup `group` of the tile's owns, a thread 8 neighbouring
+// outputs of one.
+template <class Number, class Params, class SlotOf>
+LITE_DEVICE void MergeTile(const Params& p, uint32_t tile, uint32_t group, int32_t parts,
+                           SlotOf slot) {
+    const uint32_t row_threads = static_cast<uint32_t>(p.head_dim) / kMergeVector;
+    const uint32_t row = group * (kMergeThreads / row_threads) + ThreadId() / row_threads;
+    const uint32_t dim = ThreadId() % row_threads * kMergeVector;
+
+    const uint32_t q_blocks = static_cast<uint32_t>(QBlocks(p.q_len));
+    const uint32_t q_index = tile / q_blocks;
+    const int32_t q_row = static_cast<int32_t>(tile % q_blocks * kQBlock + row);
+    if (q_row >= p.q_len) return;
+
+    const int64_t batch = q_index / static_cast<uint32_t>(p.q_heads);
+    const int64_t head = q_index % static_cast<uint32_t>(p.q_heads);
+    uint16_t* const out = p.out + batch * p.out_strides.batch + q_row * p.out_strides.seq +
+                          head * p.out_strides.head + dim;
+    float* const lse =
+        p.lse && dim == 0 ? p.lse + static_cast<int64_t>(q_index) * p.q_len + q_row : nullptr;
+    MergeTileRow<Number>(p.part_out, p.part_stats, parts, slot, row, p.head_dim, dim,
+                         Factor(p.scale_log2), out, lse);
+}
+
 }  // namespace liteattention::gfx942

@@ -386,16 +386,15 @@ constexpr int64_t TransposeGrid(int64_t batch, int64_t kv_heads, int64_t kv_len)
 constexpr int64_t DenseGrid(int64_t tiles, int64_t whole_tiles, int64_t splits) {
     return whole_tiles + (tiles - whole_tiles) * splits;
 }
-// Rows of one merge workgroup; divides kQBlock.
-constexpr int64_t MergeRows(int64_t head_dim) { return kMergeThreads * kMergeVector / head_dim; }
+// Workgroups that merge the outputs of a tile, kMergeVector of a row in each thread.
+constexpr int64_t MergeGroups(int64_t head_dim) {
+    return kQBlock * head_dim / (kMergeThreads * kMergeVector);
+}
 constexpr int64_t MergeGrid(int64_t tail_tiles, int64_t head_dim) {
-    return tail_tiles * (kQBlock / MergeRows(head_dim));
+    return tail_tiles * MergeGroups(head_dim);
 }
-// Of the 256 rows of each list that may be cut, as many as a workgroup's threads take, and one more
-// for its weights.
-constexpr int64_t MergeListsGroups(int64_t head_dim) {
-    return kQBlock / (kMergeThreads / (head_dim / kMergeVector)) + 1;
-}
+// Those of a list that may be cut: one more for its weights.
+constexpr int64_t MergeListsGroups(int64_t head_dim) { return MergeGroups(head_dim) + 1; }
 constexpr int64_t MergeListsGrid(int64_t head_dim) {
     return kComputeUnits * MergeListsGroups(head_dim);
 }
@@ -454,6 +453,6 @@ constexpr int64_t WriteKvGrid(int64_t rows, int64_t kv_heads, int64_t head_dim) 
     return CeilDiv(rows * kv_heads * head_dim, kWriteKvThreads * kMergeVector);
 }
 
-static_assert(kQBlock % MergeRows(64) == 0 && kQBlock % MergeRows(128) == 0);
+static_assert(kQBlock * 64 % (kMergeThreads * kMergeVector) == 0);
 
 }  // namespace liteattention::gfx942

@@ -392,25 +392,9 @@ class Cut(NamedTuple):
     cuts: torch.Tensor
 
 
-def plan(
-    skip: torch.Tensor,
-    *,
-    must_do: torch.Tensor | None = None,
-    must_skip: torch.Tensor | None = None,
-    k_blocks: int = 0,
-    slots: int = 0,
-    together: int = 152,
-    shift: int = 0,
-    units: int = 0,
-) -> torch.Tensor:
-    """Order int32 [slots, 8] of a bitmap [B, Hq, q_blocks, words]; its memory is guarded.
-
-    By pack_lists for that many compute units of an XCD; 0: by plan_lpt.
-    """
-    found = _plan(
-        skip, must_do=must_do, must_skip=must_skip, k_blocks=k_blocks, slots=slots,
-        together=together, shift=shift, units=units,
-    )  # fmt: skip
+def plan(skip: torch.Tensor, **options: Any) -> torch.Tensor:
+    """Order int32 [slots, 8] of a bitmap [B, Hq, q_blocks, words]; options of :func:`_plan`."""
+    found = _plan(skip, **options)
     assert isinstance(found, torch.Tensor)
     return found
 
@@ -427,6 +411,7 @@ def _plan(
     units: int = 0,
     cuts: bool = False,
 ) -> torch.Tensor | Cut:
+    """By pack_lists for ``units`` compute units of an XCD; 0: by plan_lpt. Memory is guarded."""
     *rows, q_blocks, words = skip.shape
     tiles = math.prod(rows) * q_blocks
     slots = slots or -(-tiles // 8) * 3 // 2  # geometry.h: LiteSlots
@@ -452,7 +437,7 @@ def _plan(
 
 
 def cut(skip: torch.Tensor, units: int, **options: Any) -> Cut:
-    """Of lists that may be cut, for so many compute units of an XCD; options of :func:`plan`."""
+    """Of lists that may be cut, for so many compute units of an XCD; options of :func:`_plan`."""
     *rows, q_blocks, _ = skip.shape
     # geometry.h: CutSlots
     half_again = -(-math.prod(rows) * q_blocks // 8) * 3 // 2
