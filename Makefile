@@ -1,7 +1,7 @@
 # Each target is one or two commands that a person could type. `make generate` and `make test` set
 # up .venv by themselves on first use.
 #
-#   FRAMEWORKS   which frameworks test-serving tries
+#   FRAMEWORKS   what test-serving tries: diffusion (SGLang's), vllm, sglang (its language models)
 #   WHEELS       the versions of Python that get a wheel
 #   WORKERS      how many processes run tests: a number, or "logical" for the processors, 8 at most
 #   TORCH   which PyTorch to install (a requirement; add pip options such as an index to PIP_ARGS)
@@ -23,14 +23,14 @@ CXX_FILES = $(shell git ls-files 'csrc/*.h' 'csrc/*.cpp' 'csrc/*.hip' \
 
 SHELL_FILES = $(shell git ls-files '*.sh' .ci/run)
 
-FRAMEWORKS ?= vllm sglang
+FRAMEWORKS ?= diffusion vllm sglang
 WORKERS ?= logical
 WHEELS ?= 3.10 3.11 3.12 3.13
 SPREAD = -n $(WORKERS) --maxprocesses 8 --dist
 SETUP_sglang := diffusion
 PACKAGED = $(NATIVE) $(shell git ls-files backend integration benchmark emulator report e2e/liteattention_e2e)
 
-.PHONY: generate e2e bench kernels test machine-code test-machine-code test-serving-vllm test-serving-sglang test-serving lint format docs wheels test-wheels test-quickstart test-quickstart-short clean tools
+.PHONY: generate e2e bench kernels test machine-code test-machine-code test-serving-vllm test-serving-sglang test-serving-diffusion test-serving lint format docs wheels test-wheels test-quickstart test-quickstart-short clean tools
 
 ## generate: a video from a text prompt, dense and with LiteAttention, and the table of both
 generate: .venv/run.stamp
@@ -60,7 +60,7 @@ test: .venv/dev.stamp
 ## interpreted, and compiled for gfx942, gfx950 and sm_90 (Debian: clang-19 lld-19 llvm-19)
 test-machine-code: .venv/dev.stamp .venv/triton.stamp
 	$(KERNEL_TOOLS) check
-	$(BIN)/python -m pytest --machine-code=compare tests/emulator tests/tools
+	$(BIN)/python -m pytest $(SPREAD) loadfile --machine-code=compare tests/emulator tests/tools
 	$(BIN)/python -m pytest -m "slow or llvm" $(SPREAD) worksteal --durations=10
 	$(BIN)/python -m pytest -s tests/emulator/test_triton.py
 	$(BIN)/python -m pytest $(SPREAD) worksteal --durations=10 tests/engines/portable
@@ -73,16 +73,19 @@ machine-code: .venv/dev.stamp
 	$(BIN)/python -m pytest --machine-code=update tests/emulator tests/tools
 
 ## test-serving: vLLM and SGLang, the real ones, serve small models through our attention, offline and
-## over HTTP, with the tokens of their own attention (two virtual environments, 6 GB)
+## over HTTP, with the tokens of their own attention (two virtual environments, 6 GB). Each of the three
+## mostly keeps one processor busy: with two, `make -j2 test-serving` takes about half as long.
 test-serving: $(FRAMEWORKS:%=test-serving-%)
 
 test-serving-vllm: .venv-vllm/ready.stamp
 	.venv-vllm/bin/python -m pytest --durations=10 tests/serving/vllm_*.py
 
-# SGLang's two runtimes each in a process of their own: the diffusion worker's settings are for the
-# whole process, and it polls without pause until the process ends.
+# SGLang's two runtimes are apart: the diffusion worker's settings are for the whole process, and it
+# polls without pause until the process ends.
 test-serving-sglang: .venv-sglang/ready.stamp
 	.venv-sglang/bin/python -m pytest --durations=10 tests/serving/sglang_backend.py tests/serving/sglang_graphs.py tests/serving/sglang_serving.py
+
+test-serving-diffusion: .venv-sglang/ready.stamp
 	.venv-sglang/bin/python -m pytest --durations=10 tests/serving/sglang_diffusion*.py
 
 ## lint: formatting, lint and types, also of shell scripts and images

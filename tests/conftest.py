@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import signal
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -37,6 +38,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     for store in toolchain.STORES:
         store.mode = config.getoption("--machine-code")
+    if hasattr(config, "workerinput") and config.getoption("--machine-code") == "update":
+        raise pytest.UsageError("--machine-code=update runs in one process: leave -n out")
     with contextlib.suppress(ImportError):  # the environments of serving frameworks are without it
         from hypothesis import settings
 
@@ -50,7 +53,17 @@ def pytest_configure(config: pytest.Config) -> None:
         torch.set_num_threads(1)
 
 
+@pytest.hookimpl(optionalhook=True)  # pytest-xdist's: serving environments are without it
+def pytest_testnodedown(node: Any) -> None:
+    if output := getattr(node, "workeroutput", None):  # a process that crashed has none
+        for store, keys in zip(toolchain.STORES, output["programs"], strict=True):
+            store.note(keys)
+
+
 def pytest_sessionfinish(session: pytest.Session) -> None:
+    if hasattr(session.config, "workeroutput"):
+        session.config.workeroutput["programs"] = [store.asked() for store in toolchain.STORES]
+        return
     for store in toolchain.STORES:
         if left := store.finish():
             first = left[0].replace("\n", "; ")[:200]

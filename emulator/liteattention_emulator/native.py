@@ -34,7 +34,11 @@ def library() -> Path:
     LITEATTENTION_EMULATOR_LIBRARY names another build of it. Raises EmulatorError naming every
     place that was looked at when there is none.
     """
-    override = os.environ.get("LITEATTENTION_EMULATOR_LIBRARY")
+    return _find(os.environ.get("LITEATTENTION_EMULATOR_LIBRARY"))
+
+
+@lru_cache(maxsize=4)  # every launch of a kernel asks
+def _find(override: str | None) -> Path:
     if override:
         places = [Path(override)]
     else:

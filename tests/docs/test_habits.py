@@ -21,7 +21,7 @@ PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md"), ROOT / "tests
 
 def make_targets() -> set[str]:
     return set(re.findall(r"^([a-z][\w-]*):", (ROOT / "Makefile").read_text(), re.MULTILINE)) | {
-        "test-serving-vllm", "test-serving-sglang", ".venv/dev.stamp",
+        "test-serving-vllm", "test-serving-sglang", "test-serving-diffusion", ".venv/dev.stamp",
     }  # fmt: skip
 
 

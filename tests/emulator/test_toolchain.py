@@ -86,6 +86,9 @@ def test_compare_finds_changes_and_leftovers(tmp_path: Path) -> None:
     assert stored.finish() == ["kept"]
     assert stored.get("kept", "kept", lambda: b"\x01") == b"\x01"
     assert stored.finish() == [] and not stored.path.exists()
+    elsewhere = store(tmp_path / "s.json", "compare")
+    elsewhere.note(stored.asked())
+    assert elsewhere.finish() == []
     changed = store(tmp_path / "s.json", "compare")
     changed._text["kept"] = "03"
     monkey = pytest.MonkeyPatch()

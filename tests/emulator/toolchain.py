@@ -41,6 +41,7 @@ class Store:
         self.path, self.mode = FOLDER / file, "stored"
         self._packed, self._unpacked = packed, unpacked
         self._used: dict[str, bytes] = {}
+        self._elsewhere: set[str] = set()
         self._text: dict[str, str] = {}
         if self.path.exists():
             self._text = json.loads(self.path.read_text(encoding="utf-8"))
@@ -72,6 +73,14 @@ class Store:
         self._used[key] = made
         return made
 
+    def asked(self) -> list[str]:
+        """The keys that tests of this process have asked for."""
+        return list(self._used)
+
+    def note(self, keys: list[str]) -> None:
+        """Tests of another process have asked for these."""
+        self._elsewhere.update(keys)
+
     def finish(self) -> list[str]:
         """Write an updated file; or the sources that it has and no test of this run asked for."""
         if self.mode == "update":
@@ -79,7 +88,9 @@ class Store:
             self.path.parent.mkdir(exist_ok=True)
             text = json.dumps(dict(sorted(self._text.items())), indent=0)
             self.path.write_text(text + "\n", encoding="utf-8")
-        return sorted(self._text.keys() - self._used.keys()) if self.mode == "compare" else []
+        if self.mode != "compare":
+            return []
+        return sorted(self._text.keys() - self._used.keys() - self._elsewhere)
 
 
 SNIPPETS = Store("snippets.json", bytes.hex, bytes.fromhex)

@@ -1,4 +1,4 @@
-"""An engine of made-up speed in vLLM's place: ``python -m tests.cli.fake_serving_engine``.
+"""An engine of made-up speed in vLLM's place: ``python -m tests.benchmark.fake_serving_engine``.
 
 FAKE_MACHINE: JSON of what looking at the machine answers. FAKE_LOG: a file that gets a line per
 engine started and per question. Ours decodes a step in 2 ms, FLASH_ATTN in 3, others in 4.

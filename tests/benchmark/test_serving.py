@@ -23,7 +23,7 @@ class Fake:
 
     def __init__(self, folder: Path, patch: pytest.MonkeyPatch) -> None:
         self._log, self._patch = folder / "log", patch
-        patch.setattr(benchmark, "MODULE", "tests.cli.fake_serving_engine")
+        patch.setattr(benchmark, "MODULE", "tests.benchmark.fake_serving_engine")
         patch.setattr(needs, "installed", lambda name: True)
         patch.setenv("FAKE_LOG", str(self._log))
 
