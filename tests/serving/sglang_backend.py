@@ -439,11 +439,13 @@ def test_graphs_are_off_on_a_cpu(model: str, caplog: pytest.LogCaptureFixture) -
     assert config.cuda_graph_config.decode.backend == "full"
 
 
-def test_graphs_are_on_on_a_gpu(model: str) -> None:
-    """Decode steps whole, prompts in pieces; whole prompts are refused."""
+def test_graphs_are_on_on_a_gpu(model: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Decode steps whole, prompts in pieces, on ROCm if asked to; whole prompts are refused."""
     options = {"attention_backend": srt.BACKEND_NAME, "device": "cuda"}
-    config = resolved(model, **options).cuda_graph_config
-    assert config.decode.backend == "full"
+    for cuda, prompts in ((True, "breakable"), (False, "disabled")):
+        monkeypatch.setattr("sglang.srt.utils.is_cuda", lambda cuda=cuda: cuda)
+        config = resolved(model, **options).cuda_graph_config
+        assert (config.decode.backend, config.prefill.backend) == ("full", prompts)
     config = resolved(model, **options, cuda_graph_backend_prefill="breakable").cuda_graph_config
     assert config.decode.backend == "full" and config.prefill.backend == "breakable"
     with pytest.raises(ValueError, match="no prompts whole"):
