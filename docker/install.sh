@@ -13,10 +13,13 @@ set -eu
 dist=${1:?usage: install.sh DIST [vllm VENV]}
 here=$(cd "$(dirname "$0")" && pwd)
 python=${PYTHON:-python3}
-tag=$("$python" -c 'import sys; print("cp%d%d" % sys.version_info[:2])')
+release=$("$python" -c 'import sys; print("%d.%d" % sys.version_info[:2])')
+tag=cp$(echo "$release" | tr -d .)
 wheel=$(find "$(cd "$dist" && pwd)" -name "*-$tag-$tag-*.whl")
 [ -n "$wheel" ] || {
-    echo "no wheel of $tag in $dist: run make wheels" >&2
+    found=$(cd "$dist" && find . -name "*.whl" | sed 's|^\./||' | sort | tr '\n' ' ')
+    echo "no wheel for $python, which is Python $release: run \`make wheels WHEELS=$release\` in the checkout." \
+        "$dist has ${found:-none}" >&2
     exit 1
 }
 

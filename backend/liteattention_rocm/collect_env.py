@@ -20,6 +20,7 @@ PACKAGES = (
     "liteattention-rocm",
     "torch",
     "triton",
+    "aiter",
     "diffusers",
     "transformers",
     "sglang",
@@ -27,6 +28,14 @@ PACKAGES = (
     "numpy",
     "pydantic",
 )
+
+#: Distributions that bring what builds for CUDA bring under its own name, as ROCm's do. PyPI's
+#: `aiter` is something else, so it comes last.
+_DISTRIBUTIONS = {
+    "aiter": ("amd-aiter", "aiter"),
+    "triton": ("triton", "pytorch-triton-rocm", "triton-rocm", "pytorch-triton", "amd-triton"),
+}
+NOT_INSTALLED = "not installed"
 
 
 def collect() -> dict[str, str]:
@@ -39,7 +48,7 @@ def collect() -> dict[str, str]:
         "memory": _try(_memory),
     }
     for name in PACKAGES:
-        facts[name] = _try(lambda name=name: _version(name))  # type: ignore[misc]
+        facts[name] = _try(lambda name=name: installed_version(name))  # type: ignore[misc]
     facts["commit"] = source_commit() or "not a checkout"
     facts["gpu"] = _try(_gpus)
     facts["torch threads"] = _try(lambda: str(_load("torch").get_num_threads()))
@@ -84,11 +93,21 @@ def _git(directory: str, *arguments: str) -> str:
     ).stdout.strip()
 
 
-def _version(name: str) -> str:
-    try:
-        return version(name)
-    except PackageNotFoundError:
-        return "not installed"
+def installed_version(name: str) -> str:
+    """Version of an installed package by its usual name, :data:`NOT_INSTALLED` without it.
+
+    ``aiter`` and ``triton`` are looked for under the names of ROCm's builds, too. Where several of
+    them are installed over each other, all are named.
+    """
+    found = {}
+    for distribution in _DISTRIBUTIONS.get(name, (name,)):
+        try:
+            found[distribution] = version(distribution)
+        except PackageNotFoundError:
+            continue
+    if len(found) > 1:
+        return ", ".join(f"{number} ({distribution})" for distribution, number in found.items())
+    return next(iter(found.values()), NOT_INSTALLED)
 
 
 def _try(find: Callable[[], str]) -> str:

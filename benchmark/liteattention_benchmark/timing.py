@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import statistics
 import subprocess
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 import torch
 
-from liteattention_rocm.collect_env import source_commit
+from liteattention_rocm.collect_env import NOT_INSTALLED, installed_version, source_commit
 
 from .peers import Call
 
@@ -93,14 +93,17 @@ def environment(device: torch.device) -> dict[str, str]:
     """Commit, versions, device and clocks that a table is stamped with."""
     found = {"commit": source_commit() or "unknown", "torch": str(torch.__version__)}
     for package in ("triton", "flash-attn", "flash-attn-4", "aiter", "spas-sage-attn"):
-        try:
-            found[package] = version(package)
-        except PackageNotFoundError:
-            continue
+        number = installed_version(package)
+        if number != NOT_INSTALLED:
+            found[package] = number
     if device.type == "cuda":
         found["device"] = torch.cuda.get_device_name(device)
-        found["cuDNN"] = str(torch.backends.cudnn.version())  # type: ignore[no-untyped-call]
-        found |= _nvidia()
+        convolutions = str(torch.backends.cudnn.version())  # type: ignore[no-untyped-call]
+        hip = torch.version.hip
+        if hip is None:
+            found |= {"cuDNN": convolutions, **_nvidia()}
+        else:
+            found |= {"HIP": hip, "MIOpen": convolutions, **_amd()}
     return found
 
 
@@ -108,8 +111,48 @@ def _nvidia() -> dict[str, str]:
     fields = ("driver_version", "clocks.sm", "clocks.mem", "clocks.max.sm", "power.limit")
     command = ["nvidia-smi", "--query-gpu=" + ",".join(fields), "--format=csv,noheader"]
     try:
-        answer = subprocess.run(command, capture_output=True, text=True, timeout=20, check=True)
+        values = _said(*command).splitlines()[0].split(",")
     except (OSError, subprocess.SubprocessError):
         return {}
-    values = answer.stdout.splitlines()[0].split(",")
     return {name: value.strip() for name, value in zip(fields, values, strict=True)}
+
+
+def _amd() -> dict[str, str]:
+    """Clocks of the first GPU as the first of AMD's tools says them that is there and is read."""
+    for ask in (_amd_smi, _rocm_smi):
+        try:
+            return ask()
+        except (OSError, subprocess.SubprocessError, ValueError, LookupError, TypeError):
+            continue  # their JSON changes with the release
+    return {}
+
+
+def _amd_smi() -> dict[str, str]:
+    answer = json.loads(_said("amd-smi", "metric", "--clock", "--json"))
+    clocks = (answer["gpu_data"] if isinstance(answer, dict) else answer)[0]["clock"]
+    fields = {"gfx": ("gfx_0", "clk"), "mem": ("mem_0", "clk"), "max.gfx": ("gfx_0", "max_clk")}
+    found = {f"clocks.{name}": clocks[part][field] for name, (part, field) in fields.items()}
+    return {name: f"{clock['value']} {clock['unit']}" for name, clock in found.items()}
+
+
+def _rocm_smi() -> dict[str, str]:
+    options = ("--showdriverversion", "--showclocks", "--showmaxpower", "--json")
+    answer = json.loads(_said("rocm-smi", *options))
+    card = answer["card0"]
+    found = {
+        "driver_version": answer.get("system", {}).get("Driver version"),
+        "clocks.gfx": card["sclk clock speed:"].strip("()"),
+        "clocks.mem": card["mclk clock speed:"].strip("()"),
+        "power.limit": card.get("Max Graphics Package Power (W)"),
+    }
+    return {name: value for name, value in found.items() if value is not None}
+
+
+def _said(*command: str) -> str:
+    """What a program prints.
+
+    Raises:
+        OSError: it is not there.
+        subprocess.SubprocessError: it fails, or takes more than 20 seconds.
+    """
+    return subprocess.run(command, capture_output=True, text=True, timeout=20, check=True).stdout

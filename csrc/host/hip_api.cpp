@@ -29,12 +29,33 @@ std::string LoaderError() {
     return text ? text : "unknown loader error";
 }
 
+bool IsRunTime(std::string_view path) {
+    return path.substr(path.rfind('/') + 1).substr(0, kStem.size()) == kStem;
+}
+
+// A process may hold two: one that PyTorch brings, and the system's, which another library loaded.
+// The first has the streams and memory of PyTorch's tensors.
+std::string LoadedByTorch() {
+    for (const char* library : {"libc10_hip.so", "libtorch_hip.so"}) {
+        void* const handle = dlopen(library, RTLD_LAZY | RTLD_NOLOAD);
+        if (!handle) continue;
+        Dl_info found = {};
+        void* const function = dlsym(handle, "hipInit");  // looks into what the library depends on
+        const bool known = function && dladdr(function, &found) && found.dli_fname;
+        const std::string path = known ? found.dli_fname : "";
+        dlclose(handle);
+        if (IsRunTime(path)) return path;
+    }
+    return {};
+}
+
 std::string LoadedAlready() {
-    std::string found;
+    std::string found = LoadedByTorch();
+    if (!found.empty()) return found;
     dl_iterate_phdr(
         [](dl_phdr_info* info, size_t, void* out) {
             const std::string_view path = info->dlpi_name ? info->dlpi_name : "";
-            if (path.substr(path.rfind('/') + 1).substr(0, kStem.size()) != kStem) return 0;
+            if (!IsRunTime(path)) return 0;
             *static_cast<std::string*>(out) = path;
             return 1;
         },

@@ -112,9 +112,9 @@ class HostSpans {
 // has threads of its own and PyTorch may use it. Immutable, so any thread may call it.
 class Library {
    public:
-    // Opens `path`, or, if it is empty, the libamdhip64 that this process has loaded already
-    // (PyTorch brings its own, and two of them in one process do not share streams), or else the
-    // usual sonames. Throws Unavailable.
+    // Opens `path`, or, if it is empty, the libamdhip64 that PyTorch's libraries use (two of them
+    // in one process do not share streams), or else the first that this process has loaded, or else
+    // the usual sonames. Throws Unavailable.
     static std::shared_ptr<const Library> Open(const std::string& path);
 
     const Functions& api() const { return api_; }

@@ -87,8 +87,8 @@ def _layer_reasons(layers: list[Any], runner: Any, page_size: int) -> list[str]:
             scale=layer.scaling or None,
             window=window_of(layer) or 0,
             soft_cap=float(layer.logit_cap or 0.0),
-            k_scale=float(layer.k_scale_float or 1.0) if fp8 else 1.0,
-            v_scale=float(layer.v_scale_float or 1.0) if fp8 else 1.0,
+            k_scale=scale_of(layer, "k_scale") if fp8 else 1.0,
+            v_scale=scale_of(layer, "v_scale") if fp8 else 1.0,
             lookahead=lookahead_of(layer),
         )
         for reason in reasons:
@@ -97,6 +97,18 @@ def _layer_reasons(layers: list[Any], runner: Any, page_size: int) -> list[str]:
         reason if len(at) == len(layers) else f"{reason} (layers {', '.join(map(str, at))})"
         for reason, at in found.items()
     ]
+
+
+def scale_of(layer: Any, name: str) -> float:
+    """Return a layer's ``k_scale`` or ``v_scale`` of an fp8 cache, 1.0 if it has none.
+
+    A checkpoint's scale is there as a tensor and, under another name, as a number. That of
+    ``--quantization-param-path`` is a number in the tensor's place; SGLang's pool divides by it.
+    """
+    scale = getattr(layer, f"{name}_float")
+    if scale is None:
+        scale = getattr(layer, name)
+    return 1.0 if scale is None else float(scale)
 
 
 def is_causal(layer: Any) -> bool:

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from sglang.srt.mem_cache.swa_memory_pool import SWAKVPool
 
-from .srt_admission import is_causal, lookahead_of, window_of
+from .srt_admission import is_causal, lookahead_of, scale_of, window_of
 
 
 class ServedLayer:
@@ -50,7 +50,7 @@ class ServedLayer:
     def scales(self) -> tuple[float, float] | tuple[torch.Tensor, torch.Tensor]:
         """Return the factors of an fp8 cache; other caches have none, whatever the model says.
 
-        The checkpoint's tensors where calls take them, else its numbers.
+        The checkpoint's tensors where calls take them, else numbers.
         """
         if self._keys.element_size() > 1:
             return 1.0, 1.0
@@ -58,7 +58,7 @@ class ServedLayer:
         found = (layer.k_scale, layer.v_scale)
         if all(_readable(x, self._keys.device) for x in found):
             return found
-        return float(layer.k_scale_float or 1.0), float(layer.v_scale_float or 1.0)
+        return scale_of(layer, "k_scale"), scale_of(layer, "v_scale")
 
 
 def _readable(scale: Any, device: torch.device) -> bool:

@@ -1,12 +1,18 @@
-"""What the engine of vLLM's platform has against a layer, in vLLM's names of dtypes."""
+"""What the engine of vLLM's platform, and vLLM's runner, have against a layer.
+
+Dtypes are in vLLM's names.
+"""
 
 from __future__ import annotations
 
 import torch
+from vllm.config import get_current_vllm_config_or_none
 from vllm.platforms import current_platform
 
 from liteattention_rocm import admission, engines
 
+#: How vLLM tags the models that draft token by token while it builds their layers.
+_DRAFTERS = ("eagle_head", "draft_model")
 #: Page size to ask an engine about while vLLM has not decided on one.
 USUAL_BLOCK = 16
 
@@ -50,6 +56,31 @@ def engine_reasons(
         soft_cap=soft_cap,
         sinks=sinks,
     )
+
+
+def drafting_reasons() -> list[str]:
+    """Return what vLLM's runner has against the layer that is being built, if a draft model's.
+
+    On ROCm the V1 model runner drafts a second token only over the metadata of backends in a list
+    of its own. It says so in the first step that drafts, when the server is up already.
+    """
+    # Not at the top: vLLM assigns it anew for every model that it builds.
+    from vllm.compilation.backends import model_tag
+
+    config = get_current_vllm_config_or_none()
+    drafts = None if config is None else config.speculative_config
+    if config is None or drafts is None or model_tag not in _DRAFTERS:
+        return []
+    if drafts.num_speculative_tokens < 2 or drafts.parallel_drafting:
+        return []
+    if not current_platform.is_rocm() or config.use_v2_model_runner:
+        return []
+    return [
+        "on ROCm vLLM's V1 model runner drafts one token at most with it, got "
+        f"num_speculative_tokens={drafts.num_speculative_tokens}: take the V2 runner (leave "
+        "VLLM_USE_V2_MODEL_RUNNER unset, and what vLLM's log says V2 lacks), or draft one token, "
+        "or from n-grams, or name another attention_backend in the speculative config"
+    ]
 
 
 def plans_from_bounds() -> bool:

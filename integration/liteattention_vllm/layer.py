@@ -14,7 +14,7 @@ from vllm.v1.attention.backend import AttentionImpl, AttentionType
 
 from liteattention_rocm import attention_paged, attention_varlen, engines, write_kv
 
-from .admission import USUAL_BLOCK, device, engine_reasons, fp8_dtype
+from .admission import USUAL_BLOCK, device, drafting_reasons, engine_reasons, fp8_dtype
 from .builder import EncoderMetadata, StepMetadata
 from .counters import LAYERS, WRITES, counters
 
@@ -96,6 +96,7 @@ class LiteAttentionImpl(AttentionImpl):  # type: ignore[misc]
             soft_cap=self.logits_soft_cap or 0.0,
             lookahead=0 if attn_type == AttentionType.DECODER else self._lookahead,
         )
+        reasons += drafting_reasons()
         if reasons:
             raise ValueError(
                 f"liteattention_rocm cannot run this layer: {'; '.join(reasons)} (use another "

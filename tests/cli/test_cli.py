@@ -25,8 +25,43 @@ def test_collect_env_is_a_module_and_names_what_matters() -> None:
         [sys.executable, "-m", "liteattention_rocm.collect_env"],
         capture_output=True, text=True, check=True,
     )  # fmt: skip
-    for name in ("python", "torch", "diffusers", "cpu paths", "hip run-time", "default engine"):
+    for name in (
+        "python",
+        "torch",
+        "aiter",
+        "diffusers",
+        "cpu paths",
+        "hip run-time",
+        "default engine",
+    ):
         assert f"\n{name} " in "\n" + done.stdout
+
+
+@pytest.mark.parametrize(
+    ("name", "installed", "expected"),
+    [
+        ("aiter", {"amd-aiter": "0.1.9"}, "0.1.9"),
+        ("triton", {"triton": "3.7.0"}, "3.7.0"),
+        ("triton", {"pytorch-triton-rocm": "3.5.1"}, "3.5.1"),
+        (
+            "triton",
+            {"triton-rocm": "3.6.0", "triton": "3.7.0"},
+            "3.7.0 (triton), 3.6.0 (triton-rocm)",
+        ),
+        ("vllm", {"triton": "3.7.0"}, "not installed"),
+        ("aiter", {}, "not installed"),
+    ],
+)
+def test_versions_are_found_under_the_names_of_rocms_builds(
+    name: str, installed: dict[str, str], expected: str, tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    for distribution, number in installed.items():
+        folder = tmp_path / f"{distribution.replace('-', '_')}-{number}.dist-info"
+        folder.mkdir()
+        (folder / "METADATA").write_text(f"Name: {distribution}\nVersion: {number}\n")
+    monkeypatch.setattr(sys, "path", [str(tmp_path)])
+    assert collect_env.installed_version(name) == expected
 
 
 def test_collect_env_never_raises(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -205,10 +205,16 @@ def test_layers_with_a_window_have_a_pool_of_their_own(page_size: int) -> None:
 
 
 @pytest.mark.parametrize("fp8", [torch.float8_e4m3fn, torch.float8_e4m3fnuz])  # the latter: gfx94x
-def test_fp8_cache_is_read_with_the_checkpoints_scales(fp8: torch.dtype) -> None:
+@pytest.mark.parametrize("source", ["checkpoint", "--quantization-param-path"])
+def test_fp8_cache_is_written_and_read_with_the_models_scales(
+    fp8: torch.dtype, source: str
+) -> None:
     layer = RadixAttention(HEADS, DIM, DIM**-0.5, KV_HEADS, 0)
-    layer.k_scale_float, layer.v_scale_float = 0.5, 2.0
-    layer.k_scale, layer.v_scale = torch.tensor(0.5), torch.tensor(2.0)
+    if source == "checkpoint":
+        layer.k_scale_float, layer.v_scale_float = 0.5, 2.0
+        layer.k_scale, layer.v_scale = torch.tensor(0.5), torch.tensor(2.0)
+    else:
+        layer.k_scale, layer.v_scale = 0.5, 2.0
     made = runner([layer], pool(dtype=fp8))
     backend = ATTENTION_BACKENDS[srt.BACKEND_NAME](made)
     step = Step(made, [8, 21], [3, 1], decode=False)
@@ -221,8 +227,25 @@ def test_fp8_cache_is_read_with_the_checkpoints_scales(fp8: torch.dtype) -> None
     keys, values = keys.float() * 0.5, values.float() * 2.0
     stored = keys[step.batch.out_cache_loc]
     torch.testing.assert_close(stored, k, atol=0.02, rtol=0.07)  # 3 bits of mantissa
+    other = pool(dtype=fp8)  # as SGLang's other backends write, which may serve the other phase
+    slots = step.batch.out_cache_loc
+    other.set_kv_buffer(layer, slots, k.clone(), v.clone(), layer.k_scale, layer.v_scale)
+    for mine, theirs in zip(
+        made.token_to_kv_pool.get_kv_buffer(0), other.get_kv_buffer(0), strict=True
+    ):
+        assert torch.equal(mine[slots].float(), theirs[slots].float())
     expected = step.expected(q, keys, values)
     torch.testing.assert_close(out.view_as(expected), expected, atol=1e-4, rtol=1e-4)
+
+
+def test_scales_that_scale_nothing_are_refused() -> None:
+    layer = RadixAttention(HEADS, DIM, DIM**-0.5, KV_HEADS, 0)
+    layer.k_scale, layer.v_scale = 0.0, -1.0
+    with pytest.raises(ValueError) as refused:
+        ATTENTION_BACKENDS[srt.BACKEND_NAME](runner([layer], pool(dtype=torch.float8_e4m3fn)))
+    for name, got in (("k_scale", "0.0"), ("v_scale", "-1.0")):
+        assert f"{name} must be" in str(refused.value) and f"got {got}" in str(refused.value)
+    ATTENTION_BACKENDS[srt.BACKEND_NAME](runner([layer], pool()))  # which has no scales
 
 
 def test_every_reason_against_a_model_at_once() -> None:
@@ -416,11 +439,13 @@ def test_graphs_are_off_on_a_cpu(model: str, caplog: pytest.LogCaptureFixture) -
     assert config.cuda_graph_config.decode.backend == "full"
 
 
-def test_graphs_are_on_on_a_gpu(model: str) -> None:
-    """Decode steps whole, prompts in pieces; whole prompts are refused."""
+def test_graphs_are_on_on_a_gpu(model: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Decode steps whole, prompts in pieces, on ROCm if asked to; whole prompts are refused."""
     options = {"attention_backend": srt.BACKEND_NAME, "device": "cuda"}
-    config = resolved(model, **options).cuda_graph_config
-    assert config.decode.backend == "full"
+    for cuda, prompts in ((True, "breakable"), (False, "disabled")):
+        monkeypatch.setattr("sglang.srt.utils.is_cuda", lambda cuda=cuda: cuda)
+        config = resolved(model, **options).cuda_graph_config
+        assert (config.decode.backend, config.prefill.backend) == ("full", prompts)
     config = resolved(model, **options, cuda_graph_backend_prefill="breakable").cuda_graph_config
     assert config.decode.backend == "full" and config.prefill.backend == "breakable"
     with pytest.raises(ValueError, match="no prompts whole"):

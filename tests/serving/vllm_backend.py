@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from contextlib import nullcontext
 from importlib.metadata import entry_points
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,6 +18,8 @@ from tests.serving.vllm_harness import prepare
 prepare()
 
 import torch  # noqa: E402
+from vllm.compilation.backends import set_model_tag  # noqa: E402
+from vllm.config import VllmConfig, set_current_vllm_config  # noqa: E402
 from vllm.model_executor.layers.attention.chunked_local_attention import (  # noqa: E402
     create_chunked_local_attention_backend,
 )
@@ -112,6 +115,37 @@ def test_a_layer_that_cannot_run_says_why() -> None:
             LiteAttentionImpl(4, 64, 0.1, 2, sliding_window=window)
     with pytest.raises(ValueError, match="no sliding window in cross-attention"):
         LiteAttentionImpl(4, 64, 0.1, 2, sliding_window=8, attn_type="encoder_decoder")
+
+
+def build_layer(
+    monkeypatch: pytest.MonkeyPatch, tag: str | None, runner: str, rocm: bool = True, **drafts: Any
+) -> None:
+    """Build a layer of a draft model, which vLLM calls ``tag``, or of the model itself (None)."""
+    of_model = nullcontext() if tag is None else set_model_tag(tag)
+    config = VllmConfig()
+    config.speculative_config = SimpleNamespace(
+        **{"num_speculative_tokens": 3, "parallel_drafting": False, **drafts}
+    )
+    with monkeypatch.context() as faked, set_current_vllm_config(config), of_model:
+        faked.setenv("VLLM_USE_V2_MODEL_RUNNER", runner)
+        faked.setattr(type(current_platform), "is_rocm", lambda self: rocm)
+        LiteAttentionImpl(4, 64, 0.1, 2)
+
+
+@pytest.mark.parametrize("tag", ["draft_model", "eagle_head"])
+def test_a_draft_model_of_the_v1_runner_is_refused_on_rocm(
+    tag: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """vLLM itself would stop only in the first step that drafts a second token."""
+    with pytest.raises(ValueError) as error:
+        build_layer(monkeypatch, tag, "0")
+    for part in ("V1 model runner", "num_speculative_tokens=3", "VLLM_USE_V2_MODEL_RUNNER unset"):
+        assert part in str(error.value)
+    build_layer(monkeypatch, tag, "1")
+    build_layer(monkeypatch, tag, "0", rocm=False)
+    build_layer(monkeypatch, tag, "0", num_speculative_tokens=1)
+    build_layer(monkeypatch, tag, "0", parallel_drafting=True)
+    build_layer(monkeypatch, None, "0")
 
 
 def test_options_that_are_off_are_none() -> None:

@@ -95,6 +95,31 @@ def test_the_run_time_that_the_process_loaded_is_taken(
 
 
 @no_run_time
+@pytest.mark.parametrize("torch_library", ["libc10_hip.so", "libtorch_hip.so"])
+def test_of_two_run_times_that_of_pytorch_is_taken(
+    torch_library: str, build_fake: Callable[..., str], tmp_path: Path
+) -> None:
+    """Whatever was loaded first: streams and memory of one mean nothing to the other."""
+    systems, torchs = tmp_path / "libamdhip64.so.7", tmp_path / "libamdhip64.so.6"
+    for path in (systems, torchs):
+        path.write_bytes(Path(build_fake("libfake_hip.so")).read_bytes())
+    user = tmp_path / torch_library
+    subprocess.run(
+        ["cc", "-shared", "-o", user, f"-Wl,-soname,{torch_library}", "-Wl,--no-as-needed", torchs],
+        check=True,
+    )
+    script = (
+        "import ctypes, sys; from liteattention_rocm import _core\n"
+        "native = [ctypes.CDLL(path) for path in sys.argv[1:]]; print(_core.HipLibrary('').path)"
+    )
+    made = subprocess.run(
+        [sys.executable, "-c", script, str(systems), str(user)],
+        capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    assert made.stdout.strip() == str(torchs)
+
+
+@no_run_time
 def test_asking_for_the_engine_without_a_gpu_is_one_clear_error(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
