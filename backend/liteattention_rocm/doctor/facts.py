@@ -10,7 +10,7 @@ import os
 import platform
 import sys
 from dataclasses import replace
-from importlib.metadata import PackageNotFoundError, entry_points, version
+from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
 
@@ -20,10 +20,6 @@ from .. import collect_env, engines
 from ..contract import DenseRequest, Engine, LiteRequest, RaggedRequest, Request
 from ..engines import ENGINE_VARIABLE, ISA_VARIABLE
 
-PACKAGES = (
-    "liteattention-rocm", "torch", "triton", "numpy", "diffusers", "transformers", "sglang", "vllm",
-    "aiter",
-)  # fmt: skip
 #: Entry points by which frameworks find this package.
 _PLUGINS = ("sglang.srt.plugins", "sglang.multimodal_gen.plugins", "vllm.general_plugins")
 #: Variables whose values are names of this project, not paths.
@@ -37,8 +33,8 @@ def installation() -> dict[str, str]:
         "system": f"{platform.system()} {platform.machine()}, {' '.join(platform.libc_ver())}",
         "processor": _processor(),
     }
-    for package in PACKAGES:
-        found[package] = _version(package)
+    for package in collect_env.PACKAGES:
+        found[package] = collect_env.installed_version(package)
     found["commit"] = collect_env.source_commit() or "not a checkout"
     found["torch for"] = _torch_for()
     found["ROCm"] = rocm()
@@ -171,13 +167,6 @@ def _processor() -> str:
         return collect_env.processor()
     except OSError:
         return platform.machine()
-
-
-def _version(name: str) -> str:
-    try:
-        return version(name)
-    except PackageNotFoundError:
-        return "not installed"
 
 
 def _torch_for() -> str:

@@ -21,12 +21,12 @@ import statistics
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, fields, replace
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from ...collect_env import installed_version
 from ...contract import DenseRequest, RaggedRequest
 from .launch import HopperTile, PlainTile
 
@@ -122,15 +122,8 @@ def table_path(device: torch.device) -> Path:
     folder = os.environ.get(DIRECTORY_VARIABLE)
     root = Path(folder) if folder else Path.home() / ".cache" / "liteattention_rocm"
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else "interpreter"
-    parts = (name, "triton", _version("triton"), _version("liteattention-rocm"))
+    parts = (name, "triton", installed_version("triton"), installed_version("liteattention-rocm"))
     return root / ("tiles-" + re.sub(r"[^A-Za-z0-9.]+", "-", "-".join(parts)) + ".json")
-
-
-def _version(package: str) -> str:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return "source"
 
 
 def tuned(kind: str, request: DenseRequest | RaggedRequest) -> Tile | None:
