@@ -22,7 +22,7 @@ Item = TypeVar("Item")
 Answer = TypeVar("Answer")
 
 #: Lines of what a lost process printed last that are worth reading.
-_LAST_LINES = 3
+_LAST_LINES = 6
 
 
 class Lost(NamedTuple):

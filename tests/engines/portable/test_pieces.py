@@ -61,7 +61,7 @@ def cut(lengths: list[int], units: int, least: int, even: bool = True) -> list[i
     """Number of pieces of each list: the rules once more, in exact arithmetic."""
     total = sum(lengths)
     fair, mean = -(-total // units), -(-total // len(lengths))
-    aim = Fraction(1, 2) if len(lengths) <= 2 * units else Fraction(3, 4)
+    aim = Fraction(1, 2) if len(lengths) <= 3 * units else Fraction(3, 4)
     found = []
     for length in lengths:
         goal = max(math.ceil(aim * fair), least)
