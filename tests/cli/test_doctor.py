@@ -261,8 +261,8 @@ def test_a_peer_may_raise_anything(monkeypatch: pytest.MonkeyPatch) -> None:
 # ---- steps that take their process with them
 
 
-def steps(*names: str, seconds: float = 60.0) -> list[Any]:
-    return list(isolated.each(doctor_steps.step, names, lambda _: seconds))
+def steps(*names: str) -> list[Any]:
+    return list(isolated.each(doctor_steps.step, names, lambda _: 300.0))
 
 
 def test_a_step_that_ends_its_process_costs_itself(capfd: pytest.CaptureFixture[str]) -> None:
@@ -286,11 +286,17 @@ def test_after_an_error_of_the_gpu_the_process_is_another() -> None:
 
 def test_a_step_that_hangs_is_ended_with_all_that_it_started(tmp_path: Path) -> None:
     note = tmp_path / "pid"
-    hung, after = steps(f"child {note}", "after", seconds=15.0)
-    assert hung == isolated.Lost("no answer within 15 s, so it was ended")
-    assert after.startswith("after ")
-    with pytest.raises(ProcessLookupError):
-        os.kill(int(note.read_text()), 0)
+    # A process that starts imports torch: 5 seconds, on a busy machine 15.
+    seconds = {f"child {note}": 30.0, "after": 300.0}
+    hung, after = isolated.each(doctor_steps.step, list(seconds), seconds.__getitem__)
+    assert hung == isolated.Lost("no answer within 30 s, so it was ended")
+    assert isinstance(after, str) and after.startswith("after ")
+    stat = Path(f"/proc/{note.read_text()}/stat")
+    try:
+        state = stat.read_text().rpartition(")")[2].split()[0]
+    except FileNotFoundError:
+        return
+    assert state in "ZX"  # ended, and nobody has asked how
 
 
 def test_a_kernel_that_faults_is_one_line_of_the_report(
