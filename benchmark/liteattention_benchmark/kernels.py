@@ -79,6 +79,12 @@ def run(
     return rows
 
 
+def _why(error: Exception) -> str:
+    expected = isinstance(error, Unavailable | RuntimeError | ValueError | NotImplementedError)
+    text = " ".join(str(error).split())
+    return (text if expected and text else f"{type(error).__name__}: {text}")[:200]
+
+
 def _measure(cell: Cell, job: Job, config: Config, device: torch.device) -> list[Row]:
     """Time the calls of a cell in random turns."""
     kind = kind_of(cell)
@@ -89,8 +95,8 @@ def _measure(cell: Cell, job: Job, config: Config, device: torch.device) -> list
             for _ in range(config.warmup):
                 out = call()
             errors[name] = job.error(name, out)
-        except (Unavailable, RuntimeError, ValueError, NotImplementedError) as error:
-            absent[name] = " ".join(str(error).split())[:200]
+        except Exception as error:  # a peer may raise anything: it is its row alone
+            absent[name] = _why(error)
             del job.calls[name]
     host = isinstance(cell, Host)
     flush = flush_buffer(device) if config.cold_l2 and not host else None

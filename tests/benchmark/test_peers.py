@@ -100,8 +100,11 @@ def test_a_peer_of_ones_own_from_a_file(tmp_path: Path) -> None:
         "    assert all(x.is_contiguous() for x in (q, k, v))\n"
         "    return torch.nn.functional.scaled_dot_product_attention(\n"
         "        q, k, v, is_causal=causal, scale=scale)\n"
+        "def fails(q, k, v, causal, scale):\n"
+        "    assert q.shape[-1] == 256, 'built for 256 alone'\n"
     )
     more = dict([peers.given(f"mine={file}:attention"), peers.given(f"none={file}:absent")])
+    more |= [peers.given(f"fails={file}:fails")]
     more |= [peers.given("gone=no_such_module:attention")]
     config = cells.Config(
         rounds=3,
@@ -111,6 +114,7 @@ def test_a_peer_of_ones_own_from_a_file(tmp_path: Path) -> None:
     rows = {row.contender: row for row in kernels.run(config, CPU, more=more)}
     assert rows["mine"].error == pytest.approx(rows["SDPA"].error, rel=0.5)
     assert rows["none"].absent == f"{file} has no absent"
+    assert rows["fails"].absent == "AssertionError: built for 256 alone"
     assert "no_such_module" in rows["gone"].absent
     assert "- none:" in kernels_report.to_markdown(config, list(rows.values()), {}, "command")
 
