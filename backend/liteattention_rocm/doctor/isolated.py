@@ -21,14 +21,24 @@ import torch
 Item = TypeVar("Item")
 Answer = TypeVar("Answer")
 
+#: A process that starts imports torch: 5 seconds, minutes from a slow disk.
+_START_SECONDS = 300.0
+#: So many silent steps in a row, and a GPU answers nobody any more: the rest is left out.
+_MOST_SILENT = 2
+#: Seconds in which a killed process ends, unless the driver holds it.
+_END_SECONDS = 10.0
 #: Lines of what a lost process printed last that are worth reading.
 _LAST_LINES = 6
 
 
 class Lost(NamedTuple):
-    """A step whose process ended, or was ended, before it answered."""
+    """A step whose process ended, or was ended, before it answered.
+
+    ``silent``: it was ended, having said nothing for too long.
+    """
 
     why: str
+    silent: bool = False
 
 
 def each(
@@ -38,21 +48,26 @@ def each(
 
     A process is given up after an item that it did not survive, that took longer than
     ``seconds(item)``, or that left the current GPU in error. What it prints is not shown; the last
-    lines of a lost one are part of why.
+    lines of a lost one are part of why. After two items in a row that took too long, the rest is
+    lost without being tried.
 
     Args:
         work: a function of a module. It should not raise: what it raises ends its process.
         items: what it is given; they and the answers can be pickled.
-        seconds: how long an item may take, the start of the process included.
+        seconds: how long an item may take. The start of a process does not count; it has
+            ``_START_SECONDS``.
     """
-    at = 0
-    while at < len(items):
+    at = silent = 0
+    while at < len(items) and silent < _MOST_SILENT:
         with _Process(work, items[at:]) as process:
             usable = True
             while usable and at < len(items):
                 answer, usable = process.answer(seconds(items[at]))
                 at += 1
+                silent = silent + 1 if isinstance(answer, Lost) and answer.silent else 0
                 yield cast("Answer | Lost", answer)
+    for _ in items[at:]:
+        yield Lost(f"left out, as the last {_MOST_SILENT} gave no answer")
 
 
 class _Process:
@@ -67,6 +82,7 @@ class _Process:
             target=_serve, args=(theirs, self._printed.name, work, items)
         )
         self._process.start()
+        self._up = False
         theirs.close()
 
     def __enter__(self) -> _Process:
@@ -79,15 +95,27 @@ class _Process:
 
     def answer(self, seconds: float) -> tuple[object, bool]:
         """Return the next answer, and whether the process is fit for more."""
-        if not self._link.poll(seconds):
-            self._end()
-            return Lost(f"no answer within {seconds:.0f} s, so it was ended"), False
         try:
+            if not self._up:
+                if not self._arrived(_START_SECONDS):
+                    why = f"its process did not start within {_START_SECONDS:.0f} s"
+                    return Lost(why, silent=True), False
+                self._up = self._link.recv()
+            if not self._arrived(seconds):
+                why = f"no answer within {seconds:.0f} s, so it was ended"
+                return Lost(why, silent=True), False
             answer, usable = self._link.recv()
         except EOFError:
             self._process.join()
             return Lost(self._death()), False
         return answer, usable
+
+    def _arrived(self, seconds: float) -> bool:
+        """Wait for a message, and end the process if none comes."""
+        if self._link.poll(seconds):
+            return True
+        self._end()
+        return False
 
     def _death(self) -> str:
         code = self._process.exitcode or 0
@@ -102,7 +130,7 @@ class _Process:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(self._process.pid, signal.SIGKILL)
             self._process.kill()
-        self._process.join()
+        self._process.join(_END_SECONDS)
 
 
 def _serve(
@@ -112,6 +140,7 @@ def _serve(
     file = os.open(printed, os.O_WRONLY | os.O_APPEND)
     for stream in (1, 2):
         os.dup2(file, stream)
+    link.send(True)
     for item in items:
         answer = work(item)
         usable = not _gpu_in_error()

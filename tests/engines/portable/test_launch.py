@@ -369,7 +369,7 @@ def test_a_bound_step_hands_its_workspace_on(
 def test_a_step_whose_lists_may_be_cut_has_room_for_pieces(
     driver: Driver, kernels: dict[str, Function], share: float
 ) -> None:
-    """33 K blocks of 128 keys, 12 lists, five multiprocessors: ten slots."""
+    """33 K blocks of 128 keys, 12 lists, five multiprocessors: fifteen slots."""
     q, out = (torch.empty(1, 300, 4, 128, dtype=torch.bfloat16) for _ in range(2))
     k, v = (torch.empty(1, 33 * 128, 2, 128, dtype=torch.bfloat16) for _ in range(2))
     read = bitmap.full(1, 4, 3, 33)
@@ -384,8 +384,8 @@ def test_a_step_whose_lists_may_be_cut_has_room_for_pieces(
         kernels[name].started[0] for name in ("_LISTS", "_HOPPER")
     )
     # the last: lists of one length may be cut, too, as this step drops tiles
-    assert grid == (12,) and lists[-6:] == (5, 16, launch.LEAST_PIECE, 6, 10, True)
-    assert width == (5,) and first[-2:] == (10, tile.late_exp)
+    assert grid == (12,) and lists[-6:] == (5, 16, launch.LEAST_PIECE, 4, 15, True)
+    assert width == (5,) and first[-2:] == (15, tile.late_exp)
     bound(everything)
     planned, attended = (
         flat(arguments(kernels[name].result, driver)[1], driver) for name in ("_LISTS", "_HOPPER")
@@ -393,12 +393,13 @@ def test_a_step_whose_lists_may_be_cut_has_room_for_pieces(
     items, counts, order, counter = planned[3:7]
     parts = attended[36 + 11]
     assert attended[36 + 1 : 36 + 6] == [items, counts, order, counter, counter]
-    assert counts - items >= 2 * 12 * 33 and order - counts >= 4 * 22 and counter - order >= 4 * 22
-    # two words, two unused ones and four for each multiprocessor, as many lists are cut at most
-    assert planned[9] - counter >= 4 * (4 + 4 * 5) and not parts % 16
+    assert counts - items >= 2 * 12 * 33 and order - counts >= 4 * 27 and counter - order >= 4 * 27
+    # two words, two unused ones and two for each slot
+    assert planned[9] - counter >= 4 * (4 + 2 * 15) and not parts % 16
     assert parts - planned[8] >= (4 * 12 * 33 if share else 0)
-    # outputs, levels, sums and maxima of two warpgroups' rows; marks of their rows, by K block
-    assert bound._size - (parts - items) == 4 * (10 * 128 * (128 + 3) + 5 * 33 * 128)
+    # outputs, levels, sums and maxima of two warpgroups' rows; marks of their rows, by K block, of
+    # half as many lists, since a list that is cut has two slots or more
+    assert bound._size - (parts - items) == 4 * (15 * 128 * (128 + 3) + 8 * 33 * 128)
 
 
 def test_a_step_that_keeps_every_tile_cuts_no_lists_of_one_length(
