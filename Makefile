@@ -73,8 +73,8 @@ machine-code: .venv/dev.stamp
 	$(BIN)/python -m pytest --machine-code=update tests/emulator tests/tools
 
 ## test-serving: vLLM and SGLang, the real ones, serve small models through our attention, offline and
-## over HTTP, with the tokens of their own attention (two virtual environments, 6 GB). Each of the three
-## mostly keeps one processor busy: with two, `make -j2 test-serving` takes about half as long.
+## over HTTP, with the tokens of their own attention (two virtual environments, 6 GB). `make -j2
+## test-serving` runs them side by side: on two processors it takes four fifths of the time.
 test-serving: $(FRAMEWORKS:%=test-serving-%)
 
 test-serving-vllm: .venv-vllm/ready.stamp

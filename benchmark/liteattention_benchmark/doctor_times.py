@@ -63,15 +63,12 @@ def measure(
     """Yield rows of what, contender and median_ms, or reason where a contender cannot run."""
     contenders = list(_contenders(device, sizes or Sizes()))
 
-    def started() -> Iterator[Contender]:
-        for contender in contenders:
-            compiles = ", which may compile for minutes" if contender.name == "AITER" else ""
-            say(f"timing {contender.what}: {contender.name}{compiles}")
-            yield contender
+    def begin(contender: Contender) -> None:
+        compiles = ", which may compile for minutes" if contender.name == "AITER" else ""
+        say(f"timing {contender.what}: {contender.name}{compiles}")
 
-    on_gpu = device.type == "cuda"
-    answers = isolated.each(time, contenders, _limit) if on_gpu else map(time, contenders)
-    for contender, answer in zip(started(), answers, strict=True):
+    apart = device.type == "cuda"
+    for contender, answer in isolated.each_begun(time, contenders, _limit, begin, apart):
         found = {"reason": answer.why} if isinstance(answer, isolated.Lost) else answer
         if "reason" in found:
             found["reason"] = without_paths(" ".join(found["reason"].split()))[:300]

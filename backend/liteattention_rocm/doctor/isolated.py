@@ -70,6 +70,23 @@ def each(
         yield Lost(f"left out, as the last {_MOST_SILENT} gave no answer")
 
 
+def each_begun(
+    work: Callable[[Item], Answer],
+    items: Sequence[Item],
+    seconds: Callable[[Item], float],
+    begin: Callable[[Item], None],
+    apart: bool,
+) -> Iterator[tuple[Item, Answer | Lost]]:
+    """Yield each item and its answer, after ``begin(item)``; see :func:`each`.
+
+    ``apart``: in other processes, else in this one, without limits.
+    """
+    answers: Iterator[Answer | Lost] = each(work, items, seconds) if apart else map(work, items)
+    for item in items:
+        begin(item)
+        yield item, next(answers)
+
+
 class _Process:
     """The other process. Owner: :func:`each`; leaving it ends all that it has started."""
 
@@ -105,8 +122,8 @@ class _Process:
                 why = f"no answer within {seconds:.0f} s, so it was ended"
                 return Lost(why, silent=True), False
             answer, usable = self._link.recv()
-        except EOFError:
-            self._process.join()
+        except (EOFError, OSError):  # it ended, maybe within a message
+            self._process.join(_END_SECONDS)
             return Lost(self._death()), False
         return answer, usable
 
@@ -118,8 +135,11 @@ class _Process:
         return False
 
     def _death(self) -> str:
-        code = self._process.exitcode or 0
-        how = f"with {signal.Signals(-code).name}" if code < 0 else f"with exit code {code}"
+        code = self._process.exitcode
+        if code is None:
+            how = "and is held by the driver"
+        else:
+            how = f"with {signal.Signals(-code).name}" if code < 0 else f"with exit code {code}"
         text = self._printed.read().decode(errors="replace")
         lines = [line.strip() for line in text.splitlines() if line.strip()]
         said = f": {' / '.join(lines[-_LAST_LINES:])}" if lines else ""

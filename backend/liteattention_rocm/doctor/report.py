@@ -32,7 +32,7 @@ _NO_GPU = (
 )
 #: Parts along the keys, so that the kernels that merge them run.
 _SPLITS = 2
-#: Seconds that a step on a GPU may take: a process that starts, and Triton or a driver compiling.
+#: Seconds that a step on a GPU may take: Triton or a driver may compile.
 _LIMIT = 300.0
 
 
@@ -114,7 +114,7 @@ def examine(report: Report, say: Callable[[str], None]) -> None:
         Check(_ENVIRONMENT, name, "failed", facts.without_paths(why)) for name, why in wrong.items()
     )
     for checks in (_defaults(report, wrong), _code_objects(say, wrong), _cases(say, wrong)):
-        for check in checks:
+        for check in checks:  # one by one: the file is written between them
             report.checks.append(check)
 
 
@@ -192,13 +192,12 @@ def _loaded(library: str, device: torch.device) -> dict[str, str]:
     """What :func:`.objects.refused` says. Raises as it does; RuntimeError: no word of it."""
     if not _isolate(device):
         return objects.refused(library, 0)
-    for answer in isolated.each(_load, [(library, device.index)], lambda _: _LIMIT):
-        if isinstance(answer, isolated.Lost):
-            raise RuntimeError(answer.why)
-        if isinstance(answer, str):
-            raise OSError(answer)
-        return answer
-    raise AssertionError("one step has one answer")
+    (answer,) = isolated.each(_load, [(library, device.index)], lambda _: _LIMIT)
+    if isinstance(answer, isolated.Lost):
+        raise RuntimeError(answer.why)
+    if isinstance(answer, str):
+        raise OSError(answer)
+    return answer
 
 
 def _load(place: tuple[str, int]) -> dict[str, str] | str:
@@ -271,15 +270,10 @@ def _run(
 ) -> Iterator[Check]:
     """Run all cases; on a GPU in a process of their own."""
     tasks = [Task(engine, str(device), case.name) for case in CASES]
-
-    def started() -> Iterator[Task]:
-        for task in tasks:
-            say(f"{engine}: {task.case}")
-            yield task
-
-    there = _isolate(device)
-    answers = isolated.each(run_task, tasks, lambda _: _LIMIT) if there else map(run_task, tasks)
-    for task, check in zip(started(), answers, strict=True):
+    for task, check in isolated.each_begun(
+        run_task, tasks, lambda _: _LIMIT,
+        lambda task: say(f"{engine}: {task.case}"), _isolate(device),
+    ):  # fmt: skip
         if isinstance(check, isolated.Lost):
             check = Check(engine, task.case, "failed", facts.without_paths(check.why))
         if check.status == "failed" and not wanted:
