@@ -176,6 +176,8 @@ class Handle:
         for graphs in self._graphs.values():
             graphs.clear()  # now, not when the collector finds the hook that has them
         self._graphs.clear()
+        for parallel in self._splits.values():
+            parallel.free_memory()
         self._taken = []
 
     def pause(self) -> None:

@@ -132,6 +132,32 @@ def refused(rank: int) -> None:
         assert torch.equal(given, share(whole, None, rank, RANKS))
 
 
+def mapped() -> int:
+    """How often memory of ranks is mapped into this process."""
+    return Path("/proc/self/maps").read_text(encoding="ascii").count("/liteattention-")
+
+
+def freed(rank: int) -> None:
+    """Memory is gone once it is given back, and there again when it is needed."""
+    way = peers.PeerMemory(None)
+    way.free()  # there is none
+    whole = torch.arange(RANKS * ROWS * HEADS * 8.0).view(1, -1, HEADS, 8)
+    mine = whole.chunk(RANKS, dim=1)[rank]
+    before = mapped()
+    for _ in range(2):
+        given = way.rows_for_heads([way.send("q", mine, None)])[0]
+        back = way.heads_for_rows(way.output(given).copy_(given), None)
+        assert mapped() == before + RANKS
+        way.free()
+        del given
+        assert mapped() == before and torch.equal(back, mine)
+    # what was sent into memory that was given back meanwhile
+    sent = way.send("q", mine, None)
+    way.free()
+    given = way.rows_for_heads([sent, way.send("k", mine, None)])
+    assert all(torch.equal(x, share(whole, None, rank, RANKS)) for x in given)
+
+
 def work(rank: int, folder: str) -> None:
     torch.set_num_threads(1)
     meeting = f"file://{folder}/meeting"
@@ -143,6 +169,7 @@ def work(rank: int, folder: str) -> None:
         if rank != 1:
             cases += there_and_back(way(pair), pair)
     refused(rank)
+    freed(rank)
     Path(folder, str(rank)).write_text(str(cases), encoding="utf-8")
     dist.destroy_process_group()
 

@@ -78,6 +78,15 @@ class CpuEngine(Engine):
     cache_dtypes = tuple(_KV_TYPES)
     weighs = True
 
+    def unavailable(self, device: torch.device) -> list[str]:
+        """Return every reason why it cannot run on ``device``; see :meth:`Engine.unavailable`."""
+        reasons = super().unavailable(device)
+        try:
+            chosen_isa()
+        except ValueError as error:
+            reasons.append(str(error))
+        return reasons
+
     def limits(self, request: Request) -> list[str]:
         """Return the head dims and tiles that it does not have; see :meth:`Engine.limits`."""
         if isinstance(request, WriteRequest):

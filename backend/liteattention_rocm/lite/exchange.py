@@ -46,6 +46,9 @@ class Exchange(Protocol):
         ``out`` lies in :meth:`output`, if there is one.
         """
 
+    def free(self) -> None:
+        """Give back memory that is held from call to call; a later call has its own again."""
+
 
 def post(
     sent: Sequence[Message], received: Sequence[Message], group: dist.ProcessGroup | None
@@ -136,6 +139,9 @@ class Messages:
         for peer, x in arriving.items():
             made[:, :, share(order, peer, room)] = x
         return made.view(out.dtype)
+
+    def free(self) -> None:
+        """See :class:`Exchange`; a message has memory of its own."""
 
 
 def others(rank: int, ranks: int) -> list[int]:

@@ -566,6 +566,13 @@ class SeqParallel:
         for lite in (self._whole, *self._splits.values()):
             lite.end(generation)
 
+    def free_memory(self) -> None:
+        """Give back the memory of ``peer_memory``, on all ranks; lists and statistics stay.
+
+        A later call has such memory again.
+        """
+        self._exchange.free()
+
 
 def _within(ranges: Ranges, start: int, length: int) -> Ranges:
     """Clip token ranges to keys [start, start + length), count from there, join what touches."""

@@ -118,6 +118,23 @@ class PeerMemory:
             self._done.record(torch.cuda.current_stream(self._device))
         return made.view(out.dtype)
 
+    def free(self) -> None:
+        """See :class:`.exchange.Exchange`; other ranks keep what they have mapped of it."""
+        if self._all:
+            self._wait()
+            self._forget()
+
+    def _wait(self) -> None:
+        """Wait until nothing of this rank reads or writes anyone's memory."""
+        self._join()
+        if self._device is not None and self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)
+
+    def _forget(self) -> None:
+        """Let go of the memory of all ranks."""
+        self._place, self._all, self._side, self._done = 0, [], {}, None
+        self._meet = lambda channel: None  # which holds that memory
+
     def _write(self, sent: _Sent) -> None:
         """Write a tensor's heads of other ranks to their places."""
         given = words(sent.x)
@@ -185,12 +202,9 @@ class PeerMemory:
         cuda = device.type == "cuda"
         with torch.cuda.device(device) if cuda else contextlib.nullcontext():
             if self._all:  # nobody may be reading or writing what is freed
-                self._join()
-                if self._device is not None and self._device.type == "cuda":
-                    torch.cuda.synchronize(self._device)
+                self._wait()
                 dist.barrier(self._group)
-                self._place, self._all, self._side, self._done = 0, [], {}, None
-                self._meet = lambda channel: None  # which holds that memory
+                self._forget()
             self._check(device)
             place = -(-size // _ALIGNMENT) * _ALIGNMENT
             with torch.inference_mode(False):

@@ -149,6 +149,8 @@ def work(rank: int, ranks: int, folder: str) -> None:
             with pytest.raises(KeyError, match=r"no list of layer 'none'.*'cond'.*'uncond'"):
                 handle.lists("none", "cond")
         disable(pipe)
+        # what processes write to of each other's is given back, though the handle is there still
+        assert "/liteattention-" not in Path("/proc/self/maps").read_text(encoding="ascii")
     pipe = pipeline()  # the dense kernel by its name, in diffusers' own ring
     pipe.transformer.set_attention_backend("liteattention_rocm")
     pipe.transformer.enable_parallelism(config=diffusers.ContextParallelConfig(ring_degree=ranks))
