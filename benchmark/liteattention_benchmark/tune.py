@@ -18,7 +18,7 @@ from triton.runtime.errors import OutOfResources, PTXASError
 
 from liteattention_rocm.contract import DenseRequest, DenseTensors, RaggedRequest, RaggedTensors
 from liteattention_rocm.engines import architecture
-from liteattention_rocm.engines.triton import launch, ragged_launch, tiles, tuning
+from liteattention_rocm.engines.triton import launch, ragged_cut, ragged_launch, tiles, tuning
 from liteattention_rocm.engines.triton.engine import RAGGED_HEAD_DIMS
 from liteattention_rocm.engines.triton.launch import HopperTile
 from liteattention_rocm.engines.triton.tuning import Tile
@@ -78,11 +78,11 @@ def problems(cell: Prefill) -> list[str]:
 
     Another kernel would run them whatever the tile, and the fastest would be one by chance.
     """
-    shortest, piece = ragged_launch.SHORTEST_PROMPT, ragged_launch.LEAST_PIECE
+    shortest, piece = ragged_cut.SHORTEST_PROMPT, ragged_launch.LEAST_PIECE
     reasons = []
     if cell.rows < shortest:
         reasons.append(f"rows must be at least {shortest}, got {cell.rows}")
-    few = ragged_launch.few_keys(cell.head_dim)
+    few = ragged_cut.few_keys(cell.head_dim)
     if cell.context <= few:
         reasons.append(f"keys must be more than {few} at D = {cell.head_dim}, got {cell.context}")
     if cell.page_size % piece:
@@ -150,7 +150,7 @@ def run_prompts(
             others["FA3"] = lambda: forward(q, *given, True)
     except Unavailable as error:
         progress(f"FA3: {error}")
-    shipped = tiles.shipped_prompts(request, ragged_launch.columns_of(cell.head_dim))
+    shipped = tiles.shipped_prompts(request, ragged_cut.columns_of(cell.head_dim))
     return _tune("prompts", request, shipped, make, others, rounds, progress)
 
 

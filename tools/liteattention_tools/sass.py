@@ -37,7 +37,14 @@ from liteattention_rocm.contract import (
     RaggedTensors,
     TileGeometry,
 )
-from liteattention_rocm.engines.triton import hopper, hopper_ragged, launch, ragged_launch, tiles
+from liteattention_rocm.engines.triton import (
+    hopper,
+    hopper_ragged,
+    launch,
+    ragged_cut,
+    ragged_launch,
+    tiles,
+)
 
 #: Instructions by what they are for, in the order of a report; the rest is "other".
 CLASSES = {
@@ -226,7 +233,7 @@ def prompts(head_dim: int) -> launch.Launch:
     )  # fmt: skip
     q = torch.empty(512, 1, head_dim, dtype=torch.bfloat16)
     starts = torch.tensor([0, 512], dtype=torch.int32)
-    tile = _by_hardware(tiles.shipped_prompts(request, ragged_launch.columns_of(head_dim)))
+    tile = _by_hardware(tiles.shipped_prompts(request, ragged_cut.columns_of(head_dim)))
     with mock.patch.object(ragged_launch, "architecture", lambda device: "sm_90"):
         bound = ragged_launch.prompts(
             request, RaggedTensors(q, q, q, q, None, None, starts, starts, None), tile

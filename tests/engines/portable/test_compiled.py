@@ -29,7 +29,7 @@ from liteattention_rocm.engines.triton import (
     hopper_ragged,
     kernels,
     ragged,
-    ragged_launch,
+    ragged_cut,
     tiles,
 )
 from liteattention_rocm.lite import bitmap, budget
@@ -420,7 +420,7 @@ PROMPTS = {
 @pytest.mark.parametrize("case", PROMPTS)
 def test_the_hopper_kernel_of_prompts_keeps_its_registers(case: str, tmp_path: Path) -> None:
     head_dim, piece, page, changes = PROMPTS[case]
-    width = ragged_launch.width(head_dim)
+    width = ragged_cut.width(head_dim)
     tile = tiles.PROMPTS[width]
     constants = dict(
         GROUPS=tile.groups, BLOCK_N=tile.block_n, HEAD_DIM=head_dim, WIDTH=width,

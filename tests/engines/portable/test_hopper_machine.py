@@ -35,6 +35,7 @@ from liteattention_rocm.engines.triton import (  # noqa: E402
     hopper_settle,
     hopper_softmax,
     launch,
+    ragged_cut,
     ragged_launch,
     tiles,
 )
@@ -411,7 +412,7 @@ def test_prompts_beside_decodes(
     page_size: int, ran: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Three kernels share the step, and a fourth merges."""
-    monkeypatch.setattr(ragged_launch, "_SHORT_KEYS", 1)
+    monkeypatch.setattr(ragged_cut, "_SHORT_KEYS", 1)
     lengths = test_ragged_interpreter.BESIDE
     test_ragged_interpreter.check(lengths, (4, 1), page_size, causal=page_size > 0)
     others = [ragged_launch._ATTENTION] * 2 + [ragged_launch._MERGE]
@@ -522,8 +523,8 @@ def in_parts(monkeypatch: pytest.MonkeyPatch) -> Any:
     """Sets in how many parts at most tiles of prompts are computed."""
 
     def choose(parts: int) -> None:
-        monkeypatch.setattr(ragged_launch, "prompt_parts", lambda *_: parts)
-        monkeypatch.setattr(ragged_launch, "PROMPT_PART_BLOCKS", 1)
+        monkeypatch.setattr(ragged_cut, "prompt_parts", lambda *_: parts)
+        monkeypatch.setattr(ragged_cut, "PROMPT_PART_BLOCKS", 1)
         remembered.forget()
 
     return choose
@@ -555,7 +556,7 @@ def test_prompts_in_parts_beside_decodes(
 ) -> None:
     """Each of two merges has its own rows."""
     in_parts(3)
-    monkeypatch.setattr(ragged_launch, "_SHORT_KEYS", 1)
+    monkeypatch.setattr(ragged_cut, "_SHORT_KEYS", 1)
     lengths = [(1, 300), (130, 700), (5, 200), (0, 3), (1, 30), (64, 64), (70, 300)]
     test_ragged_interpreter.check(lengths, (4, 1), page_size, causal=page_size > 0)
 
@@ -591,7 +592,7 @@ def test_prompts_in_parts_of_what_models_ask_for(options: dict[str, Any], in_par
 
 
 def test_prompts_have_parts_where_that_is_modelled_to_pay(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ragged_launch, "_units", lambda device: 132)
+    monkeypatch.setattr(ragged_cut, "units_of", lambda device: 132)
     request = RaggedRequest(
         requests=1, rows=512, q_heads=8, kv_heads=1, head_dim=128, dtype=torch.bfloat16,
         kv_dtype=torch.bfloat16, device=torch.device("cpu"), page_size=16, max_q_len=512,
@@ -601,7 +602,7 @@ def test_prompts_have_parts_where_that_is_modelled_to_pay(monkeypatch: pytest.Mo
 
     def parts(**changes: Any) -> int:
         asked = replace(request, **changes)
-        return ragged_launch.prompt_parts(asked, tiles.PROMPTS[128])
+        return ragged_cut.prompt_parts(asked, tiles.PROMPTS[128])
 
     assert parts() == 4  # 32 tiles: one round of 128 programs
     assert parts(rows=768, max_q_len=768) == 5  # 48 tiles: two rounds, of 240

@@ -28,7 +28,7 @@ from liteattention_rocm.contract import (
     WriteTensors,
 )
 from liteattention_rocm.engines import workspace
-from liteattention_rocm.engines.triton import launch, ragged_launch, tiles
+from liteattention_rocm.engines.triton import launch, ragged_cut, ragged_launch, tiles
 from liteattention_rocm.engines.workspace import Workspaces
 from liteattention_rocm.lite import bitmap
 
@@ -506,7 +506,7 @@ def test_a_bound_ragged_call_hands_its_workspace_on(
         lookahead=0, window=0, soft_cap=0.0, sinks=True, k_scale=1.0, v_scale=1.0, rounding="rtne",
         return_lse=True, scale_tensors=True,
     )  # fmt: skip
-    splits = ragged_launch.cut(decode).splits
+    splits = ragged_cut.cut(decode).splits
     assert splits > 1
     parts = splits * 2 * 4
 
@@ -556,7 +556,7 @@ def test_what_parts_are_kept_in_is_aligned(driver: Driver, monkeypatch: pytest.M
         lookahead=0, window=0, soft_cap=0.0, sinks=False, k_scale=1.0, v_scale=1.0,
         rounding="rtne", return_lse=False,
     )  # fmt: skip
-    assert ragged_launch.cut(decode).splits % 4
+    assert ragged_cut.cut(decode).splits % 4
     q, out = (torch.empty(1, 1, 64, dtype=torch.bfloat16) for _ in range(2))
     k, v = (torch.empty(9 * 64, 1, 64, dtype=torch.bfloat16) for _ in range(2))
     starts = [torch.zeros(2, dtype=torch.int32) for _ in range(2)]
@@ -578,7 +578,7 @@ def mixed_step(
     for name, function in (("_PROMPTS", long), ("_ATTENTION", attend), ("_MERGE", merge)):
         monkeypatch.setattr(ragged_launch, name, launch.Kernel(function))
     monkeypatch.setattr(ragged_launch, "architecture", lambda device: "sm_90")
-    monkeypatch.setattr(ragged_launch, "_units", lambda device: 132)
+    monkeypatch.setattr(ragged_cut, "units_of", lambda device: 132)
     monkeypatch.setattr(ragged_launch.knobs.runtime, "interpret", False)
     mixed = RaggedRequest(
         requests=3, rows=rows, q_heads=8, kv_heads=2, head_dim=128, dtype=torch.bfloat16,
@@ -591,7 +591,7 @@ def mixed_step(
     index = [torch.zeros(n, dtype=torch.int32) for n in (4, 3)]
     table = torch.zeros(3, 512, dtype=torch.int32)
     t = RaggedTensors(q, k, v, out, None, None, *index, table)
-    monkeypatch.setattr(ragged_launch, "prompt_parts", lambda *_: parts)
+    monkeypatch.setattr(ragged_cut, "prompt_parts", lambda *_: parts)
     return long, attend, merge, mixed, t
 
 
@@ -616,7 +616,7 @@ def test_a_mixed_step_cuts_its_short_requests_apart(
     said = [dict(zip(names, call[1][-9:], strict=True)) for call in (rest, short)]
     # of 9 rows to 63, and to 8: with the 64 of prompts every request has one kernel
     limits = [(x["FROM"], x["BELOW"], x["SLOTS"]) for x in said]
-    assert limits == [(9, ragged_launch.SHORTEST_PROMPT, 64), (0, 9, 8)] and merged[-2:] == (8, 0)
+    assert limits == [(9, ragged_cut.SHORTEST_PROMPT, 64), (0, 9, 8)] and merged[-2:] == (8, 0)
     bound(t)
     where, found = arguments(merge.result, driver)
     assert where == (3, 8, 1, STREAM) and found[3] == out.data_ptr()
@@ -638,9 +638,9 @@ def test_parts_of_prompts_have_a_room_and_a_merge_of_their_own(
     names = ragged_launch.hopper_ragged.attention.arg_names
     given = dict(zip(names, cut, strict=True))
     assert grid == ((rows // 128 + 3) * 8 * 3, 1, 1)[: len(grid)]
-    assert (given["splits"], given["part_blocks"]) == (3, ragged_launch.PROMPT_PART_BLOCKS)
+    assert (given["splits"], given["part_blocks"]) == (3, ragged_cut.PROMPT_PART_BLOCKS)
     assert given["PARTS"] and not given["COUNTED"]
-    assert merged == (rows, 8) and of_long[-2:] == (0, ragged_launch.SHORTEST_PROMPT)
+    assert merged == (rows, 8) and of_long[-2:] == (0, ragged_cut.SHORTEST_PROMPT)
     assert of_short[-2:] == (8, 0)
     for x, name in zip(of_long, ("part_out", "part_lse", "part_count"), strict=False):
         assert x is given[name]

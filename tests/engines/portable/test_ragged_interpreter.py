@@ -110,19 +110,19 @@ BESIDE = [(1, 300), (20, 20), (0, 9), (5, 130), (66, 200), (3, 1), (8, 75), (9, 
 def cut_apart(monkeypatch: pytest.MonkeyPatch) -> Any:
     """Few keys are enough, on any GPU; every step then has requests that are cut apart."""
     from liteattention_rocm import remembered
-    from liteattention_rocm.engines.triton import ragged_launch
+    from liteattention_rocm.engines.triton import ragged_cut
 
-    made: list[ragged_launch.Cut | None] = []
-    choose = ragged_launch.cut_short
+    made: list[ragged_cut.Cut | None] = []
+    choose = ragged_cut.cut_short
 
-    def noting(request: RaggedRequest, rest: ragged_launch.Cut) -> ragged_launch.Cut | None:
+    def noting(request: RaggedRequest, rest: ragged_cut.Cut) -> ragged_cut.Cut | None:
         made.append(choose(request, rest))
         return made[-1]
 
-    monkeypatch.setattr(ragged_launch, "cut_short", noting)
-    monkeypatch.setattr(ragged_launch, "_SHORT_KEYS", 1)
-    monkeypatch.setattr(ragged_launch, "_PROGRAMS_PER_UNIT", 0)  # the longer ones stay whole
-    monkeypatch.setattr(ragged_launch, "_units", lambda device: 16)  # enough for parts
+    monkeypatch.setattr(ragged_cut, "cut_short", noting)
+    monkeypatch.setattr(ragged_cut, "_SHORT_KEYS", 1)
+    monkeypatch.setattr(ragged_cut, "_PROGRAMS_PER_UNIT", 0)  # the longer ones stay whole
+    monkeypatch.setattr(ragged_cut, "units_of", lambda device: 16)  # enough for parts
     remembered.forget()
     yield made
     remembered.forget()
@@ -254,7 +254,7 @@ def test_bounds_that_hide_nothing_are_none() -> None:
 @pytest.mark.skipif(DEVICE.type != "cpu", reason="the other kernel would be there")
 def test_long_requests_are_left_to_another_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever tile they lie in, and without a part of a short one's rows."""
-    from liteattention_rocm.engines.triton import ragged_launch
+    from liteattention_rocm.engines.triton import ragged_cut, ragged_launch
 
     class Other:
         ready = counted = False
@@ -277,7 +277,7 @@ def test_long_requests_are_left_to_another_kernel(monkeypatch: pytest.MonkeyPatc
     attention_varlen(q, k, v, q_start, k_start, causal=True, out=out, engine="portable")
     for r, (rows, _) in enumerate(lengths):
         here = slice(int(q_start[r]), int(q_start[r + 1]))
-        if rows >= ragged_launch.SHORTEST_PROMPT:
+        if rows >= ragged_cut.SHORTEST_PROMPT:
             assert (out[here] == 7.0).all()
         else:
             assert torch.allclose(out[here].float(), expected[here].float(), atol=0.03)
@@ -402,7 +402,7 @@ def test_decode_in_parts() -> None:
 
 
 def test_parts_are_cut_where_programs_are_few() -> None:
-    from liteattention_rocm.engines.triton import ragged_launch
+    from liteattention_rocm.engines.triton import ragged_cut
 
     fields = dict(
         requests=1, rows=1, q_heads=8, kv_heads=1, head_dim=64, dtype=torch.bfloat16,
@@ -410,13 +410,13 @@ def test_parts_are_cut_where_programs_are_few() -> None:
         max_kv_len=32768, scale=1.0, lookahead=0, window=0, soft_cap=0.0, sinks=False,
         k_scale=1.0, v_scale=1.0, rounding="rtne", return_lse=False,
     )  # fmt: skip
-    few, many = (ragged_launch.cut(RaggedRequest(**fields | {"requests": n})) for n in (1, 1000))
+    few, many = (ragged_cut.cut(RaggedRequest(**fields | {"requests": n})) for n in (1, 1000))
     assert few.splits > 1 and few.one_tile
     assert many.splits == 1
 
 
 def test_requests_of_few_rows_are_cut_apart_where_it_pays() -> None:
-    from liteattention_rocm.engines.triton import ragged_launch
+    from liteattention_rocm.engines.triton import ragged_cut
 
     request = RaggedRequest(
         requests=5, rows=2048, q_heads=32, kv_heads=8, head_dim=128, dtype=torch.bfloat16,
@@ -425,12 +425,12 @@ def test_requests_of_few_rows_are_cut_apart_where_it_pays() -> None:
         k_scale=1.0, v_scale=1.0, rounding="rtne", return_lse=False,
     )  # fmt: skip
 
-    def short(**changes: Any) -> ragged_launch.Cut | None:
+    def short(**changes: Any) -> ragged_cut.Cut | None:
         step = replace(request, **changes)
-        return ragged_launch.cut_short(step, ragged_launch.cut(step))
+        return ragged_cut.cut_short(step, ragged_cut.cut(step))
 
     found = short()
-    decoding = ragged_launch.cut(replace(request, rows=5, max_q_len=1))
+    decoding = ragged_cut.cut(replace(request, rows=5, max_q_len=1))
     assert found == decoding._replace(slots=8) and found.tile_rows == 4
     assert short(requests=1) is None  # it is long or it is not
     assert short(max_q_len=8) is None and short(max_q_len=9) is not None

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from liteattention_rocm import PagedBatch, attention_paged, write_kv
-from liteattention_rocm.engines.triton import launch, ragged_launch
+from liteattention_rocm.engines.triton import launch, ragged_cut, ragged_launch
 from tests.oracle.attention import exact_rows, expect_out
 
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
@@ -119,7 +119,7 @@ def test_replayed_launches_read_their_own_step(
     steps: list[Lengths],
     options: dict[str, Any],
 ) -> None:
-    monkeypatch.setattr(ragged_launch, "_units", lambda device: 16)  # enough for parts
+    monkeypatch.setattr(ragged_cut, "units_of", lambda device: 16)  # enough for parts
     step = Step(3, tokens)
     step.fill([(tokens // 3, tokens // 3)] * 3)
     batch = step.attend(longest, **options)
@@ -141,8 +141,8 @@ def test_replayed_mixed_steps_read_their_own_step(
     launches: list[tuple[Any, ...]], monkeypatch: pytest.MonkeyPatch, options: dict[str, Any]
 ) -> None:
     """Requests that are long at the capture are short in a replay, and the other way round."""
-    monkeypatch.setattr(ragged_launch, "_units", lambda device: 16)
-    monkeypatch.setattr(ragged_launch, "_PROGRAMS_PER_UNIT", 0)  # long requests stay whole
+    monkeypatch.setattr(ragged_cut, "units_of", lambda device: 16)
+    monkeypatch.setattr(ragged_cut, "_PROGRAMS_PER_UNIT", 0)  # long requests stay whole
     step = Step(4, 48)
     step.fill([(12, 12)] * 4)
     step.attend(48, **options)
@@ -198,7 +198,7 @@ def test_the_device_chooses_as_many_parts_as_there_are_keys_for(
     launches: list[tuple[Any, ...]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     units = 16
-    monkeypatch.setattr(ragged_launch, "_units", lambda device: units)
+    monkeypatch.setattr(ragged_cut, "units_of", lambda device: units)
     step = Step(3, 3)
     step.fill([(1, 1)] * 3)
     step.attend(1)

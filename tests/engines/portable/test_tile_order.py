@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from liteattention_rocm.contract import DenseRequest, DenseTensors, RaggedRequest, RaggedTensors
-from liteattention_rocm.engines.triton import launch, ragged_launch, tiles
+from liteattention_rocm.engines.triton import launch, ragged_cut, ragged_launch, tiles
 from liteattention_rocm.engines.triton.launch import HopperTile
 from tests.oracle import ragged
 from tests.oracle.attention import exact, exact_rows, expect_close
@@ -36,7 +36,7 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ragged_launch, "_PROMPTS", launch.Kernel(prompts.attention))
     monkeypatch.setattr(launch, "multiprocessors", lambda index: 2)
     monkeypatch.setattr(ragged_launch, "architecture", lambda device: "sm_90")
-    monkeypatch.setattr(ragged_launch, "_units", lambda device: 2)
+    monkeypatch.setattr(ragged_cut, "units_of", lambda device: 2)
     monkeypatch.setattr(launch, "workspaces", launch.Workspaces())
 
 
@@ -97,7 +97,7 @@ def test_prompts_in_every_order(
     scaled = bool(options.pop("scaled", 0))
     k_scale, v_scale = torch.tensor([-0.75]), torch.tensor([1.3])
     case = ragged.make([(130, 200), (3, 90), (0, 0), (64, 64), (200, 200)], 4, 2, dim, padding=2)
-    columns = ragged_launch.width(dim)
+    columns = ragged_cut.width(dim)
     shipped = tiles.PROMPTS[columns]
     out, lse = torch.full(case.q.shape, math.nan).bfloat16(), torch.full((4, len(case.q)), math.nan)
     if page:
@@ -130,7 +130,7 @@ def test_prompts_in_every_order(
         counters[1].fill_(10**6)
         for r, (n, keys_of) in enumerate(case.requests):
             rows = slice(int(case.q_start[r]), int(case.q_start[r]) + n)
-            if n < ragged_launch.SHORTEST_PROMPT:
+            if n < ragged_cut.SHORTEST_PROMPT:
                 assert out[rows].isnan().all()
                 continue
             expected = exact_rows(
