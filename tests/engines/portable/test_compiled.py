@@ -107,7 +107,7 @@ def dense(**changes: Any) -> dict[str, Any]:
     chosen = dict(
         BLOCK_M=128, BLOCK_N=64, HEAD_DIM=128, CAUSAL=False, EVEN_K=False, LITE=False, VOTE_ROWS=0,
         HAS_DO=False, WEIGH=False, HAS_MASS=False, BY_HEAD=False, HAS_LSE=True, SIGN=1, ROUNDING=0,
-        WIDEN=False,
+        WIDEN=False, FAR=False,
     )  # fmt: skip
     return chosen | dict(ROWS=changes.get("BLOCK_M", 128)) | changes
 
@@ -124,6 +124,7 @@ MERGE = dict(
 CASES = {
     "dense": (kernels.attention, dense()),
     "causal": (kernels.attention, dense(CAUSAL=True, HEAD_DIM=64)),
+    "far": (kernels.attention, dense(FAR=True)),
     "lite": (kernels.attention, dense(BLOCK_N=128, LITE=True, HAS_DO=True)),
     "soft-skip": (kernels.attention, dense(BLOCK_N=128, LITE=True, VOTE_ROWS=64)),
     "192-rows": (

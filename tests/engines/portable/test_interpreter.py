@@ -46,6 +46,35 @@ def test_lengths_around_every_edge(q_len: int, kv_len: int, causal: bool) -> Non
     check(q, k, v, causal=causal)
 
 
+def far(x: torch.Tensor, apart: int = 33 << 20) -> torch.Tensor:
+    """[1, 1, S, D] in [1, S, 1, D] whose rows lie ``apart`` elements apart; mostly untouched."""
+    rows, width = x.shape[2:]
+    room = torch.empty((rows - 1) * apart + width, dtype=x.dtype)
+    return room.as_strided((1, rows, 1, width), (room.numel(), apart, width, 1)).copy_(
+        x[:, 0, :, None]
+    )
+
+
+@pytest.mark.parametrize("name", ["q", "k", "v", "out"])
+@pytest.mark.parametrize("lite", [False, True])
+def test_rows_of_a_tile_that_lie_further_apart_than_32_bits(name: str, lite: bool) -> None:
+    near = {x: normal(1, 1, 100, 64, seed=i) for i, x in enumerate(("q", "k", "v", "out"))}
+    made = []
+    for tensors in (near, near | {name: far(near[name]).transpose(1, 2)}):
+        q, k, v, out = tensors.values()
+        if lite:
+            geometry = TileGeometry(128, 64, 64)
+            read = bitmap.full(1, 1, 1, geometry.k_blocks(100))
+            lite_attention(
+                q, k, v, read, torch.empty_like(read), threshold=-math.inf, geometry=geometry,
+                layout="bhsd", out=out, engine="portable",
+            )  # fmt: skip
+        else:
+            attention(q, k, v, layout="bhsd", out=out, engine="portable")
+        made.append(out.clone())
+    assert torch.equal(*made)
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_groups_batches_and_the_larger_head(dtype: torch.dtype) -> None:
     q = normal(2, 4, 70, 128, dtype=dtype)

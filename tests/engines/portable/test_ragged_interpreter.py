@@ -360,6 +360,35 @@ def test_prompts_over_fp8_caches_read_copies(
     remembered.forget()
 
 
+@pytest.mark.skipif(DEVICE.type != "cpu", reason="a GPU reads the copies itself")
+def test_copies_leave_out_what_no_row_sees() -> None:
+    """The page table may name any page before the window: frameworks have freed those."""
+    from liteattention_rocm.engines.triton import ragged_launch
+
+    keys, rows, window, page = 400, 300, 40, 16
+    first = keys - rows - window + 1
+    request = RaggedRequest(
+        requests=1, rows=rows, q_heads=1, kv_heads=1, head_dim=64, dtype=torch.bfloat16,
+        kv_dtype=torch.float8_e4m3fn, device=torch.device("cpu"), scale=1.0, page_size=page,
+        max_q_len=rows, max_kv_len=keys, lookahead=0, window=window, soft_cap=0.0, sinks=False,
+        k_scale=1.0, v_scale=1.0, rounding="rtne", return_lse=False,
+    )  # fmt: skip
+    q = torch.zeros(rows, 1, 64).bfloat16()
+    draw = torch.Generator().manual_seed(1)
+    k, v = torch.randn(2, 25, page, 1, 64, generator=draw).to(torch.float8_e4m3fn)
+    table = torch.arange(25).int()[None]
+    table[:, : first // page] = 1 << 30
+    starts, lengths = torch.tensor([0, rows]).int(), torch.tensor([keys]).int()
+    like = RaggedTensors(q, k, v, q, None, None, starts, lengths, table)
+    made = ragged_launch.Widened(request, like)
+    read = made.views(like, torch.zeros(made.size, dtype=torch.uint8))
+    words, scale = (x.view(torch.int16) for x in (k, v)), torch.ones(1)
+    made.launch.start((), (*words, read.k, read.v, read.page_table, starts, lengths, table, scale))
+    for copy, cache in ((read.k, k), (read.v, v)):
+        seen = copy.flatten(0, 1)[first:keys]
+        assert torch.equal(seen, cache.flatten(0, 1)[first:].to(torch.bfloat16))
+
+
 @pytest.mark.skipif(DEVICE.type != "cpu", reason="on a GPU they have one")
 def test_prompts_have_no_kernel_of_their_own_in_the_interpreter(
     monkeypatch: pytest.MonkeyPatch,

@@ -395,7 +395,7 @@ def _walk(
     rows, end, kv_len, diagonal, c, threshold, unit,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, HEAD_DIM: tl.constexpr, MASKED: tl.constexpr,
     CAUSAL: tl.constexpr, LITE: tl.constexpr, VOTE_ROWS: tl.constexpr, HAS_DO: tl.constexpr,
-    WEIGH: tl.constexpr, SIGN: tl.constexpr, WIDEN: tl.constexpr,
+    WEIGH: tl.constexpr, SIGN: tl.constexpr, WIDEN: tl.constexpr, FAR: tl.constexpr,
 ):  # fmt: skip
     """Fold steps ``first`` to ``last`` of a walk into its state.
 
@@ -405,6 +405,7 @@ def _walk(
     out, top, total, bits, kept = state
     dim = tl.arange(0, HEAD_DIM)
     lane = tl.arange(0, BLOCK_N)
+    place = lane.to(tl.int64) if FAR else lane
     for i in range(first, last):
         if LITE:
             block = tl.load(items + i).to(tl.int32)
@@ -412,8 +413,8 @@ def _walk(
             block = i
         key = block * BLOCK_N + lane
         start = (block * BLOCK_N).to(tl.int64)
-        at_k = k + start * stride_k + lane[None, :] * stride_k + dim[:, None]
-        at_v = v + start * stride_v + lane[:, None] * stride_v + dim[None, :]
+        at_k = k + start * stride_k + place[None, :] * stride_k + dim[:, None]
+        at_v = v + start * stride_v + place[:, None] * stride_v + dim[None, :]
         if MASKED:
             keys = tl.load(at_k, mask=key[None, :] < kv_len, other=0.0)
             values = tl.load(at_v, mask=key[:, None] < kv_len, other=0.0)
@@ -490,6 +491,7 @@ def attention(
     CAUSAL: tl.constexpr, EVEN_K: tl.constexpr, LITE: tl.constexpr, VOTE_ROWS: tl.constexpr,
     HAS_DO: tl.constexpr, WEIGH: tl.constexpr, HAS_MASS: tl.constexpr, BY_HEAD: tl.constexpr,
     HAS_LSE: tl.constexpr, SIGN: tl.constexpr, ROUNDING: tl.constexpr, WIDEN: tl.constexpr,
+    FAR: tl.constexpr,
 ):  # fmt: skip
     """One q block of ``ROWS`` rows; program = q block + q_blocks * (head + heads * batch).
 
@@ -498,7 +500,8 @@ def attention(
     ``c`` = abs(scale) * log2(e), ``SIGN`` the sign of the scale. ``threshold`` is in log2 units;
     NaN keeps every tile. ``VOTE_ROWS`` 0: computed tiles always contribute. ``WEIGH``: tiles are
     weighed in place of the vote, and :func:`select` chooses by ``limit`` or, if ``BY_HEAD``, by
-    ``limits`` [q_heads]. ``tally`` gets the numbers of tiles computed and kept added.
+    ``limits`` [q_heads]. ``tally`` gets the numbers of tiles computed and kept added. ``FAR``: rows
+    of a tile may lie 2^31 elements apart.
     """
     program = tl.program_id(0)
     row = program
@@ -534,7 +537,7 @@ def attention(
     k += batch * stride_kb + head_k * stride_kh
     v += batch * stride_vb + head_k * stride_vh
     out += batch * stride_ob + head_q * stride_oh + first_row * stride_os
-    at_row = tl.arange(0, BLOCK_M)
+    at_row = tl.arange(0, BLOCK_M).to(tl.int64) if FAR else tl.arange(0, BLOCK_M)
     here = rows < end
     query = tl.load(q + at_row[:, None] * stride_qs + dim[None, :], mask=here[:, None], other=0.0)
 
@@ -550,7 +553,7 @@ def attention(
         state = _walk(
             state, 0, count, query, k, v, stride_ks, stride_vs, items, count, votes, weights,
             must_do, rows, end, kv_len, diagonal, c, threshold, unit, BLOCK_M, BLOCK_N, HEAD_DIM,
-            not EVEN_K, False, True, VOTE_ROWS, HAS_DO, WEIGH, SIGN, WIDEN,
+            not EVEN_K, False, True, VOTE_ROWS, HAS_DO, WEIGH, SIGN, WIDEN, FAR,
         )  # fmt: skip
     else:
         whole = kv_len // BLOCK_N
@@ -559,13 +562,13 @@ def attention(
         state = _walk(
             state, 0, whole, query, k, v, stride_ks, stride_vs, items, count, votes, weights,
             must_do, rows, end, kv_len, diagonal, c, threshold, unit, BLOCK_M, BLOCK_N, HEAD_DIM,
-            False, CAUSAL, False, 0, False, False, SIGN, WIDEN,
+            False, CAUSAL, False, 0, False, False, SIGN, WIDEN, FAR,
         )  # fmt: skip
         if CAUSAL or not EVEN_K:
             state = _walk(
                 state, whole, count, query, k, v, stride_ks, stride_vs, items, count, votes,
                 weights, must_do, rows, end, kv_len, diagonal, c, threshold, unit, BLOCK_M,
-                BLOCK_N, HEAD_DIM, True, CAUSAL, False, 0, False, False, SIGN, WIDEN,
+                BLOCK_N, HEAD_DIM, True, CAUSAL, False, 0, False, False, SIGN, WIDEN, FAR,
             )  # fmt: skip
     result, top, total, bits, kept = state
     if LITE:

@@ -91,6 +91,8 @@ def _current_device() -> int:
 _LISTS = Kernel(kernels.plan)
 _PLAIN = Kernel(kernels.attention)
 _HOPPER = Kernel(hopper.attention)
+#: Elements that fit into 32 bits.
+_MOST_APART = (1 << 31) - 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -511,16 +513,19 @@ def _attend(
             tile.counted,
         )  # fmt: skip
     steps = [step for x in boxed for step in strides(x, request.layout)]
+    height = 1 << (tile.block_m - 1).bit_length()
+    # Kernels take longer where this is a matter of 64 bits, and hardly any tensor is so wide.
+    far = max(steps[1::3]) * max(height, tile.block_n) > _MOST_APART
     return Launch(
         _PLAIN,
         (tiles,),
         [*steps, *sizes],
         (
-            1 << (tile.block_m - 1).bit_length(), tile.block_m, tile.block_n, request.head_dim,
+            height, tile.block_m, tile.block_n, request.head_dim,
             request.causal, request.kv_len % tile.block_n == 0, lite is not None,
             lite.geometry.vote_rows if lite is not None and soft else 0,
             has_do, weigh, mass is not None, by_head, request.return_lse, _sign(request.scale),
-            rounding, request.device.type == "cpu",
+            rounding, request.device.type == "cpu", far,
         ),
         (("num_warps", tile.warps), ("num_stages", tile.stages)),
         (request.dtype, alignments(*boxed), aligned, tuple(map(kind, steps))),

@@ -413,6 +413,8 @@ def widen(
     word = tl.arange(0, WIDTH // 2)
     column = tl.arange(0, WIDTH)
     inside = key < length
+    if WINDOW:  # what no row sees may have any page
+        inside = inside & (key > length - q_len - window)
     at = tl.load(
         page_table + request.to(tl.int64) * stride_table + key // PAGE, mask=inside, other=0
     )
