@@ -95,22 +95,22 @@ struct OpenMp {
     }
 };
 
-// A forked child inherits an OpenMP run-time without its threads, which may wait for them forever.
-bool g_forked = false;
-
-// Never destroyed: workers may outlive static destruction. A forked child has no workers, so it
-// drops the parent's pool (whose locks may be held) and starts its own.
+// Never destroyed: workers may outlive static destruction.
 Pool* g_pool = nullptr;
 std::once_flag g_once;
 
+// A forked child inherits an OpenMP run-time without its threads, which may wait for them forever.
+bool g_forked = false;
+
+// A forked child has no workers, so it drops the parent's pool (whose locks may be held) and starts
+// its own. From the start, as OpenMP may have been in use before this pool is.
+[[maybe_unused]] const int g_registered = pthread_atfork(nullptr, nullptr, [] {
+    if (g_pool) g_pool = new Pool;
+    g_forked = true;
+});
+
 Pool& Instance() {
-    std::call_once(g_once, [] {
-        g_pool = new Pool;
-        pthread_atfork(nullptr, nullptr, [] {
-            g_pool = new Pool;
-            g_forked = true;
-        });
-    });
+    std::call_once(g_once, [] { g_pool = new Pool; });
     return *g_pool;
 }
 

@@ -57,7 +57,9 @@ class KCopies {
             from_ = DescriptorWords(k.base + first * k.row_bytes, bytes_);
         } else {
             row_bytes_ = k.row_bytes;
-            last_ = static_cast<uint32_t>(k.kv_len - 1 - block_ * kKBlock) * k.row_bytes;
+            // Of this block: rows of later ones may lie further away than 32 bits reach.
+            const int32_t left = k.kv_len - 1 - block_ * kKBlock;
+            last_ = static_cast<uint32_t>(left < kKBlock ? left : kKBlock - 1) * k.row_bytes;
             row_ = Here<kFewScalars>(quarter * kRows * k.row_bytes);
             to_ = LdsAddress(lds) + quarter * kRows * kDim * 2;
         }

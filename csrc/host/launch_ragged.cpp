@@ -28,7 +28,7 @@ void Device::Ragged(const RaggedPlan& plan, const RaggedRequest& request, void* 
     needed("q_start", request.q_start);
     if (paged) {
         needed("kv_len", request.kv_len);
-        needed("page_table", request.page_table);
+        if (request.table_width > 0) needed("page_table", request.page_table);
     } else {
         needed("kv_start", request.kv_start);
     }
@@ -51,7 +51,8 @@ void Device::Ragged(const RaggedPlan& plan, const RaggedRequest& request, void* 
     params.q_start = request.q_start;
     params.kv_len = request.kv_len;
     params.kv_start = request.kv_start;
-    params.page_table = request.page_table;
+    // By its address kernels know that there are pages, but PyTorch gives an empty table none.
+    params.page_table = paged && request.table_width == 0 ? request.kv_len : request.page_table;
     const auto parts_of = [&](const RaggedStage& stage, float*& out, float*& stats) {
         if (stage.parts == 0) return;
         char* const base = static_cast<char*>(workspace);

@@ -36,7 +36,7 @@ void CheckPages(std::vector<std::string>& reasons, const char* name, const void*
                 int64_t element_bytes) {
     CheckRows(reasons, name, pointer, {strides.page, strides.row, strides.head}, pages, rows, heads,
               element_bytes);
-    if ((pages > 1 && strides.page > kMaxPageStride) || (rows > 1 && strides.row > kMaxKRowStride))
+    if ((pages > 1 && strides.page > kMaxPageStride) || (rows > 1 && strides.row > kMaxPageStride))
         reasons.push_back("pages and rows of " + std::string(name) + " must be at most " +
                           std::to_string(kMaxPageStride) + " elements apart, got " +
                           std::to_string(strides.page) + " and " + std::to_string(strides.row));

@@ -5,6 +5,8 @@ from __future__ import annotations
 import itertools
 import math
 import multiprocessing
+import subprocess
+import sys
 import threading
 
 import pytest
@@ -249,6 +251,24 @@ def test_works_in_a_forked_child() -> None:
     assert queue.get(timeout=60) == expected
     child.join(timeout=60)
     assert child.exitcode == 0
+
+
+def test_works_in_a_child_whose_parent_never_called_it() -> None:
+    """The parent has used PyTorch's OpenMP, whose threads do not exist in the child."""
+    code = """
+import os, torch
+from liteattention_rocm import _core, attention
+torch.set_num_threads(2)
+torch.randn(1000, 1000) @ torch.randn(1000, 1000)
+q = torch.ones(1, 300, 4, 64).bfloat16()
+child = os.fork()
+if not child:
+    attention(q, q, q, engine="cpu")
+    os._exit(7)
+raise SystemExit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+"""
+    done = subprocess.run([sys.executable, "-c", code], timeout=60, start_new_session=True)
+    assert done.returncode == 7
 
 
 def test_repeats_are_bit_equal_under_load() -> None:

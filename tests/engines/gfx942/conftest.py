@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import mmap
+from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
+import torch
 
 from liteattention_emulator import library, set_option
 from liteattention_rocm.engines import LIBRARY_VARIABLE
@@ -18,3 +21,15 @@ def emulator(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     set_option("check", "on")
     yield path
     set_option("check", "")
+
+
+@pytest.fixture
+def hole(tmp_path: Path) -> Callable[[int], torch.Tensor]:
+    """Make that many bf16 numbers, any number of GiB, that take no memory until written to."""
+
+    def make(numbers: int) -> torch.Tensor:
+        with (tmp_path / "hole").open("w+b") as file:
+            file.truncate(2 * numbers)
+            return torch.frombuffer(mmap.mmap(file.fileno(), 0), dtype=torch.bfloat16)
+
+    return make

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -13,7 +14,7 @@ from hypothesis import strategies as st
 
 import liteattention_rocm
 from liteattention_emulator import Stream, on_stream
-from liteattention_rocm import MI300X_GEOMETRY, _core, engines
+from liteattention_rocm import MI300X_GEOMETRY, LiteAttention, SkipPolicy, _core, engines
 from liteattention_rocm.engines import gfx942
 from liteattention_rocm.lite import bitmap
 from tests.oracle.attention import exact, expect_close
@@ -63,6 +64,26 @@ def test_every_rounding(rounding: str) -> None:
 @pytest.mark.parametrize("scale", [0.0, -0.11, 0.9])
 def test_any_scale(scale: float) -> None:
     check(*qkv(1, 1, 1, 20, 80, 64), scale=scale)
+
+
+@pytest.mark.parametrize("dim", [64, 128])
+@pytest.mark.parametrize("policy", [None, {"threshold": -60.0}, {"budget": 1e-4}], ids=str)
+def test_keys_of_a_head_more_than_4_gib_apart(
+    hole: Callable[[int], torch.Tensor], dim: int, policy: dict[str, float] | None
+) -> None:
+    """Two K blocks, so that the last keys lie further from the first than 32 bits reach."""
+    q, k, v = (x.transpose(1, 2) for x in qkv(1, 1, 1, 70, 70, dim))
+    apart = 1 << 25
+    room = hole(70 * apart)
+    far = room.as_strided(k.shape, (room.numel(), apart, dim, 1)).copy_(k)
+    made: list[list[torch.Tensor]] = []
+    for keys in (k, far):
+        if policy is None:
+            made.append([liteattention_rocm.attention(q, keys, v, engine="gfx942")])
+            continue
+        lite = LiteAttention(SkipPolicy(**policy), engine="gfx942")
+        made.append([lite(q, keys, v, step=step, layer="x") for step in range(2)])
+    assert all(torch.equal(near, away) for near, away in zip(*made, strict=True))
 
 
 @settings(max_examples=15, suppress_health_check=[HealthCheck.function_scoped_fixture])

@@ -374,6 +374,22 @@ def test_refusals_name_the_reason(changes: dict[str, Any], reason: str) -> None:
     assert reason in str(caught.value)
 
 
+@pytest.mark.parametrize("rows", [3, 60])
+def test_a_page_table_without_entries(rows: int) -> None:
+    """PyTorch gives it no address. A sink is all that a row sees then."""
+    q, k = torch.ones(rows, 2, 64).bfloat16(), torch.ones(2, 16, 1, 64).bfloat16()
+    batch = serving.PagedBatch(
+        starts([rows]), torch.zeros(1, dtype=torch.int32), torch.zeros(1, 0, dtype=torch.int32)
+    )
+    sinks = torch.tensor([0.5, -math.inf])
+    out, lse = serving.attention_paged(
+        q, k, k, batch, sinks=sinks, return_lse=True, engine="gfx942"
+    )
+    assert not out.any()
+    assert torch.equal(lse[1], torch.full((rows,), -math.inf))
+    assert torch.allclose(lse[0], torch.tensor(0.5), atol=1e-6)
+
+
 def test_roundings_that_few_kernels_have() -> None:
     q, k = torch.zeros(2, 2, 96).bfloat16(), torch.zeros(1, 16, 1, 96).to(torch.float8_e4m3fnuz)
     one = torch.full((1,), 2, dtype=torch.int32)
