@@ -281,6 +281,19 @@ def lengths(rank: int, ranks: int) -> None:
         parallel.lists("x", generation="other", split=0)
 
 
+def under_autocast(mode: Any, rank: int, ranks: int) -> list[torch.Tensor]:
+    """Steps as they are, and under an autocast that has another 16-bit dtype."""
+    outs = []
+    for enabled in (False, True):
+        parallel = SeqParallel(POLICIES["plain"], mode=mode, geometry=TILE)
+        for step in range(STEPS):
+            mine = [part(x, rank, ranks) for x in tensors(step, torch.bfloat16)]
+            with torch.autocast("cpu", torch.float16, enabled):
+                parallel.begin(mine[2], step=step, layer="x")
+                outs.append(parallel(*mine, step=step, layer="x"))
+    return outs
+
+
 def part(x: torch.Tensor, rank: int, ranks: int) -> torch.Tensor:
     return x.chunk(ranks, dim=1)[rank].contiguous()
 
@@ -367,6 +380,7 @@ def work(rank: int, ranks: int, folder: str) -> None:
     for mode in ("ulysses", "ring"):
         found["another policy", mode] = another_policy(mode, rank, ranks)
         found["after refusals", mode] = (after_refusals(mode, rank, ranks),)
+        found["autocast", mode] = (under_autocast(mode, rank, ranks),)
     q, k, v = unequal(0)
     nothing = SeqParallel(SkipPolicy(must_skip=((0, 512), *HALF)), mode="ring", geometry=TILE)
     with pytest.raises(ValueError, match="must_skip covers all 1024 keys, so that nothing is"):
@@ -614,6 +628,14 @@ def test_another_policy_counts_from_the_next_call(results: Any, mode: str) -> No
 def test_a_call_that_all_ranks_refuse_leaves_the_next_one_alone(results: Any, mode: str) -> None:
     found = joined(results, ("after refusals", mode), 0)
     torch.testing.assert_close(found, attention(*tensors(0)), atol=2e-5, rtol=0.0)
+
+
+@pytest.mark.parametrize("mode", ["ulysses", "ring"])
+def test_autocast_changes_nothing(results: Any, mode: str) -> None:
+    for rank in results:
+        (outs,) = rank["autocast", mode]
+        for plain, cast in zip(outs[:STEPS], outs[STEPS:], strict=True):
+            assert cast.dtype == torch.bfloat16 and torch.equal(plain, cast)
 
 
 def test_a_ring_that_skips_nothing_is_dense(results: Any) -> None:

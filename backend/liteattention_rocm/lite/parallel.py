@@ -388,7 +388,9 @@ class SeqParallel:
         leaves_out = self._leaves_out(call, self.ranks * length)
         splits = [self._split(source, length) for source in range(self.ranks)]
         skipped = [lite for lite, left_out in splits if left_out and leaves_out]
-        held = torch.stack((k, v))
+        held = k.new_empty((2, *k.shape))
+        held[0].copy_(k)  # autocast has a say in torch.stack
+        held[1].copy_(v)
         arriving = torch.empty_like(held)
         parts: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
         failed: Exception | None = None
