@@ -190,21 +190,35 @@ class Handle:
         self._denoisers = []
 
     def resume(self) -> None:
-        """Take the pipeline over again after :meth:`pause`.
+        """Take the pipeline over again after :meth:`pause`; if that fails, it stays paused.
 
         Raises:
-            ValueError: it was disabled, is not paused, or another handle has a denoiser.
+            ValueError: it was disabled, is not paused, another handle has a denoiser, or a layer
+                has got a processor that cannot be taken over; lists every such layer.
         """
         if not self._taken or self._denoisers:
             raise ValueError("only a paused handle can be resumed: enable() the pipeline")
+        reasons = [
+            f"layer {prefix}{layer.name} has a {type(layer.module.processor).__name__} now, which "
+            "does not go through diffusers' attention dispatcher (it has no _attention_backend): "
+            "set the processor that it had"
+            for prefix, _, found in self._taken
+            for layer in found
+            if not hasattr(layer.module.processor, "_attention_backend")
+        ]
         if any(holder(model) is not None for _, model, _ in self._taken):
-            raise ValueError(
-                "the pipeline is enabled with another handle: disable() that one first"
-            )
-        taken, self._taken = self._taken, []
-        self._layers, self._cross_layers = {}, []
-        for prefix, model, found in taken:
-            self._take(prefix, model, found)
+            reasons.append("the pipeline is enabled with another handle: disable() that one first")
+        if reasons:
+            raise ValueError("cannot resume: " + "; ".join(reasons))
+        before = self._taken, self._layers, self._cross_layers
+        self._taken, self._layers, self._cross_layers = [], {}, []
+        try:
+            for prefix, model, found in before[0]:
+                self._take(prefix, model, found)
+        except BaseException:
+            self.pause()
+            self._taken, self._layers, self._cross_layers = before
+            raise
 
     def __getstate__(self) -> Any:
         raise TypeError(

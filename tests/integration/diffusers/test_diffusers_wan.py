@@ -15,6 +15,7 @@ from diffusers.models.attention_dispatch import AttentionBackendName
 
 import liteattention_diffusers
 from liteattention_diffusers import disable, enable
+from liteattention_diffusers.layers import Layer
 from liteattention_e2e import pixel_vae, tiny
 from liteattention_rocm import SkipPolicy
 
@@ -175,6 +176,51 @@ def test_disable_leaves_nothing_behind(pipe: Any, generate: Any) -> None:
         assert not np.array_equal(generate(pipe), before)
     assert footprint(pipe) == after_a_run
     assert np.array_equal(generate(pipe), before)
+
+
+def test_a_handle_that_cannot_be_resumed_stays_paused(
+    pipe: Any, generate: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Because of processors that were set meanwhile, or of anything else."""
+
+    class Plain:
+        def __call__(self, attn: Any, hidden_states: Any, *args: Any, **kwargs: Any) -> Any:
+            return hidden_states
+
+    generate(pipe)  # its pipeline then has all attributes that a run leaves on it
+    own = footprint(pipe)
+    policy = SkipPolicy(threshold=-2.0)
+    with enable(pipe, policy, geometry=TILE) as handle:
+        want, layers = generate(pipe), handle.layers
+        handle.pause()
+        modules = [pipe.transformer.get_submodule(name) for name in layers]
+        processors = [module.processor for module in modules]
+        for module in modules[1:]:
+            module.processor = Plain()
+        with pytest.raises(ValueError, match="cannot resume: ") as refused:
+            handle.resume()
+        assert [name in str(refused.value) for name in layers] == [False] + [True] * len(layers[1:])
+        for module, processor in zip(modules, processors, strict=True):
+            module.processor = processor
+        assert not handle.enabled and footprint(pipe) == own
+
+        init, made = Layer.__init__, []
+
+        def fails(*args: Any, **kwargs: Any) -> None:
+            made.append(args)
+            if len(made) == len(layers):
+                raise RuntimeError("gone")
+            init(*args, **kwargs)
+
+        with monkeypatch.context() as broken:
+            broken.setattr(Layer, "__init__", fails)
+            with pytest.raises(RuntimeError, match="gone"):
+                handle.resume()
+        assert not handle.enabled and handle.layers == layers and footprint(pipe) == own
+
+        handle.resume()
+        assert handle.enabled and np.array_equal(generate(pipe), want)
+    assert footprint(pipe) == own
 
 
 def test_disable_keeps_a_backend_chosen_before(pipe: Any, generate: Any) -> None:
