@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
 import pytest
 import torch
+
+from liteattention_rocm import LiteAttention
 
 from .simulation import (
     SHARED,
@@ -15,6 +20,7 @@ from .simulation import (
     call,
     expect_shared,
     inputs,
+    judged,
     make,
     shared_step,
 )
@@ -66,6 +72,34 @@ def test_shared_branch_that_fails_keeps_the_list(monkeypatch: pytest.MonkeyPatch
             call(lite, inputs(1, branch="uncond"), 1, branch="uncond")
     # going on: the votes of one branch alone could drop tiles that the other needs
     expect_shared(lite, by, 2, branch_inputs(2))
+
+
+@pytest.mark.parametrize("steps", [0, 2], ids=["the first step", "other ranges"])
+def test_shared_branches_in_threads_that_begin_together(
+    steps: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both find that masks are to be made; the second one must not begin the step anew."""
+    late, by_turns = make(SHARED), make(SHARED)
+    for step in range(steps):
+        for name, x in branch_inputs(step).items():
+            assert torch.equal(*(call(one, x, step, branch=name) for one in (late, by_turns)))
+    late.policy = by_turns.policy = judged(SHARED.model_copy(update={"must_do": ((0, 8),)}))
+    tensors = branch_inputs(steps)
+    new_tiles, first = LiteAttention._new_tiles, []
+    with monkeypatch.context() as patched, ThreadPoolExecutor(1) as other:
+
+        def wait(*given: Any) -> Any:
+            patched.undo()
+            first.append(other.submit(call, late, tensors["cond"], steps, branch="cond").result())
+            return new_tiles(*given)
+
+        patched.setattr(LiteAttention, "_new_tiles", wait)
+        second = call(late, tensors["uncond"], steps, branch="uncond")
+    for out, (name, x) in zip((*first, second), tensors.items(), strict=True):
+        assert torch.equal(out, call(by_turns, x, steps, branch=name))
+    assert torch.equal(late.lists("blocks.0"), by_turns.lists("blocks.0"))
+    for name, x in branch_inputs(steps + 1).items():
+        assert torch.equal(*(call(one, x, steps + 1, branch=name) for one in (late, by_turns)))
 
 
 def test_shared_branches_new_generation_and_shape_warning(caplog: pytest.LogCaptureFixture) -> None:

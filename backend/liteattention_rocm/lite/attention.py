@@ -463,8 +463,11 @@ class LiteAttention:
 
     def _new_tiles(self, state: State, policy: SkipPolicy, step: int) -> Tiles:
         """Give a state the masks of a policy; lists of other masks start from the full one."""
-        key = (state.shape, (policy.must_do, policy.must_skip))
+        ranges = (policy.must_do, policy.must_skip)
+        key = (state.shape, ranges)
         with self._lock:
+            if state.tiles is not None and state.tiles.ranges == ranges:
+                return state.tiles  # a thread with another branch was faster
             tiles = self._tiles.get(key)
             if tiles is None:
                 tiles = self._tiles[key] = Tiles(state.shape, policy)
