@@ -92,6 +92,11 @@ class Reasons:
     def __bool__(self) -> bool:
         return bool(self.types or self.values)
 
+    def add(self, others: Reasons) -> None:
+        """Add what was found elsewhere."""
+        self.types += others.types
+        self.values += others.values
+
     def raise_for(self, what: str) -> None:
         """Raise one error with every reason, if there is one."""
         if self.types or self.values:

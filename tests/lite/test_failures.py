@@ -192,6 +192,50 @@ def test_refused_names_are_listed_together() -> None:
         assert part in str(caught.value)
 
 
+def test_refused_names_and_tensors_are_listed_together() -> None:
+    q, k, v = inputs(0)
+    with pytest.raises(TypeError) as caught:
+        make()(q, k[0], v, step=-1, layer=3, rounding="up", heads=(0, 0, 1))  # type: ignore[arg-type]
+    for part in (
+        "layer must be a string",
+        "step must be >= 0",
+        "k must have 4 dimensions",
+        "rounding must be one of",
+        "heads must be different heads",
+        "heads must name the 2 query heads that q has, got 3",
+    ):
+        assert part in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "policy",
+    [
+        SkipPolicy(budget=0.1, layer_budgets={"*": (0.0, 0.9)}),
+        SkipPolicy(),
+        SkipPolicy(enabled=False),
+    ],
+    ids=["by head", "alike", "off"],
+)
+@pytest.mark.parametrize(
+    ("heads", "error", "message"),
+    [
+        (3, TypeError, "heads must be a tuple of integers or None, got 3"),
+        ([1, 0], TypeError, "heads must be a tuple of integers"),
+        ((1.0, 0), TypeError, "heads must be a tuple of integers"),
+        ((True, False), TypeError, "heads must be a tuple of integers"),
+        ((1, 1), ValueError, r"heads must be different heads of the model, from 0, got \(1, 1\)"),
+        ((0, -1), ValueError, r"heads must be different heads of the model, from 0, got \(0, -1\)"),
+        ((0,), ValueError, "heads must name the 2 query heads that q has, got 1"),
+    ],
+)
+def test_refused_heads(heads: Any, error: type[Exception], message: str, policy: Any) -> None:
+    lite = LiteAttention(policy, geometry=TILE, engine="reference")
+    with pytest.raises(error, match=message):
+        call(lite, inputs(0), 0, heads=heads)
+    assert len(lite.statistics) == 0
+    call(lite, inputs(0), 0, heads=(np.int64(1), 0))
+
+
 def test_refused_construction() -> None:
     with pytest.raises(TypeError) as caught:
         LiteAttention({"threshold": -3}, geometry=(1, 2), engine=3, max_generations="4")  # type: ignore[arg-type]

@@ -26,7 +26,7 @@ from ..arguments import Reasons
 from ..contract import Layout, Rounding, TileGeometry, dense_tensors, lite_tensors
 from ..remembered import Call, bound_call, calls, recall
 from . import bitmap
-from .admission import WHAT, Given, Options, Where, admit, engine_request
+from .admission import WHAT, Given, Options, Where, admit, call_reasons, engine_request
 from .counting import Count, CountReader, Noted, Noting, TileCounters
 from .names import checked_names
 from .policy import SkipPolicy, plain_int
@@ -179,8 +179,9 @@ class LiteAttention:
             generation: what tells concurrent generations apart; any hashable.
             num_steps: length of the schedule, needed by a policy whose ``last_step`` counts from
                 the end.
-            heads: which query heads of the model q has, where processes share them; None: all of
-                them. It matters for budgets by head only.
+            heads: which query heads of the model q has, one after the other, where processes share
+                them: different integers from 0. None: all of them. It matters for budgets by head
+                only.
 
         Returns:
             The attention output in q's shape and dtype, or ``(out, lse)`` with natural-log fp32
@@ -188,8 +189,8 @@ class LiteAttention:
 
         Raises:
             TypeError, ValueError: as :func:`liteattention_rocm.attention`, and for a wrong step,
-                layer, branch, generation, num_steps or heads, or token ranges or budgets by head
-                that do not fit the tensors.
+                layer, branch, generation, num_steps or heads, all in one error; else for a
+                schedule, token ranges or budgets by head that do not fit the call.
         """
         if torch.compiler.is_dynamo_compiling():
             # Dynamo may trace a function more often than it runs; the state must see the runs only.
@@ -224,8 +225,11 @@ class LiteAttention:
             ):
                 return self._run(state, plan, given, options, (generation, step, layer, branch))
 
-        step, num_steps = checked_names(generation, step, layer, branch, num_steps)
+        others = functools.partial(call_reasons, given, options, self.engine)
+        step, num_steps = checked_names(generation, step, layer, branch, num_steps, others)
         if not self.policy.enabled:
+            if heads is not None:
+                others().raise_for(WHAT)
             result: _Result = dense.attention(q, k, v, **self._arguments(given, options))
             return result
         where = (generation, step, layer, branch)
@@ -455,10 +459,11 @@ class LiteAttention:
         heads: tuple[int, ...] | None = None,
     ) -> None:
         """Raise if a call would be refused, whatever the tensors hold; touch no state."""
-        step, num_steps = checked_names(generation, step, layer, branch, num_steps)
-        options = ("bshd", scale, rounding, False, num_steps, self.engine, None, None, heads)
-        where = (generation, step, layer, branch)
         given = (q, k, v, None)
+        options = ("bshd", scale, rounding, False, num_steps, self.engine, None, None, heads)
+        others = functools.partial(call_reasons, given, options, self.engine)
+        step, num_steps = checked_names(generation, step, layer, branch, num_steps, others)
+        where = (generation, step, layer, branch)
         admit(self.policy, self.geometry, self.engine, given, options, where, num_steps)
 
     def _new_tiles(self, state: State, policy: SkipPolicy, step: int) -> Tiles:

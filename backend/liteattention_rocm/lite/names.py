@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from ..arguments import Reasons
@@ -9,9 +10,17 @@ from .policy import plain_int
 
 
 def checked_names(
-    generation: Any, step: Any, layer: Any, branch: Any, num_steps: Any
+    generation: Any,
+    step: Any,
+    layer: Any,
+    branch: Any,
+    num_steps: Any,
+    others: Callable[[], Reasons] = Reasons,
 ) -> tuple[int, int | None]:
-    """Return step and num_steps as plain integers; raise one error with every reason."""
+    """Return step and num_steps as plain integers; raise one error with every reason.
+
+    ``others`` tells what else is wrong with the call, for the same error.
+    """
     wrong = Reasons()
     if type(step) is not int:
         step = plain_int(step)
@@ -46,7 +55,9 @@ def checked_names(
             )
         elif num_steps < 1:
             wrong.values.append(f"num_steps must be >= 1, got {num_steps}")
-    wrong.raise_for("LiteAttention call")
+    if wrong:
+        wrong.add(others())
+        wrong.raise_for("LiteAttention call")
     return step, num_steps
 
 
