@@ -107,15 +107,18 @@ def test_a_full_list_equals_dense_bit_for_bit(seed: int, monkeypatch: pytest.Mon
 
 @pytest.mark.parametrize("isa", available_isas())
 @pytest.mark.parametrize("descending", [False, True])
-def test_a_nan_score_keeps_its_tile_and_later_ones(
-    isa: str, descending: bool, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("engine", ["cpu", "reference"])
+@pytest.mark.parametrize("number", [math.nan, math.inf, -math.inf])
+def test_a_score_that_is_not_finite_keeps_its_tile_and_later_ones(
+    isa: str, engine: str, number: float, descending: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """An infinite key has scores of both signs, by the signs of the queries."""
     monkeypatch.setenv(ISA_VARIABLE, isa)
     generator = torch.Generator().manual_seed(2)
     q, k, v = torch.randn(3, 1, 150, 1, 64, generator=generator).repeat(1, 1, 8, 1, 1)[:, :, :1100]
-    k[0, 700, 0, 3] = math.nan
+    k[0, 700, 0, 3] = number
     read, write = bitmap.full(1, 1, 9, 18), torch.empty(1, 1, 9, 1, dtype=torch.int32)
-    lite_attention(q, k, v, read, write, budget=0.5, descending=descending, engine="cpu")
+    lite_attention(q, k, v, read, write, budget=0.5, descending=descending, engine=engine)
     kept = bitmap.unpack(write, 18)
     nan = 700 // 64
     assert bool(kept[..., : nan + 1].all() if descending else kept[..., nan:].all())

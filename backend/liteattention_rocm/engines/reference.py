@@ -292,7 +292,8 @@ def weigh(
 
     Returns ``(walked, mass)``: bool [B, Hq, q_blocks, K_blocks], the tiles computed, and fp32 of
     the same shape, the mean over a q block's rows of the tile's share of what they had seen when
-    the walk had passed it; 0 of other tiles.
+    the walk had passed it; 0 of other tiles. It is NaN, as kernels have it, from the tile on in
+    which a row's sum becomes infinite or NaN.
     """
     tile = request.geometry
     k_blocks, q_blocks = tile.k_blocks(request.kv_len), tile.q_blocks(request.q_len)
@@ -306,7 +307,7 @@ def weigh(
         rows = torch.where(here, rows, -math.inf)
         seen = torch.logcumsumexp(rows.flip(-1) if request.walks_down else rows, -1)
         seen = seen.flip(-1) if request.walks_down else seen
-        share = torch.exp(rows - seen)
+        share = torch.exp(rows - seen).masked_fill(torch.isposinf(seen), math.nan)
         mass[:, :, block] = torch.where(here, share, 0.0).mean(2).float()
     return walked, mass
 
