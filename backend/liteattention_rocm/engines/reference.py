@@ -80,8 +80,14 @@ class ReferenceEngine(Engine):
             run = _ragged
         elif isinstance(request, WriteRequest):
             run = _write
-        # Outputs may be inference tensors.
-        return functools.partial(torch.inference_mode()(run), request)
+        return functools.partial(_run, run, request)
+
+
+@torch.inference_mode()  # outputs may be inference tensors
+def _run(run: Any, request: Request, tensors: Any) -> None:
+    """Compute a call in the dtypes that it has, whatever autocast it stands in."""
+    with torch.autocast("cpu", enabled=False):
+        run(request, tensors)
 
 
 def _dense(request: DenseRequest, t: DenseTensors) -> None:

@@ -83,6 +83,18 @@ def test_float64_engine_is_the_dense_formula(case: Case) -> None:
     check(case, *paged(case, "reference"), UNTOUCHED)
 
 
+@pytest.mark.parametrize("engine", ["cpu", "reference"])
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("other", [torch.bfloat16, torch.float16], ids=str)
+def test_autocast_changes_nothing(engine: str, dtype: torch.dtype, other: torch.dtype) -> None:
+    options = {"sinks": torch.linspace(-3, 3, 4), "soft_cap": 30.0, "window": 40}
+    case = Case([1, 70], [60, 90], 4, 2, 64, 16, dtype, options=options)
+    with torch.autocast("cpu", other):
+        out, lse = paged(case, engine)
+    assert torch.equal(out, paged(case, engine)[0])
+    check(case, out, lse, UNTOUCHED)
+
+
 #: From one end of what is taken to the other.
 CAPS = [2.0**-60, 1e-9, 0.1, 3.0, 50.0, 1e3, 1e5, 1e6, 1e8, 1e13, 2.0**60]
 
