@@ -119,12 +119,15 @@ class _Address:
 
     def __init__(self, tensor: torch.Tensor) -> None:
         size = tensor.element_size()
+        # Nothing steps over a single element: its stride may be any number.
+        dims = zip(tensor.stride(), tensor.shape, strict=True)
+        steps = [step if count > 1 else 0 for step, count in dims]
         self.__array_interface__ = {
             "version": 3,
             "typestr": "|u1",
             "data": (tensor.data_ptr(), False),
             "shape": (*tensor.shape, size),
-            "strides": (*(step * size for step in tensor.stride()), 1),
+            "strides": (*(step * size for step in steps), 1),
         }
 
 

@@ -62,6 +62,16 @@ def test_overlap_is_found_exactly() -> None:
     assert min(found.values()) > 500
 
 
+def test_a_stride_that_nothing_steps_over_may_be_any_number() -> None:
+    """That of a dimension of one element."""
+    memory, far = torch.zeros(2, 3, 4), 2**62
+    even, odd = (memory[:, i : i + 1].as_strided((2, 1, 4), (12, far, 1)) for i in (0, 1))
+    assert not shares_memory(even, memory[:, 1:2]) and not shares_memory(even, odd)
+    assert shares_memory(even, memory[1:])
+    assert not target_reasons("x", even)
+    assert target_reasons("x", memory.as_strided((1, 2, 4), (far, 3, 1)))
+
+
 def qkv() -> dict[str, torch.Tensor]:
     names = ("q", "k", "v")
     return {
