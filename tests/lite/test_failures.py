@@ -160,6 +160,8 @@ def test_a_refused_call_costs_nobody_the_lists() -> None:
         ({"generation": (1, [2])}, TypeError, r"generation must be hashable, got \(1, \[2\]\)"),
         ({"generation": float("nan")}, ValueError, "generation nan does not equal itself"),
         ({"generation": ("a", (float("nan"),))}, ValueError, "does not equal itself"),
+        ({"generation": torch.zeros(2)}, TypeError, r"generation must be comparable, got tensor"),
+        ({"generation": (1, torch.zeros(2))}, TypeError, "generation must be comparable"),
         ({"step": np.bool_(True)}, TypeError, "step must be an integer, got bool"),
         ({"num_steps": True}, TypeError, "num_steps must be an integer or None, got bool"),
         ({"generation": None}, ValueError, "generation must not be None"),

@@ -48,6 +48,11 @@ def checked_names(
                 )
         except TypeError:  # a tuple is Hashable, but not one that holds a list
             wrong.types.append(f"generation must be hashable, got {generation!r}")
+        except (RuntimeError, ValueError):  # a tensor has an answer for each of its elements
+            wrong.types.append(
+                f"generation must be comparable, got {generation!r}: use a number, a string or a "
+                "tuple of them"
+            )
     if num_steps is not None:
         if type(num_steps) is not int:
             wrong.types.append(
