@@ -92,6 +92,15 @@ def test_import_lists_eight_rows_and_counts_the_rest() -> None:
         from_run_length(rows, 4)
 
 
+@pytest.mark.parametrize("shape", [(0,), (3, 0), (0, 2, 0)])
+@pytest.mark.parametrize("descending", [False, True])
+def test_no_blocks_are_no_runs(shape: tuple[int, ...], descending: bool) -> None:
+    empty = torch.zeros(shape, dtype=torch.int32)
+    rows = to_run_length(empty, 0, writer_descending=descending)
+    assert rows.shape == (*shape[:-1], 2) and not rows.any()
+    assert torch.equal(from_run_length(rows, 0, writer_descending=descending), empty)
+
+
 def test_run_length_limits_and_types() -> None:
     largest = to_run_length(bitmap.full(1, 1, 1, 32767), 32767)
     assert largest[0, 0, 0, :3].tolist() == [2, 0, 32767]

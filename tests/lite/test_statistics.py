@@ -84,6 +84,22 @@ def test_merge_adds_ranks() -> None:
     assert len(both) == 9 and both.by_generation()[1]["generation"] == "('a', 1)"
 
 
+@pytest.mark.parametrize("dense_at", [0, 1])
+@pytest.mark.parametrize("limit", [{"threshold": -3.0}, {"budget": 0.1}])
+def test_merging_with_a_dense_step_keeps_the_limits(limit: dict[str, float], dense_at: int) -> None:
+    tiles = {"tiles_total": 4, "tiles_computed": 3, "tiles_kept": 2}
+    ranks = [SkipStatistics() for _ in range(2)]
+    for number, rank in enumerate(ranks):
+        skips = {"dense": True} if number == dense_at else {"descending": True, **limit}
+        rank.record(0, 1, "a", "", **tiles, **skips)
+    (row,) = ranks[0].merge(ranks[1]).to_records()
+    assert {name: row[name] for name in tiles} == {name: 2 * n for name, n in tiles.items()}
+    assert row["descending"] is True and row["dense"] is False
+    assert {name: row[name] for name in ("threshold", "budget")} == {
+        "threshold": None, "budget": None, **limit
+    }  # fmt: skip
+
+
 def test_clear_and_discard() -> None:
     statistics = sample()
     statistics.discard("clip", "a", "cond")

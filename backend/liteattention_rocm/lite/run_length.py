@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from itertools import pairwise
 
@@ -36,7 +37,7 @@ def to_run_length(
         mask = mask.flip(-1)
     first, step = (k_blocks - 1, -1) if writer_descending else (0, 1)
     rows = []
-    for row in mask.reshape(-1, k_blocks).tolist():
+    for row in mask.reshape(math.prod(mask.shape[:-1]), k_blocks).tolist():
         # where a run begins or ends, counted along the walk
         edges = [i for i, (a, b) in enumerate(pairwise((False, *row, False))) if a != b]
         if len(edges) > MAX_RUN_LENGTH_BLOCKS:

@@ -197,8 +197,9 @@ class SkipStatistics:
     def from_records(cls, records: Iterable[Mapping[str, Any]]) -> SkipStatistics:
         """Rebuild statistics from :meth:`to_records` (also after a round trip through JSON).
 
-        Records of the same generation, step, layer and branch are added up. Raises ``ValueError``
-        naming every record that lacks a field.
+        Records of the same generation, step, layer and branch are added up; limits and direction
+        are those of the last one that is not dense. Raises ``ValueError`` naming every record that
+        lacks a field.
         """
         rows = list(records)
         reasons = [
@@ -220,7 +221,8 @@ class SkipStatistics:
             before = steps.get(fresh.step)
             if before is not None:
                 added = {name: getattr(before, name) + row[name] for name in _TILES}
-                fresh = fresh._replace(**added, dense=fresh.dense and before.dense)
+                skipping = before if fresh.dense else fresh  # a dense record has no limits
+                fresh = skipping._replace(**added, dense=fresh.dense and before.dense)
             steps[fresh.step] = fresh
         return result
 
