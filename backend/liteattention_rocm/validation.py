@@ -15,6 +15,7 @@ import torch
 
 from .arguments import FLOATS, Reasons, is_integer, is_real, readable, shown, shown_list
 from .contract import FP8, LAYOUTS, ROUNDINGS, Layout, Rounding, TileGeometry
+from .memory import has_address
 
 
 class RaggedOptions(NamedTuple):
@@ -185,6 +186,7 @@ def merge(outs: Any, lses: Any, layout: Any) -> Reasons:
     """Everything wrong with partial results that are to be merged."""
     found = Reasons()
     found.choice("layout", layout, LAYOUTS)
+    laid_out = not found
     parts: dict[str, list[Any]] = {}
     for name, given in (("outs", outs), ("lses", lses)):
         if isinstance(given, torch.Tensor):
@@ -194,37 +196,38 @@ def merge(outs: Any, lses: Any, layout: Any) -> Reasons:
             parts[name] = list(given)
         if name not in parts:
             found.types.append(f"{name} must be a sequence of tensors, got {type(given).__name__}")
-    if len(parts) < 2:
-        return found
     counts = [len(listed) for listed in parts.values()]
-    if not counts[0] or counts[0] != counts[1]:
+    if len(counts) == 2 and (not counts[0] or counts[0] != counts[1]):
         found.values.append(
             f"outs and lses must be equally many and at least one, got {counts[0]} and {counts[1]}"
         )
-    found.usable(
+    tensors = found.usable(
         {f"{name}[{i}]": part for name, listed in parts.items() for i, part in enumerate(listed)}
     )
-    if found:
-        return found
-    first = parts["outs"][0]
-    if first.dim() != 4:
-        found.values.append(f"outs must have 4 dimensions, got {list(first.shape)}")
+    for name, tensor in tensors.items():
+        if name.startswith("lses") and tensor.dtype != torch.float32:
+            found.types.append(f"{name} must be torch.float32, got {tensor.dtype}")
+    first = tensors.get("outs[0]")
+    if first is None:
         return found
     if first.dtype not in FLOATS:
         found.types.append(f"outs must be bf16, fp16, fp32 or fp64, got {first.dtype}")
-    batch, rows, heads, _ = sizes(first, layout)
-    for i, (part, lse) in enumerate(zip(parts["outs"], parts["lses"], strict=True)):
-        if part.shape != first.shape or part.dtype != first.dtype:
-            found.values.append(f"outs[{i}] is {_described(part)}, outs[0] is {_described(first)}")
-        if tuple(lse.shape) != (batch, heads, rows):
-            found.values.append(
-                f"lses[{i}] must be {[batch, heads, rows]} (B, H, S), got {list(lse.shape)}"
-            )
-        if lse.dtype != torch.float32:
-            found.types.append(f"lses[{i}] must be torch.float32, got {lse.dtype}")
-        for name, tensor in ((f"outs[{i}]", part), (f"lses[{i}]", lse)):
-            if tensor.device != first.device:
-                found.values.append(f"{name} is on {tensor.device}, outs[0] on {first.device}")
+    expected = None
+    if first.dim() != 4:
+        found.values.append(f"outs must have 4 dimensions, got {list(first.shape)}")
+    elif laid_out:
+        batch, rows, heads, _ = sizes(first, layout)
+        expected = [batch, heads, rows]
+    for name, tensor in tensors.items():
+        if name.startswith("outs"):
+            if tensor.shape != first.shape or tensor.dtype != first.dtype:
+                found.values.append(
+                    f"{name} is {_described(tensor)}, outs[0] is {_described(first)}"
+                )
+        elif expected is not None and list(tensor.shape) != expected:
+            found.values.append(f"{name} must be {expected} (B, H, S), got {list(tensor.shape)}")
+        if tensor.device != first.device:
+            found.values.append(f"{name} is on {tensor.device}, outs[0] on {first.device}")
     return found
 
 
@@ -265,7 +268,7 @@ def ragged(
     given |= scales
     tensors |= scales
     found.no_derivative(tensors)
-    if found.types or len(tensors) < len(given):
+    if len(tensors) < len(given):
         return found
     found.floating({"q": q})
     _cache_dtypes(found, q.dtype, k, v, names, options.k_scale, options.v_scale)
@@ -372,7 +375,8 @@ def _cache_dtypes(
                 f"got {tensor.dtype}"
             )
     tensors = any_tensor(k_scale, v_scale)
-    if k.dtype not in FP8 and (tensors or (k_scale, v_scale) != (1, 1)):
+    scaled = tensors or any(is_real(scale) and scale != 1 for scale in (k_scale, v_scale))
+    if k.dtype not in FP8 and scaled:
         got = "tensors" if tensors else f"{shown(k_scale)} and {shown(v_scale)}"
         found.types.append(f"k_scale and v_scale are for fp8 caches, got {got} with {k.dtype}")
 
@@ -396,9 +400,10 @@ def paged_batch(
     found = Reasons()
     given = {"q_start": (q_start, 1), "kv_len": (kv_len, 1), "page_table": (page_table, 2)}
     _indices(found, given)
+    unusable = bool(found)
     found.bound("max_q_len", max_q_len)
     found.bound("max_kv_len", max_kv_len)
-    if found:
+    if unusable:
         return found
     requests = kv_len.shape[0]
     if q_start.shape[0] != requests + 1:
@@ -412,12 +417,12 @@ def paged_batch(
             f"q_start, kv_len and page_table must be on one device, got {q_start.device}, "
             f"{kv_len.device} and {page_table.device}"
         )
-    _starts(found, "q_start", q_start)
-    if not found and readable(q_start) and requests:
+    if _starts(found, "q_start", q_start):
+        _covers(found, "max_q_len", max_q_len, longest(q_start))
+    if readable(kv_len) and requests:
         lengths = kv_len.tolist()
         if min(lengths) < 0:
             found.values.append(f"kv_len must not be negative, got {shown_list(lengths)}")
-        _covers(found, "max_q_len", max_q_len, longest(q_start))
         _covers(found, "max_kv_len", max_kv_len, max(lengths))
     return found
 
@@ -428,25 +433,23 @@ def packed_batch(
     """Add everything wrong with the index tensors and bounds of packed sequences."""
     before = len(found.types) + len(found.values)
     _indices(found, {"cu_seqlens_q": (q_start, 1), "cu_seqlens_k": (kv_start, 1)})
+    unusable = len(found.types) + len(found.values) > before
     found.bound("max_seqlen_q", bounds[0])
     found.bound("max_seqlen_k", bounds[1])
-    if len(found.types) + len(found.values) > before:
+    if unusable:
         return
     if q_start.shape != kv_start.shape:
         found.values.append(
             f"cu_seqlens_q and cu_seqlens_k must have one length, got {q_start.shape[0]} and "
             f"{kv_start.shape[0]}"
         )
+    tensors = Reasons().usable({"q": q, "k": k})
     for name, starts, bound in (("q", q_start, bounds[0]), ("k", kv_start, bounds[1])):
-        right = len(found.values)
-        _starts(found, f"cu_seqlens_{name}", starts)
-        if len(found.values) == right and readable(starts):
+        if _starts(found, f"cu_seqlens_{name}", starts):
             _covers(found, f"max_seqlen_{name}", bound, longest(starts))
-    if found:
-        return
-    for name, starts, tensor in (("q", q_start, q), ("k", kv_start, k)):
-        rows_named(found, f"cu_seqlens_{name}", starts, name, tensor.shape[0])
-        if starts.device != q.device:
+            if name in tensors and tensors[name].dim():
+                rows_named(found, f"cu_seqlens_{name}", starts, name, tensors[name].shape[0])
+        if "q" in tensors and starts.device != q.device:
             found.values.append(f"cu_seqlens_{name} is on {starts.device}, q on {q.device}")
 
 
@@ -462,26 +465,28 @@ def _indices(found: Reasons, given: dict[str, tuple[Any, int]]) -> None:
     for name, tensor in usable.items():
         if tensor.dtype != torch.int32:
             found.types.append(f"{name} must be torch.int32, got {tensor.dtype}: call .int() on it")
-        if tensor.is_neg():
+        if has_address(tensor) and tensor.is_neg():
             found.values.append(f"{name} must not be a negated view: call .resolve_neg() on it")
         dims = given[name][1]
         found.shaped({name: tensor}, dims, "R" if dims == 1 else "R,pages")
 
 
-def _starts(found: Reasons, name: str, starts: torch.Tensor) -> None:
-    """Starts that go forwards (CPU values only)."""
+def _starts(found: Reasons, name: str, starts: torch.Tensor) -> bool:
+    """Starts that go forwards (CPU values only). Returns whether they can be read, and do."""
     if not starts.numel():
         found.values.append(f"{name} must have one entry more than there are requests, got none")
     elif readable(starts):
         numbers = starts.tolist()
-        if numbers[0] < 0 or any(b < a for a, b in itertools.pairwise(numbers)):
-            found.values.append(
-                f"{name} must start at 0 or later and never decrease, got {shown_list(numbers)}"
-            )
+        if numbers[0] >= 0 and all(a <= b for a, b in itertools.pairwise(numbers)):
+            return True
+        found.values.append(
+            f"{name} must start at 0 or later and never decrease, got {shown_list(numbers)}"
+        )
+    return False
 
 
 def _covers(found: Reasons, name: str, bound: Any, largest: int) -> None:
-    if bound is not None and largest > bound:
+    if is_integer(bound) and 0 <= bound < largest:
         found.values.append(f"{name} {bound} is less than a length, {largest}")
 
 
@@ -493,13 +498,14 @@ def write(
 ) -> Reasons:
     """Everything wrong with a cache write."""
     found = Reasons()
-    tensors = found.usable({"k": k, "v": v, "k_cache": k_cache, "v_cache": v_cache})
+    given = {"k": k, "v": v, "k_cache": k_cache, "v_cache": v_cache}
+    tensors = found.usable(given)
     caches = {name: tensor for name, tensor in tensors.items() if name.endswith("cache")}
     rows = {name: tensor for name, tensor in tensors.items() if name not in caches}
-    found.shaped(rows, 3, "T,H,D")
-    found.shaped(caches, 4, "pages,page_size,H,D")
+    shaped = found.shaped(rows, 3, "T,H,D") & found.shaped(caches, 4, "pages,page_size,H,D")
     found.no_derivative(tensors)
-    if "slots" in found.usable({"slots": slots}):
+    indices = found.usable({"slots": slots})
+    if indices:
         if slots.dtype not in (torch.int64, torch.int32):
             found.types.append(f"slots must be int64 or int32, got {slots.dtype}")
         if slots.dim() != 1 or not slots.is_contiguous():
@@ -507,32 +513,40 @@ def write(
                 f"slots must be contiguous with one dimension, got {list(slots.shape)} with "
                 f"strides {list(slots.stride())}"
             )
-    scales = scale_tensors(found, k_scale, v_scale)
+    scales = write_options(found, k_scale, v_scale, engine)
     found.no_derivative(scales)
-    if not any_tensor(k_scale, v_scale):
-        found.scales(k_scale=k_scale, v_scale=v_scale)
-    found.engine(engine)
-    if found:
+    found.one("device", tensors | indices | scales)
+    if len(tensors) < len(given):
         return found
     found.floating({"k": k})
     if v.dtype != k.dtype:
         found.types.append(f"k and v must have one dtype, got {k.dtype} and {v.dtype}")
     _cache_dtypes(found, k.dtype, k_cache, v_cache, ("k_cache", "v_cache"), k_scale, v_scale)
-    found.same_shape("k", "v", tensors)
-    found.same_shape("k_cache", "v_cache", tensors)
-    if k.shape[1:] != k_cache.shape[2:]:
-        found.values.append(
-            f"k and k_cache must have the same heads and head dim, got {list(k.shape[1:])} and "
-            f"{list(k_cache.shape[2:])}"
-        )
-    if slots.shape[0] != k.shape[0]:
-        found.values.append(
-            f"slots must have a slot per row, got {slots.shape[0]} for {k.shape[0]} rows"
-        )
-    found.one("device", tensors | {"slots": slots} | scales)
-    inputs = {"k": k, "v": v, "slots": slots} | scales
-    found.memory({"k_cache": k_cache, "v_cache": v_cache}, inputs, WRITE_REMEDY)
+    if shaped:
+        found.same_shape("k", "v", tensors)
+        found.same_shape("k_cache", "v_cache", tensors)
+        if k.shape[1:] != k_cache.shape[2:]:
+            found.values.append(
+                f"k and k_cache must have the same heads and head dim, got {list(k.shape[1:])} and "
+                f"{list(k_cache.shape[2:])}"
+            )
+        if indices and slots.dim() == 1 and slots.shape[0] != k.shape[0]:
+            found.values.append(
+                f"slots must have a slot per row, got {slots.shape[0]} for {k.shape[0]} rows"
+            )
+    found.memory(caches, rows | indices | scales, WRITE_REMEDY)
     return found
+
+
+def write_options(
+    found: Reasons, k_scale: Any, v_scale: Any, engine: Any
+) -> dict[str, torch.Tensor]:
+    """Add everything wrong with the options of a cache write; return scales that are tensors."""
+    scales = scale_tensors(found, k_scale, v_scale)
+    if not any_tensor(k_scale, v_scale):
+        found.scales(k_scale=k_scale, v_scale=v_scale)
+    found.engine(engine)
+    return scales
 
 
 #: What to do about a cache write over its own sources.

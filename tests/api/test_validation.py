@@ -206,6 +206,23 @@ def test_merge_reasons() -> None:
         assert text in str(caught.value)
 
 
+def test_one_reason_of_a_merge_hides_no_other() -> None:
+    out, lse = torch.zeros(1, 4, 2, 8), torch.zeros(1, 2, 4)
+    wrong_layout: Any = "sbhd"
+    for outs, lses, layout, reasons in (
+        ([out, out.half()], [lse, lse.half()], wrong_layout, ["layout must be", "outs[1] is torch"]),
+        ([out.int()], [lse.half(), lse], "bshd", ["got 1 and 2", "outs must be bf16, fp16"]),
+        ([out[0]], [lse.half()], "bshd", ["outs must have 4 dimensions, got [4, 2, 8]"]),
+        (None, [lse.half()], "bshd", ["outs must be a sequence of tensors, got NoneType"]),
+        ([out, 3], [lse.half(), lse[:, :1]], "bshd", ["outs[1] must be a tensor", "got [1, 1, 4]"]),
+    ):
+        with pytest.raises(TypeError) as caught:
+            liteattention_rocm.merge_states(outs, lses, layout=layout)
+        text = str(caught.value)
+        assert "must be torch.float32, got torch.float16" in text
+        assert not [reason for reason in reasons if reason not in text]
+
+
 def test_engine_choice(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(engines.ENGINE_VARIABLE, raising=False)
     assert engines.choose("cpu").name == "cpu"

@@ -320,6 +320,55 @@ def test_packed_calls() -> None:
         assert reason in str(error.value)
 
 
+@pytest.mark.parametrize(
+    ("changes", "reasons"),
+    [
+        (
+            {"max_seqlen_q": 1},
+            ["max_seqlen_q 1 is less than a length, 5", "cu_seqlens_q ends at row 5, q has 3 rows"],
+        ),
+        (
+            {"max_seqlen_k": -1},
+            ["max_seqlen_k must not be negative, got -1", "q ends at row 5, q has 3 rows"],
+        ),
+        (
+            {"cu_seqlens_k": ints(-1, 9)},
+            ["cu_seqlens_k must start at 0", "cu_seqlens_q ends at row 5, q has 3 rows"],
+        ),
+        (
+            {"causal": 1, "q": torch.zeros(3, 3, 16)},
+            ["causal must be a bool", "got 16 and 8", "got 3 and 2", "ends at row 5, q has 3 rows"],
+        ),
+        (
+            {"q": [1.0]},
+            ["q must be a tensor, got list", "cu_seqlens_k ends at row 9, k has 7 rows"],
+        ),
+    ],
+)  # fmt: skip
+def test_one_reason_hides_no_other_of_a_packed_call(
+    changes: dict[str, Any], reasons: list[str]
+) -> None:
+    kv = torch.zeros(7, 2, 8)
+    given: dict[str, Any] = {"q": torch.zeros(3, 4, 8), "k": kv, "v": kv}
+    given |= {"cu_seqlens_q": ints(0, 5), "cu_seqlens_k": ints(0, 9)}
+    with pytest.raises((TypeError, ValueError)) as error:
+        attention_varlen(**given | changes)
+    for reason in reasons:
+        assert reason in str(error.value)
+
+
+def test_one_reason_hides_no_other_of_a_batch() -> None:
+    with pytest.raises(TypeError) as error:
+        batch(q_start=ints(0, 3, 2), kv_len=ints(2, -9), max_q_len="2", max_kv_len=1)
+    for reason in (
+        "max_q_len must be an int or None, got str",
+        "q_start must start at 0 or later and never decrease, got [0, 3, 2]",
+        "kv_len must not be negative, got [2, -9]",
+        "max_kv_len 1 is less than a length, 2",
+    ):
+        assert reason in str(error.value)
+
+
 def test_a_refusal_names_an_engine_that_can() -> None:
     with pytest.raises(ValueError, match=r"head dim must be a multiple of 8.*engine='reference'"):
         call(

@@ -95,6 +95,34 @@ def test_every_reason_at_once() -> None:
         assert reason in str(error.value)
 
 
+WRONG_ROWS = (
+    "k and v must have one dtype, got torch.float32 and torch.float16",
+    "k_cache and v_cache must have one shape, got [2, 4, 3, 8] and [2, 4, 2, 8]",
+    "the same heads and head dim, got [2, 8] and [3, 8]",
+)
+
+
+@pytest.mark.parametrize(
+    ("changes", "reasons"),
+    [
+        ({"slots": torch.zeros(3)}, ["slots must be int64 or int32, got torch.float32"]),
+        ({"slots": [0, 1, 2]}, ["slots must be a tensor, got list"]),
+        ({"slots": torch.zeros(2, 2).long()}, ["slots must be contiguous with one dimension"]),
+        ({"k_scale": -1.0}, ["k_scale must be positive", "are for fp8 caches, got -1.0 and 1.0"]),
+        ({"v_scale": [1.0]}, ["v_scale must be a number, got list"]),
+        ({"k_scale": torch.ones(1)}, ["must both be numbers or both be tensors"]),
+        ({"engine": "magic"}, ["unknown engine 'magic'"]),
+    ],
+)
+def test_one_reason_hides_no_other(changes: dict[str, Any], reasons: list[str]) -> None:
+    given: dict[str, Any] = {"k": torch.zeros(3, 2, 8), "v": torch.zeros(3, 2, 8).half()}
+    given |= {"k_cache": torch.zeros(2, 4, 3, 8), "v_cache": torch.zeros(2, 4, 2, 8)}
+    with pytest.raises(TypeError) as error:
+        write_kv(**given | {"slots": torch.zeros(3).long()} | changes)
+    for reason in (*WRONG_ROWS, *reasons):
+        assert reason in str(error.value)
+
+
 def test_caches_must_not_meet() -> None:
     rows, slots = torch.ones(3, 2, 8), torch.tensor([0, 5, 1])
     cache = torch.zeros(4, 4, 2, 8)
