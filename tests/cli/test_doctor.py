@@ -26,6 +26,7 @@ from liteattention_rocm.engines import LIBRARY_VARIABLE
 from liteattention_rocm.engines.gfx942 import manifest
 from liteattention_rocm.engines.gfx942.engine import Gfx942Engine
 from liteattention_rocm.engines.workspace import Workspaces
+from tests import ROOT
 
 from . import doctor_steps
 
@@ -58,6 +59,15 @@ def examined(folder: Path, *arguments: str) -> tuple[int, dict[str, Any], str]:
     return result.exit_code, json.loads(file.read_text()), result.output
 
 
+def quickstart_says(printed: str) -> bool:
+    """Whether docs/quickstart.md has the counts that the command ended with, without a GPU."""
+    if torch.cuda.is_available():
+        return True
+    counts, file = printed.splitlines()[-2:]
+    assert file.startswith("report: ")
+    return f"`doctor` ends with `{counts}`" in (ROOT / "docs" / "quickstart.md").read_text()
+
+
 def of(data: dict[str, Any], group: str) -> dict[str, dict[str, Any]]:
     return {check["name"]: check for check in data["checks"] if check["group"] == group}
 
@@ -86,6 +96,7 @@ def test_on_the_software_mi300x_everything_passes(tmp_path: Path) -> None:
     served = {(s["engine"], s["request"]) for s in data["services"] if s["serves"]}
     assert {("gfx942", "paged decode"), ("cpu", "LiteAttention, budget")} <= served
     assert "the expected bits" in printed and f"{len(data['checks'])} ok" in printed
+    assert quickstart_says(printed)
     text = (tmp_path / "report.json").read_text()
     for private in (str(Path.home()), str(Path.cwd()), str(tmp_path), str(library().parent)):
         assert private not in text
@@ -98,6 +109,7 @@ def test_without_a_gpu_it_says_what_to_do_and_passes(tmp_path: Path) -> None:
     for check in of(data, "code objects").values():
         assert check["status"] == "skipped" and "doctor --emulate" in check["detail"]
     assert {check["status"] for check in of(data, "cpu").values()} == {"ok"}
+    assert quickstart_says(printed)
 
 
 @pytest.mark.parametrize(
