@@ -18,7 +18,9 @@ from liteattention_rocm import SkipPolicy
 parser = argparse.ArgumentParser()
 parser.add_argument("--model", default="Wan-AI/Wan2.1-T2V-1.3B-Diffusers")
 parser.add_argument("--prompt", default="a cat walks through snow")
-parser.add_argument("--threshold", type=float, default=-6.0, help="log2 units; lower skips less")
+rule = parser.add_mutually_exclusive_group()
+rule.add_argument("--budget", type=float, default=0.05, help="softmax mass a step may drop")
+rule.add_argument("--threshold", type=float, help="instead, log2 units; lower skips less")
 parser.add_argument("--warmup-steps", type=int, default=4, help="first steps that run dense")
 parser.add_argument("--size", default="480x832x81", help="height x width x frames")
 parser.add_argument("--steps", type=int, default=50)
@@ -28,7 +30,10 @@ options = parser.parse_args()
 height, width, frames = map(int, options.size.split("x"))
 
 pipe = WanPipeline.from_pretrained(options.model, dtype=torch.bfloat16).to(options.device)
-policy = SkipPolicy(threshold=options.threshold, warmup_steps=options.warmup_steps)
+if options.threshold is None:
+    policy = SkipPolicy(budget=options.budget, warmup_steps=options.warmup_steps)
+else:
+    policy = SkipPolicy(threshold=options.threshold, warmup_steps=options.warmup_steps)
 with enable(pipe, policy) as handle:  # refuses, with every reason, what the engine cannot run
     video = pipe(
         options.prompt,

@@ -56,19 +56,11 @@ def test_every_example_is_tested_and_listed() -> None:
         assert f'"{path.name}"' in text and f"]({path.name})" in listed, path.name
 
 
-def test_a_video_in_diffusers(model: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("rule", [(), ("--threshold", "-4")], ids=["budget", "threshold"])
+def test_a_video_in_diffusers(model: str, tmp_path: Path, rule: tuple[str, ...]) -> None:
     out = tmp_path / "video.mp4"
-    arguments = (
-        "--model",
-        model,
-        *SIZE,
-        "--threshold",
-        "-4",
-        "--warmup-steps",
-        "1",
-        "--out",
-        str(out),
-    )
+    dense = ("--warmup-steps", "1")
+    arguments = ("--model", model, *SIZE, *rule, *dense, "--out", str(out))
     (line,) = example("wan_diffusers.py", *arguments)
     assert 1 < share(line) < 90
     assert out.read_bytes()[4:8] == b"ftyp"
