@@ -3,7 +3,7 @@
 #
 #   tests/wheel/test.sh PYTHON WHEEL...   of the wheels, the one that fits PYTHON
 #
-#   TORCH      which PyTorch to install; empty: none, and every command must say that it lacks it
+#   TORCH      which PyTorch to install; empty: none, and what needs it must say so
 #   PIP_ARGS   more options for every pip install
 set -eu
 
