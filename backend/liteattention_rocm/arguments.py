@@ -109,7 +109,7 @@ class Reasons:
         """A real number that is finite as a float."""
         if not is_real(number):
             self.types.append(f"{name} must be a number, got {type(number).__name__}")
-        elif not math.isfinite(as_float(number)):
+        elif not -math.inf < as_float(number) < math.inf:  # isfinite would end a trace
             self.values.append(f"{name} must be finite, got {shown(number)}")
         elif positive and number <= 0:
             self.values.append(f"{name} must be positive, got {shown(number)}{remedy}")
@@ -209,13 +209,16 @@ class Reasons:
         No other rule may be asked about an argument that is not among them.
         """
         found = {}
+        compiling = torch.compiler.is_compiling()  # it has looked itself
         for name, tensor in given.items():
-            if (
-                type(tensor) is torch.Tensor
-                and tensor.layout is torch.strided
-                and not tensor.is_nested
-                and not tensor._is_zerotensor()
-                and not _wrapped(tensor)
+            if type(tensor) is torch.Tensor and (
+                compiling
+                or (
+                    tensor.layout is torch.strided
+                    and not tensor.is_nested
+                    and not tensor._is_zerotensor()
+                    and not _wrapped(tensor)
+                )
             ):
                 found[name] = tensor
                 continue

@@ -83,20 +83,24 @@ class PagedBatch:
         """Check the tensors, find the bounds, and forget what rested on earlier values."""
         max_q_len, max_kv_len = self._bounds
         tensors = q_start, kv_len, table = self.q_start, self.kv_len, self.page_table
-        plain = _plainly_right(*tensors, max_q_len, max_kv_len)
+        traced = torch.compiler.is_dynamo_compiling()
+        plain = not traced and _plainly_right(*tensors, max_q_len, max_kv_len)
         if not plain:
             validation.paged_batch(*tensors, max_q_len, max_kv_len).raise_for("batch")
+        real = plain or all([has_address(t) for t in tensors])
         at: tuple[int, ...] = ()
-        if plain or all([has_address(t) for t in tensors]):
+        if traced:
+            at = (0, 0, 0)  # of no tensors: a call that nobody traces reads them
+        elif real:
             at = (q_start.data_ptr(), kv_len.data_ptr(), table.data_ptr())
         # (): changes cannot be seen (inference mode), or need not be (a GPU plans from bounds).
         versions: tuple[int, ...] = ()
-        if q_start.device.type == "cpu" and at and not any([t.is_inference() for t in tensors]):
+        if q_start.device.type == "cpu" and real and not any([t.is_inference() for t in tensors]):
             versions = (q_start._version, kv_len._version, table._version)
         #: Addresses and versions of the tensors whose values were checked.
         self.seen = at, versions
         #: Bytes from the first to past the last element of each tensor.
-        self.spans = (extent_bytes(q_start), extent_bytes(kv_len), extent_bytes(table))
+        self.spans = tuple([extent_bytes(t) for t in tensors]) if real else ()
         #: What a plan from bounds knows of the tensors: alignments, shape and steps of the table.
         self.layout = (tuple([place & 15 for place in at]), table.shape, table.stride())
         if max_q_len is None:

@@ -117,10 +117,13 @@ def attention(
     traced = torch.compiler.is_dynamo_compiling()
     key, call = (None, None) if traced else recall(calls, tensors, options)
     if call is None:
-        if not torch.compiler.is_compiling():
-            validation.dense(
+        if torch.compiler.is_compiling():
+            wrong = _traced_options(layout, scale, causal, rounding, return_lse, engine)
+        else:
+            wrong = validation.dense(
                 q, k, v, out, None, layout, scale, causal, rounding, return_lse, engine
-            ).raise_for(_WHAT)
+            )
+        wrong.raise_for(_WHAT)
         scale = _scale(q, scale)
     given = out
     if out is None:
@@ -276,7 +279,12 @@ def lite_attention(
     traced = torch.compiler.is_dynamo_compiling()
     key, call = (None, None) if traced else recall(calls, tensors, options)
     if call is None:
-        if not torch.compiler.is_compiling():
+        share = 0.0 if budget is None else budget
+        if torch.compiler.is_compiling():
+            wrong = _traced_options(layout, scale, False, rounding, return_lse, engine)
+            wrong.limit(threshold, budget)
+            validation.lite_options(wrong, -math.inf, share, descending, soft_skip, geometry)
+        else:
             wrong = validation.dense(
                 q, k, v, out, None, layout, scale, False, rounding, return_lse, engine
             )
@@ -285,11 +293,10 @@ def lite_attention(
             bitmaps = {"read": read, "write": write, "must_do": must_do, "must_skip": must_skip}
             wrong.limit(threshold, budget)
             validation.lite(
-                wrong, (q, k, v, out), layout, bitmaps, mass, limits, -math.inf,
-                0.0 if budget is None else budget,
-                descending, soft_skip, geometry,
+                wrong, (q, k, v, out), layout, bitmaps, mass, limits, -math.inf, share, descending,
+                soft_skip, geometry,
             )  # fmt: skip
-            wrong.raise_for(_WHAT)
+        wrong.raise_for(_WHAT)
         scale = _scale(q, scale)
         limit = (
             -math.inf if threshold is None else float(threshold),
@@ -497,6 +504,17 @@ def lite_request(
         False, rounding, tensors.lse is not None, geometry, threshold, descending, soft_skip,
         budget,
     )  # fmt: skip
+
+
+def _traced_options(*options: Any) -> Reasons:
+    """What is wrong with options that a compiler sees.
+
+    An operator's schema knows no None and takes True for 1: what eager calls refuse, these do, too.
+    The tensors are looked at by the operator.
+    """
+    found = Reasons()
+    validation.dense_options(found, *options)
+    return found
 
 
 def _scale(q: torch.Tensor, scale: float | None) -> float:

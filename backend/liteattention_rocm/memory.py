@@ -18,6 +18,8 @@ _EFFORT = 100_000
 
 def has_address(tensor: torch.Tensor) -> bool:
     """Whether a tensor is memory, and not a stand-in of a compiler, a tracer or a transform."""
+    if torch.compiler.is_dynamo_compiling():
+        return False
     if type(tensor) is torch.Tensor:
         return not (tensor.is_meta or torch._C._functorch.is_functorch_wrapped_tensor(tensor))
     return not (

@@ -354,9 +354,13 @@ def write_kv(
         key, call = recall(calls, tensors, ("write", k_scale, v_scale, engine))
     if call is None:
         if key is None:
-            # One tensor of two would be read as a number, which eager calls refuse.
-            mixed = validation.any_tensor(k_scale, v_scale)
-            if mixed or not torch.compiler.is_compiling():
+            if torch.compiler.is_compiling():
+                # Its schema takes True for 1 and one tensor of two for a number: what eager calls
+                # refuse, these do, too.
+                found = Reasons()
+                validation.write_options(found, k_scale, v_scale, engine)
+                found.raise_for(_WRITE)
+            else:
                 _checked_write(tensors, k_scale, v_scale, engine)
             torch.ops.liteattention_rocm.write_kv(
                 *tensors[:5], float(k_scale), float(v_scale), engine or "", k_factor, v_factor
@@ -678,6 +682,7 @@ def _through_operator(
         # Its schema knows no None and takes True for 1: what eager calls refuse, these do, too.
         found = Reasons()
         validation.ragged_options(found, options)
+        validation.scale_tensors(found, options.k_scale, options.v_scale)
     else:
         indices = {}
         if isinstance(batch, PagedBatch):

@@ -62,12 +62,7 @@ def dense(
     found = Reasons()
     given = {"q": q, "k": k, "v": v} | ({} if out is None else {"out": out})
     tensors = found.usable(given)
-    found.flags(causal=causal, return_lse=return_lse)
-    found.choice("layout", layout, LAYOUTS)
-    found.choice("rounding", rounding, ROUNDINGS)
-    found.scale(scale)
-    if engine is not None:
-        found.engine(engine)
+    dense_options(found, layout, scale, causal, rounding, return_lse, engine)
     axes = "B,H,S,D" if str(layout) == "bhsd" else "B,S,H,D"
     found.floating(tensors)
     shaped = found.shaped(tensors, 4, axes)
@@ -79,6 +74,24 @@ def dense(
         if out is not None:
             found.memory({"out": out, "lse": lse}, {"q": q, "k": k, "v": v})
     return found
+
+
+def dense_options(
+    found: Reasons,
+    layout: Any,
+    scale: Any,
+    causal: Any,
+    rounding: Any,
+    return_lse: Any,
+    engine: Any,
+) -> None:
+    """Add everything wrong with the options of a dense call."""
+    found.flags(causal=causal, return_lse=return_lse)
+    found.choice("layout", layout, LAYOUTS)
+    found.choice("rounding", rounding, ROUNDINGS)
+    found.scale(scale)
+    if engine is not None:
+        found.engine(engine)
 
 
 def _dense_shapes(found: Reasons, tensors: dict[str, torch.Tensor], layout: Layout) -> None:
@@ -117,19 +130,8 @@ def lite(
     of the call is too wrong for an engine to be asked for it.
     """
     q, k, v, out = given
-    found.threshold(threshold)
-    found.budget(budget)
+    lite_options(found, threshold, budget, descending, soft_skip, geometry)
     weighs = is_real(budget) and budget > 0
-    if weighs and is_real(threshold) and threshold > -math.inf:
-        found.values.append("give a threshold or a budget, not both")
-    if weighs and soft_skip is True:
-        found.values.append(
-            "soft_skip needs a threshold: a tile's mass is known only after the step, so a budget "
-            "cannot drop it in the same one"
-        )
-    found.flags(descending=descending, soft_skip=soft_skip)
-    if geometry is not None and not isinstance(geometry, TileGeometry):
-        found.types.append(f"geometry must be a TileGeometry, got {type(geometry).__name__}")
     usable = found.usable(
         {name: bits for name, bits in bitmaps.items() if bits is not None or "must" not in name}
     )
@@ -180,6 +182,25 @@ def lite(
             found.values.append(f"{name} must be {list(shape)}, got {list(bits.shape)}")
         if bits.device != q.device:
             found.values.append(f"{name} must be on {q.device}, got {bits.device}")
+
+
+def lite_options(
+    found: Reasons, threshold: Any, budget: Any, descending: Any, soft_skip: Any, geometry: Any
+) -> None:
+    """Add everything wrong with the options that LiteAttention adds to those of a dense call."""
+    found.threshold(threshold)
+    found.budget(budget)
+    weighs = is_real(budget) and budget > 0
+    if weighs and is_real(threshold) and threshold > -math.inf:
+        found.values.append("give a threshold or a budget, not both")
+    if weighs and soft_skip is True:
+        found.values.append(
+            "soft_skip needs a threshold: a tile's mass is known only after the step, so a budget "
+            "cannot drop it in the same one"
+        )
+    found.flags(descending=descending, soft_skip=soft_skip)
+    if geometry is not None and not isinstance(geometry, TileGeometry):
+        found.types.append(f"geometry must be a TileGeometry, got {type(geometry).__name__}")
 
 
 def merge(outs: Any, lses: Any, layout: Any) -> Reasons:

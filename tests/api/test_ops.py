@@ -8,12 +8,14 @@ import multiprocessing
 import subprocess
 import sys
 import threading
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
 
 import liteattention_rocm
-from liteattention_rocm import TileGeometry
+from liteattention_rocm import PagedBatch, TileGeometry, attention_paged
 from liteattention_rocm.engines.cpu import CpuEngine
 from liteattention_rocm.lite import bitmap
 from tests.oracle.attention import bound, exact
@@ -94,17 +96,177 @@ def test_an_operator_refuses_scales_given_twice(numbers: tuple[float, float]) ->
         call(1.0, 1.0)  # say nothing
 
 
-def test_a_compiled_write_refuses_one_scale_of_two() -> None:
+ONE_OF_TWO = ({"k_scale": torch.ones(1)}, "k_scale and v_scale must both be numbers or both be te")
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        ONE_OF_TWO,
+        ({"k_scale": True}, "k_scale must be a number, got bool"),
+        ({"v_scale": "1"}, "v_scale must be a number, got str"),
+        ({"engine": 0}, "engine must be a string or None, got int"),
+    ],
+)
+def test_a_compiled_write_refuses_what_an_eager_one_does(
+    options: dict[str, Any], reason: str
+) -> None:
     rows, cache = torch.randn(2, 1, 64).bfloat16(), torch.zeros(2, 1, 16, 1, 64)
 
-    def write(scale: torch.Tensor) -> None:
+    def write(rows: torch.Tensor) -> None:
         k_cache, v_cache = cache.to(torch.float8_e4m3fn)
-        liteattention_rocm.write_kv(
-            rows, rows, k_cache, v_cache, torch.arange(2), k_scale=scale, v_scale=1.0, engine="cpu"
-        )
+        liteattention_rocm.write_kv(rows, rows, k_cache, v_cache, torch.arange(2), **options)
 
-    with pytest.raises(TypeError, match="must both be numbers or both be tensors"):
-        torch.compile(write, backend="eager")(torch.ones(1))
+    refused(write, (rows,), reason)
+
+
+def test_a_compiled_paged_call_refuses_one_scale_of_two() -> None:
+    q = torch.randn(2, 1, 64).bfloat16()
+    caches = torch.zeros(2, 1, 16, 1, 64).to(torch.float8_e4m3fn)
+    index = (torch.tensor(x, dtype=torch.int32) for x in ([0, 2], [5], [[0]]))
+    batch = PagedBatch(*index)
+    options, reason = ONE_OF_TWO
+    refused(lambda q: attention_paged(q, *caches, batch, **options), (q,), reason)
+
+
+def refused(call: Callable[..., Any], inputs: tuple[torch.Tensor, ...], reason: str) -> None:
+    """A call is refused for one reason in eager mode, in a whole graph, and where graphs break."""
+    torch.compiler.reset()
+    compiled = torch.compile(call, backend="aot_eager", fullgraph=True)
+    for made, error in ((call, (TypeError, ValueError)), (compiled, Exception)):
+        with pytest.raises(error) as caught:
+            made(*inputs)
+        assert reason in str(caught.value)
+    torch.compiler.reset()
+    with pytest.raises((TypeError, ValueError)) as caught:
+        torch.compile(call, backend="aot_eager")(*inputs)
+    assert reason in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        ({"causal": 1}, "causal must be a bool, got int"),
+        ({"causal": 2}, "causal must be a bool, got int"),
+        ({"scale": "1"}, "scale must be a number, got str"),
+        ({"scale": True}, "scale must be a number, got bool"),
+        ({"return_lse": 1}, "return_lse must be a bool, got int"),
+        ({"engine": 0}, "engine must be a string or None, got int"),
+        ({"engine": b""}, "engine must be a string or None, got bytes"),
+        ({"layout": "sbhd"}, "layout must be one of bshd, bhsd, got 'sbhd'"),
+    ],
+)
+def test_a_compiled_call_refuses_what_an_eager_one_does(
+    options: dict[str, Any], reason: str
+) -> None:
+    def call(q: torch.Tensor) -> Any:
+        return liteattention_rocm.attention(q, q, q, **options)
+
+    refused(call, qkv(1, 20, 2, 16)[:1], reason)
+
+
+NEITHER = "give a threshold (log2 units) or a budget (share of softmax mass), got neither"
+BOTH = "give a threshold (log2 units) or a budget (share of softmax mass), got both"
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        ({}, NEITHER),
+        ({"threshold": -math.inf, "budget": 0.1}, BOTH),
+        ({"threshold": -1.0, "budget": 0}, BOTH),
+        ({"threshold": "-1"}, "threshold must be a number, got str"),
+        ({"threshold": False}, "threshold must be a number, got bool"),
+        ({"budget": True}, "budget must be a number, got bool"),
+        ({"threshold": -1.0, "descending": 1}, "descending must be a bool, got int"),
+        ({"threshold": -1.0, "soft_skip": 1}, "soft_skip must be a bool, got int"),
+        ({"threshold": -1.0, "geometry": 3}, "geometry must be a TileGeometry, got int"),
+        ({"threshold": -1.0, "scale": True}, "scale must be a number, got bool"),
+    ],
+)
+def test_a_compiled_step_refuses_what_an_eager_one_does(
+    options: dict[str, Any], reason: str
+) -> None:
+    read = bitmap.full(1, 2, 1, 1)
+
+    def step(q: torch.Tensor, write: torch.Tensor) -> Any:
+        return liteattention_rocm.lite_attention(q, q, q, read, write, **options)
+
+    refused(step, (qkv(1, 20, 2, 16)[0], torch.zeros_like(read)), reason)
+
+
+@pytest.mark.parametrize("dynamic", [None, True])
+def test_numbers_may_change_between_calls_of_a_graph(dynamic: bool | None) -> None:
+    q, k, v = qkv(1, 20, 2, 16)
+
+    def call(scale: float) -> torch.Tensor:
+        return liteattention_rocm.attention(q, k, v, scale=scale, engine="cpu")
+
+    torch.compiler.reset()
+    compiled = torch.compile(call, backend="aot_eager", fullgraph=True, dynamic=dynamic)
+    for scale in (0.1, -0.5, 0.0, 2):
+        assert torch.equal(compiled(scale), call(scale))
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_a_merge_is_part_of_a_graph(dynamic: bool) -> None:
+    def halves(
+        q: torch.Tensor, k: torch.Tensor, v: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        parts = [
+            liteattention_rocm.attention(q, keys, v, return_lse=True, engine="cpu")
+            for keys in (k, k.flip(1))
+        ]
+        outs, lses = zip(*parts, strict=True)
+        return liteattention_rocm.merge_states(outs, lses)
+
+    compiled = torch.compile(halves, backend="aot_eager", fullgraph=True, dynamic=dynamic)
+    for length in (40, 56):
+        inputs = qkv(1, length, 2, 16)
+        for ours, theirs in zip(compiled(*inputs), halves(*inputs), strict=True):
+            assert torch.equal(ours, theirs)
+    q = inputs[0]
+    refused(
+        lambda q: liteattention_rocm.merge_states([q], [q.float()]), (q,),
+        "lses[0] must be [1, 2, 56] (B, H, S), got [1, 56, 2, 16]",
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_a_batch_is_made_in_a_graph(dynamic: bool) -> None:
+    caches = torch.randn(2, 4, 8, 2, 16)
+    table = torch.tensor([[2, 0, 3]], dtype=torch.int32)
+
+    def step(q: torch.Tensor, starts: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
+        batch = PagedBatch(starts, lengths, table, max_q_len=5, max_kv_len=24)
+        return attention_paged(q, *caches, batch, engine="cpu")
+
+    compiled = torch.compile(step, backend="aot_eager", fullgraph=True, dynamic=dynamic)
+    for rows, keys in ((3, 9), (5, 20)):
+        inputs = torch.randn(rows, 2, 16), *(torch.tensor(x).int() for x in ([0, rows], [keys]))
+        assert torch.equal(compiled(*inputs), step(*inputs))
+    with pytest.raises(ValueError, match="max_q_len 5 is less than a length, 6"):
+        compiled(torch.randn(6, 2, 16), torch.tensor([0, 6]).int(), torch.tensor([9]).int())
+    refused(
+        lambda starts: PagedBatch(starts, starts[1:], table, max_q_len=1, max_kv_len=-1),
+        (torch.tensor([0, 1]),),
+        "max_kv_len must not be negative, got -1",
+    )
+
+
+def test_a_batch_of_a_graph_is_read_by_the_first_call_outside() -> None:
+    q, caches = torch.randn(2, 2, 16), torch.randn(2, 4, 8, 2, 16)
+
+    @torch.compile(backend="aot_eager", fullgraph=True)
+    def make(starts: torch.Tensor, lengths: torch.Tensor, table: torch.Tensor) -> PagedBatch:
+        return PagedBatch(starts, lengths, table, max_q_len=2, max_kv_len=16)
+
+    inputs = [torch.tensor(x).int() for x in ([0, 2], [9], [[2, 0]])]
+    expected = attention_paged(q, *caches, PagedBatch(*inputs))
+    assert torch.equal(attention_paged(q, *caches, make(*inputs)), expected)
+    inputs[1].fill_(-1)
+    with pytest.raises(ValueError, match="kv_len must not be negative"):
+        attention_paged(q, *caches, make(*inputs))
 
 
 @pytest.mark.parametrize("dynamic", [False, True])

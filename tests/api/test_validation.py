@@ -208,9 +208,9 @@ def test_merge_reasons() -> None:
 
 def test_one_reason_of_a_merge_hides_no_other() -> None:
     out, lse = torch.zeros(1, 4, 2, 8), torch.zeros(1, 2, 4)
-    wrong_layout: Any = "sbhd"
+    wrong: Any = "sbhd"
     for outs, lses, layout, reasons in (
-        ([out, out.half()], [lse, lse.half()], wrong_layout, ["layout must be", "outs[1] is torch"]),
+        ([out, out.half()], [lse, lse.half()], wrong, ["layout must be one", "outs[1] is torch"]),
         ([out.int()], [lse.half(), lse], "bshd", ["got 1 and 2", "outs must be bf16, fp16"]),
         ([out[0]], [lse.half()], "bshd", ["outs must have 4 dimensions, got [4, 2, 8]"]),
         (None, [lse.half()], "bshd", ["outs must be a sequence of tensors, got NoneType"]),
