@@ -90,7 +90,9 @@ class Case:
                 found.append(f"{', '.join(given)}: only with --kernel prefill or decode")
             return found
         if heads % (self.kv_heads or heads):
-            found.append(f"H of --shape must be a multiple of --kv-heads, got {heads}")
+            found.append(
+                f"H of --shape must be a multiple of --kv-heads, got {heads} and {self.kv_heads}"
+            )
             return found
         if self.kernel == "decode":
             if not _core.is_decode(self.q_len, self.group):

@@ -13,7 +13,7 @@ from rich.console import Console
 
 from liteattention_emulator import EmulatorError, Recording
 from liteattention_emulator.timing import Replay, command
-from liteattention_rocm.cli import dimensions
+from liteattention_rocm.cli import dimensions, files
 from liteattention_rocm.cli.needs import need
 from liteattention_rocm.cli.progress import activity
 
@@ -62,6 +62,17 @@ def launched(case: Case, clock_ghz: float | None, result: Replay, data: dict[str
         at["us"] = found.microseconds(clock_ghz)
         words += f" At {clock_ghz:g} GHz, as you asked: {at['us']:,.0f} us."
     return words
+
+
+def _recording(file: Path, reasons: list[str]) -> Recording | None:
+    """Read a recording; why it cannot be is added to ``reasons``."""
+    try:
+        return Recording.load(file)
+    except OSError as error:
+        reasons.append(f"{file}: {error.strerror or error}")
+    except ValueError as error:
+        reasons.append(str(error) if str(file) in str(error) else f"{file}: {error}")
+    return None
 
 
 def model(
@@ -120,23 +131,30 @@ def model(
         sizes = dimensions.parse(shape, reasons)
     elif record is not None:
         reasons.append("--record goes with --shape")
+    unwritable = None if record is None else files.file_problem(record)
+    if unwritable is not None:
+        reasons.append(f"--record: {unwritable}")
+    recorded = None if file is None else _recording(file, reasons)
     options = None
     try:
         options = command.Options.of(overrides, ranges, top, timeline, clock_ghz, as_json)
     except command.BadOptions as error:
         reasons.append(str(error))
     case = None
-    if sizes is not None and kernel in KERNELS:
+    if sizes is not None:
         need("model --shape", "torch")
         from . import model as launch
 
-        case = launch.Case(sizes, kernel, rounding, kv_heads, page_size, q_len)  # type: ignore[arg-type]
-        reasons += case.reasons()
+        if kernel in KERNELS:
+            case = launch.Case(sizes, kernel, rounding, kv_heads, page_size, q_len)  # type: ignore[arg-type]
+            reasons += case.reasons()
+        elif all(sizes[3] not in dims for dims in launch.DIMS.values()):
+            reasons.append(f"D of --shape: no kernel has {sizes[3]}")
     if reasons or options is None:
         raise typer.BadParameter("; ".join(reasons))
     try:
-        if file is not None:
-            command.run(Recording.load(file), options)
+        if recorded is not None:
+            command.run(recorded, options)
             return
         assert case is not None
         more: Callable[[Replay, dict[str, Any]], str] = beside_hbm
@@ -148,8 +166,9 @@ def model(
         with activity(Console(stderr=True), "running the kernel on the software MI300X"):
             found, per_block = launch.record(case)
         if record is not None:
+            record.parent.mkdir(parents=True, exist_ok=True)
             found.save(record)
         command.run(found, options, per_block, more)
-    except (command.BadOptions, EmulatorError, OSError, ValueError) as error:
+    except (EmulatorError, OSError, ValueError) as error:
         typer.echo(f"liteattention-rocm model: {error}", err=True)
         raise typer.Exit(1) from error

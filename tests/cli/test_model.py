@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from importlib.metadata import EntryPoint
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
+from liteattention_benchmark import model as model_cases
 from liteattention_benchmark import model_tables
 from liteattention_benchmark.model_cli import model
 from liteattention_emulator import Recording
@@ -21,7 +23,7 @@ APP.command()(model)
 
 
 def call(*words: str) -> tuple[int, str]:
-    result = CliRunner().invoke(APP, words)
+    result = CliRunner().invoke(APP, words, env={"COLUMNS": "2000"})
     return result.exit_code, result.stdout + " ".join(result.stderr.replace("│", " ").split())
 
 
@@ -162,7 +164,7 @@ def test_every_mistake_is_named(tmp_path: Path) -> None:
     code, text = call("--shape", "1,6,64,96", "--kernel", "decode", "--rounding", "rtz")
     assert code == 2 and "--rounding must be rtne with D = 96, got rtz" in text
     code, text = call("--shape", "1,6,64,64", "--kernel", "prefill", "--kv-heads", "4")
-    assert code == 2 and "multiple of --kv-heads" in text
+    assert code == 2 and "H of --shape must be a multiple of --kv-heads, got 6 and 4" in text
     code, text = call("--shape", "1,1,8,64", "--kernel", "prefill", "--q-len", "2")
     assert code == 2 and "--q-len is for --kernel decode" in text
     code, text = call("--shape", "1,2,64,64", "--kv-heads", "1", "--page-size", "8")
@@ -170,5 +172,27 @@ def test_every_mistake_is_named(tmp_path: Path) -> None:
     for words in ((), ("file.npz", "--shape", "1,1,64,128")):
         code, text = call(*words)
         assert code == 2 and "one of both" in text
-    code, text = call(str(tmp_path / "none.npz"))
-    assert code == 1 and "No such file" in text
+    file = tmp_path / "file"
+    file.write_text("no recording")
+    code, text = call("--shape", "1,2,64,77", "--kernel", "x", "--record", str(file / "x.npz"))
+    assert code == 2 and "D of --shape: no kernel has 77" in text
+    assert "'x'" in text and f"--record: '{file}' is no folder" in text
+    for name, why in (("none.npz", "No such file or directory"), ("file", "not a recording")):
+        code, text = call(str(tmp_path / name), "--timeline", str(tmp_path))
+        assert code == 2 and f"{tmp_path / name}: {why}" in text
+        assert "--timeline must end in .png" in text and "Errno" not in text
+
+
+def test_files_are_checked_before_the_kernel_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(model_cases, "record", lambda case: pytest.fail("it ran"))
+    picture = tmp_path / "x.png"
+    picture.mkdir()
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    words = ("--shape", "1,1,64,64", "--record", str(tmp_path), "--timeline", str(picture))
+    code, text = call(*words)
+    assert code == 2
+    for option, path in (("--record", tmp_path), ("--timeline", picture)):
+        assert f"{option}: '{path}' is a folder, a file is needed" in text
+    assert "--timeline needs matplotlib: pip install 'liteattention-rocm[bench]'" in text

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
 import json
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -74,11 +76,31 @@ class Options:
             reasons.append(f"--set: {error}")
         if timeline is not None and timeline.suffix not in (".png", ".svg", ".pdf"):
             reasons.append(f"--timeline must end in .png, .svg or .pdf, got {str(timeline)!r}")
-        elif timeline is not None and not timeline.absolute().parent.is_dir():
-            reasons.append(f"--timeline: there is no folder {str(timeline.absolute().parent)!r}")
+        elif timeline is not None and (why := unwritable(timeline)):
+            reasons.append(f"--timeline: {why}")
+        if timeline is not None and not _draws():
+            reasons.append("--timeline needs matplotlib: pip install 'liteattention-rocm[bench]'")
         if reasons:
             raise BadOptions("; ".join(reasons))
         return Options(values, ranges, top, timeline, clock_ghz, as_json)
+
+
+def unwritable(path: Path) -> str:
+    """Why no file can be written there; "" if one can."""
+    folder = path.absolute().parent
+    if path.is_dir():
+        return f"{str(path)!r} is a folder, a file is needed"
+    if not folder.is_dir():
+        return f"there is no folder {str(folder)!r}"
+    return "" if os.access(folder, os.W_OK) else f"cannot write into {str(folder)!r}"
+
+
+def _draws() -> bool:
+    try:
+        importlib.import_module("matplotlib")
+    except ImportError:
+        return False
+    return True
 
 
 def run(
@@ -102,12 +124,7 @@ def run(
     )
     words = "" if more is None else more(result, data)
     if options.timeline is not None:
-        try:
-            picture.draw(result, options.timeline)
-        except ImportError as error:
-            raise BadOptions(
-                "--timeline needs matplotlib: pip install 'liteattention-rocm[bench]'"
-            ) from error
+        picture.draw(result, options.timeline)
     if options.as_json:
         typer.echo(json.dumps(data, indent=1))
     else:

@@ -162,9 +162,9 @@ def show(data: dict[str, Any], console: Console) -> None:
         )
     under_way = data["under_way"]
     say(
-        f"vector memory: {under_way['asked_bytes']:,.0f} bytes under way (mean), "
-        f"{under_way['fetched_bytes']:,.0f} of them from beyond L1, which gives "
-        f"{under_way['fetched_bytes_per_clk']:.1f} B/clk",
+        f"vector memory, bytes under way (mean): {under_way['asked_bytes']:,.0f} that loads ask "
+        f"for; {under_way['fetched_bytes']:,.0f} of whole lines of 128 bytes from beyond L1, which "
+        f"gives {under_way['fetched_bytes_per_clk']:.1f} B/clk",
         highlight=False,
         soft_wrap=True,
     )
