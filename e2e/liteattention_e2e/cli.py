@@ -6,6 +6,7 @@ import functools
 import importlib
 import json
 import os
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -34,6 +35,8 @@ DEFAULT_PROMPT = "a red circle moves right and a green square moves up on a whit
 #: `generate` takes the largest of these that its time limit allows: 8,192 and 4,608 tokens of
 #: the default model.
 _SIZES = ((128, 128, 8), (96, 96, 8))
+_TIME_LIMIT = 300.0
+"""Seconds."""
 #: Options by field, where they are not called as fields are.
 _OF_E2E = {
     "thresholds": "--threshold",
@@ -134,9 +137,17 @@ def load(
 
                 return Runner(config)
     except ValueError as error:
-        problems = [*str(error).splitlines(), *problems]
+        problems = [*(_in_short(line, called) for line in str(error).splitlines()), *problems]
     say(problems, console)
     raise typer.Exit(2)
+
+
+def _in_short(line: str, called: Mapping[str, str]) -> str:
+    """A reason without what the loader says of each name; with --emulate where there is that."""
+    line = re.sub(r"; libamdhip64\S*: cannot open shared object file: [^;:]*", "", line)
+    if called is _OF_GENERATE and line.startswith("engine 'gfx942' cannot run here: "):
+        line += "; or add --emulate, which runs it in software"
+    return line
 
 
 def say(problems: Sequence[str], console: Console) -> None:
@@ -330,8 +341,13 @@ def generate(
     dtype: Dtype = None,
     device: Device = None,
     time_limit: Annotated[
-        float, typer.Option(help="Seconds; a smaller video is made if the large one would not fit.")
-    ] = 300.0,
+        float | None,
+        typer.Option(
+            help="Seconds, 300 by default; a smaller video is made if the large one would not fit. "
+            "Not with --model, --emulate or a size, which leave nothing to choose.",
+            show_default=False,
+        ),
+    ] = None,
     budget: Annotated[
         str | None,
         option("Share of softmax mass that a step may drop, in place of a threshold: 0.05.", "X"),
@@ -345,8 +361,12 @@ def generate(
     """
     need("generate", *FRAMEWORK[False], extras=EXTRAS[False])
     console = Console(stderr=True)
+    problems: list[str] = []
     if emulate:
-        engine = _emulate(engine, console)
+        problems = _emulate(engine, device)
+        engine, device = None if problems else "gfx942", None
+    if time_limit is not None and not time_limit >= 1:
+        problems.append(f"--time-limit must be at least 1, got {time_limit:g}")
     options: dict[str, Any] = {
         "model": model,
         "prompts": [prompt],
@@ -370,36 +390,40 @@ def generate(
     if model is None:
         defaults = _EMULATED if emulated else {"steps": "20"}
         options |= {name: value for name, value in defaults.items() if options[name] is None}
-    loaded = load(options, console, _OF_GENERATE)
-    if model is None and all(options[name] is None for name in ("height", "width", "frames")):
-        loaded.settings = _size_within(cast("Runner", loaded), time_limit, console)
+    sized = any(options[name] is not None for name in ("model", "height", "width", "frames"))
+    if sized and time_limit is not None:
+        problems.append(
+            "--time-limit chooses between sizes: leave it out with --model, --height, --width, "
+            "--frames or an emulated engine"
+        )
+    loaded = load(options, console, _OF_GENERATE, problems)
+    if not sized:
+        limit = _TIME_LIMIT if time_limit is None else time_limit
+        loaded.settings = _size_within(cast("Runner", loaded), limit, console)
     report = _suite(loaded, console)
     folder = Path(out or "out")
     for name in report["artefacts"]["videos"]:
         console.print(f"video          {folder / name}", highlight=False, soft_wrap=True)
     for name in report["artefacts"]["contact_sheets"]:
         console.print(f"contact sheet  {folder / name}", highlight=False, soft_wrap=True)
-    console.print(f"report         {folder / 'report.md'}", highlight=False, soft_wrap=True)
-    console.print(f"page           {folder / 'report.html'}", highlight=False, soft_wrap=True)
 
 
-def _emulate(engine: str | None, console: Console) -> str:
-    """Make the software MI300X the HIP run-time of this process; returns the engine to take."""
+def _emulate(engine: str | None, device: str | None) -> list[str]:
+    """Make the software MI300X the HIP run-time of this process; returns why it cannot be."""
     from liteattention_rocm.engines import LIBRARY_VARIABLE
 
     problems = []
     if engine not in (None, "gfx942"):
         problems.append(f"--emulate is for engine gfx942, got --engine {engine}")
+    if device not in (None, "cpu"):
+        problems.append(f"--emulate runs on the CPU: leave --device {device} out")
     try:
         # By name: it is a package of its own, which an installation need not have.
         emulator = importlib.import_module("liteattention_emulator")
         os.environ[LIBRARY_VARIABLE] = str(emulator.library())
     except (ImportError, RuntimeError) as error:
         problems.append(f"--emulate: {error}")
-    if problems:
-        say(problems, console)
-        raise typer.Exit(2)
-    return "gfx942"
+    return problems
 
 
 def _engine_options(options: dict[str, Any]) -> tuple[dict[str, Any], bool]:

@@ -293,6 +293,26 @@ class SuiteConfig(BaseModel):
         return self
 
     @model_validator(mode="after")
+    def _layers_count(self) -> Self:
+        """What is said of layers is said of a row."""
+        problems = []
+        for what, given, rows, option in (
+            ("threshold", self.policy.layer_thresholds, self.thresholds, "--threshold"),
+            ("budget", self.policy.layer_budgets, self.budgets, "--budgets"),
+        ):
+            if given and "lite" not in self.attention:
+                problems.append(
+                    f"--layer-{what}: no row has a {what}: add lite to --attention, or leave it out"
+                )
+            elif given and not rows:
+                problems.append(
+                    f"--layer-{what}: no row has a {what}: give {option} too, or leave it out"
+                )
+        if problems:
+            raise ValueError("; ".join(problems))
+        return self
+
+    @model_validator(mode="after")
     def _checkable(self) -> Self:
         if self.check_prompts:
             problems = []
@@ -514,6 +534,21 @@ def fields(place: Place) -> str:
     return ".".join(map(str, place))
 
 
+#: What pydantic finds, by its type, in our words.
+_PLAIN = {
+    "greater_than_equal": "must be at least {ge}",
+    "greater_than": "must be above {gt}",
+    "less_than_equal": "must be at most {le}",
+    "less_than": "must be below {lt}",
+    "int_parsing": "must be a whole number",
+    "int_from_float": "must be a whole number",
+    "float_parsing": "must be a number",
+    "finite_number": "must be finite",
+    "bool_parsing": "must be true or false",
+    "literal_error": "must be {expected}",
+}
+
+
 def reasons(error: ValidationError, names: Callable[[Place], str] | None = None) -> list[str]:
     """One line per thing that is wrong: where, what was given, and what is wrong with it.
 
@@ -523,7 +558,9 @@ def reasons(error: ValidationError, names: Callable[[Place], str] | None = None)
     lines = []
     for item in error.errors(include_url=False):
         where = (names or fields)(item["loc"])
-        message = item["msg"].removeprefix("Value error, ")
+        plain = _PLAIN.get(item["type"])
+        message = plain.format(**item.get("ctx", {})) if plain else item["msg"]
+        message = message.removeprefix("Value error, ")
         given = item.get("input")
         quoted = isinstance(given, str) and repr(given) in message
         if where and isinstance(given, str | int | float) and not quoted:

@@ -8,12 +8,13 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import typer
 from typer.testing import CliRunner
 
-from liteattention_e2e import cli
+from liteattention_e2e import cli, config
 from liteattention_e2e.config import load_config
 
 NOWHERE = "/nowhere/libhip.so"
@@ -29,6 +30,21 @@ def test_an_engine_without_its_device_is_one_error(
         text = " ".join(outcome.stderr.split())
         assert text.count("engine 'gfx942' cannot run here") == 1
         assert NOWHERE in text and "use engine='cpu'" in text
+        named = text.endswith("add --emulate, which runs it in software")
+        assert named == (command == ["generate"])
+
+
+def test_without_hip_generate_is_brief(app: typer.Typer, monkeypatch: pytest.MonkeyPatch) -> None:
+    line = (
+        "engine 'gfx942' cannot run here: no HIP run-time: none is loaded; libamdhip64.so.7: "
+        "cannot open shared object file: No such file or directory; libamdhip64.so: cannot open "
+        "shared object file: No such file or directory: install PyTorch for ROCm"
+    )
+    monkeypatch.setattr(config, "load_config", Mock(side_effect=ValueError(line)))
+    outcome = CliRunner().invoke(app, ["generate", "--engine", "gfx942"])
+    text = " ".join(outcome.stderr.split())
+    assert outcome.exit_code == 2
+    assert "none is loaded: install PyTorch for ROCm; or add --emulate" in text
 
 
 def test_emulate_contradicts_another_engine(
@@ -40,6 +56,11 @@ def test_emulate_contradicts_another_engine(
     assert outcome.exit_code == 2
     assert "--emulate is for engine gfx942, got --engine cpu" in outcome.stderr
     assert "--emulate: " in outcome.stderr.replace("--emulate is", "")
+    words = ["generate", "--emulate", "--device", "cuda", "--steps", "0"]
+    outcome = CliRunner().invoke(app, words)
+    assert outcome.exit_code == 2 and "PyTorch sees no GPU" not in outcome.stderr
+    for part in ("--emulate runs on the CPU: leave --device cuda out", "--steps=0: must be at"):
+        assert part in outcome.stderr
 
 
 def test_whose_cross_attention_it_is() -> None:
@@ -100,7 +121,7 @@ def test_a_video_is_made_by_a_threshold_or_a_budget(
 ) -> None:
     seen: dict[str, Any] = {}
 
-    def load(options: dict[str, Any], console: Any, called: Any) -> None:
+    def load(options: dict[str, Any], console: Any, called: Any, problems: Any) -> None:
         seen.update(options)
         raise typer.Exit(3)
 

@@ -491,6 +491,18 @@ def test_every_wrong_option_is_reported_at_once(app: typer.Typer, tmp_path: Path
         assert part in text, f"{part!r} is missing in {text}"
 
 
+@pytest.mark.parametrize("option", ["--model", "--height", "--frames"])
+def test_a_time_limit_that_cannot_count_is_refused(app: typer.Typer, option: str) -> None:
+    words = ["generate", option, "x", "--time-limit", "0", "--steps", "x"]
+    outcome = CliRunner().invoke(app, words)
+    assert outcome.exit_code == 2
+    for part in (
+        "--time-limit must be at least 1, got 0", "--time-limit chooses between sizes",
+        "--steps=x: must be a whole number",
+    ):  # fmt: skip
+        assert part in outcome.stderr
+
+
 @pytest.mark.parametrize("option", ["--threshold", "--budget"])
 def test_generate_names_what_was_typed_once(app: typer.Typer, option: str) -> None:
     outcome = CliRunner().invoke(app, ["generate", option, "4", "--seed", "x"])
@@ -512,11 +524,27 @@ def test_generate_names_what_was_typed_once(app: typer.Typer, option: str) -> No
         ({"prompts": []}, "at least one prompt"),
         ({"attention": "lite", "thresholds": ""}, "give at least one threshold, budget or policy"),
         ({"attention": ""}, "give at least one"),
-        ({"seeds": f"1,{2**64}"}, f"seeds.1={2**64}: Input should be less than {2**64}"),
+        ({"seeds": f"1,{2**64}"}, f"seeds.1={2**64}: must be below {2**64}"),
         ({"budgets": "0.02,2"}, "did you mean 0.02"),
         ({"budgets": "0.1", "policy": {"soft_skip": "true"}}, "soft_skip needs a threshold"),
         ({"policy": {"layer_budgets": ["a=1.5"]}}, r"layer_budgets\.a=1\.5: .*did you mean 0\.015"),
         ({"policy": {"layer_budgets": ["a"]}}, "write PATTERN=BUDGET"),
+        (
+            {"budgets": "0.05", "policy": {"layer_thresholds": ["a=-3"]}},
+            "--layer-threshold: no row has a threshold: give --threshold too, or leave it out",
+        ),
+        (
+            {"policy": {"layer_budgets": ["a=0.1"]}},
+            "--layer-budget: no row has a budget: give --budgets too, or leave it out",
+        ),
+        (
+            {
+                "attention": "dense",
+                "thresholds": "-4",
+                "policy": {"layer_thresholds": ["a=-3"], "layer_budgets": ["b=0.1"]},
+            },
+            "--layer-threshold: no row .* add lite to --attention.*; --layer-budget: .* add lite",
+        ),
         ({"short_steps": 5, "steps": 5}, "short_steps must be fewer than steps, got 5 and 5"),
     ],
 )
