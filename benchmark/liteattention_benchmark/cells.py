@@ -221,13 +221,17 @@ def load(path: Path) -> Config:
     Raises:
         ValueError: (``pydantic.ValidationError``) lists every mistake of the file.
         yaml.YAMLError: the file is no YAML.
+        ValueError: it has no shapes.
     """
     import yaml  # other commands take their cells from here, and read no file
 
     raw = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
     if isinstance(raw, dict) and isinstance(raw.get("lite"), list):
         raw["lite"] = [cell for entry in raw["lite"] for cell in _spread(entry)]
-    return Config.model_validate(raw)
+    config = Config.model_validate(raw)
+    if not config.cells:
+        raise ValueError("it has no shapes")
+    return config
 
 
 def _spread(entry: Any) -> Iterator[Any]:

@@ -17,6 +17,7 @@ from rich.table import Table
 
 from liteattention_rocm import collect_env
 from liteattention_rocm.cli import dimensions, files
+from liteattention_rocm.cli import dtypes as names_of_dtypes
 from liteattention_rocm.cli.needs import lacking, need
 from liteattention_rocm.cli.progress import activity
 
@@ -51,6 +52,7 @@ def cpu(
     from . import cpu as benchmark
 
     dtypes = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
+    dtype = names_of_dtypes.short(dtype)
     reasons = []
     if dtype not in dtypes:
         reasons.append(f"--dtype must be one of {', '.join(dtypes)}, got {dtype!r}")
@@ -93,7 +95,7 @@ def cpu(
         typer.echo(json.dumps(result, indent=2))
         return
     table = Table(
-        title=f"CPU engine, {dtype}, {torch.get_num_threads()} threads",
+        title=f"CPU engine, {dtype}, {_threads(torch.get_num_threads())}",
         box=None,  # within 80 columns
         padding=(0, 1, 0, 0),
     )
@@ -167,6 +169,9 @@ def kernels(
             reasons.append(f"--peer: {error}")
         else:
             more[name] = make
+    uncountable = counting.problem() if counters else None
+    if uncountable is not None:
+        reasons.append(f"--counters: {uncountable}: install it, or leave --counters out")
     unwritable = files.problem(out)
     if unwritable is not None:
         reasons.append(f"--out: {unwritable}")
@@ -435,7 +440,10 @@ def _load(
     except ValidationError as error:
         for why in field_reasons(error, options):
             reasons.append(why if why.startswith("--") else f"--config {path}: {why}")
-    except (yaml.YAMLError, ValueError) as error:
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        reasons.append(f"--config {path} is no YAML" + (f" (line {mark.line + 1})" if mark else ""))
+    except ValueError as error:
         reasons.append(f"--config {path}: {error}")
     return path, None
 
@@ -472,6 +480,7 @@ def tune(
     from .cells import reasons as cell_reasons
 
     dtypes = {"bf16": torch.bfloat16, "fp16": torch.float16}
+    dtype = names_of_dtypes.short(dtype)
     reasons = [] if dtype in dtypes else [f"--dtype must be bf16 or fp16, got {dtype!r}"]
     reasons += [] if shape or prompts else ["--shape or --prompts is needed"]
     asked = _shapes(shape or [], reasons)
@@ -679,6 +688,7 @@ def serving(
     from .serving_sizes import SIZES
 
     frameworks = {"vllm": serving_vllm, "sglang": serving_sglang}
+    dtype = names_of_dtypes.long(dtype)
     reasons = []
     if framework not in frameworks:
         reasons.append(f"--framework must be one of {', '.join(frameworks)}, got {framework!r}")
@@ -752,8 +762,8 @@ def serving(
         typer.echo(json.dumps(environment | {"rows": [row.as_dict() for row in rows]}, indent=2))
         return
     table = Table(
-        title=f"{framework} on the CPU, {dtype}, head dim {head_dim or 64}, {threads} threads: "
-        "tokens/s"
+        title=f"{framework} on the CPU, {dtype}, head dim {head_dim or 64}, "
+        f"{_threads(threads)}: tokens/s"
     )
     for name in ("case", "ours", "built-in", "ratio, median", "least"):
         table.add_column(name, justify="left" if name == "case" else "right")
@@ -772,6 +782,10 @@ def _shapes(texts: list[str], reasons: list[str]) -> tuple[tuple[int, int, int, 
     """B,H,S,D of each text; what is wrong with them is added to ``reasons``."""
     found = [dimensions.parse(text, reasons) for text in texts]
     return tuple(each for each in found if each is not None)
+
+
+def _threads(count: int) -> str:
+    return f"{count} thread" + ("" if count == 1 else "s")
 
 
 def _text(shape: tuple[int, ...]) -> str:

@@ -47,6 +47,17 @@ class Seen:
     matrix_percent: float | None
 
 
+def profiler() -> str:
+    """Name the program that counts on this machine's GPUs."""
+    return "ncu" if torch.version.hip is None else "rocprofv3"
+
+
+def problem() -> str | None:
+    """Why nothing can be counted, None if it can be."""
+    tool = profiler()
+    return None if shutil.which(tool) else f"{tool} is not on this machine"
+
+
 def collect(
     config: Path,
     fa3_library: Path | None = None,
@@ -59,10 +70,10 @@ def collect(
         The share of the time in which the matrix units work, per cent, by key, weighted over the
         kernels of a call by their time; and why there is none, or "".
     """
-    tool = "ncu" if torch.version.hip is None else "rocprofv3"
+    tool = profiler()
     program = shutil.which(tool)
     if program is None:
-        return {}, f"{tool} is not on this machine"
+        return {}, problem() or ""
     with tempfile.TemporaryDirectory() as folder:
         keys = Path(folder) / "keys.json"
         child = [sys.executable, "-m", __name__, str(config), str(keys)]

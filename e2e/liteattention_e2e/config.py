@@ -27,6 +27,7 @@ from pydantic import (
 from typing_extensions import Self
 
 from liteattention_rocm import MI300X_GEOMETRY, SkipPolicy, TileGeometry, engines
+from liteattention_rocm.cli import dtypes
 from liteattention_rocm.contract import Engine
 from liteattention_rocm.lite.policy import Budget, LayerBudgets, Threshold
 
@@ -45,6 +46,10 @@ def split(value: Any) -> Any:
     if isinstance(value, str):
         return [part.strip() for part in value.split(",") if part.strip()]
     return value
+
+
+def _dtype(value: Any) -> Any:
+    return dtypes.long(value) if isinstance(value, str) else value
 
 
 def _some(value: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -206,7 +211,9 @@ class SuiteConfig(BaseModel):
     engine: str | None = None
     cross_attention: Literal["own", "dense"] | None = None
     threads: int | None = Field(default=None, ge=1)
-    dtype: Literal["bfloat16", "float16", "float32"] = "bfloat16"
+    dtype: Annotated[Literal["bfloat16", "float16", "float32"], BeforeValidator(_dtype)] = (
+        "bfloat16"
+    )
     device: str = "cpu"
     compiled: bool = False
     graphs: bool = False

@@ -8,8 +8,9 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from liteattention_benchmark import cpu, emulator, kernels, video, video_ranks
+from liteattention_benchmark import counters, cpu, emulator, kernels, video, video_ranks
 from liteattention_benchmark.cli import app
+from liteattention_e2e.config import load_config
 
 RUNNER = CliRunner()
 HUGE, MOST = str(10**20), str(2**31 - 1)
@@ -36,6 +37,15 @@ def test_bench_cpu_asks_the_engine_for_every_shape(monkeypatch: pytest.MonkeyPat
     ):
         assert part in text
     assert "1,1,128,64" not in text
+
+
+@pytest.mark.parametrize("dtype", ["bf16", "bfloat16"])
+def test_dtypes_have_two_names(monkeypatch: pytest.MonkeyPatch, dtype: str) -> None:
+    serving = ("serving", "--framework", "vllm", "--case", "x")
+    for words in (("cpu", "--shape", "x"), ("tune", "--shape", "x"), serving):
+        text = refused(monkeypatch, *words, "--dtype", dtype)
+        assert "--dtype" not in text
+    assert load_config({"model": "x", "dtype": dtype}).dtype == "bfloat16"
 
 
 @pytest.mark.parametrize(
@@ -96,6 +106,14 @@ def test_bench_kernels_lists_what_is_wrong_with_file_peers_and_folder(
     text = refused(monkeypatch, "kernels", "--config", "gpu", "--peer", "x")
     for part in ("--config gpu: its sizes are for a GPU", "take --config smoke", "got 'x'"):
         assert part in text
+    file.write_text("")
+    monkeypatch.setattr(counters.shutil, "which", lambda name: None)
+    text = refused(monkeypatch, "kernels", "--config", str(file), "--counters")
+    assert f"--config {file}: it has no shapes" in text
+    assert "--counters: ncu is not on this machine: install it, or leave --counters out" in text
+    file.write_text("a: b\nc: d: e\n")
+    text = refused(monkeypatch, "kernels", "--config", str(file))
+    assert f"--config {file} is no YAML (line 2) ╰" in text
     text = refused(monkeypatch, "kernels", "--config", "absent")
     names = "chunks, counters, gpu, lite, serving, smoke"
     assert f"--config: no file absent; those of the package are {names} " in text
