@@ -1,7 +1,8 @@
 """Attention for AMD MI300X: dense, LiteAttention and LLM serving, one API over several engines.
 
-See :func:`attention`, :func:`merge_states`, :class:`LiteAttention` and :class:`SkipPolicy`; for
-serving :func:`attention_paged`, :class:`PagedBatch`, :func:`write_kv`, :func:`attention_varlen`.
+See :func:`attention`, :func:`merge_states`, :class:`LiteAttention`, :class:`SeqParallel` and
+:class:`SkipPolicy`; for serving :func:`attention_paged`, :class:`PagedBatch`, :func:`write_kv`,
+:func:`attention_varlen`.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ try:
     from .contract import MI300X_GEOMETRY, TileGeometry
     from .dense import attention, lite_attention, merge_states
     from .lite.attention import LiteAttention
+    from .lite.parallel import SeqParallel
     from .lite.policy import SkipPolicy
     from .serving import PagedBatch, attention_paged, attention_varlen, write_kv
 except (ImportError, OSError) as error:
@@ -42,6 +44,7 @@ __all__ = [
     "MI300X_GEOMETRY",
     "LiteAttention",
     "PagedBatch",
+    "SeqParallel",
     "SkipPolicy",
     "TileGeometry",
     "__version__",

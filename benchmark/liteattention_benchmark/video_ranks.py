@@ -38,10 +38,9 @@ from torch.multiprocessing.spawn import (
 )
 
 from liteattention_diffusers import handle as handles
-from liteattention_rocm import LiteAttention, SkipPolicy
+from liteattention_rocm import LiteAttention, SeqParallel, SkipPolicy
 from liteattention_rocm.cli import tables
 from liteattention_rocm.lite import bitmap
-from liteattention_rocm.lite.parallel import SeqParallel
 from liteattention_rocm.lite.state import Shape, State
 
 from . import video

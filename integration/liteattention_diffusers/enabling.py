@@ -50,7 +50,7 @@ def enable(
         exclude: patterns (``fnmatch``) of names of layers to leave alone.
         cross_attention: run cross-attention on the same engine as well, always dense.
         balance: under ``ulysses_degree`` alone, deal heads to processes by the tiles that they
-            kept; see :class:`~liteattention_rocm.lite.parallel.SeqParallel`. Else they stay in
+            kept; see :class:`~liteattention_rocm.SeqParallel`. Else they stay in
             their order. The result is the same.
         peer_memory: under ``ulysses_degree`` alone, let the processes of one host write to each
             other's memory instead of sending messages, which takes less time; see there. The result

@@ -12,9 +12,9 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from liteattention_rocm import LiteAttention, SkipPolicy, TileGeometry
+from liteattention_rocm import LiteAttention, SeqParallel, SkipPolicy, TileGeometry
 from liteattention_rocm.lite.counting import Noting
-from liteattention_rocm.lite.parallel import Mode, SeqParallel
+from liteattention_rocm.lite.parallel import Mode
 
 from . import denoiser, patterns
 from .clock import Clock, Position
@@ -125,7 +125,7 @@ class Handle:
 
         None where they were not dealt by their tiles (``balance``): rank r of Ulysses has the r-th
         part of them, a process without it has all. See
-        :class:`~liteattention_rocm.lite.parallel.SeqParallel`.
+        :class:`~liteattention_rocm.SeqParallel`.
         """
         held = (parallel.heads(layer, branch, self.run) for parallel in self._splits.values())
         return next((heads for heads in held if heads is not None), None)

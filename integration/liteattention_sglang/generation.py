@@ -15,8 +15,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from liteattention_rocm import LiteAttention, SkipPolicy, attention, engines
-from liteattention_rocm.lite.parallel import SeqParallel
+from liteattention_rocm import LiteAttention, SeqParallel, SkipPolicy, attention, engines
 from liteattention_rocm.lite.statistics import SkipStatistics
 
 from . import reports
@@ -154,7 +153,7 @@ class Generation:
     ) -> torch.Tensor:
         """Return self-attention of rows that are split over ``group``, [B,S_local,H,D] each.
 
-        Keys and values go round; see :class:`~liteattention_rocm.lite.parallel.SeqParallel`, and
+        Keys and values go round; see :class:`~liteattention_rocm.SeqParallel`, and
         :meth:`attend` for ``step`` and ``forward``.
         """
         position = self._position(q, layer, step, negative, forward)

@@ -13,8 +13,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from liteattention_rocm import LiteAttention, SkipPolicy
-from liteattention_rocm.lite.parallel import SeqParallel
+from liteattention_rocm import LiteAttention, SeqParallel, SkipPolicy
 
 from .simulation import (
     POLICY,

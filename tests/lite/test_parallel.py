@@ -12,9 +12,15 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from liteattention_rocm import LiteAttention, SkipPolicy, TileGeometry, attention, merge_states
+from liteattention_rocm import (
+    LiteAttention,
+    SeqParallel,
+    SkipPolicy,
+    TileGeometry,
+    attention,
+    merge_states,
+)
 from liteattention_rocm.lite import bitmap, deal, exchange, peers
-from liteattention_rocm.lite.parallel import SeqParallel
 
 TILE = TileGeometry(64, 64, 32)
 BATCH, ROWS, HEADS, KV_HEADS, WIDTH = 1, 1024, 8, 4, 32
