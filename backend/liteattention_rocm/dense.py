@@ -96,7 +96,8 @@ def attention(
             be contiguous; nothing is copied to fit.
         scale: factor on q.k, natural units, 0 or from 2^-60 to 2^60 in size; 1/sqrt(D) by default.
         causal: query i sees the keys j <= i + Skv - Sq (bottom-right aligned). A query that sees
-            no key gives zeros and an LSE of -inf.
+            no key gives zeros and an LSE of -inf. An infinite or NaN value may reach queries of its
+            sequence that do not see its key: 0 times it is NaN.
         rounding: how fp32 results become bf16: "rtne" (nearest, ties to even), "rtna" (nearest,
             ties away from zero) or "rtz" (towards zero). Other dtypes take "rtne" only.
         return_lse: also return the log-sum-exp of the scaled scores.

@@ -119,7 +119,8 @@ def attention_paged(
         k_cache: keys, [pages, page_size, Hkv, D], any strides with a contiguous last dimension;
             Hq % Hkv == 0, and query head h reads key head h // (Hq // Hkv). q's dtype, or fp8
             (torch.float8_*) where the engine reads it.
-        v_cache: values, shaped like ``k_cache``.
+        v_cache: values, shaped like ``k_cache``. An infinite or NaN one may reach rows of its
+            request that do not see its key: 0 times it is NaN.
         batch: lengths and pages of the requests.
         causal: a row sees the keys up to its own position.
         window: a row sees only keys j > position - window, so ``window`` keys with its own; None is
@@ -261,7 +262,8 @@ def attention_varlen(
 
     Args:
         q: queries of all sequences, [T, Hq, D]; bf16, fp16 or fp32.
-        k, v: keys and values of all sequences, [Tk, Hkv, D] of q's dtype; Hq % Hkv == 0.
+        k, v: keys and values of all sequences, [Tk, Hkv, D] of q's dtype; Hq % Hkv == 0. Infinite
+            and NaN values: as in :func:`attention_paged`.
         cu_seqlens_q: int32 [R + 1]; rows cu_seqlens_q[r] to cu_seqlens_q[r + 1] are sequence r's.
         cu_seqlens_k: the same for keys. A sequence with more keys than rows has a prefix before
             its first row.
