@@ -41,7 +41,7 @@ from .contract import (
     write_tensors,
 )
 from .memory import extent_bytes, mark_written
-from .remembered import Call, bound_call, bounded, calls, kinds, packed, recall
+from .remembered import Call, Calls, bound_call, bounded, calls, kinds, packed, recall
 from .validation import RaggedOptions
 
 __all__ = ["PagedBatch", "attention_paged", "attention_varlen", "write_kv"]
@@ -376,6 +376,9 @@ def write_kv(
 
 _WRITE = "cache write"
 
+#: Forms of page tables for which a kind of calls remembers what was harmless.
+_MOST_TABLES = 32
+
 
 # ------------------------------------------------------------------------- behind the calls
 
@@ -384,14 +387,15 @@ class _Kind(NamedTuple):
     """What calls of earlier batches have shown to hold.
 
     ``spans``: bytes of q, k, v, out, lse and sinks, then of scales that are tensors. ``passed``: as
-    in :class:`Call`, by the spans of the batch's tensors.
+    in :class:`Call`, by shape and steps of the page table, of calls with ``out``: the sizes and
+    strides of all else are the kind's, or follow from them. For the last 32 tables.
 
     Key: everything that the checks of tensors and options look at, see :func:`recall`. Owner:
-    ``kinds``, one per process. It holds no tensor and no address.
+    ``kinds``, one per process. It holds no tensor, and of addresses those in ``passed``.
     """
 
     spans: tuple[int, ...]
-    passed: dict[tuple[int, ...], set[tuple[int, ...]]]
+    passed: Calls
 
 
 def _bind_paged(
@@ -417,7 +421,7 @@ def _bind_paged(
         found.raise_for(_WHAT)
         spans = [0 if t is None else extent_bytes(t) for t in (q, k, v, out, None, sinks)]
         spans += [4 * (factor is not None) for factor in _factors(options)]
-        kind = _Kind(tuple(spans), {})
+        kind = _Kind(tuple(spans), Calls(_MOST_TABLES))
         kinds.keep(key, kind)
     if q.device != batch.q_start.device:
         raise ValueError(f"invalid {_WHAT}: batch is on {batch.q_start.device}, q on {q.device}")
@@ -434,12 +438,15 @@ def _bind_paged(
     shared = (engine, key, request, batch.layout) if engine.plans_from_bounds else None
     call: Call | None = bounded.get(shared)
     if call is None:
+        passed: set[tuple[int, ...]] = kind.passed.get(batch.layout[1:], set())
+        if out is not None:
+            kind.passed.keep(batch.layout[1:], passed)
         call = Call(
             engines.admit(request, options.engine).bind(request, tensors),
             _PAGED_NAMES,
             kind.spans[:6] + batch.spans + kind.spans[6:],
             () if out is None else (3,),
-            kind.passed.setdefault(batch.spans, set()),
+            passed,
         )
         if shared is not None:
             bounded.keep(shared, call)

@@ -18,7 +18,7 @@ from liteattention_rocm import (
 )
 from liteattention_rocm.lite import bitmap
 from liteattention_rocm.memory import shares_memory, target_reasons
-from liteattention_rocm.remembered import calls
+from liteattention_rocm.remembered import calls, kinds
 from tests.oracle.tensors import ints
 
 ENGINES = pytest.mark.parametrize("engine", ["cpu", "reference"])
@@ -155,6 +155,30 @@ def test_out_over_what_a_paged_call_reads(engine: str, other: str, repeated: boo
     beside = buffer[2048 : 2048 + 256].view(torch.float32).view(4, 2, 8)
     attention_paged(**tensors, batch=batch, out=beside, engine=engine)
     assert torch.equal(beside, attention_paged(**tensors, batch=batch, engine=engine))
+
+
+def test_out_in_a_gap_of_one_table_may_lie_on_another() -> None:
+    memory = torch.zeros(256, dtype=torch.int32)
+    out = memory[32:96].view(torch.float32).view(2, 1, 32)
+    q, cache = torch.randn(2, 1, 32), torch.randn(1, 1, 1, 32)
+    apart, dense = memory.as_strided((2, 4), (128, 1)), memory[:132].view(2, 66)
+    starts, lengths = ints(0, 1, 2), ints(1, 1)
+    for _ in range(2):
+        attention_paged(q, cache, cache, PagedBatch(starts, lengths, apart), out=out)
+        memory.zero_()
+        with pytest.raises(ValueError, match="out must not overlap page_table"):
+            attention_paged(q, cache, cache, PagedBatch(starts, lengths, dense), out=out)
+
+
+@pytest.mark.parametrize("given", [False, True], ids=["made", "out"])
+def test_what_is_remembered_of_page_tables_is_bounded(given: bool) -> None:
+    q, cache = torch.zeros(1, 1, 16), torch.zeros(1, 1, 1, 16)
+    out = torch.empty_like(q) if given else None
+    for width in range(1, 60):
+        table = torch.zeros(1, width, dtype=torch.int32)
+        attention_paged(q, cache, cache, PagedBatch(ints(0, 1), ints(1), table), out=out)
+    (kind,) = kinds.values()
+    assert len(kind.passed) == (32 if given else 0)
 
 
 @ENGINES
