@@ -31,8 +31,9 @@ class PagedBatch:
         max_q_len, max_kv_len: bounds of the lengths; None reads them from the tensors, which waits
             for a GPU to finish what it is doing.
 
-    On the CPU the values are checked here, once. Changing them through PyTorch is noticed, except
-    in inference mode, and makes the next call check and plan again; other changes must not be made.
+    On the CPU the values are checked here, once. Changing them through PyTorch, or putting another
+    table in place of one, is noticed and makes the next call check and plan again. Changes in
+    inference mode, through ``.data`` and outside PyTorch are not noticed, and must not be made.
     On a GPU nothing is read when both bounds are given, and the tensors may be refilled within the
     bounds and the width of the table.
 
@@ -97,8 +98,9 @@ class PagedBatch:
         versions: tuple[int, ...] = ()
         if q_start.device.type == "cpu" and real and not any([t.is_inference() for t in tensors]):
             versions = (q_start._version, kv_len._version, table._version)
-        #: Addresses and versions of the tensors whose values were checked.
-        self.seen = at, versions
+        #: Addresses and versions of the tensors whose values were checked, and the table itself: a
+        #: view of other strides may lie at its address.
+        self.seen = at, versions, table
         #: Bytes from the first to past the last element of each tensor.
         self.spans = tuple([extent_bytes(t) for t in tensors]) if real else ()
         #: What a plan from bounds knows of the tensors: alignments, shape and steps of the table.

@@ -158,10 +158,12 @@ def attention_paged(
     )  # fmt: skip
     key = call = None
     if not torch.compiler.is_dynamo_compiling() and isinstance(batch, PagedBatch):
-        at, versions = batch.seen
+        at, versions, planned = batch.seen
         starts, lengths, table = batch.q_start, batch.kv_len, batch.page_table
-        if (at and at != (starts.data_ptr(), lengths.data_ptr(), table.data_ptr())) or (
-            versions and versions != (starts._version, lengths._version, table._version)
+        if (
+            table is not planned
+            or (at and at != (starts.data_ptr(), lengths.data_ptr(), table.data_ptr()))
+            or (versions and versions != (starts._version, lengths._version, table._version))
         ):
             batch.read()
         key, call = recall(

@@ -227,6 +227,15 @@ def test_tensors_put_in_place_of_others_are_seen() -> None:
         call(b, q=q, **caches)
 
 
+def test_a_table_of_other_strides_at_the_same_address_is_seen() -> None:
+    caches = {"k_cache": torch.randn(3, 8, 2, 8), "v_cache": torch.randn(3, 8, 2, 8)}
+    q, b = torch.randn(4, 4, 8), batch(kv_len=ints(2, 5))
+    call(b, q=q, **caches)
+    b.page_table = b.page_table.as_strided((2, 2), (0, 1))
+    expected = call(batch(kv_len=ints(2, 5), page_table=b.page_table.clone()), q=q, **caches)
+    assert torch.equal(call(b, q=q, **caches)[:3], expected[:3])
+
+
 def test_an_option_of_a_strange_type_after_a_change() -> None:
     b = batch()
     call(b)
