@@ -15,7 +15,7 @@ from liteattention_emulator import device, hazards, native, waits
 from liteattention_emulator.recording import Recording
 from liteattention_emulator.timing import command
 
-app = typer.Typer(help="The software MI300X: run code objects on the CPU.")
+app = typer.Typer(help="The software MI300X: run code objects on the CPU.", no_args_is_help=True)
 
 _TYPES = {"f32": np.float32, "f16": np.float16, "i32": np.int32, "u32": np.uint32}
 _TYPES |= {"i64": np.int64, "u8": np.uint8, "bf16": np.uint16}
@@ -25,7 +25,7 @@ class _Bad(ValueError):
     """Arguments of a command that do not work; one reason per line."""
 
 
-@app.callback(invoke_without_command=True)
+@app.callback(invoke_without_command=True, no_args_is_help=True)
 def emulate(
     context: typer.Context,
     library: Annotated[
@@ -33,14 +33,14 @@ def emulate(
     ] = False,
 ) -> None:
     """Print the emulator's library, or run a command."""
+    if library and context.invoked_subcommand is not None:
+        _fail(f"--library runs no command: leave it or {context.invoked_subcommand} out")
     if library:
         try:
             typer.echo(native.library())
         except native.EmulatorError as error:
             _fail(str(error))
         raise typer.Exit
-    if context.invoked_subcommand is None:
-        typer.echo(context.get_help())
 
 
 @app.command("kernels")
@@ -85,7 +85,7 @@ def run(
         typer.Option(
             help="One per argument, in order: a number (1, 0.5), null, a buffer TYPE:COUNT[:VALUE] "
             "(f32, f16, bf16, i32, u32, i64, u8; VALUE is a number, iota or random), or a .npy "
-            "file, which is read and written back."
+            "file, which is read and written back; of bytes (uint8) for a struct by value."
         ),
     ] = None,
     lds: Annotated[int, typer.Option(help="Dynamic LDS, bytes.", min=0)] = 0,
@@ -105,6 +105,9 @@ def run(
     try:
         values = [_value(text, number) for number, text in enumerate(args or [])]
         grid_sizes, block_sizes = _sizes(grid, "--grid"), _sizes(block, "--block")
+        for option, path in (("--out", out), ("--record", record)):
+            if path is not None and (why := command.unwritable(path)):
+                raise _Bad(f"{option}: {why}")
     except _Bad as error:
         _fail(str(error))
     native_options = {"order": order, "threads": str(threads), "count": "on"}
@@ -145,8 +148,10 @@ def report(
 ) -> None:
     """Print the tables of a saved report."""
     try:
-        show(_try(file, lambda: json.loads(file.read_text())))
-    except (KeyError, TypeError, AttributeError):
+        show(json.loads(file.read_text()))
+    except OSError as error:
+        _fail(_about(file, error))
+    except (ValueError, KeyError, TypeError, AttributeError):
         _fail(f"{file}: not a report; `emulate run FILE --out REPORT` writes one")
 
 

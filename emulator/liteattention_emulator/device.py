@@ -264,15 +264,23 @@ def _missing(array: npt.NDArray[Any] | Tensor, number: int) -> str:
     return f"{len(left)} elements of array {number} of shape {shape}, the first at {index}"
 
 
+_BY_VALUE = ": give them as an array of uint8 (of a .npy file)"
+
+
+def _is_struct(argument: Argument) -> bool:
+    """Whether it holds bytes, and no pointer or number."""
+    return argument.kind == "by_value" and argument.size > 8
+
+
 def _pack(value: Any, argument: Argument, where: str) -> bytes:
     if isinstance(value, bool | int):
         if argument.size not in (1, 2, 4, 8):
-            raise TypeError(f"{where} takes {argument.size} bytes, not an integer")
+            raise TypeError(f"{where} takes {argument.size} bytes, not an integer{_BY_VALUE}")
         return (int(value) % (1 << 8 * argument.size)).to_bytes(argument.size, "little")
     if isinstance(value, float):
         formats = {2: "<e", 4: "<f", 8: "<d"}
         if argument.size not in formats:
-            raise TypeError(f"{where} takes {argument.size} bytes, not a float")
+            raise TypeError(f"{where} takes {argument.size} bytes, not a float{_BY_VALUE}")
         return struct.pack(formats[argument.size], value)
     if isinstance(value, np.generic):
         packed = value.tobytes()
@@ -340,11 +348,11 @@ class Module:
 
         grid: workgroups, block: work-items, one to three numbers each. args: one per explicit
         argument: numpy arrays and CPU tensors (any strides; their byte spans are what the kernel
-        may access), None for a null pointer, integers, floats, numpy scalars, or bytes and ctypes
-        structures for arguments by value. fills: arrays that the launch must store to in full,
-        whatever they held before; what a grid too small leaves out has the old values else, and
-        nobody notices. record: a workgroup (linear id) whose instruction streams the report keeps.
-        Raises LaunchFailed when the checkers found something, an array of
+        may access), None for a null pointer, integers, floats, numpy scalars, or bytes, arrays of
+        uint8 and ctypes structures for structs by value. fills: arrays that the launch must store
+        to in full, whatever they held before; what a grid too small leaves out has the old values
+        else, and nobody notices. record: a workgroup (linear id) whose instruction streams the
+        report keeps. Raises LaunchFailed when the checkers found something, an array of
         ``fills`` has elements that were not stored to, or the launch cannot run, TypeError for
         arguments that do not fit.
         """
@@ -360,7 +368,11 @@ class Module:
             where = f"{name}: argument {number} ({argument.name or argument.kind})"
             if value is None:
                 value = 0
-            if isinstance(value, np.ndarray) or hasattr(value, "data_ptr"):
+            if isinstance(value, np.ndarray) and _is_struct(argument):
+                if value.dtype != np.uint8:
+                    raise TypeError(f"{where} is a struct, got {value.dtype}{_BY_VALUE}")
+                value = value.tobytes()
+            elif isinstance(value, np.ndarray) or hasattr(value, "data_ptr"):
                 pointer, first, length = _span(value)
                 spans.append((first, length))
                 value = pointer

@@ -9,7 +9,9 @@ import pytest
 from typer.testing import CliRunner
 
 import liteattention_emulator as emulator
+from liteattention_emulator import device
 from liteattention_emulator.cli import app
+from liteattention_rocm.engines.gfx942 import manifest
 
 from .toolchain import compile_hip
 
@@ -96,6 +98,40 @@ def test_bad_input_is_one_line(code_object: str, words: tuple[str, ...], reason:
     assert code == 2 and reason in text and "Traceback" not in text
 
 
+def test_a_struct_by_value_is_a_file_of_bytes(tmp_path: Path) -> None:
+    """As of the shipped kernels. Of zeros, its pointers are null, and the run says so."""
+    file = manifest.DIRECTORY / "pack_lists.co"
+    (kernel, *_) = device.kernels(file.read_bytes()).values()
+    (struct,) = (argument for argument in kernel.arguments if not argument.hidden)
+    given = tmp_path / "struct.npy"
+    words = ("run", str(file), "--kernel", kernel.name, "--args")
+    code, text = call(*words, "1")
+    assert code == 2 and f"takes {struct.size} bytes, not an integer: give them as an arr" in text
+    for array, why in (
+        (np.zeros(struct.size, np.float32), "is a struct, got float32: give them as an array of"),
+        (np.zeros(3, np.uint8), f"takes {struct.size} bytes, got 3"),
+    ):
+        np.save(given, array)
+        code, text = call(*words, str(given))
+        assert code == 2 and why in text
+    np.save(given, np.zeros(struct.size, np.uint8))
+    code, text = call(*words, str(given))
+    assert code != 2 and "takes" not in text
+
+
+def test_where_nothing_can_be_written_nothing_runs(code_object: str, tmp_path: Path) -> None:
+    words = ("run", code_object, "--kernel", "absent")
+    for option in ("--out", "--record"):
+        code, text = call(*words, option, str(tmp_path / "none" / "x"))
+        assert (code, text) == (2, f"{option}: there is no folder '{tmp_path / 'none'}'\n")
+
+
+def test_library_runs_nothing_else() -> None:
+    code, text = call("--library", "kernels", "x.co")
+    assert code == 2 and "leave it or kernels out" in text
+    assert call()[0] == 2
+
+
 def test_no_code_object(tmp_path: Path) -> None:
     (tmp_path / "bad.co").write_bytes(bytes(500))
     for name, reason in (("absent.co", "No such file"), ("bad.co", "neither an ELF")):
@@ -111,3 +147,8 @@ def test_errors_name_the_file(tmp_path: Path) -> None:
         code, text = call(*words, str(other))
         assert code == 2 and text.startswith(f"{other}: "), text
         assert call(*words, "missing.co") == (2, "missing.co: No such file or directory\n")
+    other.write_text("no JSON")
+    code, text = call("report", str(other))
+    assert (code, text) == (
+        2, f"{other}: not a report; `emulate run FILE --out REPORT` writes one\n"
+    )  # fmt: skip
