@@ -22,7 +22,8 @@ options = parser.parse_args()
 batch, tokens, heads, head_dim = map(int, options.shape.split(","))
 
 torch.manual_seed(0)
-patches = torch.randn(batch, tokens // 128, heads, head_dim).repeat_interleave(128, dim=1)
+patches = torch.randn(batch, -(-tokens // 128), heads, head_dim)
+patches = patches.repeat_interleave(128, dim=1)[:, :tokens]
 q, k, v = (
     (patches + 0.3 * torch.randn_like(patches)).to(options.device, torch.bfloat16) for _ in range(3)
 )

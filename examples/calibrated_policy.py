@@ -48,5 +48,6 @@ with open(options.policies) as file:
     policies = {name: SkipPolicy(**fields) for name, fields in json.load(file).items()}
 for name, policy in policies.items():
     sparse, skipped = video(policy)
-    psnr = -10 * np.log10(np.mean((sparse - dense) ** 2))
-    print(f"{name}: {skipped:.0%} of the tiles skipped, {psnr:.1f} dB to dense")
+    error = np.mean((sparse - dense) ** 2)
+    apart = f"{-10 * np.log10(error):.1f} dB to dense" if error else "equal to dense"
+    print(f"{name}: {skipped:.0%} of the tiles skipped, {apart}")

@@ -11,6 +11,7 @@ Needs nothing but Python. The server logs how much each request skipped, and by 
 import argparse
 import json
 import time
+import urllib.error
 import urllib.request
 
 parser = argparse.ArgumentParser()
@@ -33,8 +34,13 @@ def call(path: str, body: dict | None = None) -> dict:
     data = None if body is None else json.dumps(body).encode()
     request = urllib.request.Request(options.url + path, data)
     request.add_header("content-type", "application/json")
-    with urllib.request.urlopen(request) as answer:
-        return json.load(answer)
+    try:
+        with urllib.request.urlopen(request) as answer:
+            return json.load(answer)
+    except urllib.error.HTTPError:
+        raise
+    except urllib.error.URLError as error:
+        parser.error(f"no server answers at {options.url}: {error.reason}")
 
 
 jobs = {}
