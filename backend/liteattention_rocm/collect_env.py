@@ -166,14 +166,21 @@ def _kernels() -> str:
 
 def _default_engines() -> str:
     """The engine of a GPU's tensors, if there is one, and of the CPU's: the same if one is set."""
-    choose = _load("liteattention_rocm.engines").choose
+    engines, torch = _load("liteattention_rocm.engines"), _load("torch")
+    choose, cuda = engines.choose, torch.cuda
     cpu = str(choose("cpu").name)
-    cuda = _load("torch").cuda
     if not cuda.is_available():
-        return cpu
+        return cpu + _unusable(choose("cpu"), torch.device("cpu"))
     names = dict.fromkeys(str(choose(f"cuda:{i}").name) for i in range(cuda.device_count()))
     gpus = ", ".join(names)
     return cpu if gpus == cpu else f"{gpus} on the GPU, {cpu} on the CPU"
+
+
+def _unusable(engine: Any, device: Any) -> str:
+    """That an engine which the environment sets cannot run; "" if it can."""
+    if "LITEATTENTION_ENGINE" not in os.environ or not engine.unavailable(device):
+        return ""
+    return ", by LITEATTENTION_ENGINE; it cannot run here"
 
 
 def _cpu_paths() -> str:

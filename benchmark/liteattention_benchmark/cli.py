@@ -16,7 +16,7 @@ from rich.console import Console
 from rich.table import Table
 
 from liteattention_rocm import collect_env
-from liteattention_rocm.cli import dimensions, files
+from liteattention_rocm.cli import dimensions, files, tables
 from liteattention_rocm.cli import dtypes as names_of_dtypes
 from liteattention_rocm.cli.needs import lacking, need
 from liteattention_rocm.cli.progress import activity
@@ -95,7 +95,7 @@ def cpu(
         typer.echo(json.dumps(result, indent=2))
         return
     table = Table(
-        title=f"CPU engine, {dtype}, {_threads(torch.get_num_threads())}",
+        title=f"CPU engine, {dtype}, {tables.counted(torch.get_num_threads(), 'thread')}",
         box=None,  # within 80 columns
         padding=(0, 1, 0, 0),
     )
@@ -763,7 +763,7 @@ def serving(
         return
     table = Table(
         title=f"{framework} on the CPU, {dtype}, head dim {head_dim or 64}, "
-        f"{_threads(threads)}: tokens/s"
+        f"{tables.counted(threads, 'thread')}: tokens/s"
     )
     for name in ("case", "ours", "built-in", "ratio, median", "least"):
         table.add_column(name, justify="left" if name == "case" else "right")
@@ -782,10 +782,6 @@ def _shapes(texts: list[str], reasons: list[str]) -> tuple[tuple[int, int, int, 
     """B,H,S,D of each text; what is wrong with them is added to ``reasons``."""
     found = [dimensions.parse(text, reasons) for text in texts]
     return tuple(each for each in found if each is not None)
-
-
-def _threads(count: int) -> str:
-    return f"{count} thread" + ("" if count == 1 else "s")
 
 
 def _text(shape: tuple[int, ...]) -> str:

@@ -13,6 +13,8 @@ from dataclasses import dataclass, replace
 
 import torch
 
+from liteattention_rocm.cli import tables
+
 from .config import Configuration
 from .runner import Runner
 from .runs import Settings, warmup_steps
@@ -68,7 +70,7 @@ class Estimate:
             "grow with tokens squared and the rest linearly, LiteAttention to skip nothing"
         )
         if cpu:
-            self.assumed += f", {self.threads} threads to be free for it"
+            self.assumed += f", {tables.counted(self.threads, 'thread')} to be free for it"
 
     def seconds(self, chosen: Settings) -> float:
         """Seconds of all runs of ``chosen``, warm-up included."""

@@ -24,6 +24,7 @@ from liteattention_report import (
     size_text,
     text_cells,
 )
+from liteattention_rocm.cli import tables
 from liteattention_rocm.lite.statistics import SkipStatistics
 
 from .report import cells_of, columns_of, rows, sparsity_names
@@ -536,7 +537,7 @@ def _warnings(report: dict[str, Any]) -> Iterable[str]:
 
 def _facts(report: dict[str, Any]) -> list[tuple[str, str]]:
     machine, settings = report["environment"], report["settings"]
-    processor = f"{machine['cpu']}, {machine['threads']} threads"
+    processor = f"{machine['cpu']}, {tables.counted(machine['threads'], 'thread')}"
     if machine["isa"]:
         processor += f", path {machine['isa']}"
     packages = [f"{name} {number}" for name, number in machine["packages"].items() if number]

@@ -139,16 +139,18 @@ def markdown(report: dict[str, Any]) -> str:
     columns = columns_of(report)
     tile = settings["geometry"]
     tile_text = "unknown" if tile is None else f"{tile['q_block']} x {tile['k_block']}"
-    processor = f"{machine['cpu']}, {machine['threads']} threads"
+    processor = f"{machine['cpu']}, {tables.counted(machine['threads'], 'thread')}"
     if machine["isa"]:
         processor += f", {machine['isa']}"
+    prompts = tables.counted(len(settings["prompts"]), "prompt")
+    repeats = tables.counted(settings["repeats"], "repeat")
     lines = [
         f"# Generation time and quality: {Path(settings['model']).name}",
         "",
         f"{settings['width']} x {settings['height']} x {settings['frames']} frames, "
         f"{settings['tokens']:,} tokens, {settings['steps']} steps, guidance "
-        f"{settings['guidance']:g}, {machine['dtype']}; {len(settings['prompts'])} prompts, "
-        f"seeds {', '.join(map(str, settings['seeds']))}, {settings['repeats']} repeats "
+        f"{settings['guidance']:g}, {machine['dtype']}; {prompts}, "
+        f"seeds {', '.join(map(str, settings['seeds']))}, {repeats} "
         f"(medians; configurations interleaved). Tiles of {tile_text}.",
         "",
         *unfinished(report),

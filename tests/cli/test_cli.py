@@ -15,6 +15,7 @@ from typer.testing import CliRunner
 
 from liteattention_benchmark.cli import app as bench
 from liteattention_rocm import collect_env
+from liteattention_rocm.cli import tables
 from liteattention_rocm.engines import registry
 
 RUNNER = CliRunner()
@@ -94,6 +95,20 @@ def test_the_default_engine_is_that_of_the_gpu(
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     monkeypatch.setattr(registry, "architecture", lambda device: chip)
     assert collect_env._default_engines() == reported
+
+
+def test_a_default_engine_that_cannot_run_is_said_to_be_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("LITEATTENTION_ENGINE", "gfx942")
+    monkeypatch.setenv("LITEATTENTION_HIP_LIBRARY", "/nowhere/libhip.so")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    found = collect_env.collect()["default engine"]
+    assert found == "gfx942, by LITEATTENTION_ENGINE; it cannot run here"
+
+
+def test_things_are_counted_in_words() -> None:
+    assert [tables.counted(n, "thread") for n in (1, 2)] == ["1 thread", "2 threads"]
 
 
 def without_torch(folder: Path, *command: str) -> subprocess.CompletedProcess[str]:

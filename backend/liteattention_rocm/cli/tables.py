@@ -1,4 +1,4 @@
-"""Markdown tables of reports."""
+"""Markdown tables of reports, and what is counted in words."""
 
 from __future__ import annotations
 
@@ -21,3 +21,8 @@ def markdown(head: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
         disable_numparse=True,
     )
     return text.splitlines()
+
+
+def counted(count: int, what: str) -> str:
+    """Return ``2 threads``, and ``1 thread`` of one."""
+    return f"{count:,} {what}" + ("" if count == 1 else "s")
