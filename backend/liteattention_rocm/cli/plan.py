@@ -263,7 +263,7 @@ def command(
     except ValueError as error:
         reasons.append(str(error))
     if reasons:
-        raise typer.BadParameter("; ".join(reasons), param_hint=option)
+        raise typer.BadParameter("; ".join(reasons))
     if print_json:
         typer.echo(json.dumps(found))
         return

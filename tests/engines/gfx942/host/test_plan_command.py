@@ -187,6 +187,10 @@ def test_text_of_a_ragged_call(arguments: list[str], said: str) -> None:
             f"kv_len must be from 0 to 2^31 - 1, got {10**20}",
         ),
         (["--ragged", "1,1,1,64", "--window", str(-(10**20))], "window must be from 0"),
+        (
+            ["--shape", "1,1,1,64", "--compute-units", "0"],
+            "Invalid value: no plan for this call: compute units must be >= 1, got 0",
+        ),
     ],
 )
 def test_bad_ragged_options_are_refused(arguments: list[str], reason: str) -> None:
