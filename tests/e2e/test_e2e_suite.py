@@ -599,14 +599,16 @@ def test_prompts_of_a_file_and_geometries(tmp_path: Path) -> None:
     assert config.prompts == ("a red circle", "a blue square")
     assert config.thresholds == (-math.inf, -1.5)
     assert [each.slug for each in config.configurations()][-1] == "lite_-1.5"
-    policy = {"layer_thresholds": ["x=-1"], "layer_budgets": ["x=0.3"], "warmup_steps": "4"}
+    policy = {"layer_budgets": ["x=0.3"], "warmup_steps": "4"}
     both = load_config({"model": "x", "budgets": "0,0.05", "policy": policy})
     assert both.thresholds == ()
     assert [item.policy for item in both.configurations()][2:] == [
         SkipPolicy(budget=share, layer_budgets={"x": 0.3}, warmup_steps=4) for share in (0, 0.05)
     ]
     assert both.configurations()[-1].name == "lite budget 0.05"
-    more = load_config({"model": "x", "budgets": "0.05", "thresholds": "-3"})
+    policy["layer_thresholds"] = ["x=-1"]
+    more = load_config({"model": "x", "budgets": "0.05", "thresholds": "-3", "policy": policy})
+    assert more.configurations()[-1].policy == both.configurations()[-1].policy
     assert [item.name for item in more.configurations()][2:] == ["lite -3", "lite budget 0.05"]
     steps = ((0.0, 0.3), (0.1, 0.3))
     by_head = load_config({"model": "x", "budgets": "0", "policy": {"layer_budgets": {"x": steps}}})
