@@ -103,7 +103,8 @@ std::once_flag g_once;
 bool g_forked = false;
 
 // A forked child has no workers, so it drops the parent's pool (whose locks may be held) and starts
-// its own. From the start, as OpenMP may have been in use before this pool is.
+// its own. Registered when the library is loaded: a parent may fork before it uses this pool, while
+// PyTorch has long used OpenMP.
 [[maybe_unused]] const int g_registered = pthread_atfork(nullptr, nullptr, [] {
     if (g_pool) g_pool = new Pool;
     g_forked = true;
