@@ -70,18 +70,17 @@ std::vector<std::string> DenseReasons(const DenseShape& s) {
         return false;
     };
     bool fits = sized("batch", s.batch);
-    fits &= sized("q_heads", s.q_heads);
-    fits &= sized("kv_heads", s.kv_heads);
-    fits &= sized("q_len", s.q_len);
-    fits &= sized("kv_len", s.kv_len);
-    if (s.head_dim != 64 && s.head_dim != 128) {
-        reasons.push_back("head dim must be 64 or 128, got " + std::to_string(s.head_dim));
-        return reasons;
-    }
-    if (!fits) return reasons;
-    if (s.q_heads % s.kv_heads)
+    bool heads = sized("q_heads", s.q_heads);
+    heads &= sized("kv_heads", s.kv_heads);
+    if (heads && s.q_heads % s.kv_heads)
         reasons.push_back("query heads must be a multiple of key heads, got " +
                           std::to_string(s.q_heads) + " and " + std::to_string(s.kv_heads));
+    fits &= heads;
+    fits &= sized("q_len", s.q_len);
+    fits &= sized("kv_len", s.kv_len);
+    if (s.head_dim != 64 && s.head_dim != 128)
+        reasons.push_back("head dim must be 64 or 128, got " + std::to_string(s.head_dim));
+    if (!fits) return reasons;
     // Products of three sizes below 2^31 need not fit in 64 bits.
     const auto grid = [&](const char* what, __int128 count, int64_t threads) {
         if (count > MaxGrid(threads))

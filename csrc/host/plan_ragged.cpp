@@ -190,8 +190,14 @@ std::vector<std::string> RaggedReasons(const RaggedShape& s) {
     constexpr int64_t kInt = int64_t{1} << 31;
     bool fits = sized("requests", s.requests, 0, kInt, "2^31");
     fits &= sized("rows", s.rows, 0, kInt, "2^31");
-    fits &= sized("q_heads", s.q_heads, 1, kInt, "2^31");
-    fits &= sized("kv_heads", s.kv_heads, 1, kInt, "2^31");
+    bool heads = sized("q_heads", s.q_heads, 1, kInt, "2^31");
+    heads &= sized("kv_heads", s.kv_heads, 1, kInt, "2^31");
+    if (heads && s.q_heads % s.kv_heads) {
+        reasons.push_back("query heads must be a multiple of key heads, got " +
+                          std::to_string(s.q_heads) + " and " + std::to_string(s.kv_heads));
+        heads = false;
+    }
+    fits &= heads;
     fits &= sized("page_size", s.page_size, 0, kInt, "2^31");
     fits &= sized("max_q_len", s.max_q_len, 0, kMaxRaggedLength, "2^30");
     fits &= sized("max_kv_len", s.max_kv_len, 0, kMaxRaggedLength, "2^30");
@@ -208,11 +214,6 @@ std::vector<std::string> RaggedReasons(const RaggedShape& s) {
         fits = false;
     }
     if (!fits) return reasons;
-    if (s.q_heads % s.kv_heads) {
-        reasons.push_back("query heads must be a multiple of key heads, got " +
-                          std::to_string(s.q_heads) + " and " + std::to_string(s.kv_heads));
-        return reasons;
-    }
     const int64_t group = s.q_heads / s.kv_heads;
     if (static_cast<__int128>(s.rows) * group >= kMaxRaggedLength)
         reasons.push_back(

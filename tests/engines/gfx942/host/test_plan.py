@@ -193,9 +193,16 @@ def test_splitting_pays_less_as_the_merge_grows() -> None:
 @pytest.mark.parametrize(
     ("arguments", "reasons"),
     [
-        ((0, 3, 2, 1, 1, 96), ["batch must be from 1", "head dim must be 64 or 128, got 96"]),
-        ((1, 3, 2, 1, 2**31, 64), ["kv_len must be from 1 to 2^31 - 1, got 2147483648"]),
-        ((1, 3, 2, 1, 1, 64), ["query heads must be a multiple of key heads, got 3 and 2"]),
+        (
+            (0, 3, 2, 1, 2**31, 96),
+            [
+                "batch must be from 1",
+                "query heads must be a multiple of key heads, got 3 and 2",
+                "kv_len must be from 1 to 2^31 - 1, got 2147483648",
+                "head dim must be 64 or 128, got 96",
+            ],
+        ),
+        ((1, 3, 0, 1, 1, 64), ["kv_heads must be from 1 to 2^31 - 1, got 0"]),
         (
             (2**20, 2**20, 2**20, 2**31 - 1, 2**31 - 1, 64),
             [

@@ -231,9 +231,10 @@ def test_forced_parts_have_room_up_to_a_bound() -> None:
     [
         ((-1, 0, 3, 2, 72, 0, 0, 0), [
             "requests must be from 0 to 2^31 - 1, got -1",
+            "query heads must be a multiple of key heads, got 3 and 2",
             "head dim must be 32, 64, 80, 96, 112, 128, 192 or 256, got 72",
         ]),
-        ((1, 1, 3, 2, 64, 0, 1, 1), ["query heads must be a multiple of key heads, got 3 and 2"]),
+        ((1, 1, 3, 0, 64, 0, 1, 1), ["kv_heads must be from 1 to 2^31 - 1, got 0"]),
         ((1, 2**28, 8, 1, 64, 0, 1, 2**30), ["max_kv_len must be from 0 to 2^30 - 1"]),
         ((1, 2**28, 8, 1, 64, 0, 1, 1), ["key head must be below 2^30, got 268435456 times 8"]),
         ((2**24, 2**24, 8, 8, 64, 0, 1, 1), ["requests times key heads must be at most"]),
