@@ -95,7 +95,12 @@ def test_defaults() -> None:
             "must_skip [60, 80) overlaps must_do [0, 64): a key cannot be both, take tokens "
             "[60, 64) out of one of them",
         ),
-        ({"treshold": -3.0}, "treshold\n  Extra inputs are not permitted"),
+        (
+            {"treshold": -3.0},
+            "treshold\n  a policy has no such field (did you mean threshold or threshold_scale?): "
+            "its fields are threshold, budget, ",
+        ),
+        ({"start": 3}, "start\n  a policy has no such field: its fields are threshold, "),
     ],
 )
 def test_every_reason(fields: dict[str, object], message: str) -> None:
@@ -109,6 +114,28 @@ def test_one_error_lists_all_reasons() -> None:
         assert part in text
     text = reasons(must_do=[(0, 9)], must_skip=[(4, 12)], warmup_steps=3, last_step=1)
     assert "must_skip [4, 12) overlaps must_do [0, 9)" in text and "last_step 1 lies" in text
+
+
+def test_unknown_fields_are_named_wherever_they_come_from() -> None:
+    """Beside all else that is wrong, by what type and with what value."""
+    given = {"layer_threshold": {"a": -1}, "threshold": 1.0, "direction": "up"}
+    for make in (
+        lambda: SkipPolicy(**given),  # type: ignore[arg-type]
+        lambda: SkipPolicy.model_validate_json(json.dumps(given)),
+        lambda: SkipPolicy().model_copy(update=given),
+    ):
+        with pytest.raises(ValidationError) as caught:
+            make()
+        errors = caught.value.errors()
+        assert [error["loc"] for error in errors] == [
+            ("threshold",), ("direction",), ("layer_threshold",),
+        ]  # fmt: skip
+        assert [error["type"] for error in errors] == [
+            "value_error", "literal_error", "unknown_field",
+        ]  # fmt: skip
+        assert "did you mean -1?" in errors[0]["msg"] and "'ascending'" in errors[1]["msg"]
+        assert "(did you mean layer_thresholds" in errors[2]["msg"]
+        assert errors[2]["input"] == {"a": -1}
 
 
 def test_numbers_of_every_kind_are_taken() -> None:

@@ -141,7 +141,7 @@ def test_the_servers_defaults(served: Server) -> None:
     ("options", "reason"),
     [
         ({"threshold": 2.5}, "did you mean -2.5"),
-        ({"thresh": -2}, "thresh: Extra inputs"),
+        ({"thresh": -2}, "thresh: a policy has no such field (did you mean threshold?)"),
         (-2, "object"),
     ],
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
@@ -15,13 +16,16 @@ from pydantic import (
     BeforeValidator,
     ConfigDict,
     Field,
+    ModelWrapValidatorHandler,
     PlainSerializer,
     StrictBool,
     StringConstraints,
     TypeAdapter,
+    ValidationError,
     WrapValidator,
     model_validator,
 )
+from pydantic_core import ErrorDetails, InitErrorDetails, PydanticCustomError
 from typing_extensions import Self
 
 from . import bitmap
@@ -257,6 +261,18 @@ class Schedule(NamedTuple):
         return self._replace(limits=tuple(limits))
 
 
+def _plain_error(item: ErrorDetails, fields: Sequence[str]) -> InitErrorDetails:
+    """One of pydantic's errors as it was, or of an unknown field what there is instead."""
+    kind: str | PydanticCustomError = item["type"]
+    context = item.get("ctx", {})
+    if kind == "extra_forbidden":
+        close = difflib.get_close_matches(str(item["loc"][-1]), fields, n=2)
+        meant = f" (did you mean {' or '.join(close)}?)" if close else ""
+        text = f"a policy has no such field{meant}: its fields are {', '.join(fields)}"
+        kind = PydanticCustomError("unknown_field", text)
+    return InitErrorDetails(type=kind, loc=item["loc"], input=item["input"], ctx=context)
+
+
 #: Fields that make sense beside a budget alone, and beside a threshold alone.
 _OF_BUDGETS = ("budget", "layer_budgets")
 _OF_THRESHOLDS = ("threshold", "layer_thresholds", "threshold_scale", "soft_skip")
@@ -332,6 +348,18 @@ class SkipPolicy(BaseModel):
     soft_skip: StrictBool = False
     direction: Literal["alternate", "ascending", "descending"] = "alternate"
     enabled: StrictBool = True
+
+    @model_validator(mode="wrap")
+    @classmethod
+    def _name_unknown_fields(cls, given: Any, check: ModelWrapValidatorHandler[Self]) -> Self:
+        """Say which fields there are in place of an unknown one, beside all else that is wrong."""
+        try:
+            return check(given)
+        except ValidationError as error:
+            if not any(item["type"] == "extra_forbidden" for item in error.errors()):
+                raise
+            lines = [_plain_error(item, list(cls.model_fields)) for item in error.errors()]
+            raise ValidationError.from_exception_data(error.title, lines) from None
 
     @model_validator(mode="before")
     @classmethod
