@@ -289,8 +289,8 @@ def lite_attention(
             wrong = validation.dense(
                 q, k, v, out, None, layout, scale, False, rounding, return_lse, engine
             )
-            if geometry is None and not wrong:
-                geometry = default_geometry(q, engine)
+            if geometry is None:
+                geometry = _preferred_geometry(q, engine)
             bitmaps = {"read": read, "write": write, "must_do": must_do, "must_skip": must_skip}
             wrong.limit(threshold, budget)
             validation.lite(
@@ -505,6 +505,16 @@ def lite_request(
         False, rounding, tensors.lse is not None, geometry, threshold, descending, soft_skip,
         budget,
     )  # fmt: skip
+
+
+def _preferred_geometry(q: Any, engine: Any) -> TileGeometry | None:
+    """The geometry that an engine prefers; None where too much is wrong for it to be asked."""
+    found = Reasons()
+    found.engine(engine)
+    usable = found.usable({"q": q})
+    if found or usable["q"].dim() != 4 or 0 in q.shape:
+        return None
+    return default_geometry(q, engine)
 
 
 def _traced_options(*options: Any) -> Reasons:

@@ -126,8 +126,8 @@ def lite(
 
     ``given``: q, k, v and out. ``bitmaps``: read, write, must_do and must_skip, by name. ``limits``
     are budgets by head, whose numbers are not looked at: they lie on the device. Nothing
-    is voted on at threshold -inf, nor weighed with a budget of 0. ``geometry`` is None if the rest
-    of the call is too wrong for an engine to be asked for it.
+    is voted on at threshold -inf, nor weighed with a budget of 0. ``geometry`` is None if too much
+    is wrong for an engine to be asked for it.
     """
     q, k, v, out = given
     lite_options(found, threshold, budget, descending, soft_skip, geometry)
@@ -165,7 +165,7 @@ def lite(
     if "out" in tensors:
         # Whether it overlaps itself was said with the dense call.
         found.overlaps("out", out, read_only)
-    if found.types or geometry is None or not {"q", "k"} <= tensors.keys():
+    if not isinstance(geometry, TileGeometry) or not {"q", "k"} <= tensors.keys():
         return
     if q.dim() != 4 or k.dim() != 4 or layout not in LAYOUTS:
         return

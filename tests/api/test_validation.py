@@ -146,6 +146,20 @@ LITE_TYPES = [
     ({"geometry": (16, 64)}, ["geometry must be a TileGeometry, got tuple"]),
     ({"read": BITS.long()}, ["read must be torch.int32 (uint32 bit patterns)"]),
     ({"must_skip": [1]}, ["must_skip must be a tensor, got list"]),
+    # Sizes are looked at beside types, of the engine's own tiles, too.
+    (
+        {"read": BITS[:, :1].long(), "write": BITS[..., 0], "descending": 1},
+        [
+            "read must be torch.int32",
+            "descending must be a bool",
+            "read must be [1, 2, 1, 1], got [1, 1, 1, 1]",
+            "write must be [1, 2, 1, 1], got [1, 2, 1]",
+        ],
+    ),
+    (
+        {"geometry": None, "v": ZERO.float(), "read": BITS[:, :1]},
+        ["must have one dtype", "read must be [1, 2, 1, 1], got [1, 1, 1, 1]"],
+    ),
 ]
 LITE_VALUES = [
     ({"threshold": 0.5}, ["log2 units and must be <= 0, got 0.5"]),
