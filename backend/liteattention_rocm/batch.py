@@ -16,6 +16,13 @@ from .remembered import Calls
 #: Kinds of calls that a batch remembers. A step of a model makes one to three.
 _MOST_CALLS = 32
 
+#: What a compiler that must not break its graph says of a batch without bounds (PyTorch 2.8).
+_GIVE_BOUNDS = (
+    "a PagedBatch without bounds reads the lengths: pass max_q_len and max_kv_len, or make the "
+    "batch outside of the compiled function"
+)
+_BREAKS_HAVE_REASONS = torch.__version__ >= "2.8"
+
 
 class PagedBatch:
     """The requests of one step against a paged cache; made once per step, used by every layer.
@@ -29,7 +36,7 @@ class PagedBatch:
             last key, and rows of requests without query rows, may hold anything; those before the
             first row's window may name any page.
         max_q_len, max_kv_len: bounds of the lengths; None reads them from the tensors, which waits
-            for a GPU to finish what it is doing.
+            for a GPU to finish what it is doing, and breaks a compiler's graph.
 
     On the CPU the values are checked here, once. Changing them through PyTorch, or putting another
     table in place of one, is noticed and makes the next call check and plan again. Changes in
@@ -85,6 +92,9 @@ class PagedBatch:
         max_q_len, max_kv_len = self._bounds
         tensors = q_start, kv_len, table = self.q_start, self.kv_len, self.page_table
         traced = torch.compiler.is_dynamo_compiling()
+        if traced and (max_q_len is None or max_kv_len is None) and _BREAKS_HAVE_REASONS:
+            # Reading values ends a graph: where that is an error, it shall say what to do.
+            torch._dynamo.graph_break(msg=_GIVE_BOUNDS)
         plain = not traced and _plainly_right(*tensors, max_q_len, max_kv_len)
         if not plain:
             validation.paged_batch(*tensors, max_q_len, max_kv_len).raise_for("batch")

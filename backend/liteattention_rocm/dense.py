@@ -120,6 +120,8 @@ def attention(
     if call is None:
         if torch.compiler.is_compiling():
             wrong = _traced_options(layout, scale, causal, rounding, return_lse, engine)
+            if out is not None:
+                wrong.overlaps("out", out, {"q": q, "k": k, "v": v})
         else:
             wrong = validation.dense(
                 q, k, v, out, None, layout, scale, causal, rounding, return_lse, engine
@@ -285,6 +287,13 @@ def lite_attention(
             wrong = _traced_options(layout, scale, False, rounding, return_lse, engine)
             wrong.limit(threshold, budget)
             validation.lite_options(wrong, -math.inf, share, descending, soft_skip, geometry)
+            inputs = {
+                "q": q, "k": k, "v": v, "read": read, "must_do": must_do, "must_skip": must_skip,
+                "limits": limits,
+            }  # fmt: skip
+            for name, target in (("out", out), ("write", write), ("mass", mass)):
+                if target is not None:
+                    wrong.overlaps(name, target, inputs)
         else:
             wrong = validation.dense(
                 q, k, v, out, None, layout, scale, False, rounding, return_lse, engine

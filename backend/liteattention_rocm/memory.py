@@ -74,9 +74,16 @@ def overlap_reasons(
     sources: Mapping[str, torch.Tensor | None],
     remedy: str = "give it memory of its own",
 ) -> list[str]:
-    """Say which sources share memory with ``target``, which is written to."""
+    """Say which sources share memory with ``target``, which is written to.
+
+    Of stand-ins of a compiler only those are known to that are one tensor.
+    """
     if not has_address(target):
-        return []
+        return [
+            f"{name} must not overlap {other}: {remedy}"
+            for other, tensor in sources.items()
+            if tensor is target
+        ]
     return [
         f"{name} must not overlap {other}: {remedy}"
         for other, tensor in sources.items()

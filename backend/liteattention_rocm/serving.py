@@ -287,7 +287,11 @@ def attention_varlen(
     compiling = torch.compiler.is_compiling()
     key = call = None
     if compiling:
-        _raise_for_options(options)
+        found = Reasons()
+        validation.ragged_options(found, options)
+        if out is not None:
+            found.overlaps("out", out, {"q": q, "k": k, "v": v})
+        found.raise_for(_WHAT)
     else:
         key, call = recall(
             packed, (q, k, v, out, sinks, cu_seqlens_q, cu_seqlens_k), (*options, *bounds)
@@ -363,6 +367,7 @@ def write_kv(
                 # refuse, these do, too.
                 found = Reasons()
                 validation.write_options(found, k_scale, v_scale, engine)
+                found.overlaps("v_cache", v_cache, {"k_cache": k_cache}, validation.WRITE_REMEDY)
                 found.raise_for(_WRITE)
             else:
                 _checked_write(tensors, k_scale, v_scale, engine)
@@ -694,6 +699,8 @@ def _through_operator(
         found = Reasons()
         validation.ragged_options(found, options)
         validation.scale_tensors(found, options.k_scale, options.v_scale)
+        if out is not None:
+            found.overlaps("out", out, {"q": q, "k_cache": k, "v_cache": v})
     else:
         indices = {}
         if isinstance(batch, PagedBatch):
@@ -720,12 +727,6 @@ def _through_operator(
         options.rounding, options.engine or "", k_factor, v_factor,
     )  # fmt: skip
     return out if lse is None else (out, lse)
-
-
-def _raise_for_options(options: RaggedOptions) -> None:
-    found = Reasons()
-    validation.ragged_options(found, options)
-    found.raise_for(_WHAT)
 
 
 def _plain(lookahead: int | None) -> int | None:

@@ -129,6 +129,56 @@ def test_a_compiled_paged_call_refuses_one_scale_of_two() -> None:
     refused(lambda q: attention_paged(q, *caches, batch, **options), (q,), reason)
 
 
+def test_compiled_calls_refuse_to_write_over_an_input() -> None:
+    """A compiler would give them a copy to write to."""
+    x, cache, read = torch.randn(1, 4, 1, 64), torch.zeros(1, 16, 1, 64), bitmap.full(1, 1, 1, 1)
+    starts, keys, table = (torch.tensor(x, dtype=torch.int32) for x in ([0, 4], [5], [[0]]))
+    batch = PagedBatch(starts, keys, table)
+    tile = TileGeometry(16, 64, 16)
+
+    def lite(x: torch.Tensor, read: torch.Tensor, **out: torch.Tensor) -> Any:
+        write = out.pop("write", torch.empty_like(read))
+        lite_attention = liteattention_rocm.lite_attention
+        return lite_attention(x, x, x, read, write, threshold=-3.0, geometry=tile, **out)
+
+    calls: list[tuple[Callable[..., Any], tuple[torch.Tensor, ...], str]] = [
+        (lambda x: liteattention_rocm.attention(x, x, x, out=x), (x,), "out must not overlap q"),
+        (lambda x, read: lite(x, read, out=x), (x, read), "out must not overlap q"),
+        (lambda x, read: lite(x, read, write=read), (x, read), "write must not overlap read"),
+        (
+            lambda x: attention_paged(x, cache, cache, batch, out=x),
+            (x[0],),
+            "out must not overlap q",
+        ),
+        (
+            lambda x: liteattention_rocm.attention_varlen(x, x, x, starts, starts, out=x),
+            (x[0],),
+            "out must not overlap q",
+        ),
+        (
+            lambda x, cache: liteattention_rocm.write_kv(x, x, cache, cache, torch.arange(4)),
+            (x[0], cache),
+            "v_cache must not overlap k_cache",
+        ),
+    ]
+    for call, inputs, reason in calls:
+        refused(call, inputs, reason)
+
+
+@pytest.mark.skipif(torch.__version__ < "2.8", reason="graphs break without a reason")
+def test_a_whole_graph_says_what_to_do_about_a_batch_without_bounds() -> None:
+    q, cache = torch.randn(2, 1, 64), torch.randn(1, 16, 1, 64)
+    inputs = [torch.tensor(x, dtype=torch.int32) for x in ([0, 2], [5], [[0]])]
+
+    def call(*index: torch.Tensor) -> torch.Tensor:
+        return attention_paged(q, cache, cache, PagedBatch(*index))
+
+    with pytest.raises(Exception, match="pass max_q_len and max_kv_len"):
+        torch.compile(call, backend="aot_eager", fullgraph=True)(*inputs)
+    torch.compiler.reset()
+    assert torch.equal(torch.compile(call, backend="aot_eager")(*inputs), call(*inputs))
+
+
 def refused(call: Callable[..., Any], inputs: tuple[torch.Tensor, ...], reason: str) -> None:
     """A call is refused for one reason in eager mode, in a whole graph, and where graphs break."""
     torch.compiler.reset()
