@@ -8,6 +8,7 @@ takes its memory from the graph's pool, which lives as long as the graph does.
 
 from __future__ import annotations
 
+import functools
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -19,6 +20,7 @@ NOTHING = torch.empty(0, dtype=torch.uint8, device="cpu")
 #: Handle of the current stream of a GPU by its index; None in builds of PyTorch without GPUs.
 raw_stream: Any = getattr(torch._C, "_cuda_getCurrentRawStream", None)
 _capturing: Any = getattr(torch._C, "_cuda_isCurrentStreamCapturing", None)
+_current_device: Any = getattr(torch._C, "_cuda_getDevice", None)
 
 
 # C functions, as those of GPUs are: a repeated call passes no Python function here.
@@ -32,10 +34,26 @@ def stream_of(device: torch.device) -> Callable[[int], int]:
     return found
 
 
+@functools.cache
 def capturing_on(device: torch.device) -> Callable[[], bool]:
-    """Return what says whether launches on ``device`` become part of a graph now."""
-    found: Callable[[], bool] = _capturing if device.type == "cuda" else _never
-    return found
+    """Return what says whether launches on ``device`` become part of a graph now.
+
+    PyTorch says it of the current device alone, which need not be the one that a call is on.
+    """
+    if device.type != "cuda":
+        never: Callable[[], bool] = _never
+        return never
+    here: Callable[[], bool] = _capturing
+    if torch.cuda.device_count() < 2:
+        return here
+
+    def capturing() -> bool:
+        if _current_device() == device.index:
+            return here()
+        with torch.cuda.device(device):
+            return here()
+
+    return capturing
 
 
 class Workspaces(threading.local):

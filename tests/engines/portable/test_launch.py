@@ -4,9 +4,11 @@ The kernels and Triton's driver are stand-ins that note what they are given; wha
 with it is compiled, interpreted and emulated in the other files of this folder.
 """
 
+import contextlib
 import math
 import sys
 import types
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -221,6 +223,30 @@ def test_each_stream_and_each_graph_has_a_counter_of_its_own(
     assert captured[0].data_ptr() not in (one[0].data_ptr(), one[1].data_ptr())
     held.keep(CPU, 1, captured)
     assert held.counters(CPU, 1)[0].data_ptr() != captured[0].data_ptr()
+
+
+def test_the_device_of_a_call_is_asked_whether_it_captures(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another one may be current: a graph of the call's device must not use memory that is held."""
+    current, graphs = [0], {1}
+
+    @contextlib.contextmanager
+    def entered(device: torch.device) -> Iterator[None]:
+        before, current[0] = current[0], device.index
+        yield
+        current[0] = before
+
+    monkeypatch.setattr(torch.cuda, "device", entered)
+    monkeypatch.setattr(workspace, "_current_device", lambda: current[0])
+    monkeypatch.setattr(workspace, "_capturing", lambda: current[0] in graphs)
+    asked = workspace.capturing_on.__wrapped__
+    for count in (2, 1):
+        monkeypatch.setattr(torch.cuda, "device_count", lambda count=count: count)
+        assert not asked(torch.device("cuda:0"))()
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    assert asked(torch.device("cuda:1"))() and current == [0]
+    current[0] = 1
+    assert asked(torch.device("cuda:1"))() and not asked(torch.device("cuda:0"))()
+    assert current == [1] and not asked(CPU)()
 
 
 def test_counters_of_a_launch_that_failed_are_not_used_again(
