@@ -292,7 +292,7 @@ def ragged(
     if len(tensors) < len(given):
         return found
     found.floating({"q": q})
-    _cache_dtypes(found, q.dtype, k, v, names, options.k_scale, options.v_scale)
+    _cache_dtypes(found, ("q", q.dtype), k, v, names, options.k_scale, options.v_scale)
     if out is not None and out.dtype != q.dtype:
         found.types.append(f"out must have q's dtype {q.dtype}, got {out.dtype}")
     if sinks is not None:
@@ -372,7 +372,7 @@ def scale_tensors(found: Reasons, k_scale: Any, v_scale: Any) -> dict[str, torch
 
 def _cache_dtypes(
     found: Reasons,
-    dtype: torch.dtype,
+    rows: tuple[str, torch.dtype],
     k: torch.Tensor,
     v: torch.Tensor,
     names: tuple[str, str],
@@ -384,6 +384,7 @@ def _cache_dtypes(
             f"{names[0]} and {names[1]} must have one dtype, got {k.dtype} and {v.dtype}"
         )
     paged = names[0] == "k_cache"
+    of, dtype = rows
     for name, tensor in zip(names, (k, v), strict=True):
         if tensor.dtype == torch.uint8 and paged:
             found.types.append(
@@ -392,7 +393,7 @@ def _cache_dtypes(
             )
         elif tensor.dtype != dtype and not (paged and tensor.dtype in FP8):
             found.types.append(
-                f"{name} must have q's dtype {dtype}{' or be fp8' if paged else ''}, "
+                f"{name} must have {of}'s dtype {dtype}{' or be fp8' if paged else ''}, "
                 f"got {tensor.dtype}"
             )
     tensors = any_tensor(k_scale, v_scale)
@@ -542,7 +543,8 @@ def write(
     found.floating({"k": k})
     if v.dtype != k.dtype:
         found.types.append(f"k and v must have one dtype, got {k.dtype} and {v.dtype}")
-    _cache_dtypes(found, k.dtype, k_cache, v_cache, ("k_cache", "v_cache"), k_scale, v_scale)
+    caches_named = ("k_cache", "v_cache")
+    _cache_dtypes(found, ("k", k.dtype), k_cache, v_cache, caches_named, k_scale, v_scale)
     if shaped:
         found.same_shape("k", "v", tensors)
         found.same_shape("k_cache", "v_cache", tensors)

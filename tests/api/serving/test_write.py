@@ -105,6 +105,10 @@ WRONG_ROWS = (
 @pytest.mark.parametrize(
     ("changes", "reasons"),
     [
+        (
+            {"k_cache": torch.zeros(2, 4, 3, 8).half()},
+            ["k_cache must have k's dtype torch.float32 or be fp8, got torch.float16"],
+        ),
         ({"slots": torch.zeros(3)}, ["slots must be int64 or int32, got torch.float32"]),
         ({"slots": [0, 1, 2]}, ["slots must be a tensor, got list"]),
         ({"slots": torch.zeros(2, 2).long()}, ["slots must be contiguous with one dimension"]),
