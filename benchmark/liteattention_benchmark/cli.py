@@ -40,7 +40,7 @@ def cpu(
     ] = None,
     rounds: Annotated[int, typer.Option(min=3, help="Counted rounds.")] = 15,
     warmup: Annotated[int, typer.Option(min=0, help="Rounds before counting.")] = 3,
-    dtype: Annotated[str, typer.Option(help="bf16, fp16 or fp32.")] = "bf16",
+    dtype: Annotated[str, typer.Option(help=names_of_dtypes.both("bf16", "fp16", "fp32"))] = "bf16",
     threads: Annotated[int | None, typer.Option(min=1, help="Torch threads.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
     out: Annotated[Path | None, typer.Option(help="Also write the JSON here.")] = None,
@@ -461,7 +461,7 @@ def tune(
         ),
     ] = None,
     causal: Annotated[bool, typer.Option("--causal", help="Causal attention.")] = False,
-    dtype: Annotated[str, typer.Option(help="bf16 or fp16.")] = "bf16",
+    dtype: Annotated[str, typer.Option(help=names_of_dtypes.both("bf16", "fp16"))] = "bf16",
     rounds: Annotated[int, typer.Option(min=3, help="Counted rounds.")] = 9,
     fa3_library: Annotated[
         Path | None, typer.Option(help="FlashAttention-3 library of a vLLM wheel, timed beside.")
@@ -660,7 +660,9 @@ def serving(
         typer.Option(help="decode|prefill,BATCH,CONTEXT; may be given several times."),
     ] = None,
     rounds: Annotated[int, typer.Option(min=1, help="Counted rounds.")] = 5,
-    dtype: Annotated[str, typer.Option(help="bfloat16, float16 or float32.")] = "bfloat16",
+    dtype: Annotated[
+        str, typer.Option(help=names_of_dtypes.both("bf16", "fp16", "fp32"))
+    ] = "bfloat16",
     kv_cache_dtype: Annotated[
         str, typer.Option(help="With sizes: auto, fp8, fp8_e4m3 or fp8_e5m2.")
     ] = "auto",

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 import typer
 from rich.console import Console
 
-from liteattention_rocm.cli import files
+from liteattention_rocm.cli import dtypes, files
 from liteattention_rocm.cli.needs import need
 from liteattention_rocm.cli.progress import activity
 
@@ -83,7 +83,7 @@ Engine = Annotated[
     str | None, option("cpu, portable, gfx942 or reference; by default by device.", "NAME")
 ]
 Threads = Annotated[str | None, option("CPU threads; by default PyTorch's.", "N")]
-Dtype = Annotated[str | None, option("bfloat16 (default), float16 or float32.", "WORD")]
+Dtype = Annotated[str | None, option(dtypes.both("bf16", "fp16", "fp32", default="bf16"), "WORD")]
 Device = Annotated[str | None, option("cpu (default), cuda, cuda:1 ...", "NAME")]
 Out = Annotated[str | None, option("Folder for videos and report; out by default.", "DIR")]
 

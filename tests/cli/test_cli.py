@@ -8,14 +8,16 @@ import subprocess
 import sys
 from importlib.metadata import EntryPoint, entry_points, version
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+import typer
 from typer.testing import CliRunner
 
 from liteattention_benchmark.cli import app as bench
 from liteattention_rocm import collect_env
-from liteattention_rocm.cli import tables
+from liteattention_rocm.cli import root, tables
 from liteattention_rocm.engines import registry
 
 RUNNER = CliRunner()
@@ -105,6 +107,22 @@ def test_a_default_engine_that_cannot_run_is_said_to_be_one(
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     found = collect_env.collect()["default engine"]
     assert found == "gfx942, by LITEATTENTION_ENGINE; it cannot run here"
+
+
+def test_every_option_of_a_dtype_says_both_names() -> None:
+    """Options take bf16 and bfloat16 alike."""
+    helps: list[str] = []
+
+    def look(command: Any) -> None:
+        for each in getattr(command, "commands", {}).values():
+            look(each)
+        helps.extend(str(p.help) for p in command.params if p.name == "dtype")
+
+    look(typer.main.get_command(root.build()))
+    assert len(helps) >= 6
+    for text in helps:
+        assert "bf16 (bfloat16" in text and "fp16 (float16" in text
+        assert ("fp32" in text) == ("fp32 (float32" in text)
 
 
 def test_things_are_counted_in_words() -> None:

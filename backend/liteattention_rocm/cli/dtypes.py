@@ -14,3 +14,10 @@ def long(name: str) -> str:
 def short(name: str) -> str:
     """Return the short name of a dtype, anything else as it is."""
     return _SHORT.get(name, name)
+
+
+def both(*names: str, default: str = "") -> str:
+    """Both names of dtypes, given by their short ones, as help texts list them."""
+    marks = {default: ", the default"}
+    *most, last = [f"{name} ({long(name)}{marks.get(name, '')})" for name in names]
+    return f"{', '.join(most)} or {last}."
