@@ -8,6 +8,7 @@ from __future__ import annotations
 import importlib
 import os
 import platform
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -153,9 +154,20 @@ def _hip() -> str:
     try:
         library = engine.library()
     except RuntimeError as error:
-        return f"none ({error})"
+        return f"none ({_tried(str(error))})"
     kind = "software MI300X" if library.emulated else "HIP"
     return f"{kind} {library.version()}, {library.path}"
+
+
+def _tried(reason: str) -> str:
+    """Where no HIP run-time was found, in a line: without the remedy, missing names in one list."""
+    reason = reason.removeprefix("no HIP run-time (libamdhip64): ").partition(": install PyTorch")[
+        0
+    ]
+    nowhere = r"; (libamdhip64[^\s:]*): cannot open shared object file: No such file or directory"
+    missing = re.findall(nowhere, reason)
+    found = re.sub(nowhere, "", reason)
+    return f"{found}; not found: {', '.join(missing)}" if missing else found
 
 
 def _kernels() -> str:

@@ -198,6 +198,18 @@ def test_the_environment_report_names_the_run_time(
     )
 
 
+@no_run_time
+def test_the_environment_report_says_in_a_line_that_there_is_no_run_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delenv(LIBRARY_VARIABLE, raising=False)
+    engines.settings.cache_clear()
+    assert collect_env.collect()["hip run-time"] == (
+        "none (LITEATTENTION_HIP_LIBRARY is not set; none is loaded in this process; not found: "
+        "libamdhip64.so.7, libamdhip64.so.6, libamdhip64.so)"
+    )
+
+
 def test_enable_takes_the_kernels_tile_and_no_other(engine: gfx942.Gfx942Engine) -> None:
     model = tiny.wan_transformer(head_dim=64).bfloat16()
     with liteattention_diffusers.enable(model, SkipPolicy(), engine="gfx942"):
