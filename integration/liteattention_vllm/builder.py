@@ -17,7 +17,7 @@ from vllm.v1.attention.backend import (
     AttentionMetadata,
     AttentionMetadataBuilder,
 )
-from vllm.v1.kv_cache_interface import EncoderOnlyAttentionSpec
+from vllm.v1.kv_cache_interface import CrossAttentionSpec, EncoderOnlyAttentionSpec
 
 from liteattention_rocm import PagedBatch
 
@@ -69,6 +69,9 @@ class LiteAttentionBuilder(AttentionMetadataBuilder):  # type: ignore[misc]
         self, kv_cache_spec: Any, layer_names: list[str], vllm_config: Any, device: torch.device
     ) -> None:
         super().__init__(kv_cache_spec, layer_names, vllm_config, device)
+        if isinstance(kv_cache_spec, CrossAttentionSpec):
+            # A group's slots follow from its pages and the encoder's lengths: vLLM builds each.
+            self.supports_update_block_table = False
         #: Draft models refill the tensors of a batch between their forward passes, in a graph too.
         self.supports_draft_decode_metadata_update = plans_from_bounds()
         self._captured: dict[tuple[int, int, int], PagedBatch] = {}

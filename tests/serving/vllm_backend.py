@@ -23,10 +23,11 @@ from vllm.config import VllmConfig, set_current_vllm_config  # noqa: E402
 from vllm.model_executor.layers.attention.chunked_local_attention import (  # noqa: E402
     create_chunked_local_attention_backend,
 )
+from vllm.model_executor.layers.attention.cross_attention import create_cross_attention_backend  # noqa: E402
 from vllm.platforms import current_platform  # noqa: E402
 from vllm.v1.attention.backend import AttentionCGSupport, CommonAttentionMetadata  # noqa: E402
 from vllm.v1.attention.backends.registry import AttentionBackendEnum  # noqa: E402
-from vllm.v1.kv_cache_interface import FullAttentionSpec  # noqa: E402
+from vllm.v1.kv_cache_interface import CrossAttentionSpec, FullAttentionSpec  # noqa: E402
 
 import liteattention_vllm  # noqa: E402
 from liteattention_rocm import attention_paged, attention_varlen, write_kv  # noqa: E402
@@ -245,6 +246,20 @@ def test_sinks_follow_weights_that_are_loaded_anew() -> None:
         layer.process_weights_after_loading(torch.bfloat16)
         assert layer.sinks is not None
         assert layer.sinks.dtype is torch.float32 and layer.sinks.tolist() == [value] * 4
+
+
+def test_groups_of_cross_attention_do_not_share_metadata() -> None:
+    """vLLM makes their slots where it builds; another group's pages alone would leave none."""
+    shape: dict[str, Any] = {
+        "block_size": 16, "num_kv_heads": 2, "head_size": 64, "dtype": torch.bfloat16,
+    }  # fmt: skip
+    cross = create_cross_attention_backend(LiteAttentionBackend).get_builder_cls()
+    for builder, spec, shared in (
+        (cross, CrossAttentionSpec(**shape), False),
+        (LiteAttentionBackend.get_builder_cls(), FullAttentionSpec(**shape), True),
+    ):
+        made = builder(spec, [], None, torch.device("cpu"))
+        assert made.supports_update_block_table is shared
 
 
 def test_chunked_local_attention_sees_its_chunk_only() -> None:
