@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import itertools
+import math
 import pickle
 from typing import Any
 
@@ -97,6 +98,22 @@ def test_autocast_changes_nothing(engine: str, dtype: torch.dtype, other: torch.
 
 #: From one end of what is taken to the other.
 CAPS = [2.0**-60, 1e-9, 0.1, 3.0, 50.0, 1e3, 1e5, 1e6, 1e8, 1e13, 2.0**60]
+
+
+@pytest.mark.parametrize("engine", ["cpu", "reference"])
+def test_a_sink_of_minus_infinity_is_none(engine: str) -> None:
+    """Of rows that see keys, and of those that see none."""
+    starts, keys = (torch.tensor(x, dtype=torch.int32) for x in ([0, 5, 10], [0, 3, 40]))
+    q, kv = torch.randn(10, 2, 64), torch.randn(40, 2, 64)
+    options: dict[str, Any] = {"causal": True, "return_lse": True, "engine": engine}
+    out, lse = liteattention_rocm.attention_varlen(q, kv, kv, starts, keys, **options)
+    sinks = torch.tensor([-math.inf, 0.5])
+    with_sink, lse_with_sink = liteattention_rocm.attention_varlen(
+        q, kv, kv, starts, keys, sinks=sinks, **options
+    )
+    assert (lse[:, :2] == -math.inf).all()
+    assert torch.equal(with_sink[:, 0], out[:, 0]) and torch.equal(lse_with_sink[0], lse[0])
+    assert (lse_with_sink[1, :2] == 0.5).all() and (with_sink[:2] == 0).all()
 
 
 @pytest.mark.parametrize("cap", CAPS)

@@ -146,7 +146,7 @@ def test_few_rows_beside_longer_requests(
         {"window": 66, "causal": False},
         {"window": 66, "lookahead": 5, "causal": False},
         {"soft_cap": 5.0, "scale": 0.7},
-        {"sinks": torch.tensor([0.5, -2.0, 3.0, 0.0], device=DEVICE)},
+        {"sinks": torch.tensor([0.5, -2.0, 3.0, -math.inf], device=DEVICE)},
         {"dim": 80},
         {"dim": 256, "window": 100},
         {"dim": 80, "fp8": torch.float8_e4m3fn},
@@ -478,7 +478,7 @@ def test_requests_of_few_rows_are_cut_apart_where_it_pays() -> None:
         {"window": 20, "lookahead": 19, "causal": False},
         {"lookahead": 2, "causal": False},
         {"soft_cap": 5.0, "scale": 0.7},
-        {"sinks": torch.tensor([0.5, -2.0, 3.0, 0.0], device=DEVICE)},
+        {"sinks": torch.tensor([0.5, -2.0, 3.0, -math.inf], device=DEVICE)},
     ],
     ids=["window", "window-of-the-past", "window-on-both-sides", "lookahead", "soft-cap", "sinks"],
 )
