@@ -12,12 +12,13 @@ from typing import TYPE_CHECKING
 
 try:
     from . import operators as _operators  # noqa: F401  (registers them)
+    from .cache_writes import write_kv
     from .contract import MI300X_GEOMETRY, TileGeometry
     from .dense import attention, lite_attention, merge_states
     from .lite.attention import LiteAttention
     from .lite.parallel import SeqParallel
     from .lite.policy import SkipPolicy
-    from .serving import PagedBatch, attention_paged, attention_varlen, write_kv
+    from .serving import PagedBatch, attention_paged, attention_varlen
 except (ImportError, OSError) as error:
     # Raised when a name is asked for: collect_env is in this package too, and a broken
     # installation is what it is for.

@@ -1,8 +1,8 @@
 """The ``torch.library`` operators: schemas, implementations, and what compilers trace instead.
 
 An operator writes into tensors that it is given, so that ``torch.compile`` sees opaque calls with
-known outputs. Users call the functions of :mod:`.dense` and :mod:`.serving`, which reach these by
-name; only the package itself imports this module.
+known outputs. Users call the functions of :mod:`.dense`, :mod:`.serving` and :mod:`.cache_writes`,
+which reach these by name; only the package itself imports this module.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from . import dense, serving
+from . import cache_writes, dense, serving
 from .contract import DenseTensors, LiteTensors, RaggedTensors, Rounding, TileGeometry, WriteTensors
 from .validation import RaggedOptions
 
@@ -80,7 +80,7 @@ def _options(
 
 def _write_kv(run: bool, *given: Any) -> None:
     tensors, options = WriteTensors(*given[:5], *given[8:]), given[5:8]
-    (serving.run_write if run else serving.check_write)(tensors, *options)
+    (cache_writes.run_write if run else cache_writes.check_write)(tensors, *options)
 
 
 _OPERATORS = (

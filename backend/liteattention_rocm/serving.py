@@ -1,4 +1,4 @@
-"""Attention for language models: packed sequences, paged KV caches, and writing to those.
+"""Attention for language models: packed sequences and paged KV caches.
 
 A *ragged batch* is requests of different lengths in one call. Query rows of all requests lie one
 after the other in [T, Hq, D]; keys and values lie likewise (:func:`attention_varlen`) or in the
@@ -30,21 +30,12 @@ import torch
 from . import engines, validation
 from .arguments import Reasons, plain_length, readable
 from .batch import PagedBatch
-from .contract import (
-    Engine,
-    RaggedRequest,
-    RaggedTensors,
-    Rounding,
-    WriteRequest,
-    WriteTensors,
-    ragged_tensors,
-    write_tensors,
-)
+from .contract import Engine, RaggedRequest, RaggedTensors, Rounding, ragged_tensors
 from .memory import extent_bytes, mark_written
-from .remembered import Call, Calls, bound_call, bounded, calls, kinds, packed, recall
+from .remembered import Call, Calls, bound_call, bounded, kinds, packed, recall
 from .validation import RaggedOptions
 
-__all__ = ["PagedBatch", "attention_paged", "attention_varlen", "write_kv"]
+__all__ = ["PagedBatch", "attention_paged", "attention_varlen"]
 
 _WHAT = "attention call"
 
@@ -324,66 +315,6 @@ def attention_varlen(
     return out if lse is None else (out, lse)
 
 
-def write_kv(
-    k: torch.Tensor,
-    v: torch.Tensor,
-    k_cache: torch.Tensor,
-    v_cache: torch.Tensor,
-    slots: torch.Tensor,
-    *,
-    k_scale: float | torch.Tensor = 1.0,
-    v_scale: float | torch.Tensor = 1.0,
-    engine: str | None = None,
-) -> None:
-    """Write keys and values of new tokens into a paged cache.
-
-    Args:
-        k, v: rows [T, Hkv, D], any strides with a contiguous last dimension; they must not overlap
-            the caches (rows that move within a cache need a ``.clone()``).
-        k_cache, v_cache: [pages, page_size, Hkv, D], any strides with a contiguous last dimension
-            (views of one buffer are fine); k's dtype, or fp8 where the engine writes it.
-        slots: int64 or int32 [T], contiguous; row t goes to token slots[t] % page_size of page
-            slots[t] // page_size. A negative slot is padding: its row is not written. Slots must
-            differ; which row of a doubled slot stays is not defined.
-        k_scale, v_scale: an fp8 cache holds k / k_scale and v / v_scale, rounded to nearest even
-            and clamped to its finite range; from 2^-60 to 2^60, 1 for other caches. Numbers or
-            tensors, as in :func:`attention_paged`.
-        engine: name of the engine; by default chosen by the device.
-
-    Raises:
-        TypeError, ValueError: lists every reason. A slot beyond the cache is found on the CPU
-            only, before anything is written.
-    """
-    k_factor = v_factor = None
-    if isinstance(k_scale, torch.Tensor) and isinstance(v_scale, torch.Tensor):
-        k_factor, v_factor, k_scale, v_scale = k_scale, v_scale, 1.0, 1.0
-    tensors = write_tensors((k, v, k_cache, v_cache, slots, k_factor, v_factor))
-    key = call = None
-    if not torch.compiler.is_dynamo_compiling():
-        key, call = recall(calls, tensors, ("write", k_scale, v_scale, engine))
-    if call is None:
-        if key is None:
-            if torch.compiler.is_compiling():
-                # Its schema takes True for 1 and one tensor of two for a number: what eager calls
-                # refuse, these do, too.
-                found = Reasons()
-                validation.write_options(found, k_scale, v_scale, engine)
-                found.overlaps("v_cache", v_cache, {"k_cache": k_cache}, validation.WRITE_REMEDY)
-                found.raise_for(_WRITE)
-            else:
-                _checked_write(tensors, k_scale, v_scale, engine)
-            torch.ops.liteattention_rocm.write_kv(
-                *tensors[:5], float(k_scale), float(v_scale), engine or "", k_factor, v_factor
-            )
-            return
-        call = _bind_write(tensors, k_scale, v_scale, engine)
-        calls.keep(key, call)
-    call.claim(tensors, _WRITE, validation.WRITE_REMEDY)
-    call.run(tensors)
-
-
-_WRITE = "cache write"
-
 #: Forms of page tables for which a kind of calls remembers what was harmless.
 _MOST_TABLES = 32
 
@@ -519,30 +450,6 @@ def _factors(options: RaggedOptions) -> tuple[torch.Tensor | None, torch.Tensor 
     return None, None
 
 
-def _either(
-    k_scale: Any,
-    v_scale: Any,
-    k_factor: torch.Tensor | None,
-    v_factor: torch.Tensor | None,
-    what: str,
-) -> tuple[Any, Any]:
-    """Scales of an operator's call: its tensors, or its numbers.
-
-    Of one tensor alone the checks say that it needs the other.
-
-    Raises:
-        ValueError: both tensors are there, and numbers beside them that are not 1.
-    """
-    if k_factor is not None and v_factor is not None:
-        numbers = [x for x in (k_scale, v_scale) if not isinstance(x, torch.Tensor)]
-        if any(x != 1 for x in numbers):
-            raise ValueError(
-                f"{what}: scales are given twice, as tensors (k_scales, v_scales) and as numbers "
-                f"(k_scale {k_scale}, v_scale {v_scale}): leave the numbers at 1"
-            )
-    return k_scale if k_factor is None else k_factor, v_scale if v_factor is None else v_factor
-
-
 def run_paged(
     tensors: RaggedTensors, bounds: tuple[int | None, int | None], options: RaggedOptions
 ) -> None:
@@ -557,7 +464,9 @@ def check_paged(
     """Raise if anything is wrong with a paged call whose outputs are there; else describe it."""
     q, k, v, out, lse, sinks, q_start, kv_len, table, k_factor, v_factor = tensors
     assert table is not None
-    k_scale, v_scale = _either(options.k_scale, options.v_scale, k_factor, v_factor, _WHAT)
+    k_scale, v_scale = validation.operator_scales(
+        options.k_scale, options.v_scale, k_factor, v_factor, _WHAT
+    )
     options = options._replace(k_scale=k_scale, v_scale=v_scale)
     names = ("k_cache", "v_cache")
     indices = {"q_start": q_start, "kv_len": kv_len, "page_table": table}
@@ -647,42 +556,6 @@ def _bind_packed(
 def _run_once(engine: Engine, request: RaggedRequest, tensors: RaggedTensors) -> None:
     mark_written(*[t for t in (tensors.out, tensors.lse) if t is not None])
     engine.bind(request, tensors)(tensors)
-
-
-def run_write(tensors: WriteTensors, k_scale: float, v_scale: float, engine: str) -> None:
-    """Run a cache write: what the operator does."""
-    key, call = recall(calls, tensors, ("write", k_scale, v_scale, engine))
-    if call is None:
-        call = _bind_write(tensors, k_scale, v_scale, engine)
-        if key is not None:
-            calls.keep(key, call)
-    call.claim(tensors, _WRITE, validation.WRITE_REMEDY)
-    call.run(tensors)
-
-
-def check_write(
-    tensors: WriteTensors, k_scale: float, v_scale: float, engine: str | None
-) -> tuple[Engine, WriteRequest]:
-    """Raise if anything is wrong with a cache write; else describe it."""
-    _checked_write(tensors, k_scale, v_scale, engine)
-    rows, kv_heads, head_dim = tensors.k.shape
-    pages, page_size = tensors.k_cache.shape[:2]
-    request = WriteRequest(
-        rows, kv_heads, head_dim, tensors.k.dtype, tensors.k_cache.dtype, tensors.k.device, pages,
-        page_size, float(k_scale), float(v_scale), tensors.k_scale is not None,
-    )  # fmt: skip
-    return engines.admit(request, engine), request
-
-
-def _checked_write(tensors: WriteTensors, k_scale: Any, v_scale: Any, engine: str | None) -> None:
-    k, v, k_cache, v_cache, slots, k_factor, v_factor = tensors
-    k_scale, v_scale = _either(k_scale, v_scale, k_factor, v_factor, _WRITE)
-    validation.write(k, v, k_cache, v_cache, slots, k_scale, v_scale, engine).raise_for(_WRITE)
-
-
-def _bind_write(tensors: WriteTensors, k_scale: Any, v_scale: Any, engine: str | None) -> Call:
-    chosen, request = check_write(tensors, k_scale, v_scale, engine)
-    return bound_call(chosen.bind(request, tensors), tensors, (2, 3))
 
 
 def _through_operator(

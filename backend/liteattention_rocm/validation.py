@@ -370,6 +370,30 @@ def scale_tensors(found: Reasons, k_scale: Any, v_scale: Any) -> dict[str, torch
     return usable
 
 
+def operator_scales(
+    k_scale: Any,
+    v_scale: Any,
+    k_factor: torch.Tensor | None,
+    v_factor: torch.Tensor | None,
+    what: str,
+) -> tuple[Any, Any]:
+    """Scales of an operator's call: its tensors, or its numbers.
+
+    Of one tensor alone the checks say that it needs the other.
+
+    Raises:
+        ValueError: both tensors are there, and numbers beside them that are not 1.
+    """
+    if k_factor is not None and v_factor is not None:
+        numbers = [x for x in (k_scale, v_scale) if not isinstance(x, torch.Tensor)]
+        if any(x != 1 for x in numbers):
+            raise ValueError(
+                f"{what}: scales are given twice, as tensors (k_scales, v_scales) and as numbers "
+                f"(k_scale {k_scale}, v_scale {v_scale}): leave the numbers at 1"
+            )
+    return k_scale if k_factor is None else k_factor, v_scale if v_factor is None else v_factor
+
+
 def _cache_dtypes(
     found: Reasons,
     rows: tuple[str, torch.dtype],

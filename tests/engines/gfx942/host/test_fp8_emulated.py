@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import liteattention_emulator
-from liteattention_rocm import engines, remembered, serving
+from liteattention_rocm import engines, remembered, serving, write_kv
 from tests.oracle.ragged import make, starts
 
 from .ragged_cases import check, expect_close, run
@@ -162,7 +162,7 @@ def test_writes_round_as_the_reference_does(dtype: torch.dtype, scale: float) ->
     for engine in ("gfx942", "reference"):
         both = torch.full((2, 70, 1, 16, 68), 7.0).to(FP8)[..., 4:]
         k_cache, v_cache = (x.transpose(1, 2) for x in both)
-        serving.write_kv(k, v, k_cache, v_cache, slots, k_scale=scale, v_scale=0.37, engine=engine)
+        write_kv(k, v, k_cache, v_cache, slots, k_scale=scale, v_scale=0.37, engine=engine)
         caches[engine] = both.clone().view(torch.uint8)
     assert torch.equal(caches["gfx942"], caches["reference"])
     assert (caches["gfx942"] == 0x80).any() and (caches["gfx942"] == 0x7F).any()
@@ -176,7 +176,7 @@ def test_writes_are_divided_by_what_tensors_hold(dtype: torch.dtype) -> None:
 
     def written(**options: Any) -> torch.Tensor:
         both = torch.full((2, 64, 16, 1, 64), 7.0).to(FP8)
-        serving.write_kv(k, v, *both, slots, **options)
+        write_kv(k, v, *both, slots, **options)
         return both.view(torch.uint8)
 
     for scales in ((0.37, 3.0e-5), (-0.37, 2.0**60), (0.0, -0.0), (math.inf, math.nan)):
@@ -199,7 +199,7 @@ def test_a_step_writes_and_reads_what_it_wrote() -> None:
     ]  # fmt: skip
     rows = [torch.cat(x) for x in (case.k, case.v)]
     scales = {"k_scale": 0.02, "v_scale": 0.03}
-    serving.write_kv(*rows, k, v, torch.tensor(slots), engine="gfx942", **scales)
+    write_kv(*rows, k, v, torch.tensor(slots), engine="gfx942", **scales)
     batch = serving.PagedBatch(case.q_start, case.kv_len, table)
     out = serving.attention_paged(case.q, k, v, batch, engine="gfx942", **scales)
     expected = case.exact().out
@@ -229,7 +229,7 @@ def test_other_fp8_is_refused(fp8: torch.dtype, why: str) -> None:
         serving.attention_paged(q, k, k, batch, engine="gfx942")
     assert reason in str(caught.value)
     with pytest.raises(ValueError) as caught:
-        serving.write_kv(q, q, k, k.clone(), torch.zeros(1).long(), engine="gfx942")
+        write_kv(q, q, k, k.clone(), torch.zeros(1).long(), engine="gfx942")
     assert reason in str(caught.value)
 
 

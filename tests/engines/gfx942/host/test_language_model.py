@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from liteattention_rocm import _core, serving
+from liteattention_rocm import _core, serving, write_kv
 
 pytestmark = pytest.mark.usefixtures("emulator")
 
@@ -74,7 +74,7 @@ class Model:
             q, k, v = ((h @ w[name].T).unflatten(-1, (-1, self.dim)) for name in "qkv")
             q, k = self.rotate(q, position), self.rotate(k, position)
             q, k, v = (part.to(self.dtype) for part in (q, k, v))
-            serving.write_kv(k, v, k_cache, v_cache, slots, engine=self.engine)
+            write_kv(k, v, k_cache, v_cache, slots, engine=self.engine)
             attended = serving.attention_paged(q, k_cache, v_cache, batch, engine=self.engine)
             x = x + attended.float().flatten(1) @ w["o"].T
             h = torch.nn.functional.rms_norm(x, (HIDDEN,))

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 import liteattention_emulator
 import liteattention_rocm
-from liteattention_rocm import _core, engines, remembered, serving
+from liteattention_rocm import _core, engines, remembered, serving, write_kv
 from tests.oracle.attention import bound, exact, expect_lse, expect_out
 from tests.oracle.ragged import Case, make, paged, starts
 
@@ -216,14 +216,14 @@ def test_views_of_serving_caches(splits: Any) -> None:
     slots, rows = [], [torch.cat(x) for x in (case.k, case.v)]
     for r, (_, n) in enumerate(case.requests):
         slots += [int(table[r, j // 16]) * 16 + j % 16 for j in range(n)]
-    serving.write_kv(*rows, k, v, torch.tensor(slots), engine="gfx942")
+    write_kv(*rows, k, v, torch.tensor(slots), engine="gfx942")
     batch = serving.PagedBatch(case.q_start, case.kv_len, table)
     got = serving.attention_paged(case.q, k, v, batch, return_lse=True, engine="gfx942")
     assert all(torch.equal(a, b) for a, b in zip(got, expected, strict=True))
 
     pool_k, pool_v = (torch.full((200, 2, 64), math.nan).bfloat16() for _ in range(2))
     slot = torch.randperm(200, generator=torch.Generator().manual_seed(0))[:115].int()
-    serving.write_kv(*rows, pool_k[:, None], pool_v[:, None], slot, engine="gfx942")
+    write_kv(*rows, pool_k[:, None], pool_v[:, None], slot, engine="gfx942")
     table = torch.zeros(2, 80, dtype=torch.int32)
     table[0, :75], table[1, :40] = slot[:75], slot[75:]
     batch = serving.PagedBatch(case.q_start, case.kv_len, table)
@@ -245,7 +245,7 @@ def test_cache_writes(page_size: int, dim: int, wide: bool, dtype: torch.dtype) 
     k_cache, v_cache = (x[..., :dim].transpose(1, 2) for x in cache)
     slots = torch.randperm(pages * page_size)[:20].to(torch.int64 if wide else torch.int32)
     slots[[3, 11]] = -1
-    serving.write_kv(k, v, k_cache, v_cache, slots, engine="gfx942")
+    write_kv(k, v, k_cache, v_cache, slots, engine="gfx942")
     expected = torch.zeros_like(cache)
     for row, slot in enumerate(slots.tolist()):
         if slot >= 0:
@@ -259,14 +259,14 @@ def test_cache_writes_that_cannot_be() -> None:
     cache = torch.zeros(3, 4, 1, 64).bfloat16()
     with pytest.raises(ValueError, match="slot 12 "):
         slots = torch.tensor([0, 12])
-        serving.write_kv(k, k, cache, cache.clone(), slots, engine="gfx942")
+        write_kv(k, k, cache, cache.clone(), slots, engine="gfx942")
     with pytest.raises(ValueError, match="dtype must be bf16 or fp16"):
         x = cache.float()
-        serving.write_kv(k.float(), k.float(), x, x.clone(), torch.tensor([0, 1]), engine="gfx942")
+        write_kv(k.float(), k.float(), x, x.clone(), torch.tensor([0, 1]), engine="gfx942")
     odd = torch.zeros(3, 4, 1, 68).bfloat16()
     with pytest.raises(ValueError, match="head dim must be a multiple of 8, got 68"):
         row = torch.zeros(1, 1, 68).bfloat16()
-        serving.write_kv(row, row, odd, odd.clone(), torch.tensor([0]), engine="gfx942")
+        write_kv(row, row, odd, odd.clone(), torch.tensor([0]), engine="gfx942")
 
 
 @pytest.mark.parametrize("layout", ["bshd", "bhsd"])
