@@ -1,25 +1,169 @@
-"""The terminal's side of :mod:`.serving_backends`: what is missing, the table, the JSON."""
+"""``liteattention-rocm bench serving``: the command, what is missing, the tables, the JSON."""
 
 from __future__ import annotations
 
 import json
+import re
 import statistics
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
 from rich.table import Table
 
 from liteattention_rocm import collect_env
-from liteattention_rocm.cli import files, needs
+from liteattention_rocm.cli import dtypes as names_of_dtypes
+from liteattention_rocm.cli import files, needs, tables
 from liteattention_rocm.cli.progress import activity
 
 from . import serving_backends as benchmark
+from .cli_common import kept_file
 from .serving_backends import Machine, Plan, Row
+
+
+def serving(
+    framework: Annotated[str, typer.Option(help="vllm or sglang: that of this environment.")],
+    device: Annotated[
+        str, typer.Option(help="cpu or cuda (NVIDIA and AMD GPUs, vllm only).")
+    ] = "cpu",
+    sizes: Annotated[
+        str | None,
+        typer.Option(
+            help="vllm: a model of these sizes, backend against backend: llama-3-8b (the default "
+            "on GPUs), qwen2-7b, gemma-3-4b or tiny."
+        ),
+    ] = None,
+    backend: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="With sizes: attention backends of vLLM; may be given several times. CUSTOM is "
+            "ours."
+        ),
+    ] = None,
+    case: Annotated[
+        list[str] | None,
+        typer.Option(help="decode|prefill,BATCH,CONTEXT; may be given several times."),
+    ] = None,
+    rounds: Annotated[int, typer.Option(min=1, help="Counted rounds.")] = 5,
+    dtype: Annotated[
+        str, typer.Option(help=names_of_dtypes.both("bf16", "fp16", "fp32"))
+    ] = "bfloat16",
+    kv_cache_dtype: Annotated[
+        str, typer.Option(help="With sizes: auto, fp8, fp8_e4m3 or fp8_e5m2.")
+    ] = "auto",
+    tokens: Annotated[
+        int, typer.Option(min=8, help="With sizes: new tokens of a request in a decode case.")
+    ] = 128,
+    head_dim: Annotated[int | None, typer.Option(help="Without sizes: 64 or 128.")] = None,
+    threads: Annotated[int, typer.Option(min=1, help="OpenMP threads of each engine.")] = 2,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            help="With sizes: also write the JSON here, case by case, and a page beside it (.html)."
+        ),
+    ] = None,
+) -> None:
+    """Compare a serving engine's tokens per second with our attention and with others.
+
+    On the CPU its own; with --sizes or on a GPU, vLLM's backends for that device, and also times to
+    the first token and between tokens. Run it in the environment of the framework; see
+    docs/serving.md.
+    """
+    from . import serving as on_cpu
+    from . import serving_sglang, serving_vllm
+    from .serving_sizes import SIZES
+
+    frameworks = {"vllm": serving_vllm, "sglang": serving_sglang}
+    dtype = names_of_dtypes.long(dtype)
+    reasons = []
+    if framework not in frameworks:
+        reasons.append(f"--framework must be one of {', '.join(frameworks)}, got {framework!r}")
+    if dtype not in ("bfloat16", "float16", "float32"):
+        reasons.append(f"--dtype must be bfloat16, float16 or float32, got {dtype!r}")
+    sized = device == "cuda" or sizes is not None
+    if head_dim not in (None, 64, 128):
+        reasons.append(f"--head-dim must be 64 or 128, got {head_dim}")
+    if device not in ("cpu", "cuda"):
+        reasons.append(f"--device must be cpu or cuda, got {device!r}")
+    if sizes not in (None, *SIZES):
+        reasons.append(f"--sizes must be one of {', '.join(SIZES)}, got {sizes!r}")
+    if kv_cache_dtype not in ("auto", "fp8", "fp8_e4m3", "fp8_e5m2"):
+        reasons.append(
+            f"--kv-cache-dtype must be auto, fp8, fp8_e4m3 or fp8_e5m2, got {kv_cache_dtype!r}"
+        )
+    if sized:
+        if framework == "sglang":
+            reasons.append("--sizes and --device cuda are for --framework vllm")
+        if head_dim is not None:
+            reasons.append("--head-dim is not for --sizes, which have one of their own")
+    elif backend or out or kv_cache_dtype != "auto" or tokens != 128:
+        reasons.append("--backend, --out, --kv-cache-dtype and --tokens need --sizes")
+    unwritable = None if out is None else files.file_problem(out)
+    if unwritable is not None:
+        reasons.append(f"--out: {unwritable}")
+    if out is not None and out.suffix == ".html":
+        reasons.append("--out names the JSON; the page is written beside it, with the suffix .html")
+    cases = []
+    for text in case or ():
+        kind, _, numbers = text.partition(",")
+        if kind not in ("decode", "prefill") or not re.fullmatch(r"[1-9]\d*,[1-9]\d*", numbers):
+            reasons.append(f"--case must be decode|prefill,BATCH,CONTEXT, got {text!r}")
+        else:
+            cases.append(on_cpu.Case(kind, *map(int, numbers.split(","))))  # type: ignore[arg-type]
+    if reasons:
+        raise typer.BadParameter("; ".join(reasons))
+    if sized:
+        asked = Plan(
+            device, sizes or "llama-3-8b", tuple(backend or ()),
+            tuple(cases or benchmark.DEFAULT_CASES), rounds, dtype, kv_cache_dtype, tokens, threads,
+        )  # fmt: skip
+        console = Console(stderr=as_json)
+        ready, machine = prepare(asked)
+        with kept_file(out, console):
+            compare(ready, machine, console, as_json, out)
+        return
+    needs.need("bench serving", "torch", framework)
+    console = Console(stderr=as_json)
+    with activity(console, "starting") as say:
+        rows = on_cpu.run(
+            frameworks[framework],
+            cases or on_cpu.DEFAULT_CASES,
+            rounds,
+            dtype,
+            head_dim or 64,
+            threads,
+            say,
+        )
+    if as_json:
+        environment = {
+            "environment": collect_env.collect(),
+            "framework": framework,
+            "threads": threads,
+            "dtype": dtype,
+            "head_dim": head_dim or 64,
+        }
+        typer.echo(json.dumps(environment | {"rows": [row.as_dict() for row in rows]}, indent=2))
+        return
+    table = Table(
+        title=f"{framework} on the CPU, {dtype}, head dim {head_dim or 64}, "
+        f"{tables.counted(threads, 'thread')}: tokens/s"
+    )
+    for name in ("case", "ours", "built-in", "ratio, median", "least"):
+        table.add_column(name, justify="left" if name == "case" else "right")
+    for row in rows:
+        table.add_row(
+            str(row.case),
+            f"{row.ours:.1f}",
+            f"{row.built_in:.1f}",
+            f"{row.ratio:.2f}",
+            f"{min(row.ratios):.2f}",
+        )
+    console.print(table)
 
 
 def prepare(plan: Plan) -> tuple[Plan, Machine]:

@@ -1,0 +1,169 @@
+"""``liteattention-rocm bench video``."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any, cast
+
+import typer
+from rich.console import Console
+
+from liteattention_rocm.cli import files
+from liteattention_rocm.cli.needs import need
+
+from .cli_common import kept, read_config
+
+
+def video(
+    config: Annotated[
+        Path,
+        typer.Option(
+            help="YAML file, or wan2.1-1.3b, wan2.1-14b, wan2.1-14b-720p or wan-smoke for one that "
+            "comes with the package."
+        ),
+    ] = Path("wan2.1-1.3b"),
+    steps: Annotated[int | None, typer.Option(min=1, help="Instead of the file's.")] = None,
+    layers: Annotated[
+        int | None, typer.Option(min=1, help="Instead of the file's: some layers stand for all.")
+    ] = None,
+    attention: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Instead of the file's: cudnn, fa2, flex, default, dense or lite; may be given "
+            "several times."
+        ),
+    ] = None,
+    sparsity: Annotated[
+        list[float] | None,
+        typer.Option(help="Instead of the file's, of lite; may be given several times."),
+    ] = None,
+    pattern: Annotated[
+        str | None,
+        typer.Option(
+            help="Instead of the file's: tiles that lite leaves out. uniform or clustered, as many "
+            "in each head, or unequal."
+        ),
+    ] = None,
+    compile_blocks: Annotated[
+        str, typer.Option("--compile", help="torch.compile of the blocks: off, on or both.")
+    ] = "off",
+    gpus: Annotated[
+        int, typer.Option(min=1, help="GPUs of this host: one is measured, then all of them.")
+    ] = 1,
+    parallel: Annotated[
+        str, typer.Option(help="With --gpus: ulysses (heads) or ring (rows), of diffusers.")
+    ] = "ulysses",
+    peer_memory: Annotated[
+        bool, typer.Option(help="With --gpus: ours exchanges without messages, by GPUs' memory.")
+    ] = False,
+    runtime: Annotated[
+        str, typer.Option(help="What runs the model: diffusers, or sglang's diffusion runtime.")
+    ] = "diffusers",
+    device: Annotated[
+        str | None,
+        typer.Option(help="cuda or cpu; cpu with --gpus starts that many CPU processes."),
+    ] = None,
+    out: Annotated[Path, typer.Option(help="Folder for video.json and video.md.")] = Path(
+        "out/video"
+    ),
+) -> None:
+    """Denoise a video with a Wan transformer of random weights: seconds by self-attention."""
+    if runtime == "sglang":
+        need("bench video", "torch", "sglang", "yaml", "tabulate", extras=("sglang-diffusion",))
+    else:
+        need("bench video", "torch", "diffusers", "transformers", "yaml", "tabulate")
+    import torch
+
+    from . import video as benchmark
+    from . import video_sglang
+    from .timing import environment
+
+    compiled = {"off": (False,), "on": (True,), "both": (False, True)}
+    instead = {"steps": steps, "attention": attention, "sparsity": sparsity, "pattern": pattern}
+    reasons: list[str] = []
+    options = {name: f"--{name}" for name, value in instead.items() if value is not None}
+    _, asked = read_config(
+        config, lambda path: benchmark.load(path, layers, **instead), reasons, options, video=True
+    )
+    kind = device or ("cuda" if torch.cuda.is_available() else "cpu")
+    if compile_blocks not in compiled:
+        reasons.append(f"--compile must be off, on or both, got {compile_blocks!r}")
+    if kind not in ("cpu", "cuda"):
+        reasons.append(f"--device must be cpu or cuda, got {device!r}")
+    if parallel not in ("ulysses", "ring"):
+        reasons.append(f"--parallel must be ulysses or ring, got {parallel!r}")
+    if runtime not in ("diffusers", "sglang"):
+        reasons.append(f"--runtime must be diffusers or sglang, got {runtime!r}")
+    if peer_memory and (gpus == 1 or runtime == "sglang"):
+        reasons.append("--peer-memory is for --gpus 2 or more with --runtime diffusers")
+    if runtime == "sglang":
+        reasons += [] if asked is None else video_sglang.problems(asked)
+        reasons += ["--runtime sglang runs on one GPU"] if gpus > 1 else []
+    elif gpus > 1:
+        from . import video_ranks as several
+
+        # without --device a host that has no GPU is not what was meant
+        if asked is not None:
+            reasons += several.problems(
+                asked, gpus, parallel, device or "cuda", compile_blocks, peer_memory
+            )
+    elif kind == "cuda" and not torch.cuda.is_available():
+        reasons.append("--device cuda: this machine has no GPU")
+    unwritable = files.problem(out)
+    if unwritable is not None:
+        reasons.append(f"--out: {unwritable}")
+    if reasons or asked is None:
+        raise typer.BadParameter("; ".join(reasons))
+    console = Console(stderr=True)
+    stamp = environment(torch.device(kind))
+    command = f"liteattention-rocm bench video --config {config}"
+    command += "" if steps is None else f" --steps {steps}"
+    command += "" if layers is None else f" --layers {layers}"
+    command += "".join(f" --attention {name}" for name in attention or ())
+    command += "".join(f" --sparsity {share:g}" for share in sparsity or ())
+    command += "" if pattern is None else f" --pattern {pattern}"
+    command += "" if compile_blocks == "off" else f" --compile {compile_blocks}"
+    command += "" if gpus == 1 else f" --gpus {gpus} --parallel {parallel}"
+    command += " --peer-memory" if peer_memory else ""
+    command += "" if runtime == "diffusers" else f" --runtime {runtime}"
+    command += "" if device is None else f" --device {device}"
+
+    def write(text: str, rows: Sequence[Any], complete: bool) -> None:
+        result = {"complete": complete, "environment": stamp, "config": asked.model_dump()}
+        result["rows"] = rows
+        files.write_text(out / "video.json", json.dumps(result, indent=2) + "\n")
+        files.write_text(out / "video.md", text)
+
+    def save(rows: Sequence[benchmark.Row], complete: bool = False) -> None:
+        text = benchmark.to_markdown(asked, rows, stamp, command)
+        text += "" if complete else f"\n**Incomplete: {len(rows)} contenders were timed.**\n"
+        write(text, [row.as_dict() for row in rows], complete)
+
+    def save_ranks(rows: Sequence[several.RankRow], complete: bool = False) -> None:
+        text = several.to_markdown(asked, rows, gpus, parallel, kind, stamp, command, peer_memory)
+        text += "" if complete else "\n**Incomplete: not all contenders were timed.**\n"
+        write(text, [dataclasses.asdict(row) for row in rows], complete)
+
+    with kept(out, ("video.json", "video.md"), console):
+        if gpus > 1:
+            try:
+                mode = cast(several.Mode, parallel)
+                found = several.run(asked, gpus, mode, kind, save_ranks, peer_memory)
+                save_ranks(found, complete=True)
+            except several.Failed as error:
+                console.print(str(error), markup=False, highlight=False, soft_wrap=True)
+                raise typer.Exit(1) from error
+        else:
+            measure = video_sglang.run if runtime == "sglang" else benchmark.run
+            rows = measure(
+                asked,
+                torch.device(kind),
+                lambda text: console.print(text, style="dim"),
+                keep=save,
+                compiled=compiled[compile_blocks],
+            )
+            save(rows, complete=True)
+    typer.echo((out / "video.md").read_text(encoding="utf-8"))
