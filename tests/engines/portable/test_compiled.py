@@ -27,6 +27,7 @@ from liteattention_rocm.engines.triton import (
     copies,
     hopper,
     hopper_ragged,
+    hopper_ragged_load,
     kernels,
     ragged,
     ragged_cut,
@@ -430,7 +431,7 @@ def test_the_hopper_kernel_of_prompts_keeps_its_registers(case: str, tmp_path: P
         LATE_WAIT=tile.late_wait, SIGN=1, ROUNDING=0, REGISTERS=tile.registers,
         LOADER_REGISTERS=tile.loader_registers, COUNTED=tile.counted, SCALES=False, PARTS=False,
     ) | changes  # fmt: skip
-    cache = (constants["PIECE"], hopper_ragged.COLUMNS)
+    cache = (constants["PIECE"], hopper_ragged_load.COLUMNS)
     boxes = {"q": (hopper.WARPGROUP_ROWS, width), "k": cache, "v": cache}
     _, said = build_for_hopper(hopper_ragged.attention, constants, boxes, tmp_path)
     # Three warpgroups have 160 registers each. A window spills up to 15 numbers at 256 columns, and

@@ -151,7 +151,7 @@ def test_prompts_walk_and_mask_no_more_blocks_than_they_must(
     """Of 128 keys: they walk those that hold a key which some row of the tile sees, one at least,
     and mask those that hold one which some row does not see. However tiles are numbered.
     """
-    kernel, number = gluon_machine.load("hopper_ragged"), gluon_machine.Value
+    kernel, number = gluon_machine.load("hopper_ragged_load"), gluon_machine.Value
     requests = [(300, 700), (256, 256), (200, 90), (129, 5)]
     ahead = lookahead or 0
     for (q_len, length), searched in itertools.product(requests, (False, True)):
@@ -170,7 +170,7 @@ def test_prompts_walk_and_mask_no_more_blocks_than_they_must(
             given = [*tables, *(number(torch.tensor(x)) for x in sizes)]
             for program in range(sizes[1]):
                 found.append(
-                    kernel._place(
+                    kernel.place_of(
                         number(torch.tensor(program)), *given, 2, 128, 16, lookahead is not None,
                         window > 0, False,
                     )
@@ -199,13 +199,13 @@ def test_prompts_walk_and_mask_no_more_blocks_than_they_must(
 
 def test_causal_tiles_of_a_section_come_longest_first() -> None:
     """And each tile of each head comes once."""
-    hopper = gluon_machine.load("hopper")
+    hopper = gluon_machine.load("hopper_load")
     heads, q_blocks, span = 7, 5, 3
     number = gluon_machine.Value
     sizes = [number(torch.tensor(x)) for x in (heads * q_blocks, heads, 640, 640, q_blocks, 5)]
     found = []
     for tile in range(heads * q_blocks):
-        _, head, _, row, _, _, count, _, _ = hopper._place(
+        _, head, _, row, _, _, count, _, _ = hopper.place_of(
             number(torch.tensor(tile)), (None, None, None, number(torch.tensor(span))), sizes,
             2, 128, True, False, True, 0,
         )  # fmt: skip

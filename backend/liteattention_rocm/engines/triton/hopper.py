@@ -1,12 +1,12 @@
 """Attention on Hopper GPUs (sm_90) in Gluon, Triton's lower layer.
 
-One workgroup computes one q block: a warp that loads, and two or three warpgroups that compute 64
-query rows each. The loader streams K and V blocks through rings in shared memory with the bulk copy
-engine; "full" barriers count arriving bytes, "empty" barriers the warpgroups that are done with a
-stage. A warpgroup issues q.k of one block together with p.v of the block before, so that the matrix
-units work while it computes the softmax; the warpgroups take turns in issuing (``TURNS``), so that
-one's softmax falls into the other's products. Votes and weights of a block follow one step later,
-between the products of the next: there they cost least.
+One workgroup computes one q block: a warp that loads (:mod:`.hopper_load`), and two or three
+warpgroups that compute 64 query rows each. The loader streams K and V blocks through rings in
+shared memory with the bulk copy engine; "full" barriers count arriving bytes, "empty" barriers the
+warpgroups that are done with a stage. A warpgroup issues q.k of one block together with p.v of the
+block before, so that the matrix units work while it computes the softmax; the warpgroups take turns
+in issuing (``TURNS``), so that one's softmax falls into the other's products. Votes and weights of
+a block follow one step later, between the products of the next: there they cost least.
 
 K blocks are walked in the order of a list (LiteAttention) or from the last to the first: what needs
 a mask, the tail and the diagonal, comes first. In a LiteAttention step one more warp settles the q
@@ -30,8 +30,9 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
+from .hopper_load import handed_out, item, load, place_of
 from .hopper_pieces import mark, marks_of, merge, share_mark, vote_mark
-from .hopper_ring import advanced, barrier, clear, copy_in, copy_out, divided
+from .hopper_ring import advanced, barrier, copy_out, divided
 from .hopper_settle import (
     blocks_of,
     flush,
@@ -63,161 +64,6 @@ from .hopper_softmax import (
 
 #: Query rows of one warpgroup; the height of a warpgroup's matrix product.
 WARPGROUP_ROWS = 64
-
-
-@gluon.jit
-def _item(items, i, count, LITE: gl.constexpr):
-    """K block of the i-th step of a q block's walk; the last one's past the end."""
-    if LITE:
-        block = gl.load(items + gl.minimum(i, count - 1)).to(gl.int32)
-    else:
-        block = count - 1 - i
-    return block
-
-
-@gluon.jit
-def _place(
-    tile, walk, sizes, GROUPS: gl.constexpr, BLOCK_N: gl.constexpr, CAUSAL: gl.constexpr,
-    LITE: gl.constexpr, ABREAST: gl.constexpr, SLOTS: gl.constexpr,
-):  # fmt: skip
-    """Where a tile lies: (batch, head), first row, row of the bitmap, its walk and what to mask."""
-    items, counts, order, span = walk
-    tiles, q_heads, q_len, kv_len, q_blocks, k_blocks = sizes
-    lane = tile // q_blocks
-    turn = tile % q_blocks
-    if ABREAST:
-        # ``span`` heads at a time, a tile of each in turn
-        section = tile // (span * q_blocks)
-        rest = tile % (span * q_blocks)
-        heads = gl.minimum(span, tiles // q_blocks - section * span)
-        lane = section * span + rest % heads
-        turn = rest // heads
-    if SLOTS:
-        place, length, piece, pieces, first = piece_of(tile, walk)
-    elif LITE:
-        place = gl.load(order + tile)
-        count = gl.load(counts + tile)
-    if LITE:
-        lane = place // q_blocks
-    batch = lane // q_heads
-    head = lane % q_heads
-    diagonal = kv_len - q_len
-    keys = kv_len
-    if LITE:
-        if SLOTS:
-            begin = length * piece // pieces
-            count = length * (piece + 1) // pieces - begin
-        q_block = place % q_blocks
-        at = place.to(gl.int64)
-        items = items + at * k_blocks
-        if SLOTS:
-            items = items + begin
-        # An empty list names K block 0, here with every key hidden: zeros come out.
-        keys = gl.where(count == 0, 0, kv_len)
-        mask_from = keys // BLOCK_N
-        count = gl.maximum(count, 1)
-    else:
-        at = tile.to(gl.int64)
-        if CAUSAL:
-            # the last q blocks see the most keys and go first
-            q_block = q_blocks - 1 - turn
-            end = gl.minimum((q_block + 1) * GROUPS * 64 + diagonal, kv_len)
-            count = gl.maximum((end + BLOCK_N - 1) // BLOCK_N, 1)
-            mask_from = (
-                gl.minimum(gl.maximum(q_block * GROUPS * 64 + diagonal + 1, 0), kv_len) // BLOCK_N
-            )
-        else:
-            q_block = turn
-            count = k_blocks
-            mask_from = kv_len // BLOCK_N
-    return batch, head, lane, q_block * GROUPS * 64, at, items, count, keys, mask_from
-
-
-@gluon.jit
-def _load(
-    inputs, smem, bars, walk, next_tile, spare, sizes, groups,
-    GROUPS: gl.constexpr, BLOCK_N: gl.constexpr, STAGES: gl.constexpr, CAUSAL: gl.constexpr,
-    LITE: gl.constexpr, COUNTED: gl.constexpr, ABREAST: gl.constexpr, SLOTS: gl.constexpr,
-):  # fmt: skip
-    """The loading warp: hands out tiles and streams their operands."""
-    gl.static_assert(not (LITE and COUNTED))  # lists always are, by a counter that `plan` clears
-    if COUNTED:
-        clear(spare)
-    q_desc, k_desc, v_desc = inputs
-    tiles = sizes[0]
-    q_smem, k_smem, v_smem, o_smem, tile_smem = smem
-    q_full, q_empty, k_full, k_empty, v_full, v_empty, turns, tile_full, tile_empty, walked = bars
-    one: gl.constexpr = gl.BlockedLayout([1], [32], [1], [0])
-    tile = gl.program_id(0)
-    done = 0
-    step = 0
-    while tile < tiles:
-        slot = done & 1
-        mbarrier.wait(tile_empty.index(slot), ((done >> 1) & 1) ^ 1)
-        tile_smem.index(slot).store(gl.full([1], 0, gl.int32, one) + tile)
-        mbarrier.arrive(tile_full.index(slot))
-        batch, head, lane, row, at, row_items, count, keys, mask_from = _place(
-            tile, walk, sizes, GROUPS, BLOCK_N, CAUSAL, LITE, ABREAST, SLOTS
-        )
-        kv_head = head // groups
-        block = _item(row_items, 0, count, LITE)
-        for i in range(count):
-            following = _item(row_items, i + 1, count, LITE)
-            stage = step % STAGES
-            free = ((step // STAGES) & 1) ^ 1
-            mbarrier.wait(k_empty.index(stage), free)
-            mbarrier.expect(k_full.index(stage), k_desc.block_type.nbytes)
-            copy_in(
-                k_desc,
-                [batch, kv_head, block * BLOCK_N, 0],
-                k_full.index(stage),
-                k_smem.index(stage),
-            )
-            if i == 0:
-                # After the keys, which need not wait until the tile before is through with its
-                # queries: causal tiles of 4,096 keys take 1.6 % less time so, dense ones 1.2 %, and
-                # those of 1,000 keys 6 % (H100).
-                for group in gl.static_range(GROUPS):
-                    mbarrier.wait(q_empty.index(group), (done & 1) ^ 1)
-                    mbarrier.expect(q_full.index(group), q_desc.block_type.nbytes)
-                    copy_in(
-                        q_desc,
-                        [batch, head, row + group * 64, 0],
-                        q_full.index(group),
-                        q_smem.index(group),
-                    )
-            mbarrier.wait(v_empty.index(stage), free)
-            mbarrier.expect(v_full.index(stage), v_desc.block_type.nbytes)
-            copy_in(
-                v_desc,
-                [batch, kv_head, block * BLOCK_N, 0],
-                v_full.index(stage),
-                v_smem.index(stage),
-            )
-            block = following
-            step += 1
-        done += 1
-        # Not before: a tile asked for while this one's loads go on would wait for all of them,
-        # even where another multiprocessor is through. The loads run two K blocks ahead, and the
-        # answer comes while those are computed.
-        upcoming = tile + gl.num_programs(0)
-        if LITE or COUNTED:
-            upcoming = gl.atomic_add(next_tile, 1, sem="relaxed") + gl.num_programs(0)
-        tile = upcoming
-    slot = done & 1
-    mbarrier.wait(tile_empty.index(slot), ((done >> 1) & 1) ^ 1)
-    tile_smem.index(slot).store(gl.full([1], 0, gl.int32, one) + tile)
-    mbarrier.arrive(tile_full.index(slot))
-
-
-@gluon.jit
-def _tile(tile_smem, tile_full, tile_empty, done):
-    """Tile that the loading warp hands out next."""
-    mbarrier.wait(tile_full.index(done & 1), (done >> 1) & 1)
-    shared: gl.constexpr = gl.BlockedLayout([1], [32], [4], [0])
-    tile = gl.sum(tile_smem.index(done & 1).load(shared), axis=0)
-    mbarrier.arrive(tile_empty.index(done & 1))
-    return tile
 
 
 @gluon.jit
@@ -304,9 +150,9 @@ def _compute(
     if KEPT_STAGE:
         stage = gl.to_tensor(0)
         phase = gl.to_tensor(0)
-    tile = _tile(tile_smem, tile_full, tile_empty, 0)
+    tile = handed_out(tile_smem, tile_full, tile_empty, 0)
     while tile < tiles:
-        batch, head, lane, block_row, at, row_items, count, keys, mask_from = _place(
+        batch, head, lane, block_row, at, row_items, count, keys, mask_from = place_of(
             tile, walk, sizes, GROUPS, BLOCK_N, CAUSAL, LITE, ABREAST, SLOTS
         )
         row = block_row + GROUP * 64
@@ -317,13 +163,13 @@ def _compute(
             later = piece > 0
             marks = marks_of(parts, first_slot, k_blocks, GROUP, GROUPS, HEAD_DIM, SLOTS)
             marks = marks + length * piece // pieces * 64
-        block = _item(row_items, 0, count, LITE)
+        block = item(row_items, 0, count, LITE)
         if LITE:
             # Lists are sorted: a block that needs a mask, the tail's, is their first or their last.
-            last_block = _item(row_items, count - 1, count, LITE)
+            last_block = item(row_items, count - 1, count, LITE)
             hidden = gl.where(last_block >= mask_from, count - 1, -1)
         if SOFT_SKIP:
-            upcoming = _item(row_items, 1, count, LITE)
+            upcoming = item(row_items, 1, count, LITE)
         top = gl.full([64], float("-inf"), gl.float32, per_row)
         level = gl.full([64], LOWEST, gl.float32, per_row)
         bits = gl.full([64], 0, gl.int32, per_row)
@@ -394,7 +240,7 @@ def _compute(
                     for i in range(begin, stop):
                         if SOFT_SKIP:
                             block = upcoming
-                            upcoming = _item(row_items, i + 1, count, LITE)
+                            upcoming = item(row_items, i + 1, count, LITE)
                         before = stage
                         if not KEPT_STAGE:
                             _, phase = divided(step, STAGES)
@@ -550,7 +396,7 @@ def _compute(
                 row, rows, q_len, dtype, HAS_LSE, ROUNDING,
             )  # fmt: skip
         done += 1
-        tile = _tile(tile_smem, tile_full, tile_empty, done)
+        tile = handed_out(tile_smem, tile_full, tile_empty, done)
     tma.store_wait(0)
 
 
@@ -639,7 +485,7 @@ def attention(
             (_compute, (1, results, smem, bars, walk, sizes, words, c, threshold, GROUPS, BLOCK_N,
                 HEAD_DIM, STAGES, CAUSAL, LITE, SOFT_SKIP, HAS_DO, WEIGH, HAS_LSE, TURNS,
                 LATE_WAIT, SIGN, ROUNDING, ABREAST, SLOTS, LATE_EXP)),
-            (_load, ((q_desc, k_desc, v_desc), smem, bars, walk, next_tile, spare, sizes, groups,
+            (load, ((q_desc, k_desc, v_desc), smem, bars, walk, next_tile, spare, sizes, groups,
                 GROUPS, BLOCK_N, STAGES, CAUSAL, LITE, COUNTED, ABREAST,
                 SLOTS)),
             (settle, (results, smem, bars, walk, sizes, words, limit, limits, WEIGH, HAS_MASS,
@@ -660,7 +506,7 @@ def attention(
             (_compute, (2, results, smem, bars, walk, sizes, words, c, threshold, GROUPS, BLOCK_N,
                 HEAD_DIM, STAGES, CAUSAL, LITE, SOFT_SKIP, HAS_DO, WEIGH, HAS_LSE, TURNS,
                 LATE_WAIT, SIGN, ROUNDING, ABREAST, SLOTS, LATE_EXP)),
-            (_load, ((q_desc, k_desc, v_desc), smem, bars, walk, next_tile, spare, sizes, groups,
+            (load, ((q_desc, k_desc, v_desc), smem, bars, walk, next_tile, spare, sizes, groups,
                 GROUPS, BLOCK_N, STAGES, CAUSAL, LITE, COUNTED, ABREAST,
                 SLOTS)),
             (settle, (results, smem, bars, walk, sizes, words, limit, limits, WEIGH, HAS_MASS,
@@ -678,7 +524,7 @@ def attention(
             (_compute, (1, results, smem, bars, walk, sizes, words, c, threshold, GROUPS, BLOCK_N,
                 HEAD_DIM, STAGES, CAUSAL, LITE, SOFT_SKIP, HAS_DO, WEIGH, HAS_LSE, TURNS,
                 LATE_WAIT, SIGN, ROUNDING, ABREAST, SLOTS, LATE_EXP)),
-            (_load, ((q_desc, k_desc, v_desc), smem, bars, walk, next_tile, spare, sizes, groups,
+            (load, ((q_desc, k_desc, v_desc), smem, bars, walk, next_tile, spare, sizes, groups,
                 GROUPS, BLOCK_N, STAGES, CAUSAL, LITE, COUNTED, ABREAST,
                 SLOTS)),
             ],
@@ -697,7 +543,7 @@ def attention(
             (_compute, (2, results, smem, bars, walk, sizes, words, c, threshold, GROUPS, BLOCK_N,
                 HEAD_DIM, STAGES, CAUSAL, LITE, SOFT_SKIP, HAS_DO, WEIGH, HAS_LSE, TURNS,
                 LATE_WAIT, SIGN, ROUNDING, ABREAST, SLOTS, LATE_EXP)),
-            (_load, ((q_desc, k_desc, v_desc), smem, bars, walk, next_tile, spare, sizes, groups,
+            (load, ((q_desc, k_desc, v_desc), smem, bars, walk, next_tile, spare, sizes, groups,
                 GROUPS, BLOCK_N, STAGES, CAUSAL, LITE, COUNTED, ABREAST,
                 SLOTS)),
             ],

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import torch
 
 from ...contract import RaggedRequest
-from . import hopper_ragged, tiles
+from . import hopper_ragged_load, tiles
 from .launch import HopperTile, multiprocessors
 
 #: Rows from which on a request is a prompt, which on Hopper has a kernel of its own.
@@ -160,7 +160,7 @@ def width(head_dim: int) -> int:
 
 def columns_of(head_dim: int) -> int:
     """Columns of the tile of prompts on Hopper."""
-    return max(width(head_dim), hopper_ragged.COLUMNS)
+    return max(width(head_dim), hopper_ragged_load.COLUMNS)
 
 
 def few_keys(head_dim: int) -> int:
@@ -170,7 +170,7 @@ def few_keys(head_dim: int) -> int:
     two: with 64 keys it takes 0.27 to 0.84 of the time, and at head dim 32, where the other kernel
     computes columns that nobody needs, 0.53 to 0.89 with up to 512 (H100).
     """
-    return 64 if head_dim >= hopper_ragged.COLUMNS else 512
+    return 64 if head_dim >= hopper_ragged_load.COLUMNS else 512
 
 
 def shortest(request: RaggedRequest) -> int:

@@ -20,7 +20,7 @@ from ...contract import (
 )
 from ..environment import architecture, converts_fp8
 from ..workspace import raw_stream
-from . import hopper, hopper_ragged, kernels, ragged, ragged_cut, tiles
+from . import hopper, hopper_ragged, hopper_ragged_load, kernels, ragged, ragged_cut, tiles
 from .launch import (
     BoundCall,
     HopperTile,
@@ -85,7 +85,7 @@ def prompts(
     if piece < LEAST_PIECE or not all(x.numel() for x in views) or hopper_reasons(*views):
         return None
     high = (hopper.WARPGROUP_ROWS, columns)
-    heights = (high, (piece, hopper_ragged.COLUMNS), (piece, hopper_ragged.COLUMNS))
+    heights = (high, (piece, hopper_ragged_load.COLUMNS), (piece, hopper_ragged_load.COLUMNS))
     each, numbers = ragged_cut.numbers_of(request, tile)
     shortest = ragged_cut.shortest(request)
     out_step = page_strides(like.out)[1:]
