@@ -160,6 +160,13 @@ def _unsupported(view: Any, model: Any, mla: bool) -> list[str]:
             f"it does not merge context-parallel parts (--dcp-size {view.dcp_size}, "
             f"--attn-cp-size {view.attn_cp_size}): use --tp-size"
         )
+    if view.enable_deterministic_inference:
+        # SGLang checks --attention-backend only, not the backends of single phases.
+        reasons.append(
+            "it is not deterministic in SGLang's sense, as the split of long requests follows the "
+            "batch: leave out --enable-deterministic-inference (--rl-on-policy-target turns it "
+            "on), or name another backend for both phases"
+        )
     for wanted, option in (
         (view.enable_dp_attention, "--enable-dp-attention"),
         (view.disaggregation_mode not in (None, "null"), "--disaggregation-mode"),

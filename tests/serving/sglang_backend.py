@@ -479,6 +479,16 @@ def test_every_reason_against_the_arguments_at_once(model: str) -> None:
     resolved(model, attention_backend="triton", disaggregation_mode="prefill")  # not ours to refuse
 
 
+@pytest.mark.parametrize("phase", ["prefill", "decode"])
+def test_no_phase_of_deterministic_inference(model: str, phase: str) -> None:
+    """SGLang looks at --attention-backend only, which another backend's name satisfies."""
+    options: dict[str, Any] = {"enable_deterministic_inference": True}
+    resolved(model, attention_backend="triton", **options)
+    options[f"{phase}_attention_backend"] = srt.BACKEND_NAME
+    with pytest.raises(ValueError, match="leave out --enable-deterministic-inference"):
+        resolved(model, attention_backend="triton", **options)
+
+
 @pytest.mark.parametrize("name", LISTED)
 def test_models_whose_backends_sglang_lists(made: dict[str, str], name: str) -> None:
     ours, other = srt.BACKEND_NAME, "triton"
