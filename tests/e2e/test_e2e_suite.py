@@ -518,7 +518,7 @@ def test_generate_names_what_was_typed_once(app: typer.Typer, option: str) -> No
         ({"policy": {"retest_every": "0"}}, "retest_every"),
         (
             {"policies": {"x": {"threshold": 1, "speed": 2}}},
-            "x: threshold=1: .*did you mean -1.*speed=2: a policy has no such field: its fields are",
+            "x: threshold=1: .*did you mean -1.*speed=2: a policy has no such field",
         ),
         ({"policies": {"dense": {}}}, "two configurations would be called dense"),
         ({"prompts": []}, "at least one prompt"),
