@@ -122,9 +122,10 @@ class Decode(_Cell):
 
 
 class Prefill(_Cell):
-    """New rows of every request, causal, against a paged cache or packed keys.
+    """New rows of every request against a paged cache or packed keys.
 
-    ``fp8``: keys and values are e4m3 numbers of a paged cache.
+    ``fp8``: keys and values are e4m3 numbers of a paged cache. ``causal``: rows see the keys up to
+    their own only; encoders' see all.
     """
 
     requests: PositiveInt
@@ -136,6 +137,7 @@ class Prefill(_Cell):
     page_size: int = Field(default=16, ge=0, description="0: packed keys")
     dtype: Literal["bf16", "fp16"] = "bf16"
     fp8: bool = False
+    causal: bool = True
 
     @model_validator(mode="after")
     def _rows_are_part_of_the_context(self) -> Self:
@@ -156,12 +158,13 @@ class Prefill(_Cell):
         return (
             f"prefill {self.requests} x {rows}{self.context}, {self.q_heads}/{self.kv_heads} x "
             f"{self.head_dim}, {pages}{', fp8' if self.fp8 else ''}"
+            f"{'' if self.causal else ', not causal'}"
         )
 
     @property
     def flops(self) -> float:
         """Multiplications and additions of both products over what rows see."""
-        seen = self.rows * (self.context - (self.rows - 1) / 2)
+        seen = self.rows * (self.context - self.causal * (self.rows - 1) / 2)
         return 4.0 * self.requests * self.q_heads * seen * self.head_dim
 
     @property

@@ -213,6 +213,7 @@ def _host(cell: Host, device: torch.device) -> Job:
 def _ragged(cell: Decode | Prefill, device: torch.device, library: Path | None) -> Job:
     generator = torch.Generator(device=device).manual_seed(cell.context)
     dtype, rows = DTYPES[cell.dtype], cell.rows if isinstance(cell, Prefill) else 1
+    causal = not isinstance(cell, Prefill) or cell.causal
     page = cell.page_size or cell.context
     pages = -(-cell.context // page)
     shape = (cell.requests * pages, 2, page, cell.kv_heads, cell.head_dim)
@@ -232,14 +233,14 @@ def _ragged(cell: Decode | Prefill, device: torch.device, library: Path | None) 
     ours: Call
     if cell.page_size:
         batch = PagedBatch(starts, lengths, table, max_q_len=rows, max_kv_len=cell.context)
-        ours = functools.partial(attention_paged, q, k_cache, v_cache, batch)
+        ours = functools.partial(attention_paged, q, k_cache, v_cache, batch, causal=causal)
         given: tuple[Any, ...] = (k_cache, v_cache, starts, None)
         given += (rows, cell.context, lengths, table)
     else:
         k, v = (x[table.flatten().long()].flatten(0, 1) for x in (k_cache, v_cache))
         k_starts = torch.arange(cell.requests + 1, device=device, dtype=torch.int32) * cell.context
         ours = functools.partial(
-            attention_varlen, q, k, v, starts, k_starts, causal=True, max_seqlen_q=rows,
+            attention_varlen, q, k, v, starts, k_starts, causal=causal, max_seqlen_q=rows,
             max_seqlen_k=cell.context,
         )  # fmt: skip
         given = (k, v, starts, k_starts, rows, cell.context, None, None)
@@ -252,9 +253,16 @@ def _ragged(cell: Decode | Prefill, device: torch.device, library: Path | None) 
             try:
                 # It multiplies fp8 by fp8; rounding q is not part of its time.
                 fa3_q = q.to(held)
-                calls["FA3"] = functools.partial(peers.fa3_forward(library), fa3_q, *given, True)
+                calls["FA3"] = functools.partial(peers.fa3_forward(library), fa3_q, *given, causal)
             except Unavailable as error:
                 absent["FA3"] = str(error)
+    if not cell.page_size and rows == cell.context:
+        # Whole prompts of one length are a batch of [B, H, S, D], as torch has it.
+        whole = (x.unflatten(0, (-1, rows)).transpose(1, 2) for x in (q, k, v))
+        name, backend = (
+            ("cuDNN (SDPA)", "CUDNN_ATTENTION") if device.type == "cuda" else ("SDPA", None)
+        )
+        calls[name] = peers.sdpa(backend)(*whole, causal)
     if device.type == "cuda" and isinstance(cell, Decode):
         half = cache.numel() // 2
         source, target = cache.view(-1)[:half], torch.empty(half, dtype=held, device=device)
@@ -264,6 +272,8 @@ def _ragged(cell: Decode | Prefill, device: torch.device, library: Path | None) 
     def difference(name: str, out: torch.Tensor) -> float:
         if name == "device copy":
             return float((out.view(torch.uint8) != source.view(torch.uint8)).sum())
+        if out.dim() == 4:
+            out = out.transpose(1, 2).flatten(0, 1)
         squares = norm = 0.0
         for r in {0, cell.requests - 1}:
             keys, values = (
@@ -272,7 +282,7 @@ def _ragged(cell: Decode | Prefill, device: torch.device, library: Path | None) 
             )
             at = torch.linspace(0, rows - 1, min(_SAMPLED_ROWS, rows)).long()
             for row in dict.fromkeys(at.tolist()):
-                seen = cell.context - rows + row + 1
+                seen = cell.context - rows + row + 1 if causal else cell.context
                 expected = attention_rows(
                     q[r * rows + row, None, :, None], keys[:, :, :seen], values[:, :, :seen],
                     torch.tensor([0]),

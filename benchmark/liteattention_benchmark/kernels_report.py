@@ -67,7 +67,7 @@ def to_markdown(
         out += ["Decode, paged cache:", "", *_wide("decode", decode, listed), ""]
     prefill = [cell for cell in config.cells if isinstance(cell, Prefill)]
     if prefill:
-        out += ["Prefill, causal:", "", *_wide("prefill", prefill, listed), ""]
+        out += ["Prefill:", "", *_wide("prefill", prefill, listed), ""]
     host = [cell for cell in config.cells if isinstance(cell, Host)]
     if host:
         out += ["Host, microseconds of one call (no CUDA graph):", "", *_host(host, listed), ""]

@@ -25,7 +25,7 @@ _TITLES = {
     "dense": "Dense attention: B,H,S,D",
     "lite": "LiteAttention: B,H,S,D and tiles skipped",
     "decode": "Decode, paged cache",
-    "prefill": "Prefill, causal",
+    "prefill": "Prefill",
     "host": "Host: one short call",
 }
 #: What the others of a kind of cell are held against.
