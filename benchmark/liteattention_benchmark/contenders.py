@@ -258,11 +258,11 @@ def _ragged(cell: Decode | Prefill, device: torch.device, library: Path | None) 
                 absent["FA3"] = str(error)
     if not cell.page_size and rows == cell.context:
         # Whole prompts of one length are a batch of [B, H, S, D], as torch has it.
-        whole = (x.unflatten(0, (-1, rows)).transpose(1, 2) for x in (q, k, v))
-        name, backend = (
-            ("cuDNN (SDPA)", "CUDNN_ATTENTION") if device.type == "cuda" else ("SDPA", None)
-        )
-        calls[name] = peers.sdpa(backend)(*whole, causal)
+        name, backend = "SDPA", None
+        if device.type == "cuda":
+            name, backend = "cuDNN (SDPA)", "CUDNN_ATTENTION"
+        qkv = [torch.unflatten(x, 0, (-1, rows)).transpose(1, 2) for x in (q, k, v)]
+        calls[name] = peers.sdpa(backend)(qkv[0], qkv[1], qkv[2], causal)
     if device.type == "cuda" and isinstance(cell, Decode):
         half = cache.numel() // 2
         source, target = cache.view(-1)[:half], torch.empty(half, dtype=held, device=device)
