@@ -61,8 +61,8 @@ _POINTERS = {
     "lse": "*fp32", "parts": "*fp32", "mass": "*fp32", "sinks": "*fp32", "items": "*i16",
     "tally": "*i64", "counts": "*i32", "order": "*i32", "next_tile": "*i32", "spare": "*i32",
     "votes": "*i32", "weights": "*i32", "must_do": "*i32", "q_start": "*i32", "lengths": "*i32",
-    "limits": "*i32",
-    "page_table": "*i32", "out": "*bf16", "k_scale_at": "*fp32", "v_scale_at": "*fp32",
+    "limits": "*i32", "page_table": "*i32", "out": "*bf16", "k_scale_at": "*fp32",
+    "v_scale_at": "*fp32", "part_out": "*fp32", "part_lse": "*fp32", "part_count": "*i32",
 }  # fmt: skip
 _CPU = torch.device("cpu")
 _FUNCTION = re.compile(r"^\s*Function : (\S+)", re.M)
@@ -160,9 +160,9 @@ def function_of(library: Path, piece: str) -> str:
     raise ValueError(f"no kernel of {library} has {piece} in its name")
 
 
-def compiled(kernel: Any, bound: launch.Launch) -> bytes:
-    """The cubin of a bound launch, without a GPU."""
-    constants, options, _ = bound._how
+def source_of(kernel: Any, bound: launch.Launch) -> GluonASTSource:
+    """What a bound launch gives the compiler."""
+    constants, _, _ = bound._how
     names = kernel.arg_names
     fixed = dict(zip(names[len(names) - len(constants) :], constants, strict=True))
     kinds = {}
@@ -174,12 +174,18 @@ def compiled(kernel: Any, bound: launch.Launch) -> bytes:
     numbers = names[len(kinds) : len(kinds) + len(bound._numbers)]
     for name, value in zip(numbers, bound._numbers, strict=True):
         kinds[name] = "fp32" if isinstance(value, float) else "i32"
-    source = GluonASTSource(
+    return GluonASTSource(
         fn=kernel,
         signature={name: kinds.get(name, "constexpr") for name in names},
         constexprs={(names.index(name),): value for name, value in fixed.items()},
     )
-    built = triton.compile(source, target=GPUTarget("cuda", 90, 32), options=dict(options))
+
+
+def compiled(kernel: Any, bound: launch.Launch) -> bytes:
+    """The cubin of a bound launch, without a GPU."""
+    _, options, _ = bound._how
+    target = GPUTarget("cuda", 90, 32)
+    built = triton.compile(source_of(kernel, bound), target=target, options=dict(options))
     return bytes(built.asm["cubin"])
 
 

@@ -419,6 +419,14 @@ PROMPTS = {
 }
 
 
+def test_the_tool_that_counts_instructions_knows_every_argument() -> None:
+    for kernel, one in sass.shipped().values():
+        signature = sass.source_of(kernel, one).signature
+        assert list(signature) == kernel.arg_names
+        untyped = sum(kind == "constexpr" for kind in signature.values())
+        assert untyped == len(one._how[0])
+
+
 @pytest.mark.parametrize("case", PROMPTS)
 def test_the_hopper_kernel_of_prompts_keeps_its_registers(case: str, tmp_path: Path) -> None:
     head_dim, piece, page, changes = PROMPTS[case]
