@@ -33,7 +33,7 @@ class Dense(_Cell):
         """Name the cell in tables."""
         shape = f"{self.batch},{self.heads},{self.length},{self.head_dim}"
         kv = f" kv{self.kv_heads}" if self.kv_heads else ""
-        return shape + kv + (" causal" if self.causal else "")
+        return shape + kv + (" causal" if self.causal else "") + _unusual(self.dtype)
 
     @property
     def flops(self) -> float:
@@ -67,7 +67,7 @@ class Lite(_Cell):
     def __str__(self) -> str:
         """Name the cell in tables."""
         shape = f"{self.batch},{self.heads},{self.length},{self.head_dim}"
-        return f"{shape} {self.sparsity:.0%} {self.pattern}"
+        return f"{shape} {100 * self.sparsity:g}% {self.pattern}{_unusual(self.dtype)}"
 
     @property
     def flops(self) -> float:
@@ -101,7 +101,8 @@ class Decode(_Cell):
         """Name the cell in tables."""
         return (
             f"decode {self.requests} x {self.context}, {self.q_heads}/{self.kv_heads} x "
-            f"{self.head_dim}{', fp8' if self.fp8 else ''}"
+            f"{self.head_dim}{'' if self.page_size == 16 else f', pages of {self.page_size}'}"
+            f"{', fp8' if self.fp8 else ''}{_unusual(self.dtype)}"
         )
 
     @property
@@ -158,7 +159,7 @@ class Prefill(_Cell):
         return (
             f"prefill {self.requests} x {rows}{self.context}, {self.q_heads}/{self.kv_heads} x "
             f"{self.head_dim}, {pages}{', fp8' if self.fp8 else ''}"
-            f"{'' if self.causal else ', not causal'}"
+            f"{'' if self.causal else ', not causal'}{_unusual(self.dtype)}"
         )
 
     @property
@@ -191,7 +192,13 @@ class Host(_Cell):
 
     def __str__(self) -> str:
         """Name the cell in tables."""
-        return f"host {self.batch},{self.heads},{self.length},{self.head_dim}"
+        shape = f"{self.batch},{self.heads},{self.length},{self.head_dim}"
+        return f"host {shape}{_unusual(self.dtype)}"
+
+
+def _unusual(dtype: str) -> str:
+    """What the name of a cell says of its dtype: rows find their cells by it."""
+    return "" if dtype == "bf16" else f", {dtype}"
 
 
 Cell = Dense | Lite | Decode | Prefill | Host

@@ -40,6 +40,8 @@ class Job:
     calls: dict[str, Callable[[], torch.Tensor]]
     absent: dict[str, str]
     error: Callable[[str, torch.Tensor], float]
+    #: Share of the tiles that are computed, of LiteAttention.
+    kept: float | None = None
 
 
 def make(
@@ -93,7 +95,8 @@ def _self_attention(
         blocks = (1, 1) if tiles is None else size
         return _error(q, k, v, out, causal, kept, blocks)
 
-    return Job(calls, absent, difference)
+    share = None if tiles is None else float(tiles.float().mean())
+    return Job(calls, absent, difference, share)
 
 
 def tiles_to_keep(
@@ -110,7 +113,7 @@ def tiles_to_keep(
     # Drawn on the CPU: every device gets the same tiles.
     generator = torch.Generator().manual_seed(seed)
     score = torch.rand(shape, generator=generator).to(device)
-    keep = round((1 - cell.sparsity) * k_blocks)
+    keep = max(1, round((1 - cell.sparsity) * k_blocks))
     counts = torch.full(shape[:3], keep, device=device)
     if cell.pattern == "clustered":
         row = torch.linspace(0, 1, q_blocks, device=device)[:, None, None]

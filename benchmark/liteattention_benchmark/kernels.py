@@ -31,7 +31,8 @@ class Row:
 
     Times in milliseconds. ``error``: norm of the difference to float64 over the norm, on sampled
     rows. ``absent``: why there is no time. ``matrix_percent``: share of the time in which the
-    matrix units worked, from :mod:`.counters`, None if nobody counted.
+    matrix units worked, from :mod:`.counters`, None if nobody counted. ``kept``: share of the tiles
+    that a LiteAttention cell computes.
     """
 
     kind: str
@@ -44,6 +45,7 @@ class Row:
     error: float | None
     absent: str
     matrix_percent: float | None = None
+    kept: float | None = None
 
     def as_dict(self) -> dict[str, object]:
         """Return a JSON-friendly dictionary."""
@@ -117,7 +119,9 @@ def _measure(cell: Cell, job: Job, config: Config, device: torch.device) -> list
         if not isinstance(cell, Host):
             work = cell.bytes if isinstance(cell, Decode) else cell.flops
             figure = work / middle / 1e9
-        rows.append(Row(kind, str(cell), name, middle, low, high, figure, errors[name], ""))
+        quartiles = (middle, low, high)
+        row = Row(kind, str(cell), name, *quartiles, figure, errors[name], "", kept=job.kept)
+        rows.append(row)
     rows.sort(key=lambda row: row.median_ms or 0.0)
     return rows + [
         Row(kind, str(cell), name, None, None, None, None, None, why)

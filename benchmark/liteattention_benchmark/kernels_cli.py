@@ -115,8 +115,8 @@ def kernels(
     config: Annotated[
         Path,
         typer.Option(
-            help="YAML file, or gpu, serving, chunks, lite, counters or smoke, which come with the "
-            "package."
+            help="YAML file, or gpu, serving, chunks, short, lite, counters or smoke, which come "
+            "with the package."
         ),
     ] = Path("gpu"),
     out: Annotated[
@@ -179,6 +179,7 @@ def kernels(
     stamp["matrix product TFLOP/s"] = f"{roofs.tflops:.3g}"
     stamp["device copy TB/s"] = f"{roofs.tbps:.3g}"
     command = "liteattention-rocm " + " ".join(["bench", "kernels", "--config", str(config)])
+    command += "" if fa3_library is None else f" --fa3-library {fa3_library.name}"
     command += "".join(f" --peer {text!r}" for text in peer or ())
     command += " --counters" if counters else ""
 

@@ -138,7 +138,7 @@ def _counters(rows: list[Row]) -> list[str]:
 
 
 def _lite(cells: Iterable[Lite], rows: list[Row]) -> list[str]:
-    """Time against the dense call's share: ratio = lite / ((1 - sparsity) * dense)."""
+    """Time against the dense call's share: ratio = lite / (tiles kept * dense)."""
     names = [
         "ours, lite", "ours, budget", "ours", "cuDNN (SDPA)", "FA3", "FlexAttention, BlockMask",
         "SpargeAttn (int8), same tiles", "SDPA",
@@ -156,12 +156,18 @@ def _lite(cells: Iterable[Lite], rows: list[Row]) -> list[str]:
         for i, name in enumerate(("ours, lite", "ours, budget")):
             one = found.get(name)
             if one is not None and base is not None and one.median_ms and base.median_ms:
-                ratios[i] = f"{one.median_ms / ((1 - cell.sparsity) * base.median_ms):.3f}"
+                ratios[i] = f"{one.median_ms / (_kept(cell, one) * base.median_ms):.3f}"
         error = "" if mine is None else f"{mine.error:.1e}"
-        lines.append([str(cell), *values, *ratios, error])
+        kept = "" if mine is None else f"{_kept(cell, mine):.1%}"
+        lines.append([str(cell), kept, *values, *ratios, error])
     titles = [f"{name} ms" for name in head]
     shares = [f"{name} / share of dense" for name in ("lite", "budget")]
-    return tables.markdown(["", *titles, *shares, "error"], lines)
+    return tables.markdown(["", "tiles kept", *titles, *shares, "error"], lines)
+
+
+def _kept(cell: Lite, row: Row) -> float:
+    """Share of the tiles that were computed: of few K blocks other than was asked for."""
+    return 1 - cell.sparsity if row.kept is None else row.kept
 
 
 def _figure(width: float, height: float) -> Any:

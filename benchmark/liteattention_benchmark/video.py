@@ -21,7 +21,8 @@ from unittest import mock
 
 import torch
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, PositiveInt
+from pydantic import BaseModel, ConfigDict, Field, PositiveInt, model_validator
+from typing_extensions import Self
 
 from liteattention_rocm import LiteAttention, SkipPolicy, TileGeometry
 from liteattention_rocm.cli import tables
@@ -84,6 +85,14 @@ class Config(BaseModel):
     attention: tuple[Attention, ...]
     sparsity: tuple[Annotated[float, Field(ge=0, lt=1)], ...] = ()
     pattern: Literal["uniform", "clustered", "unequal"] = "clustered"
+
+    @model_validator(mode="after")
+    def _something_to_measure(self) -> Self:
+        if not self.attention:
+            raise ValueError("attention: name one contender at least")
+        if "lite" in self.attention and not self.sparsity:
+            raise ValueError("lite: give at least one sparsity")
+        return self
 
     @property
     def tokens(self) -> int:
@@ -153,7 +162,7 @@ class Contender:
     @property
     def title(self) -> str:
         """Its name in tables."""
-        name = _NAMES.get(self.attention) or f"ours, lite {self.sparsity:.0%}"
+        name = _NAMES.get(self.attention) or f"ours, lite {100 * (self.sparsity or 0):g}%"
         name += ", balanced" if self.balance else ""
         return name + (", compiled" if self.compiled else "")
 

@@ -78,6 +78,13 @@ def run(
                             raise RuntimeError(found)
                         else:
                             progress(found)
+                missing = [one.title for one in part if one not in rows]
+                if missing:
+                    process.join(10)
+                    raise RuntimeError(
+                        f"the process that measures ended (exit code {process.exitcode}) before "
+                        f"{', '.join(missing)}"
+                    )
             finally:
                 process.kill()
                 process.join()

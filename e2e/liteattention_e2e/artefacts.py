@@ -154,13 +154,18 @@ def _write_json(report: dict[str, Any], out: Path) -> None:
     write_text(out / "report.json", text + "\n")
 
 
+#: What a run that was killed may have left beside its last report.
+_LEFT = ("frames_p*_s*.npz", "tiles_p*_s*.npz", "*_p*_s*.mp4")
+
+
 def earlier_files(out: Path) -> list[str]:
-    """Names of the files that an earlier run left in ``out``.
+    """Names of the files that an earlier run left in ``out``, its report's or not.
 
     Raises:
         ValueError: there is a ``report.json`` of something else.
     """
     names = ["report.json", "report.md", "report.csv", HTML]
+    names += sorted(path.name for pattern in _LEFT for path in out.glob(pattern))
     file = out / "report.json"
     if not file.exists():
         return names
@@ -174,7 +179,7 @@ def earlier_files(out: Path) -> list[str]:
         raise ValueError(
             f"{str(file)!r} is not a report of this suite: name another folder"
         ) from error
-    return names + [name for name in found if Path(name).name == name]
+    return list(dict.fromkeys(names + [name for name in found if Path(name).name == name]))
 
 
 def _frames_name(prompt: int, seed: int) -> str:

@@ -283,7 +283,16 @@ class SuiteConfig(BaseModel):
             raise ValueError(f"{value!r} is no device of PyTorch") from error
         if device.type == "cuda" and not torch.cuda.is_available():
             raise ValueError(f"{value!r} is asked for, and PyTorch sees no GPU")
+        if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+            there = ", ".join(f"cuda:{i}" for i in range(torch.cuda.device_count()))
+            raise ValueError(f"{value!r} is asked for, and PyTorch sees {there}")
         return value
+
+    def unfit_steps(self, steps: int) -> list[str]:
+        """What is against ``short_steps`` beside a schedule of ``steps``."""
+        if self.short_steps is None or self.short_steps < steps:
+            return []
+        return [f"short_steps must be fewer than steps, got {self.short_steps} and {steps}"]
 
     @model_validator(mode="before")
     @classmethod
@@ -350,10 +359,9 @@ class SuiteConfig(BaseModel):
 
     @model_validator(mode="after")
     def _shorter(self) -> Self:
-        if None not in (self.steps, self.short_steps) and self.short_steps >= self.steps:  # type: ignore[operator]
-            raise ValueError(
-                f"short_steps must be fewer than steps, got {self.short_steps} and {self.steps}"
-            )
+        reasons = [] if self.steps is None else self.unfit_steps(self.steps)
+        if reasons:
+            raise ValueError(reasons[0])
         return self
 
     @model_validator(mode="after")

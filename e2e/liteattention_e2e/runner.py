@@ -378,7 +378,7 @@ def settings(pipe: Any, config: SuiteConfig) -> Settings:
         max_sequence_length=length,
         negative_prompt=pick(config.negative_prompt, "negative_prompt", "negative_prompt"),
     )
-    reasons = Grid.of(pipe).problems(chosen)
+    reasons = Grid.of(pipe).problems(chosen) + config.unfit_steps(chosen.steps)
     if reasons:
         raise ValueError("\n".join(reasons))
     return chosen
@@ -440,13 +440,13 @@ class _Stopwatch(contextlib.AbstractContextManager["_Stopwatch"]):
         #: Seconds that ``between`` took, with the number of each step: no time here has them.
         self.uncounted = 0.0
         self._on_step = on_step
-        self._cuda = torch.device(pipe.device).type == "cuda"
+        self._device = torch.device(pipe.device)
         self._stack = contextlib.ExitStack()
         self._marks: list[float] = []
         self._entered = 0.0
         self.encode = 0.0
         self.decode = 0.0
-        self.attention: float | None = 0.0 if parts and not self._cuda else None
+        self.attention = 0.0 if parts and self._device.type != "cuda" else None
 
     def __enter__(self) -> _Stopwatch:
         self._stack.enter_context(self._timed(self._pipe, "encode_prompt", "encode"))
@@ -489,8 +489,8 @@ class _Stopwatch(contextlib.AbstractContextManager["_Stopwatch"]):
 
     def wait(self) -> None:
         """Wait for the device."""
-        if self._cuda:
-            torch.cuda.synchronize()
+        if self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)
 
     def _hook(self, hook: Any) -> None:
         self._stack.callback(hook.remove)

@@ -218,7 +218,7 @@ def _settings(config: SuiteConfig) -> Settings:
         max_sequence_length=None,
         negative_prompt=stored.get("negative_prompt") if negative is None else negative,
     )
-    reasons = _grid(config).problems(chosen)
+    reasons = _grid(config).problems(chosen) + config.unfit_steps(chosen.steps)
     if reasons:
         raise ValueError("\n".join(reasons))
     return chosen

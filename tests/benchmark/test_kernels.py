@@ -34,6 +34,31 @@ def test_smoke_configuration_measures_every_cell(tmp_path: Path) -> None:
     ]
 
 
+def test_cells_of_one_size_have_names_of_their_own() -> None:
+    size = {"batch": 1, "heads": 1, "length": 64, "head_dim": 64}
+    cache = {"requests": 1, "context": 64, "q_heads": 1, "kv_heads": 1, "head_dim": 64}
+    lite = [size | {"sparsity": share} for share in (0.5, 0.504)]
+    config = cells.Config(
+        rounds=3, warmup=1, lite=[*lite, lite[0] | {"dtype": "fp16"}],
+        dense=[size, size | {"dtype": "fp16"}], host=[size, size | {"dtype": "fp16"}],
+        decode=[cache, cache | {"dtype": "fp16"}, cache | {"page_size": 256}],
+        prefill=[cache | {"rows": 8}, cache | {"rows": 8, "dtype": "fp16"}],
+    )  # fmt: skip
+    assert len({str(cell) for cell in config.cells}) == len(config.cells) == 12
+
+
+def test_lists_are_compared_with_the_share_of_tiles_that_they_keep() -> None:
+    cell = cells.Lite(batch=1, heads=1, length=64, head_dim=64, sparsity=0.5)
+    config = cells.Config(rounds=3, warmup=1, lite=(cell,))
+    figures = (None, None, 1.0, 1e-3, "")
+    rows = [
+        kernels.Row("lite", str(cell), name, ms, *figures, kept=0.6)
+        for name, ms in (("ours", 2.0), ("ours, lite", 1.8), ("ours, budget", 1.2))
+    ]
+    text = " ".join(kernels_report.to_markdown(config, rows, {}, "command").split())
+    assert "| 60.0% | 1.800 | 1.200 | 2.000 | 1.500 | 1.000 |" in text
+
+
 def test_a_wrong_result_shows_in_its_row(monkeypatch: pytest.MonkeyPatch) -> None:
     right = contenders.attention
     monkeypatch.setattr(contenders, "attention", lambda *a, **b: right(*a, **b) * 1.5)

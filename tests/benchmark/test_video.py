@@ -25,6 +25,15 @@ def smoke() -> video.Config:
     return video.load(CONFIGS / "wan-smoke.yaml")
 
 
+def test_a_configuration_has_something_to_measure() -> None:
+    for instead, message in (
+        ({"attention": ()}, "name one contender at least"),
+        ({"attention": ("lite",), "sparsity": ()}, "lite: give at least one sparsity"),
+    ):
+        with pytest.raises(ValidationError, match=message):
+            video.load(CONFIGS / "wan-smoke.yaml", **instead)
+
+
 def test_the_exact_sizes_of_the_model() -> None:
     config = video.load(CONFIGS / "wan2.1-1.3b.yaml")
     assert config.tokens == 32760 and config.steps == 20

@@ -7,14 +7,16 @@ import shutil
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from unittest.mock import Mock
 
 import pytest
+import torch
 import typer
 from typer.testing import CliRunner
 
-from liteattention_e2e import cli, config
+from liteattention_e2e import cli, config, runner
 from liteattention_e2e.config import load_config
 
 NOWHERE = "/nowhere/libhip.so"
@@ -61,6 +63,21 @@ def test_emulate_contradicts_another_engine(
     assert outcome.exit_code == 2 and "PyTorch sees no GPU" not in outcome.stderr
     for part in ("--emulate runs on the CPU: leave --device cuda out", "--steps=0: must be at"):
         assert part in outcome.stderr
+
+
+def test_a_second_gpu_is_waited_for_and_a_missing_one_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    waited = Mock()
+    monkeypatch.setattr(torch.cuda, "synchronize", waited)
+    runner._Stopwatch(SimpleNamespace(device="cuda:1"), None).wait()
+    waited.assert_called_once_with(torch.device("cuda", 1))
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    given = {"model": "x", "prompts": ["p"], "attention": "diffusers"}
+    assert load_config({**given, "device": "cuda:1"}).device == "cuda:1"
+    with pytest.raises(ValueError, match="'cuda:2' is asked for, and PyTorch sees cuda:0, cuda:1"):
+        load_config({**given, "device": "cuda:2"})
 
 
 def test_whose_cross_attention_it_is() -> None:

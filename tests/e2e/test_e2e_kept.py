@@ -157,6 +157,14 @@ def test_a_run_stopped_before_its_first_video_leaves_earlier_results_alone(
     assert json.loads((tmp_path / "report.json").read_text())["complete"] is True
 
 
+def test_what_a_killed_run_left_is_moved_aside_without_a_report(tmp_path: Path) -> None:
+    left = {"frames_p0_s0.npz", "tiles_p1_s3.npz", "lite_-4_p0_s0.mp4"}
+    for name in (*left, "mine.npz", "mine.mp4"):
+        (tmp_path / name).write_bytes(b"of another run")
+    found = artefacts.earlier_files(tmp_path)
+    assert left <= set(found) and not any("mine" in name for name in found)
+
+
 def test_a_disk_that_fills_up_costs_no_measurement(
     app: typer.Typer, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -565,6 +565,9 @@ def test_models_and_sizes_that_do_not_fit_are_refused(model: Path, tmp_path: Pat
         Runner(load_config({**base, "model": str(model), "height": 33, "width": 18}))
     assert "height must be a multiple of 16" in str(error.value)
     assert "width must be a multiple of 16" in str(error.value)
+    # Steps of the pipeline, 50, are known with the pipeline.
+    with pytest.raises(ValueError, match="short_steps must be fewer than steps, got 50 and 50"):
+        Runner(load_config({**base, "model": str(model), "short_steps": 50}))
 
 
 def test_patterns_that_match_no_layer_are_refused_before_any_run(

@@ -6,6 +6,8 @@ VENV/bin/python -m pytest tests/serving/sglang_diffusion_bench.py
 from __future__ import annotations
 
 import json
+import os
+import signal
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -69,6 +71,17 @@ def test_what_cannot_run_is_refused_with_every_reason(tmp_path: Path) -> None:
     assert done.returncode == 2
     assert "flex is not in SGLang's runtime" in " ".join(done.stderr.split())
     assert "one GPU" in " ".join(done.stderr.split())
+
+
+def test_a_process_that_is_killed_ends_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    config = video.load(Path(video.__file__).parent / "configs" / "wan-smoke.yaml")
+    monkeypatch.setattr(video_sglang, "_measure", _killed)
+    with pytest.raises(RuntimeError, match=r"ended \(exit code -9\) before .*ours, dense"):
+        video_sglang.run(config, torch.device("cpu"))
+
+
+def _killed(*given: Any) -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
 
 
 def test_a_process_that_fails_ends_the_run_with_its_error() -> None:

@@ -293,6 +293,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--library", type=Path, help="a library whose kernel is counted, too")
     parser.add_argument("--kernel", action="append", default=[], help="piece of a mangled name")
     given = parser.parse_args(arguments)
+    if (given.library is None) != (not given.kernel):
+        parser.error("--library and --kernel go together")
     loops = {name: count(*one) for name, one in shipped(given.early_wait).items()}
     for piece in given.kernel:
         name = function_of(given.library, piece)
