@@ -13,6 +13,7 @@ from diffusers.hooks.hooks import BaseState, CacheContext, HookRegistry, ModelHo
 from . import copies
 from .clock import Clock
 from .graphs import StepGraphs
+from .module_hooks import same_key, take_out
 
 logger = logging.getLogger(__name__)
 
@@ -44,7 +45,11 @@ class Context(StateManager):  # type: ignore[misc]
 
 
 class DenoiserHook(ModelHook):  # type: ignore[misc]
-    """Lets ``cache_context`` and the end-of-run reset reach us; watches calls only if it must."""
+    """Lets ``cache_context`` and the end-of-run reset reach us; watches calls only if it must.
+
+    It watches by a hook of PyTorch. accelerate, which offloads models, puts back the ``forward``
+    that it found at the end of every run, and what was around it since is gone.
+    """
 
     _is_stateful = True
 
@@ -55,16 +60,15 @@ class DenoiserHook(ModelHook):  # type: ignore[misc]
         parameters = list(inspect.signature(model.forward).parameters)
         self._timestep_index = parameters.index("timestep") if "timestep" in parameters else -1
 
-    def pre_forward(
-        self, module: torch.nn.Module, *args: Any, **kwargs: Any
-    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    def see_call(
+        self, module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> None:
         """Watch the call if neither a context nor a scheduler says where it stands."""
         if self.context.watch:
             timestep = kwargs.get("timestep")
             if timestep is None and 0 <= self._timestep_index < len(args):
                 timestep = args[self._timestep_index]
             self._watch(timestep)
-        return args, kwargs
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def _watch(self, timestep: Any) -> None:
@@ -105,6 +109,12 @@ def attach(model: torch.nn.Module, clock: Clock, *, graphed: bool = False) -> De
     registry = HookRegistry.check_if_exists_or_initialize(model)
     registry.register_hook(hook, HOOK_NAME)
     registry.invalidate_child_registries_cache()
+    hook.wrapper = vars(model)["forward"]
+    hook.seeing = same_key(
+        model.register_forward_pre_hook(hook.see_call, with_kwargs=True),
+        model._forward_pre_hooks,
+        model._forward_pre_hooks_with_kwargs,
+    )
     copies.stay_plain(model, functools.partial(_undo, model))
     return hook
 
@@ -114,6 +124,7 @@ def _undo(model: torch.nn.Module, state: dict[str, Any]) -> None:
 
     Theirs go too: what a registry puts in place of ``forward`` runs the model it was made for.
     """
+    take_out(state)
     fn_ref = state.pop("_diffusers_hook")._fn_refs[0]
     forward = fn_ref.original_forward or fn_ref.forward
     if getattr(forward, "__func__", None) is type(model).forward:
@@ -128,16 +139,27 @@ def _undo(model: torch.nn.Module, state: dict[str, Any]) -> None:
 
 
 def detach(model: torch.nn.Module, hook: DenoiserHook) -> None:
-    """Undo :func:`attach`, leaving no attribute behind."""
+    """Undo :func:`attach`, leaving no attribute behind.
+
+    A ``forward`` that others put there since, around ours or in place of it, stays.
+    """
     copies.release(model)
+    hook.seeing.remove()
     registry = getattr(model, "_diffusers_hook", None)
     if registry is None or registry.get_hook(HOOK_NAME) is not hook:
         return
+    own = vars(model)
+    found = own.get("forward")
+    others = found is not hook.wrapper and registry._hook_order[-1] == HOOK_NAME
+    if others and own.get("_old_forward") is hook.wrapper:  # accelerate's, around ours
+        own["_old_forward"] = hook.fn_ref.original_forward or hook.fn_ref.forward
     registry.remove_hook(HOOK_NAME, recurse=False)
     registry.invalidate_child_registries_cache()
+    if others and found is not None:
+        own["forward"] = found
     if not registry.hooks:
         # remove_hook leaves the bound method as an instance attribute.
-        if not hook.had_forward:
-            vars(model).pop("forward", None)
+        if found is None or not (hook.had_forward or others):
+            own.pop("forward", None)
         if hook.created_registry:
             del model._diffusers_hook

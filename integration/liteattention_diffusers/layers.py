@@ -22,30 +22,10 @@ from liteattention_rocm.lite.parallel import Mode
 
 from . import backend, context_parallel, copies, note
 from .discovery import Found
+from .module_hooks import HOOK_KEY, same_key, take_out
 
 #: The keyword under which diffusers' attention modules take the other sequence.
 _CONTEXT = "encoder_hidden_states"
-#: PyTorch counts its hooks upwards from 0, so a negative number is ours alone.
-_HOOK_KEY = -942
-#: Where a module keeps its hooks, by key.
-_HOOK_TABLES = (
-    "_forward_pre_hooks",
-    "_forward_pre_hooks_with_kwargs",
-    "_forward_hooks",
-    "_forward_hooks_always_called",
-)
-
-
-def _same_key(hook: RemovableHandle, *tables: dict[int, Any]) -> RemovableHandle:
-    """Give a hook the key that it has on every layer.
-
-    PyTorch numbers hooks through the process, and compiled code guards on that number: blocks
-    compiled one by one (``compile_repeated_blocks``) would be compiled once per layer.
-    """
-    for table in tables:
-        table[_HOOK_KEY] = table.pop(hook.id)
-    hook.id = _HOOK_KEY
-    return hook
 
 
 class Layer:
@@ -71,7 +51,7 @@ class Layer:
         cross_attention: bool,
         engine: str | None,
     ) -> None:
-        if _HOOK_KEY in found.module._forward_pre_hooks:
+        if HOOK_KEY in found.module._forward_pre_hooks:
             raise ValueError(f"layer {name} is already taken over by another enable()")
         self.name = name
         self.slot = new_slot(self)
@@ -98,12 +78,12 @@ class Layer:
         self._member = backend.register()
         self._ours._attention_backend = self._member
         self._hooks = (
-            _same_key(
+            same_key(
                 module.register_forward_pre_hook(self._enter, with_kwargs=True),
                 module._forward_pre_hooks,
                 module._forward_pre_hooks_with_kwargs,
             ),
-            _same_key(
+            same_key(
                 module.register_forward_hook(self._leave, always_call=True),
                 module._forward_hooks,
                 module._forward_hooks_always_called,
@@ -143,7 +123,10 @@ class Layer:
         copies.release(self._module)
         module: Any = self._module
         if module.processor is not self._ours:
-            return  # replaced by the user meanwhile: the new processor is theirs
+            # Replaced by the user meanwhile: the new one is theirs, and the old one may come back.
+            if self._ours is self._processor and self._ours._attention_backend is self._member:
+                self._give_back(self._ours)
+            return
         if self._ours is not self._processor:
             parallel = vars(self._ours).get("_parallel_config")
             if parallel is not None:  # enable_parallelism() met only our copy
@@ -161,9 +144,7 @@ class Layer:
 
     def _undo(self, state: dict[str, Any]) -> None:
         """Take what is ours out of the attributes of a copy of the module."""
-        for table in _HOOK_TABLES:
-            state[table] = copy.copy(state[table])
-            state[table].pop(_HOOK_KEY, None)
+        take_out(state)
         home = "_modules" if "processor" in state["_modules"] else None
         holder = state if home is None else dict(state[home])
         if holder["processor"] is self._ours:
