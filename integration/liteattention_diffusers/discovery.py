@@ -16,7 +16,8 @@ class Found:
 
     ``kind`` is "self" or "cross" if the module says so itself, "by-call" if only a call can tell
     (it is self-attention when no ``encoder_hidden_states`` are passed). ``heads``, ``kv_heads`` and
-    ``head_dim`` are None if the module does not show them.
+    ``head_dim`` are None if the module does not show them; ``dtype`` and ``device`` are those of
+    its calls, None if its weights do not show them: they are quantized, or offloaded.
     """
 
     name: str
@@ -25,8 +26,14 @@ class Found:
     heads: int | None
     kv_heads: int | None
     head_dim: int | None
-    dtype: torch.dtype
-    device: torch.device
+    dtype: torch.dtype | None
+    device: torch.device | None
+
+
+#: What attention may be given; weights of other dtypes are stored so only.
+_COMPUTED = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+#: Under this name diffusers' own offloading hooks the modules whose weights it moves.
+_GROUP_OFFLOADING = "group_offloading"
 
 
 def find(model: torch.nn.Module, *, cross_attention: bool = False) -> list[Found]:
@@ -37,6 +44,7 @@ def find(model: torch.nn.Module, *, cross_attention: bool = False) -> list[Found
     ``cross_attention`` lists those that do, too.
     """
     found = []
+    moved = _is_offloaded(model)
     for name, module in model.named_modules():
         processor = getattr(module, "processor", None)
         if processor is None or not hasattr(processor, "_attention_backend"):
@@ -54,11 +62,20 @@ def find(model: torch.nn.Module, *, cross_attention: bool = False) -> list[Found
                 heads,
                 kv_heads,
                 head_dim,
-                torch.float32 if weight is None else weight.dtype,
-                torch.device("cpu") if weight is None else weight.device,
+                weight.dtype if weight is not None and weight.dtype in _COMPUTED else None,
+                None if weight is None or moved or weight.is_meta else weight.device,
             )
         )
     return found
+
+
+def _is_offloaded(model: torch.nn.Module) -> bool:
+    """Whether weights lie elsewhere than the model runs: accelerate's hooks or diffusers'."""
+    return any(
+        hasattr(module, "_hf_hook")
+        or _GROUP_OFFLOADING in getattr(getattr(module, "_diffusers_hook", None), "hooks", ())
+        for module in model.modules()
+    )
 
 
 def attention_names(model: torch.nn.Module) -> list[str]:

@@ -180,6 +180,8 @@ def _unsupported(
     for layer in found:
         if layer.heads is None or layer.head_dim is None:
             continue  # the module does not show its sizes; its first call is checked instead
+        if layer.dtype is None or layer.device is None:
+            continue  # the same where weights are quantized or offloaded
         against = admission.video_reasons(
             layer.device,
             heads=layer.heads,

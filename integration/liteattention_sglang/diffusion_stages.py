@@ -159,7 +159,7 @@ def _report(request: Any, state: Generation, model: str) -> None:
         own = name if rank == 0 else f"{name}.rank{rank}"
         try:
             state.write(folder, own, names, batched)
-        except OSError as error:  # the video is done, and is worth more than its report
+        except Exception as error:  # the video is done, and is worth more than its report
             logger.error(
                 "LiteAttention: the report of request %s could not be written as %s: %s",
                 name,
