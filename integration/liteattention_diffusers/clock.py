@@ -13,12 +13,19 @@ length of the whole schedule.
 
 from __future__ import annotations
 
+import logging
 import weakref
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from diffusers.hooks.hooks import CacheContext
+
+logger = logging.getLogger(__name__)
+
+#: Calls at one timestep that are taken for guidance branches of a step, each with lists of its own.
+#: More of them are no denoising: a warm-up, or generations of one step.
+MOST_CALLS = 64
 
 
 @dataclass(frozen=True)
@@ -50,6 +57,7 @@ class Clock:
         self._timesteps: Any = None
         #: Of the latest call, as its source counts it.
         self._step = 0
+        self._num_steps: int | None = None
         #: The source's number of the run's first step; None while nothing says it.
         self._first: int | None = 0
         self._watched = _Watched()
@@ -67,6 +75,7 @@ class Clock:
     def end_run(self) -> None:
         """The next call belongs to a new run."""
         self._fresh = True
+        self._num_steps = None
         self._watched = _Watched()
 
     def locate(self, cache: CacheContext | None) -> Position:
@@ -80,7 +89,11 @@ class Clock:
             step, counted = self._watched.step, False
         timesteps = getattr(scheduler, "timesteps", None)
         idle = self._idle(scheduler)
+        num_steps = None if cache is None else cache.num_inference_steps
         goes_on = timesteps is self._timesteps and step >= self._step
+        if num_steps is not None:  # another number is another run, where no scheduler tells
+            goes_on = goes_on and self._num_steps in (None, num_steps)
+            self._num_steps = num_steps
         if not goes_on:
             self._fresh = True
         if self._fresh:
@@ -95,7 +108,6 @@ class Clock:
             self._first = step - 1
         self._step = step
         first = (self._first or 0) if counted else 0
-        num_steps = None if cache is None else cache.num_inference_steps
         if num_steps is None and timesteps is not None and not idle:
             num_steps = len(timesteps) - first
         branch = f"call{self._watched.call}" if cache is None else cache.name
@@ -125,6 +137,14 @@ class Clock:
             self._fresh = True
         timesteps = getattr(self.scheduler, "timesteps", None)
         self._watched.count((denoiser, id(timesteps), self._watched.step, step))
+        if step is None and self._watched.call == MOST_CALLS:
+            logger.warning(
+                "%d calls of a transformer at one timestep: the next ones are taken for a new run. "
+                "Generations of one step need cache_context(), or handle.reset() between them",
+                MOST_CALLS,
+            )
+            self.end_run()
+            self.watch(denoiser, timestep)
 
     def _idle(self, scheduler: Any | None) -> bool:
         """Whether the scheduler is in no run: who calls is not its pipeline.

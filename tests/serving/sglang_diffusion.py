@@ -12,7 +12,9 @@ import os
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -20,7 +22,7 @@ import torch
 
 from liteattention_rocm import SkipPolicy, remembered
 from liteattention_rocm.engines.cpu import CpuEngine
-from liteattention_sglang import diffusion_requests, generation
+from liteattention_sglang import diffusion_requests, diffusion_stages, generation
 
 from .sglang_worker import (
     BOLD,
@@ -460,3 +462,19 @@ def test_everything_but_attention_is_less_than_a_percent_of_a_step(
         f"overhead {overhead * 1e3:.2f} ms of a step of {step * 1e3:.0f} ms: {overhead / step:.3%}"
     )
     assert overhead < 0.01 * step
+
+
+@pytest.mark.parametrize("failure", [OSError("no room"), torch.OutOfMemoryError("no room")])
+def test_a_report_that_fails_costs_no_video(
+    failure: Exception,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.setattr(diffusion_stages, "_names", lambda request: (["mine"], 1))
+    monkeypatch.setattr(diffusion_stages, "get_world_rank", lambda: 1)
+    monkeypatch.setattr(diffusion_stages.reports, "folder", lambda: tmp_path)
+    state: Any = SimpleNamespace(write=Mock(side_effect=failure))
+    diffusion_stages._report(SimpleNamespace(is_warmup=False), state, "model")
+    assert "the report of request mine could not be written" in caplog.text
+    assert "no room" in caplog.text

@@ -28,10 +28,11 @@ from diffusers import (
     WanVACETransformer3DModel,
     WanVideoToVideoPipeline,
 )
+from diffusers.hooks.hooks import CacheContext
 from transformers import T5Config, T5EncoderModel
 
 from liteattention_diffusers import enable
-from liteattention_diffusers.clock import Clock
+from liteattention_diffusers.clock import MOST_CALLS, Clock
 from liteattention_diffusers.discovery import find
 from liteattention_e2e import tiny
 from liteattention_rocm import SkipPolicy, TileGeometry
@@ -641,3 +642,27 @@ def test_by_name_causal_and_gqa_match_sdpa() -> None:
         *(x.transpose(1, 2).double() for x in (q, k, v)), is_causal=True, scale=0.3, enable_gqa=True
     ).transpose(1, 2)
     np.testing.assert_allclose(out.double(), expected, atol=2e-6)
+
+
+def test_a_run_of_another_length_is_another_run() -> None:
+    """What a broken-off run leaves behind, where a transformer is enabled without its pipeline."""
+    clock = Clock(None)
+
+    def run(step: int, steps: int | None) -> int:
+        return clock.locate(CacheContext("cond", step, steps)).run
+
+    assert [run(0, 20), run(9, 20), run(20, 50), run(21, None), run(22, 50)] == [1, 1, 2, 2, 2]
+    clock.end_run()
+    assert run(23, 20) == 3
+
+
+def test_calls_at_one_timestep_are_not_branches_without_end(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    clock, seen = Clock(None), []
+    for _ in range(2 * MOST_CALLS):
+        clock.watch(1, 500.0)
+        seen.append(clock.locate(None))
+    assert {place.branch for place in seen} == {f"call{i}" for i in range(MOST_CALLS)}
+    assert [place.run for place in seen] == [1] * MOST_CALLS + [2] * MOST_CALLS
+    assert caplog.text.count("taken for a new run") == 1
