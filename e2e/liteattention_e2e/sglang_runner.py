@@ -66,7 +66,14 @@ class SglangRunner:
             os.environ["SGLANG_EXTERNAL_MODEL_PACKAGE"] = "liteattention_e2e.sglang_wan"
             model = str(sglang_model.convert(Path(model), self._folder / "model"))
         from sglang.multimodal_gen.runtime.entrypoints.diffusion_generator import DiffGenerator
+        from sglang.multimodal_gen.runtime.platforms import current_platform
 
+        found = current_platform.device_type
+        if torch.device(config.device).type != found:
+            raise ValueError(
+                f"device: SGLang chooses it, and runs on {found} here, not on {config.device!r}: "
+                f"say --device {found}"
+            )
         start = time.perf_counter()
         self._generator = DiffGenerator.from_pretrained(
             model_path=model,

@@ -8,16 +8,20 @@ See ``sglang_diffusion_lists.py`` for ``LITEATTENTION_DIFFUSERS_PYTHON``.
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import textwrap
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
 
+from liteattention_e2e.config import load_config
 from liteattention_e2e.metrics import compare, psnr, summarise_quality
+from liteattention_e2e.sglang_runner import SglangRunner
 
 from .sglang_diffusion_lists import PYTHON
 from .sglang_worker import MODEL, PROMPT, SIZES, environment
@@ -53,6 +57,16 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     found: dict[str, Any] = json.loads((folder / "out" / "report.json").read_text())
     found["folder"] = folder / "out"
     return found
+
+
+def test_a_device_that_sglang_does_not_run_on_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    from sglang.multimodal_gen.runtime.platforms import current_platform
+
+    monkeypatch.setattr(type(current_platform), "device_type", "cuda")
+    sizes = {"height": 48, "width": 48, "frames": 4, "steps": 4, "short_steps": 2}
+    config = load_config({"runner": "sglang", "model": str(MODEL), "prompts": [PROMPT], **sizes})
+    with mock.patch.dict(os.environ), pytest.raises(ValueError, match="say --device cuda"):
+        SglangRunner(config)
 
 
 def test_the_report_is_whole(report: dict[str, Any]) -> None:
