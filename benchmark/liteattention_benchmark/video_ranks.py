@@ -152,13 +152,16 @@ def run(
     done: list[RankRow] = []
     for ranks in (1, gpus):
         with tempfile.TemporaryDirectory(prefix="liteattention-") as folder:
-            _run(
-                config, ranks, mode, device, Path(folder),
-                lambda rows: keep(done + rows),  # noqa: B023
-                peer_memory,
-            )  # fmt: skip
-            done += _collect(Path(folder), ranks)
-    keep(done)
+            try:
+                _run(
+                    config, ranks, mode, device, Path(folder),
+                    lambda rows: keep(done + rows),  # noqa: B023
+                    peer_memory,
+                )  # fmt: skip
+            finally:  # rows that came since the last look are kept, also if a process failed
+                done += _collect(Path(folder), ranks)
+                if done:
+                    keep(list(done))
     return done
 
 

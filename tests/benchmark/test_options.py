@@ -115,5 +115,5 @@ def test_bench_kernels_lists_what_is_wrong_with_file_peers_and_folder(
     text = refused(monkeypatch, "kernels", "--config", str(file))
     assert f"--config {file} is no YAML (line 2) ╰" in text
     text = refused(monkeypatch, "kernels", "--config", "absent")
-    names = "chunks, counters, gpu, lite, serving, smoke"
+    names = "chunks, counters, gpu, lite, serving, short, smoke"
     assert f"--config: no file absent; those of the package are {names} " in text
