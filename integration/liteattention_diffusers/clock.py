@@ -44,8 +44,9 @@ class Clock:
     """Tells runs apart and counts steps.
 
     Owner: one handle. Lifetime: that handle's. A run ends when the pipeline resets its hooks,
-    when the scheduler is given new timesteps, or when the step goes back (a run that died of an
-    exception is left behind by the first two).
+    when the scheduler is given new timesteps, when the step goes back, or when a context says
+    another number of steps. A run that died of an exception is left behind by the first two, or by
+    the last.
     """
 
     def __init__(self, pipeline: Any | None) -> None:

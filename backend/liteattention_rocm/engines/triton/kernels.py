@@ -119,8 +119,8 @@ def pieces_of(length, fair, mean, LEAST: tl.constexpr, GOAL: tl.constexpr):
     ``fair``: tiles of all lists for each multiprocessor; ``mean``: for each list, both rounded up.
     Lists longer than 9/8 of a fair share and 5/4 of the mean are cut, so none where all are as
     long (:func:`last_round` does that). Pieces aim at ``GOAL`` eighths of a fair share and have
-    ``LEAST`` tiles; a whole share, but half of that, where a share is less: no multiprocessor has
-    more than one piece then, and the longest is the time. A list of n fair shares has
+    ``LEAST`` tiles at least. Where a fair share is less than that, they have a share, and half of
+    ``LEAST`` at least: the longest piece is most of the time there. A list of n fair shares has
     ceil(8 n / GOAL) of them: at most 2 n if ``GOAL`` is 6, which 3/2 of a share reach, and 8/3 n if
     it is 4.
     """
