@@ -1,9 +1,10 @@
 """A video model on several GPUs of one host: what they gain, and how long they wait for each other.
 
 diffusers' context parallelism splits the sequence; a process per GPU talks NCCL. CPU processes with
-gloo run the same code, which proves the way and times nothing. One process is measured first, then
-all. A pass after the timed one notes how long each process attends in a step, exchanges rows and
-heads or keys, and waits for slower ones: there all of them meet before each exchange.
+gloo run the same code, which proves the way and times nothing. First each GPU denoises the whole
+video by itself, all at the same time, so that a slower one is known as such. Then they share one. A
+pass after the timed one notes how long each process attends in a step, exchanges rows and heads or
+keys, and waits for slower ones: there all of them meet before each exchange.
 """
 
 from __future__ import annotations
@@ -60,11 +61,11 @@ _PATIENCE = timedelta(minutes=10)
 class RankRow:
     """A contender on one process of ``ranks``: medians over steps, in seconds.
 
-    ``step`` is of the steps before which no heads were dealt, ``dealing`` of the others, None if
-    there are none. ``attending`` is self-attention on this process alone, ``waiting`` for other
-    processes before an exchange, ``exchanging`` the rest of the calls; they are None where
-    diffusers' own backends attend. ``tiles`` are those computed in the last step. ``absent`` says
-    why there is no time.
+    With ``ranks`` 1, ``rank`` is the number of the GPU that denoised by itself. ``step`` is of the
+    steps before which no heads were dealt, ``dealing`` of the others, None if there are none.
+    ``attending`` is self-attention on this process alone, ``waiting`` for other processes before an
+    exchange, ``exchanging`` the rest of the calls; they are None where diffusers' own backends
+    attend. ``tiles`` are those computed in the last step. ``absent`` says why there is no time.
     """
 
     contender: str
@@ -140,7 +141,9 @@ def run(
     keep: Callable[[list[RankRow]], None] = lambda _: None,
     peer_memory: bool = False,
 ) -> list[RankRow]:
-    """Measure one process, then ``gpus`` of them; rows of all processes of both.
+    """Measure every GPU by itself, then ``gpus`` of them together; rows of all processes of both.
+
+    CPU processes would share one CPU in the first pass: there one of them is measured.
 
     With ``peer_memory`` our layers write to each other's memory instead of sending messages.
     ``keep`` is called with the rows so far, whenever there are more of them. Progress goes to
@@ -150,16 +153,17 @@ def run(
         Failed: a process ended with an error; all others are ended.
     """
     done: list[RankRow] = []
-    for ranks in (1, gpus):
+    for together in (False, True):
+        processes = gpus if together or device != "cpu" else 1
         with tempfile.TemporaryDirectory(prefix="liteattention-") as folder:
             try:
                 _run(
-                    config, ranks, mode, device, Path(folder),
+                    config, processes, mode, device, Path(folder),
                     lambda rows: keep(done + rows),  # noqa: B023
-                    peer_memory,
+                    peer_memory, together,
                 )  # fmt: skip
             finally:  # rows that came since the last look are kept, also if a process failed
-                done += _collect(Path(folder), ranks)
+                done += _collect(Path(folder), processes)
                 if done:
                     keep(list(done))
     return done
@@ -167,34 +171,39 @@ def run(
 
 def _run(
     config: Config,
-    ranks: int,
+    processes: int,
     mode: Mode,
     device: str,
     folder: Path,
     keep: Callable[[list[RankRow]], None],
     peer_memory: bool = False,
+    together: bool = True,
 ) -> None:
-    """Start the processes, wait for them, and leave none behind."""
+    """Start the processes, wait for them, and leave none behind.
+
+    Unless they work ``together``, each has a group of its own.
+    """
+    ports = [free_port()] * processes if together else [free_port() for _ in range(processes)]
     arguments = (
-        ranks, free_port(), config.model_dump_json(), mode, device, str(folder), peer_memory
+        ports, together, config.model_dump_json(), mode, device, str(folder), peer_memory
     )  # fmt: skip
     context = start_processes(  # type: ignore[no-untyped-call]
-        _work, args=arguments, nprocs=ranks, join=False, start_method="spawn"
+        _work, args=arguments, nprocs=processes, join=False, start_method="spawn"
     )
     assert context is not None
     seen = 0
     try:
         while not context.join(timeout=0.5):
-            rows = _collect(folder, ranks)
+            rows = _collect(folder, processes)
             if len(rows) > seen:
                 seen = len(rows)
                 keep(rows)
     except ProcessExitedException as error:
         how = f"exit code {error.exit_code}" if error.signal_name is None else error.signal_name
-        raise Failed(f"process {error.error_index} of {ranks} ended with {how}") from error
+        raise Failed(f"process {error.error_index} of {processes} ended with {how}") from error
     except ProcessRaisedException as error:
         text = str(error).strip()
-        raise Failed(f"process {error.error_index} of {ranks} failed:\n{text}") from error
+        raise Failed(f"process {error.error_index} of {processes} failed:\n{text}") from error
     finally:
         for process in context.processes:
             process.terminate()
@@ -213,10 +222,10 @@ def free_port() -> int:
         return port
 
 
-def _collect(folder: Path, ranks: int) -> list[RankRow]:
+def _collect(folder: Path, processes: int) -> list[RankRow]:
     """Rows of the contenders that all processes have written."""
     found = []
-    for rank in range(ranks):
+    for rank in range(processes):
         try:
             rows = json.loads((folder / f"{rank}.json").read_text(encoding="utf-8"))
         except OSError:
@@ -230,32 +239,33 @@ def _collect(folder: Path, ranks: int) -> list[RankRow]:
 
 
 def _work(
-    rank: int, ranks: int, port: int, config_json: str, mode: Mode, kind: str, folder: str,
-    peer_memory: bool,
+    number: int, ports: Sequence[int], together: bool, config_json: str, mode: Mode, kind: str,
+    folder: str, peer_memory: bool,
 ) -> None:  # fmt: skip
-    """Measure all contenders on one process."""
+    """Measure all contenders on the process of this number."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent ends us
     end_with_parent()
     warnings.simplefilter("ignore", FutureWarning)  # of what diffusers calls in torch
     diffusers.utils.logging.set_verbosity_error()
     config = Config.model_validate_json(config_json)
+    ranks = len(ports) if together else 1
     if kind == "cpu":
-        torch.set_num_threads(max(1, torch.get_num_threads() // ranks))
+        torch.set_num_threads(max(1, torch.get_num_threads() // len(ports)))
         device = torch.device("cpu")
         # diffusers numbers the devices of a host with it
         torch.accelerator.device_count = lambda: 1
     else:
-        device = torch.device("cuda", rank)
+        device = torch.device("cuda", number)
         torch.cuda.set_device(device)
     dist.init_process_group(
         "gloo" if kind == "cpu" else "nccl",
-        init_method=f"tcp://127.0.0.1:{port}",
-        rank=rank,
+        init_method=f"tcp://127.0.0.1:{ports[number]}",
+        rank=number if together else 0,
         world_size=ranks,
         timeout=_PATIENCE,
     )
     try:
-        _measure(config, rank, ranks, mode, device, Path(folder), peer_memory)
+        _measure(config, number, ranks, mode, device, Path(folder), peer_memory)
     finally:
         if sys.exc_info()[0] is None:  # else the others may never come
             dist.destroy_process_group()
@@ -287,8 +297,8 @@ def _measure(
     random.Random(config.steps).shuffle(order)
     for number, one in order:
         if rank == 0:
-            processes = f"{ranks} process" + ("es" if ranks > 1 else "")
-            print(f"{processes}: {one.title}", file=sys.stderr, flush=True)
+            who = f"{ranks} processes" if ranks > 1 else "by itself"
+            print(f"{who}: {one.title}", file=sys.stderr, flush=True)
         why = ""
         try:
             row = _time(pipe, config, one, lists, rank, ranks, device, peer_memory)
@@ -503,15 +513,16 @@ def ring_part(
 
 @dataclass(frozen=True)
 class Gain:
-    """A contender on one process and on several. Seconds are medians over steps.
+    """A contender on GPUs by themselves and on several together. Seconds are medians over steps.
 
-    ``together`` and ``efficiency``, the speed-up over the number of processes, are of steps before
-    which no heads were dealt, ``dealing`` is the time of the others. ``uneven`` is the tiles of the
-    process that had most of them over the mean, in the last step.
+    ``alone`` has the seconds of each GPU by itself. ``together`` and ``efficiency``, the speed-up
+    over the number of processes, are of steps before which no heads were dealt, ``dealing`` is the
+    time of the others. ``uneven`` is the tiles of the process that had most of them over the mean,
+    in the last step.
     """
 
     contender: str
-    alone: float | None
+    alone: tuple[float, ...]
     together: float | None
     dealing: float | None
     attending: tuple[float, ...]
@@ -524,11 +535,19 @@ class Gain:
     ranks: int
 
     @property
+    def one(self) -> float | None:
+        """Seconds of a GPU of their mean speed: the harmonic mean of ``alone``.
+
+        GPUs of unlike speed that shared the work without loss would take this over their number.
+        """
+        return statistics.harmonic_mean(self.alone) if self.alone else None
+
+    @property
     def speed_up(self) -> float | None:
-        """Time of one process over that of all."""
-        if not self.alone or not self.together:
+        """Time of one GPU over that of all."""
+        if not self.one or not self.together:
             return None
-        return self.alone / self.together
+        return self.one / self.together
 
     @property
     def efficiency(self) -> float | None:
@@ -543,18 +562,18 @@ class Gain:
 
 def gains(rows: Sequence[RankRow], gpus: int) -> list[Gain]:
     """Put the rows of all processes together, by contender in their order."""
-    alone = {row.contender: row for row in rows if row.ranks == 1}
     found = []
     for name in dict.fromkeys(row.contender for row in rows if row.ranks == gpus):
         ours = [row for row in rows if row.ranks == gpus and row.contender == name]
-        one = alone.get(name.removesuffix(", balanced"))
+        same = name.removesuffix(", balanced")
+        alone = [row.step for row in rows if row.ranks == 1 and row.contender == same]
         steps = [row.step for row in ours if row.step is not None]
         dealing = [row.dealing for row in ours if row.dealing is not None]
         skipped = [row.skipped for row in ours if row.skipped is not None]
         found.append(
             Gain(
                 name,
-                None if one is None else one.step,
+                tuple(step for step in alone if step is not None),
                 max(steps) if steps else None,
                 max(dealing) if dealing else None,
                 tuple(row.attending for row in ours if row.attending is not None),
@@ -593,7 +612,7 @@ def to_markdown(
     table = [
         [
             gain.contender + ("" if gain.finite else " (not finite)"),
-            _number(gain.alone, ".3f"),
+            _number(gain.one, ".3f"),
             _number(gain.together, ".3f"),
             _number(gain.speed_up, ".2f", "x"),
             _number(gain.efficiency, ".3f"),
@@ -605,6 +624,17 @@ def to_markdown(
         if not gain.absent
     ]
     lines += tables.markdown(head, table)
+    apart = [
+        gain for gain in found if len(gain.alone) > 1 and not gain.contender.endswith("balanced")
+    ]
+    if apart:
+        lines += [
+            "",
+            "1: a GPU of their mean speed, the harmonic mean of each by itself. Seconds of",
+        ]
+        lines += ["a step by itself, while the others worked by themselves:", ""]
+        table = [[gain.contender, *map("{:.3f}".format, gain.alone)] for gain in apart]
+        lines += tables.markdown(["self-attention", *(f"GPU {n}" for n in range(gpus))], table)
     parts = [gain for gain in found if gain.attending]
     if parts:
         lines += ["", "By process, in a step: seconds attending + exchanging + waiting for others,"]

@@ -62,7 +62,7 @@ def test_one_and_two_processes_in_one_command(tmp_path: Path, peer_memory: bool)
     assert list(gains) == ["ours, dense", "ours, lite 42%", "ours, lite 42%, balanced"]
     for gain in (dense, dealt, in_order):
         assert gain.finite and not gain.absent and gain.alone and gain.together
-        assert gain.efficiency == pytest.approx(gain.alone / gain.together / 2)
+        assert gain.efficiency == pytest.approx(gain.alone[0] / gain.together / 2)
         for parts in zip(gain.attending, gain.exchanging, gain.waiting, strict=True):
             assert len(gain.attending) == 2 and min(parts) > 0
     assert dealt.dealing and dense.dealing is None and in_order.dealing is None
@@ -79,6 +79,34 @@ def test_one_and_two_processes_in_one_command(tmp_path: Path, peer_memory: bool)
     assert f"(gloo), which time nothing, ulysses{way}. 1 layers, 8 heads x 64" in text
     assert (" --peer-memory" in text) == peer_memory
     assert "| ours, lite 42%: tiles" in text and "efficiency" in text
+
+
+def test_gpus_by_themselves_each_denoise_the_whole_video(tmp_path: Path) -> None:
+    config = video.load(SMOKE, steps=1, attention=["lite"])
+    several._run(config, 2, "ulysses", "cpu", tmp_path, lambda _: None, together=False)
+    rows = several._collect(tmp_path, 2)
+    assert [(row.rank, row.ranks, row.contender) for row in rows] == [
+        (0, 1, "ours, lite 50%"),
+        (1, 1, "ours, lite 50%"),
+    ]
+    assert rows[0].tiles == rows[1].tiles and all(row.finite and row.step for row in rows)
+
+
+def test_unlike_gpus_are_compared_with_one_of_their_mean_speed() -> None:
+    """Shared without loss, work that takes them 2 and 3 seconds takes both 1.2."""
+    times = {(1, 0): 2.0, (1, 1): 3.0, (2, 0): 1.25, (2, 1): 1.2}
+    rows = [
+        several.RankRow("ours, dense", ranks, rank, step, (step,), *(None,) * 6, True)
+        for (ranks, rank), step in times.items()
+    ]
+    (gain,) = several.gains(rows, 2)
+    assert gain.alone == (2.0, 3.0) and gain.one == pytest.approx(2.4)
+    assert gain.speed_up == pytest.approx(2.4 / 1.25)
+    assert gain.efficiency == pytest.approx(1.2 / 1.25)
+    table = several.to_markdown(video.load(SMOKE), rows, 2, "ulysses", "cuda", {}, "command")
+    text = " ".join(table.split())
+    assert "| ours, dense | 2.400 | 1.250 | 1.92x | 0.960 |" in text
+    assert "| ours, dense | 2.000 | 3.000 |" in text
 
 
 def test_peer_memory_reaches_the_layers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
