@@ -189,8 +189,13 @@ def compiled(kernel: Any, bound: launch.Launch) -> bytes:
     return bytes(built.asm["cubin"])
 
 
-def dense(head_dim: int, causal: bool, early_wait: bool = False) -> launch.Launch:
-    """The launch of dense attention in its shipped tile, with a late wait or without."""
+def dense(
+    head_dim: int, causal: bool, early_wait: bool = False, fixed: bool = False
+) -> launch.Launch:
+    """The launch of dense attention in its shipped tile, with a late wait or without.
+
+    With ``fixed`` that of long walks, in which levels stay.
+    """
     request = DenseRequest(
         1, 48, 48, 8192, 8192, head_dim, torch.bfloat16, _CPU, "bhsd", 0.1, causal, "rtne", False
     )
@@ -200,7 +205,7 @@ def dense(head_dim: int, causal: bool, early_wait: bool = False) -> launch.Launc
     tile = _by_hardware(shipped)
     if early_wait:
         tile = replace(tile, late_wait=False, late_exp=False)
-    return launch._attend(request, tile, DenseTensors(q, q, q, q, None))
+    return launch._attend(request, tile, DenseTensors(q, q, q, q, None), fixed=fixed)
 
 
 def _by_hardware(tile: launch.HopperTile) -> launch.HopperTile:
@@ -222,13 +227,14 @@ def _lite_request(head_dim: int, budget: float, rows: int) -> LiteRequest:
     )  # fmt: skip
 
 
-def lite(head_dim: int, budget: float, rows: int) -> launch.Launch:
-    """The launch of that step, q blocks of ``rows``."""
+def lite(head_dim: int, budget: float, rows: int, fixed: bool = False) -> launch.Launch:
+    """The launch of that step, q blocks of ``rows``; ``fixed`` as of :func:`dense`."""
     q = torch.empty(1, 1, 512, head_dim, dtype=torch.bfloat16)
     bits = torch.zeros(1, 1, 4, 1, dtype=torch.int32)
     tile = replace(lite_tile(head_dim, budget, rows), persistent=False)
     request = _lite_request(head_dim, budget, rows)
-    return launch._attend(request, tile, LiteTensors(q, q, q, q, None, bits, bits, None, None))
+    tensors = LiteTensors(q, q, q, q, None, bits, bits, None, None)
+    return launch._attend(request, tile, tensors, fixed=fixed)
 
 
 def prompts(head_dim: int) -> launch.Launch:
@@ -253,10 +259,14 @@ def shipped(early_wait: bool = False) -> dict[str, tuple[Any, launch.Launch]]:
     one, many = hopper.attention, hopper_ragged.attention
     found = {}
     for dim, rows in ((128, 128), (64, 192)):
-        found[f"dense {dim}"] = (one, dense(dim, False, early_wait))
         found[f"causal {dim}"] = (one, dense(dim, True, early_wait))
-        found[f"lite {dim}, votes"] = (one, lite(dim, 0.0, rows))
-        found[f"lite {dim}, weighs"] = (one, lite(dim, 0.1, rows))
+        for fixed, levels in ((True, "stay"), (False, "follow")):
+            found[f"dense {dim}, levels {levels}"] = (one, dense(dim, False, early_wait, fixed))
+            for does, budget in (("votes", 0.0), ("weighs", 0.1)):
+                found[f"lite {dim}, {does}, levels {levels}"] = (
+                    one,
+                    lite(dim, budget, rows, fixed),
+                )
     for dim in (64, 128, 256):
         found[f"prompts {dim}"] = (many, prompts(dim))
     return found

@@ -87,20 +87,20 @@ class Workspaces(threading.local):
             self.held[device, stream] = found
         return found
 
-    def counters(self, device: torch.device, stream: int) -> list[torch.Tensor]:
-        """Take two counters, int32 [1] each, for a launch that takes tiles off the first.
+    def counters(self, device: torch.device, stream: int, words: int = 4) -> list[torch.Tensor]:
+        """Take two counters, int32 [words] each, for a launch that takes tiles off the first.
 
-        That one holds 0, and the launch makes the second one 0. Once it is launched, :meth:`keep`
-        them for the next one. If it fails they are gone, whatever they hold, and others are made.
-        Arguments as of :meth:`take`. Launches of a stream may share counters, as they run one after
-        the other; a graph clears its own whenever it is replayed.
+        Two words of that one hold 0, and the launch makes those of the second one 0. Once it is
+        launched, :meth:`keep` them for the next one. If it fails they are gone, whatever they hold,
+        and others are made. Arguments as of :meth:`take`. Launches of a stream may share counters,
+        as they run one after the other; a graph clears its own whenever it is replayed.
         """
         if capturing_on(device)():
-            return _pair(device)
+            return _pair(device, words)
         found = self.pairs.pop((device, stream), None)
-        if found is None:
+        if found is None or found[0].numel() < words:
             with torch.inference_mode(False):
-                found = _pair(device)
+                found = _pair(device, words)
         return found
 
     def keep(self, device: torch.device, stream: int, counters: list[torch.Tensor]) -> None:
@@ -110,6 +110,6 @@ class Workspaces(threading.local):
             self.pairs[device, stream] = counters
 
 
-def _pair(device: torch.device) -> list[torch.Tensor]:
+def _pair(device: torch.device, words: int) -> list[torch.Tensor]:
     """Two counters that hold 0, each at a multiple of 16 bytes."""
-    return list(torch.zeros(2, 4, dtype=torch.int32, device=device)[:, :1])
+    return list(torch.zeros(2, -(-words // 4) * 4, dtype=torch.int32, device=device))

@@ -9,7 +9,7 @@ COMPILED = [
     "test_amd_loop.py", "test_compiled.py", "test_launch.py", "test_tile_order.py", "test_tuning.py"
 ]  # fmt: skip
 # TRITON_INTERPRET decides when kernels are defined: these want a process of their own.
-INTERPRETED = ["test_interpreter.py", "test_replay.py", "test_hopper_machine.py"]
+INTERPRETED = ["test_interpreter.py", "test_replay.py", "test_hopper_machine.py", "test_levels.py"]
 # With a GPU, the kernels themselves: named on the command line.
 ON_GPUS_TOO = [
     "test_copies.py", "test_pieces.py", "test_weighing.py", "test_ragged_interpreter.py"

@@ -212,14 +212,14 @@ def test_each_stream_and_each_graph_has_a_counter_of_its_own(
     held = Workspaces()
     one, other = held.counters(CPU, 1), held.counters(CPU, 2)
     places = [x.data_ptr() for x in (*one, *other)]
-    assert all(x.dtype == torch.int32 and x.tolist() == [0] for x in (*one, *other))
+    assert all(x.dtype == torch.int32 and x.tolist() == [0] * 4 for x in (*one, *other))
     assert len(set(places)) == 4 and not any(place % 16 for place in places)
     held.keep(CPU, 1, one)
     assert held.counters(CPU, 1) is one and [x.data_ptr() for x in one] == [places[1], places[0]]
     monkeypatch.setattr(workspace, "capturing_on", lambda device: lambda: True)
     one[0].fill_(7)
     captured = held.counters(CPU, 1)
-    assert [x.tolist() for x in captured] == [[0], [0]]
+    assert [x.tolist() for x in captured] == [[0] * 4] * 2
     assert captured[0].data_ptr() not in (one[0].data_ptr(), one[1].data_ptr())
     held.keep(CPU, 1, captured)
     assert held.counters(CPU, 1)[0].data_ptr() != captured[0].data_ptr()
@@ -411,7 +411,7 @@ def test_a_step_whose_lists_may_be_cut_has_room_for_pieces(
     )
     # the last: lists of one length may be cut, too, as this step drops tiles
     assert grid == (12,) and lists[-6:] == (5, 16, launch.LEAST_PIECE, 4, 15, True)
-    assert width == (5,) and first[-2:] == (15, tile.late_exp)
+    assert width == (5,) and first[-4:] == (15, tile.late_exp, False, False)
     bound(everything)
     planned, attended = (
         flat(arguments(kernels[name].result, driver)[1], driver) for name in ("_LISTS", "_HOPPER")

@@ -30,6 +30,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
+from .hopper_again import AGAIN_BIT, compute_again, overflown
 from .hopper_load import handed_out, item, load, place_of
 from .hopper_pieces import mark, marks_of, merge, share_mark, vote_mark
 from .hopper_ring import advanced, barrier, copy_out, divided
@@ -53,6 +54,7 @@ from .hopper_softmax import (
     faded,
     held,
     lane_sums,
+    larger,
     rounded,
     row_sums,
     scaled,
@@ -60,6 +62,7 @@ from .hopper_softmax import (
     signed,
     softmax,
     vote,
+    weights_at,
 )
 
 #: Query rows of one warpgroup; the height of a warpgroup's matrix product.
@@ -109,7 +112,7 @@ def _compute(
     CAUSAL: gl.constexpr, LITE: gl.constexpr, SOFT_SKIP: gl.constexpr, HAS_DO: gl.constexpr,
     WEIGH: gl.constexpr, HAS_LSE: gl.constexpr, TURNS: gl.constexpr, LATE_WAIT: gl.constexpr,
     SIGN: gl.constexpr, ROUNDING: gl.constexpr, ABREAST: gl.constexpr, SLOTS: gl.constexpr,
-    LATE_EXP: gl.constexpr,
+    LATE_EXP: gl.constexpr, FIXED: gl.constexpr,
 ):  # fmt: skip
     """A computing warpgroup: rows ``GROUP * 64`` and on of every tile that is handed out."""
     o_desc, lse, votes, weights, mass, tally, must_do, parts, arrivals = results
@@ -213,6 +216,8 @@ def _compute(
         if WEIGH:
             mine = 1 + gl.arange(0, 32, gl.SliceLayout(0, per_word))[None, :]
         inside = gl.where(keys == 0, 0, count)
+        if FIXED:
+            fade = gl.full([64], 1.0, gl.float32, per_row)  # nothing is scaled
         # Loops of steps. Pieces that leave marks have one of their own. In the others most steps
         # are plain: they neither hide keys nor flush. A branch around what a step does not need
         # costs a hundredth of the time, or more: it jumps past instructions that were fetched.
@@ -303,18 +308,28 @@ def _compute(
                                 scores = _masked(
                                     scores, mask_from, row, keys, diagonal, False, BLOCK_N
                                 )
-                        p, fade, top, level, bits, peak = softmax(
-                            scores, top, level, c, threshold, bits, i, block, rows, q_len, must_do,
-                            VOTE and not LATER, SOFT_SKIP, HAS_DO, LATE_EXP, LAZY,
-                        )  # fmt: skip
+                        if FIXED:
+                            p = weights_at(scores, level, c, LATE_EXP)
+                            if VOTE:
+                                peak = gl.reduce(scores, 1, larger)
+                        else:
+                            p, fade, top, level, bits, peak = softmax(
+                                scores, top, level, c, threshold, bits, i, block, rows, q_len,
+                                must_do, VOTE and not LATER, SOFT_SKIP, HAS_DO, LATE_EXP, LAZY,
+                            )  # fmt: skip
                         here = lane_sums(p)
                         sums_before = total
-                        total = faded(total, fade) + here
+                        total = (total if FIXED else faded(total, fade)) + here
                         if MARKS and WEIGH:
                             here_log = share_mark(row_sums(here, per_row), level)
                             mark(marks, i, later, here_log)
                         if LATE_WAIT and not LATE_EXP:
-                            level = held(level)
+                            # Where levels stay ptxas places the wait well by itself, but for votes:
+                            # 6 to 8 % of the time of lists at head dim 128 (H200).
+                            if not FIXED:
+                                level = held(level)
+                            elif VOTE:
+                                peak = held(peak)
                         out = warpgroup_mma_wait(0, deps=[out])
                         mbarrier.arrive(v_empty.index(before))
                         if LAZY:
@@ -324,12 +339,13 @@ def _compute(
                                 out, inverse, due, kept = scaled_and_renewed(
                                     out, fade, inverse, due, sums_before, total, kept, mine - i
                                 )
-                            else:
+                            elif not FIXED:
                                 out = scaled(out, fade, True)
                         else:
                             if WEIGH and not MARKS:
                                 inverse = inverse_of(total, share)
-                            out = scaled(out, fade, False)
+                            if not FIXED:
+                                out = scaled(out, fade, False)
                             carried = as_carried(p, dtype, p_layout, LATE_WAIT)
                     begin = stop
         mbarrier.arrive(q_empty.index(GROUP))
@@ -365,7 +381,7 @@ def _compute(
                         bits, last_word, inside, row_items, listed, row_votes, must_do, rows,
                         q_len, HAS_DO, EARLY_ITEMS,
                     )  # fmt: skip
-            if whole:
+            if whole and not FIXED:
                 barrier()  # what all warps wrote is told by one thread
                 mbarrier.arrive(walked.index(done & 1))
         out = warpgroup_mma_wait(0, deps=[out])
@@ -375,6 +391,15 @@ def _compute(
             stage, phase = advanced(stage, phase, STAGES)
 
         sums = row_sums(total, per_row)
+        if FIXED:
+            if overflown(sums, out):
+                if LITE:
+                    gl.atomic_or(walk[1] + tile, AGAIN_BIT, sem="relaxed")
+                else:
+                    compute_again(arrivals, tile)
+            if LITE:
+                barrier()
+                mbarrier.arrive(walked.index(done & 1))
         if SLOTS:
             missing = pieces - 1
             if pieces > 1:
@@ -417,7 +442,8 @@ def attention(
     WEIGH: gl.constexpr, HAS_MASS: gl.constexpr, BY_HEAD: gl.constexpr, HAS_LSE: gl.constexpr,
     TURNS: gl.constexpr, LATE_WAIT: gl.constexpr, SIGN: gl.constexpr, ROUNDING: gl.constexpr,
     REGISTERS: gl.constexpr, LOADER_REGISTERS: gl.constexpr, COUNTED: gl.constexpr,
-    ABREAST: gl.constexpr, SLOTS: gl.constexpr, LATE_EXP: gl.constexpr,
+    ABREAST: gl.constexpr, SLOTS: gl.constexpr, LATE_EXP: gl.constexpr, FIXED: gl.constexpr,
+    AGAIN: gl.constexpr,
 ):  # fmt: skip
     """Tiles of ``GROUPS * 64`` query rows; tile = turn + q_blocks * (head + heads * batch).
 
@@ -481,15 +507,14 @@ def attention(
             [
             (_compute, (0, results, smem, bars, walk, sizes, words, c, threshold, GROUPS, BLOCK_N,
                 HEAD_DIM, STAGES, CAUSAL, LITE, SOFT_SKIP, HAS_DO, WEIGH, HAS_LSE, TURNS,
-                LATE_WAIT, SIGN, ROUNDING, ABREAST, SLOTS, LATE_EXP)),
+                LATE_WAIT, SIGN, ROUNDING, ABREAST, SLOTS, LATE_EXP, FIXED)),
             (_compute, (1, results, smem, bars, walk, sizes, words, c, threshold, GROUPS, BLOCK_N,
                 HEAD_DIM, STAGES, CAUSAL, LITE, SOFT_SKIP, HAS_DO, WEIGH, HAS_LSE, TURNS,
-                LATE_WAIT, SIGN, ROUNDING, ABREAST, SLOTS, LATE_EXP)),
+                LATE_WAIT, SIGN, ROUNDING, ABREAST, SLOTS, LATE_EXP, FIXED)),
             (load, ((q_desc, k_desc, v_desc), smem, bars, walk, next_tile, spare, sizes, groups,
-                GROUPS, BLOCK_N, STAGES, CAUSAL, LITE, COUNTED, ABREAST,
-                SLOTS)),
+                GROUPS, BLOCK_N, STAGES, CAUSAL, LITE, COUNTED, ABREAST, SLOTS, FIXED, AGAIN)),
             (settle, (results, smem, bars, walk, sizes, words, limit, limits, WEIGH, HAS_MASS,
-                BY_HEAD, SLOTS)),
+                BY_HEAD, SLOTS, FIXED)),
             ],
             [4, 1, 1],
             [REGISTERS, LOADER_REGISTERS, LOADER_REGISTERS],
@@ -499,18 +524,17 @@ def attention(
             [
             (_compute, (0, results, smem, bars, walk, sizes, words, c, threshold, GROUPS, BLOCK_N,
                 HEAD_DIM, STAGES, CAUSAL, LITE, SOFT_SKIP, HAS_DO, WEIGH, HAS_LSE, TURNS,
-                LATE_WAIT, SIGN, ROUNDING, ABREAST, SLOTS, LATE_EXP)),
+                LATE_WAIT, SIGN, ROUNDING, ABREAST, SLOTS, LATE_EXP, FIXED)),
             (_compute, (1, results, smem, bars, walk, sizes, words, c, threshold, GROUPS, BLOCK_N,
                 HEAD_DIM, STAGES, CAUSAL, LITE, SOFT_SKIP, HAS_DO, WEIGH, HAS_LSE, TURNS,
-                LATE_WAIT, SIGN, ROUNDING, ABREAST, SLOTS, LATE_EXP)),
+                LATE_WAIT, SIGN, ROUNDING, ABREAST, SLOTS, LATE_EXP, FIXED)),
             (_compute, (2, results, smem, bars, walk, sizes, words, c, threshold, GROUPS, BLOCK_N,
                 HEAD_DIM, STAGES, CAUSAL, LITE, SOFT_SKIP, HAS_DO, WEIGH, HAS_LSE, TURNS,
-                LATE_WAIT, SIGN, ROUNDING, ABREAST, SLOTS, LATE_EXP)),
+                LATE_WAIT, SIGN, ROUNDING, ABREAST, SLOTS, LATE_EXP, FIXED)),
             (load, ((q_desc, k_desc, v_desc), smem, bars, walk, next_tile, spare, sizes, groups,
-                GROUPS, BLOCK_N, STAGES, CAUSAL, LITE, COUNTED, ABREAST,
-                SLOTS)),
+                GROUPS, BLOCK_N, STAGES, CAUSAL, LITE, COUNTED, ABREAST, SLOTS, FIXED, AGAIN)),
             (settle, (results, smem, bars, walk, sizes, words, limit, limits, WEIGH, HAS_MASS,
-                BY_HEAD, SLOTS)),
+                BY_HEAD, SLOTS, FIXED)),
             ],
             [4, 4, 1, 1],
             [REGISTERS, REGISTERS, LOADER_REGISTERS, LOADER_REGISTERS],
@@ -520,13 +544,12 @@ def attention(
             [
             (_compute, (0, results, smem, bars, walk, sizes, words, c, threshold, GROUPS, BLOCK_N,
                 HEAD_DIM, STAGES, CAUSAL, LITE, SOFT_SKIP, HAS_DO, WEIGH, HAS_LSE, TURNS,
-                LATE_WAIT, SIGN, ROUNDING, ABREAST, SLOTS, LATE_EXP)),
+                LATE_WAIT, SIGN, ROUNDING, ABREAST, SLOTS, LATE_EXP, FIXED)),
             (_compute, (1, results, smem, bars, walk, sizes, words, c, threshold, GROUPS, BLOCK_N,
                 HEAD_DIM, STAGES, CAUSAL, LITE, SOFT_SKIP, HAS_DO, WEIGH, HAS_LSE, TURNS,
-                LATE_WAIT, SIGN, ROUNDING, ABREAST, SLOTS, LATE_EXP)),
+                LATE_WAIT, SIGN, ROUNDING, ABREAST, SLOTS, LATE_EXP, FIXED)),
             (load, ((q_desc, k_desc, v_desc), smem, bars, walk, next_tile, spare, sizes, groups,
-                GROUPS, BLOCK_N, STAGES, CAUSAL, LITE, COUNTED, ABREAST,
-                SLOTS)),
+                GROUPS, BLOCK_N, STAGES, CAUSAL, LITE, COUNTED, ABREAST, SLOTS, FIXED, AGAIN)),
             ],
             [4, 1],
             [REGISTERS, LOADER_REGISTERS],
@@ -536,16 +559,15 @@ def attention(
             [
             (_compute, (0, results, smem, bars, walk, sizes, words, c, threshold, GROUPS, BLOCK_N,
                 HEAD_DIM, STAGES, CAUSAL, LITE, SOFT_SKIP, HAS_DO, WEIGH, HAS_LSE, TURNS,
-                LATE_WAIT, SIGN, ROUNDING, ABREAST, SLOTS, LATE_EXP)),
+                LATE_WAIT, SIGN, ROUNDING, ABREAST, SLOTS, LATE_EXP, FIXED)),
             (_compute, (1, results, smem, bars, walk, sizes, words, c, threshold, GROUPS, BLOCK_N,
                 HEAD_DIM, STAGES, CAUSAL, LITE, SOFT_SKIP, HAS_DO, WEIGH, HAS_LSE, TURNS,
-                LATE_WAIT, SIGN, ROUNDING, ABREAST, SLOTS, LATE_EXP)),
+                LATE_WAIT, SIGN, ROUNDING, ABREAST, SLOTS, LATE_EXP, FIXED)),
             (_compute, (2, results, smem, bars, walk, sizes, words, c, threshold, GROUPS, BLOCK_N,
                 HEAD_DIM, STAGES, CAUSAL, LITE, SOFT_SKIP, HAS_DO, WEIGH, HAS_LSE, TURNS,
-                LATE_WAIT, SIGN, ROUNDING, ABREAST, SLOTS, LATE_EXP)),
+                LATE_WAIT, SIGN, ROUNDING, ABREAST, SLOTS, LATE_EXP, FIXED)),
             (load, ((q_desc, k_desc, v_desc), smem, bars, walk, next_tile, spare, sizes, groups,
-                GROUPS, BLOCK_N, STAGES, CAUSAL, LITE, COUNTED, ABREAST,
-                SLOTS)),
+                GROUPS, BLOCK_N, STAGES, CAUSAL, LITE, COUNTED, ABREAST, SLOTS, FIXED, AGAIN)),
             ],
             [4, 4, 1],
             [REGISTERS, REGISTERS, LOADER_REGISTERS],

@@ -12,6 +12,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 
+from .hopper_again import AGAIN_BIT, tile_again
 from .hopper_ring import clear, copy_in
 from .hopper_settle import piece_of
 
@@ -47,7 +48,7 @@ def place_of(
         place, length, piece, pieces, first = piece_of(tile, walk)
     elif LITE:
         place = gl.load(order + tile)
-        count = gl.load(counts + tile)
+        count = gl.load(counts + tile) & (AGAIN_BIT - 1)
     if LITE:
         lane = place // q_blocks
     batch = lane // q_heads
@@ -89,10 +90,11 @@ def load(
     inputs, smem, bars, walk, next_tile, spare, sizes, groups,
     GROUPS: gl.constexpr, BLOCK_N: gl.constexpr, STAGES: gl.constexpr, CAUSAL: gl.constexpr,
     LITE: gl.constexpr, COUNTED: gl.constexpr, ABREAST: gl.constexpr, SLOTS: gl.constexpr,
+    FIXED: gl.constexpr, AGAIN: gl.constexpr,
 ):  # fmt: skip
     """The loading warp: hands out tiles and streams their operands."""
     gl.static_assert(not (LITE and COUNTED))  # lists always are, by a counter that `plan` clears
-    if COUNTED:
+    if COUNTED or (FIXED and not LITE):
         clear(spare)
     q_desc, k_desc, v_desc = inputs
     tiles = sizes[0]
@@ -100,6 +102,9 @@ def load(
     q_full, q_empty, k_full, k_empty, v_full, v_empty, turns, tile_full, tile_empty, walked = bars
     one: gl.constexpr = gl.BlockedLayout([1], [32], [1], [0])
     tile = gl.program_id(0)
+    if AGAIN:
+        turn = tile
+        tile = tile_again(next_tile, turn, tiles)
     done = 0
     step = 0
     while tile < tiles:
@@ -152,7 +157,10 @@ def load(
         # even where another multiprocessor is through. The loads run two K blocks ahead, and the
         # answer comes while those are computed.
         upcoming = tile + gl.num_programs(0)
-        if LITE or COUNTED:
+        if AGAIN:
+            turn += gl.num_programs(0)
+            upcoming = tile_again(next_tile, turn, tiles)
+        elif LITE or COUNTED:
             upcoming = gl.atomic_add(next_tile, 1, sem="relaxed") + gl.num_programs(0)
         tile = upcoming
     slot = done & 1

@@ -14,12 +14,13 @@ copy_out = getattr(tma, "async_store", None) or tma.async_copy_shared_to_global
 
 @gluon.jit
 def clear(spare):
-    """Make the counter of the next launch 0, in one program, before anything else.
+    """Make the counters of the next launch 0, in one program, before anything else.
 
     Two counters take turns, so that none is trusted to have been left as it was found.
     """
     if gl.program_id(0) == 0:
         gl.store(spare, 0)
+        gl.store(spare + 1, 0)  # of tiles that are computed again
 
 
 @gluon.jit

@@ -11,6 +11,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 
+from .hopper_again import AGAIN_BIT, compute_again
 from .hopper_softmax import LEAST_LEFT, ROW, SLIGHTLY_MORE
 
 #: Tiles of a q block that are held in registers while a cut is searched for; more are read anew.
@@ -270,6 +271,16 @@ def _select(weights, votes, mass, k_blocks, words, limit, HAS_MASS: gl.constexpr
 
 
 @gluon.jit
+def _weigh_anew(weights, k_blocks):
+    """Leave weights as they were before the walk: 0, or -1 or :data:`_FIRM`, which stay."""
+    lane = gl.arange(0, 32, gl.BlockedLayout([1], [32], [1], [0]))
+    for start in range(0, k_blocks, 32):
+        block = start + lane
+        found = gl.load(weights + block, mask=block < k_blocks, other=-1, volatile=True)
+        gl.store(weights + block, gl.where(found < 0, found, found & _FIRM), mask=block < k_blocks)
+
+
+@gluon.jit
 def _count(votes, words):
     """Number of bits set in a bitmap row, in one warp."""
     lane = gl.arange(0, 32, gl.BlockedLayout([1], [32], [1], [0]))
@@ -311,7 +322,7 @@ def _settled(
 @gluon.jit
 def settle(
     results, smem, bars, walk, sizes, words, limit, limits, WEIGH: gl.constexpr,
-    HAS_MASS: gl.constexpr, BY_HEAD: gl.constexpr, SLOTS: gl.constexpr,
+    HAS_MASS: gl.constexpr, BY_HEAD: gl.constexpr, SLOTS: gl.constexpr, FIXED: gl.constexpr,
 ):  # fmt: skip
     """The settling warp: what there is to do once a q block was walked."""
     o_desc, lse, votes, weights, mass, tally, must_do, parts, arrivals = results
@@ -327,7 +338,7 @@ def settle(
             count = length * (piece + 1) // pieces - length * piece // pieces
         else:
             place = gl.load(order + tile)
-            count = gl.load(counts + tile)
+            count = gl.load(counts + tile) & (AGAIN_BIT - 1)
         at = place.to(gl.int64)
         if BY_HEAD:
             limit = gl.load(limits + place // q_blocks % q_heads)
@@ -340,6 +351,16 @@ def settle(
             if pieces > 1:
                 missing -= gl.atomic_add(arrivals + first // 2 * 4 + 3, 1, sem="acq_rel")
             if missing == 0:
+                _settled(at, results, k_blocks, words, limit, WEIGH, HAS_MASS)
+        elif FIXED:
+            # Volatile: atomics pass the nearest cache by, which may hold the line.
+            again = gl.load(counts + tile, volatile=True) >= AGAIN_BIT
+            count = gl.where(again, 0, count)  # who computes it again counts it
+            if again:
+                if WEIGH:
+                    _weigh_anew(weights + at * k_blocks, k_blocks)
+                compute_again(arrivals, tile)
+            else:
                 _settled(at, results, k_blocks, words, limit, WEIGH, HAS_MASS)
         else:
             _settled(at, results, k_blocks, words, limit, WEIGH, HAS_MASS)

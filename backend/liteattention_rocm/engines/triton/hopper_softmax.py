@@ -381,6 +381,14 @@ def softmax(
 
 
 @gluon.jit
+def weights_at(scores, level, c, LATE_EXP: gl.constexpr):
+    """Weights of a tile at levels that stay, as :func:`softmax` gives them at a new one."""
+    if LATE_EXP:
+        level = held_firmly(level)
+    return gl.exp2(scores * c - level[:, None])
+
+
+@gluon.jit
 def lane_sums(weights):
     """fp32 [64, N] -> [64, 4]: sums of a row's columns, by the lane that holds them.
 

@@ -217,9 +217,9 @@ def plan(
       of their mean, as the longest list of the last head would otherwise begin when hardly any
       work is left beside it. Every program finds the place of its own row, counting the lists of
       all that it is ordered with, ``ROWS`` at a time.
-    - Cleared for the walk: the counter ``next_tile``, ``tally`` int64 [2], and ``votes`` [heads,
-      q_blocks, words] or, if ``WEIGH``, ``weights`` [heads, q_blocks, k_blocks] as :func:`select`
-      takes them.
+    - Cleared for the walk: the counter ``next_tile`` and the word behind it, ``tally`` int64 [2],
+      and ``votes`` [heads, q_blocks, words] or, if ``WEIGH``, ``weights`` [heads, q_blocks,
+      k_blocks] as :func:`select` takes them.
 
     With ``UNITS`` multiprocessors lists are cut, see :func:`pieces_of` and, if ``EVEN``,
     :func:`last_round`; ``ALL`` is a power of two >= heads * q_blocks. ``order`` and ``counts`` then
@@ -266,6 +266,8 @@ def plan(
             read, must_do, must_skip, order, counts, program, total, q_blocks, k_blocks, words,
             joint, ROWS, HAS_DO, HAS_SKIP,
         )  # fmt: skip
+        if program == 0:
+            tl.store(next_tile + 1, 0)
     if program == 0:
         tl.store(next_tile, 0)
         tl.store(tally + tl.arange(0, 2), tl.zeros((2,), tl.int64))

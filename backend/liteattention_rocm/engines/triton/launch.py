@@ -161,15 +161,16 @@ class Launch:
         options: tuple[tuple[str, Any], ...],
         key: tuple[Any, ...],
         boxes: tuple[dict[str, Any], ...] = (),
-        counted: bool = False,
+        counters: int = 0,
     ) -> None:
         self._kernel = kernel
         self._grid = grid
         self._numbers = tuple(numbers)
         self._how = (constants, options, key)
         self._boxes = boxes
-        #: Whether it wants two counters among its pointers, see :meth:`BoundCall.counters`.
-        self.counted = counted
+        #: Words of each of the two counters that it wants among its pointers, see
+        #: :meth:`BoundCall.counters`; 0: none.
+        self.counters = counters
         self._sizes = (*grid, 1, 1)[:3]
         self._rest = (*numbers, *constants)
         self._begins: dict[tuple[int, ...], tuple[Any, ...]] = {}
@@ -293,9 +294,10 @@ class BoundCall:
         stream = 0 if self.index < 0 else raw_stream(self.index)
         return workspaces.take(self.device, stream, size)
 
-    def counters(self) -> list[torch.Tensor]:
+    def counters(self, words: int) -> list[torch.Tensor]:
         """Take two counters, see :meth:`.workspace.Workspaces.counters`."""
-        return workspaces.counters(self.device, 0 if self.index < 0 else raw_stream(self.index))
+        stream = 0 if self.index < 0 else raw_stream(self.index)
+        return workspaces.counters(self.device, stream, words)
 
     def keep(self, counters: list[torch.Tensor]) -> None:
         """Keep counters that a launch was given for the next one."""
@@ -313,8 +315,11 @@ class Attention(BoundCall):
         self, request: DenseRequest, tile: PlainTile | HopperTile, like: DenseTensors
     ) -> None:
         self._hopper = isinstance(tile, HopperTile)
-        self._launch = _attend(request, tile, like)
-        super().__init__(request.device, self._launch)
+        fixed = levels_stay(request, tile)
+        self._launch = _attend(request, tile, like, fixed=fixed)
+        self._again = _attend(request, tile, like, again=True) if fixed else None
+        launches = (self._launch, self._again) if self._again else (self._launch,)
+        super().__init__(request.device, *launches)
 
     def __call__(self, t: DenseTensors) -> None:
         """Write attention into ``out`` and ``lse``."""
@@ -323,9 +328,13 @@ class Attention(BoundCall):
             with on(self.device):
                 lse = t.out if t.lse is None else t.lse
                 if self._hopper:
-                    counters = self.counters() if launch.counted else [t.out, t.out]
-                    launch.start(t[:4], (lse, *3 * (t.out,), *counters, *7 * (t.out,)))
-                    if launch.counted:
+                    words = launch.counters
+                    counters = self.counters(words) if words else [t.out, t.out]
+                    pointers = (lse, *3 * (t.out,), *counters, *7 * (t.out,))
+                    launch.start(t[:4], pointers)
+                    if self._again is not None:
+                        self._again.start(t[:4], pointers)
+                    if words:
                         self.keep(counters)
                 else:
                     launch.start((), (*t[:4], lse) + 9 * (t.out,))
@@ -334,10 +343,13 @@ class Attention(BoundCall):
         sums = unused if t.lse is None else t.lse.data_ptr()
         stream = raw_stream(self.index)
         if self._hopper:
-            if launch.counted:
-                counters = self.counters()
+            if launch.counters:
+                counters = self.counters(launch.counters)
                 now, later = counters[0].data_ptr(), counters[1].data_ptr()
-                launch(stream, t[:4], (sums, *3 * (unused,), now, later, *7 * (unused,)))
+                addresses = (sums, *3 * (unused,), now, later, *7 * (unused,))
+                launch(stream, t[:4], addresses)
+                if self._again is not None:
+                    self._again(stream, t[:4], addresses)
                 self.keep(counters)
             else:
                 launch(stream, t[:4], (sums, *12 * (unused,)))
@@ -365,14 +377,16 @@ class LiteStep(BoundCall):
         weigh = request.budget > 0
         units = cut_for(request, tile, rows, k_blocks)
         goal, slots = cutting(rows, units)
+        fixed = levels_stay(request, tile)
         # items: int16 [rows, K blocks]; counts and order: int32 [rows + slots]; the counter that
-        # tiles are taken from and, if lists are cut, three words and two for each slot more; the
-        # tally, where the caller has none: int64 [2]; weights: int32 [rows, K blocks]; pieces of
-        # lists and their marks: fp32. Parts begin at multiples of 16 bytes.
+        # tiles are taken from, three words more, and two for each slot, or one for each list that
+        # may be computed again; the tally, where the caller has none: int64 [2]; weights: int32
+        # [rows, K blocks]; pieces of lists and their marks: fp32. Parts begin at multiples of 16
+        # bytes.
         tiles = rows + slots
         pieces = tile.block_m * (slots * (request.head_dim + 3) + -(-slots // 2) * k_blocks)
         parts = (
-            2 * rows * k_blocks, 4 * tiles, 4 * tiles, 4 + 12 * (units > 0) + 8 * slots, 16,
+            2 * rows * k_blocks, 4 * tiles, 4 * tiles, 16 + 8 * slots + 4 * tiles * fixed, 16,
             4 * rows * k_blocks * weigh, 4 * pieces,
         )  # fmt: skip
         self._parts = tuple(-(-part // 16) * 16 for part in parts)
@@ -396,8 +410,10 @@ class LiteStep(BoundCall):
             (("num_warps", 1 if words <= 8 and not units else 4),),
             alignments(like.read, like.must_do, like.must_skip, like.write, like.tally),
         )  # fmt: skip
-        self._attend = _attend(request, tile, like, slots)
-        super().__init__(request.device, self._plan, self._attend)
+        self._attend = _attend(request, tile, like, slots, fixed)
+        self._again = _attend(request, tile, like, again=True) if fixed else None
+        again = (self._again,) if self._again else ()
+        super().__init__(request.device, self._plan, self._attend, *again)
 
     def __call__(self, t: LiteTensors) -> None:
         """Compute the tiles in ``read``; write ``out``, ``lse``, the next bitmap and the tally."""
@@ -424,7 +440,10 @@ class LiteStep(BoundCall):
         rest = (new, weights, mass_at, sums, do)
         if self._hopper:
             lists = (items, counts, order, counter, counter)
-            self._attend(stream, t[:4], (lse_at, *lists, *rest, pieces, limits_at))
+            addresses = (lse_at, *lists, *rest, pieces, limits_at)
+            self._attend(stream, t[:4], addresses)
+            if self._again is not None:
+                self._again(stream, t[:4], addresses)
         else:
             q, k, v = t.q.data_ptr(), t.k.data_ptr(), t.v.data_ptr()
             self._attend(
@@ -448,7 +467,10 @@ class LiteStep(BoundCall):
         last = (t.write, weights, mass, tally, do)
         if self._hopper:
             lists = (items, counts, order, counter, counter)
-            self._attend.start(t[:4], (lse, *lists, *last, pieces.view(torch.float32), limits))
+            pointers = (lse, *lists, *last, pieces.view(torch.float32), limits)
+            self._attend.start(t[:4], pointers)
+            if self._again is not None:
+                self._again.start(t[:4], pointers)
         else:
             self._attend.start((), (*t[:4], lse, items, counts, order, *last, limits))
 
@@ -458,10 +480,12 @@ def _attend(
     tile: PlainTile | HopperTile,
     like: DenseTensors | LiteTensors,
     slots: int = 0,
+    fixed: bool = False,
+    again: bool = False,
 ) -> Launch:
     """Bind the attention kernel, which keeps ``slots`` pieces of lists that are cut.
 
-    See :func:`hopper_reasons` for Hopper.
+    See :func:`hopper_reasons` for Hopper, :mod:`.hopper_again` for ``fixed`` and ``again``.
     """
     lite = request if isinstance(request, LiteRequest) else None
     q_blocks = -(-request.q_len // tile.block_m)
@@ -489,11 +513,14 @@ def _attend(
             kv_bytes(request),
         )  # fmt: skip
         rows, keys = hopper.WARPGROUP_ROWS, tile.block_n
+        persistent = tile.persistent or again
+        counters = 4 if tile.counted else 0
+        if fixed and lite is None:
+            counters = 4 + tiles * tile.groups  # each of a tile's warpgroups may note it
         return Launch(
             _HOPPER,
             (
-                min(tiles + slots, multiprocessors(_current_device())) if tile.persistent
-                else tiles,
+                min(tiles + slots, multiprocessors(_current_device())) if persistent else tiles,
             ),
             [tiles, span, *sizes],
             (
@@ -502,7 +529,7 @@ def _attend(
                 request.return_lse, tile.turns, tile.late_wait, _sign(request.scale), rounding,
                 tile.registers, tile.loader_registers, tile.counted,
                 tile.abreast and request.causal, slots,
-                tile.late_exp,
+                tile.late_exp, fixed, again,
             ),
             (("num_warps", 4),),
             (request.dtype, aligned),
@@ -510,7 +537,7 @@ def _attend(
                 box(x.shape, x.stride(), x.dtype, request.layout, high, request.head_dim)
                 for x, high in zip(boxed, (rows, keys, keys, rows), strict=True)
             ),
-            tile.counted,
+            counters,
         )  # fmt: skip
     steps = [step for x in boxed for step in strides(x, request.layout)]
     height = 1 << (tile.block_m - 1).bit_length()
@@ -558,6 +585,26 @@ def cut_for(request: LiteRequest, tile: PlainTile | HopperTile, rows: int, k_blo
     if not 2 * LEAST_PIECE <= k_blocks <= _MOST_CUT_K_BLOCKS:
         return 0
     return multiprocessors(_current_device())
+
+
+#: K blocks of walks at least in which levels stay.
+_FIXED_K_BLOCKS = 32
+
+
+def levels_stay(request: DenseRequest, tile: PlainTile | HopperTile) -> bool:
+    """Whether rows keep the level of their first K block, see :mod:`.hopper_again`.
+
+    The same for dense attention and for lists of any q blocks, so that those of a step that keeps
+    every tile are dense bit for bit. Not for fp16, whose largest number soon is too small for a
+    weight, nor in small grids, where a second launch counts and lists are cut.
+    """
+    if not isinstance(tile, HopperTile) or request.causal or request.dtype != torch.bfloat16:
+        return False
+    if isinstance(request, LiteRequest) and request.soft_skip:
+        return False
+    low = _CUT_GROUPS[0] * hopper.WARPGROUP_ROWS
+    lists = request.batch * request.q_heads * -(-request.q_len // low)
+    return lists > MOST_CUT and request.kv_len > _FIXED_K_BLOCKS * tile.block_n
 
 
 #: Lists for each multiprocessor that are ordered together, see :func:`.kernels.plan`.

@@ -121,7 +121,7 @@ def prompts(
             box(x.shape, x.stride(), x.dtype, "bshd", *high)
             for x, high in zip(views, heights, strict=True)
         ),
-        counted,
+        4 if counted else 0,
     )  # fmt: skip
     return Prompts(launch, shortest, parts)
 
@@ -318,7 +318,7 @@ class Attention(BoundCall):
                         q_start, t.keys.data_ptr(), table, k_scale,
                     ),
                 )  # fmt: skip
-            counters = self.counters() if self._long.counted else [t.q_start, t.q_start]
+            counters = self.counters(4) if self._long.counters else [t.q_start, t.q_start]
             now, later = (counter.data_ptr() for counter in counters)
             self._long(
                 stream, _views(read, self._paged),
@@ -327,7 +327,7 @@ class Attention(BoundCall):
                     v_scale, *parts_long,
                 ),
             )  # fmt: skip
-            if self._long.counted:
+            if self._long.counters:
                 self.keep(counters)
         pointers = (
             t.q.data_ptr(), t.k.data_ptr(), t.v.data_ptr(), out, lse, sinks, *parts, q_start,
@@ -361,13 +361,13 @@ class Attention(BoundCall):
                 self._wide.launch.start(
                     (), (k, v, read.k, read.v, pages, t.q_start, t.keys, table, k_scale)
                 )
-            counters = self.counters() if self._long.counted else [t.q_start, t.q_start]
+            counters = self.counters(4) if self._long.counters else [t.q_start, t.q_start]
             pointers = (
                 t.out, lse, sinks, t.q_start, t.keys, pages, *counters, k_scale, v_scale,
                 *parts_long,
             )  # fmt: skip
             self._long.start(_views(read, self._paged), pointers)
-            if self._long.counted:
+            if self._long.counters:
                 self.keep(counters)
         for attend in self._attend:
             attend.start(
