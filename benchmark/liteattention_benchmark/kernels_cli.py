@@ -123,7 +123,8 @@ def kernels(
         Path, typer.Option(help="Folder for kernels.csv, kernels.md, kernels.html and plots.")
     ] = Path("out/kernels"),
     fa3_library: Annotated[
-        Path | None, typer.Option(help="_vllm_fa3_C.abi3.so of a vLLM wheel.", exists=True)
+        Path | None,
+        typer.Option(help="_vllm_fa3_C.abi3.so of a vLLM wheel.", exists=True, dir_okay=False),
     ] = None,
     peer: Annotated[
         list[str] | None,
@@ -225,7 +226,10 @@ def tune(
     dtype: Annotated[str, typer.Option(help=names_of_dtypes.both("bf16", "fp16"))] = "bf16",
     rounds: Annotated[int, typer.Option(min=3, help="Counted rounds.")] = 9,
     fa3_library: Annotated[
-        Path | None, typer.Option(help="FlashAttention-3 library of a vLLM wheel, timed beside.")
+        Path | None,
+        typer.Option(
+            help="_vllm_fa3_C.abi3.so of a vLLM wheel, timed beside.", exists=True, dir_okay=False
+        ),
     ] = None,
 ) -> None:
     """Measure the portable engine's tiles on this GPU; the fastest are used from then on.

@@ -117,3 +117,12 @@ def test_bench_kernels_lists_what_is_wrong_with_file_peers_and_folder(
     text = refused(monkeypatch, "kernels", "--config", "absent")
     names = "chunks, counters, gpu, lite, serving, short, smoke"
     assert f"--config: no file absent; those of the package are {names} " in text
+
+
+@pytest.mark.parametrize("command", ["kernels", "tune"])
+def test_a_library_that_is_not_there_is_said_before_anything_is_measured(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, command: str
+) -> None:
+    for path, why in ((tmp_path / "fa3.so", "does not exist"), (tmp_path, "is a directory")):
+        text = refused(monkeypatch, command, "--fa3-library", str(path))
+        assert "--fa3-library" in text and why in text
