@@ -54,8 +54,11 @@ def video(
         int, typer.Option(min=1, help="GPUs of this host: one is measured, then all of them.")
     ] = 1,
     parallel: Annotated[
-        str, typer.Option(help="With --gpus: ulysses (heads) or ring (rows), of diffusers.")
-    ] = "ulysses",
+        str | None,
+        typer.Option(
+            help="With --gpus: ulysses (heads; the default) or ring (rows), of diffusers."
+        ),
+    ] = None,
     peer_memory: Annotated[
         bool, typer.Option(help="With --gpus: ours exchanges without messages, by GPUs' memory.")
     ] = False,
@@ -93,12 +96,16 @@ def video(
         reasons.append(f"--compile must be off, on or both, got {compile_blocks!r}")
     if kind not in ("cpu", "cuda"):
         reasons.append(f"--device must be cpu or cuda, got {device!r}")
-    if parallel not in ("ulysses", "ring"):
+    if parallel not in (None, "ulysses", "ring"):
         reasons.append(f"--parallel must be ulysses or ring, got {parallel!r}")
     if runtime not in ("diffusers", "sglang"):
         reasons.append(f"--runtime must be diffusers or sglang, got {runtime!r}")
-    if peer_memory and (gpus == 1 or runtime == "sglang"):
-        reasons.append("--peer-memory is for --gpus 2 or more with --runtime diffusers")
+    for name, given in (("--parallel", parallel is not None), ("--peer-memory", peer_memory)):
+        if given and (gpus == 1 or runtime == "sglang"):
+            reasons.append(
+                f"{name} is for --gpus 2 or more with --runtime diffusers: leave it out otherwise"
+            )
+    mode = parallel or "ulysses"
     if runtime == "sglang":
         reasons += [] if asked is None else video_sglang.problems(asked)
         reasons += ["--runtime sglang runs on one GPU"] if gpus > 1 else []
@@ -108,7 +115,7 @@ def video(
         # without --device a host that has no GPU is not what was meant
         if asked is not None:
             reasons += several.problems(
-                asked, gpus, parallel, device or "cuda", compile_blocks, peer_memory
+                asked, gpus, mode, device or "cuda", compile_blocks, peer_memory
             )
     elif kind == "cuda" and not torch.cuda.is_available():
         reasons.append("--device cuda: this machine has no GPU")
@@ -126,7 +133,7 @@ def video(
     command += "".join(f" --sparsity {share:g}" for share in sparsity or ())
     command += "" if pattern is None else f" --pattern {pattern}"
     command += "" if compile_blocks == "off" else f" --compile {compile_blocks}"
-    command += "" if gpus == 1 else f" --gpus {gpus} --parallel {parallel}"
+    command += "" if gpus == 1 else f" --gpus {gpus} --parallel {mode}"
     command += " --peer-memory" if peer_memory else ""
     command += "" if runtime == "diffusers" else f" --runtime {runtime}"
     command += "" if device is None else f" --device {device}"
@@ -143,15 +150,15 @@ def video(
         write(text, [row.as_dict() for row in rows], complete)
 
     def save_ranks(rows: Sequence[several.RankRow], complete: bool = False) -> None:
-        text = several.to_markdown(asked, rows, gpus, parallel, kind, stamp, command, peer_memory)
+        text = several.to_markdown(asked, rows, gpus, mode, kind, stamp, command, peer_memory)
         text += "" if complete else "\n**Incomplete: not all contenders were timed.**\n"
         write(text, [dataclasses.asdict(row) for row in rows], complete)
 
     with kept(out, ("video.json", "video.md"), console):
         if gpus > 1:
             try:
-                mode = cast(several.Mode, parallel)
-                found = several.run(asked, gpus, mode, kind, save_ranks, peer_memory)
+                way = cast(several.Mode, mode)
+                found = several.run(asked, gpus, way, kind, save_ranks, peer_memory)
                 save_ranks(found, complete=True)
             except several.Failed as error:
                 console.print(str(error), markup=False, highlight=False, soft_wrap=True)

@@ -126,3 +126,10 @@ def test_a_library_that_is_not_there_is_said_before_anything_is_measured(
     for path, why in ((tmp_path / "fa3.so", "does not exist"), (tmp_path, "is a directory")):
         text = refused(monkeypatch, command, "--fa3-library", str(path))
         assert "--fa3-library" in text and why in text
+
+
+def test_what_is_for_several_gpus_is_refused_with_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    words = ("video", "--config", "wan-smoke", "--device", "cpu", "--peer-memory", "--parallel")
+    text = refused(monkeypatch, *words, "ring")
+    for name in ("--parallel", "--peer-memory"):
+        assert f"{name} is for --gpus 2 or more with --runtime diffusers: leave it out" in text
