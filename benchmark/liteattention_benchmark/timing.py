@@ -101,18 +101,22 @@ def environment(device: torch.device) -> dict[str, str]:
         convolutions = str(torch.backends.cudnn.version())  # type: ignore[no-untyped-call]
         hip = torch.version.hip
         if hip is None:
-            found |= {"cuDNN": convolutions, **_nvidia()}
+            found |= {"cuDNN": convolutions, **_nvidia(device)}
         else:
             found |= {"HIP": hip, "MIOpen": convolutions, **_amd()}
     return found
 
 
-def _nvidia() -> dict[str, str]:
+def _nvidia(device: torch.device) -> dict[str, str]:
+    """Driver, clocks and limit of ``device`` as nvidia-smi says them; none if it cannot."""
+    # Its numbers are those of the host, PyTorch's those of CUDA_VISIBLE_DEVICES.
+    name = f"GPU-{torch.cuda.get_device_properties(device).uuid}"
     fields = ("driver_version", "clocks.sm", "clocks.mem", "clocks.max.sm", "power.limit")
-    command = ["nvidia-smi", "--query-gpu=" + ",".join(fields), "--format=csv,noheader"]
+    query = "--query-gpu=" + ",".join(fields)
     try:
-        values = _said(*command).splitlines()[0].split(",")
-    except (OSError, subprocess.SubprocessError):
+        line = _said("nvidia-smi", "-i", name, query, "--format=csv,noheader").splitlines()[0]
+        values = line.split(",")
+    except (OSError, subprocess.SubprocessError, IndexError):
         return {}
     return {name: value.strip() for name, value in zip(fields, values, strict=True)}
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import subprocess
+import uuid
 from types import SimpleNamespace
 from typing import Any
 
@@ -53,6 +54,10 @@ BY_NVIDIA_SMI = {
 }
 
 
+def properties(number: int) -> SimpleNamespace:
+    return SimpleNamespace(uuid=uuid.UUID(int=number))
+
+
 @pytest.mark.parametrize(
     ("hip", "printed", "clocks"),
     [
@@ -83,8 +88,28 @@ def test_a_gpus_stamp_is_in_its_makers_words(
     )
     monkeypatch.setattr(torch.version, "hip", hip)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "a GPU")
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: properties(0))
     monkeypatch.setattr(torch.backends.cudnn, "version", lambda: 3050000)
     found = timing.environment(torch.device("cuda"))
     always = {"commit": "0123", "torch": torch.__version__, "aiter": "0.1", "device": "a GPU"}
     library = {"cuDNN": "3050000"} if hip is None else {"HIP": hip, "MIOpen": "3050000"}
     assert found == {**always, **library, **clocks}
+
+
+def test_clocks_are_those_of_the_gpu_that_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The process sees the host's GPUs 2 and 3 as 0 and 1."""
+    clocks = [f"580.1, {1000 + i} MHz, 2619 MHz, 1980 MHz, 700.00 W" for i in range(4)]
+
+    def run(command: Any, **options: Any) -> Any:
+        lines = clocks
+        if "-i" in command:
+            name = command[command.index("-i") + 1]
+            lines = [clocks[i] for i in range(4) if name == f"GPU-{properties(i).uuid}"]
+        if not lines:
+            raise subprocess.CalledProcessError(6, command)
+        return SimpleNamespace(stdout="\n".join(lines) + "\n")
+
+    monkeypatch.setattr(subprocess, "run", run)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda d: properties(2 + d.index))
+    found = [timing._nvidia(torch.device("cuda", i)) for i in range(3)]
+    assert [each.get("clocks.sm") for each in found] == ["1002 MHz", "1003 MHz", None]
