@@ -102,12 +102,18 @@ def run(
     workgroup: Annotated[int, typer.Option(help="The one that --record records.", min=0)] = 0,
 ) -> None:
     """Run a kernel once and print what it executed and what the checkers found."""
+    files = [Path(text) for text in args or [] if text.endswith(".npy")]
+    written = [("--args", file) for file in files] + [("--out", out), ("--record", record)]
     try:
         values = [_value(text, number) for number, text in enumerate(args or [])]
         grid_sizes, block_sizes = _sizes(grid, "--grid"), _sizes(block, "--block")
-        for option, path in (("--out", out), ("--record", record)):
-            if path is not None and (why := command.unwritable(path)):
-                raise _Bad(f"{option}: {why}")
+        reasons = [
+            f"{option}: {why}"
+            for option, path in written
+            if path is not None and (why := command.unwritable(path))
+        ]
+        if reasons:
+            raise _Bad("\n".join(reasons))
     except _Bad as error:
         _fail(str(error))
     native_options = {"order": order, "threads": str(threads), "count": "on"}

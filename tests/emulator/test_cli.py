@@ -1,6 +1,7 @@
 """``liteattention-rocm emulate``, as typed."""
 
 import json
+import os
 from importlib.metadata import EntryPoint
 from pathlib import Path
 
@@ -124,6 +125,27 @@ def test_where_nothing_can_be_written_nothing_runs(code_object: str, tmp_path: P
     for option in ("--out", "--record"):
         code, text = call(*words, option, str(tmp_path / "none" / "x"))
         assert (code, text) == (2, f"{option}: there is no folder '{tmp_path / 'none'}'\n")
+
+
+def test_a_file_that_cannot_be_written_back_is_said_before_the_run(
+    code_object: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(device.Module, "launch", lambda *_, **__: pytest.fail("it ran"))
+
+    def access(path: Path, mode: int) -> bool:  # root may write to any file
+        return mode != os.W_OK or bool(os.stat(path).st_mode & 0o200)
+
+    monkeypatch.setattr(os, "access", access)
+    data, saved = tmp_path / "data.npy", tmp_path / "report.json"
+    np.save(data, np.arange(64, dtype=np.float32))
+    saved.write_text("")
+    for file in (data, saved):
+        file.chmod(0o444)
+    code, text = call(
+        "run", code_object, "--kernel", "halve", "--args", str(data), "--out", str(saved)
+    )
+    assert code == 2
+    assert text == f"--args: cannot write to '{data}'\n--out: cannot write to '{saved}'\n"
 
 
 def test_library_runs_nothing_else() -> None:

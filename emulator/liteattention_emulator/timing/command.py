@@ -86,10 +86,12 @@ class Options:
 
 
 def unwritable(path: Path) -> str:
-    """Why no file can be written there; "" if one can."""
+    """Why no file can be written there, over the one that is there if any; "" if one can."""
     folder = path.absolute().parent
     if path.is_dir():
         return f"{str(path)!r} is a folder, a file is needed"
+    if path.exists():  # it is opened, so its folder need not be writable
+        return "" if os.access(path, os.W_OK) else f"cannot write to {str(path)!r}"
     if not folder.is_dir():
         return f"there is no folder {str(folder)!r}"
     return "" if os.access(folder, os.W_OK) else f"cannot write into {str(folder)!r}"
