@@ -1,4 +1,4 @@
-"""Which interpreters `make wheels` takes, and what it says when one is missing."""
+"""Which interpreters `make wheels` takes, what it says if one is missing, what a failure leaves."""
 
 from __future__ import annotations
 
@@ -54,3 +54,37 @@ def test_a_newer_glibc_than_the_platform_is_refused() -> None:
     assert wheels._glibc("manylinux_2_24_x86_64") <= wheels._glibc(wheels.PLATFORM)
     for tag in ("manylinux_2_31_x86_64", "linux_x86_64"):
         assert wheels._glibc(tag) > wheels._glibc(wheels.PLATFORM)
+
+
+def test_wheels_are_replaced_when_all_new_ones_are_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out, work = tmp_path / "dist", tmp_path / "work"
+    out.mkdir()
+    for name in ("old-0.1.whl", "old-0.1.tar.gz", "notes.txt"):
+        (out / name).write_text("old")
+    fails = True
+
+    def run(*command: object, **_: object) -> None:
+        (Path(str(command[-2])) / "new.tar.gz").write_text("new")
+
+    def build(version: str, *_: object) -> Path:
+        if fails and version == "3.12":
+            raise SystemExit("failed: pip wheel")
+        return Path(f"new-{version}.whl")
+
+    monkeypatch.setattr(wheels, "interpreters", lambda versions: {v: Path(v) for v in versions})
+    for step in ("_compiler", "_requirements"):
+        monkeypatch.setattr(wheels, step, lambda *_: Path())
+    monkeypatch.setattr(wheels, "_run", run)
+    monkeypatch.setattr(wheels, "_build", build)
+    monkeypatch.setattr(wheels, "_repair", lambda raw, folder: (folder / raw).write_text("new"))
+    command = ["wheels", "--python", "3.11", "3.12", "--out", str(out), "--work", str(work)]
+    monkeypatch.setattr(sys, "argv", command)
+    with pytest.raises(SystemExit, match="failed: pip wheel"):
+        wheels.main()
+    assert {path.name for path in out.iterdir()} == {"old-0.1.whl", "old-0.1.tar.gz", "notes.txt"}
+    fails = False
+    wheels.main()
+    made = {"new-3.11.whl", "new-3.12.whl", "new.tar.gz"}
+    assert {path.name for path in out.iterdir()} == {*made, "notes.txt"}

@@ -25,7 +25,10 @@ _GLIBC = "x86_64-linux-gnu.2.28"
 
 
 def main() -> None:
-    """Build, repair and audit into ``--out``; a line per file."""
+    """Build, repair and audit; then replace the wheels and sources in ``--out``. A line per file.
+
+    A build that fails leaves ``--out`` as it was.
+    """
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("--python", nargs="+", default=list(VERSIONS), metavar="X.Y")
     parser.add_argument("--out", type=Path, default=ROOT / "dist")
@@ -36,17 +39,26 @@ def main() -> None:
         print(interpreters([options.find])[options.find])
         return
     pythons = interpreters(options.python)
-    shutil.rmtree(options.out, ignore_errors=True)
-    options.out.mkdir(parents=True)
-    options.work.mkdir(parents=True, exist_ok=True)
+    made = options.work / "made"
+    shutil.rmtree(made, ignore_errors=True)
+    made.mkdir(parents=True)
     compiler = _compiler(options.work)
     requires = _requirements(next(iter(pythons.values())), options.work)
-    _run(sys.executable, "-m", "build", "--sdist", "--no-isolation", "--outdir", options.out, ROOT)
+    _run(sys.executable, "-m", "build", "--sdist", "--no-isolation", "--outdir", made, ROOT)
     for version, python in pythons.items():
         raw = _build(version, python, options.work, compiler, requires)
-        _repair(raw, options.out)
-    for path in sorted(options.out.iterdir()):
+        _repair(raw, made)
+    for path in _replace(options.out, made):
         print(f"{path.stat().st_size / 1e6:6.1f} MB  {path}")
+
+
+def _replace(out: Path, made: Path) -> list[Path]:
+    """Move what was made to ``out``, in place of earlier wheels and sources; other files stay."""
+    out.mkdir(parents=True, exist_ok=True)
+    for pattern in ("*.whl", "*.tar.gz"):
+        for old in out.glob(pattern):
+            old.unlink()
+    return [Path(shutil.move(path, out / path.name)) for path in sorted(made.iterdir())]
 
 
 def interpreters(versions: Iterable[str], path: str | None = None) -> dict[str, Path]:
