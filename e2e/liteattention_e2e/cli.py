@@ -484,11 +484,22 @@ def _suite(loaded: AnyRunner, console: Console) -> dict[str, Any]:
             done = f"{len(result.runs)} of {result.planned} runs were made"
             console.print(f"{what}: {done}", highlight=False)
             if result.runs:
-                _finish(writer, result, console)
+                _finish_after(writer, result, console)
             if isinstance(error, KeyboardInterrupt):
                 raise typer.Exit(files.exit_code(error)) from error
             raise
         return _finish(writer, result, console)
+
+
+def _finish_after(writer: Writer, result: Result, console: Console) -> None:
+    """:func:`_finish` of a run that an error ended, which no later one may hide."""
+    try:
+        _finish(writer, result, console)
+    except typer.Exit:
+        pass  # it has said what it could not write
+    except Exception as error:
+        why = f"could not finish the report: {type(error).__name__}: {error}"
+        console.print(why, markup=False, highlight=False, soft_wrap=True)
 
 
 def _finish(writer: Writer, result: Result, console: Console) -> dict[str, Any]:

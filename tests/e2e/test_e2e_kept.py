@@ -15,7 +15,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from liteattention_e2e import artefacts, runner
+from liteattention_e2e import artefacts, report, runner
 from liteattention_rocm.cli import files
 
 PROMPT = "a red circle moves left on a blue background"
@@ -129,6 +129,49 @@ def test_a_run_that_ends_early_keeps_what_it_has(
         assert imageio_ffmpeg.count_frames_and_secs(str(out / name))[0] == 4
     assert not [name for name in os.listdir(out) if name.startswith(".")]
     assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
+
+
+@pytest.mark.parametrize("stop", [lambda: signal.raise_signal(signal.SIGTERM), crash])
+@pytest.mark.parametrize(
+    ("module", "name", "error", "said"),
+    [
+        (artefacts, "write_text", OSError(28, "No space left"), "could not write all of"),
+        (report, "table", KeyError("name"), "could not finish the report: KeyError: 'name'"),
+    ],
+    ids=["a full disk", "a bug"],
+)
+def test_a_report_that_fails_hides_neither_the_error_nor_the_exit_code(
+    app: typer.Typer,
+    model: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    stop: Stop,
+    module: Any,
+    name: str,
+    error: Exception,
+    said: str,
+) -> None:
+    run, made = runner.Runner.run, []
+
+    def second_stops(self: runner.Runner, *arguments: Any, steps: int | None, **more: Any) -> Any:
+        if steps is None and made:
+            stop()
+        made.extend([1] if steps is None else [])
+        return run(self, *arguments, steps=steps, **more)
+
+    def fails(*_: Any) -> None:
+        raise error
+
+    monkeypatch.setattr(runner.Runner, "run", second_stops)
+    monkeypatch.setattr(module, name, fails)
+    outcome = CliRunner().invoke(
+        app, ["generate", PROMPT, "--model", str(model), "--out", str(tmp_path), *OPTIONS]
+    )
+    assert "1 of 3 runs were made" in outcome.stderr and said in outcome.stderr
+    if stop is crash:
+        assert str(outcome.exception) == "the engine is gone"
+    else:
+        assert outcome.exit_code == 143
 
 
 def test_a_run_stopped_before_its_first_video_leaves_earlier_results_alone(
