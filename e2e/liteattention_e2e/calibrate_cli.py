@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -94,6 +95,10 @@ def calibrate(
         options = CalibrationOptions.model_validate(given)
     except ValidationError as error:
         problems = reasons(error, functools.partial(cli.as_options, called=_CALLED))
+    folder = Path(out or "out")
+    for name in (POLICIES, CALIBRATION, SUMMARY):
+        if (folder / name).is_dir():
+            problems.append(f"--out: {files.file_problem(folder / name)}")
     loaded = cli.load(
         {
             "runner": runner, "model": model, "prompts": prompts, "attention": "dense",
@@ -116,9 +121,16 @@ class Command:
         self._loaded, self._options, self._console = loaded, options, console
         self._out = loaded.config.out
         self._environment: dict[str, Any] = {}
+        self._began = False
+        #: What could not be written when it was measured.
+        self._late: Calibration | None = None
 
     def run(self) -> None:
-        """Measure, choose and write; one that is stopped keeps what it has measured."""
+        """Measure, choose and write; one that is stopped or fails keeps what it has measured.
+
+        A folder that cannot be written to at some time ends nothing: it is tried again with the
+        next result and at the end, and what cannot be written then is printed.
+        """
         from .calibrate import Calibrator, in_groups
 
         options, console = self._options, self._console
@@ -130,7 +142,7 @@ class Command:
                         self._loaded,
                         options.dense_steps,
                         options.budgets,
-                        self._write,
+                        self._keep,
                         progress.part,
                         progress.done,
                     )
@@ -140,16 +152,23 @@ class Command:
                     work.measure(groups, heads)
                     for target in options.psnr:
                         work.aim(target, options.rounds)
-            except ValueError as error:
-                cli.say([str(error)], console)
-                raise typer.Exit(2) from error
-            except KeyboardInterrupt as error:
-                if self._environment:
-                    console.print(f"stopped: what was measured is in {self._out / CALIBRATION}")
-                else:
-                    console.print("stopped: nothing was measured yet")
-                raise typer.Exit(files.exit_code(error)) from error
+            except BaseException as error:
+                written = self._write_late()
+                if isinstance(error, ValueError):
+                    cli.say([str(error)], console)
+                    raise typer.Exit(2) from error
+                if isinstance(error, KeyboardInterrupt):
+                    if not self._environment:  # it is looked at with the first result
+                        console.print("stopped: nothing was measured yet")
+                    elif written:
+                        console.print(f"stopped: what was measured is in {self._out / CALIBRATION}")
+                    raise typer.Exit(files.exit_code(error)) from error
+                raise
+        written = self._write_late()
         self._show(work.made)
+        if not written:
+            raise typer.Exit(1)
+        console.print(f"policies: {self._out / POLICIES}", highlight=False, soft_wrap=True)
 
     def _heads(self) -> int:
         found = self._loaded.heads()
@@ -166,25 +185,51 @@ class Command:
         runs = 1 + trials + options.rounds * len(options.psnr)
         return 2 + runs * videos * self._loaded.settings.steps
 
-    def _write(self, made: Calibration) -> None:
+    def _keep(self, made: Calibration) -> None:
+        self._late = made  # also if it is stopped while it writes
+        try:
+            self._write(made)
+            self._late = None
+        except OSError as error:
+            self._console.print(f"not written yet: {error}", markup=False, highlight=False)
+
+    def _write_late(self) -> bool:
+        """Write what could not be written before; if it still cannot be, print it."""
+        if self._late is None:
+            return True
+        try:
+            self._write(self._late)
+        except OSError as error:
+            text = f"could not write all of {self._out}: {error}; standard output has it instead"
+            self._console.print(text, markup=False, highlight=False, soft_wrap=True)
+            typer.echo(json.dumps(self._data(self._late), indent=1))
+            return False
+        self._late = None
+        return True
+
+    def _data(self, made: Calibration) -> dict[str, Any]:
+        """What the JSON files hold, by name."""
         from . import suite
 
-        if not self._environment:
-            files.set_aside(self._out, (POLICIES, CALIBRATION, SUMMARY))
-            self._environment = suite.environment(self._loaded)
-        settings = self._loaded.settings
+        self._environment = self._environment or suite.environment(self._loaded)
         data = {
             "environment": self._environment,
             "prompts": list(self._loaded.config.prompts),
             "seeds": list(self._loaded.config.seeds),
             "tokens": self._loaded.tokens(),
-            "steps": settings.steps,
+            "steps": self._loaded.settings.steps,
             **made.to_json(),
         }
-        write = files.write_text
-        write(self._out / CALIBRATION, json.dumps(data, indent=1) + "\n")
-        write(self._out / POLICIES, json.dumps(made.policies(), indent=1) + "\n")
-        write(self._out / SUMMARY, "\n".join(summary(made)) + "\n")
+        return {CALIBRATION: data, POLICIES: made.policies()}
+
+    def _write(self, made: Calibration) -> None:
+        """Write all files, after moving earlier ones aside. Raises OSError."""
+        if not self._began:
+            files.set_aside(self._out, (POLICIES, CALIBRATION, SUMMARY))
+            self._began = True
+        for name, data in self._data(made).items():
+            files.write_text(self._out / name, json.dumps(data, indent=1) + "\n")
+        files.write_text(self._out / SUMMARY, "\n".join(summary(made)) + "\n")
 
     def _show(self, made: Calibration) -> None:
         console = self._console
@@ -203,7 +248,6 @@ class Command:
                     "--trial-budgets",
                     highlight=False,
                 )
-        console.print(f"policies: {self._out / POLICIES}", highlight=False, soft_wrap=True)
 
 
 _ROUNDS = ("wanted dB", "predicted", "PSNR", "worst", "skipped", "taken")

@@ -6,6 +6,7 @@ import itertools
 import json
 import math
 import random
+import signal
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -16,10 +17,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
-from liteattention_e2e import calibrate_cli
+from liteattention_e2e import calibrate_cli, runner
 from liteattention_e2e.calibrate import (
     LEAST_BUDGET,
     Calibration,
+    Calibrator,
     Choice,
     Curve,
     Curves,
@@ -31,6 +33,7 @@ from liteattention_e2e.calibrate import (
 )
 from liteattention_e2e.config import CalibrationOptions, load_config
 from liteattention_rocm import SkipPolicy
+from liteattention_rocm.cli import files
 from tests import ROOT
 
 PROMPTS = [
@@ -297,6 +300,68 @@ def test_the_command_writes_policies_that_the_suite_takes(
         assert ran["sparsity"]["mean"] == pytest.approx(item["skipped"])
         measured = ran["quality"]["vs_dense"]["psnr_db_mean"]
         assert measured is None or measured == pytest.approx(item["psnr_db"], abs=0.01)
+
+
+QUICK = (
+    "--psnr", "30", "--rounds", "1", "--groups", "1", "--trial-budgets", "0.1,0.4",
+    "--dense-steps", "2", "--steps", "4", "--height", "32", "--width", "32", "--frames", "8",
+    "--dtype", "float32", "--geometry", "32x64x16", "--threads", "1",
+)  # fmt: skip
+
+
+def full(*_: object) -> None:
+    raise OSError(28, "No space left on device")
+
+
+def quick(app: typer.Typer, model: Path, folder: Path) -> Any:
+    (folder / "prompts.json").write_text(json.dumps(PROMPTS[:1]))
+    prompts, out = str(folder / "prompts.json"), str(folder / "out")
+    command = ["calibrate", "--model", str(model), "--prompts", prompts, "--out", out, *QUICK]
+    return CliRunner().invoke(app, command)
+
+
+def test_a_disk_that_is_full_for_a_while_costs_no_measurement(
+    app: typer.Typer, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write, calls = files.write_text, itertools.count()
+    # the write of the first trial, the second and the first try of the last result
+    monkeypatch.setattr(
+        files, "write_text", lambda *given: full() if next(calls) < 3 else write(*given)
+    )
+    outcome = quick(app, model, tmp_path)
+    assert outcome.exit_code == 0, outcome.output
+    assert outcome.stderr.count("not written yet: [Errno 28] No space left on device") == 3
+    found = json.loads((tmp_path / "out" / "calibration.json").read_text())
+    assert len(found["trials"]) == 2 and len(found["rounds"]) == 1
+    assert list(json.loads((tmp_path / "out" / "policies.json").read_text()))
+
+
+@pytest.mark.parametrize("stop", [None, signal.SIGTERM])
+def test_what_cannot_be_written_at_the_end_is_printed(
+    app: typer.Typer, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stop: int | None
+) -> None:
+    monkeypatch.setattr(files, "write_text", full)
+    if stop is not None:
+        monkeypatch.setattr(Calibrator, "aim", lambda *_: signal.raise_signal(stop))
+    outcome = quick(app, model, tmp_path)
+    assert outcome.exit_code == (1 if stop is None else 143), outcome.output
+    assert "standard output has it instead" in outcome.stderr
+    assert "what was measured is in" not in outcome.stderr
+    assert "policies: " not in outcome.stderr
+    found = json.loads(outcome.stdout)
+    assert len(found["calibration.json"]["trials"]) == 2
+    assert list(found["policies.json"]) == (["calibrated 30 dB"] if stop is None else [])
+
+
+def test_a_folder_in_a_files_place_is_said_before_the_model_is_loaded(
+    app: typer.Typer, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(runner, "load", lambda config: pytest.fail("the model was loaded"))
+    for name in ("policies.json", "calibration.md"):
+        (tmp_path / "out" / name).mkdir(parents=True)
+    outcome = quick(app, model, tmp_path)
+    assert outcome.exit_code == 2
+    assert outcome.stderr.count("is a folder, a file is needed") == 2
 
 
 def test_help_and_page_say_how_many_videos_are_made_by_default() -> None:
