@@ -131,11 +131,12 @@ def run(
     head_dim: int,
     threads: int,
     report: Callable[[str], None],
+    keep: Callable[[list[Row]], None] = lambda _: None,
 ) -> list[Row]:
     """Measure every case ``rounds`` times with both engines, in turns, after one round uncounted.
 
     ``framework`` is a module as :class:`Framework` says; ``dtype`` is "bfloat16", "float16" or
-    "float32".
+    "float32". ``keep`` is called with the rows so far after each case.
 
     Raises:
         RuntimeError: an engine did not start, or died; with the end of what it printed.
@@ -155,7 +156,11 @@ def run(
             )
             # Not both at once: two of SGLang's may choose the same port.
             engines[backend].wait()
-        return [_measure(case, rounds, engines, report) for case in cases]
+        rows: list[Row] = []
+        for case in cases:
+            rows.append(_measure(case, rounds, engines, report))
+            keep(rows)
+        return rows
 
 
 def _measure(

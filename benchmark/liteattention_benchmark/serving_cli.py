@@ -21,7 +21,7 @@ from liteattention_rocm.cli import files, needs, tables
 from liteattention_rocm.cli.progress import activity
 
 from . import serving_backends as benchmark
-from .cli_common import kept_file
+from .cli_common import kept, kept_file
 from .serving_backends import Machine, Plan, Row
 
 
@@ -64,7 +64,7 @@ def serving(
     out: Annotated[
         Path | None,
         typer.Option(
-            help="With sizes: also write the JSON here, case by case, and a page beside it (.html)."
+            help="Also write the JSON here, case by case; with sizes also a page beside it (.html)."
         ),
     ] = None,
 ) -> None:
@@ -101,12 +101,12 @@ def serving(
             reasons.append("--sizes and --device cuda are for --framework vllm")
         if head_dim is not None:
             reasons.append("--head-dim is not for --sizes, which have one of their own")
-    elif backend or out or kv_cache_dtype != "auto" or tokens != 128:
-        reasons.append("--backend, --out, --kv-cache-dtype and --tokens need --sizes")
+    elif backend or kv_cache_dtype != "auto" or tokens != 128:
+        reasons.append("--backend, --kv-cache-dtype and --tokens need --sizes")
     unwritable = None if out is None else files.file_problem(out)
     if unwritable is not None:
         reasons.append(f"--out: {unwritable}")
-    if out is not None and out.suffix == ".html":
+    if sized and out is not None and out.suffix == ".html":
         reasons.append("--out names the JSON; the page is written beside it, with the suffix .html")
     cases = []
     for text in case or ():
@@ -129,7 +129,22 @@ def serving(
         return
     needs.need("bench serving", "torch", framework)
     console = Console(stderr=as_json)
-    with activity(console, "starting") as say:
+    result: dict[str, Any] = {
+        "environment": collect_env.collect(),
+        "framework": framework,
+        "threads": threads,
+        "dtype": dtype,
+        "head_dim": head_dim or 64,
+        "rounds": rounds,
+    }
+
+    def save(rows: Sequence[on_cpu.Row], complete: bool = False) -> None:
+        result.update(complete=complete, rows=[row.as_dict() for row in rows])
+        if out is not None:
+            files.write_text(out, json.dumps(result, indent=2) + "\n")
+
+    names = () if out is None else (out.name,)
+    with kept(out, names, console), activity(console, "starting") as say:
         rows = on_cpu.run(
             frameworks[framework],
             cases or on_cpu.DEFAULT_CASES,
@@ -138,16 +153,11 @@ def serving(
             head_dim or 64,
             threads,
             say,
+            save,
         )
+        save(rows, complete=True)
     if as_json:
-        environment = {
-            "environment": collect_env.collect(),
-            "framework": framework,
-            "threads": threads,
-            "dtype": dtype,
-            "head_dim": head_dim or 64,
-        }
-        typer.echo(json.dumps(environment | {"rows": [row.as_dict() for row in rows]}, indent=2))
+        typer.echo(json.dumps(result, indent=2))
         return
     table = Table(
         title=f"{framework} on the CPU, {dtype}, head dim {head_dim or 64}, "

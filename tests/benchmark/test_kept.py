@@ -2,17 +2,29 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import json
 import signal
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from typer.testing import CliRunner
 
-from liteattention_benchmark import cells, contenders, cpu, kernels, video, video_ranks
+from liteattention_benchmark import (
+    cells,
+    contenders,
+    cpu,
+    kernels,
+    serving,
+    serving_vllm,
+    video,
+    video_ranks,
+)
 from liteattention_benchmark.cli import app
+from liteattention_rocm.cli import needs
 
 RUNNER = CliRunner()
 CELLS = """
@@ -90,6 +102,38 @@ def test_a_stopped_bench_cpu_leaves_its_rows(
     assert found["complete"] is False
     assert {tuple(row["shape"]) for row in found["rows"]} == {(1, 1, 128, 64)}
     assert str(out) in result.output.replace("\n", "")
+
+
+@pytest.mark.parametrize("end", ["stopped", "failed", "done"])
+def test_bench_serving_on_a_cpu_leaves_the_cases_that_were_measured(
+    end: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def measure(case: serving.Case, *_: Any) -> serving.Row:
+        if case.batch == 2 and end == "stopped":
+            stop()
+        if case.batch == 2 and end == "failed":
+            raise RuntimeError("the engine ended")
+        return serving.Row(case, "TORCH_SDPA", 2.0, 1.0, (1.5, 2.0))
+
+    engine = contextlib.nullcontext(SimpleNamespace(wait=lambda: 0.0))
+    monkeypatch.setattr(serving, "engine_process", lambda *_: engine)
+    monkeypatch.setattr(serving, "_measure", measure)
+    monkeypatch.setattr(serving_vllm, "options", lambda *_: {})
+    monkeypatch.setattr(needs, "installed", lambda name: True)
+    out = tmp_path / "rows.json"
+    out.write_text("earlier")
+    command = ["serving", "--framework", "vllm", "--case", "decode,1,8", "--case", "decode,2,8"]
+    result = RUNNER.invoke(app, [*command, "--rounds", "2", "--out", str(out)])
+    assert result.exit_code == {"stopped": 143, "failed": 1, "done": 0}[end], result.output
+    assert (str(result.exception) == "the engine ended") == (end == "failed")
+    found = json.loads(out.read_text())
+    assert found["complete"] is (end == "done")
+    assert [row["batch"] for row in found["rows"]] == ([1, 2] if end == "done" else [1])
+    assert (str(out) in result.output.replace("\n", "")) == (end == "stopped")
+    (earlier,) = tmp_path.glob("earlier-*")
+    assert (earlier / out.name).read_text() == "earlier"
+    result = RUNNER.invoke(app, [*command, "--out", str(out / "x")])
+    assert result.exit_code == 2 and "--out: " in result.output
 
 
 def test_a_stopped_bench_video_leaves_its_rows(
