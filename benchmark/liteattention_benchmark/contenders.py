@@ -31,6 +31,8 @@ NOTHING_SKIPPED = -64.0
 #: Small enough that no tile is dropped, while all are weighed.
 NOTHING_DROPPED = 2.0**-30
 _SAMPLED_ROWS = 64
+#: Contenders that compute the tiles of a list; beside them others compute all.
+OF_LISTS = ("ours, lite", "ours, budget", *peers.TILE_PEERS)
 
 
 @dataclass
@@ -91,7 +93,7 @@ def _self_attention(
                 absent[name] = str(error)
 
     def difference(name: str, out: torch.Tensor) -> float:
-        kept = tiles if name in ("ours, lite", "ours, budget", *peers.TILE_PEERS) else None
+        kept = tiles if name in OF_LISTS else None
         blocks = (1, 1) if tiles is None else size
         return _error(q, k, v, out, causal, kept, blocks)
 

@@ -130,7 +130,7 @@ def kernels(
         list[str] | None,
         typer.Option(
             help="NAME=FILE_OR_MODULE:FUNCTION of (q, k, v, causal, scale), contiguous tensors "
-            "[B, H, S, D]; may be given several times."
+            "[B, H, S, D], timed beside dense calls and lists; may be given several times."
         ),
     ] = None,
     counters: Annotated[

@@ -11,6 +11,7 @@ from typing import Any
 from liteattention_rocm.cli import tables
 
 from .cells import Cell, Config, Decode, Dense, Host, Lite, Prefill
+from .contenders import OF_LISTS
 from .kernels import Row
 from .timing import Ceilings
 
@@ -144,7 +145,7 @@ def _lite(cells: Iterable[Lite], rows: list[Row]) -> list[str]:
         "SpargeAttn (int8), same tiles", "SDPA",
     ]  # fmt: skip
     present = {row.contender for row in rows if row.kind == "lite" and not row.absent}
-    names = [name for name in names if name in present]
+    names = [name for name in names if name in present] + sorted(present - set(names))
     head = [name.replace("ours", "ours, dense") if name == "ours" else name for name in names]
     lines = []
     for cell in cells:
@@ -195,7 +196,7 @@ def roofline(config: Config, rows: list[Row], roofs: Ceilings, folder: Path) -> 
     points: dict[tuple[str, str], tuple[list[float], list[float]]] = {}
     for row in rows:
         # beside LiteAttention, dense contenders do other work than the cell's
-        full = row.kind == "lite" and "," not in row.contender
+        full = row.kind == "lite" and row.contender not in OF_LISTS
         cell = cells.get((row.kind, row.cell))
         if cell is None or row.median_ms is None or full or row.contender == "device copy":
             continue

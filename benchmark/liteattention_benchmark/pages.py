@@ -18,6 +18,7 @@ from liteattention_report import (
 )
 
 from .cells import Config, Decode, Dense, Host, Lite, Prefill, kind_of
+from .contenders import OF_LISTS
 from .kernels import Row
 from .timing import Ceilings
 
@@ -156,7 +157,7 @@ def _roofline(
     points: dict[str, list[tuple[float, float, str]]] = {}
     for row in rows:
         # Beside LiteAttention, dense contenders do other work than the cell's.
-        full = row.kind == "lite" and "," not in row.contender
+        full = row.kind == "lite" and row.contender not in OF_LISTS
         cell = cells.get((row.kind, row.cell))
         if cell is None or not row.median_ms or full or row.contender == "device copy":
             continue

@@ -276,10 +276,10 @@ def self_attention_peers(
 ) -> dict[str, Maker]:
     """Peers for a device; those given with ``more`` replace ours of the same name.
 
-    Beside LiteAttention (``lite``) only the fastest dense ones run.
+    Beside LiteAttention (``lite``) only the fastest dense ones run, and those given.
     """
     if device.type != "cuda":
         return {"SDPA": sdpa(None), **more}
     found = {peer.name: peer.make for peer in PEERS if peer.beside_lite or not lite}
     found["FA3"] = functools.partial(fa3, library=fa3_library)
-    return found if lite else {**found, **more}
+    return {**found, **more}

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from liteattention_benchmark import cells, kernels, kernels_report, peers
+from liteattention_benchmark import cells, kernels, kernels_report, pages, peers, timing
 from liteattention_benchmark.peers import Unavailable
 
 CPU = torch.device("cpu")
@@ -117,6 +117,30 @@ def test_a_peer_of_ones_own_from_a_file(tmp_path: Path) -> None:
     assert rows["fails"].absent == "AssertionError: built for 256 alone"
     assert "no_such_module" in rows["gone"].absent
     assert "- none:" in kernels_report.to_markdown(config, list(rows.values()), {}, "command")
+
+
+def test_a_peer_of_ones_own_also_runs_beside_lists(tmp_path: Path) -> None:
+    (name, make) = peers.given("mine, fast=torch.nn.functional:scaled_dot_product_attention")
+    gpu = torch.device("cuda")
+    beside = peers.self_attention_peers(gpu, None, {name: make}, lite=True)
+    assert list(beside) == ["cuDNN (SDPA)", "FA3", name] and beside[name] is make
+    file = tmp_path / "mine.py"
+    file.write_text(
+        "import torch\n"
+        "def attention(q, k, v, causal, scale):\n"
+        "    return torch.nn.functional.scaled_dot_product_attention(q, k, v, scale=scale)\n"
+    )
+    more = dict([peers.given(f"mine, fast={file}:attention")])
+    lite = {"batch": 1, "heads": 1, "length": 256, "head_dim": 64, "sparsity": 0.5}
+    config = cells.Config(rounds=3, warmup=1, lite=(lite,))  # type: ignore[arg-type]
+    rows = kernels.run(config, CPU, more=more)
+    assert next(row for row in rows if row.contender == name).error < 0.01  # against all tiles
+    text = kernels_report.to_markdown(config, rows, {}, "command")
+    assert "| mine, fast ms |" in " ".join(text.split())
+    # what computes all tiles is no point of the lists' work
+    roofs = timing.Ceilings(1.0, 1.0)
+    page = pages.kernels(config, rows, {"commit": "", "torch": ""}, "command", roofs)
+    assert "ours, lite, 1," in page and f"{name}, 1," not in page
 
 
 @pytest.mark.parametrize("text", ["", "x", "x=y", "=y:z", "x=:z", "x=y:", "x=y:a b"])
