@@ -9,12 +9,14 @@ timed by forward hooks (their projections included) where that does not disturb 
 from __future__ import annotations
 
 import contextlib
+import functools
 import gc
 import hashlib
 import inspect
 import logging
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -22,6 +24,7 @@ from typing import Any
 
 import diffusers
 import numpy as np
+import numpy.typing as npt
 import psutil
 import torch
 import transformers
@@ -65,6 +68,8 @@ class Runner:
         self._grid = Grid.of(self.pipeline)
         self._check_policies()
         self.tiles: dict[str, SkippedTiles] = {}
+        # What earlier runs left to whoever keeps them: frames and lists.
+        self._left: list[weakref.ref[npt.NDArray[np.uint8]]] = []
         # Graphs serve later runs, so whoever has them is kept, by configuration.
         self._handles: dict[str, liteattention_diffusers.Handle] = {}
         self._plain: dict[str, list[graphs.StepGraphs]] = {}
@@ -97,7 +102,8 @@ class Runner:
                 )
             )
             gc.collect()
-            memory = stack.enter_context(_PeakMemory(torch.device(self.config.device)))
+            held = functools.partial(_held, self._bytes_left(), recorder)
+            memory = stack.enter_context(_PeakMemory(torch.device(self.config.device), held))
             stack.enter_context(_without("num_frames"))  # see pipeline_num_frames
             start = time.perf_counter()
             result = pipe(**self._arguments(chosen, prompt, seed, clock.step_end))
@@ -119,6 +125,8 @@ class Runner:
             tile = self.geometry()
             if recorder is not None and tile is not None:
                 tiles = recorder.tiles(skips, handle.policy, tile.k_block, self.tokens(chosen))
+        frames = to_8_bit(video)
+        self._left += map(weakref.ref, (frames, *(each.bits for each in tiles)))
         return Run(
             configuration=configuration.name,
             prompt=prompt,
@@ -133,10 +141,17 @@ class Runner:
             # What graphs hold is not among what the allocator counts.
             peak_memory=None if self.config.graphs else memory.peak,
             digest=hashlib.sha256(np.ascontiguousarray(video).tobytes()).hexdigest(),
-            frames=to_8_bit(video),
+            frames=frames,
             skips=skips,
             tiles=tiles,
         )
+
+    def _bytes_left(self) -> int:
+        """Bytes of host memory that earlier runs left and that somebody still keeps."""
+        self._left = [each for each in self._left if each() is not None]
+        arrays = (array for each in self._left if (array := each()) is not None)
+        lists = sum(each.kept.nbytes for each in self.tiles.values())
+        return lists + sum(array.nbytes for array in arrays)
 
     def _check_policies(self) -> None:
         """Say now what would fail after the first runs: ``ValueError`` with every reason."""
@@ -400,9 +415,14 @@ def geometry(runner: Runner) -> TileGeometry | None:
 
 def _most_skipped(handle: liteattention_diffusers.Handle, skips: list[dict[str, Any]]) -> Any:
     best = max(skips, key=lambda record: (record["step"], -record["tiles_kept"]))
-    return SkippedTiles(
-        best["layer"], best["branch"], handle.kept_tiles(best["layer"], best["branch"])
-    )
+    # On the host: it is kept for a picture, and is nothing that a later run needs on the device.
+    kept = handle.kept_tiles(best["layer"], best["branch"]).cpu()
+    return SkippedTiles(best["layer"], best["branch"], kept)
+
+
+def _held(before: int, recorder: Recorder | None) -> int:
+    """Bytes of host memory that the suite keeps: of earlier runs, and what it records of this."""
+    return before + (0 if recorder is None else recorder.nbytes)
 
 
 @contextlib.contextmanager
@@ -527,16 +547,18 @@ class _Stopwatch(contextlib.AbstractContextManager["_Stopwatch"]):
 
 
 class _PeakMemory(contextlib.AbstractContextManager["_PeakMemory"]):
-    """Highest memory in use while it is entered.
+    """Highest memory in use while it is entered, in bytes: the model, and what a run takes.
 
     On a GPU the allocator's own peak; on the CPU the resident set, sampled every 10 ms (the
-    kernel's high-water mark covers the whole process and cannot be reset without privileges).
+    kernel's high-water mark covers the whole process and cannot be reset without privileges),
+    without ``held``: bytes of host memory that are the suite's and not the run's.
     """
 
     _INTERVAL = 0.01
 
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self, device: torch.device, held: Callable[[], int] = lambda: 0) -> None:
         self._device = device
+        self._held = held
         self._process = psutil.Process()
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
@@ -546,7 +568,7 @@ class _PeakMemory(contextlib.AbstractContextManager["_PeakMemory"]):
         if self._device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(self._device)
         else:
-            self.peak = self._process.memory_info().rss
+            self.peak = self._now()
             self._thread = threading.Thread(target=self._sample, daemon=True)
             self._thread.start()
         return self
@@ -560,4 +582,7 @@ class _PeakMemory(contextlib.AbstractContextManager["_PeakMemory"]):
 
     def _sample(self) -> None:
         while not self._stop.wait(self._INTERVAL):
-            self.peak = max(self.peak, self._process.memory_info().rss)
+            self.peak = max(self.peak, self._now())
+
+    def _now(self) -> int:
+        return int(self._process.memory_info().rss) - self._held()

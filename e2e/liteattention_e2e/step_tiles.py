@@ -66,6 +66,8 @@ class Recorder:
         self._every: int | None = None
         # step -> (layer, branch) -> the list that the next step starts from
         self._after: dict[int, dict[tuple[str, str], torch.Tensor]] = {}
+        #: Bytes of host memory that the lists take.
+        self.nbytes = 0
 
     def step_end(self, step: int) -> None:
         """Take the lists as ``step`` leaves them; waits for the device."""
@@ -81,8 +83,9 @@ class Recorder:
                     taken[layer, branch] = self._handle.lists(layer, branch).cpu()
                 except KeyError:  # dense until now, or a layer of the other transformer
                     continue
+        size = sum(one.numel() * one.element_size() for one in taken.values())
+        self.nbytes += size
         if taken and self._every is None:
-            size = sum(one.numel() * one.element_size() for one in taken.values())
             self._every = max(1, -(-size * self._num_steps // LIMIT))
         self._after[step] = taken
 

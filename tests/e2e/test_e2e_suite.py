@@ -31,6 +31,7 @@ from liteattention_e2e import (
     pixel_vae,
     report,
     runner,
+    step_tiles,
     suite,
     tiny,
 )
@@ -361,6 +362,49 @@ def test_the_pipeline_is_left_as_it_was(model: Path) -> None:
     runner.run(Configuration("lite", "lite", SkipPolicy(threshold=-1.0)), 0, 0, 0)
     assert wrapped() == (False, False, 0)
     assert runner.run(own, 0, 0, 0).digest == before.digest
+
+
+def test_peak_memory_has_nothing_of_earlier_runs(
+    model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from liteattention_e2e.config import Configuration
+
+    config = load_config(
+        {"model": str(model), "prompts": PROMPTS[:1], "height": 32, "width": 32, "steps": 3,
+         "dtype": "float32", "geometry": TILE}
+    )  # fmt: skip
+    loaded = runner.Runner(config)
+    own = Configuration("diffusers", "diffusers", None)
+    loaded.run(own, 0, 0, 0)
+    large = 256 << 20
+    with monkeypatch.context() as patch:
+        patch.setattr(runner, "to_8_bit", lambda video: np.ones(large, np.uint8))
+        kept = [loaded.run(own, 0, 0, 0)]
+    peaks = [kept[0].peak_memory, loaded.run(own, 0, 0, 0).peak_memory]
+    kept.clear()  # what nobody keeps is not taken off
+    peaks.append(loaded.run(own, 0, 0, 0).peak_memory)
+    assert max(peaks) - min(peaks) < large / 2
+    # what the suite records of a run is not the run's
+    record = step_tiles.Recorder.step_end
+
+    def more(self: step_tiles.Recorder, step: int) -> None:
+        record(self, step)
+        if step == 1:
+            lists = [one for taken in self._after.values() for one in taken.values()]
+            assert lists and self.nbytes == sum(one.nbytes for one in lists)
+            self.nbytes += large
+            self.bulk = np.ones(large, np.uint8)  # type: ignore[attr-defined]
+
+    monkeypatch.setattr(step_tiles.Recorder, "step_end", more)
+    lite = Configuration("lite", "lite", SkipPolicy(threshold=-1.0))
+    assert loaded.run(lite, 0, 0, 0).peak_memory - max(peaks) < large / 2
+
+
+def test_lists_that_are_kept_for_a_picture_leave_the_device() -> None:
+    on_device = SimpleNamespace(cpu=lambda: torch.ones(1, dtype=torch.bool))
+    handle: Any = SimpleNamespace(kept_tiles=lambda layer, branch: on_device)
+    records = [{"layer": "blocks.0", "branch": "", "step": 1, "tiles_kept": 3}]
+    assert isinstance(runner._most_skipped(handle, records).kept, torch.Tensor)
 
 
 def test_generate_makes_one_video_and_names_the_files(
