@@ -14,7 +14,7 @@ import random
 import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 from unittest import mock
@@ -46,6 +46,8 @@ _NAMES = {
     "default": "diffusers' default",
     "dense": "ours, dense",
 }
+#: Bytes to which PyTorch's allocator for GPUs rounds what it hands out.
+_BLOCK = 512
 _TEXT = {"text_encoder": None, "tokenizer": None, "vae": None}
 
 
@@ -124,6 +126,8 @@ class Row:
 
     ``compiled``: whether the blocks of the transformer were. ``asked``: share of tiles to leave
     out; ``skipped``: share that was. ``finite``: whether all latents at the end are.
+    ``peak_bytes``: most that PyTorch's allocator had handed out on the GPU, the model included, the
+    benchmark's own lists (:class:`Lists`) not; 0 on a CPU.
     ``absent``: why there is no time.
     """
 
@@ -205,7 +209,9 @@ def run(
             with attention(pipe, one, lists) as handle:
                 for steps in (config.warmup_steps, config.steps):
                     progress(f"{one.title}, {steps} steps")
-                    rows[one] = denoise(pipe, config, device, one, steps, handle)
+                    held = lists.nbytes
+                    row = denoise(pipe, config, device, one, steps, handle)
+                    rows[one] = replace(row, peak_bytes=max(0, row.peak_bytes - held))
         except (Unavailable, RuntimeError, ValueError) as error:
             if isinstance(error, WrongTiles):
                 raise
@@ -393,6 +399,11 @@ class Lists:
         self._config = config
         self._device = device
         self._made: dict[tuple[str, float], torch.Tensor] = {}
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of device memory that the lists made so far take, in blocks of the allocator."""
+        return sum(-(-one.nbytes // _BLOCK) * _BLOCK for one in self._made.values())
 
     def of(self, layer: str, sparsity: float, tile: TileGeometry) -> torch.Tensor:
         """The packed list of a layer."""

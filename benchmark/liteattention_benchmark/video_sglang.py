@@ -207,6 +207,7 @@ class _Worker:
             if not one.compiled:
                 self._switch(one)
             self._denoise(one, self._config.warmup_steps)
+            held = self._lists.nbytes
             output = self._denoise(one, self._config.steps)
         except (RuntimeError, ValueError, ImportError) as error:
             return replace(row, absent=" ".join(str(error).split())[:300])
@@ -223,7 +224,7 @@ class _Worker:
             steps=steps,
             skipped=skipped,
             finite=bool(torch.isfinite(output.output).all()),
-            peak_bytes=torch.cuda.max_memory_allocated() if cuda else 0,
+            peak_bytes=torch.cuda.max_memory_allocated() - held if cuda else 0,
         )
 
     def _backend(self, one: Contender) -> Any:

@@ -1,5 +1,6 @@
 """``liteattention-rocm bench video``: a Wan transformer with random weights, on a CPU."""
 
+import contextlib
 import functools
 import json
 from pathlib import Path
@@ -13,7 +14,7 @@ from typer.testing import CliRunner
 pytest.importorskip("diffusers", reason="diffusers is not installed (extra: diffusers)")
 
 from liteattention_benchmark import cli, video
-from liteattention_rocm import SkipPolicy
+from liteattention_rocm import SkipPolicy, TileGeometry
 from liteattention_rocm.lite import bitmap
 
 CPU = torch.device("cpu")
@@ -98,6 +99,36 @@ def test_dense_contenders_make_the_same_latents_and_lite_others(
     assert distance(dense, base) < 0.02 and distance(whole, base) < 0.02
     # random weights attend evenly: half of the tiles is almost as good as all
     assert distance(half, whole) > 0.005 > 2 * distance(dense, whole)
+
+
+def test_peak_memory_is_without_the_lists_of_the_benchmark(
+    smoke: video.Config, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a device that counts what is there: the model, the lists, what a contender takes."""
+    model, own, tile = 1 << 30, 1 << 20, TileGeometry(128, 64, 32)
+    made: list[video.Lists] = []
+
+    class Lists(video.Lists):
+        def __init__(self, *arguments: Any) -> None:
+            super().__init__(*arguments)
+            made.append(self)
+
+    def denoise(_: Any, config: Any, device: Any, one: video.Contender, *more: Any) -> video.Row:
+        (lists,) = made
+        if one.sparsity is not None:
+            lists.of("blocks.0", one.sparsity, tile)
+            lists.of("blocks.1", one.sparsity, tile)
+        there = sum(-(-one.nbytes // 512) * 512 for one in lists._made.values())
+        return video.Row(one.title, 1.0, (1.0,), None, None, True, model + own + there)
+
+    monkeypatch.setattr(video, "Lists", Lists)
+    monkeypatch.setattr(video, "denoise", denoise)
+    monkeypatch.setattr(video, "pipeline", lambda *_: None)
+    monkeypatch.setattr(video, "attention", lambda *_: contextlib.nullcontext())
+    config = smoke.model_copy(update={"attention": ("dense", "lite"), "sparsity": (0.25, 0.5)})
+    rows = video.run(config, torch.device("cpu"))
+    assert {row.peak_bytes for row in rows} == {model + own}
+    assert made[0].nbytes >= 4 * 512
 
 
 def test_tiles_that_are_voted_away_are_noticed(
