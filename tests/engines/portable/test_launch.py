@@ -151,16 +151,18 @@ def described(x: torch.Tensor) -> list[Any]:
     return [("map", x.data_ptr()), *sizes, 16, x.stride(2), x.stride(1), 1]
 
 
-def arguments(compiled: Compiled, driver: Driver) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
-    """What the latest launch gave: (grid and stream, the kernel's own arguments)."""
+def arguments(
+    compiled: Compiled, driver: Driver, which: int = -1
+) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+    """What the latest launch gave, or another one: (grid and stream, the kernel's arguments)."""
     run = compiled.run
     if hasattr(driver, "_BASE_ARGS_FORMAT") and driver._BASE_ARGS_FORMAT == launch._ENTRY_FORMAT:
         assert not run.generic
-        call = run.calls[-1]
+        call = run.calls[which]
         assert call[4:13] == (4711, False, False, None, None, (4, 1, 1000), None, None, None)
         return call[:4], call[13:]
     assert not run.calls
-    call = run.generic[-1]
+    call = run.generic[which]
     assert call[4:9] == (4711, (4, 1, 1000), None, None, None)
     return call[:4], call[9:]
 
@@ -204,6 +206,35 @@ def test_a_bound_hopper_launch_gets_the_addresses_of_each_call(
         # the numbers and constants are those that it was compiled with
         assert flat(found, driver) == expected + list(started[17:])
     assert len(function.started) == 1
+
+
+@pytest.mark.parametrize("lite", [False, True], ids=["dense", "lists"])
+def test_what_levels_that_stay_spoilt_is_a_second_launch_of_the_same_call(
+    lite: bool, driver: Driver, kernels: dict[str, Function], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It gets the same tensors and counters, and comes after the first."""
+    monkeypatch.setattr(launch, "MOST_CUT", 0)
+    monkeypatch.setattr(launch, "_FIXED_K_BLOCKS", 0)
+    function = kernels["_HOPPER"]
+    if lite:
+        read = bitmap.full(1, 4, 3, 3)
+        t: Any = LiteTensors(*tensors(), read, torch.empty_like(read), None, None)
+        step = request(descending=False, budget=0.0, threshold=-4.0)
+        bound: Any = launch.LiteStep(step, tiles._HOPPER_LITE[128, 128], t)
+    else:
+        t = tensors()
+        bound = launch.Attention(request(), tiles._HOPPER[128, False], t)
+    bound(t)
+    (grid, first, _), (again_grid, again, _) = function.started
+    assert (
+        grid == again_grid == (5,) and first[-2:] == (True, False) and again[-2:] == (False, True)
+    )
+    if not lite:  # what a tile's warpgroups may note
+        assert first[8].numel() == first[9].numel() >= 4 + 12 * 2
+    assert all(x is y for x, y in zip(first[4:17], again[4:17], strict=True))
+    bound(t)
+    one, two = (flat(arguments(function.result, driver, i)[1], driver) for i in (-2, -1))
+    assert one[:-2] == two[:-2] and one[-2:] == [True, False] and two[-2:] == [False, True]
 
 
 def test_each_stream_and_each_graph_has_a_counter_of_its_own(

@@ -103,7 +103,7 @@ class PortableEngine(Engine):
         """
         if not (torch.cuda.is_available() and self._hopper(torch.device("cuda"))):
             return TileGeometry(q_block=128, k_block=64, vote_rows=64)
-        _, _, tiles = _modules()
+        tiles = _modules()[2]
         return TileGeometry(tiles.rows_of_lists(head_dim, rows), k_block=128, vote_rows=64)
 
     def bind(self, request: Request, like: Any) -> Bound:
@@ -112,7 +112,7 @@ class PortableEngine(Engine):
         With threshold -inf, a full list and the engine's own geometry a LiteAttention step equals
         dense attention bit for bit.
         """
-        launch, ragged, tiles = _modules()
+        launch, ragged, tiles, boxes = _modules()
         bound: Bound
         with launch.on(request.device):
             if isinstance(request, WriteRequest):
@@ -120,7 +120,7 @@ class PortableEngine(Engine):
             elif isinstance(request, RaggedRequest):
                 bound = ragged.Attention(request, like)
             else:
-                fits = self._hopper(request.device) and not launch.hopper_reasons(*like[:4])
+                fits = self._hopper(request.device) and not boxes.hopper_reasons(*like[:4])
                 if isinstance(request, LiteRequest):
                     if request.threshold == -math.inf:
                         request = replace(request, soft_skip=False)  # nothing is negligible
@@ -180,8 +180,8 @@ def _without_triton() -> str:
 
 
 @functools.cache
-def _modules() -> tuple[ModuleType, ModuleType, ModuleType]:
-    """Import what needs Triton: (launch, ragged_launch, tiles)."""
-    from . import launch, ragged_launch, tiles
+def _modules() -> tuple[ModuleType, ...]:
+    """Import what needs Triton: (launch, ragged_launch, tiles, boxes)."""
+    from . import boxes, launch, ragged_launch, tiles
 
-    return launch, ragged_launch, tiles
+    return launch, ragged_launch, tiles, boxes

@@ -20,13 +20,13 @@ from typing import Any
 
 import torch
 from triton import knobs
-from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from ...contract import LOG2E, DenseRequest, DenseTensors, LiteRequest, LiteTensors, strides
 from ...lite.budget import limit_of
 from ..workspace import Workspaces, raw_stream
 from . import hopper, kernels
+from .boxes import box
 
 _WORD_BLOCK = 32  # K blocks in a bitmap word
 _RANK_ROWS = 128  # lists that a program counts at a time when it ranks its own
@@ -235,9 +235,9 @@ class Launch:
     def _descriptors(self, boxed: Sequence[torch.Tensor]) -> list[TensorDescriptor]:
         """[B, H, S, D] in boxes of rows of one head; rows past the end read as 0."""
         made = []
-        for box, tensor in zip(self._boxes, boxed, strict=True):
+        for rest, tensor in zip(self._boxes, boxed, strict=True):
             found = object.__new__(TensorDescriptor)
-            found.__dict__.update(box)
+            found.__dict__.update(rest)
             found.base = tensor
             made.append(found)
         return made
@@ -330,10 +330,10 @@ class Attention(BoundCall):
                 if self._hopper:
                     words = launch.counters
                     counters = self.counters(words) if words else [t.out, t.out]
-                    pointers = (lse, *3 * (t.out,), *counters, *7 * (t.out,))
-                    launch.start(t[:4], pointers)
+                    tensors = (lse, *3 * (t.out,), *counters, *7 * (t.out,))
+                    launch.start(t[:4], tensors)
                     if self._again is not None:
-                        self._again.start(t[:4], pointers)
+                        self._again.start(t[:4], tensors)
                     if words:
                         self.keep(counters)
                 else:
@@ -346,10 +346,10 @@ class Attention(BoundCall):
             if launch.counters:
                 counters = self.counters(launch.counters)
                 now, later = counters[0].data_ptr(), counters[1].data_ptr()
-                addresses = (sums, *3 * (unused,), now, later, *7 * (unused,))
-                launch(stream, t[:4], addresses)
+                pointers = (sums, *3 * (unused,), now, later, *7 * (unused,))
+                launch(stream, t[:4], pointers)
                 if self._again is not None:
-                    self._again(stream, t[:4], addresses)
+                    self._again(stream, t[:4], pointers)
                 self.keep(counters)
             else:
                 launch(stream, t[:4], (sums, *12 * (unused,)))
@@ -485,7 +485,7 @@ def _attend(
 ) -> Launch:
     """Bind the attention kernel, which keeps ``slots`` pieces of lists that are cut.
 
-    See :func:`hopper_reasons` for Hopper, :mod:`.hopper_again` for ``fixed`` and ``again``.
+    See :func:`.boxes.hopper_reasons` for Hopper, :mod:`.hopper_again` for ``fixed`` and ``again``.
     """
     lite = request if isinstance(request, LiteRequest) else None
     q_blocks = -(-request.q_len // tile.block_m)
@@ -595,8 +595,9 @@ def levels_stay(request: DenseRequest, tile: PlainTile | HopperTile) -> bool:
     """Whether rows keep the level of their first K block, see :mod:`.hopper_again`.
 
     The same for dense attention and for lists of any q blocks, so that those of a step that keeps
-    every tile are dense bit for bit. Not for fp16, whose largest number soon is too small for a
-    weight, nor in small grids, where a second launch counts and lists are cut.
+    every tile are dense bit for bit; rows of a tile that is computed again are so if both have q
+    blocks of one height. Not for fp16, whose largest number soon is too small for a weight, nor in
+    small grids, where a second launch counts and lists are cut.
     """
     if not isinstance(tile, HopperTile) or request.causal or request.dtype != torch.bfloat16:
         return False
@@ -652,52 +653,6 @@ def abreast(heads: int, group: int, size: int) -> int:
     lanes = heads // group
     most = max(1, CACHED // max(1, size))
     return group * -(-lanes // -(-lanes // most))
-
-
-def hopper_reasons(*tensors: torch.Tensor) -> list[str]:
-    """Say why the bulk copy engine cannot address tensors [., ., ., D]; none means it can."""
-    for tensor in tensors:
-        if tensor.data_ptr() % 16 or not _addressable(
-            tensor.shape, tensor.stride(), tensor.element_size()
-        ):
-            return ["rows must start on multiples of 16 bytes and not be expanded"]
-    return []
-
-
-@functools.lru_cache(maxsize=256)
-def _addressable(shape: torch.Size, steps: tuple[int, ...], size: int) -> bool:
-    return all(
-        extent == 1 or (step > 0 and step * size % 16 == 0)
-        for extent, step in zip(shape[:3], steps[:3], strict=True)
-    )
-
-
-@functools.lru_cache(maxsize=256)
-def box(
-    shape: torch.Size,
-    steps: tuple[int, ...],
-    dtype: torch.dtype,
-    layout: str,
-    rows: int,
-    columns: int,
-) -> dict[str, Any]:
-    """Everything of a descriptor but its address, which takes 5 us to check.
-
-    Of a tensor of ``layout``, in boxes of ``rows`` x ``columns`` of one head.
-    """
-    batch, length, heads, dim = shape
-    step_b, step_s, step_h, _ = steps
-    if layout == "bhsd":
-        length, heads, step_s, step_h = heads, length, step_h, step_s
-    # The stride of a dimension of one element is anything; the copy engine wants a multiple of 16.
-    sizes = (batch, heads, length)
-    fit = [s if n > 1 else 16 for n, s in zip(sizes, (step_b, step_h, step_s), strict=True)]
-    base = torch.empty(8, dtype=dtype, device="cpu")
-    made = TensorDescriptor(base, [*sizes, dim], [*fit, 1], [1, 1, rows, columns], _LAYOUT)
-    return {**made.__dict__, "base": None}
-
-
-_LAYOUT = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=4)
 
 
 #: Those of the H200, for requests on no GPU.

@@ -21,18 +21,8 @@ from ...contract import (
 from ..environment import architecture, converts_fp8
 from ..workspace import raw_stream
 from . import hopper, hopper_ragged, hopper_ragged_load, kernels, ragged, ragged_cut, tiles
-from .launch import (
-    BoundCall,
-    HopperTile,
-    Kernel,
-    Launch,
-    abreast,
-    alignments,
-    box,
-    hopper_reasons,
-    kind,
-    on,
-)
+from .boxes import box, hopper_reasons
+from .launch import BoundCall, HopperTile, Kernel, Launch, abreast, alignments, kind, on
 from .ragged_cut import Cut, columns_of, width
 
 _ATTENTION = Kernel(ragged.attention)
