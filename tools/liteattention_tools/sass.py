@@ -46,6 +46,8 @@ from liteattention_rocm.engines.triton import (
     tiles,
 )
 
+#: Lengths of walks in which levels stay, and of others.
+_LONG, _SHORT = 8192, 2048
 #: Instructions by what they are for, in the order of a report; the rest is "other".
 CLASSES = {
     "products": ("HGMMA", "WARPGROUP"),
@@ -196,8 +198,9 @@ def dense(
 
     With ``fixed`` that of long walks, in which levels stay.
     """
+    keys = _LONG if fixed else _SHORT
     request = DenseRequest(
-        1, 48, 48, 8192, 8192, head_dim, torch.bfloat16, _CPU, "bhsd", 0.1, causal, "rtne", False
+        1, 48, 48, _LONG, keys, head_dim, torch.bfloat16, _CPU, "bhsd", 0.1, causal, "rtne", False
     )
     q = torch.empty(1, 1, 512, head_dim, dtype=torch.bfloat16)
     shipped = tiles.shipped("hopper", request)
@@ -213,16 +216,17 @@ def _by_hardware(tile: launch.HopperTile) -> launch.HopperTile:
     return replace(tile, persistent=False, counted=False, abreast=False)
 
 
-def lite_tile(head_dim: int, budget: float, rows: int) -> launch.HopperTile:
+def lite_tile(head_dim: int, budget: float, rows: int, fixed: bool = False) -> launch.HopperTile:
     """The shipped tile of a LiteAttention step that votes or, with a budget, weighs."""
-    found = tiles.hopper_lite(_lite_request(head_dim, budget, rows))
+    found = tiles.hopper_lite(_lite_request(head_dim, budget, rows, fixed))
     assert found is not None
     return found
 
 
-def _lite_request(head_dim: int, budget: float, rows: int) -> LiteRequest:
+def _lite_request(head_dim: int, budget: float, rows: int, fixed: bool) -> LiteRequest:
+    keys = _LONG if fixed else _SHORT
     return LiteRequest(
-        1, 1, 1, 512, 512, head_dim, torch.bfloat16, _CPU, "bhsd", 0.1, False, "rtne", False,
+        1, 48, 48, _LONG, keys, head_dim, torch.bfloat16, _CPU, "bhsd", 0.1, False, "rtne", False,
         TileGeometry(rows, 128, 64), -float("inf") if budget else -4.0, True, False, budget,
     )  # fmt: skip
 
@@ -231,8 +235,8 @@ def lite(head_dim: int, budget: float, rows: int, fixed: bool = False) -> launch
     """The launch of that step, q blocks of ``rows``; ``fixed`` as of :func:`dense`."""
     q = torch.empty(1, 1, 512, head_dim, dtype=torch.bfloat16)
     bits = torch.zeros(1, 1, 4, 1, dtype=torch.int32)
-    tile = replace(lite_tile(head_dim, budget, rows), persistent=False)
-    request = _lite_request(head_dim, budget, rows)
+    tile = replace(lite_tile(head_dim, budget, rows, fixed), persistent=False)
+    request = _lite_request(head_dim, budget, rows, fixed)
     tensors = LiteTensors(q, q, q, q, None, bits, bits, None, None)
     return launch._attend(request, tile, tensors, fixed=fixed)
 
