@@ -75,6 +75,7 @@ class LiteAttentionBuilder(AttentionMetadataBuilder):  # type: ignore[misc]
         #: Draft models refill the tensors of a batch between their forward passes, in a graph too.
         self.supports_draft_decode_metadata_update = plans_from_bounds()
         self._captured: dict[tuple[int, int, int], PagedBatch] = {}
+        self._sinks: list[tuple[torch.Tensor, torch.Tensor]] | None = None
 
     @classmethod
     def get_cudagraph_support(cls, vllm_config: Any, kv_cache_spec: Any) -> AttentionCGSupport:
@@ -95,6 +96,7 @@ class LiteAttentionBuilder(AttentionMetadataBuilder):  # type: ignore[misc]
                 "liteattention_rocm takes no step in which some requests are causal and others "
                 "are not: use another --attention-backend for this model"
             )
+        self._refresh_sinks()
         requests = common.num_reqs
         starts = common.query_start_loc[: requests + 1]
         counters.add(STEPS)
@@ -129,11 +131,34 @@ class LiteAttentionBuilder(AttentionMetadataBuilder):  # type: ignore[misc]
         self, metadata: StepMetadata, blk_table: torch.Tensor, slot_mapping: torch.Tensor
     ) -> StepMetadata:
         """Return the metadata of another group with layers of the same kind: other pages."""
+        self._refresh_sinks()
         batch = metadata.batch.with_pages(blk_table[: metadata.batch.requests])
         return StepMetadata(batch, metadata.num_actual_tokens, metadata.causal)
 
+    def _refresh_sinks(self) -> None:
+        """Let the group's layers follow weights that changed, in one operation outside of graphs.
+
+        vLLM does not always say when they do: in reloads in a kernel's own format, or where a
+        trainer calls the model's ``load_weights``.
+        """
+        if self._sinks is None:
+            self._sinks = []
+            for name in self.layer_names:
+                layers = self.vllm_config.compilation_config.static_forward_context
+                copied = getattr(getattr(layers.get(name), "impl", None), "copied_sinks", None)
+                if copied is not None:
+                    self._sinks.append(copied)
+        if self._sinks:
+            refresh_sinks(self._sinks)
+
     def update_draft_decode_metadata(self, metadata: StepMetadata) -> None:
         """Nothing to do: engines read the lengths and pages where the draft model writes them."""
+
+
+def refresh_sinks(copied: list[tuple[torch.Tensor, torch.Tensor]]) -> None:
+    """Copy the sinks of all layers at once: (copy, what it is of), [num_heads] each."""
+    copies, given = zip(*copied, strict=True)
+    torch._foreach_copy_(copies, given)
 
 
 def _rounded_up(bound: int) -> int:

@@ -1,4 +1,4 @@
-"""What every attention layer of a model holds: its constants and the views of its cache.
+"""What every attention layer of a model holds: its constants, and its sinks in fp32.
 
 vLLM's cache of a layer is [blocks, Hkv, block, 2 D] in logical order, keys beside values; the
 order in memory is vLLM's choice. Keys and values are views of it, nothing is copied.
@@ -15,7 +15,7 @@ from vllm.v1.attention.backend import AttentionImpl, AttentionType
 from liteattention_rocm import attention_paged, attention_varlen, engines, write_kv
 
 from .admission import USUAL_BLOCK, device, drafting_reasons, engine_reasons, fp8_dtype
-from .builder import EncoderMetadata, StepMetadata
+from .builder import EncoderMetadata, StepMetadata, refresh_sinks
 from .counters import LAYERS, WRITES, counters
 
 #: Below vLLM's own logger: it is the one that vLLM configures.
@@ -25,12 +25,15 @@ logger = init_logger("vllm.liteattention_rocm")
 ATTENTION_TYPES = (AttentionType.DECODER, AttentionType.ENCODER_ONLY, AttentionType.ENCODER_DECODER)
 #: Scales of keys and values in other caches. No function's work: it is done for every layer.
 _UNSCALED: tuple[Any, Any] = (1.0, 1.0)
+#: Attribute of a cache that holds the views of it.
+_VIEWS = "_liteattention_rocm"
 
 
 class LiteAttentionImpl(AttentionImpl):  # type: ignore[misc]
-    """One attention layer: its constants, and the views of the cache that it was last given.
+    """One attention layer: its constants.
 
-    Owner of the views: the layer. Lifetime: until a call comes with another cache.
+    Sinks that are not fp32 are copied. Owner of the copy: the layer. It stays at its place, where
+    graphs read it, and is written anew in every step (:func:`.builder.refresh_sinks`).
     """
 
     def __init__(
@@ -62,12 +65,16 @@ class LiteAttentionImpl(AttentionImpl):  # type: ignore[misc]
         self.logits_soft_cap = logits_soft_cap or None
         self.attn_type = attn_type
         self.kv_sharing_target_layer_name = kv_sharing_target_layer_name
-        self.sinks = self._loaded_sinks = sinks
+        self.sinks = sinks if sinks is None else sinks.detach()
+        #: The copy and what it is of, where there is one.
+        self.copied_sinks: tuple[torch.Tensor, torch.Tensor] | None = None
+        if sinks is not None and sinks.dtype != torch.float32:
+            self.sinks = torch.zeros_like(sinks, dtype=torch.float32, requires_grad=False)
+            self.copied_sinks = self.sinks, sinks.detach()
         self._encodes = attn_type == AttentionType.ENCODER_ONLY
         # vLLM's window reaches both ways where rows see later keys.
         self._lookahead = None if sliding_window is None else sliding_window - 1
         self._fp8 = fp8_dtype(kv_cache_dtype)
-        self._cache: torch.Tensor | None = None
 
         reasons = [
             f"it has no option {name} ({value!r})"
@@ -107,12 +114,12 @@ class LiteAttentionImpl(AttentionImpl):  # type: ignore[misc]
         counters.add(LAYERS)
 
     def process_weights_after_loading(self, act_dtype: torch.dtype) -> None:
-        """Keep the sinks, which are loaded by now, as the kernels want them: fp32 [num_heads].
+        """Copy the sinks, which are loaded by now.
 
-        Called again when weights are reloaded, so it starts from the model's own parameter.
+        vLLM does not call this wherever weights change: steps copy them, too.
         """
-        if self._loaded_sinks is not None:
-            self.sinks = self._loaded_sinks.detach().float().contiguous()
+        if self.copied_sinks is not None:
+            refresh_sinks([self.copied_sinks])
 
     def do_kv_cache_update(
         self,
@@ -132,12 +139,9 @@ class LiteAttentionImpl(AttentionImpl):  # type: ignore[misc]
         rows = slot_mapping.shape[0]
         if rows != key.shape[0]:
             key, value = key[:rows], value[:rows]
-        if kv_cache is not self._cache:
-            self._view(kv_cache)
+        keys, values = self._views(kv_cache)
         k_scale, v_scale = _UNSCALED if self._fp8 is None else self._scales(layer)
-        write_kv(
-            key, value, self._keys, self._values, slot_mapping, k_scale=k_scale, v_scale=v_scale
-        )
+        write_kv(key, value, keys, values, slot_mapping, k_scale=k_scale, v_scale=v_scale)
         counters.add(WRITES)
 
     def forward(
@@ -171,13 +175,12 @@ class LiteAttentionImpl(AttentionImpl):  # type: ignore[misc]
         if isinstance(attn_metadata, EncoderMetadata):
             return self._encode(query, key, value, attn_metadata, output)
         causal = attn_metadata.causal
-        if kv_cache is not self._cache:
-            self._view(kv_cache)
+        keys, values = self._views(kv_cache)
         k_scale, v_scale = _UNSCALED if self._fp8 is None else self._scales(layer)
         attention_paged(
             query,
-            self._keys,
-            self._values,
+            keys,
+            values,
             attn_metadata.batch,
             causal=causal,
             window=self.sliding_window,
@@ -227,9 +230,18 @@ class LiteAttentionImpl(AttentionImpl):  # type: ignore[misc]
         """
         return layer._k_scale, layer._v_scale
 
-    def _view(self, kv_cache: torch.Tensor) -> None:
-        """Keep keys and values, [blocks, block, Hkv, D] each, of a [blocks, Hkv, block, 2 D]."""
-        self._cache = kv_cache
-        if self._fp8 is not None:
-            kv_cache = kv_cache.view(self._fp8)
-        self._keys, self._values = kv_cache.transpose(1, 2).chunk(2, -1)
+    def _views(self, kv_cache: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Keys and values, [blocks, block, Hkv, D] each, of a [blocks, Hkv, block, 2 D].
+
+        They live with the cache, as an attribute of it: what a layer held would keep a cache alive
+        that vLLM has dropped, as after it has measured the memory of graphs.
+        """
+        try:
+            found: tuple[torch.Tensor, torch.Tensor] = vars(kv_cache)[_VIEWS]
+        except KeyError:
+            cache = kv_cache.data  # no view of it: the views would hold the one that holds them
+            if self._fp8 is not None:
+                cache = cache.view(self._fp8)
+            keys, values = cache.transpose(1, 2).chunk(2, -1)
+            found = vars(kv_cache)[_VIEWS] = keys, values
+        return found

@@ -18,6 +18,7 @@ from tests.serving.vllm_harness import prepare
 prepare()
 
 import torch  # noqa: E402
+from torch.multiprocessing.reductions import StorageWeakRef  # noqa: E402
 from vllm.compilation.backends import set_model_tag  # noqa: E402
 from vllm.config import VllmConfig, set_current_vllm_config  # noqa: E402
 from vllm.model_executor.layers.attention.chunked_local_attention import (  # noqa: E402
@@ -239,13 +240,53 @@ def test_a_layer_attends_with_sinks_window_and_cap(order: tuple[int, ...], causa
 
 
 def test_sinks_follow_weights_that_are_loaded_anew() -> None:
+    """At the place where graphs read them, whether vLLM says so or a step finds out."""
     parameter = torch.nn.Parameter(torch.zeros(4, dtype=torch.bfloat16), requires_grad=False)
     layer = LiteAttentionImpl(4, 64, 0.125, sinks=parameter)
-    for value in (1.0, 2.0):
-        parameter.data.fill_(value)
+    assert layer.sinks is not None
+    place = layer.sinks.data_ptr()
+    spec = FullAttentionSpec(block_size=16, num_kv_heads=4, head_size=64, dtype=torch.bfloat16)
+    layers = {"one": SimpleNamespace(impl=layer), "other": SimpleNamespace()}
+    config = SimpleNamespace(compilation_config=SimpleNamespace(static_forward_context=layers))
+    builder = LiteAttentionBackend.get_builder_cls()(
+        spec, [*layers, "gone"], config, torch.device("cpu")
+    )
+    common = SimpleNamespace(
+        causal=True, num_reqs=1, query_start_loc=torch.tensor([0, 1]).int(), max_query_len=1,
+        seq_lens=torch.tensor([3]).int(), block_table_tensor=torch.zeros(1, 1).int(),
+        max_seq_len=3, num_actual_tokens=1,
+    )  # fmt: skip
+    metadata = builder.build(0, common)
+
+    def loaded() -> None:
         layer.process_weights_after_loading(torch.bfloat16)
-        assert layer.sinks is not None
+
+    def built() -> None:
+        builder.build(0, common)
+
+    def other_pages() -> None:
+        builder.update_block_table(metadata, common.block_table_tensor, torch.zeros(1))
+
+    for value, told in enumerate((loaded, built, other_pages), 1):
+        parameter.data.fill_(value)
+        told()
         assert layer.sinks.dtype is torch.float32 and layer.sinks.tolist() == [value] * 4
+        assert layer.sinks.data_ptr() == place
+
+
+@pytest.mark.parametrize("dtype", ["auto", "fp8_e4m3"])
+def test_no_layer_keeps_a_cache_alive(dtype: str) -> None:
+    """vLLM drops one after it has measured the memory of graphs, and all when it shuts down."""
+    layer = LiteAttentionImpl(4, 64, 0.125, kv_cache_dtype=dtype)
+    cache = torch.zeros(3, 4, 16, 128, dtype=torch.uint8 if dtype != "auto" else torch.bfloat16)
+    gone = StorageWeakRef(cache.untyped_storage())
+    rows = torch.ones(2, 4, 64, dtype=torch.bfloat16)
+    scales = SimpleNamespace(_k_scale=torch.ones(1), _v_scale=torch.ones(1))
+    for _ in range(2):
+        layer.do_kv_cache_update(scales, rows, rows, cache, torch.tensor([0, 17]))
+    assert int((cache != 0).sum()) == 2 * 4 * 128
+    del cache
+    assert gone.expired()
 
 
 def test_groups_of_cross_attention_do_not_share_metadata() -> None:
