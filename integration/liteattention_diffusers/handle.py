@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import threading
 import weakref
 from collections.abc import Callable, Hashable, Iterator
 from types import TracebackType
@@ -72,6 +73,8 @@ class Handle:
         #: Where the calls of a forward stand that is being captured: to ask may need the device.
         self._captured_at: Position | None = None
         self._run = 0
+        #: The thread that began this run, in which all of its calls have to come.
+        self._thread = threading.current_thread()
         #: All layers that patterns of a policy may match, those that are excluded, too.
         self._names = names
         #: The policy whose patterns were looked at last.
@@ -335,7 +338,9 @@ class Handle:
     def _locate(self, context: denoiser.Context) -> Position:
         """Where the denoiser of ``context`` stands; ends a run that is over.
 
-        Raises ``ValueError`` if the policy was replaced by one with patterns that match no layer.
+        Raises ``ValueError`` if the policy was replaced by one with patterns that match no layer,
+        ``RuntimeError`` if the call goes on with the run of another thread. After that the next
+        call begins a new run.
         """
         if self.lite.policy is not self._matched:
             self._match(self.lite.policy)
@@ -349,7 +354,17 @@ class Handle:
                 parallel.end(self._run)
             for graphs in self._graphs.values():
                 graphs.run_over()
-            self._run = at.run
+            self._run, self._thread = at.run, threading.current_thread()
+        elif self._thread is not (here := threading.current_thread()):
+            there, self._thread = self._thread, here
+            if there.is_alive():
+                self._clock.end_run()
+                raise RuntimeError(
+                    f"thread {here.name!r} calls an enabled transformer while thread "
+                    f"{there.name!r} is amid a run with it: they would read each other's skip "
+                    "lists. Let one thread at a time generate with it, or load and enable a "
+                    "pipeline for each thread"
+                )
         return at
 
     def _match(self, policy: SkipPolicy) -> None:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import copy
 import itertools
 import math
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -311,6 +314,46 @@ def test_pipelines_in_two_threads_do_not_mix(generate: Any) -> None:
         for _ in range(3):
             made = list(pool.map(generate, pipes))
             assert all(np.array_equal(a, b) for a, b in zip(made, expected, strict=True))
+
+
+def test_one_transformer_in_two_threads_is_refused(pipe: Any, generate: Any) -> None:
+    """One after the other they are right, also after the error and after a run that died."""
+    other = copy.copy(pipe)
+    other.scheduler = copy.deepcopy(pipe.scheduler)
+    step = threading.Barrier(2, timeout=60)
+
+    def meet(*_: Any) -> dict[str, Any]:
+        with contextlib.suppress(threading.BrokenBarrierError):
+            step.wait()
+        return {}
+
+    def both(which: Any) -> Any:
+        try:
+            return generate(which, callback_on_step_end=meet)
+        finally:
+            step.abort()
+
+    def dies(which: Any) -> Any:
+        def end(*_: Any) -> dict[str, Any]:
+            raise KeyError("no more")
+
+        with pytest.raises(KeyError):
+            generate(which, callback_on_step_end=end)
+
+    alone = generate(pipe), run_under(pipe, generate, SKIPPING)
+    with (
+        enable(pipe, SKIPPING, geometry=TILE),
+        ThreadPoolExecutor(1, "one") as one,
+        ThreadPoolExecutor(1, "two") as two,
+    ):
+        runs = [one.submit(both, pipe), two.submit(both, other)]
+        errors = [str(run.exception()) for run in runs if run.exception() is not None]
+        assert errors and all("amid a run with it" in error for error in errors)
+        assert "thread 'one_0'" in errors[0] and "thread 'two_0'" in errors[0]
+        for thread in (two, one, two):
+            assert np.array_equal(thread.submit(generate, pipe).result(), alone[1])
+            one.submit(dies, pipe).result()
+    assert not np.array_equal(*alone)
 
 
 def test_transformer_alone_takes_the_steps_of_the_pipeline(pipe: Any, generate: Any) -> None:
