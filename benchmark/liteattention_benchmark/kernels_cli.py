@@ -164,6 +164,8 @@ def kernels(
         except ValueError as error:
             reasons.append(f"--peer: {error}")
         else:
+            if name in more:
+                reasons.append(f"--peer: two are called {name!r}")
             more[name] = make
     uncountable = counting.problem() if counters else None
     if uncountable is not None:

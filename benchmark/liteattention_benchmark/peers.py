@@ -149,12 +149,14 @@ def given(text: str) -> tuple[str, Maker]:
     output; Triton's tutorial ``06-fused-attention.py`` has one that is called ``attention``.
 
     Raises:
-        ValueError: the text is of another form.
+        ValueError: the text is of another form, or the name is one of ours.
     """
     name, equals, place = text.partition("=")
     where, colon, function = place.rpartition(":")
     if not (name and equals and where and colon and function.isidentifier()):
         raise ValueError(f"a peer is NAME=FILE_OR_MODULE:FUNCTION, got {text!r}")
+    if name.partition(",")[0].strip() == "ours":
+        raise ValueError(f"{name!r} is a name of ours: give the peer another one")
 
     def make(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool) -> Call:
         found = getattr(_module(where), function, None)
