@@ -12,7 +12,8 @@ K blocks are walked in the order of a list (LiteAttention) or from the last to t
 a mask, the tail and the diagonal, comes first. In a LiteAttention step one more warp settles the q
 blocks that the warpgroups are through with: it chooses among tiles that were weighed, writes their
 bitmap, and counts, while the next q block is computed. Lists may come in pieces, which are merged
-by whoever is the last to have one (:mod:`.hopper_pieces`).
+by whoever is the last to have one (:mod:`.hopper_pieces`). In long walks levels stay, and a second
+launch computes the tiles for which they were too low (:mod:`.hopper_again`).
 
 Methods: online softmax over K blocks (FlashAttention, arXiv 2205.14135), asynchronous warpgroups in
 alternation (FlashAttention-3, arXiv 2407.08608), skipped tiles (LiteAttention, arXiv 2511.11062).
@@ -460,6 +461,10 @@ def attention(
     ``next_tile`` says in its second word, and what arrived is counted from its fifth one on.
     ``parts`` fp32 has, for each slot and warpgroup, outputs [64, HEAD_DIM], levels, sums and maxima
     [64], then marks [SLOTS / 2, GROUPS, k_blocks, 64].
+
+    With ``FIXED`` levels stay, and tiles for which they were too low are noted behind ``next_tile``:
+    their number, 0 at first, in its second word, and they from the fifth one on. Dense attention
+    makes the number in ``spare`` 0. With ``AGAIN`` these tiles are computed, and no others.
     """
     dtype: gl.constexpr = q_desc.dtype
     plain: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0])
