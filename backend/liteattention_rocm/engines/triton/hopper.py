@@ -462,9 +462,9 @@ def attention(
     ``parts`` fp32 has, for each slot and warpgroup, outputs [64, HEAD_DIM], levels, sums and maxima
     [64], then marks [SLOTS / 2, GROUPS, k_blocks, 64].
 
-    With ``FIXED`` levels stay, and tiles for which they were too low are noted behind ``next_tile``:
-    their number, 0 at first, in its second word, and they from the fifth one on. Dense attention
-    makes the number in ``spare`` 0. With ``AGAIN`` these tiles are computed, and no others.
+    With ``FIXED`` levels stay. Tiles for which they were too low are noted behind ``next_tile``:
+    how many, 0 at first, in its second word, and which from the fifth one on. Dense attention makes
+    that number 0 in ``spare``. With ``AGAIN`` these tiles are computed, and no others.
     """
     dtype: gl.constexpr = q_desc.dtype
     plain: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0])
