@@ -77,8 +77,14 @@ class Value:
     shape = property(lambda self: list(self.data.shape))
 
     def to(self, dtype: torch.dtype, bitcast: bool = False) -> Value:
-        """Convert, or take the bits for another type of the same width."""
-        return Value(self.data.view(dtype) if bitcast else self.data.to(dtype))
+        """Convert, or take the bits for another type of the same width.
+
+        A float that is too large for an int32 becomes the largest, as on a GPU, and NaN 0.
+        """
+        data = self.data
+        if dtype == torch.int32 and data.is_floating_point() and not bitcast:
+            data = data.double().nan_to_num(0.0).clamp(-(2**31), 2**31 - 1)
+        return Value(data.view(dtype) if bitcast else data.to(dtype))
 
     def __getitem__(self, key: Any) -> Value:
         return Value(self.data[key])

@@ -26,6 +26,10 @@ def _fused(a: Lanes, b: Lanes, c: Lanes) -> Lanes:
     return (a.astype(np.float64) * b + c).astype(np.float32)
 
 
+def _saturated(a: Lanes) -> Lanes:
+    return np.clip(a.astype(np.float64), -(2**31), 2**31 - 1).astype(np.int32)
+
+
 _ARITHMETIC: dict[str, Callable[..., Any]] = {
     "mul.f32": np.multiply,
     "add.f32": np.add,
@@ -46,7 +50,7 @@ _ARITHMETIC: dict[str, Callable[..., Any]] = {
     "setp.neu.or.f32": lambda a, b, also: (a != b) | also,
     "vote.sync.any.pred": lambda chosen, lanes: np.full(32, bool(chosen.any())),
     "cvt.rn.f32.s32": lambda a: a.astype(np.float32),
-    "cvt.rpi.s32.f32": lambda a: np.ceil(np.nan_to_num(a)).astype(np.int32),
+    "cvt.rpi.s32.f32": lambda a: _saturated(np.ceil(np.nan_to_num(a))),
     "redux.sync.max.u32": lambda a, lanes: np.full(32, a.view(np.uint32).max()).view(a.dtype),
     "redux.sync.add.s32": lambda a, lanes: np.full(32, a.sum(dtype=np.int32)),
     "shfl.sync.bfly.b32": lambda a, by, width, lanes: a[_LANE ^ int(by[0])],

@@ -229,12 +229,35 @@ def test_what_levels_that_stay_spoilt_is_a_second_launch_of_the_same_call(
     assert (
         grid == again_grid == (5,) and first[-2:] == (True, False) and again[-2:] == (False, True)
     )
-    if not lite:  # what a tile's warpgroups may note
+    if not lite:  # which tiles are noted, and their flags
         assert first[8].numel() == first[9].numel() >= 4 + 12 * 2
     assert all(x is y for x, y in zip(first[4:17], again[4:17], strict=True))
     bound(t)
     one, two = (flat(arguments(function.result, driver, i)[1], driver) for i in (-2, -1))
     assert one[:-2] == two[:-2] and one[-2:] == [True, False] and two[-2:] == [False, True]
+
+
+def test_a_call_whose_second_launch_is_not_compiled_yet_goes_through_triton(
+    driver: Driver, kernels: dict[str, Function], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As where another thread is compiling it, or where that was interrupted."""
+    monkeypatch.setattr(launch, "MOST_CUT", 0)
+    monkeypatch.setattr(launch, "_FIXED_K_BLOCKS", 0)
+    t = tensors()
+    bound = launch.Attention(request(), tiles._HOPPER[128, False], t)
+
+    def interrupted(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(bound._again, "start", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            bound(t)
+    bound(t)
+    assert [args[-2:] for _, args, _ in kernels["_HOPPER"].started] == [
+        (True, False),
+        (False, True),
+    ]
 
 
 def test_each_stream_and_each_graph_has_a_counter_of_its_own(

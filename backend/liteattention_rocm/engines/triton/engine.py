@@ -110,7 +110,7 @@ class PortableEngine(Engine):
         """Choose kernels and tiles; see :meth:`Engine.bind`.
 
         With threshold -inf, a full list and the engine's own geometry a LiteAttention step equals
-        dense attention bit for bit.
+        dense attention bit for bit; on Hopper, where levels overflowed, in q blocks of one height.
         """
         launch, ragged, tiles, boxes = _modules()
         bound: Bound

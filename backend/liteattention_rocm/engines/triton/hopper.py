@@ -31,7 +31,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
-from .hopper_again import AGAIN_BIT, compute_again, overflown
+from .hopper_again import compute_again, overflown
 from .hopper_load import handed_out, item, load, place_of
 from .hopper_pieces import mark, marks_of, merge, share_mark, vote_mark
 from .hopper_ring import advanced, barrier, copy_out, divided
@@ -116,9 +116,9 @@ def _compute(
     LATE_EXP: gl.constexpr, FIXED: gl.constexpr,
 ):  # fmt: skip
     """A computing warpgroup: rows ``GROUP * 64`` and on of every tile that is handed out."""
-    o_desc, lse, votes, weights, mass, tally, must_do, parts, arrivals = results
+    o_desc, lse, votes, weights, mass, tally, must_do, parts, next_tile = results
     tiles, q_heads, q_len, kv_len, q_blocks, k_blocks = sizes
-    q_smem, k_smem, v_smem, o_smem, tile_smem = smem
+    q_smem, k_smem, v_smem, o_smem, tile_smem, low_smem = smem
     q_full, q_empty, k_full, k_empty, v_full, v_empty, turns, tile_full, tile_empty, walked = bars
     dtype: gl.constexpr = q_smem.dtype
     s_layout: gl.constexpr = gl.NVMMADistributedLayout(
@@ -130,6 +130,7 @@ def _compute(
     p_layout: gl.constexpr = gl.DotOperandLayout(0, o_layout, 2)
     per_row: gl.constexpr = gl.SliceLayout(1, s_layout)
     per_word: gl.constexpr = gl.BlockedLayout([1, 1], [1, 32], [4, 1], [1, 0])
+    per_group: gl.constexpr = gl.BlockedLayout([1], [32], [4], [0])
     VOTE: gl.constexpr = LITE and not WEIGH
     # A tile is voted on one step later, unless its own step wants to know.
     LATER: gl.constexpr = VOTE and not SOFT_SKIP
@@ -395,9 +396,9 @@ def _compute(
         if FIXED:
             if overflown(sums, out):
                 if LITE:
-                    gl.atomic_or(walk[1] + tile, AGAIN_BIT, sem="relaxed")
+                    low_smem.index(done & 1).store(gl.full([1], 1, gl.int32, per_group))
                 else:
-                    compute_again(arrivals, tile)
+                    compute_again(next_tile, tile, True)
             if LITE:
                 barrier()
                 mbarrier.arrive(walked.index(done & 1))
@@ -463,8 +464,9 @@ def attention(
     [64], then marks [SLOTS / 2, GROUPS, k_blocks, 64].
 
     With ``FIXED`` levels stay. Tiles for which they were too low are noted behind ``next_tile``:
-    how many, 0 at first, in its second word, and which from the fifth one on. Dense attention makes
-    that number 0 in ``spare``. With ``AGAIN`` these tiles are computed, and no others.
+    how many, 0 at first, in its second word, and which from the fifth one on, see there. Dense
+    attention makes that number 0 in ``spare``. With ``AGAIN`` these tiles are computed, and no
+    others.
     """
     dtype: gl.constexpr = q_desc.dtype
     plain: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0])
@@ -497,13 +499,21 @@ def attention(
         mbarrier.init(tile_full.index(i), count=1)
         mbarrier.init(tile_empty.index(i), count=GROUPS + (1 if LITE else 0))
         mbarrier.init(walked.index(i), count=GROUPS)
-    smem = (q_smem, k_smem, v_smem, o_smem, tile_smem)
+    gl.static_assert(not (FIXED and (SLOTS or AGAIN)))
+    low_smem = tile_smem
+    if FIXED and LITE:
+        # Whether levels were too low for a list that was walked, as `walked` tells.
+        low_smem = gl.allocate_shared_memory(gl.int32, [2, 1], plain)
+        per_group: gl.constexpr = gl.BlockedLayout([1], [32], [4], [0])
+        for i in gl.static_range(2):
+            low_smem.index(i).store(gl.full([1], 0, gl.int32, per_group))
+    smem = (q_smem, k_smem, v_smem, o_smem, tile_smem, low_smem)
     bars = (
         q_full, q_empty, k_full, k_empty, v_full, v_empty, turns, tile_full, tile_empty, walked
     )  # fmt: skip
     if SLOTS:
         tiles = gl.load(next_tile + 1)
-    results = (o_desc, lse, votes, weights, mass, tally, must_do, parts, next_tile + 4)
+    results = (o_desc, lse, votes, weights, mass, tally, must_do, parts, next_tile)
     walk = (items, counts, order, span)
     sizes = (tiles, q_heads, q_len, kv_len, q_blocks, k_blocks)
     # A tuple bound to a name would turn its compile-time numbers into run-time ones.

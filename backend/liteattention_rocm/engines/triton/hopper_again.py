@@ -7,8 +7,10 @@ Only when a later score is so much larger that weights or outputs overflow does 
 give wrong results. Each warpgroup looks for that when its walk is over. It notes its tile then, and
 a second launch (``AGAIN``) computes the tiles that were noted, with levels that follow.
 
-What is noted: the number of tiles, in the word behind the counter ``next_tile``, and from the fifth
-word on the tiles. A list is noted once, by the warp that would settle it.
+What is noted: the number of tiles, in the word behind the counter ``next_tile``, and the tiles, in
+every other word from the fifth one on. Of dense attention, whose warpgroups do not hear of each
+other, the words between are flags by tile, so that each is noted once. A list is noted by the warp
+that would settle it.
 """
 
 from __future__ import annotations
@@ -16,8 +18,6 @@ from __future__ import annotations
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
-#: Set in the length of a list that is to be computed again.
-AGAIN_BIT = gl.constexpr(1 << 30)
 #: The largest sum of a row's weights that is taken: far below the largest number, so that its
 #: reciprocal is none of the smallest, which are flushed to 0. The scores of a row may be 69 above
 #: the largest of its first K block, in natural units.
@@ -33,14 +33,24 @@ def overflown(sums, out):
 
 
 @gluon.jit
-def compute_again(noted, tile):
-    """Note a tile; ``noted`` is where the list of them begins."""
-    place = gl.atomic_add(noted + -3, 1, sem="relaxed")
-    gl.store(noted + place, tile)
+def compute_again(next_tile, tile, FLAGGED: gl.constexpr):
+    """Note a tile; ``FLAGGED``: unless another warpgroup has."""
+    missing = gl.to_tensor(True)
+    if FLAGGED:
+        missing = gl.atomic_or(next_tile + 5 + 2 * tile, 1, sem="relaxed") == 0
+    if missing:
+        place = gl.atomic_add(next_tile + 1, 1, sem="relaxed")
+        gl.store(next_tile + 4 + 2 * place, tile)
 
 
 @gluon.jit
-def tile_again(next_tile, turn, tiles):
-    """The tile that was noted as number ``turn``; ``tiles``, which is none, past the last one."""
-    number = gl.load(next_tile + 1)
-    return gl.load(next_tile + 4 + turn, mask=turn < number, other=tiles)
+def tile_again(next_tile, turn, tiles, FLAGGED: gl.constexpr):
+    """The tile that was noted as number ``turn``; ``tiles``, which is none, past the last one.
+
+    Its flag is 0 again then, for calls to come.
+    """
+    noted = turn < gl.load(next_tile + 1)
+    tile = gl.load(next_tile + 4 + 2 * turn, mask=noted, other=tiles)
+    if FLAGGED:
+        gl.store(next_tile + 5 + 2 * tile, 0, mask=noted)
+    return tile

@@ -12,7 +12,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 
-from .hopper_again import AGAIN_BIT, tile_again
+from .hopper_again import tile_again
 from .hopper_ring import clear, copy_in
 from .hopper_settle import piece_of
 
@@ -48,7 +48,7 @@ def place_of(
         place, length, piece, pieces, first = piece_of(tile, walk)
     elif LITE:
         place = gl.load(order + tile)
-        count = gl.load(counts + tile) & (AGAIN_BIT - 1)
+        count = gl.load(counts + tile)
     if LITE:
         lane = place // q_blocks
     batch = lane // q_heads
@@ -98,13 +98,13 @@ def load(
         clear(spare)
     q_desc, k_desc, v_desc = inputs
     tiles = sizes[0]
-    q_smem, k_smem, v_smem, o_smem, tile_smem = smem
+    q_smem, k_smem, v_smem, o_smem, tile_smem, low_smem = smem
     q_full, q_empty, k_full, k_empty, v_full, v_empty, turns, tile_full, tile_empty, walked = bars
     one: gl.constexpr = gl.BlockedLayout([1], [32], [1], [0])
     tile = gl.program_id(0)
     if AGAIN:
         turn = tile
-        tile = tile_again(next_tile, turn, tiles)
+        tile = tile_again(next_tile, turn, tiles, not LITE)
     done = 0
     step = 0
     while tile < tiles:
@@ -159,7 +159,7 @@ def load(
         upcoming = tile + gl.num_programs(0)
         if AGAIN:
             turn += gl.num_programs(0)
-            upcoming = tile_again(next_tile, turn, tiles)
+            upcoming = tile_again(next_tile, turn, tiles, not LITE)
         elif LITE or COUNTED:
             upcoming = gl.atomic_add(next_tile, 1, sem="relaxed") + gl.num_programs(0)
         tile = upcoming

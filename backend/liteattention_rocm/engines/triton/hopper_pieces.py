@@ -124,7 +124,7 @@ def merge(
     Pieces leave their levels, sums and, for votes, their maxima ``top``. Returns outputs, levels,
     sums and 1, or, if other pieces are still missing, 0.
     """
-    o_desc, lse, votes, weights, mass, tally, must_do, parts, arrivals = results
+    o_desc, lse, votes, weights, mass, tally, must_do, parts, next_tile = results
     tiles, q_heads, q_len, kv_len, q_blocks, k_blocks = sizes
     items, counts, order, span = walk
     # Found anew, so that it takes no registers during the walk.
@@ -151,7 +151,7 @@ def merge(
         gl.store(mine + 64 * HEAD_DIM + 128 + row, top)
     # All threads have written, and one tells others; it hears of what they wrote.
     barrier()
-    arrived = gl.atomic_add(arrivals + first // 2 * 4 + GROUP, 1, sem="acq_rel")
+    arrived = gl.atomic_add(next_tile + 4 + first // 2 * 4 + GROUP, 1, sem="acq_rel")
     last = gl.where(arrived == pieces - 1, 1, 0)
     if last == 1:
         out = gl.zeros([64, HEAD_DIM], gl.float32, o_layout)

@@ -11,7 +11,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 
-from .hopper_again import AGAIN_BIT, compute_again
+from .hopper_again import compute_again
 from .hopper_softmax import LEAST_LEFT, ROW, SLIGHTLY_MORE
 
 #: Tiles of a q block that are held in registers while a cut is searched for; more are read anew.
@@ -308,7 +308,7 @@ def _settled(
     at, results, k_blocks, words, limit, WEIGH: gl.constexpr, HAS_MASS: gl.constexpr
 ):  # fmt: skip
     """Settle a q block, all of which was walked: choose if tiles were weighed, and count."""
-    o_desc, lse, votes, weights, mass, tally, must_do, parts, arrivals = results
+    o_desc, lse, votes, weights, mass, tally, must_do, parts, next_tile = results
     if WEIGH:
         kept = _select(
             weights + at * k_blocks, votes + at * words, mass + at * k_blocks, k_blocks, words,
@@ -325,9 +325,9 @@ def settle(
     HAS_MASS: gl.constexpr, BY_HEAD: gl.constexpr, SLOTS: gl.constexpr, FIXED: gl.constexpr,
 ):  # fmt: skip
     """The settling warp: what there is to do once a q block was walked."""
-    o_desc, lse, votes, weights, mass, tally, must_do, parts, arrivals = results
+    o_desc, lse, votes, weights, mass, tally, must_do, parts, next_tile = results
     tiles, q_heads, q_len, kv_len, q_blocks, k_blocks = sizes
-    q_smem, k_smem, v_smem, o_smem, tile_smem = smem
+    q_smem, k_smem, v_smem, o_smem, tile_smem, low_smem = smem
     q_full, q_empty, k_full, k_empty, v_full, v_empty, turns, tile_full, tile_empty, walked = bars
     items, counts, order, span = walk
     done = 0
@@ -338,28 +338,31 @@ def settle(
             count = length * (piece + 1) // pieces - length * piece // pieces
         else:
             place = gl.load(order + tile)
-            count = gl.load(counts + tile) & (AGAIN_BIT - 1)
+            count = gl.load(counts + tile)
         at = place.to(gl.int64)
         if BY_HEAD:
             limit = gl.load(limits + place // q_blocks % q_heads)
         mbarrier.wait(walked.index(done & 1), (done >> 1) & 1)
+        if FIXED:
+            alone: gl.constexpr = gl.BlockedLayout([1], [32], [1], [0])
+            low = low_smem.index(done & 1)
+            again = gl.sum(low.load(alone), axis=0)
+            low.store(gl.full([1], 0, gl.int32, alone))
         # Not before: two tiles that were walked and not settled are all that two bars tell apart.
         mbarrier.arrive(tile_empty.index(done & 1))
         if SLOTS:
             # Of a list that was cut the last one settles, which hears of what the others wrote.
             missing = pieces - 1
             if pieces > 1:
-                missing -= gl.atomic_add(arrivals + first // 2 * 4 + 3, 1, sem="acq_rel")
+                missing -= gl.atomic_add(next_tile + 4 + first // 2 * 4 + 3, 1, sem="acq_rel")
             if missing == 0:
                 _settled(at, results, k_blocks, words, limit, WEIGH, HAS_MASS)
         elif FIXED:
-            # Volatile: atomics pass the nearest cache by, which may hold the line.
-            again = gl.load(counts + tile, volatile=True) >= AGAIN_BIT
-            count = gl.where(again, 0, count)  # who computes it again counts it
-            if again:
+            count = gl.where(again == 0, count, 0)  # who computes it again counts it
+            if again != 0:
                 if WEIGH:
                     _weigh_anew(weights + at * k_blocks, k_blocks)
-                compute_again(arrivals, tile)
+                compute_again(next_tile, tile, False)
             else:
                 _settled(at, results, k_blocks, words, limit, WEIGH, HAS_MASS)
         else:

@@ -324,7 +324,7 @@ class Attention(BoundCall):
     def __call__(self, t: DenseTensors) -> None:
         """Write attention into ``out`` and ``lse``."""
         launch = self._launch
-        if not launch.ready or _device() != self.index:
+        if not self.ready:
             with on(self.device):
                 lse = t.out if t.lse is None else t.lse
                 if self._hopper:
@@ -379,14 +379,14 @@ class LiteStep(BoundCall):
         goal, slots = cutting(rows, units)
         fixed = levels_stay(request, tile)
         # items: int16 [rows, K blocks]; counts and order: int32 [rows + slots]; the counter that
-        # tiles are taken from, three words more, and two for each slot, or one for each list that
-        # may be computed again; the tally, where the caller has none: int64 [2]; weights: int32
+        # tiles are taken from, three words more, and two for each slot or for each list that may
+        # be computed again; the tally, where the caller has none: int64 [2]; weights: int32
         # [rows, K blocks]; pieces of lists and their marks: fp32. Parts begin at multiples of 16
         # bytes.
         tiles = rows + slots
         pieces = tile.block_m * (slots * (request.head_dim + 3) + -(-slots // 2) * k_blocks)
         parts = (
-            2 * rows * k_blocks, 4 * tiles, 4 * tiles, 16 + 8 * slots + 4 * tiles * fixed, 16,
+            2 * rows * k_blocks, 4 * tiles, 4 * tiles, 16 + 8 * slots + 8 * tiles * fixed, 16,
             4 * rows * k_blocks * weigh, 4 * pieces,
         )  # fmt: skip
         self._parts = tuple(-(-part // 16) * 16 for part in parts)
@@ -516,7 +516,7 @@ def _attend(
         persistent = tile.persistent or again
         counters = 4 if tile.counted else 0
         if fixed and lite is None:
-            counters = 4 + tiles * tile.groups  # each of a tile's warpgroups may note it
+            counters = 4 + 2 * tiles  # which are noted, and flags
         return Launch(
             _HOPPER,
             (
