@@ -733,7 +733,7 @@ BROKEN = [
     ("a mask", "mask_from = kv_len // BLOCK_N\n    return", "mask_from = k_blocks\n    return",
      "dense", None),
     ("outputs whose level moved", "out = scaled(out, fade, True)", "pass", "rising", None),
-    ("sums whose level moved", "total = faded(total, fade) + here", "total = total + here",
+    ("sums whose level moved", "faded(total, fade)) + here", "total) + here",
      "rising", None),
     ("the tile that is voted on", "bits, i - 1, c, threshold, PREDICATED)",
      "bits, i, c, threshold, PREDICATED)", "votes", None),

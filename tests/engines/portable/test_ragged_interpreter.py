@@ -257,7 +257,7 @@ def test_long_requests_are_left_to_another_kernel(monkeypatch: pytest.MonkeyPatc
     from liteattention_rocm.engines.triton import ragged_cut, ragged_launch
 
     class Other:
-        ready = counted = False
+        ready, counters = False, 0
 
         @staticmethod
         def start(boxed: Any, pointers: Any) -> None:
@@ -286,7 +286,7 @@ def test_long_requests_are_left_to_another_kernel(monkeypatch: pytest.MonkeyPatc
 class PromptsOnCpu:
     """In place of the Hopper kernel: the CPU engine, on what that kernel is given to read."""
 
-    ready = counted = False
+    ready, counters = False, 0
 
     def __init__(self, request: RaggedRequest) -> None:
         self._request = request
