@@ -139,7 +139,7 @@ class LiteAttentionImpl(AttentionImpl):  # type: ignore[misc]
         rows = slot_mapping.shape[0]
         if rows != key.shape[0]:
             key, value = key[:rows], value[:rows]
-        keys, values = self._views(kv_cache)
+        keys, values = vars(kv_cache).get(_VIEWS) or self._view(kv_cache)
         k_scale, v_scale = _UNSCALED if self._fp8 is None else self._scales(layer)
         write_kv(key, value, keys, values, slot_mapping, k_scale=k_scale, v_scale=v_scale)
         counters.add(WRITES)
@@ -175,7 +175,7 @@ class LiteAttentionImpl(AttentionImpl):  # type: ignore[misc]
         if isinstance(attn_metadata, EncoderMetadata):
             return self._encode(query, key, value, attn_metadata, output)
         causal = attn_metadata.causal
-        keys, values = self._views(kv_cache)
+        keys, values = vars(kv_cache).get(_VIEWS) or self._view(kv_cache)
         k_scale, v_scale = _UNSCALED if self._fp8 is None else self._scales(layer)
         attention_paged(
             query,
@@ -230,18 +230,15 @@ class LiteAttentionImpl(AttentionImpl):  # type: ignore[misc]
         """
         return layer._k_scale, layer._v_scale
 
-    def _views(self, kv_cache: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def _view(self, kv_cache: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Keys and values, [blocks, block, Hkv, D] each, of a [blocks, Hkv, block, 2 D].
 
         They live with the cache, as an attribute of it: what a layer held would keep a cache alive
         that vLLM has dropped, as after it has measured the memory of graphs.
         """
-        try:
-            found: tuple[torch.Tensor, torch.Tensor] = vars(kv_cache)[_VIEWS]
-        except KeyError:
-            cache = kv_cache.data  # no view of it: the views would hold the one that holds them
-            if self._fp8 is not None:
-                cache = cache.view(self._fp8)
-            keys, values = cache.transpose(1, 2).chunk(2, -1)
-            found = vars(kv_cache)[_VIEWS] = keys, values
+        cache = kv_cache.data  # no view of it: the views would hold the one that holds them
+        if self._fp8 is not None:
+            cache = cache.view(self._fp8)
+        keys, values = cache.transpose(1, 2).chunk(2, -1)
+        found = vars(kv_cache)[_VIEWS] = keys, values
         return found
