@@ -62,7 +62,18 @@ def test_a_race_names_both_sides(module: emulator.Module) -> None:
     assert "workgroup 1 loads global byte 0x" in text and "which workgroup 0 stores" in text
     assert "global_load_dword" in text and "global_store_dword" in text
     assert "dispatch_kernels.hip:" in text
-    assert f"{data.ctypes.data + 256:#x}" in text
+    assert f"global byte {data.ctypes.data + 256:#x} " in text
+
+
+def test_a_race_names_its_first_byte(module: emulator.Module) -> None:
+    """Of two pages, the second one is touched first, by the store to the workgroup's own row."""
+    emulator.set_option("threads", "1")
+    memory = words(3 * 1024)
+    start = -memory.ctypes.data // 4 % 1024 + 1024 - 2 * 64  # two rows below a page's end
+    parts = memory[start : start + 4 * 64]
+    with pytest.raises(emulator.LaunchFailed) as caught:
+        module.launch("sum", [4], [64], [parts, words(1), words(64), 4, 1])
+    assert f"workgroup 3 loads global byte {parts.ctypes.data:#x} " in str(caught.value)
 
 
 def test_stores_of_several_workgroups_to_one_place(module: emulator.Module) -> None:

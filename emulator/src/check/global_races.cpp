@@ -218,10 +218,15 @@ void GlobalRaces::join(GlobalAccesses& accesses) {
 
 void GlobalRaces::compare(const TouchedPages& mine, const TouchedPages& theirs, uint32_t group) {
     if (theirs.empty()) return;
+    // In address order: a finding names the first byte, whatever was touched first.
+    std::vector<std::pair<const TouchedPage*, const TouchedPage*>> shared;
     for (size_t i = 0; i < mine.size(); ++i) {
-        const TouchedPage& my = mine[i];
-        const TouchedPage* const their = theirs.find(my.number);
-        if (!their || (!my.stores && !their->stores)) continue;
+        const TouchedPage* const their = theirs.find(mine[i].number);
+        if (their && (mine[i].stores || their->stores)) shared.emplace_back(&mine[i], their);
+    }
+    std::ranges::sort(shared, {}, [](const auto& pages) { return pages.first->number; });
+    for (const auto& [my_page, their] : shared) {
+        const TouchedPage& my = *my_page;
         for (size_t word = 0; word < kPageWords; ++word) {
             const auto check = [&](const Touched& a, const char* does, const Touched& b,
                                    const char* did, bool values) {
