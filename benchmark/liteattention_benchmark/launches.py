@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from liteattention_emulator import library
 from liteattention_emulator.memory_constants import parameters
-from liteattention_emulator.timing import Chip, Cost, Launch, Replay, launch
+from liteattention_emulator.timing import Chip, Cost, Launch, Replay, launch, replay
 from liteattention_rocm import _core
 from liteattention_rocm.engines.gfx942 import Gfx942Engine
 from liteattention_rocm.lite import bitmap
@@ -21,7 +21,7 @@ from liteattention_rocm.lite import bitmap
 from .cells import Lite
 from .contenders import tiles_to_keep
 from .hbm import CUS
-from .model import BLOCK, Case
+from .model import BLOCK, Case, record
 
 Blocks = npt.NDArray[np.float64]
 Order = Literal["none", "whole", "cut"]
@@ -144,6 +144,14 @@ def work_of_prefill(
     return Work(of_item[items - 1 - ids // sets % items] * (keys / BLOCK), merged)
 
 
+def clocks_of_block(result: Replay, matrix_per_block: float | None) -> float | None:
+    """clk of the first wave per 64 keys, by its matrix instructions; None without a loop."""
+    loop, clocks = result.loops[0], result.per_iteration(0)
+    if loop is None or clocks is None or matrix_per_block is None:
+        return None
+    return clocks * matrix_per_block * loop.iterations / loop.matrix
+
+
 def cost_of(result: Replay, clocks_per_block: float, blocks: int) -> Cost:
     """What a replayed workgroup of so many blocks says of others."""
     return Cost(max(result.clocks - clocks_per_block * blocks, 0.0), clocks_per_block)
@@ -152,12 +160,19 @@ def cost_of(result: Replay, clocks_per_block: float, blocks: int) -> Cost:
 def of(case: Case, result: Replay, clocks_per_block: float) -> tuple[Launch, dict[str, Any]]:
     """The launch of a case's shape, and its figures for ``--json``.
 
-    result: of the workgroup that ``model.record`` records. pass_clk is by HBM's rate alone.
+    result: of the workgroups that ``model.record`` records, as many as a CU holds. Of two, one
+    alone is replayed here, too: each is slower than that, and both together are faster. pass_clk is
+    by HBM's rate alone.
     """
-    work = work_of(case)
-    cost = cost_of(result, clocks_per_block, -(-case.shape[2] // BLOCK))
-    found = launch(_taken(work.blocks, cost))
-    matrix = float(work.blocks.sum()) * result.use * result.simds * clocks_per_block
+    work, slots, alone, per_block = work_of(case), case.resident, result, clocks_per_block
+    if slots > 1:
+        recorded, matrix_per_block = record(case, 1)
+        alone = replay(recorded, dict(result.constants))
+        per_block = clocks_of_block(alone, matrix_per_block) or clocks_per_block
+    cost = cost_of(alone, per_block, -(-case.shape[2] // BLOCK))
+    speeds = (1.0, *(per_block / clocks_per_block for _ in range(1, slots)))
+    found = launch(_taken(work.blocks, cost), slots=slots, speeds=speeds)
+    matrix = float(work.blocks.sum()) * result.use * result.simds * clocks_per_block / slots
     return found, {
         "workgroups": int((work.blocks > 0).sum()),
         "rounds": found.rounds,

@@ -42,10 +42,9 @@ class Case:
     shape: B,H,S,D. kernel: dense, one q block of one head; lite, the same in a LiteAttention step
     whose threshold no tile falls below, so that it votes on every tile and keeps all of them;
     weigh, the same in a step with a budget, which weighs every tile; prefill, the last tile of a
-    causal request of S keys; decode, two workgroups, as many as a CU holds, each of which has one
-    request's S keys and one key head. The last two read keys through a table of pages of
-    ``page_size`` tokens in disorder, and have H / kv_heads query heads to a key head. q_len: query
-    rows of a decode request.
+    causal request of S keys; decode, one request's S keys and one key head. The last two read keys
+    through a table of pages of ``page_size`` tokens in disorder, and have H / kv_heads query heads
+    to a key head. q_len: query rows of a decode request.
     """
 
     shape: tuple[int, int, int, int]
@@ -59,6 +58,12 @@ class Case:
     def group(self) -> int:
         """Query heads of a key head."""
         return self.shape[1] // (self.kv_heads or self.shape[1])
+
+    @property
+    def resident(self) -> int:
+        """Workgroups of it that a CU holds, by their registers and LDS."""
+        paired = self.kernel == "decode" or (self.kernel == "dense" and self.shape[3] == 64)
+        return 2 if paired else 1
 
     def reasons(self) -> list[str]:
         """Why it cannot be recorded; none: it can."""
@@ -127,26 +132,32 @@ class Case:
         return max(self.tile // self.group, 1)
 
 
-def record(case: Case) -> tuple[Recording, float | None]:
-    """Run the case's workgroup and record it.
+def record(case: Case, together: int | None = None) -> tuple[Recording, float | None]:
+    """Run ``together`` workgroups of the case on one CU, by default all it holds, and record them.
 
     Returns the recording and the matrix instructions of a wave per 64 keys (of decode, whose waves
-    share the keys, None). Only the workgroup's own rows are computed, at the places that they have
-    in tensors of the shape.
+    share the keys, None). Only the workgroups' own rows are computed, at the places that they have
+    in tensors of the shape. Several of dense attention have a head each, those of decode a request.
     """
+    count = case.resident if together is None else together
     if case.kernel == "decode":
-        first, second = (_recorded(_ragged(case, 2), f"attention_{case.kernel}", n) for n in (0, 1))
-        return first.beside(second), None
+        return _together(_ragged(case, count), "attention_decode", count), None
     if case.kernel == "prefill":
         rows = min(case.tile_rows, case.shape[2])
         # Tiles are dealt from the last one on; of one request there is a spare number.
         last = rows * case.group // case.tile
         found = _recorded(_ragged(case, 1), f"attention_{case.kernel}", last)
     else:
-        found = _recorded(_dense(case), f"attention_{case.kernel}", 0)
+        found = _together(_dense(case, count), f"attention_{case.kernel}", count)
     matrix = {i.index for i in found.instructions if i.unit == "mfma"}
     executed = sum(int(index) in matrix for index in found.waves[0].steps["index"])
     return found, executed / -(-case.shape[2] // BLOCK)
+
+
+def _together(run: Callable[[], None], kernel: str, count: int) -> Recording:
+    """The first workgroups of a launch, on one CU."""
+    first, *others = (_recorded(run, kernel, number) for number in range(count))
+    return first.beside(*others) if others else first
 
 
 def _recorded(run: Callable[[], None], kernel: str, workgroup: int) -> Recording:
@@ -172,26 +183,28 @@ def _aligned(*shape: int) -> torch.Tensor:
     return raw[-raw.data_ptr() % PAGE // 2 :][:count].view(shape)
 
 
-def _dense(case: Case) -> Callable[[], None]:
+def _dense(case: Case, count: int) -> Callable[[], None]:
+    """A call of ``count`` q blocks, the first one of as many heads."""
     _, heads, length, dim = case.shape
+    heads = max(heads, count)
     engine = _engine()
     tile = engine.geometry(dim, heads * length)
     rows = min(length, tile.q_block)
     generator = torch.Generator().manual_seed(0)
 
-    def tensor(count: int) -> torch.Tensor:
-        one = _aligned(1, length, heads, dim)[:, :count, :1]
+    def tensor(rows: int) -> torch.Tensor:
+        one = _aligned(1, length, heads, dim)[:, :rows, :count]
         return one.copy_(torch.randn(one.shape, generator=generator))
 
     q, k, v, out = tensor(rows), tensor(length), tensor(length), tensor(rows)
     dense = DenseRequest(
-        1, 1, 1, rows, length, dim, q.dtype, q.device, "bshd", 1 / math.sqrt(dim), False,
+        1, count, count, rows, length, dim, q.dtype, q.device, "bshd", 1 / math.sqrt(dim), False,
         case.rounding, False,
     )  # fmt: skip
     request: DenseRequest = dense
     tensors: DenseTensors | LiteTensors = DenseTensors(q, k, v, out, None)
     if case.kernel != "dense":
-        every = torch.full((1, 1, 1, tile.words(length)), -1, dtype=torch.int32)
+        every = torch.full((1, count, 1, tile.words(length)), -1, dtype=torch.int32)
         tensors = LiteTensors(q, k, v, out, None, every, torch.zeros_like(every), None, None)
         same: dict[str, Any] = {field.name: getattr(dense, field.name) for field in fields(dense)}
         budget = 0.01 if case.kernel == "weigh" else 0.0

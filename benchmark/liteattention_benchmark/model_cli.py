@@ -52,9 +52,11 @@ def launched(case: Case, clock_ghz: float | None, result: Replay, data: dict[str
         return ""
     found, data["launch"] = launches.of(case, result, per_block)
     at = data["launch"]
+    each, there = ("", "CUs") if case.resident == 1 else (", two to a CU", "their places")
     words = (
-        f"A launch: {at['workgroups']:,} workgroups, {at['rounds']:.2f} rounds, {at['clk']:,.0f} "
-        f"clk; CUs in use {at['cus_in_use']:.1%}, matrix cores {at['matrix_use']:.1%}."
+        f"A launch: {at['workgroups']:,} workgroups{each}, {at['rounds']:.2f} rounds, "
+        f"{at['clk']:,.0f} clk; {there} in use {at['cus_in_use']:.1%}, matrix cores "
+        f"{at['matrix_use']:.1%}."
     )
     if at["pass_clk"]:
         words += f" Passes before and after, by HBM's rate: {at['pass_clk']:,.0f} clk."
@@ -115,9 +117,10 @@ def model(
 
     Give a recording or --shape. Nothing here is measured: see docs/model.md. With --shape a block
     is a K block of 64 keys, and clk per block are given by the matrix instructions that it takes.
-    prefill is the last tile of a causal request of S tokens. decode is two workgroups of one CU,
-    with S keys each, which come from HBM: l2_latency is its latency, unless --set. The others also
-    give the clk of a launch of the whole shape, rounds and tails included.
+    dense at D = 64 and decode are two workgroups, as a CU holds two of them. prefill is the last
+    tile of a causal request of S tokens. decode has S keys a workgroup, which come from HBM:
+    l2_latency is its latency, unless --set. The others also give the clk of a launch of the whole
+    shape, rounds and tails included.
     """
     reasons = []
     sizes = None

@@ -26,7 +26,7 @@ CASES = {
     "dense, D = 128, RTZ": Case((1, 24, KEYS, 128), "dense", "rtz"),
     "lite, D = 128, every tile kept": Case((1, 24, KEYS, 128), "lite", "rtne"),
     "weigh, D = 128": Case((1, 24, KEYS, 128), "weigh", "rtne"),
-    "dense, D = 64": Case((1, 24, KEYS, 64), "dense", "rtne"),
+    "dense, D = 64, two workgroups": Case((1, 24, KEYS, 64), "dense", "rtne"),
     "lite, D = 64, every tile kept": Case((1, 24, KEYS, 64), "lite", "rtne"),
     "weigh, D = 64": Case((1, 24, KEYS, 64), "weigh", "rtne"),
     "prefill, D = 128": Case((1, 32, KEYS, 128), "prefill", "rtne", **GROUPED),
@@ -84,7 +84,10 @@ CHUNKS = (
 
 @dataclass(frozen=True)
 class Row:
-    """A workgroup's replay; ``span``: its time at the open constants' bounds, over the time."""
+    """A replay of the workgroups that a CU holds.
+
+    span: its time at the open constants' bounds, over the time.
+    """
 
     name: str
     result: Replay
@@ -94,10 +97,7 @@ class Row:
     @property
     def clocks_per_block(self) -> float | None:
         """clk of the first wave per 64 keys."""
-        loop, clocks = self.result.loops[0], self.result.per_iteration(0)
-        if loop is None or clocks is None or self.per_block is None:
-            return None
-        return clocks * self.per_block * loop.iterations / loop.matrix
+        return launches.clocks_of_block(self.result, self.per_block)
 
 
 @dataclass(frozen=True)

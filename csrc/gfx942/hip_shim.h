@@ -15,9 +15,10 @@
 // Always inlined: a call would cost the callee-saved registers of a whole wave.
 #define LITE_DEVICE __device__ inline __attribute__((always_inline))
 
-// An exported kernel of workgroups of exactly `threads`, `waves` waves resident on each SIMD.
-// clang ignores its own launch_bounds on this target and would assume 1024 threads: 128 registers.
-// Two waves per SIMD leave 256 registers to each.
+// An exported kernel of workgroups of exactly `threads`, with at most `waves` waves on each SIMD:
+// the compiler then uses up to 512 / waves registers a lane, and reserves so many that no further
+// wave fits, however few it uses. clang ignores its own launch_bounds on this target and would
+// assume 1024 threads.
 #define LITE_KERNEL(threads, waves)                                                  \
     extern "C" __attribute__((global, amdgpu_flat_work_group_size(threads, threads), \
                               amdgpu_waves_per_eu(waves, waves))) void

@@ -66,6 +66,8 @@ class Kernel:
     sgprs: int
     vgprs: int
     agprs: int
+    allocated_vgprs: int
+    """Registers of a lane that its descriptor reserves: at least VGPRs and AGPRs together."""
     sgpr_spills: int
     vgpr_spills: int
     unimplemented: tuple[str, ...]

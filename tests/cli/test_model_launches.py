@@ -8,9 +8,11 @@ import pytest
 from liteattention_benchmark import launches
 from liteattention_benchmark.cells import Lite
 from liteattention_benchmark.contenders import tiles_to_keep
-from liteattention_benchmark.model import Case, record
-from liteattention_emulator.timing import Cost, replay
+from liteattention_benchmark.model import DIMS, Case, record
+from liteattention_emulator import kernels
+from liteattention_emulator.timing import Cost, replay, residency
 from liteattention_rocm import _core
+from liteattention_rocm.engines.gfx942.manifest import DIRECTORY
 
 
 @pytest.mark.parametrize("shape", [(2, 24, 16384, 128), (1, 1, 384, 64), (1, 5, 20000, 128)])
@@ -94,6 +96,36 @@ def test_a_launch_takes_its_rounds() -> None:
     assert chip.clocks == data["clk"] and data["cus_in_use"] > 0.9
     in_loop = data["workgroup_clk_per_block"] * length / 64 / result.clocks
     assert data["matrix_use"] == pytest.approx(result.use * in_loop, rel=0.1)
+
+
+def test_the_model_has_as_many_workgroups_on_a_cu_as_the_objects_leave_room_for() -> None:
+    for kernel, dims in DIMS.items():
+        stored = kernels((DIRECTORY / f"attention_{kernel}.co").read_bytes())
+        for dim in dims:
+            found = stored[f"attention_{kernel}_bf16_d{dim}_rtne"]
+            waves = found.max_workgroup // 64
+            held = residency(found.allocated_vgprs, found.lds_bytes, waves)
+            assert held == Case((1, 8, 512, dim), kernel, "rtne").resident, found.name
+
+
+def test_two_workgroups_of_a_cu_take_less_than_one_after_the_other() -> None:
+    """Dense at D = 64: alone up to 304, else two at a time."""
+    length = 8 * _core.GFX942_Q_BLOCK
+    case = Case((1, 76, length, 64), "dense", "rtne")
+    alone, matrix = record(case, 1)
+    one = replay(alone)
+    both, same = record(case)
+    assert matrix == same == 32 and both.steps == 2 * alone.steps
+    result = replay(both)
+    assert 1.2 * one.clocks < result.clocks < 1.9 * one.clocks
+    per_block = launches.clocks_of_block(result, same)
+    assert per_block is not None
+    _, data = launches.of(case, result, per_block)
+    assert data["rounds"] == 1 and data["workgroups"] == 608
+    assert data["clk"] == pytest.approx(result.clocks, rel=0.1)
+    assert data["workgroup_clk_per_block"] == launches.clocks_of_block(one, matrix)
+    _, few = launches.of(Case((1, 38, length, 64), "dense", "rtne"), result, per_block)
+    assert few["workgroups"] == 304 and few["clk"] == pytest.approx(one.clocks, rel=0.1)
 
 
 def cell(shape: tuple[int, int, int], sparsity: float, pattern: str) -> Lite:
