@@ -25,6 +25,8 @@ from . import note as notes
 Result = torch.Tensor | tuple[torch.Tensor, torch.Tensor]
 
 BACKEND_NAME = "liteattention_rocm"
+#: The same backend, as enabled layers have it: a user who sets it by the name above is noticed.
+ENABLED_NAME = "_liteattention_rocm_enabled"
 
 
 def _liteattention(
@@ -144,9 +146,14 @@ def register() -> AttentionBackendName:
     Returns the enum member. It stays for the life of the process, so that pickled or copied
     processors that name it keep working.
     """
-    if BACKEND_NAME in AttentionBackendName._value2member_map_:
-        return AttentionBackendName(BACKEND_NAME)
-    member = add_member(AttentionBackendName, BACKEND_NAME)
+    _register(ENABLED_NAME)
+    return _register(BACKEND_NAME)
+
+
+def _register(name: str) -> AttentionBackendName:
+    if name in AttentionBackendName._value2member_map_:
+        return AttentionBackendName(name)
+    member = add_member(AttentionBackendName, name)
     dispatch._AttentionBackendRegistry.register(
         member,
         constraints=[dispatch._check_device, dispatch._check_shape],

@@ -174,7 +174,10 @@ class Handle:
         return dict(counts)
 
     def disable(self) -> None:
-        """Give the pipeline back exactly as it was; repeated calls do nothing."""
+        """Give the pipeline back exactly as it was; repeated calls do nothing.
+
+        An attention backend that was set meanwhile stays.
+        """
         self.pause()
         for graphs in self._graphs.values():
             graphs.clear()  # now, not when the collector finds the hook that has them

@@ -75,7 +75,7 @@ class Layer:
             # Cross-attention holds the same object and keeps its own backend.
             self._ours = copy.copy(self._processor)
             module.processor = self._ours
-        self._member = backend.register()
+        self._member = AttentionBackendName(backend.ENABLED_NAME)
         self._ours._attention_backend = self._member
         self._hooks = (
             same_key(
@@ -117,7 +117,7 @@ class Layer:
         return context._ulysses_mesh.get_group(), "ulysses"
 
     def release(self) -> None:
-        """Put the module back as it was."""
+        """Put the module back as it was, but for a backend that the user has set meanwhile."""
         for hook in self._hooks:
             hook.remove()
         copies.release(self._module)
@@ -131,6 +131,8 @@ class Layer:
             parallel = vars(self._ours).get("_parallel_config")
             if parallel is not None:  # enable_parallelism() met only our copy
                 self._processor._parallel_config = parallel
+            if self._ours._attention_backend is not self._member:  # so did set_attention_backend()
+                self._processor._attention_backend = self._ours._attention_backend
             module.processor = self._processor
         elif self._ours._attention_backend is self._member:
             self._give_back(self._ours)
@@ -147,7 +149,8 @@ class Layer:
         take_out(state)
         home = "_modules" if "processor" in state["_modules"] else None
         holder = state if home is None else dict(state[home])
-        if holder["processor"] is self._ours:
+        # A backend that the user has set meanwhile is the copy's, too.
+        if holder["processor"] is self._ours and self._ours._attention_backend is self._member:
             if self._ours is self._processor:
                 holder["processor"] = copy.copy(self._ours)
                 self._give_back(holder["processor"])
@@ -157,7 +160,7 @@ class Layer:
             state[home] = holder
 
     def _enter(self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        if module.processor._attention_backend != backend.BACKEND_NAME:
+        if module.processor._attention_backend != backend.ENABLED_NAME:
             raise RuntimeError(
                 f"layer {self.name} is enabled for LiteAttention but its attention backend is now "
                 f"{module.processor._attention_backend!r}: call disable() before "

@@ -412,6 +412,41 @@ def test_enable_on_top_of_the_name(pipe: Any, generate: Any) -> None:
         registry.set_active_backend(active)
 
 
+@pytest.mark.parametrize("shared", [False, True], ids=["own processors", "shared processors"])
+@pytest.mark.parametrize("cross_attention", [False, True])
+@pytest.mark.parametrize("name", [liteattention_diffusers.BACKEND_NAME, "_native_math", None])
+def test_a_backend_set_while_enabled_is_refused_and_stays(
+    pipe: Any, generate: Any, name: str | None, cross_attention: bool, shared: bool
+) -> None:
+    registry = liteattention_diffusers.backend.dispatch._AttentionBackendRegistry
+    active = registry._active_backend
+    blocks = pipe.transformer.blocks
+    if shared:  # of self-attention alone, so that no other layer has the processor itself
+        for block in blocks:
+            block.attn1.processor = blocks[0].attn1.processor
+    blocks[0].attn1.set_attention_backend("native")
+    before = [block.attn1.processor for block in blocks]
+    try:
+        handle = enable(pipe, SKIPPING, geometry=TILE, cross_attention=cross_attention)
+        if name is None:
+            pipe.transformer.reset_attention_backend()
+        else:
+            pipe.transformer.set_attention_backend(name)
+        with pytest.raises(RuntimeError, match=r"blocks.0.attn1 .* backend is now .*disable\(\)"):
+            generate(pipe)
+        plain = copy.deepcopy(pipe.transformer)
+        handle.disable()
+        for model in (plain, pipe.transformer):
+            layers = [layer for block in model.blocks for layer in (block.attn1, block.attn2)]
+            assert {layer.processor._attention_backend for layer in layers} == {name}
+        assert all(block.attn1.processor is own for block, own in zip(blocks, before, strict=True))
+        after = generate(pipe)
+        run_under(pipe, generate, SKIPPING)
+        assert np.array_equal(generate(pipe), after)
+    finally:
+        registry.set_active_backend(active)
+
+
 def test_registering_again_changes_nothing() -> None:
     before = list(AttentionBackendName)
     member = liteattention_diffusers.register()
