@@ -169,8 +169,8 @@ def model(
         with activity(Console(stderr=True), "running the kernel on the software MI300X"):
             found, per_block = launch.record(case)
         if record is not None:
-            record.parent.mkdir(parents=True, exist_ok=True)
-            found.save(record)
+            with command.written(record) as part:
+                found.save(part)
         command.run(found, options, per_block, more)
     except (EmulatorError, OSError, ValueError) as error:
         typer.echo(f"liteattention-rocm model: {error}", err=True)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -126,8 +128,6 @@ def run(
             report = module.launch(
                 kernel, grid_sizes, block_sizes, values, dynamic_lds=lds, record=wanted
             )
-        if record is not None and report.recording is not None:
-            report.recording.save(record)
     except native.LaunchFailed as error:
         for line in str(error).splitlines():
             typer.echo(line, err=True)
@@ -136,16 +136,29 @@ def run(
         _fail(str(error.args[0]))
     except (native.EmulatorError, OSError, TypeError) as error:
         _fail(_about(file, error))
-    for text, array in zip(args or [], values, strict=True):
-        if text.endswith(".npy"):
-            np.save(text, array)
     data = report.to_dict()
+    outputs: list[tuple[Path, Callable[[Path], object]]] = [
+        (Path(text), partial(np.save, arr=array))
+        for text, array in zip(args or [], values, strict=True)
+        if text.endswith(".npy")
+    ]
     if out is not None:
-        out.write_text(json.dumps(data, indent=1) + "\n")
+        outputs.append((out, lambda part: part.write_text(json.dumps(data, indent=1) + "\n")))
+    if record is not None and report.recording is not None:
+        outputs.append((record, report.recording.save))
+    lost = []
+    for path, save in outputs:
+        try:
+            with command.written(path) as part:
+                save(part)
+        except OSError as error:
+            lost.append(_about(path, error))
     if as_json:
         typer.echo(json.dumps(data, indent=1))
     else:
         show(data)
+    if lost:  # the run is over: what can be had of it is above and in the other files
+        _fail("\n".join(lost))
 
 
 @app.command("report")

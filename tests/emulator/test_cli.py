@@ -1,9 +1,13 @@
 """``liteattention-rocm emulate``, as typed."""
 
+import builtins
+import errno
+import io
 import json
 import os
 from importlib.metadata import EntryPoint
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -146,6 +150,55 @@ def test_a_file_that_cannot_be_written_back_is_said_before_the_run(
     )
     assert code == 2
     assert text == f"--args: cannot write to '{data}'\n--out: cannot write to '{saved}'\n"
+
+
+@pytest.mark.parametrize("failing", ["data.npy", "report.json", "halve.npz"])
+def test_a_full_disk_at_the_end_is_one_line_and_loses_nothing_else(
+    code_object: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failing: str
+) -> None:
+    """The files that could be written are whole, and the one that could not is as it was."""
+    own = io.open
+
+    def full(file: Any, mode: str = "r", *rest: Any, **more: Any) -> Any:
+        opened = own(file, mode, *rest, **more)
+        if "w" in mode and Path(str(file)).suffix == Path(failing).suffix:
+            opened.write(b"half" if "b" in mode else "half")
+            opened.close()
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return opened
+
+    paths = [tmp_path / name for name in ("data.npy", "report.json", "halve.npz")]
+    np.save(paths[0], np.arange(64, dtype=np.float32))
+    for path in paths[1:]:
+        path.write_text("before")
+    data, saved, recording = map(str, paths)
+    before = {path.name: path.read_bytes() for path in paths}
+    words = ["run", code_object, "--kernel", "halve", "--args", data, "--out", saved]
+    with monkeypatch.context() as patched:
+        for module in (builtins, io):
+            patched.setattr(module, "open", full)
+        result = RUNNER.invoke(app, [*words, "--record", recording])
+    assert result.exit_code == 2
+    assert result.stderr == f"{tmp_path / failing}: No space left on device\n"
+    assert "no time of a GPU" in result.stdout.replace("\n", " ")
+    assert {path.name for path in tmp_path.iterdir()} == set(before)
+    assert {path.name for path in paths if path.read_bytes() == before[path.name]} == {failing}
+
+
+def test_a_full_device_is_said_and_stays(code_object: str, tmp_path: Path) -> None:
+    data = tmp_path / "data.npy"
+    np.save(data, np.arange(64, dtype=np.float32))
+    words = ["run", code_object, "--kernel", "halve", "--args", str(data)]
+    result = RUNNER.invoke(app, [*words, "--out", "/dev/full", "--record", "/dev/full"])
+    said = "/dev/full: No space left on device\n"
+    assert (result.exit_code, result.stderr) == (2, 2 * said)
+    assert Path("/dev/full").is_char_device()
+    link = tmp_path / "link.json"
+    link.symlink_to("report.json")
+    for out in ("/dev/null", str(link)):
+        assert call(*words, "--out", out)[0] == 0
+    assert Path("/dev/null").is_char_device() and link.is_symlink()
+    assert json.loads((tmp_path / "report.json").read_text())["kernel"] == "halve"
 
 
 def test_library_runs_nothing_else() -> None:

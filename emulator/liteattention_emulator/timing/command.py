@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -14,6 +15,7 @@ import typer
 from rich.console import Console
 
 from liteattention_emulator.recording import Recording
+from liteattention_rocm.cli import files
 
 from . import picture, report
 from .constants import BadConstants, checked
@@ -86,15 +88,40 @@ class Options:
 
 
 def unwritable(path: Path) -> str:
-    """Why no file can be written there, over the one that is there if any; "" if one can."""
-    folder = path.absolute().parent
+    """Why :func:`written` can write no file there; "" if it can."""
+    folder = path.resolve().parent
     if path.is_dir():
         return f"{str(path)!r} is a folder, a file is needed"
-    if path.exists():  # it is opened, so its folder need not be writable
-        return "" if os.access(path, os.W_OK) else f"cannot write to {str(path)!r}"
+    if path.exists() and not os.access(path, os.W_OK):
+        return f"cannot write to {str(path)!r}"
+    if _opened(path):
+        return ""
     if not folder.is_dir():
         return f"there is no folder {str(folder)!r}"
     return "" if os.access(folder, os.W_OK) else f"cannot write into {str(folder)!r}"
+
+
+def _opened(path: Path) -> bool:
+    """Whether ``path`` is written as it stands: a device, a pipe, /dev/stdout whatever it is."""
+    special = str(path.absolute().parent) in ("/dev", "/dev/fd")
+    return path.exists() and (special or not path.is_file())
+
+
+@contextlib.contextmanager
+def written(path: Path) -> Iterator[Path]:
+    """Give the name of a file to write, which becomes ``path`` if all goes well.
+
+    Raises OSError that names ``path``; what was there before stays then.
+    """
+    try:
+        # What a link points to is written, and the link stays.
+        aside = contextlib.nullcontext(path) if _opened(path) else files.replacing(path.resolve())
+        with aside as part:
+            yield part
+    except OSError as error:
+        # Of arrays NumPy says only how much of them it wrote.
+        why = error.strerror or f"not written whole: {error}"
+        raise OSError(error.errno, why, str(path)) from error
 
 
 def _draws() -> bool:
@@ -126,7 +153,8 @@ def run(
     )
     words = "" if more is None else more(result, data)
     if options.timeline is not None:
-        picture.draw(result, options.timeline)
+        with written(options.timeline) as part:
+            picture.draw(result, part)
     if options.as_json:
         typer.echo(json.dumps(data, indent=1))
     else:

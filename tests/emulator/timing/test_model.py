@@ -1,8 +1,11 @@
 """Replays as a whole: deterministic, complete accounts, loops, constants, and our dense kernel."""
 
+import errno
 import json
+import os
 from pathlib import Path
 from time import process_time
+from typing import Any
 
 import numpy as np
 import pytest
@@ -168,6 +171,22 @@ def test_the_command_draws(file: str, tmp_path: Path) -> None:
     path = tmp_path / "waves.png"
     assert call(file, "--no-range", "--timeline", str(path))[0] == 0
     assert path.read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_full_disk_leaves_no_half_of_a_picture(
+    file: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    figure = pytest.importorskip("matplotlib.figure")
+
+    def full(self: Any, path: Path) -> None:
+        path.write_bytes(b"half")
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(figure.Figure, "savefig", full)
+    path = tmp_path / "waves.png"
+    code, text = call(file, "--no-range", "--timeline", str(path))
+    assert (code, text) == (2, f"{path}: No space left on device")
+    assert not list(tmp_path.iterdir())
 
 
 def test_the_command_names_every_mistake(file: str, tmp_path: Path) -> None:
