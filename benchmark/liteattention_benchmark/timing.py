@@ -8,13 +8,15 @@ import subprocess
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
 from liteattention_rocm.collect_env import NOT_INSTALLED, installed_version, source_commit
 
 from .peers import Call
+
+_Name = TypeVar("_Name")
 
 #: Half a millisecond of writing on the fastest GPUs, time for any contender's launch.
 _FLUSH_BYTES = 2 << 30
@@ -103,7 +105,7 @@ def environment(device: torch.device) -> dict[str, str]:
         if hip is None:
             found |= {"cuDNN": convolutions, **_nvidia(device)}
         else:
-            found |= {"HIP": hip, "MIOpen": convolutions, **_amd()}
+            found |= {"HIP": hip, "MIOpen": convolutions, **_amd(device)}
     return found
 
 
@@ -121,28 +123,43 @@ def _nvidia(device: torch.device) -> dict[str, str]:
     return {name: value.strip() for name, value in zip(fields, values, strict=True)}
 
 
-def _amd() -> dict[str, str]:
-    """Clocks of the first GPU as the first of AMD's tools says them that is there and is read."""
+def _amd(device: torch.device) -> dict[str, str]:
+    """Clocks of ``device`` as the first of AMD's tools says them that knows it; none if none does.
+
+    It is told by its PCI address: the tools' numbers are those of the host, PyTorch's those of
+    HIP_VISIBLE_DEVICES.
+    """
+    found: Any = torch.cuda.get_device_properties(device)
+    try:
+        address = f"{found.pci_domain_id:04x}:{found.pci_bus_id:02x}:{found.pci_device_id:02x}"
+    except AttributeError:
+        return {}  # older PyTorch
     for ask in (_amd_smi, _rocm_smi):
         try:
-            return ask()
+            return ask(address)
         except (OSError, subprocess.SubprocessError, ValueError, LookupError, TypeError):
             continue  # their JSON changes with the release
     return {}
 
 
-def _amd_smi() -> dict[str, str]:
-    answer = json.loads(_said("amd-smi", "metric", "--clock", "--json"))
-    clocks = (answer["gpu_data"] if isinstance(answer, dict) else answer)[0]["clock"]
+def _amd_smi(address: str) -> dict[str, str]:
+    def of_gpus(*command: str) -> dict[int, Any]:
+        answer = json.loads(_said("amd-smi", *command, "--json"))
+        gpus = answer["gpu_data"] if isinstance(answer, dict) else answer
+        return {gpu["gpu"]: gpu for gpu in gpus}
+
+    number = _at(address, {number: gpu["bdf"] for number, gpu in of_gpus("list").items()})
+    clocks = of_gpus("metric", "--clock")[number]["clock"]
     fields = {"gfx": ("gfx_0", "clk"), "mem": ("mem_0", "clk"), "max.gfx": ("gfx_0", "max_clk")}
     found = {f"clocks.{name}": clocks[part][field] for name, (part, field) in fields.items()}
     return {name: f"{clock['value']} {clock['unit']}" for name, clock in found.items()}
 
 
-def _rocm_smi() -> dict[str, str]:
-    options = ("--showdriverversion", "--showclocks", "--showmaxpower", "--json")
+def _rocm_smi(address: str) -> dict[str, str]:
+    options = ("--showbus", "--showdriverversion", "--showclocks", "--showmaxpower", "--json")
     answer = json.loads(_said("rocm-smi", *options))
-    card = answer["card0"]
+    cards = {name: card for name, card in answer.items() if name.startswith("card")}
+    card = cards[_at(address, {name: card["PCI Bus"] for name, card in cards.items()})]
     found = {
         "driver_version": answer.get("system", {}).get("Driver version"),
         "clocks.gfx": card["sclk clock speed:"].strip("()"),
@@ -150,6 +167,17 @@ def _rocm_smi() -> dict[str, str]:
         "power.limit": card.get("Max Graphics Package Power (W)"),
     }
     return {name: value for name, value in found.items() if value is not None}
+
+
+def _at(address: str, gpus: dict[_Name, str]) -> _Name:
+    """Which of ``gpus``, by their domain:bus:device.function, is at ``address``.
+
+    Raises:
+        ValueError: not just one is: PyTorch does not say the function, by which the partitions of
+            a GPU differ.
+    """
+    (name,) = (name for name, at in gpus.items() if at.lower().rpartition(".")[0] == address)
+    return name
 
 
 def _said(*command: str) -> str:
