@@ -46,6 +46,7 @@
 //   kRaggedLast     whether a K block of fewer than 64 keys can only be the last one
 //   Look, Decide    what a wave thinks of the current block once it knows its maxima (softmax.h)
 //   LeftOut()       whether the wave leaves the current block out; never unless kLeavesOut
+//   kShared         whether two workgroups share a compute unit at D = 64 (softmax.h: PacksFp32)
 //   Weigh(...)      optional: takes what the probabilities of the current block add up to
 #pragma once
 

@@ -57,7 +57,7 @@ struct NoVote {
     }
     template <class... Arguments>
     LITE_DEVICE void Decide(const Arguments&...) const {}
-    static constexpr bool kLeavesOut = false;
+    static constexpr bool kLeavesOut = false, kShared = false;
 };
 
 // Queries of a wave's packed rows (qk.h: LoadQueries).

@@ -74,7 +74,7 @@ class VotedBlocks : public KeptBlocks<LiteParams> {
         unflushed_ ^= dropped_ << (Now() & 31u);
     }
     // Whether the wave drops the tile's contribution, too (soft_skip).
-    static constexpr bool kLeavesOut = true;
+    static constexpr bool kLeavesOut = true, kShared = false;
     LITE_DEVICE bool LeftOut() {
         // Two questions to the compiler: one answer would be held as a mask of lanes in between.
         dropped_ = static_cast<uint32_t>(ScalarHere(static_cast<int32_t>(dropped_)));

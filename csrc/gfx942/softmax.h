@@ -123,12 +123,14 @@ LITE_DEVICE void Shift(float c, Statistics<L, kTiles>& stats, Outputs<L, kDim, k
 
 // Whether two scores are shifted, scaled and added up by one packed instruction. It saves 4 clocks
 // of the vector port, and takes 5 from an MFMA of the other wave. So it pays where softmax is
-// longer than the products: at D = 64, 80 and 96, unless rounding takes but one instruction, and in
-// prefill at D = 192 and 256, beside MFMAs of 16 clocks, if rounding takes five. Modelled, clk per
-// 32x32x8 at RTNE: dense at D = 64 49.1 -> 45.0, prefill at D = 256 49.9 -> 48.5.
-template <class L, int kDim, int kRoundingSteps>
+// longer than the products: at D = 64, 80 and 96, unless rounding takes but one instruction, or
+// three where workgroups share a compute unit (kShared), and in prefill at D = 192 and 256, beside
+// MFMAs of 16 clocks, if rounding takes five. Modelled, clk per 32x32x8: RTNE, two dense workgroups
+// at D = 64 43.7 -> 41.3 and prefill at D = 256 49.9 -> 48.5; RTNA, two dense ones 39.5 -> 41.3.
+template <class L, int kDim, int kRoundingSteps, bool kShared>
 constexpr bool PacksFp32() {
-    return kDim < 128 ? kRoundingSteps > 1 : L::kGroups == 4 && kRoundingSteps == 5;
+    if (kDim < 128) return kRoundingSteps > (kShared ? 3 : 1);
+    return L::kGroups == 4 && kRoundingSteps == 5;
 }
 
 // 2^(c x - base) of a lane's kCount scores, rounded to 16 bits, and their sum, in an order that
@@ -304,7 +306,7 @@ LITE_DEVICE void Softmax(Scores<L, kTiles, kKeys>& scores, int32_t valid, uint32
 #pragma unroll
     for (int x = 0; x < kTiles; ++x) {
         constexpr int kRuns = kKeys / L::kTile * L::kRuns;
-        constexpr bool kPacked = PacksFp32<L, kDim, Number::kSteps>();
+        constexpr bool kPacked = PacksFp32<L, kDim, Number::kSteps, Blocks::kShared>();
         Exponentials<Number, kRuns * 4, kPacked, !kPacked && kDim >= 128> exponentials(
             c, stats.base[x]);
 #pragma unroll

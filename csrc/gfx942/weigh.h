@@ -90,7 +90,7 @@ class WeighedBlocks : public KeptBlocks<WeighParams, true> {
     // sinks Pv's MFMAs behind what stands beside them, and spills at D = 128.
     LITE_DEVICE uint64_t Look(const float (&)[kQTiles], const WaveStatistics&, float) { return 0; }
     LITE_DEVICE void Decide(const WaveStatistics&, const WaveScores&) {}
-    static constexpr bool kLeavesOut = false;
+    static constexpr bool kLeavesOut = false, kShared = false;
     LITE_DEVICE bool LeftOut() const { return ScalarHere(0) != 0; }
 
     // `own` are the sums of a lane's probabilities of the tile, `after` the statistics with them.

@@ -38,7 +38,7 @@ LIMITS = {
     "attention_dense_bf16_d128_rtz": Limit(64, 380),
     "attention_dense_fp16_d128": Limit(64, 400),
     "attention_dense_bf16_d64_rtne": Limit(32, 325),
-    "attention_dense_fp16_d64": Limit(32, 295),
+    "attention_dense_fp16_d64": Limit(32, 325),
     "attention_lite_bf16_d128_rtne": Limit(64, 515),
     "attention_lite_fp16_d128": Limit(64, 485),
     "attention_lite_bf16_d64_rtne": Limit(32, 395),
