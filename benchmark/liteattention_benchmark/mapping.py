@@ -52,7 +52,7 @@ class Kernel:
 PAPER = Kernel("paper, 128 rows", 128, 64, 1, 0.55)
 """BLOCK_M 128 and BLOCK_N 64, as the paper says. It says neither residency nor speed: assumed."""
 OURS = Kernel("ours, 256 rows", _core.GFX942_Q_BLOCK, _core.GFX942_K_BLOCK, 1, 0.93)
-"""attention_dense; its share of the matrix cores is modelled as well."""
+"""attention_dense; its share of the matrix cores is an earlier result of the cycle model."""
 
 
 @dataclass(frozen=True, slots=True)

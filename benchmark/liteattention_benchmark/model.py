@@ -76,6 +76,7 @@ class Case:
             heads = self.kv_heads or heads
             length = -(-length // self.page_size) * self.page_size
         length *= 2 if self.kernel == "decode" else 1  # a workgroup each of two requests
+        heads = max(heads, self.resident) if self.kernel == "dense" else heads  # and of two heads
         return dimensions.memory_reasons(2 * heads * length * dim, "one tensor of --shape")
 
     def _limits(self) -> list[str]:
@@ -137,7 +138,8 @@ def record(case: Case, together: int | None = None) -> tuple[Recording, float | 
 
     Returns the recording and the matrix instructions of a wave per 64 keys (of decode, whose waves
     share the keys, None). Only the workgroups' own rows are computed, at the places that they have
-    in tensors of the shape. Several of dense attention have a head each, those of decode a request.
+    in tensors of the shape. Several of dense attention have a head each, if need be one more than
+    the shape has; those of decode have a request each.
     """
     count = case.resident if together is None else together
     if case.kernel == "decode":
@@ -184,7 +186,7 @@ def _aligned(*shape: int) -> torch.Tensor:
 
 
 def _dense(case: Case, count: int) -> Callable[[], None]:
-    """A call of ``count`` q blocks, the first one of as many heads."""
+    """A call of ``count`` heads, with the first q block of each."""
     _, heads, length, dim = case.shape
     heads = max(heads, count)
     engine = _engine()

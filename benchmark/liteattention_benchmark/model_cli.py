@@ -52,11 +52,12 @@ def launched(case: Case, clock_ghz: float | None, result: Replay, data: dict[str
         return ""
     found, data["launch"] = launches.of(case, result, per_block)
     at = data["launch"]
-    each, there = ("", "CUs") if case.resident == 1 else (", two to a CU", "their places")
+    alone = case.resident == 1
+    rounds = "rounds" if alone else f"rounds of {case.resident} to a CU"
     words = (
-        f"A launch: {at['workgroups']:,} workgroups{each}, {at['rounds']:.2f} rounds, "
-        f"{at['clk']:,.0f} clk; {there} in use {at['cus_in_use']:.1%}, matrix cores "
-        f"{at['matrix_use']:.1%}."
+        f"A launch: {at['workgroups']:,} workgroups, {at['rounds']:.2f} {rounds}, "
+        f"{at['clk']:,.0f} clk; {'CUs' if alone else 'these places'} in use "
+        f"{at['cus_in_use']:.1%}, matrix cores {at['matrix_use']:.1%}."
     )
     if at["pass_clk"]:
         words += f" Passes before and after, by HBM's rate: {at['pass_clk']:,.0f} clk."
@@ -82,7 +83,7 @@ def model(
         Path | None, typer.Argument(help="Recording that `emulate run --record` or --record saved.")
     ] = None,
     shape: Annotated[
-        str | None, typer.Option(help="B,H,S,D: run a workgroup of our kernel instead.")
+        str | None, typer.Option(help="B,H,S,D: run workgroups of our kernel instead.")
     ] = None,
     kernel: Annotated[
         str, typer.Option(help="With --shape: dense, lite, weigh, prefill or decode.")

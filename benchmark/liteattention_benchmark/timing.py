@@ -137,7 +137,14 @@ def _amd(device: torch.device) -> dict[str, str]:
     for ask in (_amd_smi, _rocm_smi):
         try:
             return ask(address)
-        except (OSError, subprocess.SubprocessError, ValueError, LookupError, TypeError):
+        except (
+            OSError,
+            subprocess.SubprocessError,
+            ValueError,
+            LookupError,
+            TypeError,
+            AttributeError,
+        ):
             continue  # their JSON changes with the release
     return {}
 

@@ -4,8 +4,8 @@
 // attention.h is how. Budget: VGPR 168, LDS 65536 (32768 at D = 64).
 //
 // At D = 64 two workgroups share a compute unit, four waves a SIMD: there softmax is longer than
-// the products, and what one workgroup waits for the other fills. It takes 128 registers, of which
-// the kernel uses 115, and half of the LDS. Modelled, clk per 32x32x8: 45.2 -> 41.3.
+// the products, and what one workgroup waits for the other fills. That leaves each 128 registers,
+// of which the kernel uses 115, and half of the LDS. Modelled, clk per 32x32x8: 45.2 -> 41.3.
 
 #include "attention.h"
 

@@ -125,8 +125,8 @@ LITE_DEVICE void Shift(float c, Statistics<L, kTiles>& stats, Outputs<L, kDim, k
 // of the vector port, and takes 5 from an MFMA of the other wave. So it pays where softmax is
 // longer than the products: at D = 64, 80 and 96, unless rounding takes but one instruction, or
 // three where workgroups share a compute unit (kShared), and in prefill at D = 192 and 256, beside
-// MFMAs of 16 clocks, if rounding takes five. Modelled, clk per 32x32x8: RTNE, two dense workgroups
-// at D = 64 43.7 -> 41.3 and prefill at D = 256 49.9 -> 48.5; RTNA, two dense ones 39.5 -> 41.3.
+// MFMAs of 16 clocks, if rounding takes five. Trials, modelled clk per 32x32x8: RTNE, two dense
+// workgroups at D = 64 43.7 -> 41.3, prefill at D = 256 49.9 -> 48.5; RTNA, two dense 39.5 -> 41.3.
 template <class L, int kDim, int kRoundingSteps, bool kShared>
 constexpr bool PacksFp32() {
     if (kDim < 128) return kRoundingSteps > (kShared ? 3 : 1);

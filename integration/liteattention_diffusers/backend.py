@@ -59,7 +59,7 @@ def _liteattention(
     note.slot = None  # one module call holds one self-attention; what follows is an adapter's
     if inside and slot is None and not note.dense:
         own = previous or dispatch._AttentionBackendRegistry.get_active_backend()[0]
-        if own != BACKEND_NAME:
+        if own not in (BACKEND_NAME, ENABLED_NAME):
             delegated: Result = dispatch.dispatch_attention_fn(
                 query,
                 key,
@@ -143,8 +143,8 @@ def _refuse(
 def register() -> AttentionBackendName:
     """Add ``liteattention_rocm`` to diffusers' attention backends; repeated calls change nothing.
 
-    Returns the enum member. It stays for the life of the process, so that pickled or copied
-    processors that name it keep working.
+    Returns the enum member, beside which there is one for enabled layers. They stay for the life of
+    the process, so that pickled or copied processors that name them keep working.
     """
     _register(ENABLED_NAME)
     return _register(BACKEND_NAME)

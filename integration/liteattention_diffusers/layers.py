@@ -2,7 +2,7 @@
 
 A layer is taken over by its processor's ``_attention_backend`` and two forward hooks that tell
 the backend which layer is calling. Nothing else on the module changes, and :meth:`Layer.release`
-puts back exactly what was there.
+puts back exactly what was there, but for a backend that was set meanwhile.
 """
 
 from __future__ import annotations
@@ -122,20 +122,18 @@ class Layer:
             hook.remove()
         copies.release(self._module)
         module: Any = self._module
-        if module.processor is not self._ours:
-            # Replaced by the user meanwhile: the new one is theirs, and the old one may come back.
-            if self._ours is self._processor and self._ours._attention_backend is self._member:
-                self._give_back(self._ours)
-            return
-        if self._ours is not self._processor:
-            parallel = vars(self._ours).get("_parallel_config")
-            if parallel is not None:  # enable_parallelism() met only our copy
-                self._processor._parallel_config = parallel
-            if self._ours._attention_backend is not self._member:  # so did set_attention_backend()
-                self._processor._attention_backend = self._ours._attention_backend
-            module.processor = self._processor
-        elif self._ours._attention_backend is self._member:
+        chosen = self._ours._attention_backend is not self._member  # by the user, meanwhile
+        if not chosen:  # also of a copy, which somebody may have kept
             self._give_back(self._ours)
+        # A processor that the user has set meanwhile is theirs.
+        if self._ours is self._processor or module.processor is not self._ours:
+            return
+        parallel = vars(self._ours).get("_parallel_config")
+        if parallel is not None:  # enable_parallelism() met only our copy
+            self._processor._parallel_config = parallel
+        if chosen:  # so did set_attention_backend()
+            self._processor._attention_backend = self._ours._attention_backend
+        module.processor = self._processor
 
     def _give_back(self, processor: Any) -> None:
         """Set the attention backend that the processor had before."""

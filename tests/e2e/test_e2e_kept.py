@@ -248,6 +248,9 @@ def test_a_file_is_replaced_whole_or_not_at_all(tmp_path: Path) -> None:
         part.write_text("half")
         raise ZeroDivisionError
     assert path.read_text() == "one"
+    path.chmod(0o600)
+    files.write_text(path, "two")
+    assert path.read_text() == "two" and path.stat().st_mode & 0o777 == 0o600
     assert [each.name for each in path.parent.iterdir()] == ["table.csv"]
 
 

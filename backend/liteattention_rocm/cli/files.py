@@ -56,12 +56,15 @@ def file_problem(path: Path) -> str | None:
 def replacing(path: Path) -> Iterator[Path]:
     """Give the name of a file to write, which replaces ``path`` if all goes well.
 
-    It has the suffix of ``path``, which libraries choose the format by. Folders are made.
+    It has the suffix of ``path``, which libraries choose the format by, and the permissions of an
+    earlier file. Folders are made.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     part = path.with_name(f".{path.stem}.{os.getpid()}{path.suffix}")
     try:
         yield part
+        if path.exists():
+            shutil.copymode(path, part)
         part.replace(path)
     finally:
         part.unlink(missing_ok=True)

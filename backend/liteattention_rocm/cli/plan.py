@@ -9,11 +9,12 @@ idle; its tiles are then split along the keys into G parts that run on those uni
 part, plus the merge. It declines where the tiles fill every round, where the last round is at
 least 95 % full, and where the keys are too few to win 5 % of that round.
 
-Times and speed-ups here are modelled, not measured. A K block of a workgroup takes a compute unit
-4,230 clocks at head dim 128 and 2,640 at 64, where it holds two workgroups, and a workgroup's start
-and end take as long as 2.6 of them, from the cycle model (``liteattention-rocm model``). The clock
-is 1.1 GHz, at which published times put kernels that use the matrix cores as much
-(``csrc/host/plan.h``). The merge takes 5 us to launch and moves 4 TB/s.
+Times and speed-ups here are modelled, not measured. A K block takes a workgroup 4,230 clocks at
+head dim 128 and 2,890 at 64, and its start and end as long as 2.6 and 3.2 of them, from the cycle
+model (``liteattention-rocm model``). That two workgroups may share a compute unit at head dim 64 is
+left out: it takes up to 9 % less. The clock is 1.1 GHz, at which published times put kernels that
+use the matrix cores as much (``csrc/host/plan.h``). The merge takes 5 us to launch and moves 4
+TB/s.
 
 Ragged calls (``--ragged``), as language models make them, causal. Requests whose query rows times
 the heads of a key head are 16 or fewer are decoded: one workgroup per request, key head and part of

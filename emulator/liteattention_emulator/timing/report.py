@@ -48,6 +48,7 @@ def to_dict(
     data: dict[str, Any] = {
         "kernel": recording.kernel,
         "workgroup": recording.workgroup,
+        "workgroups": len(set(recording.workgroups)) or 1,
         "instructions": recording.steps,
         "clk": result.clocks,
         "accounted": {"begin": result.begin, "end": result.end, "steps_of_wave_0": result.window},
@@ -124,11 +125,10 @@ def show(data: dict[str, Any], console: Console) -> None:
     """Print what ``to_dict`` returned."""
     name = data["kernel"] or "the recorded code"
     say = console.print
-    say(
-        f"[bold]{name}[/], workgroup {data['workgroup']}: modelled, not measured",
-        highlight=False,
-        soft_wrap=True,
-    )
+    which = f"workgroup {data['workgroup']}"
+    if data["workgroups"] > 1:
+        which += f" and {data['workgroups'] - 1} beside it on the CU"
+    say(f"[bold]{name}[/], {which}: modelled, not measured", highlight=False, soft_wrap=True)
     begin, end = data["accounted"]["begin"], data["accounted"]["end"]
     say(
         f"{data['instructions']:,} instructions in {data['clk']:,} clk; accounted for: clk "

@@ -218,7 +218,7 @@ void GlobalRaces::join(GlobalAccesses& accesses) {
 
 void GlobalRaces::compare(const TouchedPages& mine, const TouchedPages& theirs, uint32_t group) {
     if (theirs.empty()) return;
-    // In address order: a finding names the first byte, whatever was touched first.
+    // In address order: which byte a finding names does not depend on what was touched first.
     std::vector<std::pair<const TouchedPage*, const TouchedPage*>> shared;
     for (size_t i = 0; i < mine.size(); ++i) {
         const TouchedPage* const their = theirs.find(mine[i].number);

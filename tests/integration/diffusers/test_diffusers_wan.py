@@ -447,6 +447,43 @@ def test_a_backend_set_while_enabled_is_refused_and_stays(
         registry.set_active_backend(active)
 
 
+def test_processors_kept_while_enabled_have_the_backend_from_before(
+    pipe: Any, generate: Any
+) -> None:
+    """Layers that share a processor get copies of it, and somebody may keep those."""
+    blocks = pipe.transformer.blocks
+    own = [block.attn1.processor for block in blocks]
+    try:
+        for block in blocks:
+            block.attn1.processor = blocks[0].attn1.processor
+        plain = generate(pipe)
+        with enable(pipe, SKIPPING, geometry=TILE):
+            kept = [block.attn1.processor for block in blocks]
+            assert all(each is not own[0] for each in kept)
+        for block, each in zip(blocks, kept, strict=True):
+            assert each._attention_backend is None
+            block.attn1.processor = each
+        assert np.array_equal(generate(pipe), plain)
+    finally:
+        for block, each in zip(blocks, own, strict=True):
+            block.attn1.processor = each
+
+
+@pytest.mark.parametrize(
+    "name", [liteattention_diffusers.BACKEND_NAME, liteattention_diffusers.backend.ENABLED_NAME]
+)
+def test_a_call_does_not_come_back_to_itself(name: str) -> None:
+    """Cross-attention of a layer that had our backend before, by either of its names: dense."""
+    backend, note = liteattention_diffusers.backend, liteattention_diffusers.note
+    q, k, v = torch.randn(3, 1, 16, 2, 64)
+    note.enter(None, AttentionBackendName(name))
+    try:
+        out = backend._liteattention(q, k, v)
+    finally:
+        note.leave()
+    assert torch.equal(out, backend.attention(q, k, v))
+
+
 def test_registering_again_changes_nothing() -> None:
     before = list(AttentionBackendName)
     member = liteattention_diffusers.register()

@@ -123,8 +123,8 @@ def test_any_shape_strides_and_parts(data: st.DataObject) -> None:
 
 def test_what_the_model_splits_is_right_on_a_gpu_of_three_units() -> None:
     # five tiles: a round of three, and a tail of two in parts
-    q, k, v = qkv(1, 5, 1, 30, 1280, 64)
-    plan = _core.plan_dense(_core.DenseShape(1, 5, 1, 30, 1280, 64), 3, 0)
+    q, k, v = qkv(1, 5, 1, 30, 1536, 64)
+    plan = _core.plan_dense(_core.DenseShape(1, 5, 1, 30, 1536, 64), 3, 0)
     assert plan.split == _core.Split.pays and (plan.whole_tiles, plan.tail_tiles) == (3, 2)
     device = gfx942.Gfx942Engine().device(q.device)
     launch = _core.DenseLaunch()
