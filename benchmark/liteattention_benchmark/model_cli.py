@@ -170,6 +170,7 @@ def model(
         with activity(Console(stderr=True), "running the kernel on the software MI300X"):
             found, per_block = launch.record(case)
         if record is not None:
+            record.parent.mkdir(parents=True, exist_ok=True)
             with command.written(record) as part:
                 found.save(part)
         command.run(found, options, per_block, more)

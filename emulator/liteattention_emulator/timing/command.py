@@ -6,6 +6,7 @@ import contextlib
 import importlib
 import json
 import os
+import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +16,6 @@ import typer
 from rich.console import Console
 
 from liteattention_emulator.recording import Recording
-from liteattention_rocm.cli import files
 
 from . import picture, report
 from .constants import BadConstants, checked
@@ -115,13 +115,26 @@ def written(path: Path) -> Iterator[Path]:
     """
     try:
         # What a link points to is written, and the link stays.
-        aside = contextlib.nullcontext(path) if _opened(path) else files.replacing(path.resolve())
+        aside = contextlib.nullcontext(path) if _opened(path) else _replacing(path.resolve())
         with aside as part:
             yield part
     except OSError as error:
         # Of arrays NumPy says only how much of them it wrote.
         why = error.strerror or f"not written whole: {error}"
         raise OSError(error.errno, why, str(path)) from error
+
+
+@contextlib.contextmanager
+def _replacing(path: Path) -> Iterator[Path]:
+    """A file beside ``path`` that takes its place, suffix and permissions if all goes well."""
+    part = path.with_name(f".{path.stem}.{os.getpid()}{path.suffix}")
+    try:
+        yield part
+        if path.exists():
+            shutil.copymode(path, part)
+        part.replace(path)
+    finally:
+        part.unlink(missing_ok=True)
 
 
 def _draws() -> bool:
