@@ -713,10 +713,13 @@ def _inline_asm(
     is_pure: bool,
     pack: int,
 ) -> Value | tuple[Value, ...]:
-    """The PTX that kernels bring along: pairs, 1 / x, logs, a load that never runs; :mod:`.ptx`."""
+    """The PTX that kernels bring along: pairs, 1 / x, logs, loads never run; :mod:`.ptx`."""
     if text in _PAIRS:
         low, high = (x.data.to(_PAIRS[text]).view(torch.int16).int() for x in args)
         return Value((low & 0xFFFF) | (high << 16))
+    if text == "max.s16x2 $0, $1, $2;":
+        first, second = (x.data.contiguous().view(torch.int16) for x in args)
+        return Value(torch.maximum(first, second).view(torch.int32))
     if text == "rcp.approx.ftz.f32 $0, $1;":
         return Value(1.0 / args[0].data)
     if text == "lg2.approx.ftz.f32 $0, $1;":

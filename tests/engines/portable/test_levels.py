@@ -181,6 +181,29 @@ def test_votes_of_three_warpgroups() -> None:
     machine.test_votes_of_three_warpgroups(False)
 
 
+def test_votes_by_weights_as_they_are_multiplied() -> None:
+    """Of three warpgroups: by the largest weights, rounded to bf16, whatever rows have seen since.
+
+    2^-2 and a little more is rounded to 2^-2, the threshold. Scores are in log2 units.
+    """
+    q, v = torch.zeros(1, 1, 192, 64), normal(1, 1, 512, 64, seed=1)
+    q[..., :2] = 1.0
+    kept = []
+    for peaks in ((0.0, -2 + 1e-3, -2 + 1e-2, -2 - 1e-2), (0.0, 3.0, 1 - 1e-2, 1 + 1e-2)):
+        k = torch.zeros(1, 1, 512, 64)
+        k[..., 0] = -50.0
+        for tile, peak in enumerate(peaks):  # exact as the sum of two numbers of 16 bits
+            k[0, 0, 128 * tile + 5, :2] = torch.tensor([round(peak), peak - round(peak)])
+        write = torch.zeros(1, 1, 1, 1, dtype=torch.int32)
+        lite_attention(
+            q.bfloat16(), k.bfloat16(), v, bitmap.full(1, 1, 1, 4), write, scale=math.log(2),
+            threshold=-2.0, descending=False, geometry=WIDE_TILE, layout="bhsd",
+            engine="portable",
+        )  # fmt: skip
+        kept.append(bitmap.unpack(write, 4)[0, 0, 0].tolist())
+    assert kept == [[True, False, True, False], [True, True, False, True]]
+
+
 @pytest.mark.parametrize(
     ("q_len", "kv_len", "heads", "masks"), [(200, 1000, (4, 2), True), (70, 4224, (2, 1), False)]
 )
@@ -225,6 +248,8 @@ def test_who_keeps_levels(monkeypatch: pytest.MonkeyPatch) -> None:
     )
     assert launch.levels_stay(step, wide)
     assert not launch.levels_stay(replace(step, soft_skip=True), wide)
+    for threshold, stay in ((-math.inf, True), (-100.0, True), (-101.0, False)):
+        assert launch.levels_stay(replace(step, threshold=threshold), wide) == stay
     assert not launch.levels_stay(step, tiles.plain_lite(step))
     # Lists that may be cut follow.
     for heads in (1, 5, 8, 10, 12):
@@ -246,7 +271,13 @@ BROKEN = [
     ("what the last call but one noted", "gl.store(spare + 1, 0)", "pass", "calls"),
     ("the next tile that was noted", "turn += gl.num_programs(0)", "turn += 2 * gl.num_programs(0)",
      "all"),
-    ("a list whose levels were low", "low_smem.index(done & 1).store(gl.full", "(gl.full", "lists"),
+    ("a list whose levels were low", ".store(low)", ".store(low * 0)", "lists"),
+    ("a list of three warpgroups whose levels were low", "elif gl.max(low, 0):\n        per_group",
+     "elif gl.max(low, 0) < 0:\n        per_group", "wide lists"),
+    ("the tile that is voted on", "vote_by_weight(peak, top, bits, i - 1, threshold)",
+     "vote_by_weight(peak, top, bits, i, threshold)", "wide votes"),
+    ("every other weight", "gl.maximum(pair << 16, pair & -65536)", "(pair << 16)", "wide votes"),
+    ("the largest weight so far", "bits, peak, top * share,", "bits, peak, peak * 0.0 + share,", "wide votes"),
     ("a tile that was noted already", "sem=\"relaxed\") == 0", "sem=\"relaxed\") >= 0", "all"),
     ("a flag that is cleared", "gl.store(next_tile + 5 + 2 * tile, 0, mask=noted)", "pass", "all"),
 ]  # fmt: skip
@@ -260,11 +291,14 @@ def test_what_is_missing_is_noticed(
 ) -> None:
     with pytest.raises(AssertionError):
         run_on_machine(monkeypatch, "hopper", gluon_machine.load("hopper", 0, (before, after)))
-        if where == "lists":
+        if where in ("lists", "wide lists"):
+            dim, tile = (128, TILE) if where == "lists" else (64, WIDE_TILE)
             for limit in ({"threshold": -3.0}, {"budget": 0.2}):
                 with monkeypatch.context() as patch:
-                    test_lists_of_tiles_that_are_computed_again(limit, 128, TILE, patch)
+                    test_lists_of_tiles_that_are_computed_again(limit, dim, tile, patch)
                 remembered.forget()
+        elif where == "wide votes":
+            test_votes_by_weights_as_they_are_multiplied()
         elif where == "calls":
             test_calls_with_and_without_one_after_the_other(128)
         elif where == "sums":

@@ -31,7 +31,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
-from .hopper_again import compute_again, overflown
+from .hopper_again import compute_again, low_memory, overflown, tell
 from .hopper_load import handed_out, item, load, place_of
 from .hopper_pieces import mark, marks_of, merge, share_mark, vote_mark
 from .hopper_ring import advanced, barrier, copy_out, divided
@@ -53,6 +53,7 @@ from .hopper_softmax import (
     as_carried,
     as_operand,
     faded,
+    heaviest,
     held,
     lane_sums,
     larger,
@@ -63,6 +64,7 @@ from .hopper_softmax import (
     signed,
     softmax,
     vote,
+    vote_by_weight,
     weights_at,
 )
 
@@ -130,7 +132,6 @@ def _compute(
     p_layout: gl.constexpr = gl.DotOperandLayout(0, o_layout, 2)
     per_row: gl.constexpr = gl.SliceLayout(1, s_layout)
     per_word: gl.constexpr = gl.BlockedLayout([1, 1], [1, 32], [4, 1], [1, 0])
-    per_group: gl.constexpr = gl.BlockedLayout([1], [32], [4], [0])
     VOTE: gl.constexpr = LITE and not WEIGH
     # A tile is voted on one step later, unless its own step wants to know.
     LATER: gl.constexpr = VOTE and not SOFT_SKIP
@@ -139,6 +140,14 @@ def _compute(
     LAZY: gl.constexpr = HEAD_DIM == 128 or CAUSAL
     # Of votes: shorter here, longer at head dim 128, see there.
     PREDICATED: gl.constexpr = HEAD_DIM == 64
+    # By the largest weights in place of the largest scores: 3 % less time with three warpgroups.
+    # At head dim 128 they are there too late, 9 % more (H200).
+    BY_WEIGHT: gl.constexpr = LATER and FIXED and GROUPS == 3
+    if BY_WEIGHT:
+        threshold = gl.exp2(threshold)
+    # Whether the last step is plain where it hides no keys: 0.7 % of the time of lists of 32 tiles.
+    # Other steps take up to 7 % longer so, wherever ptxas then waits for products (H200).
+    PLAIN_LAST: gl.constexpr = WEIGH and FIXED and LAZY
     # See `advanced`. Under soft skip registers are short.
     KEPT_STAGE: gl.constexpr = LITE and not SOFT_SKIP
     # Three warpgroups lack the registers for what follows.
@@ -173,9 +182,11 @@ def _compute(
             # Lists are sorted: a block that needs a mask, the tail's, is their first or their last.
             last_block = item(row_items, count - 1, count, LITE)
             hidden = gl.where(last_block >= mask_from, count - 1, -1)
+            # From here on steps may hide keys.
+            full_from = gl.where(hidden > 0, hidden, count) if PLAIN_LAST else count - 1
         if SOFT_SKIP:
             upcoming = item(row_items, 1, count, LITE)
-        top = gl.full([64], float("-inf"), gl.float32, per_row)
+        top = gl.full([64], 0.0 if BY_WEIGHT else float("-inf"), gl.float32, per_row)
         level = gl.full([64], LOWEST, gl.float32, per_row)
         bits = gl.full([64], 0, gl.int32, per_row)
         kept = gl.zeros([4, 32], gl.int32, per_word)
@@ -210,6 +221,8 @@ def _compute(
         if SLOTS and WEIGH:
             mark(marks, 0, later, share_mark(row_sums(here, per_row), level))
         carried = as_carried(p, dtype, p_layout, LATE_WAIT)
+        if BY_WEIGHT:
+            peak = heaviest(carried, per_row)
         if LITE and EARLY_ITEMS:
             # What is flushed after these steps: loaded now, it is there by then.
             listed = blocks_of(row_items, 0, count)
@@ -239,9 +252,9 @@ def _compute(
                     if LITE and not MARKS:
                         # The votes of 32 steps fill a word, and the last tile may need a mask.
                         if FULL:
-                            stop = begin + 1
+                            stop = gl.minimum(begin + 1, steps)
                         else:
-                            stop = gl.minimum((begin + 31) // 32 * 32, steps - 1)
+                            stop = gl.minimum((begin + 31) // 32 * 32, gl.minimum(full_from, steps))
                     if CAUSAL and FULL:
                         stop = gl.maximum(begin, gl.minimum(count - mask_from, steps))
                     for i in range(begin, stop):
@@ -274,7 +287,12 @@ def _compute(
                             if WEIGH and not MARKS:
                                 kept = keep_weight(kept, here, inverse, mine, i)
                             elif LATER:
-                                top, bits = vote(peak, top, bits, i - 1, c, threshold, PREDICATED)
+                                if BY_WEIGHT:
+                                    top, bits = vote_by_weight(peak, top, bits, i - 1, threshold)
+                                else:
+                                    top, bits = vote(
+                                        peak, top, bits, i - 1, c, threshold, PREDICATED
+                                    )
                                 if MARKS:
                                     mark(marks, i - 1, later, vote_mark(peak, top, bits, i - 1))
                         if LITE and FULL:
@@ -312,7 +330,7 @@ def _compute(
                                 )
                         if FIXED:
                             p = weights_at(scores, level, c, LATE_EXP)
-                            if VOTE:
+                            if VOTE and not BY_WEIGHT:
                                 peak = gl.reduce(scores, 1, larger)
                         else:
                             p, fade, top, level, bits, peak = softmax(
@@ -349,6 +367,8 @@ def _compute(
                             if not FIXED:
                                 out = scaled(out, fade, False)
                             carried = as_carried(p, dtype, p_layout, LATE_WAIT)
+                        if BY_WEIGHT:
+                            peak = heaviest(carried, per_row)
                     begin = stop
         mbarrier.arrive(q_empty.index(GROUP))
         if not KEPT_STAGE:
@@ -366,7 +386,10 @@ def _compute(
                 first_one = whole
             last_word = (count - 1) // 32 * 32
             if LATER:
-                top, bits = vote(peak, top, bits, count - 1, c, threshold, PREDICATED)
+                if BY_WEIGHT:
+                    top, bits = vote_by_weight(peak, top, bits, count - 1, threshold)
+                else:
+                    top, bits = vote(peak, top, bits, count - 1, c, threshold, PREDICATED)
                 if SLOTS:
                     mark(marks, count - 1, later, vote_mark(peak, top, bits, count - 1))
             if first_one:
@@ -394,14 +417,13 @@ def _compute(
 
         sums = row_sums(total, per_row)
         if FIXED:
-            if overflown(sums, out):
-                if LITE:
-                    low_smem.index(done & 1).store(gl.full([1], 1, gl.int32, per_group))
-                else:
-                    compute_again(next_tile, tile, True)
+            low = overflown(sums, out)
             if LITE:
+                tell(low_smem, done & 1, low, GROUP, GROUPS)
                 barrier()
                 mbarrier.arrive(walked.index(done & 1))
+            elif gl.max(low, 0):
+                compute_again(next_tile, tile, True)
         if SLOTS:
             missing = pieces - 1
             if pieces > 1:
@@ -502,11 +524,7 @@ def attention(
     gl.static_assert(not (FIXED and (SLOTS or AGAIN)))
     low_smem = tile_smem
     if FIXED and LITE:
-        # Whether levels were too low for a list that was walked, as `walked` tells.
-        low_smem = gl.allocate_shared_memory(gl.int32, [2, 1], plain)
-        per_group: gl.constexpr = gl.BlockedLayout([1], [32], [4], [0])
-        for i in gl.static_range(2):
-            low_smem.index(i).store(gl.full([1], 0, gl.int32, per_group))
+        low_smem = low_memory(GROUPS)
     smem = (q_smem, k_smem, v_smem, o_smem, tile_smem, low_smem)
     bars = (
         q_full, q_empty, k_full, k_empty, v_full, v_empty, turns, tile_full, tile_empty, walked
@@ -528,8 +546,8 @@ def attention(
                 LATE_WAIT, SIGN, ROUNDING, ABREAST, SLOTS, LATE_EXP, FIXED)),
             (load, ((q_desc, k_desc, v_desc), smem, bars, walk, next_tile, spare, sizes, groups,
                 GROUPS, BLOCK_N, STAGES, CAUSAL, LITE, COUNTED, ABREAST, SLOTS, FIXED, AGAIN)),
-            (settle, (results, smem, bars, walk, sizes, words, limit, limits, WEIGH, HAS_MASS,
-                BY_HEAD, SLOTS, FIXED)),
+            (settle, (results, smem, bars, walk, sizes, words, limit, limits, GROUPS, WEIGH,
+                HAS_MASS, BY_HEAD, SLOTS, FIXED)),
             ],
             [4, 1, 1],
             [REGISTERS, LOADER_REGISTERS, LOADER_REGISTERS],
@@ -548,8 +566,8 @@ def attention(
                 LATE_WAIT, SIGN, ROUNDING, ABREAST, SLOTS, LATE_EXP, FIXED)),
             (load, ((q_desc, k_desc, v_desc), smem, bars, walk, next_tile, spare, sizes, groups,
                 GROUPS, BLOCK_N, STAGES, CAUSAL, LITE, COUNTED, ABREAST, SLOTS, FIXED, AGAIN)),
-            (settle, (results, smem, bars, walk, sizes, words, limit, limits, WEIGH, HAS_MASS,
-                BY_HEAD, SLOTS, FIXED)),
+            (settle, (results, smem, bars, walk, sizes, words, limit, limits, GROUPS, WEIGH,
+                HAS_MASS, BY_HEAD, SLOTS, FIXED)),
             ],
             [4, 4, 1, 1],
             [REGISTERS, REGISTERS, LOADER_REGISTERS, LOADER_REGISTERS],

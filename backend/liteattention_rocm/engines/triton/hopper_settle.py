@@ -11,7 +11,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 
-from .hopper_again import compute_again
+from .hopper_again import compute_again, told
 from .hopper_softmax import LEAST_LEFT, ROW, SLIGHTLY_MORE
 
 #: Tiles of a q block that are held in registers while a cut is searched for; more are read anew.
@@ -321,8 +321,9 @@ def _settled(
 
 @gluon.jit
 def settle(
-    results, smem, bars, walk, sizes, words, limit, limits, WEIGH: gl.constexpr,
-    HAS_MASS: gl.constexpr, BY_HEAD: gl.constexpr, SLOTS: gl.constexpr, FIXED: gl.constexpr,
+    results, smem, bars, walk, sizes, words, limit, limits, GROUPS: gl.constexpr,
+    WEIGH: gl.constexpr, HAS_MASS: gl.constexpr, BY_HEAD: gl.constexpr, SLOTS: gl.constexpr,
+    FIXED: gl.constexpr,
 ):  # fmt: skip
     """The settling warp: what there is to do once a q block was walked."""
     o_desc, lse, votes, weights, mass, tally, must_do, parts, next_tile = results
@@ -344,10 +345,7 @@ def settle(
             limit = gl.load(limits + place // q_blocks % q_heads)
         mbarrier.wait(walked.index(done & 1), (done >> 1) & 1)
         if FIXED:
-            alone: gl.constexpr = gl.BlockedLayout([1], [32], [1], [0])
-            low = low_smem.index(done & 1)
-            again = gl.sum(low.load(alone), axis=0)
-            low.store(gl.full([1], 0, gl.int32, alone))
+            again = told(low_smem, done & 1, GROUPS)
         # Not before: two tiles that were walked and not settled are all that two bars tell apart.
         mbarrier.arrive(tile_empty.index(done & 1))
         if SLOTS:

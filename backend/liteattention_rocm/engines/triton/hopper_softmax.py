@@ -338,6 +338,43 @@ def vote(peak, top, bits, i, c, threshold, PREDICATED: gl.constexpr = False):
     return larger(top, peak), bits
 
 
+#: The larger of two pairs of numbers of 16 bits; ptxas makes one instruction of two of them.
+_LARGER_PAIR = gl.constexpr("max.s16x2 $0, $1, $2;")
+
+
+@gluon.jit
+def _larger_pair(a, b):
+    return gl.inline_asm_elementwise(_LARGER_PAIR, "=r,r,r", [a, b], gl.int32, is_pure=True, pack=1)
+
+
+@gluon.jit
+def heaviest(carried, layout: gl.constexpr):
+    """The largest of each row's weights, fp32 [64], of bf16 pairs that :func:`as_carried` gave.
+
+    Numbers from 0 on, and the NaN that conversions make, are in the order of their bits. So a
+    thread compares its 64 numbers in 20 instructions.
+    """
+    pair = gl.reduce(carried, 1, _larger_pair)
+    largest = gl.maximum(pair << 16, pair & -65536).to(gl.float32, bitcast=True)
+    return gl.convert_layout(largest, layout)
+
+
+@gluon.jit
+def vote_by_weight(peak, top, bits, i, share):
+    """:func:`vote` where levels stay: a weight is negligible up to ``share`` of the row's largest.
+
+    Weights are as they are multiplied, rounded to bf16. So a tile within 0.8 % of ``share``, 0.011
+    in log2 units, may fall on its other side. Rows start at 0, which keeps a first tile.
+    """
+    layout: gl.constexpr = top.type.layout
+    alike = gl.zeros([64], gl.int32, layout)
+    bits = gl.inline_asm_elementwise(
+        _KEEP, "=r,0,f,f,r", [bits, peak, top * share, alike + (1 << (i & 31))],
+        gl.int32, is_pure=True, pack=1,
+    )  # fmt: skip
+    return larger(top, peak), bits
+
+
 @gluon.jit
 def softmax(
     scores, top, level, c, threshold, bits, i, block, rows, q_len, must_do,

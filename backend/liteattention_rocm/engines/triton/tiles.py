@@ -43,11 +43,12 @@ _HOPPER_LITE = {
     (128, 128): replace(_TWO_GROUPS, late_wait=True),
 }
 #: Of three warpgroups where levels stay (:func:`.launch.levels_stay`): dense attention, which takes
-#: 2.5 % less time so, lists that weigh and those that vote, 1 % (H200). Registers are freer there.
+#: 2.5 % less time so, lists that weigh, 1 %, and those that vote, 3 % (H200). Registers are freer
+#: there.
 _HOPPER_STAYING = {
     "dense": replace(_THREE_GROUPS, stages=3, late_wait=True, late_exp=True),
     "weighs": replace(_THREE_GROUPS, stages=3, late_wait=True),
-    "votes": replace(_THREE_GROUPS, stages=3),
+    "votes": replace(_THREE_GROUPS, stages=3, late_wait=True, late_exp=True),
 }
 #: Prompts, packed or paged, by columns of the tile.
 PROMPTS = {
