@@ -342,8 +342,8 @@ HOPPER = {
 
 
 #: Bytes that lists of two and of three warpgroups may spill, outside of their loops: with Triton
-#: 3.6's ptxas up to 8 and none.
-_SPILLED_OF_LISTS = {2: 128, 3: 320}
+#: 3.6's ptxas up to 8 and 24.
+_SPILLED_OF_LISTS = {2: 144, 3: 328}
 #: Accesses to them in a step of a list's later pieces, which leave marks.
 _TOUCHED_WITH_MARKS = 5
 

@@ -277,7 +277,8 @@ BROKEN = [
     ("the tile that is voted on", "vote_by_weight(peak, top, bits, i - 1, threshold)",
      "vote_by_weight(peak, top, bits, i, threshold)", "wide votes"),
     ("every other weight", "gl.maximum(pair << 16, pair & -65536)", "(pair << 16)", "wide votes"),
-    ("the largest weight so far", "bits, peak, top * share,", "bits, peak, peak * 0.0 + share,", "wide votes"),
+    ("the largest weight so far", "bits, peak, top * share,", "bits, peak, peak * 0.0 + share,",
+     "wide votes"),
     ("a tile that was noted already", "sem=\"relaxed\") == 0", "sem=\"relaxed\") >= 0", "all"),
     ("a flag that is cleared", "gl.store(next_tile + 5 + 2 * tile, 0, mask=noted)", "pass", "all"),
 ]  # fmt: skip

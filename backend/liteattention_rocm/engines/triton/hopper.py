@@ -182,8 +182,9 @@ def _compute(
             # Lists are sorted: a block that needs a mask, the tail's, is their first or their last.
             last_block = item(row_items, count - 1, count, LITE)
             hidden = gl.where(last_block >= mask_from, count - 1, -1)
-            # From here on steps may hide keys.
-            full_from = gl.where(hidden > 0, hidden, count) if PLAIN_LAST else count - 1
+            if PLAIN_LAST:
+                # From here on steps hide keys.
+                full_from = gl.where(hidden > 0, hidden, count)
         if SOFT_SKIP:
             upcoming = item(row_items, 1, count, LITE)
         top = gl.full([64], 0.0 if BY_WEIGHT else float("-inf"), gl.float32, per_row)
@@ -251,10 +252,15 @@ def _compute(
                     stop = steps
                     if LITE and not MARKS:
                         # The votes of 32 steps fill a word, and the last tile may need a mask.
-                        if FULL:
-                            stop = gl.minimum(begin + 1, steps)
+                        if PLAIN_LAST:
+                            end = gl.minimum(steps, full_from)
+                            stop = gl.minimum((begin + 31) // 32 * 32, end)
+                            if FULL:
+                                stop = gl.minimum(begin + 1, steps)
+                        elif FULL:
+                            stop = begin + 1
                         else:
-                            stop = gl.minimum((begin + 31) // 32 * 32, gl.minimum(full_from, steps))
+                            stop = gl.minimum((begin + 31) // 32 * 32, steps - 1)
                     if CAUSAL and FULL:
                         stop = gl.maximum(begin, gl.minimum(count - mask_from, steps))
                     for i in range(begin, stop):
