@@ -52,7 +52,7 @@ _LONG, _SHORT = 8192, 2048
 CLASSES = {
     "products": ("HGMMA", "WARPGROUP"),
     "exp2": ("MUFU",),
-    "max": ("FMNMX",),
+    "max": ("FMNMX", "VIMNMX", "VIMNMX3"),
     "fp32": ("FADD", "FMUL", "FFMA"),
     "to 16 bits": ("F2FP",),
     "shuffles": ("SHFL",),
@@ -129,10 +129,11 @@ def inner_loop(listing: str) -> Loop:
     counts = Counter(_kind(name) for name in names)
     waits = [i for i, text in enumerate(body) if re.match(r"WARPGROUP\.DEPBAR\.LE gsb0, 0x0", text)]
     before = names[: waits[-1]] if waits else []
-    early = tuple(sum(name.startswith(x) for name in before) for x in ("FMNMX", "MUFU.EX2"))
+    maxima = sum(_kind(name) == "max" for name in before)
+    exponentials = sum(name.startswith("MUFU.EX2") for name in before)
     keys = re.match(r"HGMMA\.64x(\d+)x16", product)
     assert keys
-    return Loop(int(keys[1]), total, dict(counts), (early[0], early[1]))
+    return Loop(int(keys[1]), total, dict(counts), (maxima, exponentials))
 
 
 def _kind(name: str) -> str:

@@ -141,7 +141,7 @@ def _compute(
     # Of votes: shorter here, longer at head dim 128, see there.
     PREDICATED: gl.constexpr = HEAD_DIM == 64
     # By the largest weights in place of the largest scores: 3 % less time with three warpgroups.
-    # At head dim 128 they are there too late, 9 % more (H200).
+    # At head dim 128 they are there too late, 9 % more (H200). The threshold becomes a factor.
     BY_WEIGHT: gl.constexpr = LATER and FIXED and GROUPS == 3
     if BY_WEIGHT:
         threshold = gl.exp2(threshold)

@@ -599,7 +599,8 @@ def levels_stay(request: DenseRequest, tile: PlainTile | HopperTile) -> bool:
     The same for dense attention and for lists of any q blocks, so that those of a step that keeps
     every tile are dense bit for bit; rows of a tile that is computed again are so if both have q
     blocks of one height. Not for fp16, whose largest number soon is too small for a weight, nor in
-    small grids, where a second launch counts and lists are cut, nor below ``_LEAST_FIXED``.
+    small grids, where a second launch counts and lists are cut, nor for thresholds that are lower
+    than ``_LEAST_FIXED``, but for ``-inf``.
     """
     if not isinstance(tile, HopperTile) or request.causal or request.dtype != torch.bfloat16:
         return False
