@@ -713,7 +713,7 @@ def _inline_asm(
     is_pure: bool,
     pack: int,
 ) -> Value | tuple[Value, ...]:
-    """The PTX that kernels bring along: pairs, 1 / x, logs, loads never run; :mod:`.ptx`."""
+    """The PTX that kernels bring along: pairs, 1 / x, logs, a load that never runs; :mod:`.ptx`."""
     if text in _PAIRS:
         low, high = (x.data.to(_PAIRS[text]).view(torch.int16).int() for x in args)
         return Value((low & 0xFFFF) | (high << 16))

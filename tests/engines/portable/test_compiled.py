@@ -329,6 +329,10 @@ HOPPER = {
     ),
     "again": (tiles._HOPPER[128, False], dict(HEAD_DIM=128, AGAIN=True)),
     "again-64": (tiles._HOPPER_STAYING["dense"], dict(HEAD_DIM=64, AGAIN=True)),
+    "again-lite-192-rows": (
+        tiles._HOPPER_STAYING["votes"],
+        dict(HEAD_DIM=64, LITE=True, AGAIN=True, HAS_DO=True),
+    ),
     "again-weigh-192-rows": (
         tiles._HOPPER_STAYING["weighs"],
         dict(HEAD_DIM=64, LITE=True, WEIGH=True, AGAIN=True),
@@ -341,8 +345,8 @@ HOPPER = {
 }
 
 
-#: Bytes that lists of two and of three warpgroups may spill, outside of their loops: with Triton
-#: 3.6's ptxas up to 8 and 24.
+#: Bytes that lists of two and of three warpgroups may spill, outside of their loops: as many as
+#: they do with Triton 3.9's ptxas; with that of 3.6 up to 8 and 24.
 _SPILLED_OF_LISTS = {2: 144, 3: 328}
 #: Accesses to them in a step of a list's later pieces, which leave marks.
 _TOUCHED_WITH_MARKS = 5

@@ -233,10 +233,10 @@ def test_votes_equal_the_oracle_bit_for_bit(masks: bool, soft_skip: bool) -> Non
     test_interpreter.test_lists_equal_the_oracle_bit_for_bit(TILE, 150, 4500, masks, soft_skip)
 
 
-@pytest.mark.parametrize("dim", [64, 128])
-def test_votes_keep_tiles_that_scored_a_nan(dim: int) -> None:
+@pytest.mark.parametrize(("dim", "tile"), [(64, TILE), (64, WIDE_TILE), (128, TILE)])
+def test_votes_keep_tiles_that_scored_a_nan(dim: int, tile: TileGeometry) -> None:
     """It and all after it stay. Tiles before it have the votes of a run without the NaN."""
-    case = test_weighing.Case(150, 1500, (1, 1), dim, TILE)
+    case = test_weighing.Case(150, 1500, (1, 1), dim, tile)
     q, k, v = test_weighing.tensors(case, 0)
     k[..., 0] *= 4  # tiles lie further apart
     read = bitmap.full(*case.shape)

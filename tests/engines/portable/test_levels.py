@@ -168,9 +168,9 @@ def test_sums_and_outputs_that_overflow_by_values_alone() -> None:
     torch.testing.assert_close(out[0, 1, 250], expected[0, 1, 250], rtol=2e-2, atol=0)
 
 
-@pytest.mark.parametrize("dim", [64, 128])
-def test_votes_keep_tiles_that_scored_a_nan(dim: int) -> None:
-    machine.test_votes_keep_tiles_that_scored_a_nan(dim)
+@GEOMETRIES
+def test_votes_keep_tiles_that_scored_a_nan(dim: int, tile: TileGeometry) -> None:
+    machine.test_votes_keep_tiles_that_scored_a_nan(dim, tile)
 
 
 def test_votes_at_head_dim_128() -> None:
@@ -182,9 +182,10 @@ def test_votes_of_three_warpgroups() -> None:
 
 
 def test_votes_by_weights_as_they_are_multiplied() -> None:
-    """Of three warpgroups: by the largest weights, rounded to bf16, whatever rows have seen since.
+    """Of three warpgroups: by the largest weights so far, rounded to bf16.
 
-    2^-2 and a little more is rounded to 2^-2, the threshold. Scores are in log2 units.
+    2^-2 and a little more is rounded to 2^-2, the threshold. Scores are in log2 units. Rows without
+    a finite score keep every tile.
     """
     q, v = torch.zeros(1, 1, 192, 64), normal(1, 1, 512, 64, seed=1)
     q[..., :2] = 1.0
@@ -192,7 +193,7 @@ def test_votes_by_weights_as_they_are_multiplied() -> None:
     for peaks in ((0.0, -2 + 1e-3, -2 + 1e-2, -2 - 1e-2), (0.0, 3.0, 1 - 1e-2, 1 + 1e-2)):
         k = torch.zeros(1, 1, 512, 64)
         k[..., 0] = -50.0
-        for tile, peak in enumerate(peaks):  # exact as the sum of two numbers of 16 bits
+        for tile, peak in enumerate(peaks):  # near enough as a sum of two bf16 numbers
             k[0, 0, 128 * tile + 5, :2] = torch.tensor([round(peak), peak - round(peak)])
         write = torch.zeros(1, 1, 1, 1, dtype=torch.int32)
         lite_attention(
@@ -202,6 +203,13 @@ def test_votes_by_weights_as_they_are_multiplied() -> None:
         )  # fmt: skip
         kept.append(bitmap.unpack(write, 4)[0, 0, 0].tolist())
     assert kept == [[True, False, True, False], [True, True, False, True]]
+    q[..., :2] = torch.tensor([-math.inf, 0.0])
+    k[..., 0] = 50.0
+    lite_attention(
+        q.bfloat16(), k.bfloat16(), v, bitmap.full(1, 1, 1, 4), write, threshold=-2.0,
+        geometry=WIDE_TILE, layout="bhsd", engine="portable",
+    )  # fmt: skip
+    assert write.item() == 0b1111
 
 
 @pytest.mark.parametrize(
@@ -212,6 +220,29 @@ def test_weights_and_choices(
     q_len: int, kv_len: int, heads: tuple[int, int], masks: bool, dim: int
 ) -> None:
     machine.test_weights_and_choices(q_len, kv_len, heads, masks, dim)
+
+
+@pytest.mark.parametrize("kv_len", [33 * 128 + 5, 65 * 128])
+def test_weights_and_choices_of_long_walks(kv_len: int) -> None:
+    """A last step that hides keys after a word of 32 was written; two words and a plain step."""
+    machine.test_weights_and_choices(40, kv_len, (1, 1), False, 128)
+
+
+def test_votes_of_tiles_that_are_computed_again() -> None:
+    """What levels that stay voted is nothing to them: by rounded weights it may be more."""
+    q, k, v = torch.zeros(1, 1, 192, 64), torch.zeros(1, 1, 512, 64), torch.ones(1, 1, 512, 64)
+    q[..., :2] = 1.0
+    k[..., 0] = -50.0
+    # A weight of 1.0037, which is rounded down, one of 0.1774, which is 2^-2.5003 of it and rounded
+    # up, and one that overflows.
+    for tile, peak in enumerate(((0, 0), (0, 0.0054), (-2.5, 0.00508), (110, 0))):
+        k[0, 0, 128 * tile + 5, :2] = torch.tensor(peak)
+    write = torch.zeros(1, 1, 1, 1, dtype=torch.int32)
+    lite_attention(
+        q.bfloat16(), k.bfloat16(), v.bfloat16(), bitmap.full(1, 1, 1, 4), write, threshold=-2.5,
+        scale=math.log(2), descending=False, geometry=WIDE_TILE, layout="bhsd", engine="portable",
+    )  # fmt: skip
+    assert bitmap.unpack(write, 4)[0, 0, 0].tolist() == [True, True, False, True]
 
 
 def test_weights_of_three_warpgroups() -> None:
@@ -248,8 +279,10 @@ def test_who_keeps_levels(monkeypatch: pytest.MonkeyPatch) -> None:
     )
     assert launch.levels_stay(step, wide)
     assert not launch.levels_stay(replace(step, soft_skip=True), wide)
+    # Weights that are not negligible must not be flushed, where lists vote by them.
     for threshold, stay in ((-math.inf, True), (-100.0, True), (-101.0, False)):
         assert launch.levels_stay(replace(step, threshold=threshold), wide) == stay
+        assert launch.levels_stay(replace(step, threshold=threshold), tiles._TWO_GROUPS)
     assert not launch.levels_stay(step, tiles.plain_lite(step))
     # Lists that may be cut follow.
     for heads in (1, 5, 8, 10, 12):
@@ -267,6 +300,10 @@ BROKEN = [
     ("what dense attention notes", "compute_again(next_tile, tile, True)", "pass", "calls"),
     ("a list that is noted", "compute_again(next_tile, tile, False)", "pass", "lists"),
     ("weights before the walk", "_weigh_anew(weights + at * k_blocks, k_blocks)", "pass", "lists"),
+    ("rows without a finite score", "-1, bits)\n                    flush",
+     "0, bits)\n                    flush", "wide votes"),
+    ("votes before the walk", "_vote_anew(votes + at * words, words)", "pass", "votes again"),
+    ("the last of 34 tiles, masked", "gl.where(hidden > 0, hidden, count)", "count", "34 tiles"),
     ("who counts", "gl.where(again == 0, count, 0)", "count", "counts"),
     ("what the last call but one noted", "gl.store(spare + 1, 0)", "pass", "calls"),
     ("the next tile that was noted", "turn += gl.num_programs(0)", "turn += 2 * gl.num_programs(0)",
@@ -274,10 +311,10 @@ BROKEN = [
     ("a list whose levels were low", ".store(low)", ".store(low * 0)", "lists"),
     ("a list of three warpgroups whose levels were low", "elif gl.max(low, 0):\n        per_group",
      "elif gl.max(low, 0) < 0:\n        per_group", "wide lists"),
-    ("the tile that is voted on", "vote_by_weight(peak, top, bits, i - 1, threshold)",
-     "vote_by_weight(peak, top, bits, i, threshold)", "wide votes"),
+    ("the tile that is voted on", "vote_by_weight(peak, top, bits, i - 1, negligible)",
+     "vote_by_weight(peak, top, bits, i, negligible)", "wide votes"),
     ("every other weight", "gl.maximum(pair << 16, pair & -65536)", "(pair << 16)", "wide votes"),
-    ("the largest weight so far", "bits, peak, top * share,", "bits, peak, peak * 0.0 + share,",
+    ("the largest weight so far", "bits, peak, top * share", "bits, peak, peak * 0.0 + share",
      "wide votes"),
     ("a tile that was noted already", "sem=\"relaxed\") == 0", "sem=\"relaxed\") >= 0", "all"),
     ("a flag that is cleared", "gl.store(next_tile + 5 + 2 * tile, 0, mask=noted)", "pass", "all"),
@@ -298,6 +335,10 @@ def test_what_is_missing_is_noticed(
                 with monkeypatch.context() as patch:
                     test_lists_of_tiles_that_are_computed_again(limit, dim, tile, patch)
                 remembered.forget()
+        elif where == "votes again":
+            test_votes_of_tiles_that_are_computed_again()
+        elif where == "34 tiles":
+            test_weights_and_choices_of_long_walks(33 * 128 + 5)
         elif where == "wide votes":
             test_votes_by_weights_as_they_are_multiplied()
         elif where == "calls":

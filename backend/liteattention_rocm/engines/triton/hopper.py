@@ -31,7 +31,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
-from .hopper_again import compute_again, low_memory, overflown, tell
+from .hopper_again import compute_again, low_memory, overflown, tell_low
 from .hopper_load import handed_out, item, load, place_of
 from .hopper_pieces import mark, marks_of, merge, share_mark, vote_mark
 from .hopper_ring import advanced, barrier, copy_out, divided
@@ -140,13 +140,14 @@ def _compute(
     LAZY: gl.constexpr = HEAD_DIM == 128 or CAUSAL
     # Of votes: shorter here, longer at head dim 128, see there.
     PREDICATED: gl.constexpr = HEAD_DIM == 64
-    # By the largest weights in place of the largest scores: 3 % less time with three warpgroups.
-    # At head dim 128 they are there too late, 9 % more (H200). The threshold becomes a factor.
+    # By the largest weights in place of the largest scores, with a tile of its own: 3 % less time
+    # with three warpgroups. At head dim 128 they are there too late, 9 % more (H200).
     BY_WEIGHT: gl.constexpr = LATER and FIXED and GROUPS == 3
+    gl.static_assert(not BY_WEIGHT or (LATE_WAIT and dtype == gl.bfloat16))
     if BY_WEIGHT:
-        threshold = gl.exp2(threshold)
-    # Whether the last step is plain where it hides no keys: 0.7 % of the time of lists of 32 tiles.
-    # Other steps take up to 7 % longer so, wherever ptxas then waits for products (H200).
+        negligible = gl.exp2(threshold)
+    # Whether the last step is plain where it hides no keys: up to 0.7 % less time in lists of 32
+    # tiles. Lists of other kinds take up to 7 % longer so, as ptxas then waits elsewhere (H200).
     PLAIN_LAST: gl.constexpr = WEIGH and FIXED and LAZY
     # See `advanced`. Under soft skip registers are short.
     KEPT_STAGE: gl.constexpr = LITE and not SOFT_SKIP
@@ -183,7 +184,7 @@ def _compute(
             last_block = item(row_items, count - 1, count, LITE)
             hidden = gl.where(last_block >= mask_from, count - 1, -1)
             if PLAIN_LAST:
-                # From here on steps hide keys.
+                # The step that hides keys, if it is not the first one, or none.
                 full_from = gl.where(hidden > 0, hidden, count)
         if SOFT_SKIP:
             upcoming = item(row_items, 1, count, LITE)
@@ -294,7 +295,7 @@ def _compute(
                                 kept = keep_weight(kept, here, inverse, mine, i)
                             elif LATER:
                                 if BY_WEIGHT:
-                                    top, bits = vote_by_weight(peak, top, bits, i - 1, threshold)
+                                    top, bits = vote_by_weight(peak, top, bits, i - 1, negligible)
                                 else:
                                     top, bits = vote(
                                         peak, top, bits, i - 1, c, threshold, PREDICATED
@@ -314,6 +315,8 @@ def _compute(
                                     )  # fmt: skip
                                     mine += 32
                                 elif not MARKS:
+                                    if BY_WEIGHT:
+                                        bits = gl.where(top == 0.0, -1, bits)
                                     flush(
                                         bits, i - 32, inside, row_items, listed, row_votes,
                                         must_do, rows, q_len, HAS_DO, EARLY_ITEMS,
@@ -393,7 +396,7 @@ def _compute(
             last_word = (count - 1) // 32 * 32
             if LATER:
                 if BY_WEIGHT:
-                    top, bits = vote_by_weight(peak, top, bits, count - 1, threshold)
+                    top, bits = vote_by_weight(peak, top, bits, count - 1, negligible)
                 else:
                     top, bits = vote(peak, top, bits, count - 1, c, threshold, PREDICATED)
                 if SLOTS:
@@ -408,6 +411,9 @@ def _compute(
                         last_word, inside, row_items, listed, weights + at * k_blocks, EARLY_ITEMS,
                     )  # fmt: skip
                 else:
+                    if BY_WEIGHT:
+                        # Rows that have seen no finite score keep every tile.
+                        bits = gl.where(top == 0.0, -1, bits)
                     flush(
                         bits, last_word, inside, row_items, listed, row_votes, must_do, rows,
                         q_len, HAS_DO, EARLY_ITEMS,
@@ -425,7 +431,7 @@ def _compute(
         if FIXED:
             low = overflown(sums, out)
             if LITE:
-                tell(low_smem, done & 1, low, GROUP, GROUPS)
+                tell_low(low_smem, done & 1, low, GROUP, GROUPS)
                 barrier()
                 mbarrier.arrive(walked.index(done & 1))
             elif gl.max(low, 0):

@@ -11,7 +11,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 
-from .hopper_again import compute_again, told
+from .hopper_again import compute_again, was_low
 from .hopper_softmax import LEAST_LEFT, ROW, SLIGHTLY_MORE
 
 #: Tiles of a q block that are held in registers while a cut is searched for; more are read anew.
@@ -281,6 +281,15 @@ def _weigh_anew(weights, k_blocks):
 
 
 @gluon.jit
+def _vote_anew(votes, words):
+    """Leave a row of the next bitmap as it was before the walk: 0."""
+    lane = gl.arange(0, 32, gl.BlockedLayout([1], [32], [1], [0]))
+    for start in range(0, words, 32):
+        at = start + lane
+        gl.store(votes + at, at * 0, mask=at < words)
+
+
+@gluon.jit
 def _count(votes, words):
     """Number of bits set in a bitmap row, in one warp."""
     lane = gl.arange(0, 32, gl.BlockedLayout([1], [32], [1], [0]))
@@ -345,7 +354,7 @@ def settle(
             limit = gl.load(limits + place // q_blocks % q_heads)
         mbarrier.wait(walked.index(done & 1), (done >> 1) & 1)
         if FIXED:
-            again = told(low_smem, done & 1, GROUPS)
+            again = was_low(low_smem, done & 1, GROUPS)
         # Not before: two tiles that were walked and not settled are all that two bars tell apart.
         mbarrier.arrive(tile_empty.index(done & 1))
         if SLOTS:
@@ -360,6 +369,8 @@ def settle(
             if again != 0:
                 if WEIGH:
                     _weigh_anew(weights + at * k_blocks, k_blocks)
+                else:
+                    _vote_anew(votes + at * words, words)
                 compute_again(next_tile, tile, False)
             else:
                 _settled(at, results, k_blocks, words, limit, WEIGH, HAS_MASS)

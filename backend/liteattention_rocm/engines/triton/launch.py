@@ -589,8 +589,8 @@ def cut_for(request: LiteRequest, tile: PlainTile | HopperTile, rows: int, k_blo
 
 #: K blocks of walks at least in which levels stay.
 _FIXED_K_BLOCKS = 32
-#: Threshold at least, log2 units: a weight that is not negligible must not be flushed to 0.
-_LEAST_FIXED = -100.0
+#: Threshold at least of votes by weight, log2 units: what is above it must not be flushed to 0.
+_LEAST_BY_WEIGHT = -100.0
 
 
 def levels_stay(request: DenseRequest, tile: PlainTile | HopperTile) -> bool:
@@ -599,14 +599,14 @@ def levels_stay(request: DenseRequest, tile: PlainTile | HopperTile) -> bool:
     The same for dense attention and for lists of any q blocks, so that those of a step that keeps
     every tile are dense bit for bit; rows of a tile that is computed again are so if both have q
     blocks of one height. Not for fp16, whose largest number soon is too small for a weight, nor in
-    small grids, where a second launch counts and lists are cut, nor for thresholds that are lower
-    than ``_LEAST_FIXED``, but for ``-inf``.
+    small grids, where a second launch counts and lists are cut. With three warpgroups not for
+    finite thresholds below ``_LEAST_BY_WEIGHT`` either.
     """
     if not isinstance(tile, HopperTile) or request.causal or request.dtype != torch.bfloat16:
         return False
     if isinstance(request, LiteRequest):
-        threshold = request.threshold
-        if request.soft_skip or -math.inf < threshold < _LEAST_FIXED:
+        by_weight = tile.groups not in _CUT_GROUPS
+        if request.soft_skip or (by_weight and -math.inf < request.threshold < _LEAST_BY_WEIGHT):
             return False
     low = _CUT_GROUPS[0] * hopper.WARPGROUP_ROWS
     lists = request.batch * request.q_heads * -(-request.q_len // low)
