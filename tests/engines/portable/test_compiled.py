@@ -347,7 +347,7 @@ HOPPER = {
 
 #: Bytes that lists of two and of three warpgroups may spill, outside of their loops: as many as
 #: they do with Triton 3.9's ptxas; with that of 3.6 up to 8 and 24.
-_SPILLED_OF_LISTS = {2: 144, 3: 328}
+_SPILLED_OF_LISTS = {2: 144, 3: 336}
 #: Accesses to them in a step of a list's later pieces, which leave marks.
 _TOUCHED_WITH_MARKS = 5
 

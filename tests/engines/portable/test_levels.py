@@ -225,7 +225,33 @@ def test_weights_and_choices(
 @pytest.mark.parametrize("kv_len", [33 * 128 + 5, 65 * 128])
 def test_weights_and_choices_of_long_walks(kv_len: int) -> None:
     """A last step that hides keys after a word of 32 was written; two words and a plain step."""
-    machine.test_weights_and_choices(40, kv_len, (1, 1), False, 128)
+    machine.test_weights_and_choices(40, kv_len, (2, 1), False, 128)
+
+
+def test_the_last_step_of_a_walk_that_weighs_hides_keys() -> None:
+    """Those past the end score 0 there, far more than all others."""
+    q, k = torch.zeros(1, 1, 40, 128), torch.zeros(1, 1, 33 * 128 + 5, 128)
+    q[..., 0], k[..., 0] = 1.0, -20.0
+    v = normal(1, 1, k.shape[2], 128, seed=1)
+    found = [
+        lite_attention(
+            q.bfloat16(),
+            k.bfloat16(),
+            v,
+            bitmap.full(1, 1, 1, 34),
+            torch.zeros(1, 1, 1, 2, dtype=torch.int32),
+            budget=0.1,
+            descending=False,
+            scale=1.0,
+            geometry=TILE,
+            layout="bhsd",
+            return_lse=True,
+            engine=engine,
+        )
+        for engine in ("portable", "reference")
+    ]
+    for ours, expected in zip(*found, strict=True):
+        torch.testing.assert_close(ours.float(), expected.float(), rtol=1e-2, atol=1e-3)
 
 
 def test_votes_of_tiles_that_are_computed_again() -> None:
@@ -338,7 +364,7 @@ def test_what_is_missing_is_noticed(
         elif where == "votes again":
             test_votes_of_tiles_that_are_computed_again()
         elif where == "34 tiles":
-            test_weights_and_choices_of_long_walks(33 * 128 + 5)
+            test_the_last_step_of_a_walk_that_weighs_hides_keys()
         elif where == "wide votes":
             test_votes_by_weights_as_they_are_multiplied()
         elif where == "calls":
