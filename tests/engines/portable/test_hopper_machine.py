@@ -775,7 +775,7 @@ def test_a_broken_kernel_is_noticed(
             elif where == "votes":
                 test_votes_equal_the_oracle_bit_for_bit(True, False)
             elif where == "a NaN":
-                test_votes_keep_tiles_that_scored_a_nan(64)
+                test_votes_keep_tiles_that_scored_a_nan(64, TILE)
             elif where == "weights of 128":
                 test_weights_and_choices(130, 33 * 128 + 5, (1, 1), False, 128)
             elif where == "keys alike":

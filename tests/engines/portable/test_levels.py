@@ -42,9 +42,10 @@ GEOMETRIES = pytest.mark.parametrize(
 
 @pytest.fixture(autouse=True)
 def large(hopper: None, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: F811
-    """Every grid is large and every walk long."""
+    """Every grid is large and every walk long; no flag is left of a broken kernel."""
     monkeypatch.setattr(launch, "MOST_CUT", 0)
     monkeypatch.setattr(launch, "_FIXED_K_BLOCKS", 0)
+    monkeypatch.setattr(launch, "workspaces", launch.Workspaces())
 
 
 def computed_again() -> int:
