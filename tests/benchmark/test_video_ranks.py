@@ -92,6 +92,17 @@ def test_gpus_by_themselves_each_denoise_the_whole_video(tmp_path: Path) -> None
     assert rows[0].tiles == rows[1].tiles and all(row.finite and row.step for row in rows)
 
 
+def test_seconds_are_of_steps_whose_heads_were_dealt_before() -> None:
+    assert several.settled(7, {1, 2, 4}) == [3, 5, 6]
+    assert len(several.settled(50, {1, 2, 4, 8, 16, 32})) == 43
+    assert several.settled(4, set()) == [0, 1, 2, 3]
+    assert several.settled(3, {1, 2}) == [0]
+    watch = several._Watch(torch.device("cpu"))
+    watch.dealt = {1, 2, 4}
+    watch.steps = [(float(step), 10.0 + step, 20.0 + step) for step in range(7)]
+    assert watch.medians() == (5.0, 15.0, 25.0)
+
+
 def test_unlike_gpus_are_compared_with_one_of_their_mean_speed() -> None:
     """Shared without loss, work that takes them 2 and 3 seconds takes both 1.2."""
     times = {(1, 0): 2.0, (1, 1): 3.0, (2, 0): 1.25, (2, 1): 1.2}
