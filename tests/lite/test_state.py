@@ -133,6 +133,28 @@ def test_generation_aborted_at_every_step(aborted_at: int, warmup: int) -> None:
                 expect(lite, by, step, tensors, layer=layer)
 
 
+@pytest.mark.parametrize("branches", ["separate", "shared"])
+def test_a_new_generation_starts_over_in_layers_that_come_late(branches: Any) -> None:
+    """A second denoiser begins at a later step than it ended at, and a branch comes no more."""
+    lite = make(SkipPolicy(threshold=THRESHOLD, branches=branches))
+    for step in range(4):
+        layer = "high" if step < 2 else "low"
+        for branch in ("cond", "uncond"):
+            call(lite, inputs(step, clip=7), step, layer=layer, branch=branch)
+    layers = {"high": By(), "low": By()}
+    for step in range(6, 12):
+        layer = "high" if step < 8 else "low"
+        if step == 6:
+            call(lite, inputs(0), 0, layer=layer, branch="cond")
+            layers[layer].step(inputs(0))
+        expect(lite, layers[layer], step, inputs(step % STEPS), layer=layer, branch="cond")
+    rows = lite.statistics.to_records()
+    assert [(row["layer"], row["branch"], row["step"]) for row in rows] == [
+        *(("high", "cond", step) for step in (0, 6, 7)),
+        *(("low", "cond", step) for step in range(8, 12)),
+    ]
+
+
 def test_statistics_of_a_shorter_generation_hold_nothing_of_the_longer_one() -> None:
     lite = make()
     for steps in (STEPS, 2):

@@ -53,8 +53,9 @@ class LiteAttention:
       wrote, so warm-up runs, autotuning and ``torch.compile`` calling twice change nothing;
     - a larger step reads what the last executed step wrote, however many steps lie between; the
       walking direction alternates by executed LiteAttention steps;
-    - a smaller step is a new generation under an old name and starts from the full list, as does
-      another shape, dtype, device or tile geometry;
+    - a smaller step of any layer and branch is a new generation under an old name: all of them that
+      are past it start from the full list, and their records go;
+    - another shape, dtype, device or tile geometry starts from the full list, too;
     - a call that raises leaves no votes behind; calling its step again works, and so does going
       on (the step that failed then does not count).
 
@@ -556,10 +557,8 @@ class LiteAttention:
             self.statistics.discard(generation, layer, named, step)
             state = states[key] = State(shape, step)
         elif step < state.step:
-            self.statistics.discard(generation, layer, named)
-            if state.shape == shape:
-                state.restart(step)
-            else:
+            self._begin_anew(generation, states, step)
+            if state.shape != shape:
                 state = State(shape, step)
         elif state.shape != shape:
             if step == state.lite_step and state.started and branch not in state.started:
@@ -572,6 +571,20 @@ class LiteAttention:
             state = State(shape, step)
         state.step = step
         return state
+
+    def _begin_anew(
+        self, generation: Hashable, states: dict[tuple[str, str], State], step: int
+    ) -> None:
+        """Let all that is past a step start over, as a new generation has begun; hold the lock.
+
+        Not only the layer and branch that came to that step: another may first be called in a later
+        one, as where guidance or a second denoiser begins late, or no more at all.
+        """
+        shared = self.policy.branches == "shared"
+        for (layer, branch), state in states.items():
+            if state.step > step:
+                self.statistics.discard(generation, layer, None if shared else branch)
+                state.restart(-1)
 
     def _held(self, generation: Hashable, layer: str, branch: str) -> State | None:
         """Find the state of a layer and branch, if there is one."""
@@ -645,7 +658,10 @@ class LiteAttention:
         with self._lock:
             states = self._generations.get(generation, {})
             state = states.pop((layer, "" if shared else branch), None)
-            first = 0 if state is not None and step < state.step else step
+            first = step
+            if state is not None and step < state.step:
+                first = 0
+                self._begin_anew(generation, states, step)
             self.statistics.discard(generation, layer, None if shared else branch, first)
 
     def reset(self, generation: Hashable | None = None) -> None:
