@@ -11,12 +11,14 @@ import functools
 from typing import Any
 
 import torch
+from diffusers.hooks import layer_skip
 from diffusers.models import attention_dispatch as dispatch
 from diffusers.models.attention_dispatch import AttentionBackendName
 
 from liteattention_common import slots
 from liteattention_common.enums import add_member
 from liteattention_rocm import attention
+from liteattention_rocm.lite.attention import warn_once
 
 from . import context_parallel
 from . import note as notes
@@ -57,8 +59,15 @@ def _liteattention(
     note = notes.read()
     slot, previous, inside, engine = note.slot, note.previous, note.inside, note.engine
     note.slot = None  # one module call holds one self-attention; what follows is an adapter's
-    if inside and slot is None and not note.dense:
+    beside = note.beside
+    if slot is not None and beside is not None and not _of_both(query, key, attn_mask, beside):
+        slot = None
+    left = inside and slot is None and not note.dense  # to the backend that the module had
+    replaced = _replaced()
+    if left or replaced:
         own = previous or dispatch._AttentionBackendRegistry.get_active_backend()[0]
+        if own in (BACKEND_NAME, ENABLED_NAME) and replaced:
+            own = AttentionBackendName.NATIVE
         if own not in (BACKEND_NAME, ENABLED_NAME):
             delegated: Result = dispatch.dispatch_attention_fn(
                 query,
@@ -73,6 +82,7 @@ def _liteattention(
                 parallel_config=_parallel_config,
             )
             return delegated
+    query, key, value = _autocast(query, key, value)
     _refuse(slot, attn_mask, dropout_p, is_causal, return_lse, _parallel_config)
     if slot is not None and context_parallel.is_ours(_parallel_config):
         return context_parallel.split(
@@ -85,6 +95,42 @@ def _liteattention(
         )
         return gathered
     return run(query, key, value, is_causal, scale, return_lse)
+
+
+def _of_both(
+    query: torch.Tensor, key: torch.Tensor, attn_mask: torch.Tensor | None, beside: notes.Beside
+) -> bool:
+    """Whether queries and keys, [B,S,H,D], are of a module's own sequence and another together.
+
+    Warns once of what is left out: a mask, or queries of one of them only.
+    """
+    rows, keys = query.shape[1], key.shape[1]
+    if keys == rows > beside.rows and attn_mask is None:
+        return True
+    if keys > beside.rows and not torch.compiler.is_compiling():
+        why = "with queries of one of them only" if attn_mask is None else "with a mask"
+        warn_once(
+            f"layer {beside.layer!r} attends to its own and another sequence {why}: it stays with "
+            "the attention backend that it had"
+        )
+    return False
+
+
+def _replaced() -> bool:
+    """Whether diffusers replaces PyTorch's attention in this call, as perturbed guidance does."""
+    if torch.compiler.is_compiling():  # which sees through no such mode
+        return False
+    modes = torch.overrides._get_current_function_mode_stack()  # type: ignore[no-untyped-call]
+    return any(isinstance(mode, layer_skip.AttentionScoreSkipFunctionMode) for mode in modes)
+
+
+def _autocast(*tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """The tensors in the dtype in which ``torch.autocast`` lets attention run."""
+    device = tensors[0].device.type
+    if not torch.is_autocast_enabled(device):
+        return tensors
+    dtype = torch.get_autocast_dtype(device)
+    return tuple(x if x.dtype == torch.float64 else x.to(dtype) for x in tensors)
 
 
 def _run(

@@ -14,10 +14,10 @@ Kind = Literal["self", "by-call", "cross"]
 class Found:
     """An attention module, by its name in the model.
 
-    ``kind`` is "self" or "cross" if the module says so itself, "by-call" if only a call can tell
-    (it is self-attention when no ``encoder_hidden_states`` are passed). ``heads``, ``kv_heads`` and
-    ``head_dim`` are None if the module does not show them; ``dtype`` and ``device`` are those of
-    its calls, None if its weights do not show them: they are quantized, or offloaded.
+    ``kind`` is "self" or "cross" if the module says so itself, "by-call" if only a call can tell:
+    it is self-attention if no other sequence is passed, or if queries and keys are of both.
+    ``heads``, ``kv_heads`` and ``head_dim`` are None if the module does not show them; ``dtype``
+    and ``device`` are those of its calls, None if its weights do not show them: they are quantized, or offloaded.
     """
 
     name: str

@@ -24,8 +24,8 @@ from . import backend, context_parallel, copies, note
 from .discovery import Found
 from .module_hooks import HOOK_KEY, same_key, take_out
 
-#: The keyword under which diffusers' attention modules take the other sequence.
-_CONTEXT = "encoder_hidden_states"
+#: The names under which diffusers' attention modules take another sequence.
+_CONTEXTS = ("encoder_hidden_states", "context", "cond")
 
 
 class Layer:
@@ -65,7 +65,7 @@ class Layer:
         self._cross_attention = cross_attention
         self._engine = engine
         parameters = list(inspect.signature(found.module.forward).parameters)
-        self._context_index = parameters.index(_CONTEXT) if _CONTEXT in parameters else -1
+        self._contexts = {name: parameters.index(name) for name in _CONTEXTS if name in parameters}
         module: Any = found.module
         self._processor = module.processor
         self._was_set = "_attention_backend" in vars(self._processor)
@@ -164,17 +164,35 @@ class Layer:
                 f"{module.processor._attention_backend!r}: call disable() before "
                 "set_attention_backend(), reset_attention_backend() or set_attn_processor()"
             )
-        crosses = self._kind == "cross"
         if self._kind == "by-call":
-            context = kwargs.get(_CONTEXT)
-            if context is None and 0 <= self._context_index < len(args):
-                context = args[self._context_index]
-            crosses = context is not None
-        if crosses:
+            context = self._context(args, kwargs)
+            if context is not None:
+                self._enter_beside(context)
+                return
+        if self._kind == "cross":
             note.enter(None, self._previous, dense=self._cross_attention, engine=self._engine)
         else:
             note.enter(self.slot, self._previous)
             self._send_ahead(module)
+
+    def _context(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """The other sequence that the module is given, if any."""
+        for name, index in self._contexts.items():
+            given = kwargs.get(name)
+            if given is None and index < len(args):
+                given = args[index]
+            if given is not None:
+                return given
+        return None
+
+    def _enter_beside(self, context: Any) -> None:
+        """Note that the module is given another sequence [B, S, C]."""
+        slot, beside = None, None
+        if isinstance(context, torch.Tensor) and context.dim() == 3:
+            slot, beside = self.slot, note.Beside(context.shape[1], self.name)
+        note.enter(
+            slot, self._previous, dense=self._cross_attention, engine=self._engine, beside=beside
+        )
 
     def _leave(self, module: Any, args: Any, output: Any) -> None:
         note.leave()

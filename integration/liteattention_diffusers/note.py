@@ -6,9 +6,21 @@ diffusers calls a backend with tensors only.
 from __future__ import annotations
 
 import threading
+from typing import NamedTuple
 
 import torch
 from diffusers.models.attention_dispatch import AttentionBackendName
+
+
+class Beside(NamedTuple):
+    """Another sequence that a module was given, and the name of the layer.
+
+    Whether the module attends to both together, as to one sequence, or only to the other one, is
+    seen in the rows of its queries and keys alone.
+    """
+
+    rows: int
+    layer: str
 
 
 class Note:
@@ -24,6 +36,7 @@ class Note:
         self.previous: AttentionBackendName | None = None
         self.dense = False
         self.engine: str | None = None
+        self.beside: Beside | None = None
 
 
 class _ThreadNote(Note, threading.local):
@@ -56,19 +69,21 @@ def enter(
     *,
     dense: bool = False,
     engine: str | None = None,
+    beside: Beside | None = None,
 ) -> None:
     """Note that an attention module is entered; ``slot`` None says: not self-attention.
 
     ``previous`` is the backend the module had before, None for the process-wide one; a call
-    without a slot goes there unless ``dense`` says that ours takes it, on ``engine``.
+    without a slot goes there unless ``dense`` says that ours takes it, on ``engine``. With
+    ``beside`` the slot is for calls that attend to both sequences together.
     """
     note = current()
     note.inside, note.slot, note.previous = True, slot, previous
-    note.dense, note.engine = dense, engine
+    note.dense, note.engine, note.beside = dense, engine, beside
 
 
 def leave() -> None:
     """Note that the attention module is left."""
     note = current()
     note.inside, note.slot, note.previous = False, None, None
-    note.dense, note.engine = False, None
+    note.dense, note.engine, note.beside = False, None, None
