@@ -17,7 +17,8 @@ class Found:
     ``kind`` is "self" or "cross" if the module says so itself, "by-call" if only a call can tell:
     it is self-attention if no other sequence is passed, or if queries and keys are of both.
     ``heads``, ``kv_heads`` and ``head_dim`` are None if the module does not show them; ``dtype``
-    and ``device`` are those of its calls, None if its weights do not show them: they are quantized, or offloaded.
+    and ``device`` are those of its calls, None if its weights do not show them: they are quantized,
+    or offloaded.
     """
 
     name: str
