@@ -359,7 +359,12 @@ class Calibrator:
         policy = SkipPolicy(budget=0.0)
         self._say("which layers there are", 2)
         run = self._loaded.run(
-            Configuration("layers", "lite", policy), *self._cases[0], 0, self._step, steps=2
+            Configuration("layers", "lite", policy),
+            *self._cases[0],
+            0,
+            self._step,
+            steps=2,
+            keep_tiles=False,
         )
         found = list(dict.fromkeys(str(record["layer"]) for record in run.skips))
         if not found:
@@ -431,4 +436,7 @@ class Calibrator:
 
     def _runs(self, title: str, configuration: Configuration) -> list[Run]:
         self._say(title, len(self._cases) * self._loaded.settings.steps)
-        return [self._loaded.run(configuration, *case, 0, self._step) for case in self._cases]
+        return [
+            self._loaded.run(configuration, *case, 0, self._step, keep_tiles=False)
+            for case in self._cases
+        ]

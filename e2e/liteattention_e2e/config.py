@@ -303,49 +303,66 @@ class SuiteConfig(BaseModel):
         return given
 
     @model_validator(mode="after")
-    def _something_skips(self) -> Self:
-        if "lite" in self.attention and not (self.thresholds or self.budgets or self.policies):
-            raise ValueError("lite: give at least one threshold, budget or policy")
-        return self
-
-    @model_validator(mode="after")
-    def _layers_count(self) -> Self:
-        """What is said of layers is said of a row."""
-        problems = []
-        for what, given, rows, option in (
-            ("threshold", self.policy.layer_thresholds, self.thresholds, "--threshold"),
-            ("budget", self.policy.layer_budgets, self.budgets, "--budgets"),
-        ):
-            if given and "lite" not in self.attention:
-                problems.append(
-                    f"--layer-{what}: no row has a {what}: add lite to --attention, or leave it out"
-                )
-            elif given and not rows:
-                problems.append(
-                    f"--layer-{what}: no row has a {what}: give {option} too, or leave it out"
-                )
+    def _works(self) -> Self:
+        """Everything that is wrong with fields taken together, one reason per line."""
+        problems = [
+            *self._unfit_limits(),
+            *self._odd_prompts(),
+            *self._uncompilable(),
+            *([] if self.steps is None else self.unfit_steps(self.steps)),
+            *self._unfit_policies(),
+        ]
         if problems:
-            raise ValueError("; ".join(problems))
+            raise ValueError("\n".join(problems))
         return self
 
-    @model_validator(mode="after")
-    def _checkable(self) -> Self:
-        if self.check_prompts:
-            problems = []
-            for prompt in self.prompts:
-                try:
-                    parse_prompt(prompt)
-                except ValueError as error:
-                    problems.append(str(error))
-            if problems:
-                raise ValueError(
-                    "check_prompts reads moving shapes, prompts of the small model: "
-                    + "; ".join(problems)
-                )
-        return self
+    def _unfit_limits(self) -> list[str]:
+        """What is against thresholds, budgets and policies: rows without, or some without a row."""
+        if "lite" not in self.attention:
+            # Nobody asked for the default thresholds.
+            thresholds = self.thresholds if "thresholds" in self.model_fields_set else ()
+            rows = (
+                ("--threshold", "threshold", thresholds),
+                ("--budgets", "budget", self.budgets),
+                ("--policies", "policy", self.policies),
+                ("--layer-threshold", "threshold", self.policy.layer_thresholds),
+                ("--layer-budget", "budget", self.policy.layer_budgets),
+            )
+            return [
+                f"{option}: no row has a {what}: add lite to --attention, or leave it out"
+                for option, what, given in rows
+                if given
+            ]
+        problems = []
+        if not (self.thresholds or self.budgets or self.policies):
+            problems.append("lite: give at least one threshold, budget or policy")
+        # What is said of layers is said of a row.
+        if self.policy.layer_thresholds and not self.thresholds:
+            problems.append(
+                "--layer-threshold: no row has a threshold: give --threshold too, or leave it out"
+            )
+        if self.policy.layer_budgets and not self.budgets:
+            problems.append(
+                "--layer-budget: no row has a budget: give --budgets too, or leave it out"
+            )
+        return problems
 
-    @model_validator(mode="after")
-    def _compilable(self) -> Self:
+    def _odd_prompts(self) -> list[str]:
+        """What is against reading the videos of these prompts."""
+        problems = []
+        for prompt in self.prompts if self.check_prompts else ():
+            try:
+                parse_prompt(prompt)
+            except ValueError as error:
+                problems.append(str(error))
+        if not problems:
+            return []
+        return [
+            "check_prompts reads moving shapes, prompts of the small model: " + "; ".join(problems)
+        ]
+
+    def _uncompilable(self) -> list[str]:
+        """What is against compiled blocks and graphs."""
         problems = []
         if self.compiled and self.runner == "sglang":
             problems.append("compiled is for the runner diffusers: SGLang compiles by itself")
@@ -353,23 +370,16 @@ class SuiteConfig(BaseModel):
             problems.append("graphs is for the runner diffusers: SGLang captures its own")
         if self.graphs and torch.device(self.device).type != "cuda":
             problems.append(f"graphs are CUDA's: device must be a GPU, got {self.device!r}")
-        if problems:
-            raise ValueError("; ".join(problems))
-        return self
+        return problems
 
-    @model_validator(mode="after")
-    def _shorter(self) -> Self:
-        reasons = [] if self.steps is None else self.unfit_steps(self.steps)
-        if reasons:
-            raise ValueError(reasons[0])
-        return self
-
-    @model_validator(mode="after")
-    def _policies_work(self) -> Self:
-        if self.uses_engine:
-            engine, device = self.chosen_engine, torch.device(self.device)
-            engines.check_device(engine, device)
-        return self
+    def _unfit_policies(self) -> list[str]:
+        """What is against the configurations, or against their engine on the device."""
+        try:
+            if self.uses_engine:
+                engines.check_device(self.chosen_engine, torch.device(self.device))
+        except ValueError as error:
+            return [str(error)]
+        return []
 
     def configurations(self) -> tuple[Configuration, ...]:
         """What will be compared, in order: the references first, then every lite policy.
@@ -580,5 +590,6 @@ def reasons(error: ValidationError, names: Callable[[Place], str] | None = None)
         quoted = isinstance(given, str) and repr(given) in message
         if where and isinstance(given, str | int | float) and not quoted:
             where += f"={given}"
-        lines.append(f"{where}: {message}" if where else message)
+        # The whole may have several reasons, a line each.
+        lines += [f"{where}: {message}"] if where else message.splitlines()
     return lines

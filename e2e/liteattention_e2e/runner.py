@@ -83,14 +83,20 @@ class Runner:
         on_step: Callable[[], None] | None = None,
         *,
         steps: int | None = None,
+        keep_tiles: bool = True,
     ) -> Run:
-        """Make one video and measure it; ``steps`` overrides their number (warm-up runs)."""
+        """Make one video and measure it; ``steps`` overrides their number (warm-up runs).
+
+        Without ``keep_tiles`` no list is copied to the host or kept: neither the most skipped one
+        in ``self.tiles`` nor those of the steps in the result.
+        """
         pipe = self.pipeline
         chosen = self.settings if steps is None else replace(self.settings, steps=steps)
         recorder = None
         with contextlib.ExitStack() as stack:
             handle = self._attention(configuration, stack)
-            if handle is not None and configuration.kind == "lite" and repeat == 0:
+            keep_tiles = keep_tiles and configuration.kind == "lite"
+            if handle is not None and keep_tiles and repeat == 0:
                 recorder = Recorder(handle, chosen.steps)
             between = None if recorder is None else recorder.step_end
             clock = stack.enter_context(
@@ -118,7 +124,7 @@ class Runner:
                 for record in handle.statistics.to_records()
                 if record["generation"] == handle.run
             ]
-            if configuration.kind == "lite" and skips:
+            if keep_tiles and skips:
                 # A run of dense first steps only, such as a short warm-up, has no list yet.
                 with contextlib.suppress(KeyError):
                     self.tiles[configuration.name] = _most_skipped(handle, skips)

@@ -52,7 +52,7 @@ class Run:
     ``attention`` is the time inside self-attention modules, None on a GPU (timing each would
     need a synchronisation each). ``peak_memory`` is None where the runner does not say it.
     ``digest`` is the SHA-256 of the float frames. ``tiles`` has what each step computed, of first
-    repeats and of runners that know it, until it is stored.
+    repeats with ``keep_tiles`` and of runners that know it, until it is stored.
     """
 
     configuration: str
@@ -85,7 +85,7 @@ class AnyRunner(Protocol):
     """A loaded pipeline that runs configurations: diffusers' or SGLang's.
 
     ``load_seconds`` is what loading took; ``tiles`` has the most skipped list of the last run of
-    every lite configuration.
+    every lite configuration that was run with ``keep_tiles``.
     """
 
     config: SuiteConfig
@@ -102,8 +102,12 @@ class AnyRunner(Protocol):
         on_step: Callable[[], None] | None = None,
         *,
         steps: int | None = None,
+        keep_tiles: bool = True,
     ) -> Run:
-        """Make one video and measure it; ``steps`` overrides their number."""
+        """Make one video and measure it; ``steps`` overrides their number.
+
+        Without ``keep_tiles`` no list outlives the run: neither in ``tiles`` nor in the result.
+        """
 
     def tokens(self, chosen: Settings | None = None) -> int:
         """Number of video tokens in self-attention, of the suite's sizes or of ``chosen``."""

@@ -96,8 +96,11 @@ class SglangRunner:
         on_step: Callable[[], None] | None = None,
         *,
         steps: int | None = None,
+        keep_tiles: bool = True,
     ) -> Run:
         """Make one video and measure it; ``steps`` overrides their number (warm-up runs).
+
+        Without ``keep_tiles`` no list of it is read.
 
         Raises ``RuntimeError`` if SGLang failed; its log says why.
         """
@@ -151,11 +154,13 @@ class SglangRunner:
             peak_memory=int(made.peak_memory_mb * 2**20) or None,
             digest=hashlib.sha256(frames.tobytes()).hexdigest(),
             frames=frames,
-            skips=self._skips(configuration, name),
+            skips=self._skips(configuration, name, keep_tiles=keep_tiles),
         )
 
-    def _skips(self, configuration: Configuration, name: str) -> list[dict[str, Any]]:
-        """Return the records of a request and keep its most skipped list for the picture.
+    def _skips(
+        self, configuration: Configuration, name: str, *, keep_tiles: bool
+    ) -> list[dict[str, Any]]:
+        """Return the records of a request; with ``keep_tiles`` keep its most skipped list, too.
 
         A policy that is off has neither.
         """
@@ -163,7 +168,7 @@ class SglangRunner:
         if configuration.kind != "lite":
             return []
         records: list[dict[str, Any]] = json.loads(report.read_text(encoding="utf-8"))["records"]
-        if not records:
+        if not records or not keep_tiles:
             return records
         best = max(records, key=lambda record: (record["step"], -record["tiles_kept"]))
         with np.load(report.with_suffix(".npz")) as stored:

@@ -17,6 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
+from liteattention_diffusers import Handle
 from liteattention_e2e import calibrate_cli, runner
 from liteattention_e2e.calibrate import (
     LEAST_BUDGET,
@@ -351,6 +352,25 @@ def test_what_cannot_be_written_at_the_end_is_printed(
     found = json.loads(outcome.stdout)
     assert len(found["calibration.json"]["trials"]) == 2
     assert list(found["policies.json"]) == (["calibrated 30 dB"] if stop is None else [])
+
+
+def test_trials_leave_no_lists_behind(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    loaded = runner.Runner(
+        load_config({
+            "model": str(model), "prompts": PROMPTS[:1], "attention": "dense", "height": 32,
+            "width": 32, "frames": 8, "steps": 4, "dtype": "float32", "geometry": "32x64x16",
+            "threads": 1,
+        })
+    )  # fmt: skip
+    for name in ("lists", "kept_tiles"):
+        monkeypatch.setattr(Handle, name, lambda *_: pytest.fail("a list was copied"))
+    work = Calibrator(
+        loaded, [1], [0.1, 0.4], lambda made: None, lambda text, videos: None, lambda: None
+    )
+    work.measure(in_groups(work.layers(), 1))
+    work.aim(30.0, 1)
+    assert any(item.skipped > 0 for item in work.made.trials) and work.made.rounds[30.0]
+    assert loaded.tiles == {}
 
 
 def test_a_folder_in_a_files_place_is_said_before_the_model_is_loaded(

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 
-from liteattention_e2e.config import Configuration
+from liteattention_e2e.config import Configuration, load_config
+from liteattention_e2e.runs import Settings
 from liteattention_e2e.sglang_runner import SglangRunner
 from liteattention_rocm import SkipPolicy
 from liteattention_sglang.generation import Generation
@@ -38,5 +41,27 @@ def test_a_policy_may_skip_nothing_or_be_off(
     denoised(policy, tmp_path)
     runner = object.__new__(SglangRunner)  # its own start needs SGLang
     runner._folder, runner.tiles = tmp_path, {}
-    assert len(runner._skips(Configuration("mine", "lite", policy), "e2e1")) == records
+    mine = Configuration("mine", "lite", policy)
+    assert len(runner._skips(mine, "e2e1", keep_tiles=True)) == records
     assert list(runner.tiles) == pictures
+
+
+@pytest.mark.parametrize("given", [{}, {"keep_tiles": True}, {"keep_tiles": False}], ids=str)
+def test_a_run_keeps_tiles_only_where_they_are_wanted(
+    tmp_path: Path, given: dict[str, bool]
+) -> None:
+    policy = SkipPolicy(threshold=-2.0)
+    denoised(policy, tmp_path)
+    made = SimpleNamespace(
+        frames=[np.zeros((16, 16, 3), np.uint8)],
+        metrics={"stages": {}, "steps": [1.0, 1.0]},
+        peak_memory_mb=0.0,
+    )
+    runner = object.__new__(SglangRunner)  # its own start needs SGLang
+    runner._folder, runner.tiles, runner._count = tmp_path, {}, 0
+    runner._generator = SimpleNamespace(generate=lambda sampling_params_kwargs: made)
+    runner.config = load_config({"model": "x", "prompts": ["p"]})
+    runner.settings = Settings(16, 16, 1, 2, 3.0, None, None)
+    run = runner.run(Configuration("mine", "lite", policy), 0, 0, 0, **given)
+    assert len(run.skips) == 2
+    assert list(runner.tiles) == (["mine"] if given.get("keep_tiles", True) else [])

@@ -22,7 +22,7 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 import liteattention_diffusers
-from liteattention_diffusers import enabling, graphs
+from liteattention_diffusers import Handle, enabling, graphs
 from liteattention_e2e import (
     artefacts,
     checker,
@@ -36,7 +36,7 @@ from liteattention_e2e import (
     tiny,
 )
 from liteattention_e2e.clips import parse_prompt
-from liteattention_e2e.config import load_config, parse_geometry
+from liteattention_e2e.config import Configuration, load_config, parse_geometry
 from liteattention_rocm import MI300X_GEOMETRY, SkipPolicy, TileGeometry
 from tests.integration.diffusers.graph_stand_in import StandIn
 
@@ -149,7 +149,7 @@ def test_graphs_serve_every_configuration(model: Path, monkeypatch: pytest.Monke
     }  # fmt: skip
     with pytest.raises(ValueError, match="graphs are CUDA's: device must be a GPU, got 'cpu'"):
         load_config({**options, "graphs": True})
-    with pytest.raises(ValueError, match=r"graphs is for the runner diffusers.*; graphs are"):
+    with pytest.raises(ValueError, match=r"graphs is for the runner diffusers.*\ngraphs are"):
         load_config({**options, "graphs": True, "runner": "sglang"})
     eager = runner.Runner(load_config(options))
     monkeypatch.setattr(graphs, "_on_device", lambda tensor: True)
@@ -343,7 +343,6 @@ def test_the_machine_is_recorded(done: tuple[dict[str, Any], Path]) -> None:
 
 
 def test_the_pipeline_is_left_as_it_was(model: Path) -> None:
-    from liteattention_e2e.config import Configuration
     from liteattention_e2e.runner import Runner
 
     config = load_config(
@@ -367,8 +366,6 @@ def test_the_pipeline_is_left_as_it_was(model: Path) -> None:
 def test_peak_memory_has_nothing_of_earlier_runs(
     model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from liteattention_e2e.config import Configuration
-
     config = load_config(
         {"model": str(model), "prompts": PROMPTS[:1], "height": 32, "width": 32, "steps": 3,
          "dtype": "float32", "geometry": TILE}
@@ -398,6 +395,27 @@ def test_peak_memory_has_nothing_of_earlier_runs(
     monkeypatch.setattr(step_tiles.Recorder, "step_end", more)
     lite = Configuration("lite", "lite", SkipPolicy(threshold=-1.0))
     assert loaded.run(lite, 0, 0, 0).peak_memory - max(peaks) < large / 2
+
+
+def test_a_run_keeps_tiles_only_where_they_are_wanted(
+    model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = load_config(
+        {"model": str(model), "prompts": PROMPTS[:1], "height": 32, "width": 32, "steps": 3,
+         "dtype": "float32", "geometry": TILE}
+    )  # fmt: skip
+    loaded = runner.Runner(config)
+    lite = Configuration("lite", "lite", SkipPolicy(threshold=-1.0))
+    with monkeypatch.context() as patch:
+        for name in ("lists", "kept_tiles"):
+            patch.setattr(Handle, name, lambda *_: pytest.fail("a list was copied"))
+        without = loaded.run(lite, 0, 0, 0, keep_tiles=False)
+    assert without.tiles == () and loaded.tiles == {}
+    made = loaded.run(lite, 0, 0, 0)
+    assert made.tiles and list(loaded.tiles) == ["lite"]
+    assert made.digest == without.digest
+    kept = [record["tiles_kept"] for record in made.skips]
+    assert kept == [record["tiles_kept"] for record in without.skips]
 
 
 def test_lists_that_are_kept_for_a_picture_leave_the_device() -> None:
@@ -587,7 +605,23 @@ def test_generate_names_what_was_typed_once(app: typer.Typer, option: str) -> No
                 "thresholds": "-4",
                 "policy": {"layer_thresholds": ["a=-3"], "layer_budgets": ["b=0.1"]},
             },
-            "--layer-threshold: no row .* add lite to --attention.*; --layer-budget: .* add lite",
+            r"--layer-threshold: no row .* add lite to --attention.*\n--layer-budget: .* add lite",
+        ),
+        (
+            {"attention": "diffusers,dense", "thresholds": "-4"},
+            "--threshold: no row has a threshold: add lite to --attention, or leave it out",
+        ),
+        (
+            {"attention": "dense", "thresholds": "-inf,-8,-6,-4"},
+            "--threshold: no row has a threshold",
+        ),
+        (
+            {"attention": "dense", "budgets": "0.05"},
+            "^--budgets: no row has a budget: add lite to --attention, or leave it out$",
+        ),
+        (
+            {"attention": "diffusers", "policies": {"mine": {"threshold": -2}}},
+            "^--policies: no row has a policy: add lite to --attention, or leave it out$",
         ),
         ({"short_steps": 5, "steps": 5}, "short_steps must be fewer than steps, got 5 and 5"),
     ],
@@ -595,6 +629,56 @@ def test_generate_names_what_was_typed_once(app: typer.Typer, option: str) -> No
 def test_wrong_configurations(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         load_config({"model": "x", "prompts": ["p"], **options})
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"thresholds": ""}, {"budgets": ""}, {"policies": {}}, {"policy": {"warmup_steps": "4"}}],
+    ids=str,
+)
+def test_defaults_of_lite_do_no_harm_without_it(options: dict[str, Any]) -> None:
+    config = load_config({"model": "x", "prompts": ["p"], "attention": "dense", **options})
+    assert [item.name for item in config.configurations()] == ["dense"]
+
+
+def test_everything_wrong_between_options_is_reported_at_once(
+    app: typer.Typer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LITEATTENTION_HIP_LIBRARY", "/nowhere/libhip.so")
+    prompts = tmp_path / "prompts.txt"
+    prompts.write_text("a cat plays the piano")
+    policies = tmp_path / "policies.json"
+    policies.write_text(json.dumps({"mine": {"threshold": -2}}))
+    outcome = CliRunner().invoke(
+        app,
+        ["e2e", "--prompts", str(prompts), "--attention", "dense", "--threshold", "-4",
+         "--budgets", "0.1", "--policies", str(policies), "--layer-budget", "a=0.1", "--graphs",
+         "--check-prompts", "--steps", "4", "--short-steps", "4", "--engine", "gfx942"],
+    )  # fmt: skip
+    assert outcome.exit_code == 2
+    lines = [line.strip() for line in outcome.stderr.splitlines()[1:]]
+    expected = (
+        "--threshold: no row has a threshold: add lite",
+        "--budgets: no row has a budget: add lite",
+        "--policies: no row has a policy: add lite",
+        "--layer-budget: no row has a budget: add lite",
+        "check_prompts reads moving shapes, prompts of the small model: ",
+        "graphs are CUDA's: device must be a GPU, got 'cpu'",
+        "short_steps must be fewer than steps, got 4 and 4",
+        "engine 'gfx942' cannot run here: ",
+    )
+    for line, beginning in zip(lines, expected, strict=True):
+        assert line.startswith(beginning)
+
+
+def test_a_row_without_limits_and_limits_without_a_row_are_both_reported() -> None:
+    given = {"attention": "lite", "thresholds": "", "policy": {"layer_thresholds": ["a=-3"]}}
+    with pytest.raises(ValueError) as error:
+        load_config({"model": "x", "prompts": ["p"], **given})
+    assert str(error.value).splitlines() == [
+        "lite: give at least one threshold, budget or policy",
+        "--layer-threshold: no row has a threshold: give --threshold too, or leave it out",
+    ]
 
 
 def test_models_and_sizes_that_do_not_fit_are_refused(model: Path, tmp_path: Path) -> None:
