@@ -9,6 +9,10 @@ Steps are those that a run executes: where it begins within its schedule (video-
 ``strength`` below 1), its first step is 0 all the same, and the steps left out are not in
 ``num_steps``. Where neither scheduler nor pipeline says where it begins, the first step has the
 length of the whole schedule.
+
+Branches have the names of the ``cache_context``. Without one they are told apart by the order of
+the calls in a step: ``call0``, ``call1``, ... That order says whose lists are whose only while each
+step has as many calls as the step before, see :class:`_Calls`.
 """
 
 from __future__ import annotations
@@ -101,6 +105,7 @@ class Clock:
             self.run += 1
             self._fresh = False
             self._timesteps = timesteps
+            self._watched.begin_run()
             if not counted:
                 self._first = 0
             elif not goes_on:  # else a reset by hand, amid the steps of a schedule
@@ -127,17 +132,17 @@ class Clock:
         now = getattr(self._pipeline(), "_current_timestep", None)
         return step if now is not None else None
 
-    def watch(self, denoiser: int, timestep: Any) -> None:
+    def watch(self, denoiser: int, timestep: Any, text: Any = None) -> None:
         """See one call of a denoiser whose pipeline does not say step and branch.
 
         ``denoiser`` tells it from others. Calls of one step are told apart by their order in it:
-        that order is the branch.
+        that order is the branch. ``text`` is the tensor that the call attends to, if it has one.
         """
         step = self._scheduler_step(self.scheduler)
         if step is None and self._watched.see(_scalar(timestep)):
             self._fresh = True
         timesteps = getattr(self.scheduler, "timesteps", None)
-        self._watched.count((denoiser, id(timesteps), self._watched.step, step))
+        self._watched.count(denoiser, (id(timesteps), self._watched.step, step), text)
         if step is None and self._watched.call == MOST_CALLS:
             logger.warning(
                 "%d calls of a transformer at one timestep: the next ones are taken for a new run. "
@@ -145,7 +150,15 @@ class Clock:
                 MOST_CALLS,
             )
             self.end_run()
-            self.watch(denoiser, timestep)
+            self.watch(denoiser, timestep, text)
+
+    def mixed_up(self, denoiser: int) -> list[str]:
+        """Return the branches of a denoiser whose lists may be those of other passes.
+
+        They have to start over before the latest call attends. Says so once.
+        """
+        calls = self._watched.calls.get(denoiser)
+        return [] if calls is None else [f"call{i}" for i in range(calls.mixed_up())]
 
     def _idle(self, scheduler: Any | None) -> bool:
         """Whether the scheduler is in no run: who calls is not its pipeline.
@@ -184,14 +197,17 @@ class Clock:
 
 
 class _Watched:
-    """Steps and calls counted from the ``timestep`` argument alone; owner: the clock."""
+    """Steps and calls counted from the arguments alone; owner: the clock."""
 
     def __init__(self) -> None:
         self.step = 0
+        #: Number of the latest call in its step.
         self.call = 0
+        #: By denoiser.
+        self.calls: dict[int, _Calls] = {}
+        self._latest: int | None = None
         self._value: float | None = None
         self._direction = 0
-        self._key: tuple[Any, ...] | None = None
 
     def see(self, value: float | None) -> bool:
         """Count a step when the timestep moves on; return True when it turns back: a new run."""
@@ -205,13 +221,91 @@ class _Watched:
             self._direction = direction
             self.step += 1
             return False
-        self.step, self._direction, self._key = 0, 0, None
+        self.step, self._direction, self.calls = 0, 0, {}
         return True
 
-    def count(self, key: tuple[Any, ...]) -> None:
-        """Count the calls within one step."""
-        self.call = self.call + 1 if key == self._key else 0
-        self._key = key
+    def count(self, denoiser: int, step: tuple[Any, ...], text: Any) -> None:
+        """Count the calls of a denoiser within one step."""
+        calls = self.calls.setdefault(denoiser, _Calls())
+        calls.count(step, text)
+        self.call, self._latest = calls.number, denoiser
+
+    def begin_run(self) -> None:
+        """The latest call is the first of a run: steps before it say nothing about its order."""
+        self.calls = {name: one for name, one in self.calls.items() if name == self._latest}
+        for calls in self.calls.values():
+            calls.begin_run()
+
+
+@dataclass
+class _Text:
+    """What a call attended to, held weakly, and whether the one before in its place did, too."""
+
+    held: weakref.ref[torch.Tensor]
+    stays: bool
+
+
+class _Calls:
+    """The calls of one denoiser in a step; owner: :class:`_Watched`.
+
+    Passes may come and go, as where guidance is limited to some steps. Then others move up or down
+    in the order and would read lists that are not theirs. So lists start over after a step with
+    another number of calls than the step before. How many calls a step has is known when it is
+    over. Within it, only the text that a call attends to can tell that another pass has its place:
+    another place had this text in the step before, or this place had one text for two steps and
+    now has another. Where texts do not tell (passes with the same one, tensors made anew in each
+    step), a pass that comes or goes is taken for the last one of its step, in that step alone.
+    """
+
+    def __init__(self) -> None:
+        #: Number of the latest call in its step.
+        self.number = -1
+        self._step: tuple[Any, ...] | None = None
+        self._before: int | None = None
+        self._texts: list[_Text | None] = []
+        self._texts_before: list[_Text | None] = []
+        self._mixed_up = False
+        #: Calls that may have left lists.
+        self._listed = 0
+
+    def begin_run(self) -> None:
+        """Forget the steps before this one."""
+        self._before, self._texts_before, self._mixed_up = None, [], False
+        self._listed = self.number + 1
+
+    def count(self, step: tuple[Any, ...], text: Any) -> None:
+        """Count a call; a step is over when another one calls."""
+        if step != self._step:
+            if self._step is not None:
+                if self._before not in (None, self.number + 1):
+                    self._mixed_up = True
+                self._before, self._texts_before = self.number + 1, self._texts
+            self._step, self.number, self._texts = step, -1, []
+        self.number += 1
+        self._listed = max(self._listed, self.number + 1)
+        if self.number < MOST_CALLS:
+            self._texts.append(self._see(text))
+
+    def _see(self, text: Any) -> _Text | None:
+        """Compare the text of the latest call with those of the step before."""
+        if not isinstance(text, torch.Tensor):
+            return None
+        found = _Text(weakref.ref(text), False)
+        if self.number < len(self._texts_before):
+            before = self._texts_before[self.number]
+            found.stays = before is not None and before.held() is text
+            if before is not None and not found.stays:
+                others = (one for one in self._texts_before if one is not None)
+                if before.stays or any(one.held() is text for one in others):
+                    self._mixed_up = True
+        return found
+
+    def mixed_up(self) -> int:
+        """How many branches have to start over before the latest call; asks for it once."""
+        if not self._mixed_up:
+            return 0
+        listed, self._listed, self._mixed_up = self._listed, self.number + 1, False
+        return listed
 
 
 def _scalar(timestep: Any) -> float | None:

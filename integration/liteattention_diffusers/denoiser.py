@@ -18,6 +18,8 @@ from .module_hooks import same_key, take_out
 logger = logging.getLogger(__name__)
 
 HOOK_NAME = "liteattention_rocm"
+#: Arguments that say something about step and branch.
+_WATCHED = ("timestep", "encoder_hidden_states")
 
 
 class Context(StateManager):  # type: ignore[misc]
@@ -26,9 +28,11 @@ class Context(StateManager):  # type: ignore[misc]
     Owner: the hook on one denoiser. Lifetime: that hook's.
     """
 
-    def __init__(self, clock: Clock) -> None:
+    def __init__(self, clock: Clock, denoiser: int) -> None:
         super().__init__(BaseState)
         self._clock = clock
+        #: Tells the denoiser from others; the same after ``pause`` and ``resume``.
+        self.denoiser = denoiser
         #: True while the clock has to watch the transformer's calls to know step and branch.
         self.watch = True
 
@@ -55,24 +59,28 @@ class DenoiserHook(ModelHook):  # type: ignore[misc]
 
     def __init__(self, clock: Clock, model: torch.nn.Module) -> None:
         super().__init__()
-        self.context = Context(clock)
+        self.context = Context(clock, id(model))
         self._clock = clock
         parameters = list(inspect.signature(model.forward).parameters)
-        self._timestep_index = parameters.index("timestep") if "timestep" in parameters else -1
+        #: Where callers that name no arguments have them.
+        self._places = {
+            name: parameters.index(name) if name in parameters else -1 for name in _WATCHED
+        }
 
     def see_call(
         self, module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> None:
         """Watch the call if neither a context nor a scheduler says where it stands."""
         if self.context.watch:
-            timestep = kwargs.get("timestep")
-            if timestep is None and 0 <= self._timestep_index < len(args):
-                timestep = args[self._timestep_index]
-            self._watch(timestep)
+            self._watch(*[self._given(name, args, kwargs) for name in _WATCHED])
+
+    def _given(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        place = self._places[name]
+        return args[place] if 0 <= place < len(args) else kwargs.get(name)
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
-    def _watch(self, timestep: Any) -> None:
-        self._clock.watch(id(self.context), timestep)
+    def _watch(self, timestep: Any, text: Any) -> None:
+        self._clock.watch(self.context.denoiser, timestep, text)
 
     def reset_state(self, module: torch.nn.Module) -> torch.nn.Module:
         """The pipeline is at the end of a run."""

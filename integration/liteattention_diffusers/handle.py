@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import itertools
 import threading
 import weakref
 from collections.abc import Callable, Hashable, Iterator
@@ -341,6 +342,8 @@ class Handle:
     def _locate(self, context: denoiser.Context) -> Position:
         """Where the denoiser of ``context`` stands; ends a run that is over.
 
+        Lists that may be another branch's start over.
+
         Raises ``ValueError`` if the policy was replaced by one with patterns that match no layer,
         ``RuntimeError`` if the call goes on with the run of another thread. After that the next
         call begins a new run.
@@ -368,7 +371,17 @@ class Handle:
                     "lists. Let one thread at a time generate with it, or load and enable a "
                     "pipeline for each thread"
                 )
+        mixed_up = self._clock.mixed_up(context.denoiser)
+        if mixed_up and self.lite.policy.branches == "separate":
+            self._start_over(context, mixed_up)
         return at
+
+    def _start_over(self, context: denoiser.Context, branches: list[str]) -> None:
+        """Let the layers of a denoiser start from the full list in these branches."""
+        keepers: list[LiteAttention | SeqParallel] = [self.lite, *self._splits.values()]
+        for layer in [layer for layer, of in self._layers.items() if of is context]:
+            for keeper, branch in itertools.product(keepers, branches):
+                keeper.forget(layer.name, branch, self._run)
 
     def _match(self, policy: SkipPolicy) -> None:
         against = patterns.reasons(patterns.of_policy(policy), self._names)
