@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields
 from functools import cache
 from typing import Any, Literal
@@ -62,7 +63,8 @@ class Case:
     @property
     def resident(self) -> int:
         """Workgroups of it that a CU holds, by their registers and LDS."""
-        paired = self.kernel == "decode" or (self.kernel == "dense" and self.shape[3] == 64)
+        narrow = self.kernel in ("dense", "prefill") and self.shape[3] == 64
+        paired = self.kernel == "decode" or narrow
         return 2 if paired else 1
 
     def reasons(self) -> list[str]:
@@ -139,27 +141,31 @@ def record(case: Case, together: int | None = None) -> tuple[Recording, float | 
     Returns the recording and the matrix instructions of a wave per 64 keys (of decode, whose waves
     share the keys, None). Only the workgroups' own rows are computed, at the places that they have
     in tensors of the shape. Several of dense attention have a head each, if need be one more than
-    the shape has; those of decode have a request each.
+    the shape has; those of prefill and decode have a request each.
     """
     count = case.resident if together is None else together
     if case.kernel == "decode":
         return _together(_ragged(case, count), "attention_decode", count), None
     if case.kernel == "prefill":
-        rows = min(case.tile_rows, case.shape[2])
-        # Tiles are dealt from the last one on; of one request there is a spare number.
-        last = rows * case.group // case.tile
-        found = _recorded(_ragged(case, 1), f"attention_{case.kernel}", last)
+        found = _together(_ragged(case, count), f"attention_{case.kernel}", count)
     else:
         found = _together(_dense(case, count), f"attention_{case.kernel}", count)
-    matrix = {i.index for i in found.instructions if i.unit == "mfma"}
-    executed = sum(int(index) in matrix for index in found.waves[0].steps["index"])
-    return found, executed / -(-case.shape[2] // BLOCK)
+    return found, _executed(found) / -(-case.shape[2] // BLOCK)
 
 
 def _together(run: Callable[[], None], kernel: str, count: int) -> Recording:
     """The first workgroups of a launch, on one CU."""
-    first, *others = (_recorded(run, kernel, number) for number in range(count))
+    every: Iterator[Recording] = (_recorded(run, kernel, number) for number in itertools.count())
+    if kernel == "attention_prefill":  # where a number may be nobody's tile
+        every = filter(_executed, every)
+    first, *others = itertools.islice(every, count)
     return first.beside(*others) if others else first
+
+
+def _executed(found: Recording) -> int:
+    """Matrix instructions of the first wave."""
+    matrix = {i.index for i in found.instructions if i.unit == "mfma"}
+    return sum(int(index) in matrix for index in found.waves[0].steps["index"])
 
 
 def _recorded(run: Callable[[], None], kernel: str, workgroup: int) -> Recording:

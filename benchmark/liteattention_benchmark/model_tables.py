@@ -30,7 +30,7 @@ CASES = {
     "lite, D = 64, every tile kept": Case((1, 24, KEYS, 64), "lite", "rtne"),
     "weigh, D = 64": Case((1, 24, KEYS, 64), "weigh", "rtne"),
     "prefill, D = 128": Case((1, 32, KEYS, 128), "prefill", "rtne", **GROUPED),
-    "prefill, D = 64": Case((1, 32, KEYS, 64), "prefill", "rtne", **GROUPED),
+    "prefill, D = 64, two workgroups": Case((1, 32, KEYS, 64), "prefill", "rtne", **GROUPED),
     "prefill, D = 256": Case((1, 32, KEYS, 256), "prefill", "rtne", **GROUPED),
 }
 DECODE = {

@@ -41,6 +41,11 @@
 // LDS: 56 % of its rate with the stores. From D = 192 on it feeds 32 clocks: there the LDS sets the
 // pace.
 //
+// At D = 64 two workgroups share a compute unit, four waves a SIMD, as in attention_dense.hip. That
+// leaves each 128 registers a lane. So K is read two fragments ahead; two of V before it is Pv's
+// turn, two after; and keys or values in flight are stored before Qk begins, so that only places of
+// keys stay beside its 32 scores. No register holds what one instruction makes of k_read or v_read.
+//
 // Budget: VGPR 208, LDS 65536 (32768 up to D = 64).
 
 #include "attention.h"
@@ -48,6 +53,10 @@
 #include "ragged.h"
 
 namespace liteattention::gfx942 {
+
+// Whether two workgroups share a compute unit: 128 registers a lane, 32 KiB of LDS.
+template <int kDim>
+inline constexpr bool kTwoFit = kDim == 64;
 
 // Every K block counts (softmax.h).
 struct NoVote {
@@ -207,7 +216,16 @@ struct CopySteps {
     // MFMAs. So keys are found while that group looks for its maxima, and pieces stored and loaded
     // once it waits at the barrier. Modelled at D = 128, clk per 32x32x8: 34.7; all of it in every
     // second slot from the first on 36.8, in the softmax stretch 38.2.
-    static constexpr int At(int slot, int slots) {
+    //
+    // Where two workgroups share a compute unit, pieces are stored by the end of Pv, of `pv` slots:
+    // Qk needs their registers for its scores.
+    static constexpr int At(int slot, int slots, int pv) {
+        if constexpr (kTwoFit<kDim>) {
+            const int store = slot - (pv - kStores), load = slot - (slots - (kEnd - kLoad));
+            if (load >= 0) return kLoad + load;
+            if (store >= 0) return store < kStores ? kStore + store : -1;
+            return slot % 2 == 0 && slot / 2 < kStore ? slot / 2 : -1;
+        }
         const int past = slot - (slots - 1 - (kEnd - kStore));
         if (past >= 0) return past < kEnd - kStore ? kStore + past : -1;
         return slot % 2 == 0 && slot / 2 < kStore ? slot / 2 : -1;
@@ -221,6 +239,10 @@ LITE_DEVICE void AttentionPrefill(const RaggedParams& p) {
     constexpr int kTiles = kTileRows / (kWaves * L::kTile), kWaveTileRows = kTiles * L::kTile;
     constexpr int kBytes = kKeys * LdsDims(kDim) * 2;  // of a block of K, and of one of V
     constexpr int kColumns = ProductDims(kDim);
+    // With half of the registers K is read two fragments ahead, and of V, before it is Pv's turn,
+    // two as well.
+    constexpr bool kFew = kTwoFit<kDim>;
+    constexpr int kKRing = kFew ? 2 : kKAhead, kEarlyV = kFew ? 2 : kVAhead;
     __shared__ __attribute__((aligned(16))) char lds[4 * kBytes];
     const WaveId me;
 
@@ -320,7 +342,8 @@ LITE_DEVICE void AttentionPrefill(const RaggedParams& p) {
 
     const bool capped = p.cap_log2 != 0.0f;
     const ScoreFactors factors = ScoreFactorsOf<Cache>(p);
-    const float c = capped ? 1.0f : Factor(factors.scale_log2);
+    float c = capped ? 1.0f : Factor(factors.scale_log2);
+    if constexpr (kFew) c = FromBits(Uniform(Bits(c)));
     Statistics<L, kTiles> stats;
     Outputs<L, kColumns, kTiles> out{};
     if (blocks.begin < blocks.end) {
@@ -329,13 +352,18 @@ LITE_DEVICE void AttentionPrefill(const RaggedParams& p) {
             LoadPackedQueries(p, factors.scale_log2, request, kv_head * group, rows, first_row,
                               me.lane, queries);
         };
-        const uint32_t k_read =
+        uint32_t k_read =
             static_cast<uint32_t>(KReadByte<L>(kDim, 0, 0, static_cast<int>(me.lane)));
-        const uint32_t v_read = static_cast<uint32_t>(VReadByte<L>(static_cast<int>(me.lane)));
+        uint32_t v_read =
+            2 * kBytes + static_cast<uint32_t>(VReadByte<L>(static_cast<int>(me.lane)));
+        if constexpr (kFew) {  // no sums with them are made ahead
+            Pin(k_read);
+            Pin(v_read);
+        }
         const int32_t cap = static_cast<int32_t>(Bits(p.cap_log2));
         Scores<L, kTiles, kKeys> scores;
         Probabilities<L, kTiles, kKeys> probs;
-        KRing k_ring;
+        Half8 k_ring[kKRing];
         Half8 v_ring[kVAhead];
         NoVote no_vote;
         int32_t block = blocks.begin;
@@ -359,7 +387,7 @@ LITE_DEVICE void AttentionPrefill(const RaggedParams& p) {
             }
 
             const auto fragment = [&](int f) {
-                return *reinterpret_cast<const Half8*>(lds + 2 * kBytes + half + v_read +
+                return *reinterpret_cast<const Half8*>(lds + half + v_read +
                                                        f * kWaveSize * kChunkBytes);
             };
             // Stored in a period: K of the block after the next one, or V of the next one.
@@ -367,9 +395,9 @@ LITE_DEVICE void AttentionPrefill(const RaggedParams& p) {
             const auto to_find = [&] { return block + (is_group_b ? 3 : 2); };
             constexpr int kPv = kPvSlots<L, kColumns, kKeys>;
             constexpr int kSlots = kPv + kQkSlots<L, kDim, kKeys>;
-            static_assert(Steps::At(2 * (Steps::kStore - 1), kSlots) == Steps::kStore - 1);
+            static_assert(Steps::At(2 * (Steps::kStore - 1), kSlots, kPv) == Steps::kStore - 1);
             const auto beside = [&](auto slot) {
-                constexpr int i = Steps::At(slot, kSlots);
+                constexpr int i = Steps::At(slot, kSlots, kPv);
                 if constexpr (i >= 0) step(is_group_b, Constant<i>{}, to_half(), to_find());
             };
             const auto softmax = [&] {
@@ -381,11 +409,16 @@ LITE_DEVICE void AttentionPrefill(const RaggedParams& p) {
                     Seldom();
                     MaskUnseen(p, request, rows, first_row, block, scores);
                 }
-                Softmax<Number>(scores, kKeys, 0, c, me.across, no_vote, stats, out, probs,
-                                [&](auto part) {
-                                    StartPv<L, kTiles, kKeys, part ? kVAhead / 2 : 0,
-                                            part ? kVAhead : kVAhead / 2>(fragment, v_ring);
-                                });
+                Softmax<Number>(
+                    scores, kKeys, 0, c, me.across, no_vote, stats, out, probs, [&](auto part) {
+                        constexpr int kFirst = kEarlyV - kVAhead / 2;
+                        StartPv<L, kTiles, kKeys, part ? kFirst : 0, part ? kEarlyV : kFirst>(
+                            fragment, v_ring);
+                    });
+            };
+            const auto pv = [&](auto beside, auto next) {
+                if constexpr (kFew) StartPv<L, kTiles, kKeys, kEarlyV, kVAhead>(fragment, v_ring);
+                PvFrom<Number>(fragment, probs, v_ring, out, beside, next);
             };
             // A period with nothing to compute for this wave.
             const auto idle = [&] {
@@ -405,12 +438,19 @@ LITE_DEVICE void AttentionPrefill(const RaggedParams& p) {
                     softmax();
                     Barrier();
                     Priority<1>();
-                    const char* k_next = lds + (half ^ kBytes);
-                    const auto start_qk = [&](auto f) {
-                        k_ring[f] = KFragment<L, kDim, kTiles>(k_next, k_read, f);
+                    const char* k_next = lds + (kFew ? 0 : half ^ kBytes);
+                    uint32_t k_at = k_read;
+                    if constexpr (kFew) {
+                        k_at += half ^ kBytes;
+                        Pin(k_at);
+                    }
+                    const auto start_qk = [&](auto i) {
+                        constexpr int f = i - (kVAhead - kKRing);
+                        if constexpr (f >= 0)
+                            k_ring[f] = KFragment<L, kDim, kTiles>(k_next, k_at, f);
                     };
-                    PvFrom<Number>(fragment, probs, v_ring, out, beside, start_qk);
-                    Qk<Number>(k_next, k_read, queries, k_ring, scores,
+                    pv(beside, start_qk);
+                    Qk<Number>(k_next, k_at, queries, k_ring, scores,
                                [&](auto slot) { beside(Constant<slot + kPv>{}); });
                     Priority<0>();
                     half ^= kBytes;
@@ -419,7 +459,7 @@ LITE_DEVICE void AttentionPrefill(const RaggedParams& p) {
                 Barrier();
                 softmax();
                 Barrier();
-                PvFrom<Number>(fragment, probs, v_ring, out, [](auto) {}, [](auto) {});
+                pv([](auto) {}, [](auto) {});
                 if (block + 1 < blocks.end) copy(to_half(), to_find());
                 half ^= kBytes;
                 ++block;
@@ -445,8 +485,8 @@ LITE_DEVICE void AttentionPrefill(const RaggedParams& p) {
 
 using namespace liteattention::gfx942;
 
-#define LITE_ATTENTION_PREFILL(name, Number, kDim, Cache)      \
-    LITE_KERNEL(kDenseThreads, 2) name(const RaggedParams p) { \
-        AttentionPrefill<Number, kDim, Cache<Number>>(p);      \
+#define LITE_ATTENTION_PREFILL(name, Number, kDim, Cache)                          \
+    LITE_KERNEL(kDenseThreads, kTwoFit<kDim> ? 4 : 2) name(const RaggedParams p) { \
+        AttentionPrefill<Number, kDim, Cache<Number>>(p);                          \
     }
 #include "variants.def"

@@ -90,10 +90,10 @@ LITE_DEVICE Half8 KFragment(const char* k_lds, uint32_t k_read, int f) {
     return *reinterpret_cast<const Half8*>(k_lds + byte);
 }
 
-template <class L, int kDim, int kTiles>
-LITE_DEVICE void StartQk(const char* k_lds, uint32_t k_read, KRing& k) {
+template <class L, int kDim, int kTiles, int kAhead>
+LITE_DEVICE void StartQk(const char* k_lds, uint32_t k_read, Half8 (&k)[kAhead]) {
 #pragma unroll
-    for (int f = 0; f < kKAhead; ++f) k[f] = KFragment<L, kDim, kTiles>(k_lds, k_read, f);
+    for (int f = 0; f < kAhead; ++f) k[f] = KFragment<L, kDim, kTiles>(k_lds, k_read, f);
     SchedulingFence();
 }
 
@@ -102,17 +102,17 @@ LITE_DEVICE void StartQk(const char* k_lds, uint32_t k_read, KRing& k) {
 template <class L, int kDim, int kKeys>
 inline constexpr int kQkSlots = 2 * kKeys / L::kTile * kQkSteps<L, kDim>;
 
-// The product, with a ring `k` that holds the first kKAhead fragments. Calls beside(i) in slot i.
-template <class Number, class L, int kDim, int kTiles, int kKeys, class Beside>
-LITE_DEVICE void Qk(const char* k_lds, uint32_t k_read, const Queries<L, kDim, kTiles>& q, KRing& k,
-                    Scores<L, kTiles, kKeys>& scores, Beside beside) {
+// The product, with a ring `k` that holds the first kAhead fragments. Calls beside(i) in slot i.
+template <class Number, class L, int kDim, int kTiles, int kKeys, int kAhead, class Beside>
+LITE_DEVICE void Qk(const char* k_lds, uint32_t k_read, const Queries<L, kDim, kTiles>& q,
+                    Half8 (&k)[kAhead], Scores<L, kTiles, kKeys>& scores, Beside beside) {
     constexpr int kSteps = kQkSteps<L, kDim>, kFragments = kKeys / L::kTile * kSteps;
     constexpr int kSide = kAbreast<kTiles>;
     Unroll<kQkSlots<L, kDim, kKeys>>([&](auto slot) {
         constexpr bool high = slot % (2 * kSide) >= kSide;
         constexpr int f = slot / (2 * kSide) * kSide + slot % kSide;
         constexpr Place at = PlaceOf(f, kSteps, kSide);
-        Half8& now = k[f % kKAhead];
+        Half8& now = k[f % kAhead];
 #pragma unroll
         for (int x = 0; x < kTiles; ++x) {
             auto& sum = scores.tile[at.tile][x];
@@ -120,8 +120,8 @@ LITE_DEVICE void Qk(const char* k_lds, uint32_t k_read, const Queries<L, kDim, k
             if constexpr (at.step == 0 && !high) sum = Accumulator<L>{};
             Number::Multiply(high ? High(now) : Low(now), high ? High(query) : Low(query), sum);
         }
-        if constexpr (high && f + kKAhead < kFragments)
-            now = KFragment<L, kDim, kTiles>(k_lds, k_read, f + kKAhead);
+        if constexpr (high && f + kAhead < kFragments)
+            now = KFragment<L, kDim, kTiles>(k_lds, k_read, f + kAhead);
         beside(slot);
         SchedulingFence();
     });

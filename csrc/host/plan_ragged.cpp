@@ -25,7 +25,8 @@ constexpr double kWorkgroupMicroseconds = 4.0;
 constexpr double kMergePartMicroseconds = 0.1;  // a row's parts are read in one loop
 
 // What a K block of PrefillKeys keys takes a workgroup of attention_prefill, and what starting and
-// ending one takes: clocks, modelled (`liteattention-rocm model --kernel prefill`).
+// ending one takes: clocks, modelled (`liteattention-rocm model --kernel prefill`). At D = 64 two
+// workgroups may share a compute unit, as in plan.cpp; that is not counted here either.
 constexpr double PrefillBlockClocks(int64_t head_dim) {
     if (head_dim > 128) return head_dim == 192 ? 2350.0 : 2830.0;
     return head_dim <= 64 ? 3110.0 : head_dim == 112 ? 4190.0 : 4450.0;
