@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any, ClassVar
 
 import torch
-from vllm.v1.attention.backend import AttentionBackend, MultipleOf
+from vllm.v1.attention.backend import AttentionBackend, AttentionType, MultipleOf
 from vllm.v1.kv_cache_interface import KVCacheLayout
 
 from .admission import USUAL_BLOCK, engine_reasons
@@ -109,6 +109,17 @@ class LiteAttentionBackend(AttentionBackend):  # type: ignore[misc]
         return False
 
     @classmethod
+    def validate_configuration(cls, **asked: Any) -> list[str]:
+        """Say everything against a layer, by vLLM's keywords.
+
+        An encoder keeps no cache: block size 0. :meth:`supports_combination` is not told the kind.
+        """
+        if asked["attn_type"] == AttentionType.ENCODER_ONLY:
+            asked["block_size"] = 0
+        reasons: list[str] = super().validate_configuration(**asked)
+        return reasons
+
+    @classmethod
     def supports_combination(
         cls,
         head_size: int,
@@ -121,14 +132,17 @@ class LiteAttentionBackend(AttentionBackend):  # type: ignore[misc]
         use_mm_prefix: bool,
         device_capability: Any,
     ) -> str | None:
-        """Say everything the engine of this platform has against it; None when nothing."""
+        """Say everything the engine of this platform has against it; None when nothing.
+
+        Block size 0 is no cache, None one that vLLM has not decided on.
+        """
         reasons = engine_reasons(
             q_heads=1,
             kv_heads=1,
             head_size=head_size,
             dtype=dtype,
             kv_cache_dtype=kv_cache_dtype or "auto",
-            block_size=block_size or USUAL_BLOCK,
+            block_size=USUAL_BLOCK if block_size is None else block_size,
             sinks=has_sink,
         )
         return "; ".join(reasons) or None

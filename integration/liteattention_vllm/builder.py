@@ -62,15 +62,19 @@ class LiteAttentionBuilder(AttentionMetadataBuilder):  # type: ignore[misc]
 
     #: vLLM's class-level default; :meth:`get_cudagraph_support` is what it asks.
     _cudagraph_support: ClassVar[AttentionCGSupport] = AttentionCGSupport.ALWAYS
-    #: Groups whose layers are of one kind differ in their page tables only.
+    #: Groups whose layers are of one kind differ in their page tables only, but for some builders.
     supports_update_block_table: bool = True
 
     def __init__(
         self, kv_cache_spec: Any, layer_names: list[str], vllm_config: Any, device: torch.device
     ) -> None:
         super().__init__(kv_cache_spec, layer_names, vllm_config, device)
-        if isinstance(kv_cache_spec, CrossAttentionSpec):
-            # A group's slots follow from its pages and the encoder's lengths: vLLM builds each.
+        if isinstance(kv_cache_spec, (CrossAttentionSpec, EncoderOnlyAttentionSpec)):
+            # Slots of cross-attention follow from a group's pages and the encoder's lengths: vLLM
+            # builds each. An encoder has no pages.
+            self.supports_update_block_table = False
+        if getattr(getattr(vllm_config, "parallel_config", None), "use_ubatching", False):
+            # vLLM's V1 runner would give the requests of one microbatch to the next.
             self.supports_update_block_table = False
         #: Draft models refill the tensors of a batch between their forward passes, in a graph too.
         self.supports_draft_decode_metadata_update = plans_from_bounds()

@@ -11,6 +11,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 
 from tests.serving.vllm_harness import prepare
@@ -20,7 +21,7 @@ prepare()
 import torch  # noqa: E402
 from torch.multiprocessing.reductions import StorageWeakRef  # noqa: E402
 from vllm.compilation.backends import set_model_tag  # noqa: E402
-from vllm.config import VllmConfig, set_current_vllm_config  # noqa: E402
+from vllm.config import ParallelConfig, VllmConfig, set_current_vllm_config  # noqa: E402
 from vllm.model_executor.layers.attention.chunked_local_attention import (  # noqa: E402
     create_chunked_local_attention_backend,
 )
@@ -28,10 +29,18 @@ from vllm.model_executor.layers.attention.cross_attention import create_cross_at
 from vllm.platforms import current_platform  # noqa: E402
 from vllm.v1.attention.backend import AttentionCGSupport, CommonAttentionMetadata  # noqa: E402
 from vllm.v1.attention.backends.registry import AttentionBackendEnum  # noqa: E402
-from vllm.v1.kv_cache_interface import CrossAttentionSpec, FullAttentionSpec  # noqa: E402
+from vllm.v1.kv_cache_interface import (  # noqa: E402
+    CrossAttentionSpec,
+    EncoderOnlyAttentionSpec,
+    FullAttentionSpec,
+)
+from vllm.v1.worker.ubatch_utils import maybe_create_ubatch_slices, split_attn_metadata  # noqa: E402
 
 import liteattention_vllm  # noqa: E402
+from liteattention_emulator import library  # noqa: E402
 from liteattention_rocm import attention_paged, attention_varlen, write_kv  # noqa: E402
+from liteattention_rocm.engines import LIBRARY_VARIABLE  # noqa: E402
+from liteattention_rocm.engines.environment import settings  # noqa: E402
 from liteattention_vllm.admission import fp8_dtype  # noqa: E402
 from liteattention_vllm.backend import LiteAttentionBackend  # noqa: E402
 from liteattention_vllm.layer import LiteAttentionImpl  # noqa: E402
@@ -80,6 +89,26 @@ def test_an_fp8_cache_holds_what_the_platform_computes_with(
     monkeypatch.setattr(type(current_platform), "fp8_dtype", classmethod(lambda cls: native))
     assert fp8_dtype("fp8") is fp8_dtype("fp8_e4m3") is native
     assert reasons(kv_cache_dtype="fp8") == []
+
+
+def test_an_encoder_is_asked_about_without_a_cache(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It keeps none, so the dtype of caches says nothing against it; its layer asks so, too."""
+    of_fp32 = {"dtype": torch.float32, "kv_cache_dtype": "bfloat16"}
+    assert reasons(**of_fp32) and not reasons(**of_fp32, attn_type="encoder_only")
+    monkeypatch.setenv("LITEATTENTION_ENGINE", "gfx942")
+    monkeypatch.setenv(LIBRARY_VARIABLE, str(library()))
+    settings.cache_clear()
+    try:
+        for block in (None, 16):
+            asked = {"kv_cache_dtype": "fp8_e5m2", "block_size": block}
+            for kind in ("decoder", "encoder_decoder"):
+                assert any("torch.float8_e5m2" in r for r in reasons(**asked, attn_type=kind))
+            assert reasons(**asked, attn_type="encoder_only") == []
+        # What has nothing to do with a cache is still refused.
+        (found,) = reasons(**asked, attn_type="encoder_only", dtype=torch.float32)
+        assert "gfx942" in found and "torch.float32" in found
+    finally:
+        settings.cache_clear()
 
 
 def test_every_reason_is_given_at_once() -> None:
@@ -289,18 +318,71 @@ def test_no_layer_keeps_a_cache_alive(dtype: str) -> None:
     assert gone.expired()
 
 
-def test_groups_of_cross_attention_do_not_share_metadata() -> None:
-    """vLLM makes their slots where it builds; another group's pages alone would leave none."""
+def test_what_groups_do_not_share_metadata() -> None:
+    """vLLM makes slots of cross-attention where it builds; another group's pages alone would leave
+    none. Encoders have no pages.
+    """
     shape: dict[str, Any] = {
         "block_size": 16, "num_kv_heads": 2, "head_size": 64, "dtype": torch.bfloat16,
     }  # fmt: skip
     cross = create_cross_attention_backend(LiteAttentionBackend).get_builder_cls()
     for builder, spec, shared in (
         (cross, CrossAttentionSpec(**shape), False),
+        (LiteAttentionBackend.get_builder_cls(), EncoderOnlyAttentionSpec(**shape), False),
         (LiteAttentionBackend.get_builder_cls(), FullAttentionSpec(**shape), True),
     ):
-        made = builder(spec, [], None, torch.device("cpu"))
-        assert made.supports_update_block_table is shared
+        for config in (None, SimpleNamespace(parallel_config=ParallelConfig())):
+            made = builder(spec, [], config, torch.device("cpu"))
+            assert made.supports_update_block_table is shared
+
+
+@pytest.mark.parametrize("option", [{"enable_dbo": True}, {"ubatch_size": 3}])
+def test_microbatches_have_metadata_of_their_own(option: dict[str, Any]) -> None:
+    """vLLM's V1 runner knows metadata by spec and builder's class, not by microbatch."""
+    config = ParallelConfig(**option)
+    spec = FullAttentionSpec(block_size=16, num_kv_heads=2, head_size=64, dtype=torch.float32)
+    rows, lengths = [1, 1, 7, 5], [5, 30, 7, 12]
+    starts = torch.tensor([0, *rows]).cumsum(0).int()
+    seq_lens = torch.tensor(lengths).int()
+    common = CommonAttentionMetadata(
+        query_start_loc=starts, query_start_loc_cpu=starts, seq_lens=seq_lens,
+        seq_lens_cpu_upper_bound=seq_lens, num_reqs=4, num_actual_tokens=14, max_query_len=7,
+        max_seq_len=30, block_table_tensor=torch.arange(8).int().view(4, 2),
+        slot_mapping=torch.arange(14),
+    )  # fmt: skip
+    slices, _ = maybe_create_ubatch_slices(
+        True, np.array(rows), 14, 4, config.num_ubatches, split_point=None
+    )
+    parts = split_attn_metadata(slices, common)
+    assert len(parts) == config.num_ubatches > 1
+    # As GPUModelRunner._build_attention_metadata does.
+    cached: dict[Any, Any] = {}
+    for part in parts:
+        builder = LiteAttentionBackend.get_builder_cls()(
+            spec,
+            [],
+            SimpleNamespace(
+                parallel_config=config,
+                compilation_config=SimpleNamespace(static_forward_context={}),
+            ),
+            torch.device("cpu"),
+        )
+        key = (spec, type(builder))
+        if key in cached and builder.supports_update_block_table:
+            metadata = builder.update_block_table(
+                cached[key], part.block_table_tensor, part.slot_mapping
+            )
+        else:
+            metadata = builder.build(0, part)
+            if builder.supports_update_block_table:
+                cached[key] = metadata
+        assert metadata.num_actual_tokens == part.num_actual_tokens
+        for mine, theirs in (
+            (metadata.batch.q_start, part.query_start_loc),
+            (metadata.batch.kv_len, part.seq_lens),
+            (metadata.batch.page_table, part.block_table_tensor),
+        ):
+            assert mine.tolist() == theirs.tolist()
 
 
 def test_chunked_local_attention_sees_its_chunk_only() -> None:

@@ -32,11 +32,12 @@ def counted(before: dict[str, int]) -> dict[str, int]:
 
 
 @contextlib.contextmanager
-def served(folder: Path) -> Iterator[Any]:
+def served(folder: Path, **more: Any) -> Iterator[Any]:
     """vLLM with an encoder. Several requests share a step."""
     with engine(
         folder, OURS, runner="pooling", max_model_len=encoders.CONTEXT, max_num_batched_tokens=256,
         enable_prefix_caching=False, pooler_config={"task": "token_embed", "use_activation": False},
+        **more,
     ) as llm:  # fmt: skip
         yield llm
 
@@ -55,6 +56,13 @@ def worst(model: Any, llm: Any) -> float:
 def test_embeddings_are_those_of_each_request_alone(name: str, tmp_path: Path) -> None:
     model = encoders.make(name, tmp_path)
     with served(tmp_path) as llm:
+        assert worst(model, llm) < CLOSE
+
+
+def test_the_dtype_of_caches_is_nothing_to_an_encoder(tmp_path: Path) -> None:
+    """A decoder in fp32 is refused over a cache in bf16."""
+    model = encoders.make("bert", tmp_path)
+    with served(tmp_path, kv_cache_dtype="bfloat16") as llm:
         assert worst(model, llm) < CLOSE
 
 
