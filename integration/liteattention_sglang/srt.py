@@ -65,6 +65,19 @@ def whole_prompts(view: Any) -> bool:
     return bool(view.disable_radix_cache) and size is not None and size <= 0
 
 
+def data_parallel_attention(view: Any) -> bool:
+    """Whether, by a server's arguments, groups of its workers attend to requests of their own.
+
+    SGLang moves the numbers of ``--dp-size N --enable-dp-attention`` into ``--attn-dp-size`` before
+    it asks plugins, and clears that flag.
+    """
+    try:
+        from sglang.srt.runtime_context import attn_dp_enabled_of
+    except ImportError:
+        return bool(view.enable_dp_attention or getattr(view, "attn_dp_size", 1) > 1)
+    return bool(view.enable_dp_attention or attn_dp_enabled_of(view))
+
+
 def _create(runner: Any) -> Any:
     from .srt_attention import LiteAttentionBackend
 
@@ -168,7 +181,10 @@ def _unsupported(view: Any, model: Any, mla: bool) -> list[str]:
             "on), or name another backend for both phases"
         )
     for wanted, option in (
-        (view.enable_dp_attention, "--enable-dp-attention"),
+        (
+            data_parallel_attention(view),
+            "data-parallel attention (--attn-dp-size, or --dp-size with --enable-dp-attention)",
+        ),
         (view.disaggregation_mode not in (None, "null"), "--disaggregation-mode"),
         (view.enable_two_batch_overlap, "--enable-two-batch-overlap"),
         (view.enable_pdmux, "--enable-pdmux"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 from sglang.srt.arg_groups.overrides import resolved_view
 from sglang.srt.layers.radix_attention import AttentionType
 from sglang.srt.mem_cache.memory_pool import MHATokenToKVPool
@@ -103,11 +104,13 @@ def scale_of(layer: Any, name: str) -> float:
     """Return a layer's ``k_scale`` or ``v_scale`` of an fp8 cache, 1.0 if it has none.
 
     A checkpoint's scale is there as a tensor and, under another name, as a number. That of
-    ``--quantization-param-path`` is a number in the tensor's place; SGLang's pool divides by it.
+    ``--quantization-param-path`` is a number in the tensor's place, which leaves the other as it
+    was; SGLang's pool divides by it.
     """
-    scale = getattr(layer, f"{name}_float")
-    if scale is None:
-        scale = getattr(layer, name)
+    scale = getattr(layer, name)
+    if scale is None or isinstance(scale, torch.Tensor):
+        number = getattr(layer, f"{name}_float")
+        scale = scale if number is None else number
     return 1.0 if scale is None else float(scale)
 
 

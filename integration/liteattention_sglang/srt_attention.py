@@ -67,8 +67,10 @@ class LiteAttentionBackend(AttentionBackend):
     def _make_steps(self, layers: list[Any]) -> Steps:
         """Say what steps need to know of the runner's pools."""
         table, pool = self.req_to_token_pool.req_to_token, self.token_to_kv_pool
-        # A request's tokens lie in different slots, so a pool smaller than a context bounds it.
-        longest = min(table.shape[1], int(pool.size))
+        # SGLang takes no request with more tokens than the pool has slots. If all layers have a
+        # window, that is the second pool: the first one is empty.
+        windows_only = isinstance(pool, SWAKVPool) and not pool.full_layer_nums
+        longest = min(table.shape[1], int(pool.size_swa if windows_only else pool.size))
         if not isinstance(pool, SWAKVPool):
             return Steps(table, self._page_size, longest)
         served = [ServedLayer(layer, pool, self._page_size) for layer in layers]

@@ -17,6 +17,7 @@ from sglang.srt.arg_groups.overrides import resolved_view
 from sglang.srt.layers.attention.attention_registry import ATTENTION_BACKENDS
 from sglang.srt.layers.attention.base_attn_backend import AttentionBackend
 from sglang.srt.layers.radix_attention import AttentionType, RadixAttention
+from sglang.srt.mem_cache.allocator.swa import PureSWATokenToKVPoolAllocator
 from sglang.srt.mem_cache.memory_pool import MHATokenToKVPool
 from sglang.srt.mem_cache.swa_memory_pool import SWAKVPool
 from sglang.srt.model_executor.forward_batch_info import ForwardBatch, ForwardMode
@@ -204,8 +205,32 @@ def test_layers_with_a_window_have_a_pool_of_their_own(page_size: int) -> None:
         torch.testing.assert_close(out.view_as(expected), expected, atol=2e-5, rtol=2e-5)
 
 
+def test_layers_that_all_have_a_window() -> None:
+    """The first pool is empty, and slots have one name."""
+    layer = RadixAttention(HEADS, DIM, DIM**-0.5, KV_HEADS, 0, sliding_window_size=6)
+    cache = SWAKVPool(
+        size=0, size_swa=SLOTS, page_size=1, dtype=torch.float32, head_num=KV_HEADS, head_dim=DIM,
+        swa_attention_layer_ids=[0], full_attention_layer_ids=[], device="cpu",
+    )  # fmt: skip
+    PureSWATokenToKVPoolAllocator(SLOTS, 1, torch.float32, "cpu", cache, need_sort=False)
+    made = runner([layer], cache)
+    made.req_to_token_pool.req_to_token = torch.zeros(8, 2 * SLOTS, dtype=torch.int32)
+    backend = ATTENTION_BACKENDS[srt.BACKEND_NAME](made)
+    assert backend._steps._columns == SLOTS  # what tables of graphs are sized by
+    step = Step(made, [8, 0, 21], [3, 9, 1], decode=False)
+    step.fill(cache.swa_kv_pool)
+    backend.init_forward_metadata(step.batch)
+    q = torch.randn(13, HEADS, DIM)
+    k, v = torch.randn(2, 13, KV_HEADS, DIM)
+    out = backend.forward_extend(q.view(13, -1), k, v, layer, step.batch)
+    keys, values = cache.get_kv_buffer(0)
+    assert torch.equal(keys[step.batch.out_cache_loc], k)
+    expected = step.expected(q, keys, values, 6)
+    torch.testing.assert_close(out.view_as(expected), expected, atol=2e-5, rtol=2e-5)
+
+
 @pytest.mark.parametrize("fp8", [torch.float8_e4m3fn, torch.float8_e4m3fnuz])  # the latter: gfx94x
-@pytest.mark.parametrize("source", ["checkpoint", "--quantization-param-path"])
+@pytest.mark.parametrize("source", ["checkpoint", "--quantization-param-path", "both"])
 def test_fp8_cache_is_written_and_read_with_the_models_scales(
     fp8: torch.dtype, source: str
 ) -> None:
@@ -214,6 +239,10 @@ def test_fp8_cache_is_written_and_read_with_the_models_scales(
         layer.k_scale_float, layer.v_scale_float = 0.5, 2.0
         layer.k_scale, layer.v_scale = torch.tensor(0.5), torch.tensor(2.0)
     else:
+        if (
+            source == "both"
+        ):  # SGLang leaves the checkpoint's numbers, but its pool takes the file's
+            layer.k_scale_float, layer.v_scale_float = 8.0, 0.25
         layer.k_scale, layer.v_scale = 0.5, 2.0
     made = runner([layer], pool(dtype=fp8))
     backend = ATTENTION_BACKENDS[srt.BACKEND_NAME](made)
@@ -462,7 +491,11 @@ def test_prompts_of_encoders_stay_whole(tmp_path: Path, caplog: pytest.LogCaptur
     assert caplog.text.count("prompts stay whole") == 1
 
 
-def test_every_reason_against_the_arguments_at_once(model: str) -> None:
+@pytest.mark.parametrize(
+    "spelling", [{"attn_dp_size": 2}, {"dp_size": 2, "enable_dp_attention": True}]
+)
+def test_every_reason_against_the_arguments_at_once(model: str, spelling: dict[str, Any]) -> None:
+    """SGLang makes the first spelling of data-parallel attention out of the second."""
     with pytest.raises(ValueError) as refused:
         resolved(
             model,
@@ -471,12 +504,30 @@ def test_every_reason_against_the_arguments_at_once(model: str) -> None:
             disaggregation_mode="prefill",
             enable_two_batch_overlap=True,
             enable_torch_compile=True,
+            tp_size=2,
+            **spelling,
         )
     for part in (
         "NGRAM", "--disaggregation-mode", "--enable-two-batch-overlap", "--enable-torch-compile",
+        "--attn-dp-size", "--dp-size with --enable-dp-attention",
     ):  # fmt: skip
         assert part in str(refused.value)
     resolved(model, attention_backend="triton", disaggregation_mode="prefill")  # not ours to refuse
+
+
+def test_replicas_are_no_data_parallel_attention(
+    model: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whether SGLang says so itself or only the arguments do."""
+    resolved(model, attention_backend=srt.BACKEND_NAME, dp_size=2)
+    asked = [(1, False), (2, False), (1, True)]
+    views = [
+        SimpleNamespace(attn_dp_size=size, enable_dp_attention=flag, ep_join_mode=None)
+        for size, flag in asked
+    ]
+    assert [srt.data_parallel_attention(view) for view in views] == [False, True, True]
+    monkeypatch.delattr("sglang.srt.runtime_context.attn_dp_enabled_of")
+    assert [srt.data_parallel_attention(view) for view in views] == [False, True, True]
 
 
 @pytest.mark.parametrize("phase", ["prefill", "decode"])

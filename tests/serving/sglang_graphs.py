@@ -21,6 +21,7 @@ import pytest
 import torch
 from sglang.srt.layers.attention.attention_registry import ATTENTION_BACKENDS
 from sglang.srt.layers.radix_attention import RadixAttention
+from sglang.srt.mem_cache.allocator.swa import PureSWATokenToKVPoolAllocator
 from sglang.srt.mem_cache.memory_pool import MHATokenToKVPool, ReqToTokenPool
 from sglang.srt.mem_cache.swa_memory_pool import SWAKVPool
 from sglang.srt.model_executor.cuda_graph_buffer_registry import build_decode_registry
@@ -167,32 +168,38 @@ class Request:
 class Runner:
     """A model runner of SGLang: pools, static buffers, a backend; the model is a small llama.
 
-    With ``windows`` the last layer sees 40 keys, and has slots of its own.
+    The last ``windows`` layers see 40 keys each, and have slots of their own.
     """
 
-    def __init__(self, page: int = 16, windows: bool = True, name: str = "") -> None:
+    def __init__(self, page: int = 16, windows: int = 1, name: str = "") -> None:
         self.page, self.random = page, torch.Generator().manual_seed(9)
         self.model = Model(DIM, torch.bfloat16, name)
         self.layers = [
             RadixAttention(Q_HEADS, DIM, DIM**-0.5, KV_HEADS, n,
-                           sliding_window_size=39 if windows and n == LAYERS - 1 else -1)
+                           sliding_window_size=39 if n >= LAYERS - windows else -1)
             for n in range(LAYERS)
         ]  # fmt: skip
         options = {
-            "size": SLOTS, "page_size": page, "dtype": torch.bfloat16, "head_num": KV_HEADS,
-            "head_dim": DIM, "device": "cpu",
+            "page_size": page, "dtype": torch.bfloat16, "head_num": KV_HEADS, "head_dim": DIM,
+            "device": "cpu",
         }  # fmt: skip
+        full, near = list(range(LAYERS - windows)), list(range(LAYERS - windows, LAYERS))
         if windows:
             self.pool = SWAKVPool(
-                size_swa=SLOTS, swa_attention_layer_ids=[LAYERS - 1],
-                full_attention_layer_ids=list(range(LAYERS - 1)), **options,
+                size=SLOTS if full else 0, size_swa=SLOTS, swa_attention_layer_ids=near,
+                full_attention_layer_ids=full, **options,
             )  # fmt: skip
+        if not full:
+            PureSWATokenToKVPoolAllocator(SLOTS, page, torch.bfloat16, "cpu", self.pool, False)
+        elif windows:
             moved = torch.randperm(SLOTS // page - 1, generator=self.random) + 1
             mapping = torch.zeros(SLOTS + page + 1, dtype=torch.int64)
             mapping[page:SLOTS] = (moved[:, None] * page + torch.arange(page)).flatten()
             self.pool.register_mapping(mapping)
         else:
-            self.pool = MHATokenToKVPool(layer_num=LAYERS, enable_memory_saver=False, **options)
+            self.pool = MHATokenToKVPool(
+                size=SLOTS, layer_num=LAYERS, enable_memory_saver=False, **options
+            )
         self.requests = ReqToTokenPool(8, CONTEXT, "cpu", enable_memory_saver=False)
         self.backend = ATTENTION_BACKENDS[srt.BACKEND_NAME](
             SimpleNamespace(
@@ -374,11 +381,15 @@ def serve(runner: Runner, decode: Callable[[ForwardBatch], Any], steps: int = 99
     return made, torch.stack(logits), sizes
 
 
-KINDS = [pytest.param(16, True, id="pages, windows"), pytest.param(1, False, id="slots")]
+KINDS = [
+    pytest.param(16, 1, id="pages, windows"),
+    pytest.param(1, 0, id="slots"),
+    pytest.param(1, LAYERS, id="slots, windows only"),
+]
 
 
 @functools.cache
-def expected(page: int, windows: bool) -> Any:
+def expected(page: int, windows: int) -> Any:
     """What the CPU engine serves, eagerly."""
     with engine("cpu"), pytest.MonkeyPatch.context() as patch:
         patch.setattr(srt_step, "on_gpu", lambda tensor: False)
@@ -387,16 +398,16 @@ def expected(page: int, windows: bool) -> Any:
 
 
 @pytest.mark.parametrize(("page", "windows"), KINDS)
-def test_graphs_captured_once_serve_every_step(page: int, windows: bool, gpu: None) -> None:
+def test_graphs_captured_once_serve_every_step(page: int, windows: int, gpu: None) -> None:
     truth = expected(page, windows)
     runner = Runner(page, windows)
     runner.make_buffers()
     graphs = {size: runner.capture(size) for size in reversed(GRAPHS)}
     others, kernels = ("hipLaunchHostFunc",) * 2, ("write_kv", "attention_decode_bf16_d64_rtne")
     merge = "merge_decode_bf16_rtne"
-    full, last = (*kernels, merge), kernels if windows else (*kernels, merge)
+    first, last = (kernels if windows > n else (*kernels, merge) for n in (1, 0))
     for graph, _ in graphs.values():  # one launch for what a step brings
-        assert graph.nodes == ("fill_step", *others, *full, *others, *last, *others)
+        assert graph.nodes == ("fill_step", *others, *first, *others, *last, *others)
     found = serve(runner, functools.partial(runner.replay, graphs))
     # Full graphs, padded ones, and eager steps between them; pages of requests that have ended.
     assert {1, 2, 3, 4, 5} == set(found[2]) and found[2] == truth[2]
@@ -415,7 +426,7 @@ def test_graphs_captured_once_serve_every_step(page: int, windows: bool, gpu: No
 def test_tables_of_the_capture_are_noticed(gpu: None) -> None:
     """What a backend would do that gathers lengths and pages outside of its graph."""
     made = serve(Runner(), lambda batch: torch.zeros(batch.batch_size, VOCABULARY), 1)[0]
-    runner, truth = Runner(), expected(16, True)
+    runner, truth = Runner(), expected(16, 1)
     runner.make_buffers()
     graph = runner.capture(4, metadata=False)
     found = serve(runner, functools.partial(runner.replay, {4: graph}), 3)[0]
@@ -669,7 +680,7 @@ def test_a_breakable_graph_of_a_prompt_gets_its_rows_in_its_own_memory() -> None
 def test_sinks_follow_the_weights() -> None:
     """SGLang does not say when weights change; those of all layers are converted once per step."""
     with engine("cpu"):
-        runner = Runner(windows=False)
+        runner = Runner(windows=0)
         requests = [Request([1] * 9, 99, 1)]
         sinks = [torch.zeros(Q_HEADS).bfloat16() for _ in runner.layers]
         q = torch.randn(1, Q_HEADS * DIM).bfloat16()
