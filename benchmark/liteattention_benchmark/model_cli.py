@@ -119,9 +119,9 @@ def model(
     Give a recording or --shape. Nothing here is measured: see docs/model.md. With --shape a block
     is a K block of 64 keys, and clk per block are given by the matrix instructions that it takes.
     decode, and dense and prefill at D = 64, are two workgroups, as a CU holds two of them. prefill
-    is the last tile of a causal request of S tokens. decode has S keys a workgroup, which come from HBM:
-    l2_latency is its latency, unless --set. The others also give the clk of a launch of the whole
-    shape, rounds and tails included.
+    is the last tile of a causal request of S tokens. decode has S keys a workgroup, which come from
+    HBM: l2_latency is its latency, unless --set. The others also give the clk of a launch of the
+    whole shape, rounds and tails included.
     """
     reasons = []
     sizes = None
