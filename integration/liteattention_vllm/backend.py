@@ -114,7 +114,7 @@ class LiteAttentionBackend(AttentionBackend):  # type: ignore[misc]
 
         An encoder keeps no cache: block size 0. :meth:`supports_combination` is not told the kind.
         """
-        if asked["attn_type"] == AttentionType.ENCODER_ONLY:
+        if asked.get("attn_type") == AttentionType.ENCODER_ONLY:
             asked["block_size"] = 0
         reasons: list[str] = super().validate_configuration(**asked)
         return reasons
