@@ -121,7 +121,9 @@ class Command:
         self._loaded, self._options, self._console = loaded, options, console
         self._out = loaded.config.out
         self._environment: dict[str, Any] = {}
-        self._began = False
+        #: Files that were written, and where earlier ones of their names went.
+        self._replaced: set[str] = set()
+        self._earlier: Path | None = None
         #: What could not be written when it was measured.
         self._late: Calibration | None = None
 
@@ -223,13 +225,21 @@ class Command:
         return {CALIBRATION: data, POLICIES: made.policies()}
 
     def _write(self, made: Calibration) -> None:
-        """Write all files, after moving earlier ones aside. Raises OSError."""
-        if not self._began:
-            files.set_aside(self._out, (POLICIES, CALIBRATION, SUMMARY))
-            self._began = True
-        for name, data in self._data(made).items():
-            files.write_text(self._out / name, json.dumps(data, indent=1) + "\n")
-        files.write_text(self._out / SUMMARY, "\n".join(summary(made)) + "\n")
+        """Write all files, after moving earlier ones aside. Raises OSError.
+
+        Earlier policies stay until there are new ones.
+        """
+        texts = {
+            name: json.dumps(data, indent=1) + "\n"
+            for name, data in self._data(made).items()
+            if name != POLICIES or data
+        }
+        texts[SUMMARY] = "\n".join(summary(made)) + "\n"
+        new = [name for name in texts if name not in self._replaced]
+        self._earlier = files.set_aside(self._out, new, self._earlier) or self._earlier
+        self._replaced.update(new)
+        for name, text in texts.items():
+            files.write_text(self._out / name, text)
 
     def _show(self, made: Calibration) -> None:
         console = self._console

@@ -373,6 +373,34 @@ def test_trials_leave_no_lists_behind(model: Path, monkeypatch: pytest.MonkeyPat
     assert loaded.tiles == {}
 
 
+def test_policies_stay_until_there_are_new_ones(
+    app: typer.Typer, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out, names = tmp_path / "out", ("policies.json", "calibration.json", "calibration.md")
+    out.mkdir()
+    for name in names:
+        (out / name).write_text(f"earlier {name}")
+    with monkeypatch.context() as patch:
+        patch.setattr(Calibrator, "aim", lambda *_: signal.raise_signal(signal.SIGTERM))
+        assert quick(app, model, tmp_path).exit_code == 143
+    assert len(json.loads((out / "calibration.json").read_text())["trials"]) == 2
+    assert (out / "policies.json").read_text() == "earlier policies.json"
+    for name in names[1:]:
+        (out / name).write_text(f"earlier {name}")
+        next(out.glob("earlier-*")).joinpath(name).unlink()
+    next(out.glob("earlier-*")).rmdir()
+    outcome = quick(app, model, tmp_path)
+    assert outcome.exit_code == 0, outcome.output
+    assert list(json.loads((out / "policies.json").read_text())) == ["calibrated 30 dB"]
+    (earlier,) = out.glob("earlier-*")
+    for name in names:
+        assert (earlier / name).read_text() == f"earlier {name}"
+    (tmp_path / "fresh").mkdir()
+    monkeypatch.setattr(Calibrator, "aim", lambda *_: signal.raise_signal(signal.SIGTERM))
+    assert quick(app, model, tmp_path / "fresh").exit_code == 143
+    assert sorted(path.name for path in (tmp_path / "fresh" / "out").iterdir()) == sorted(names[1:])
+
+
 def test_a_folder_in_a_files_place_is_said_before_the_model_is_loaded(
     app: typer.Typer, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -76,8 +76,10 @@ def write_text(path: Path, text: str) -> None:
         part.write_text(text, encoding="utf-8")
 
 
-def set_aside(folder: Path, names: Iterable[str]) -> Path | None:
+def set_aside(folder: Path, names: Iterable[str], into: Path | None = None) -> Path | None:
     """Move earlier results out of the way, into a folder beside them that is named by their time.
+
+    ``into``: what an earlier call returned for others of these results, which they join.
 
     Returns:
         That folder, None if none of ``names`` exists.
@@ -87,11 +89,11 @@ def set_aside(folder: Path, names: Iterable[str]) -> Path | None:
         return None
     newest = max(path.stat().st_mtime for path in there)
     base = f"earlier-{datetime.fromtimestamp(newest):%Y%m%d-%H%M%S}"
-    target, number = folder / base, 1
-    while target.exists():
+    target, number = into or folder / base, 1
+    while into is None and target.exists():
         number += 1
         target = folder / f"{base}-{number}"
-    target.mkdir()
+    target.mkdir(exist_ok=True)
     for path in there:
         shutil.move(path, target / path.name)
     return target
