@@ -87,6 +87,7 @@ class Config(BaseModel):
     attention: tuple[Attention, ...]
     sparsity: tuple[Annotated[float, Field(ge=0, lt=1)], ...] = ()
     pattern: Literal["uniform", "clustered", "unequal"] = "clustered"
+    needs_gpu: bool = Field(default=False, description="of such sizes that a CPU takes hours")
 
     @model_validator(mode="after")
     def _something_to_measure(self) -> Self:

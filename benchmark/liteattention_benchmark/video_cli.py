@@ -73,7 +73,10 @@ def video(
         "out/video"
     ),
 ) -> None:
-    """Denoise a video with a Wan transformer of random weights: seconds by self-attention."""
+    """Denoise a video with a Wan transformer of random weights: seconds by self-attention.
+
+    Without a GPU, on the CPU: take --config wan-smoke, or a file with sizes of your own.
+    """
     if runtime == "sglang":
         need("bench video", "torch", "sglang", "yaml", "tabulate", extras=("sglang-diffusion",))
     else:
@@ -91,7 +94,13 @@ def video(
     _, asked = read_config(
         config, lambda path: benchmark.load(path, layers, **instead), reasons, options, video=True
     )
-    kind = device or ("cuda" if torch.cuda.is_available() else "cpu")
+    on_gpu = torch.cuda.is_available()
+    kind = device or ("cuda" if on_gpu else "cpu")
+    if asked is not None and asked.needs_gpu and not on_gpu and device is None:
+        reasons.append(
+            f"--config {config}: its sizes are for a GPU, and PyTorch sees none: take --config "
+            "wan-smoke --device cpu, or a file of your own without needs_gpu"
+        )
     if compile_blocks not in compiled:
         reasons.append(f"--compile must be off, on or both, got {compile_blocks!r}")
     if kind not in ("cpu", "cuda"):
@@ -117,7 +126,7 @@ def video(
             reasons += several.problems(
                 asked, gpus, mode, device or "cuda", compile_blocks, peer_memory
             )
-    elif kind == "cuda" and not torch.cuda.is_available():
+    elif kind == "cuda" and not on_gpu:
         reasons.append("--device cuda: this machine has no GPU")
     unwritable = files.problem(out)
     if unwritable is not None:

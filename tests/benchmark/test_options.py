@@ -11,6 +11,7 @@ from typer.testing import CliRunner
 from liteattention_benchmark import counters, cpu, emulator, kernels, video, video_ranks
 from liteattention_benchmark.cli import app
 from liteattention_e2e.config import load_config
+from liteattention_rocm.cli import needs
 
 RUNNER = CliRunner()
 HUGE, MOST = str(10**20), str(2**31 - 1)
@@ -87,6 +88,30 @@ def test_bench_video_names_the_options_and_not_the_file_of_the_package(
         f"--config {file}: transformer: Field required", "--pattern: Input should be 'uniform'",
     ):  # fmt: skip
         assert part in text
+
+
+@pytest.mark.parametrize("more", [(), ("--gpus", "2"), ("--runtime", "sglang")])
+def test_bench_video_of_sizes_for_a_gpu_needs_one(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, more: tuple[str, ...]
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(needs, "installed", lambda name: True)
+    for words in ((), ("--config", "wan2.1-14b"), ("--config", "wan2.1-14b-720p")):
+        text = refused(monkeypatch, "video", *words, *more, "--out", str(tmp_path), "--steps", "1")
+        name = words[1] if words else "wan2.1-1.3b"
+        assert f"--config {name}: its sizes are for a GPU, and PyTorch sees none: take" in text
+        assert "take --config wan-smoke --device cpu, or a file of your own without needs" in text
+
+
+def test_bench_video_on_a_cpu_that_was_asked_for_runs_any_sizes(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    row = video.Row("ours, dense", 1.0, (0.5, 0.5), None, None, True, 0)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(video, "run", lambda *_, **__: [row])
+    for words in (("--config", "wan-smoke"), ("--layers", "1", "--device", "cpu")):
+        result = RUNNER.invoke(app, ["video", *words, "--out", str(tmp_path)])
+        assert result.exit_code == 0, result.output
 
 
 def test_bench_kernels_lists_what_is_wrong_with_file_peers_and_folder(
