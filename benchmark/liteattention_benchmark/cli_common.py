@@ -62,7 +62,10 @@ def read_config(
 
 @contextlib.contextmanager
 def kept(out: Path | None, names: Sequence[str], console: Console) -> Iterator[None]:
-    """Move earlier results aside; if the command is stopped, say what it leaves."""
+    """Move earlier results aside; if the command is stopped, say what it leaves.
+
+    If it ends before it has written anything, earlier results are moved back.
+    """
     folder = None if out is None else out.parent if names == (out.name,) else out
     earlier = None if folder is None else files.set_aside(folder, names)
     if earlier is not None:
@@ -70,11 +73,31 @@ def kept(out: Path | None, names: Sequence[str], console: Console) -> Iterator[N
     try:
         with files.stoppable():
             yield
-    except KeyboardInterrupt as error:
-        left = [str(folder / name) for name in names if folder and (folder / name).exists()]
-        results = f"incomplete results: {', '.join(left)}" if left else "nothing was written"
-        console.print(f"stopped; {results}", highlight=False, soft_wrap=True)
+    except BaseException as error:
+        left = [folder / name for name in names if folder and (folder / name).exists()]
+        restored = ""
+        if folder is not None and earlier is not None and not left:
+            restored = _move_back(earlier, folder)
+        if not isinstance(error, KeyboardInterrupt):
+            if restored:
+                console.print(f"nothing was written{restored}", highlight=False, soft_wrap=True)
+            raise
+        results = (
+            f"incomplete results: {', '.join(map(str, left))}" if left else "nothing was written"
+        )
+        console.print(f"stopped; {results}{restored}", highlight=False, soft_wrap=True)
         raise typer.Exit(files.exit_code(error)) from error
+
+
+def _move_back(earlier: Path, folder: Path) -> str:
+    """Undo :func:`.files.set_aside`, and say so; what cannot be moved stays where it was named."""
+    try:
+        for path in earlier.iterdir():
+            path.replace(folder / path.name)
+        earlier.rmdir()
+    except OSError as error:
+        return f"; earlier results could not be moved back: {error}"
+    return f"; earlier results are back in {folder}"
 
 
 @contextlib.contextmanager

@@ -59,6 +59,31 @@ def stop(*_: Any, **__: Any) -> Any:
     signal.raise_signal(signal.SIGTERM)
 
 
+def fail(*_: Any, **__: Any) -> Any:
+    raise RuntimeError("it failed")
+
+
+@pytest.mark.parametrize("end", [stop, fail])
+@pytest.mark.parametrize("name", COMMANDS)
+def test_earlier_results_stay_if_nothing_is_written(
+    name: str, end: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module in (cpu, kernels, video):
+        monkeypatch.setattr(module, "run", end)
+    written = {
+        "cpu": ["rows.json"], "kernels": ["kernels.md", "kernels.csv"], "video": ["video.json"]
+    }[name]  # fmt: skip
+    for file in written:
+        (tmp_path / file).write_text(f"earlier {file}")
+    out = tmp_path / "rows.json" if name == "cpu" else tmp_path
+    result = RUNNER.invoke(app, [name, *COMMANDS[name], "--out", str(out)])
+    assert result.exit_code == (143 if end is stop else 1), result.output
+    found = {path.name: path.read_text() for path in tmp_path.iterdir()}
+    assert found == {file: f"earlier {file}" for file in written}
+    text = " ".join(result.output.split())
+    assert f"nothing was written; earlier results are back in {tmp_path}" in text
+
+
 def test_stopped_kernels_leave_the_cells_that_were_measured(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
