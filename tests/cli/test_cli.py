@@ -219,3 +219,44 @@ def test_an_interrupt_while_importing_ends_quietly(module: str, tmp_path: Path) 
         capture_output=True, text=True, check=False, env={**os.environ, "PYTHONPATH": paths},
     )  # fmt: skip
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
+
+
+HINT = "(liteattention-rocm --verbose shows where)"
+
+
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+@pytest.mark.parametrize("command", ["--version", "env", "plan --shape 1,16,1024,128"])
+def test_output_that_cannot_be_written_is_one_line(command: str, unbuffered: str) -> None:
+    run = f"import {script().module} as m; m.{script().attr}()"
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            [sys.executable, "-c", run, *command.split()],
+            stdout=full, stderr=subprocess.PIPE, text=True, check=False,
+            env={**os.environ, "PYTHONUNBUFFERED": unbuffered},
+        )  # fmt: skip
+    said = f"liteattention-rocm: [Errno 28] No space left on device {HINT}\n"
+    assert (done.returncode, done.stderr) == (1, said)
+
+
+def test_output_that_nobody_reads_ends_quietly() -> None:
+    run = f"import {script().module} as m; m.{script().attr}()"
+    reading, writing = os.pipe()
+    os.close(reading)
+    done = subprocess.run(
+        [sys.executable, "-c", run, "env"],
+        stdout=writing, stderr=subprocess.PIPE, text=True, check=False,
+    )  # fmt: skip
+    os.close(writing)
+    assert (done.returncode, done.stderr) == (1, "")
+
+
+def test_a_file_that_cannot_be_read_is_one_line_and_verbose_shows_where() -> None:
+    broken = "from liteattention_rocm import collect_env; collect_env.report = lambda: open('none')"
+    run = f"{broken}; import {script().module} as m; m.{script().attr}()"
+    for words in (["env"], ["--verbose", "env"]):
+        done = subprocess.run(
+            [sys.executable, "-c", run, *words], capture_output=True, text=True, check=False
+        )
+        said = f"liteattention-rocm: [Errno 2] No such file or directory: 'none' {HINT}\n"
+        assert (done.returncode, done.stderr) == (1, said)
+        assert ("Traceback" in done.stdout) == ("--verbose" in words)

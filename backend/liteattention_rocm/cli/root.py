@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import importlib
 import logging
+import os
 import sys
 from collections.abc import Callable
 from importlib.metadata import entry_points
@@ -92,3 +93,22 @@ def main() -> None:
         logging.getLogger(__name__).info("an import failed", exc_info=True)
         typer.echo(f"liteattention-rocm: {explain(error)}", err=True)
         sys.exit(1)
+    except OSError as error:  # a full disk behind standard output, as a rule
+        logging.getLogger(__name__).info("reading or writing failed", exc_info=True)
+        why = " ".join(str(error).split())
+        typer.echo(
+            f"liteattention-rocm: {why} (liteattention-rocm --verbose shows where)", err=True
+        )
+        _drop_unwritable()
+        sys.exit(1)
+
+
+def _drop_unwritable() -> None:
+    """Drop what standard output holds and cannot write, at which Python's exit would fail again."""
+    try:
+        if sys.stdout is not None:  # it is None where it was closed before
+            sys.stdout.flush()
+    except OSError:
+        null = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(null, sys.stdout.fileno())
+        os.close(null)
