@@ -7,6 +7,7 @@ Needs a GPU with room for the model: an MI300X, or an NVIDIA GPU. PyTorch calls 
 """
 
 import argparse
+from pathlib import Path
 
 import torch
 from diffusers import WanPipeline
@@ -28,6 +29,7 @@ parser.add_argument("--device", default="cuda")
 parser.add_argument("--out", default="video.mp4")
 options = parser.parse_args()
 height, width, frames = map(int, options.size.split("x"))
+Path(options.out).parent.mkdir(parents=True, exist_ok=True)  # before the work, not after it
 
 pipe = WanPipeline.from_pretrained(options.model, dtype=torch.bfloat16).to(options.device)
 if options.threshold is None:

@@ -58,7 +58,7 @@ def test_every_example_is_tested_and_listed() -> None:
 
 @pytest.mark.parametrize("rule", [(), ("--threshold", "-4")], ids=["budget", "threshold"])
 def test_a_video_in_diffusers(model: str, tmp_path: Path, rule: tuple[str, ...]) -> None:
-    out = tmp_path / "video.mp4"
+    out = tmp_path / "new" / "folder" / "video.mp4"
     dense = ("--warmup-steps", "1")
     arguments = ("--model", model, *SIZE, *rule, *dense, "--out", str(out))
     (line,) = example("wan_diffusers.py", *arguments)
