@@ -35,6 +35,7 @@ end a workgroup, and the merge costs what it costs a decode.
 from __future__ import annotations
 
 import json
+import re
 from typing import Annotated, Any
 
 import typer
@@ -44,6 +45,8 @@ from rich.table import Table
 from .. import _core
 from . import dimensions
 
+#: A number that planning says all about itself; Python reads no int of thousands of digits.
+_NUMBER = re.compile(r"\d+|-\d{1,20}")
 #: What times that come from clocks assume.
 _CLOCK = f"{_core.MODELLED_GIGAHERTZ:g} GHz"
 _WHY_NOT = {
@@ -236,32 +239,33 @@ def command(
     if (shape is None) == (ragged is None):
         raise typer.BadParameter("give one of --shape and --ragged", param_hint="--shape")
     option, given = ("--shape", shape) if shape is not None else ("--ragged", ragged)
-    parts = (given or "").split(",")
-    if len(parts) != 4 or not all(part.strip().isdecimal() for part in parts):
+    parts = [part.strip() for part in (given or "").split(",")]
+    reasons = []
+    large = [part for part in parts if part.isdecimal() and dimensions.too_large(part)]
+    if len(parts) != 4 or not all(_NUMBER.fullmatch(part) for part in parts):
         letter = "B" if option == "--shape" else "R"
-        raise typer.BadParameter(
-            f"must be four numbers {letter},Hq,Sq,D, got {given!r}", param_hint=option
+        reasons.append(
+            f"{option} must be four whole numbers {letter},Hq,Sq,D, none negative, got {given!r}"
         )
-    large = [part.strip() for part in parts if dimensions.too_large(part.strip())]
-    if large:
-        raise typer.BadParameter(
-            f"numbers must be at most 2^31 - 1, got {', '.join(large)}", param_hint=option
-        )
-    first, q_heads, q_len, head_dim = map(int, parts)
+    elif large:
+        reasons.append(f"{option}: numbers must be at most 2^31 - 1, got {', '.join(large)}")
+    sized = not reasons
+    if option == "--shape" and (window or fp8):
+        reasons.append("a window and an fp8 cache are for ragged calls")
     common: dict[str, Any] = {
         "kv_heads": kv_heads,
         "kv_len": kv_len,
         "compute_units": compute_units,
     }
-    reasons = []
-    if option == "--shape" and (window or fp8):
-        reasons.append("a window and an fp8 cache are for ragged calls")
+    found: dict[str, Any] = {}
     try:
-        if option == "--ragged":
-            common |= {"window": window, "fp8": fp8}
-            found = describe_ragged(first, q_heads, q_len, head_dim, **common)
-        else:
-            found = describe(first, q_heads, q_len, head_dim, **common)
+        if sized:
+            first, q_heads, q_len, head_dim = map(int, parts)
+            if option == "--ragged":
+                common |= {"window": window, "fp8": fp8}
+                found = describe_ragged(first, q_heads, q_len, head_dim, **common)
+            else:
+                found = describe(first, q_heads, q_len, head_dim, **common)
     except ValueError as error:
         reasons.append(str(error))
     if reasons:

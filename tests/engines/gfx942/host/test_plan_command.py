@@ -72,7 +72,18 @@ def test_a_partition_of_the_gpu_and_long_keys() -> None:
 @pytest.mark.parametrize(
     ("arguments", "reasons"),
     [
-        (["1,2,3"], ["four numbers B,Hq,Sq,D, got '1,2,3'"]),
+        (["1,2,3"], ["--shape must be four whole numbers B,Hq,Sq,D, none negative, got '1,2,3'"]),
+        (["1,2,3,x", "--fp8"], ["got '1,2,3,x'; a window and an fp8 cache are for ragged calls"]),
+        (
+            ["-1,16,0,127", "--window", "3"],
+            [
+                "an fp8 cache are for ragged calls; ",
+                "batch must be from 1 to 2^31 - 1, got -1; ",
+                "q_len must be from 1 to 2^31 - 1, got 0; ",
+                "head dim must be 64 or 128, got 127",
+            ],
+        ),
+        (["-" + "9" * 5000 + ",1,1,64"], ["four whole numbers B,Hq,Sq,D, none negative"]),
         (["1,3,4,96", "--kv-heads", "2"], ["head dim must be 64 or 128, got 96"]),
         (["0,3,4,64", "--compute-units", "0"], ["batch must be from 1", "compute units must be"]),
         (["1,24,99999999999999999999,128"], ["at most 2^31 - 1, got 99999999999999999999"]),
@@ -169,7 +180,7 @@ def test_text_of_a_ragged_call(arguments: list[str], said: str) -> None:
 @pytest.mark.parametrize(
     ("arguments", "reason"),
     [
-        (["--ragged", "1,2,3"], "four numbers R,Hq,Sq,D, got '1,2,3'"),
+        (["--ragged", "1,2,3"], "four whole numbers R,Hq,Sq,D, none negative, got '1,2,3'"),
         (
             ["--ragged", "1,3,4,72", "--kv-heads", "2"],
             "head dim must be 32, 64, 80, 96, 112, 128, 192 or 256, got 72",
@@ -187,6 +198,7 @@ def test_text_of_a_ragged_call(arguments: list[str], said: str) -> None:
             f"kv_len must be from 0 to 2^31 - 1, got {10**20}",
         ),
         (["--ragged", "1,1,1,64", "--window", str(-(10**20))], "window must be from 0"),
+        (["--ragged", "1,-1,1,64"], "q_heads must be from 1 to 2^31 - 1, got -1"),
         (
             ["--shape", "1,1,1,64", "--compute-units", "0"],
             "Invalid value: no plan for this call: compute units must be >= 1, got 0",
