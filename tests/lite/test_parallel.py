@@ -87,7 +87,8 @@ def history(call: Any) -> list[torch.Tensor]:
     """Repeated steps, one left out, two branches, and a generation begun anew."""
     steps = (0, 1, 1, 2, np.int64(4), 5, 5)
     outs = [call(unequal(step), step=step, branch=name) for step in steps for name in ("a", "b")]
-    return outs + [call(unequal(step), step=step, branch="a") for step in (0, 1, 2)]
+    anew = (0, 1, 2)
+    return outs + [call(unequal(step), step=step, branch=name) for step in anew for name in "ab"]
 
 
 def abandoned(parallel: SeqParallel, rank: int, ranks: int) -> None:
