@@ -118,7 +118,7 @@ def _of_both(
 
 def _replaced() -> bool:
     """Whether diffusers replaces PyTorch's attention in this call, as perturbed guidance does."""
-    if torch.compiler.is_compiling():  # which sees through no such mode
+    if torch.compiler.is_compiling():  # Modes are not seen there: such guidance needs eager blocks.
         return False
     modes = torch.overrides._get_current_function_mode_stack()  # type: ignore[no-untyped-call]
     return any(isinstance(mode, layer_skip.AttentionScoreSkipFunctionMode) for mode in modes)

@@ -363,14 +363,19 @@ def test_the_pipeline_is_left_as_it_was(model: Path) -> None:
     assert runner.run(own, 0, 0, 0).digest == before.digest
 
 
-def test_peak_memory_has_nothing_of_earlier_runs(
-    model: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def three_steps(model: Path) -> runner.Runner:
+    """A loaded pipeline for small videos of three steps."""
     config = load_config(
         {"model": str(model), "prompts": PROMPTS[:1], "height": 32, "width": 32, "steps": 3,
          "dtype": "float32", "geometry": TILE}
     )  # fmt: skip
-    loaded = runner.Runner(config)
+    return runner.Runner(config)
+
+
+def test_peak_memory_has_nothing_of_earlier_runs(
+    model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loaded = three_steps(model)
     own = Configuration("diffusers", "diffusers", None)
     loaded.run(own, 0, 0, 0)
     large = 256 << 20
@@ -400,11 +405,7 @@ def test_peak_memory_has_nothing_of_earlier_runs(
 def test_a_run_keeps_tiles_only_where_they_are_wanted(
     model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    config = load_config(
-        {"model": str(model), "prompts": PROMPTS[:1], "height": 32, "width": 32, "steps": 3,
-         "dtype": "float32", "geometry": TILE}
-    )  # fmt: skip
-    loaded = runner.Runner(config)
+    loaded = three_steps(model)
     lite = Configuration("lite", "lite", SkipPolicy(threshold=-1.0))
     with monkeypatch.context() as patch:
         for name in ("lists", "kept_tiles"):
