@@ -17,6 +17,8 @@ Gluon has no interpreter. Here the kernel modules are imported once more, with s
 - Loads and stores outside of a tensor are errors. So is a load of what another partition, of this
   program or another one, stored or added, unless that came before: by way of barriers, or of
   atomics that release and acquire.
+- A launch that may begin before its predecessor has ended must wait for that before it touches
+  memory, and before it lets the next one begin.
 
 Layouts of registers, warps within a partition, and time are not modelled; machine code neither.
 Barriers follow the PTX ISA (mbarrier), shared memory the 128-byte swizzle's panels of 64 columns.
@@ -443,8 +445,10 @@ def _machine() -> Machine:
 class Machine:
     """Runs the programs of one launch, in an order drawn from ``seed``."""
 
-    def __init__(self, seed: int, programs: int) -> None:
+    def __init__(self, seed: int, programs: int, early: bool = False) -> None:
         self.programs = programs
+        #: Programs that have not waited for the launch before, which may still run.
+        self._early = set(range(programs)) if early else set()
         self.memories: list[Memory] = []
         self._random = random.Random(seed)
         self._threads: list[_Thread] = []
@@ -583,6 +587,15 @@ class Machine:
             _hear(_now().clock, clock)
             _now().tell(clock)
 
+    def await_predecessor(self) -> None:
+        """Wait until the launch before has ended."""
+        self._early.discard(_now().program)
+
+    def check_awaited(self, what: str) -> None:
+        """Check that the launch before has ended where this program is."""
+        if _now().program in self._early:
+            raise KernelError(f"{what} while the launch before may still run")
+
     def toss(self) -> bool:
         """A coin."""
         return self._random.random() < 0.5
@@ -593,6 +606,7 @@ class Machine:
 
 def _load(pointer: Pointer, mask: Any = None, other: Any = 0, volatile: bool = False) -> Value:
     offset, live = pointer.at(mask)
+    _machine().check_awaited(f"{pointer.name} is read")
     _machine().loaded(pointer, offset[live])
     found = pointer.storage[torch.where(live, offset, 0)]
     return Value(torch.where(live, found, _data(other).to(found.dtype)))
@@ -600,6 +614,7 @@ def _load(pointer: Pointer, mask: Any = None, other: Any = 0, volatile: bool = F
 
 def _store(pointer: Pointer, value: Any, mask: Any = None) -> None:
     offset, live = pointer.at(mask)
+    _machine().check_awaited(f"{pointer.name} is written")
     data, offset, live = torch.broadcast_tensors(_data(value), offset, live)
     pointer.storage[offset[live]] = data[live].to(pointer.storage.dtype)
     _machine().stored(pointer.storage, offset[live])
@@ -608,6 +623,7 @@ def _store(pointer: Pointer, value: Any, mask: Any = None) -> None:
 def _atomic(join: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]) -> Callable[..., Value]:
     def atomic(pointer: Pointer, value: Any, mask: Any = None, sem: str = "") -> Value:
         _machine().pause()
+        _machine().check_awaited(f"{pointer.name} is changed")
         offset, live = pointer.at(mask)
         data, offset, live = torch.broadcast_tensors(_data(value), offset, live)
         before = pointer.storage[torch.where(live, offset, 0)].clone()
@@ -773,6 +789,7 @@ _language = {
 
 def _copy_in(boxes: Boxes, place: Sequence[Any], barrier: Barrier, shared: Shared) -> None:
     at = [int(_data(x)) for x in place]
+    _machine().check_awaited("a box is copied in")
     assert prod(shared.shape) == prod(boxes.box), (shared.shape, boxes.box)
     tile = shared.reshape(list(boxes.box[-2:]))
     tile.write(torch.full(boxes.box[-2:], float("nan"), dtype=tile.dtype))
@@ -788,6 +805,7 @@ def _copy_in(boxes: Boxes, place: Sequence[Any], barrier: Barrier, shared: Share
 
 def _copy_out(boxes: Boxes, place: Sequence[Any], shared: Shared) -> None:
     at = [int(_data(x)) for x in place]
+    _machine().check_awaited("a box is copied out")
     tile = shared.reshape(list(boxes.box[-2:]))
 
     def land() -> None:
@@ -899,7 +917,8 @@ class Kernel:
                 for name in names
             ]
             self.seed[0] += 1
-            Machine(self.seed[0], prod(grid)).run(lambda: self.function(*ready))
+            machine = Machine(self.seed[0], prod(grid), bool(options.get("launch_pdl")))
+            machine.run(lambda: self.function(*ready))
 
         return launch
 
@@ -946,6 +965,13 @@ def _stand_ins(seed: list[int]) -> dict[str, types.ModuleType]:
             ),
         },
     )  # fmt: skip
+    cuda = module(
+        "cuda",
+        {
+            "gdc_wait": lambda: _machine().await_predecessor(),
+            "gdc_launch_dependents": lambda: _machine().check_awaited("the next launch may begin"),
+        },
+    )
     begin = "triton.experimental.gluon"
     empty = {name: module(name, {}) for name in ("triton", "triton.experimental")}
     empty["triton"].__dict__["language"] = tl
@@ -953,6 +979,8 @@ def _stand_ins(seed: list[int]) -> dict[str, types.ModuleType]:
     return {
         **empty,
         "triton.language": tl,
+        "triton.language.extra": module("extra", {"cuda": cuda}),
+        "triton.language.extra.cuda": cuda,
         begin: gluon,
         f"{begin}.language": language,
         f"{begin}.language.nvidia": module("nvidia", {"hopper": hopper}),

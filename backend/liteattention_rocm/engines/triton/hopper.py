@@ -30,6 +30,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma,
     warpgroup_mma_wait,
 )
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from .hopper_again import compute_again, low_memory, overflown, tell_low
 from .hopper_load import handed_out, item, load, place_of
@@ -479,7 +480,7 @@ def attention(
     TURNS: gl.constexpr, LATE_WAIT: gl.constexpr, SIGN: gl.constexpr, ROUNDING: gl.constexpr,
     REGISTERS: gl.constexpr, LOADER_REGISTERS: gl.constexpr, COUNTED: gl.constexpr,
     ABREAST: gl.constexpr, SLOTS: gl.constexpr, LATE_EXP: gl.constexpr, FIXED: gl.constexpr,
-    AGAIN: gl.constexpr,
+    AGAIN: gl.constexpr, CHAINED: gl.constexpr,
 ):  # fmt: skip
     """Tiles of ``GROUPS * 64`` query rows; tile = turn + q_blocks * (head + heads * batch).
 
@@ -501,6 +502,9 @@ def attention(
     how many, 0 at first, in its second word, and which from the fifth one on, see there. Dense
     attention makes that number 0 in ``spare``. With ``AGAIN`` these tiles are computed, and no
     others.
+
+    ``CHAINED``: a call's launches may begin before their predecessors have ended (programmatic
+    dependent launch), and wait here for what those leave in memory.
     """
     dtype: gl.constexpr = q_desc.dtype
     plain: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0])
@@ -541,6 +545,12 @@ def attention(
     bars = (
         q_full, q_empty, k_full, k_empty, v_full, v_empty, turns, tile_full, tile_empty, walked
     )  # fmt: skip
+    if CHAINED:
+        if LITE or AGAIN:
+            gdc_wait()  # for the lists, or for the tiles that were noted
+        if FIXED:
+            # Behind the wait, so that whoever waits for this launch has waited for the one before.
+            gdc_launch_dependents()
     if SLOTS:
         tiles = gl.load(next_tile + 1)
     results = (o_desc, lse, votes, weights, mass, tally, must_do, parts, next_tile)

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import triton
 import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents
 
 #: ``ROUNDING`` of the kernels: how an fp32 result becomes bf16.
 ROUNDING = {"rtne": 0, "rtna": 1, "rtz": 2}
@@ -205,6 +206,7 @@ def plan(
     WORDS: tl.constexpr, ROWS: tl.constexpr, DESCENDING: tl.constexpr, HAS_DO: tl.constexpr,
     HAS_SKIP: tl.constexpr, WEIGH: tl.constexpr, UNITS: tl.constexpr, ALL: tl.constexpr,
     LEAST: tl.constexpr, GOAL: tl.constexpr, SLOTS: tl.constexpr, EVEN: tl.constexpr,
+    CHAINED: tl.constexpr,
 ):  # fmt: skip
     """Bitmap [heads, q_blocks, words] -> K blocks to walk, and bitmap rows in the order of work.
 
@@ -228,7 +230,12 @@ def plan(
     bit 16 and of its list's last from bit 20 on. ``next_tile`` has the number of pieces in its
     second word, and from the fifth one on two zeros for each of the ``SLOTS`` pieces there can be
     of lists that are cut.
+
+    ``CHAINED``: the walk may be launched as soon as every program here has begun (programmatic
+    dependent launch); it waits for the end.
     """
+    if CHAINED:
+        gdc_launch_dependents()
     program = tl.program_id(0)
     head = (program // q_blocks).to(tl.int64) * q_blocks
     mine = program % q_blocks

@@ -405,7 +405,7 @@ class LiteStep(BoundCall):
                 like.must_skip is not None, weigh, units,
                 1 << (rows - 1).bit_length() if units else 0, LEAST_PIECE, goal, slots,
                 # Not where a step keeps every tile: it is dense bit for bit, pieces are not.
-                request.drops,
+                request.drops, self._hopper and chains(request.device),
             ),
             (("num_warps", 1 if words <= 8 and not units else 4),),
             alignments(like.read, like.must_do, like.must_skip, like.write, like.tally),
@@ -515,6 +515,7 @@ def _attend(
         rows, keys = hopper.WARPGROUP_ROWS, tile.block_n
         persistent = tile.persistent or again
         counters = 4 if tile.counted else 0
+        chained = chains(request.device) and (lite is not None or fixed or again)
         if fixed and lite is None:
             counters = 4 + 2 * tiles  # which are noted, and flags
         return Launch(
@@ -529,9 +530,9 @@ def _attend(
                 request.return_lse, tile.turns, tile.late_wait, _sign(request.scale), rounding,
                 tile.registers, tile.loader_registers, tile.counted,
                 tile.abreast and request.causal, slots,
-                tile.late_exp, fixed, again,
+                tile.late_exp, fixed, again, chained,
             ),
-            (("num_warps", 4),),
+            (("num_warps", 4), *(CHAINED if chained and (again or lite is not None) else ())),
             (request.dtype, aligned),
             tuple(
                 box(x.shape, x.stride(), x.dtype, request.layout, high, request.head_dim)
@@ -611,6 +612,19 @@ def levels_stay(request: DenseRequest, tile: PlainTile | HopperTile) -> bool:
     low = _CUT_GROUPS[0] * hopper.WARPGROUP_ROWS
     lists = request.batch * request.q_heads * -(-request.q_len // low)
     return lists > MOST_CUT and request.kv_len > _FIXED_K_BLOCKS * tile.block_n
+
+
+#: Option of a launch that begins before its predecessor in the stream has ended, if that lets it.
+CHAINED = (("launch_pdl", True),)
+
+
+def chains(device: torch.device) -> bool:
+    """Whether the GPU starts a kernel before its predecessor ends, if that one lets it."""
+    return (
+        device.type == "cuda"
+        and torch.version.hip is None
+        and torch.cuda.get_device_capability(device) >= (9, 0)
+    )
 
 
 #: Lists for each multiprocessor that are ordered together, see :func:`.kernels.plan`.

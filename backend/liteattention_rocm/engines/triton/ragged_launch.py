@@ -22,7 +22,18 @@ from ..environment import architecture, converts_fp8
 from ..workspace import raw_stream
 from . import hopper, hopper_ragged, hopper_ragged_load, kernels, ragged, ragged_cut, tiles
 from .boxes import box, hopper_reasons
-from .launch import BoundCall, HopperTile, Kernel, Launch, abreast, alignments, kind, on
+from .launch import (
+    CHAINED,
+    BoundCall,
+    HopperTile,
+    Kernel,
+    Launch,
+    abreast,
+    alignments,
+    chains,
+    kind,
+    on,
+)
 from .ragged_cut import Cut, columns_of, width
 
 _ATTENTION = Kernel(ragged.attention)
@@ -419,7 +430,7 @@ def _attention(
             step.splits > 1, step.one_tile, request.page_size, request.lookahead is not None,
             request.window > 0, request.soft_cap > 0, request.sinks, request.return_lse,
             kernels.ROUNDING[request.rounding], request.device.type == "cpu",
-            _chains(request.device) and step.splits > 1, first, below, step.slots,
+            chains(request.device) and step.splits > 1, first, below, step.slots,
             request.scale_tensors, _words(request, like),
         ),
         (("num_warps", step.warps), ("num_stages", step.stages)),
@@ -449,7 +460,7 @@ def _merge(
     """
     out_step = page_strides(like.out)[1:]
     columns, parts = width(request.head_dim), 1 << (splits - 1).bit_length()
-    chained = _chains(request.device) and not first  # that kernel lets nobody begin early
+    chained = chains(request.device) and not first  # that kernel lets nobody begin early
     return Launch(
         _MERGE,
         (request.requests if slots else request.rows, request.q_heads),
@@ -460,7 +471,7 @@ def _merge(
         ),
         (
             ("num_warps", min(max(parts * columns // _MERGED_BY_WARP, 1), 8)),
-            *((("launch_pdl", True),) if chained else ()),
+            *(CHAINED if chained else ()),
         ),
         (request.dtype, alignments(*like, like.out), tuple(map(kind, out_step))),
     )  # fmt: skip
@@ -511,12 +522,3 @@ class Write(BoundCall):
             k_scale = t.slots if t.k_scale is None else t.k_scale
             v_scale = t.slots if t.v_scale is None else t.v_scale
             self._launch.start((), (*t[:5], k_scale, v_scale))
-
-
-def _chains(device: torch.device) -> bool:
-    """Whether the GPU starts a kernel before its predecessor ends, if that one lets it."""
-    return (
-        device.type == "cuda"
-        and torch.version.hip is None
-        and torch.cuda.get_device_capability(device) >= (9, 0)
-    )
