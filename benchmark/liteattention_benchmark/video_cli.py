@@ -51,7 +51,7 @@ def video(
         str, typer.Option("--compile", help="torch.compile of the blocks: off, on or both.")
     ] = "off",
     gpus: Annotated[
-        int, typer.Option(min=1, help="GPUs of this host: one is measured, then all of them.")
+        int, typer.Option(min=1, help="GPUs of this host: each by itself, then all together.")
     ] = 1,
     parallel: Annotated[
         str | None,
