@@ -349,19 +349,27 @@ def test_weights_of_rows_whose_scores_rise(rising: float) -> None:
         assert error <= test_weighing.rounding(case, q, k)
 
 
-def test_tiles_are_weighed_by_what_rows_have_seen_by_the_end_of_their_word() -> None:
-    """As long as all rows of a warp have, which they do where all keys score the same.
+@pytest.mark.parametrize("light", [False, True])
+def test_tiles_are_weighed_by_what_rows_have_seen_by_the_end_of_their_word(light: bool) -> None:
+    """As long as all rows of a warp have, which they do where all keys of a tile score the same.
 
-    The tiles with which sums have grown to more than three times what they were weigh more.
+    ``light``: the first tile has little, so that sums outgrow their divisors. The tiles with which
+    they do weigh more, as a third of what was counted is kept of them.
     """
     case = test_weighing.Case(128, 40 * 128, (1, 1), 128, TILE)
-    q, k, v = test_weighing.tensors(case, 0)
-    found = test_weighing.step(q * 0, k, v, case, bitmap.full(*case.shape), budget=0.1)["mass"]
-    seen = torch.tensor([32.0] * 32 + [40.0] * 8)
-    most = (1 + 2.0**-18) / seen + 2.0**-17
-    grown = [3, 15]  # from 1 to 4, renewed with 5, and to 16
-    most[grown] = 2.5 / seen[grown] + 2.0**-17
-    assert bool((found >= 1 / seen).all()) and bool((found <= most).all())
+    q, k, v = (x * 0 for x in test_weighing.tensors(case, 0))
+    first = 1.0
+    if light:
+        q[..., 0], k[..., :128, 0] = 4.0, -4.0  # times a scale of 0.25
+        first = math.exp(-4.0)
+    found = test_weighing.step(q, k, v, case, bitmap.full(*case.shape), budget=0.1)["mass"]
+    least = 1 / (first + torch.tensor([31.0] * 32 + [39.0] * 8))
+    least[0] *= first
+    most = (1 + 2.0**-18) * least + 2.0**-17
+    if light:
+        most[2] *= 2.6  # from 1 to 2, past 64 times the first tile's; renewed with 3
+        most[10] *= 1.3  # to 10, past three times that
+    assert bool((found >= least - 2.0**-24).all()) and bool((found <= most).all())
 
 
 @pytest.mark.parametrize(("dim", "tile"), [(64, TILE), (64, WIDE_TILE), (128, TILE)])
@@ -785,6 +793,6 @@ def test_a_broken_kernel_is_noticed(
             elif where == "weights of 128":
                 test_weights_and_choices(130, 33 * 128 + 5, (1, 1), False, 128)
             elif where == "keys alike":
-                test_tiles_are_weighed_by_what_rows_have_seen_by_the_end_of_their_word()
+                test_tiles_are_weighed_by_what_rows_have_seen_by_the_end_of_their_word(True)
             else:
                 test_weights_and_choices(200, 1000, (4, 2), True, 64)

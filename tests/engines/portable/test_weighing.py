@@ -145,7 +145,7 @@ def rounding(case: Case, q: torch.Tensor, k: torch.Tensor) -> float:
     as the largest score (log2 units), and a difference, all rounded once, and an exponential
     (2 units; 2^-22 of ``ex2.approx`` on a GPU); each key of a tile, K block and rescaling rounds a
     sum. Twice, for numerator and denominator. A weight is rounded up to 2^-24, in each warp of 16
-    rows; on Hopper by up to 2 units of 2^-21 of a row before that, in each of its 32 lanes.
+    rows; on Hopper by up to 2 units of 2^-21 of a divisor before that, in each of its 32 lanes.
     """
     rows, keys = (x.double().norm(dim=-1).amax() for x in (q, k))
     score = 0.25 * LOG2E * float(rows * keys)
@@ -154,6 +154,8 @@ def rounding(case: Case, q: torch.Tensor, k: torch.Tensor) -> float:
     lanes = max(math.ceil(rows / 16) / rows for rows in (fewest, case.tile.q_block)) * 32 * 2 * 8
     if not hopper(case):
         lanes = 0.0
+    elif case.head_dim == 128:
+        lanes *= min(blocks, hopper_softmax.MOST_AHEAD)
     return (2 * (3 * score + 8 + case.tile.k_block + 4 * blocks) + warps + lanes) * 2.0**-24
 
 
@@ -181,12 +183,20 @@ def limits_of(
 
     It divides what lies in a tile by sums that rows had seen before it, which may have grown by
     ``MOST_GROWTH`` since, and takes off again by how much those of all rows of a warp have grown by
-    the end of the tile's word: by the end of the walk at most. Each lane counts 4 at most.
+    the end of the tile's word: by the end of the walk at most. The first divisor is up to
+    ``MOST_AHEAD`` times the first tile's sum, and sums may grow to ``MOST_OF_DIVISOR`` times that;
+    a row that has not grown takes off nothing. Each lane counts 4 at most.
     """
     parts = parts_of(case, q, k, walked)
     turned = parts.flip(-1) if descending else parts
-    before = turned.cumsum(-1) - turned
-    shares = (hopper_softmax.MOST_GROWTH * turned / before).nan_to_num(0.0, 1.0).clamp(max=16.0)
+    seen = turned.cumsum(-1)
+    before = seen - turned
+    at_first = turned.gather(-1, (turned > 0).int().argmax(-1, keepdim=True))
+    tiles = (turned > 0).sum(-1, keepdim=True)
+    growth = hopper_softmax.MOST_OF_DIVISOR * tiles.clamp(max=hopper_softmax.MOST_AHEAD)
+    growth = torch.where(before <= growth * at_first, growth, hopper_softmax.MOST_GROWTH)
+    growth = growth.clamp(min=hopper_softmax.MOST_GROWTH)
+    shares = (growth * turned / before).nan_to_num(0.0, 1.0).clamp(max=16.0)
     shares = shares.flip(-1) if descending else shares
     least = (parts / parts.sum(-1, keepdim=True)).nan_to_num(0.0)
     return means_of(case, least), means_of(case, shares)

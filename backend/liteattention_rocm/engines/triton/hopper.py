@@ -49,8 +49,11 @@ from .hopper_settle import (
     whole_shares,
 )
 from .hopper_softmax import (
+    AHEAD,
+    FIRST_AHEAD,
     GROWTH,
     LOWEST,
+    OF_DIVISOR,
     as_carried,
     as_operand,
     faded,
@@ -152,6 +155,8 @@ def _compute(
     PLAIN_LAST: gl.constexpr = WEIGH and FIXED and LAZY
     # See `advanced`. Under soft skip registers are short.
     KEPT_STAGE: gl.constexpr = LITE and not SOFT_SKIP
+    # What shares are divided by, in sums of rows.
+    BY: gl.constexpr = AHEAD if LAZY else 1.0
     # Three warpgroups lack the registers for what follows.
     EARLY_ITEMS: gl.constexpr = GROUPS == 2
     first: gl.constexpr = 1 if GROUP == 0 else 0
@@ -219,8 +224,11 @@ def _compute(
         if WEIGH:
             counted = gl.minimum(q_len - block_row, GROUPS * 64)
             share = whole_shares(row, q_len, total)
-            inverse = inverse_of(total, share)
-            due = total * GROWTH
+            divisor = total
+            if LAZY:
+                divisor = total * gl.minimum(count, FIRST_AHEAD).to(gl.float32)
+            inverse = inverse_of(divisor, share)
+            due = divisor * OF_DIVISOR
         if SLOTS and WEIGH:
             mark(marks, 0, later, share_mark(row_sums(here, per_row), level))
         carried = as_carried(p, dtype, p_layout, LATE_WAIT)
@@ -310,7 +318,7 @@ def _compute(
                             if (i & 31) == 0:
                                 if WEIGH and not MARKS:
                                     flush_weights(
-                                        weights_of(kept, total, row, q_len, counted),
+                                        weights_of(kept, total, row, q_len, counted, BY),
                                         i - 32, inside, row_items, listed, weights + at * k_blocks,
                                         EARLY_ITEMS,
                                     )  # fmt: skip
@@ -408,7 +416,7 @@ def _compute(
                     if LAZY:
                         kept, inverse = renewed(kept, total, share, inverse, mine - count)
                     flush_weights(
-                        weights_of(kept, total, row, q_len, counted),
+                        weights_of(kept, total, row, q_len, counted, BY),
                         last_word, inside, row_items, listed, weights + at * k_blocks, EARLY_ITEMS,
                     )  # fmt: skip
                 else:

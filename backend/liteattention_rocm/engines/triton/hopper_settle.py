@@ -12,7 +12,7 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 
 from .hopper_again import compute_again, was_low
-from .hopper_softmax import LEAST_LEFT, ROW, SLIGHTLY_MORE
+from .hopper_softmax import AHEAD, LEAST_LEFT, ROW, SLIGHTLY_MORE
 
 #: Tiles of a q block that are held in registers while a cut is searched for; more are read anew.
 _SPAN = gl.constexpr(256)
@@ -157,13 +157,13 @@ def keep_weight(kept, here, inverse, mine, i):
 
 @gluon.jit
 def renewed(kept, total, share, inverse, older):
-    """Counts by ``inverse`` as counts by the sums ``total``, and the inverses of those.
+    """Counts by ``inverse`` as counts by divisors ahead of the sums ``total``, and their inverses.
 
     As in :func:`.hopper_softmax.scaled_and_renewed`: rounded up, and ``older`` is 0 for the last
     tile counted.
     """
     layout: gl.constexpr = kept.type.layout
-    new = inverse_of(total, share)
+    new = inverse_of(total * AHEAD, share)
     left = new * _reciprocal(gl.where(inverse == 0.0, 1.0, inverse))
     # From 0 on, bits are in the order of their numbers, and a warp has an instruction for them.
     bits = gl.max(gl.reshape(left.to(gl.int32, bitcast=True), [4, 64]), 1)
@@ -174,18 +174,19 @@ def renewed(kept, total, share, inverse, older):
 
 
 @gluon.jit
-def weights_of(kept, total, row, q_len, rows):
+def weights_of(kept, total, row, q_len, rows, BY: gl.constexpr):
     """Weights of the last 32 tiles in a q block of ``rows`` rows, from counts: rounded up.
 
-    0 in warps without a row, and :data:`UNIT` in others one of whose sums is NaN: also of rows past
-    the end, which are 0 times a key.
+    Counts are of shares of ``BY`` times the rows' sums. Weights are 0 in warps without a row, and
+    :data:`UNIT` in others one of whose sums is NaN: also of rows past the end, which are 0 times a
+    key.
     """
     layout: gl.constexpr = kept.type.layout
     bad = gl.where(total != total, 1, 0)
     bad = gl.convert_layout(gl.sum(gl.reshape(bad, [4, 64]), 1), gl.SliceLayout(1, layout))
     first = row + 16 * gl.arange(0, 4, gl.SliceLayout(1, layout))
     # Each of 16 rows weighs 1 at most, however much its lanes count; one more for what they round.
-    kept = gl.minimum(kept, 17 * _ROW_COUNTS).to(gl.float32)
+    kept = gl.minimum(kept.to(gl.float32) * BY, 17.0 * _ROW_COUNTS)
     unit = (UNIT // _ROW_COUNTS) * SLIGHTLY_MORE * _reciprocal(rows.to(gl.float32))
     weight = gl.ceil(kept * unit).to(gl.int32)
     weight = gl.where((bad > 0)[:, None], UNIT, weight)

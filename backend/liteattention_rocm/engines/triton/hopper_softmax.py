@@ -109,21 +109,32 @@ def as_operand(carried, dtype: gl.constexpr, layout: gl.constexpr, LATE_WAIT: gl
 _SLACK = gl.constexpr(8.0)
 
 
-#: How much a row's sum may grow before its shares are divided by the new one. Until it has, a tile
-#: weighs up to 2 in a row and 4 in two, the most that :func:`.hopper_settle.keep_weight` counts. A
-#: renewal costs a warp some 200 clocks: with 1.125, lists of 128 tiles take 2 % longer. They take
-#: 1.5 % longer if the sum with the tile is asked, for which the branch then waits (H100, H200).
+#: How much a row's sum may grow before its shares are divided by a new divisor. A renewal costs a
+#: warp some 200 clocks: with 1.125, lists of 128 tiles take 2 % longer. They take 1.5 % longer if
+#: the sum with the tile is asked, for which the branch then waits (H100, H200).
 MOST_GROWTH = 3.0
 GROWTH = gl.constexpr(MOST_GROWTH)
-#: The tile with which a sum grew may be heavier, and counted as 4. Two rows weigh 2 at most, so
-#: half of it is enough in any case.
-LEAST_LEFT = 0.5
+#: A sum may grow to twice its divisor. Until it has, a tile weighs up to 2 in a row and 4 in two,
+#: the most that :func:`.hopper_settle.keep_weight` counts. So the divisor is ahead of the sum.
+MOST_OF_DIVISOR = 2.0
+OF_DIVISOR = gl.constexpr(MOST_OF_DIVISOR)
+_AHEAD = MOST_GROWTH / MOST_OF_DIVISOR
+AHEAD = gl.constexpr(_AHEAD)
+#: The first divisor, in sums of the first tile; or as many as there are tiles, if those are fewer.
+#: All tiles of the first word are scaled by what sums are at its end, so where they grow evenly
+#: there is one renewal, that. With 1 there are three more: a warp's 64 lanes have sums of 32
+#: columns, and the one that grows first renews all. Lists of 32 tiles take 2 % less time so (H200).
+MOST_AHEAD = 32
+FIRST_AHEAD = gl.constexpr(MOST_AHEAD)
+#: A ratio of sums is multiplied with this, so that roundings do not make it too small.
+_MORE = 1.0 + 2.0**-20
+SLIGHTLY_MORE = gl.constexpr(_MORE)
+#: The tile with which a sum grew may be heavier, and counted as 4. Two rows weigh two sums at most,
+#: so as much of it is enough in any case.
+LEAST_LEFT = 2.0 / 4.0 / _AHEAD * _MORE
 #: A row's share of 1, as :func:`.hopper_settle.keep_weight` adds them up.
 ROW_SHARE = 2.0**15
 ROW = gl.constexpr(ROW_SHARE)
-#: What a ratio of sums is multiplied with, so that roundings do not make it too small.
-_MORE = 1.0 + 2.0**-20
-SLIGHTLY_MORE = gl.constexpr(_MORE)
 
 
 def _scaling(count: int, renewing: bool = False) -> str:
@@ -191,7 +202,7 @@ def _scaling(count: int, renewing: bool = False) -> str:
             "max.f32 sum, sum, 0f08800000;",  # 2^-110: a share of 1 over it is finite
             "rcp.approx.ftz.f32 sum, sum;",
             f"setp.neu.f32 inside, ${was_inverse + row}, 0.0;",
-            f"@inside mul.f32 ${inverse + row}, sum, {ROW_SHARE};",
+            f"@inside mul.f32 ${inverse + row}, sum, {ROW_SHARE / _AHEAD};",
             f"mul.f32 ${due + row}, ${total + row}, {MOST_GROWTH};",
         ]
     lines += [
