@@ -282,42 +282,45 @@ def ragged(
     tensors = found.usable(given)
     keys = {name: tensor for name, tensor in tensors.items() if name in names}
     rows = {name: x for name, x in tensors.items() if name in ("q", "out")}
-    shaped = found.shaped(rows, 3, "T,H,D") & found.shaped(keys, kv_dims, kv_axes)
+    found.shaped(rows, 3, "T,H,D")
+    found.shaped(keys, kv_dims, kv_axes)
+    shaped = _of_dims(rows, 3) | _of_dims(keys, kv_dims)
     if "sinks" in tensors:
         found.shaped({"sinks": sinks}, 1, "Hq")
-    scales = scale_tensors(found, options.k_scale, options.v_scale)
-    given |= scales
-    tensors |= scales
+    tensors |= scale_tensors(found, options.k_scale, options.v_scale)
     found.no_derivative(tensors)
-    if len(tensors) < len(given):
-        return found
-    found.floating({"q": q})
-    _cache_dtypes(found, ("q", q.dtype), k, v, names, options.k_scale, options.v_scale)
-    if out is not None and out.dtype != q.dtype:
+    found.floating({"q": q} if "q" in rows else {})
+    _cache_dtypes(found, "q", rows, keys, names, options.k_scale, options.v_scale)
+    if len(rows) == 2 and out.dtype != q.dtype:
         found.types.append(f"out must have q's dtype {q.dtype}, got {out.dtype}")
-    if sinks is not None:
+    if "sinks" in tensors:
         if sinks.dtype != torch.float32:
             found.types.append(
                 f"sinks must be torch.float32, got {sinks.dtype}: call .float() on it"
             )
-        if q.dim() == 3 and sinks.dim() == 1 and sinks.shape[0] != q.shape[1]:
+        if "q" in shaped and sinks.dim() == 1 and sinks.shape[0] != q.shape[1]:
             found.values.append(f"sinks must be [{q.shape[1]}] (Hq), got {list(sinks.shape)}")
     found.one("device", tensors)
-    if shaped:
-        found.same_shape(*names, tensors)
+    if shaped.keys() >= {*names}:
+        found.same_shape(*names, shaped)
+    if shaped.keys() >= {"q", names[0]}:
         if q.shape[-1] != k.shape[-1] or not q.shape[-1]:
             found.values.append(
                 f"q and {names[0]} must have one head dim, got {q.shape[-1]} and {k.shape[-1]}"
             )
         found.heads(q.shape[1], k.shape[-2])
-        if names[0] == "k_cache" and not k.shape[1]:
-            found.values.append(
-                f"k_cache must have pages of at least one token, got {list(k.shape)}"
-            )
-        found.output(tensors)
-        inputs = {name: tensor for name, tensor in tensors.items() if name != "out"}
-        found.memory({"out": out, "lse": lse}, inputs | Reasons().usable(indices))
+    if "k_cache" in shaped and not k.shape[1]:
+        found.values.append(f"k_cache must have pages of at least one token, got {list(k.shape)}")
+    if "q" in shaped:
+        found.output(shaped)
+    inputs = {name: tensor for name, tensor in tensors.items() if name != "out"}
+    found.memory({"out": rows.get("out"), "lse": lse}, inputs | Reasons().usable(indices))
     return found
+
+
+def _of_dims(tensors: dict[str, torch.Tensor], dims: int) -> dict[str, torch.Tensor]:
+    """Those of ``dims`` dimensions, whose sizes have a meaning."""
+    return {name: tensor for name, tensor in tensors.items() if tensor.dim() == dims}
 
 
 def ragged_options(found: Reasons, options: RaggedOptions) -> None:
@@ -396,35 +399,38 @@ def operator_scales(
 
 def _cache_dtypes(
     found: Reasons,
-    rows: tuple[str, torch.dtype],
-    k: torch.Tensor,
-    v: torch.Tensor,
+    of: str,
+    rows: dict[str, torch.Tensor],
+    caches: dict[str, torch.Tensor],
     names: tuple[str, str],
     k_scale: float | torch.Tensor,
     v_scale: float | torch.Tensor,
 ) -> None:
-    if k.dtype != v.dtype:
-        found.types.append(
-            f"{names[0]} and {names[1]} must have one dtype, got {k.dtype} and {v.dtype}"
-        )
+    """Add what is wrong with the dtypes of keys and values beside those of row tensor ``of``.
+
+    Of what is not among ``rows`` and ``caches`` nothing is known.
+    """
+    if len(caches) == 2 and caches[names[0]].dtype != caches[names[1]].dtype:
+        listed = " and ".join(str(caches[name].dtype) for name in names)
+        found.types.append(f"{names[0]} and {names[1]} must have one dtype, got {listed}")
     paged = names[0] == "k_cache"
-    of, dtype = rows
-    for name, tensor in zip(names, (k, v), strict=True):
+    for name, tensor in caches.items():
         if tensor.dtype == torch.uint8 and paged:
             found.types.append(
                 f"{name} is torch.uint8, which does not say which fp8 it holds: "
                 f"pass {name}.view(torch.float8_e4m3fn) or another float8 type"
             )
-        elif tensor.dtype != dtype and not (paged and tensor.dtype in FP8):
+        elif of in rows and tensor.dtype != rows[of].dtype and not (paged and tensor.dtype in FP8):
             found.types.append(
-                f"{name} must have {of}'s dtype {dtype}{' or be fp8' if paged else ''}, "
+                f"{name} must have {of}'s dtype {rows[of].dtype}{' or be fp8' if paged else ''}, "
                 f"got {tensor.dtype}"
             )
     tensors = any_tensor(k_scale, v_scale)
     scaled = tensors or any(is_real(scale) and scale != 1 for scale in (k_scale, v_scale))
-    if k.dtype not in FP8 and scaled:
+    keys = caches.get(names[0])
+    if keys is not None and keys.dtype not in FP8 and scaled:
         got = "tensors" if tensors else f"{shown(k_scale)} and {shown(v_scale)}"
-        found.types.append(f"k_scale and v_scale are for fp8 caches, got {got} with {k.dtype}")
+        found.types.append(f"k_scale and v_scale are for fp8 caches, got {got} with {keys.dtype}")
 
 
 # ------------------------------------------------------------------------------ batches
@@ -548,7 +554,9 @@ def write(
     tensors = found.usable(given)
     caches = {name: tensor for name, tensor in tensors.items() if name.endswith("cache")}
     rows = {name: tensor for name, tensor in tensors.items() if name not in caches}
-    shaped = found.shaped(rows, 3, "T,H,D") & found.shaped(caches, 4, "pages,page_size,H,D")
+    found.shaped(rows, 3, "T,H,D")
+    found.shaped(caches, 4, "pages,page_size,H,D")
+    shaped = _of_dims(rows, 3) | _of_dims(caches, 4)
     found.no_derivative(tensors)
     indices = found.usable({"slots": slots})
     if indices:
@@ -562,25 +570,22 @@ def write(
     scales = write_options(found, k_scale, v_scale, engine)
     found.no_derivative(scales)
     found.one("device", tensors | indices | scales)
-    if len(tensors) < len(given):
-        return found
-    found.floating({"k": k})
-    if v.dtype != k.dtype:
+    found.floating({"k": k} if "k" in rows else {})
+    if len(rows) == 2 and v.dtype != k.dtype:
         found.types.append(f"k and v must have one dtype, got {k.dtype} and {v.dtype}")
-    caches_named = ("k_cache", "v_cache")
-    _cache_dtypes(found, ("k", k.dtype), k_cache, v_cache, caches_named, k_scale, v_scale)
-    if shaped:
-        found.same_shape("k", "v", tensors)
-        found.same_shape("k_cache", "v_cache", tensors)
-        if k.shape[1:] != k_cache.shape[2:]:
-            found.values.append(
-                f"k and k_cache must have the same heads and head dim, got {list(k.shape[1:])} and "
-                f"{list(k_cache.shape[2:])}"
-            )
-        if indices and slots.dim() == 1 and slots.shape[0] != k.shape[0]:
-            found.values.append(
-                f"slots must have a slot per row, got {slots.shape[0]} for {k.shape[0]} rows"
-            )
+    _cache_dtypes(found, "k", rows, caches, ("k_cache", "v_cache"), k_scale, v_scale)
+    for one, other in (("k", "v"), ("k_cache", "v_cache")):
+        if shaped.keys() >= {one, other}:
+            found.same_shape(one, other, shaped)
+    if shaped.keys() >= {"k", "k_cache"} and k.shape[1:] != k_cache.shape[2:]:
+        found.values.append(
+            f"k and k_cache must have the same heads and head dim, got {list(k.shape[1:])} and "
+            f"{list(k_cache.shape[2:])}"
+        )
+    if "k" in shaped and indices and slots.dim() == 1 and slots.shape[0] != k.shape[0]:
+        found.values.append(
+            f"slots must have a slot per row, got {slots.shape[0]} for {k.shape[0]} rows"
+        )
     found.memory(caches, rows | indices | scales, WRITE_REMEDY)
     return found
 

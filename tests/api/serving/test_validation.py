@@ -307,6 +307,63 @@ def test_every_reason_at_once() -> None:
         assert reason in str(error.value)
 
 
+@pytest.mark.parametrize("missing", ["q", "k_cache", "v_cache", "sinks"])
+def test_an_argument_that_is_no_tensor_hides_nothing_of_the_others(missing: str) -> None:
+    buffer = torch.zeros(4, 6, 8, dtype=torch.int32)
+    given: dict[str, Any] = {
+        "q": buffer[:, :3],
+        "k_cache": torch.zeros(3, 8, 2, 12),
+        "v_cache": torch.zeros(3, 4, 2, 12).half(),
+        "sinks": torch.zeros(5, dtype=torch.float64),
+        "out": buffer[:, :3],
+    }
+    about = {
+        "q must be bf16, fp16 or fp32, got torch.int32": {"q"},
+        "k_cache must have q's dtype torch.int32 or be fp8, got torch.float32": {"q", "k_cache"},
+        "v_cache must have q's dtype torch.int32 or be fp8, got torch.float16": {"q", "v_cache"},
+        "k_cache and v_cache must have one dtype": {"k_cache", "v_cache"},
+        "k_cache and v_cache must have one shape": {"k_cache", "v_cache"},
+        "k_scale and v_scale are for fp8 caches, got 2.0 and 1.0 with torch.float32": {"k_cache"},
+        "q and k_cache must have one head dim, got 8 and 12": {"q", "k_cache"},
+        "query heads must be a multiple of key heads, got 3 and 2": {"q", "k_cache"},
+        "sinks must be torch.float32, got torch.float64": {"sinks"},
+        "sinks must be [3] (Hq), got [5]": {"q", "sinks"},
+        "out must not overlap q": {"q"},
+    }
+    with pytest.raises(TypeError) as error:
+        call(**given | {missing: [1.0], "k_scale": 2.0})
+    assert f"{missing} must be a tensor, got list" in str(error.value)
+    for reason, names in about.items():
+        assert (reason in str(error.value)) == (missing not in names), reason
+
+
+def test_a_tensor_of_other_dimensions_hides_nothing_of_the_others() -> None:
+    with pytest.raises(ValueError) as error:
+        call(q=torch.zeros(4, 3, 8), out=torch.zeros(4, 24), k_cache=torch.zeros(3, 8, 2, 16))
+    for reason in (
+        "out must have 3 dimensions",
+        "k_cache and v_cache must have one shape",
+        "q and k_cache must have one head dim, got 8 and 16",
+        "query heads must be a multiple of key heads, got 3 and 2",
+    ):
+        assert reason in str(error.value)
+
+
+def test_one_reason_hides_no_other_of_a_page_table() -> None:
+    """Each kind is named once, with the first place."""
+    table = torch.tensor([[9, -1], [-2, 8]], dtype=torch.int32)
+    with pytest.raises(ValueError) as error:
+        call(batch(kv_len=ints(9, 25), page_table=table))
+    said = str(error.value)
+    for reason in (
+        "page_table is 2 pages of 8 tokens wide, too few for kv_len[1] = 25",
+        "page_table names page 9 of a cache of 3 pages",
+        "page_table[0, 1] is -1, not a page",
+    ):
+        assert reason in said
+    assert said.count("not a page") == said.count("of a cache of") == 1
+
+
 def test_out_must_not_overlap_but_may_neighbour() -> None:
     buffer = torch.zeros(4, 8, 8)
     with pytest.raises(ValueError, match="out must not overlap q"):

@@ -127,6 +127,32 @@ def test_one_reason_hides_no_other(changes: dict[str, Any], reasons: list[str]) 
         assert reason in str(error.value)
 
 
+@pytest.mark.parametrize("missing", ["k", "v", "k_cache", "v_cache"])
+def test_an_argument_that_is_no_tensor_hides_nothing_of_the_others(missing: str) -> None:
+    buffer = torch.zeros(8, 4, 3, 8, dtype=torch.int32)
+    given: dict[str, Any] = {
+        "k": torch.zeros(3, 2, 8, dtype=torch.int32),
+        "v": torch.zeros(4, 2, 8),
+        "k_cache": buffer[:5],
+        "v_cache": buffer[4:],
+    }
+    about = {
+        "k must be bf16, fp16 or fp32, got torch.int32": {"k"},
+        "k and v must have one dtype, got torch.int32 and torch.float32": {"k", "v"},
+        "k and v must have one shape": {"k", "v"},
+        "k_scale and v_scale are for fp8 caches, got 2.0 and 1.0 with torch.int32": {"k_cache"},
+        "k_cache and v_cache must have one shape": {"k_cache", "v_cache"},
+        "the same heads and head dim, got [2, 8] and [3, 8]": {"k", "k_cache"},
+        "slots must have a slot per row, got 7 for 3 rows": {"k"},
+        "v_cache must not overlap k_cache": {"k_cache", "v_cache"},
+    }
+    with pytest.raises(TypeError) as error:
+        write_kv(**given | {missing: None, "slots": torch.zeros(7).long(), "k_scale": 2.0})
+    assert f"{missing} must be a tensor, got NoneType" in str(error.value)
+    for reason, names in about.items():
+        assert (reason in str(error.value)) == (missing not in names), reason
+
+
 def test_caches_must_not_meet() -> None:
     rows, slots = torch.ones(3, 2, 8), torch.tensor([0, 5, 1])
     cache = torch.zeros(4, 4, 2, 8)
