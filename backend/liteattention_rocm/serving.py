@@ -279,8 +279,11 @@ def attention_varlen(
     compiling = torch.compiler.is_compiling()
     key = call = None
     if compiling:
+        # The operator's schema takes True for 1: what eager calls refuse, these do, too.
         found = Reasons()
         validation.ragged_options(found, options)
+        found.bound("max_seqlen_q", max_seqlen_q)
+        found.bound("max_seqlen_k", max_seqlen_k)
         if out is not None:
             found.overlaps("out", out, {"q": q, "k": k, "v": v})
         found.raise_for(_WHAT)

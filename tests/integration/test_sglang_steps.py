@@ -67,24 +67,28 @@ def test_tables_shrink_when_long_requests_have_gone() -> None:
     assert sizes[-1] == 4 * 512 and len(set(sizes)) == 2
 
 
-def test_tables_in_use_stay() -> None:
+def test_tables_stay_while_they_are_used() -> None:
     """As long as one step in so many needs the room, nothing is allocated again."""
     steps = srt_step.Steps(slots(), 1, CONTEXT)
-    places = set()
-    for number in range(3 * srt_step._PATIENCE):
-        long = number % (srt_step._PATIENCE // 2) == 0
-        step = steps.eager(batch([CONTEXT if long else 20, *[20] * 63], list(range(64))))
+
+    def serve(long: int) -> int:
+        step = steps.eager(batch([long, *[20] * 63], list(range(64))))
         assert step is not None
-        places.add(step.batch.page_table.data_ptr())
-    assert len(places) == 1
+        return step.batch.page_table.untyped_storage().nbytes()
+
+    often = srt_step._PATIENCE // 2
+    sizes = [serve(CONTEXT if n % often == 0 else 20) for n in range(6 * often)]
+    assert set(sizes) == {4 * 64 * CONTEXT}
+    assert [serve(20) for _ in range(4 * often)][-1] == 4 * 64 * 32  # rounded up
 
 
 def test_small_tables_stay() -> None:
-    steps = srt_step.Steps(slots(), 1, CONTEXT)
-    steps.eager(batch([CONTEXT] * 16, list(range(16))))
-    for _ in range(2 * srt_step._PATIENCE):
-        steps.eager(batch([1], [0]))
-    assert steps._eager is not None and steps._eager.sizes[2] == 16 * CONTEXT
+    steps, small = srt_step.Steps(slots(), 1, CONTEXT), srt_step._FEW_ENTRIES // CONTEXT
+    for requests, kept in ((small, small * CONTEXT), (small + 1, 1)):
+        steps.eager(batch([CONTEXT] * requests, list(range(requests))))
+        for _ in range(2 * srt_step._PATIENCE):
+            steps.eager(batch([1], [0]))
+        assert steps._eager is not None and steps._eager.sizes[2] == kept
 
 
 def test_tables_are_no_larger_than_all_requests_can_need() -> None:
@@ -175,6 +179,7 @@ def test_a_failed_allocation_leaves_steps_that_work(monkeypatch: pytest.MonkeyPa
     with monkeypatch.context() as patch, pytest.raises(torch.OutOfMemoryError):
         patch.setattr(srt_step, "Buffers", fail)
         steps.eager(batch([CONTEXT] * 32, list(range(32))))
+    assert steps._eager is None  # what was there was given up first, for there to be more memory
     step = steps.eager(batch([6], [2]))
     assert step is not None and torch.equal(step.batch.page_table[0, :6], slots()[2, :6])
 
@@ -205,3 +210,4 @@ def test_layers_attend_right_before_and_after_tables_shrink(windowed: Any) -> No
                 k, v = (x[at].transpose(0, 1).double() for x in (keys, values))
                 truth = torch.softmax(q[i, :, None].double() @ k.transpose(1, 2) / 4, -1) @ v
                 assert (found[i].double() - truth[:, 0]).abs().max() < 1e-5
+    assert steps._eager is not None and steps._eager.sizes[2] == 512

@@ -156,6 +156,19 @@ def test_a_compiled_call_refuses_what_an_eager_one_does() -> None:
             windowed(torch.zeros(4, 4, 8), window)
 
 
+@pytest.mark.parametrize("name", ["max_seqlen_q", "max_seqlen_k"])
+def test_a_compiled_packed_call_refuses_a_bound_that_is_no_number(name: str) -> None:
+    """True would be a bound of 1, which nobody holds against lengths on a GPU."""
+
+    def bounded(q: torch.Tensor, k: torch.Tensor, starts: torch.Tensor) -> Any:
+        limits: dict[str, Any] = {"max_seqlen_q": 1, "max_seqlen_k": 1} | {name: True}
+        return attention_varlen(q, k, k, starts, starts, **limits)
+
+    for call in (bounded, torch.compile(bounded, backend="eager")):
+        with pytest.raises(TypeError, match=f"{name} must be an int or None, got bool"):
+            call(torch.zeros(2, 4, 8), torch.zeros(2, 2, 8), ints(0, 1, 2))
+
+
 def test_parameters_are_planned_once() -> None:
     b = batch()
     q = torch.nn.Parameter(torch.randn(4, 4, 8), requires_grad=False)
