@@ -65,14 +65,14 @@ def dense(
     dense_options(found, layout, scale, causal, rounding, return_lse, engine)
     axes = "B,H,S,D" if str(layout) == "bhsd" else "B,S,H,D"
     found.floating(tensors)
-    shaped = found.shaped(tensors, 4, axes)
+    found.shaped(tensors, 4, axes)
     found.no_derivative(tensors)
     found.one("dtype", tensors)
     found.one("device", tensors)
-    if len(tensors) == len(given) and shaped:
-        _dense_shapes(found, tensors, "bhsd" if str(layout) == "bhsd" else "bshd")
-        if out is not None:
-            found.memory({"out": out, "lse": lse}, {"q": q, "k": k, "v": v})
+    _dense_shapes(found, _of_dims(tensors, 4), "bhsd" if str(layout) == "bhsd" else "bshd")
+    if "out" in tensors:
+        inputs = {name: tensor for name, tensor in tensors.items() if name != "out"}
+        found.memory({"out": out, "lse": lse}, inputs)
     return found
 
 
@@ -94,19 +94,23 @@ def dense_options(
         found.engine(engine)
 
 
-def _dense_shapes(found: Reasons, tensors: dict[str, torch.Tensor], layout: Layout) -> None:
-    batch, _, q_heads, head_dim = sizes(tensors["q"], layout)
-    k_batch, _, kv_heads, k_dim = sizes(tensors["k"], layout)
-    found.same_shape("k", "v", tensors)
-    for name, tensor in tensors.items():
+def _dense_shapes(found: Reasons, shaped: dict[str, torch.Tensor], layout: Layout) -> None:
+    """Add what is wrong with the sizes of those tensors that have 4 dimensions."""
+    if shaped.keys() >= {"k", "v"}:
+        found.same_shape("k", "v", shaped)
+    for name, tensor in shaped.items():
         if 0 in tensor.shape:
             found.values.append(f"{name} must not be empty, got {list(tensor.shape)}")
-    if batch != k_batch:
-        found.values.append(f"q and k must have one batch size, got {batch} and {k_batch}")
-    if head_dim != k_dim:
-        found.values.append(f"q and k must have one head dim, got {head_dim} and {k_dim}")
-    found.heads(q_heads, kv_heads)
-    found.output(tensors)
+    if shaped.keys() >= {"q", "k"}:
+        batch, _, q_heads, head_dim = sizes(shaped["q"], layout)
+        k_batch, _, kv_heads, k_dim = sizes(shaped["k"], layout)
+        if batch != k_batch:
+            found.values.append(f"q and k must have one batch size, got {batch} and {k_batch}")
+        if head_dim != k_dim:
+            found.values.append(f"q and k must have one head dim, got {head_dim} and {k_dim}")
+        found.heads(q_heads, kv_heads)
+    if "q" in shaped:
+        found.output(shaped)
 
 
 def lite(
@@ -228,9 +232,11 @@ def merge(outs: Any, lses: Any, layout: Any) -> Reasons:
     for name, tensor in tensors.items():
         if name.startswith("lses") and tensor.dtype != torch.float32:
             found.types.append(f"{name} must be torch.float32, got {tensor.dtype}")
-    first = tensors.get("outs[0]")
-    if first is None:
+    # What others are held against: the first that is a tensor.
+    first_name = next((name for name in tensors if name.startswith("outs")), None)
+    if first_name is None:
         return found
+    first = tensors[first_name]
     if first.dtype not in FLOATS:
         found.types.append(f"outs must be bf16, fp16, fp32 or fp64, got {first.dtype}")
     expected = None
@@ -243,12 +249,12 @@ def merge(outs: Any, lses: Any, layout: Any) -> Reasons:
         if name.startswith("outs"):
             if tensor.shape != first.shape or tensor.dtype != first.dtype:
                 found.values.append(
-                    f"{name} is {_described(tensor)}, outs[0] is {_described(first)}"
+                    f"{name} is {_described(tensor)}, {first_name} is {_described(first)}"
                 )
         elif expected is not None and list(tensor.shape) != expected:
             found.values.append(f"{name} must be {expected} (B, H, S), got {list(tensor.shape)}")
         if tensor.device != first.device:
-            found.values.append(f"{name} is on {tensor.device}, outs[0] on {first.device}")
+            found.values.append(f"{name} is on {tensor.device}, {first_name} on {first.device}")
     return found
 
 
@@ -436,6 +442,10 @@ def _cache_dtypes(
 # ------------------------------------------------------------------------------ batches
 
 
+#: What index tensors may have been meant to be.
+_INTEGERS = (torch.int32, torch.int64, torch.int16)
+
+
 def longest(starts: torch.Tensor) -> int:
     """Largest length between starts; waits for a GPU."""
     if starts.numel() < 2:
@@ -451,27 +461,21 @@ def paged_batch(
     """Everything wrong with the index tensors and bounds of a paged batch."""
     found = Reasons()
     given = {"q_start": (q_start, 1), "kv_len": (kv_len, 1), "page_table": (page_table, 2)}
-    _indices(found, given)
-    unusable = bool(found)
+    looked = _indices(found, given)
     found.bound("max_q_len", max_q_len)
     found.bound("max_kv_len", max_kv_len)
-    if unusable:
-        return found
-    requests = kv_len.shape[0]
-    if q_start.shape[0] != requests + 1:
+    if looked.keys() >= {"q_start", "kv_len"} and q_start.shape[0] != kv_len.shape[0] + 1:
         found.values.append(
-            f"q_start must be [{requests + 1}] like kv_len, got {list(q_start.shape)}"
+            f"q_start must be [{kv_len.shape[0] + 1}] like kv_len, got {list(q_start.shape)}"
         )
-    if page_table.shape[0] != requests:
-        found.values.append(f"page_table must have {requests} rows, got {list(page_table.shape)}")
-    if not q_start.device == kv_len.device == page_table.device:
+    if looked.keys() >= {"kv_len", "page_table"} and page_table.shape[0] != kv_len.shape[0]:
         found.values.append(
-            f"q_start, kv_len and page_table must be on one device, got {q_start.device}, "
-            f"{kv_len.device} and {page_table.device}"
+            f"page_table must have {kv_len.shape[0]} rows, got {list(page_table.shape)}"
         )
-    if _starts(found, "q_start", q_start):
+    found.one("device", looked)
+    if "q_start" in looked and _starts(found, "q_start", q_start):
         _covers(found, "max_q_len", max_q_len, longest(q_start))
-    if readable(kv_len) and requests:
+    if "kv_len" in looked and readable(kv_len) and kv_len.shape[0]:
         lengths = kv_len.tolist()
         if min(lengths) < 0:
             found.values.append(f"kv_len must not be negative, got {shown_list(lengths)}")
@@ -483,20 +487,19 @@ def packed_batch(
     found: Reasons, q_start: Any, kv_start: Any, bounds: tuple[Any, Any], q: Any, k: Any
 ) -> None:
     """Add everything wrong with the index tensors and bounds of packed sequences."""
-    before = len(found.types) + len(found.values)
-    _indices(found, {"cu_seqlens_q": (q_start, 1), "cu_seqlens_k": (kv_start, 1)})
-    unusable = len(found.types) + len(found.values) > before
+    looked = _indices(found, {"cu_seqlens_q": (q_start, 1), "cu_seqlens_k": (kv_start, 1)})
     found.bound("max_seqlen_q", bounds[0])
     found.bound("max_seqlen_k", bounds[1])
-    if unusable:
-        return
-    if q_start.shape != kv_start.shape:
+    if len(looked) == 2 and q_start.shape != kv_start.shape:
         found.values.append(
             f"cu_seqlens_q and cu_seqlens_k must have one length, got {q_start.shape[0]} and "
             f"{kv_start.shape[0]}"
         )
     tensors = Reasons().usable({"q": q, "k": k})
-    for name, starts, bound in (("q", q_start, bounds[0]), ("k", kv_start, bounds[1])):
+    for name, bound in (("q", bounds[0]), ("k", bounds[1])):
+        starts = looked.get(f"cu_seqlens_{name}")
+        if starts is None:
+            continue
         if _starts(found, f"cu_seqlens_{name}", starts):
             _covers(found, f"max_seqlen_{name}", bound, longest(starts))
             if name in tensors and tensors[name].dim():
@@ -511,16 +514,21 @@ def rows_named(found: Reasons, name: str, starts: torch.Tensor, of: str, rows: i
         found.values.append(f"{name} ends at row {int(starts[-1])}, {of} has {rows} rows")
 
 
-def _indices(found: Reasons, given: dict[str, tuple[Any, int]]) -> None:
-    """Type, dtype and shape of index tensors."""
+def _indices(found: Reasons, given: dict[str, tuple[Any, int]]) -> dict[str, torch.Tensor]:
+    """Type, dtype and shape of index tensors; returns integers of as many dimensions."""
+    looked = {}
     usable = found.usable({name: tensor for name, (tensor, _) in given.items()})
     for name, tensor in usable.items():
         if tensor.dtype != torch.int32:
             found.types.append(f"{name} must be torch.int32, got {tensor.dtype}: call .int() on it")
-        if has_address(tensor) and tensor.is_neg():
+        negated = has_address(tensor) and tensor.is_neg()
+        if negated:
             found.values.append(f"{name} must not be a negated view: call .resolve_neg() on it")
         dims = given[name][1]
         found.shaped({name: tensor}, dims, "R" if dims == 1 else "R,pages")
+        if tensor.dim() == dims and tensor.dtype in _INTEGERS and not negated:
+            looked[name] = tensor
+    return looked
 
 
 def _starts(found: Reasons, name: str, starts: torch.Tensor) -> bool:

@@ -448,6 +448,43 @@ def test_one_reason_hides_no_other_of_a_batch() -> None:
         assert reason in str(error.value)
 
 
+def test_a_wrong_type_hides_no_reason_of_a_batch() -> None:
+    with pytest.raises(TypeError) as error:
+        batch(
+            q_start=ints(0, 3, 2, 4).long(), kv_len=ints(2, -9), page_table=[0], max_kv_len=1,
+            max_q_len=1,
+        )  # fmt: skip
+    for reason in (
+        "page_table must be a tensor, got list",
+        "q_start must be torch.int32, got torch.int64",
+        "q_start must be [3] like kv_len, got [4]",
+        "q_start must start at 0 or later and never decrease, got [0, 3, 2, 4]",
+        "kv_len must not be negative, got [2, -9]",
+        "max_kv_len 1 is less than a length, 2",
+    ):
+        assert reason in str(error.value)
+    with pytest.raises(TypeError) as error:
+        batch(kv_len=torch.zeros(2), page_table=ints(0, 1), q_start=ints(0, 5), max_q_len=4)
+    said = str(error.value)
+    assert "max_q_len 4 is less than a length, 5" in said and "page_table must have 2 dim" in said
+
+
+def test_a_wrong_type_hides_no_reason_of_a_packed_call() -> None:
+    q, k = torch.zeros(3, 4, 8), torch.zeros(7, 2, 8)
+    with pytest.raises(TypeError) as error:
+        attention_varlen(q, k, k, ints(0, 5).long(), ints(2, 1, 9), max_seqlen_q=4)
+    for reason in (
+        "cu_seqlens_q must be torch.int32, got torch.int64",
+        "must have one length, got 2 and 3",
+        "max_seqlen_q 4 is less than a length, 5",
+        "cu_seqlens_q ends at row 5, q has 3 rows",
+        "cu_seqlens_k must start at 0 or later and never decrease, got [2, 1, 9]",
+    ):
+        assert reason in str(error.value)
+    with pytest.raises(TypeError, match="cu_seqlens_k ends at row 9, k has 7 rows"):
+        attention_varlen(q, k, k, "starts", ints(0, 9))  # type: ignore[arg-type]
+
+
 def test_a_refusal_names_an_engine_that_can() -> None:
     with pytest.raises(ValueError, match=r"head dim must be a multiple of 8.*engine='reference'"):
         call(
