@@ -590,6 +590,14 @@ def write(
             f"k and k_cache must have the same heads and head dim, got {list(k.shape[1:])} and "
             f"{list(k_cache.shape[2:])}"
         )
+    if "k" in shaped and 0 in k.shape[1:]:
+        found.values.append(
+            f"k must have at least one head and a head dim of at least 1, got {list(k.shape)}"
+        )
+    if "k_cache" in shaped and not k_cache.shape[1]:
+        found.values.append(
+            f"k_cache must have pages of at least one token, got {list(k_cache.shape)}"
+        )
     if "k" in shaped and indices and slots.dim() == 1 and slots.shape[0] != k.shape[0]:
         found.values.append(
             f"slots must have a slot per row, got {slots.shape[0]} for {k.shape[0]} rows"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from typing import Any
 
 import numpy as np
@@ -125,6 +127,31 @@ def test_one_reason_hides_no_other(changes: dict[str, Any], reasons: list[str]) 
         write_kv(**given | {"slots": torch.zeros(3).long()} | changes)
     for reason in (*WRONG_ROWS, *reasons):
         assert reason in str(error.value)
+
+
+NO_NUMBERS = """
+import torch
+from liteattention_rocm import write_kv
+for heads, dim, page, reason in (
+    (0, 8, 4, "k must have at least one head"),
+    (2, 0, 4, "k must have at least one head and a head dim of at least 1, got [3, 2, 0]"),
+    (2, 8, 0, "k_cache must have pages of at least one token, got [5, 0, 2, 8]"),
+):
+    rows, cache = torch.zeros(3, heads, dim), torch.zeros(5, page, heads, dim)
+    for engine in ("cpu", "reference"):
+        try:
+            write_kv(rows, rows, cache, cache.clone(), torch.tensor([-1, -1, -1]), engine=engine)
+        except ValueError as error:
+            assert reason in str(error), error
+        else:
+            raise AssertionError(reason)
+"""
+
+
+def test_rows_without_numbers_are_refused() -> None:
+    """In a process of its own, which such a write on the CPU would end by a division by zero."""
+    made = subprocess.run([sys.executable, "-c", NO_NUMBERS], capture_output=True, text=True)
+    assert made.returncode == 0, made.stderr[-2000:]
 
 
 @pytest.mark.parametrize("missing", ["k", "v", "k_cache", "v_cache"])
