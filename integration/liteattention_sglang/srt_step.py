@@ -142,6 +142,9 @@ class Steps:
         sizes = requests, tokens, requests * self._columns
         if self._graphs is None or not self._graphs.hold(*sizes):
             self._captured.clear()
+            if self._graphs is not None:
+                self._graphs.leave()
+                self._graphs = None
             self._graphs = self._allocate(*sizes)
 
     def captured(self, requests: int) -> Step:

@@ -167,6 +167,12 @@ def test_replaced_tables_are_left_to_the_allocator_before_others_are_made(
         steps.eager(batch(lengths, list(range(len(lengths)))))
     large = 32 * CONTEXT
     assert events == [("made", 8), ("left", 8), ("made", large), ("left", large), ("made", 8)]
+    events.clear()
+    monkeypatch.setattr(steps, "_from_bounds", True)
+    for requests in (2, 1, 3):
+        steps.prepare_graphs(requests, requests)
+    made_first, made_next = 2 * CONTEXT, 3 * CONTEXT
+    assert events == [("made", made_first), ("left", made_first), ("made", made_next)]
 
 
 def test_a_failed_allocation_leaves_steps_that_work(monkeypatch: pytest.MonkeyPatch) -> None:
