@@ -174,19 +174,24 @@ class PagedBatch:
     def _page_reasons(self, pages: int, page_size: int) -> list[str]:
         named, starts = self.page_table.numpy(), self.q_start.numpy()
         used = np.where(starts[1:] > starts[:-1], -(-self.kv_len.numpy() // page_size), 0)
-        for row, count in enumerate(used):
+        reasons: dict[str, str] = {}  # the first of each kind
+        for row, count in enumerate(used.tolist()):
             if count > named.shape[1]:
-                return [
+                reasons.setdefault(
+                    "width",
                     f"page_table is {named.shape[1]} pages of {page_size} tokens wide, too few for "
-                    f"kv_len[{row}] = {int(self.kv_len[row])}"
-                ]
-        for row, count in enumerate(used):
+                    f"kv_len[{row}] = {int(self.kv_len[row])}",
+                )
             for column, page in enumerate(named[row, :count].tolist()):
                 if page < 0:
-                    return [f"page_table[{row}, {column}] is {page}, not a page"]
-                if page >= pages:
-                    return [f"page_table names page {page} of a cache of {pages} pages"]
-        return []
+                    reasons.setdefault(
+                        "negative", f"page_table[{row}, {column}] is {page}, not a page"
+                    )
+                elif page >= pages:
+                    reasons.setdefault(
+                        "beyond", f"page_table names page {page} of a cache of {pages} pages"
+                    )
+        return list(reasons.values())
 
 
 @functools.cache

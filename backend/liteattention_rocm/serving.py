@@ -122,8 +122,8 @@ def attention_paged(
         soft_cap: c > 0 makes a score c * tanh(score / c), after the scale; natural units, from
             2^-60 to 2^60.
         sinks: fp32 [Hq], natural units; one more logit per head in the denominator that brings no
-            value. Finite, or -inf for a head without one: rows of a head whose sink is NaN or +inf
-            are undefined. Values are not checked.
+            value. From -2^30 to 2^30, or -inf for a head without one: rows of a head with another
+            sink, NaN among them, are undefined. Values are not checked.
         scale: factor on q.k, natural units; 1/sqrt(D) by default.
         k_scale, v_scale: what an fp8 cache's numbers are multiplied by; 1 for other caches.
             ``scale * k_scale`` (if not 0) and ``v_scale`` lie between 2^-60 and 2^60 in size. Both
@@ -279,8 +279,11 @@ def attention_varlen(
     compiling = torch.compiler.is_compiling()
     key = call = None
     if compiling:
+        # The operator's schema takes True for 1: what eager calls refuse, these do, too.
         found = Reasons()
         validation.ragged_options(found, options)
+        found.bound("max_seqlen_q", max_seqlen_q)
+        found.bound("max_seqlen_k", max_seqlen_k)
         if out is not None:
             found.overlaps("out", out, {"q": q, "k": k, "v": v})
         found.raise_for(_WHAT)

@@ -65,14 +65,14 @@ def dense(
     dense_options(found, layout, scale, causal, rounding, return_lse, engine)
     axes = "B,H,S,D" if str(layout) == "bhsd" else "B,S,H,D"
     found.floating(tensors)
-    shaped = found.shaped(tensors, 4, axes)
+    found.shaped(tensors, 4, axes)
     found.no_derivative(tensors)
     found.one("dtype", tensors)
     found.one("device", tensors)
-    if len(tensors) == len(given) and shaped:
-        _dense_shapes(found, tensors, "bhsd" if str(layout) == "bhsd" else "bshd")
-        if out is not None:
-            found.memory({"out": out, "lse": lse}, {"q": q, "k": k, "v": v})
+    _dense_shapes(found, _of_dims(tensors, 4), "bhsd" if str(layout) == "bhsd" else "bshd")
+    if "out" in tensors:
+        inputs = {name: tensor for name, tensor in tensors.items() if name != "out"}
+        found.memory({"out": out, "lse": lse}, inputs)
     return found
 
 
@@ -94,19 +94,23 @@ def dense_options(
         found.engine(engine)
 
 
-def _dense_shapes(found: Reasons, tensors: dict[str, torch.Tensor], layout: Layout) -> None:
-    batch, _, q_heads, head_dim = sizes(tensors["q"], layout)
-    k_batch, _, kv_heads, k_dim = sizes(tensors["k"], layout)
-    found.same_shape("k", "v", tensors)
-    for name, tensor in tensors.items():
+def _dense_shapes(found: Reasons, shaped: dict[str, torch.Tensor], layout: Layout) -> None:
+    """Add what is wrong with the sizes of those tensors that have 4 dimensions."""
+    if shaped.keys() >= {"k", "v"}:
+        found.same_shape("k", "v", shaped)
+    for name, tensor in shaped.items():
         if 0 in tensor.shape:
             found.values.append(f"{name} must not be empty, got {list(tensor.shape)}")
-    if batch != k_batch:
-        found.values.append(f"q and k must have one batch size, got {batch} and {k_batch}")
-    if head_dim != k_dim:
-        found.values.append(f"q and k must have one head dim, got {head_dim} and {k_dim}")
-    found.heads(q_heads, kv_heads)
-    found.output(tensors)
+    if shaped.keys() >= {"q", "k"}:
+        batch, _, q_heads, head_dim = sizes(shaped["q"], layout)
+        k_batch, _, kv_heads, k_dim = sizes(shaped["k"], layout)
+        if batch != k_batch:
+            found.values.append(f"q and k must have one batch size, got {batch} and {k_batch}")
+        if head_dim != k_dim:
+            found.values.append(f"q and k must have one head dim, got {head_dim} and {k_dim}")
+        found.heads(q_heads, kv_heads)
+    if "q" in shaped:
+        found.output(shaped)
 
 
 def lite(
@@ -228,9 +232,11 @@ def merge(outs: Any, lses: Any, layout: Any) -> Reasons:
     for name, tensor in tensors.items():
         if name.startswith("lses") and tensor.dtype != torch.float32:
             found.types.append(f"{name} must be torch.float32, got {tensor.dtype}")
-    first = tensors.get("outs[0]")
-    if first is None:
+    # What others are held against: the first that is a tensor.
+    first_name = next((name for name in tensors if name.startswith("outs")), None)
+    if first_name is None:
         return found
+    first = tensors[first_name]
     if first.dtype not in FLOATS:
         found.types.append(f"outs must be bf16, fp16, fp32 or fp64, got {first.dtype}")
     expected = None
@@ -243,12 +249,12 @@ def merge(outs: Any, lses: Any, layout: Any) -> Reasons:
         if name.startswith("outs"):
             if tensor.shape != first.shape or tensor.dtype != first.dtype:
                 found.values.append(
-                    f"{name} is {_described(tensor)}, outs[0] is {_described(first)}"
+                    f"{name} is {_described(tensor)}, {first_name} is {_described(first)}"
                 )
         elif expected is not None and list(tensor.shape) != expected:
             found.values.append(f"{name} must be {expected} (B, H, S), got {list(tensor.shape)}")
         if tensor.device != first.device:
-            found.values.append(f"{name} is on {tensor.device}, outs[0] on {first.device}")
+            found.values.append(f"{name} is on {tensor.device}, {first_name} on {first.device}")
     return found
 
 
@@ -282,42 +288,45 @@ def ragged(
     tensors = found.usable(given)
     keys = {name: tensor for name, tensor in tensors.items() if name in names}
     rows = {name: x for name, x in tensors.items() if name in ("q", "out")}
-    shaped = found.shaped(rows, 3, "T,H,D") & found.shaped(keys, kv_dims, kv_axes)
+    found.shaped(rows, 3, "T,H,D")
+    found.shaped(keys, kv_dims, kv_axes)
+    shaped = _of_dims(rows, 3) | _of_dims(keys, kv_dims)
     if "sinks" in tensors:
         found.shaped({"sinks": sinks}, 1, "Hq")
-    scales = scale_tensors(found, options.k_scale, options.v_scale)
-    given |= scales
-    tensors |= scales
+    tensors |= scale_tensors(found, options.k_scale, options.v_scale)
     found.no_derivative(tensors)
-    if len(tensors) < len(given):
-        return found
-    found.floating({"q": q})
-    _cache_dtypes(found, ("q", q.dtype), k, v, names, options.k_scale, options.v_scale)
-    if out is not None and out.dtype != q.dtype:
+    found.floating({"q": q} if "q" in rows else {})
+    _cache_dtypes(found, "q", rows, keys, names, options.k_scale, options.v_scale)
+    if len(rows) == 2 and out.dtype != q.dtype:
         found.types.append(f"out must have q's dtype {q.dtype}, got {out.dtype}")
-    if sinks is not None:
+    if "sinks" in tensors:
         if sinks.dtype != torch.float32:
             found.types.append(
                 f"sinks must be torch.float32, got {sinks.dtype}: call .float() on it"
             )
-        if q.dim() == 3 and sinks.dim() == 1 and sinks.shape[0] != q.shape[1]:
+        if "q" in shaped and sinks.dim() == 1 and sinks.shape[0] != q.shape[1]:
             found.values.append(f"sinks must be [{q.shape[1]}] (Hq), got {list(sinks.shape)}")
     found.one("device", tensors)
-    if shaped:
-        found.same_shape(*names, tensors)
+    if shaped.keys() >= {*names}:
+        found.same_shape(*names, shaped)
+    if shaped.keys() >= {"q", names[0]}:
         if q.shape[-1] != k.shape[-1] or not q.shape[-1]:
             found.values.append(
                 f"q and {names[0]} must have one head dim, got {q.shape[-1]} and {k.shape[-1]}"
             )
         found.heads(q.shape[1], k.shape[-2])
-        if names[0] == "k_cache" and not k.shape[1]:
-            found.values.append(
-                f"k_cache must have pages of at least one token, got {list(k.shape)}"
-            )
-        found.output(tensors)
-        inputs = {name: tensor for name, tensor in tensors.items() if name != "out"}
-        found.memory({"out": out, "lse": lse}, inputs | Reasons().usable(indices))
+    if "k_cache" in shaped and not k.shape[1]:
+        found.values.append(f"k_cache must have pages of at least one token, got {list(k.shape)}")
+    if "q" in shaped:
+        found.output(shaped)
+    inputs = {name: tensor for name, tensor in tensors.items() if name != "out"}
+    found.memory({"out": rows.get("out"), "lse": lse}, inputs | Reasons().usable(indices))
     return found
+
+
+def _of_dims(tensors: dict[str, torch.Tensor], dims: int) -> dict[str, torch.Tensor]:
+    """Those of ``dims`` dimensions, whose sizes have a meaning."""
+    return {name: tensor for name, tensor in tensors.items() if tensor.dim() == dims}
 
 
 def ragged_options(found: Reasons, options: RaggedOptions) -> None:
@@ -396,38 +405,45 @@ def operator_scales(
 
 def _cache_dtypes(
     found: Reasons,
-    rows: tuple[str, torch.dtype],
-    k: torch.Tensor,
-    v: torch.Tensor,
+    of: str,
+    rows: dict[str, torch.Tensor],
+    caches: dict[str, torch.Tensor],
     names: tuple[str, str],
     k_scale: float | torch.Tensor,
     v_scale: float | torch.Tensor,
 ) -> None:
-    if k.dtype != v.dtype:
-        found.types.append(
-            f"{names[0]} and {names[1]} must have one dtype, got {k.dtype} and {v.dtype}"
-        )
+    """Add what is wrong with the dtypes of keys and values beside those of row tensor ``of``.
+
+    Of what is not among ``rows`` and ``caches`` nothing is known.
+    """
+    if len(caches) == 2 and caches[names[0]].dtype != caches[names[1]].dtype:
+        listed = " and ".join(str(caches[name].dtype) for name in names)
+        found.types.append(f"{names[0]} and {names[1]} must have one dtype, got {listed}")
     paged = names[0] == "k_cache"
-    of, dtype = rows
-    for name, tensor in zip(names, (k, v), strict=True):
+    for name, tensor in caches.items():
         if tensor.dtype == torch.uint8 and paged:
             found.types.append(
                 f"{name} is torch.uint8, which does not say which fp8 it holds: "
                 f"pass {name}.view(torch.float8_e4m3fn) or another float8 type"
             )
-        elif tensor.dtype != dtype and not (paged and tensor.dtype in FP8):
+        elif of in rows and tensor.dtype != rows[of].dtype and not (paged and tensor.dtype in FP8):
             found.types.append(
-                f"{name} must have {of}'s dtype {dtype}{' or be fp8' if paged else ''}, "
+                f"{name} must have {of}'s dtype {rows[of].dtype}{' or be fp8' if paged else ''}, "
                 f"got {tensor.dtype}"
             )
     tensors = any_tensor(k_scale, v_scale)
     scaled = tensors or any(is_real(scale) and scale != 1 for scale in (k_scale, v_scale))
-    if k.dtype not in FP8 and scaled:
+    keys = caches.get(names[0])
+    if keys is not None and keys.dtype not in FP8 and scaled:
         got = "tensors" if tensors else f"{shown(k_scale)} and {shown(v_scale)}"
-        found.types.append(f"k_scale and v_scale are for fp8 caches, got {got} with {k.dtype}")
+        found.types.append(f"k_scale and v_scale are for fp8 caches, got {got} with {keys.dtype}")
 
 
 # ------------------------------------------------------------------------------ batches
+
+
+#: What index tensors may have been meant to be.
+_INTEGERS = (torch.int32, torch.int64, torch.int16)
 
 
 def longest(starts: torch.Tensor) -> int:
@@ -445,27 +461,21 @@ def paged_batch(
     """Everything wrong with the index tensors and bounds of a paged batch."""
     found = Reasons()
     given = {"q_start": (q_start, 1), "kv_len": (kv_len, 1), "page_table": (page_table, 2)}
-    _indices(found, given)
-    unusable = bool(found)
+    looked = _indices(found, given)
     found.bound("max_q_len", max_q_len)
     found.bound("max_kv_len", max_kv_len)
-    if unusable:
-        return found
-    requests = kv_len.shape[0]
-    if q_start.shape[0] != requests + 1:
+    if looked.keys() >= {"q_start", "kv_len"} and q_start.shape[0] != kv_len.shape[0] + 1:
         found.values.append(
-            f"q_start must be [{requests + 1}] like kv_len, got {list(q_start.shape)}"
+            f"q_start must be [{kv_len.shape[0] + 1}] like kv_len, got {list(q_start.shape)}"
         )
-    if page_table.shape[0] != requests:
-        found.values.append(f"page_table must have {requests} rows, got {list(page_table.shape)}")
-    if not q_start.device == kv_len.device == page_table.device:
+    if looked.keys() >= {"kv_len", "page_table"} and page_table.shape[0] != kv_len.shape[0]:
         found.values.append(
-            f"q_start, kv_len and page_table must be on one device, got {q_start.device}, "
-            f"{kv_len.device} and {page_table.device}"
+            f"page_table must have {kv_len.shape[0]} rows, got {list(page_table.shape)}"
         )
-    if _starts(found, "q_start", q_start):
+    found.one("device", looked)
+    if "q_start" in looked and _starts(found, "q_start", q_start):
         _covers(found, "max_q_len", max_q_len, longest(q_start))
-    if readable(kv_len) and requests:
+    if "kv_len" in looked and readable(kv_len) and kv_len.shape[0]:
         lengths = kv_len.tolist()
         if min(lengths) < 0:
             found.values.append(f"kv_len must not be negative, got {shown_list(lengths)}")
@@ -477,20 +487,19 @@ def packed_batch(
     found: Reasons, q_start: Any, kv_start: Any, bounds: tuple[Any, Any], q: Any, k: Any
 ) -> None:
     """Add everything wrong with the index tensors and bounds of packed sequences."""
-    before = len(found.types) + len(found.values)
-    _indices(found, {"cu_seqlens_q": (q_start, 1), "cu_seqlens_k": (kv_start, 1)})
-    unusable = len(found.types) + len(found.values) > before
+    looked = _indices(found, {"cu_seqlens_q": (q_start, 1), "cu_seqlens_k": (kv_start, 1)})
     found.bound("max_seqlen_q", bounds[0])
     found.bound("max_seqlen_k", bounds[1])
-    if unusable:
-        return
-    if q_start.shape != kv_start.shape:
+    if len(looked) == 2 and q_start.shape != kv_start.shape:
         found.values.append(
             f"cu_seqlens_q and cu_seqlens_k must have one length, got {q_start.shape[0]} and "
             f"{kv_start.shape[0]}"
         )
     tensors = Reasons().usable({"q": q, "k": k})
-    for name, starts, bound in (("q", q_start, bounds[0]), ("k", kv_start, bounds[1])):
+    for name, bound in (("q", bounds[0]), ("k", bounds[1])):
+        starts = looked.get(f"cu_seqlens_{name}")
+        if starts is None:
+            continue
         if _starts(found, f"cu_seqlens_{name}", starts):
             _covers(found, f"max_seqlen_{name}", bound, longest(starts))
             if name in tensors and tensors[name].dim():
@@ -505,16 +514,21 @@ def rows_named(found: Reasons, name: str, starts: torch.Tensor, of: str, rows: i
         found.values.append(f"{name} ends at row {int(starts[-1])}, {of} has {rows} rows")
 
 
-def _indices(found: Reasons, given: dict[str, tuple[Any, int]]) -> None:
-    """Type, dtype and shape of index tensors."""
+def _indices(found: Reasons, given: dict[str, tuple[Any, int]]) -> dict[str, torch.Tensor]:
+    """Type, dtype and shape of index tensors; returns integers of as many dimensions."""
+    looked = {}
     usable = found.usable({name: tensor for name, (tensor, _) in given.items()})
     for name, tensor in usable.items():
         if tensor.dtype != torch.int32:
             found.types.append(f"{name} must be torch.int32, got {tensor.dtype}: call .int() on it")
-        if has_address(tensor) and tensor.is_neg():
+        negated = has_address(tensor) and tensor.is_neg()
+        if negated:
             found.values.append(f"{name} must not be a negated view: call .resolve_neg() on it")
         dims = given[name][1]
         found.shaped({name: tensor}, dims, "R" if dims == 1 else "R,pages")
+        if tensor.dim() == dims and tensor.dtype in _INTEGERS and not negated:
+            looked[name] = tensor
+    return looked
 
 
 def _starts(found: Reasons, name: str, starts: torch.Tensor) -> bool:
@@ -548,7 +562,9 @@ def write(
     tensors = found.usable(given)
     caches = {name: tensor for name, tensor in tensors.items() if name.endswith("cache")}
     rows = {name: tensor for name, tensor in tensors.items() if name not in caches}
-    shaped = found.shaped(rows, 3, "T,H,D") & found.shaped(caches, 4, "pages,page_size,H,D")
+    found.shaped(rows, 3, "T,H,D")
+    found.shaped(caches, 4, "pages,page_size,H,D")
+    shaped = _of_dims(rows, 3) | _of_dims(caches, 4)
     found.no_derivative(tensors)
     indices = found.usable({"slots": slots})
     if indices:
@@ -562,25 +578,30 @@ def write(
     scales = write_options(found, k_scale, v_scale, engine)
     found.no_derivative(scales)
     found.one("device", tensors | indices | scales)
-    if len(tensors) < len(given):
-        return found
-    found.floating({"k": k})
-    if v.dtype != k.dtype:
+    found.floating({"k": k} if "k" in rows else {})
+    if len(rows) == 2 and v.dtype != k.dtype:
         found.types.append(f"k and v must have one dtype, got {k.dtype} and {v.dtype}")
-    caches_named = ("k_cache", "v_cache")
-    _cache_dtypes(found, ("k", k.dtype), k_cache, v_cache, caches_named, k_scale, v_scale)
-    if shaped:
-        found.same_shape("k", "v", tensors)
-        found.same_shape("k_cache", "v_cache", tensors)
-        if k.shape[1:] != k_cache.shape[2:]:
-            found.values.append(
-                f"k and k_cache must have the same heads and head dim, got {list(k.shape[1:])} and "
-                f"{list(k_cache.shape[2:])}"
-            )
-        if indices and slots.dim() == 1 and slots.shape[0] != k.shape[0]:
-            found.values.append(
-                f"slots must have a slot per row, got {slots.shape[0]} for {k.shape[0]} rows"
-            )
+    _cache_dtypes(found, "k", rows, caches, ("k_cache", "v_cache"), k_scale, v_scale)
+    for one, other in (("k", "v"), ("k_cache", "v_cache")):
+        if shaped.keys() >= {one, other}:
+            found.same_shape(one, other, shaped)
+    if shaped.keys() >= {"k", "k_cache"} and k.shape[1:] != k_cache.shape[2:]:
+        found.values.append(
+            f"k and k_cache must have the same heads and head dim, got {list(k.shape[1:])} and "
+            f"{list(k_cache.shape[2:])}"
+        )
+    if "k" in shaped and 0 in k.shape[1:]:
+        found.values.append(
+            f"k must have at least one head and a head dim of at least 1, got {list(k.shape)}"
+        )
+    if "k_cache" in shaped and not k_cache.shape[1]:
+        found.values.append(
+            f"k_cache must have pages of at least one token, got {list(k_cache.shape)}"
+        )
+    if "k" in shaped and indices and slots.dim() == 1 and slots.shape[0] != k.shape[0]:
+        found.values.append(
+            f"slots must have a slot per row, got {slots.shape[0]} for {k.shape[0]} rows"
+        )
     found.memory(caches, rows | indices | scales, WRITE_REMEDY)
     return found
 

@@ -8,6 +8,10 @@ Lengths and tables live in buffers that every step refills, by one kernel on a G
 requests of the step have: entries past a request's pages are left as they are, and the second table
 has only what a window reaches. A graph holds that kernel and reads the same buffers, so a replay
 needs nothing from the host. Steps of a runner follow each other on one stream, as its graphs do.
+
+A table is a rectangle, as wide as the longest request of its step, so one long request beside many
+takes room for as many long ones. Eager buffers grow with such steps and shrink after them; those of
+graphs stay, as graphs read them.
 """
 
 from __future__ import annotations
@@ -21,6 +25,10 @@ import torch
 from liteattention_rocm import PagedBatch, engines
 
 from . import BACKEND_NAME
+
+#: Eager steps after which buffers that are too large are made smaller, what too large is, as a
+#: multiple of what the largest of these steps needed, and table entries that are never too many.
+_PATIENCE, _TOO_LARGE, _FEW_ENTRIES = 256, 4, 1 << 18
 
 
 @dataclass(frozen=True)
@@ -49,7 +57,7 @@ class Buffers:
     def __init__(
         self, requests: int, tokens: int, entries: int, windows: bool, device: torch.device
     ) -> None:
-        self.tokens = tokens
+        self._tokens, self._windows = tokens, windows
         integers = functools.partial(torch.zeros, dtype=torch.int32, device=device)
         self.each = torch.arange(requests + 1, dtype=torch.int32, device=device)
         self.q_start = integers(requests + 1)
@@ -61,11 +69,23 @@ class Buffers:
     @property
     def sizes(self) -> tuple[int, int, int]:
         """Requests, tokens and table entries that there is room for."""
-        return self.kv_len.shape[0], self.tokens, self.tables.shape[1]
+        return self.kv_len.shape[0], self._tokens, self.tables.shape[1]
 
-    def hold(self, *step: int) -> bool:
-        """Whether a step of so many requests, tokens and table entries fits."""
-        return all(a <= b for a, b in zip(step, self.sizes, strict=True))
+    def hold(self, requests: int, tokens: int, entries: int) -> bool:
+        """Whether a step of these sizes fits; only slots of windows take room for each token."""
+        most_requests, most_tokens, most_entries = self.sizes
+        fits = requests <= most_requests and entries <= most_entries
+        return fits and (tokens <= most_tokens or not self._windows)
+
+    def leave(self) -> None:
+        """Let the allocator have the memory once steps that were launched before have read it.
+
+        It may have come from another stream than that of the steps, the current one.
+        """
+        if self.kv_len.is_cuda:
+            stream = torch.cuda.current_stream(self.kv_len.device)
+            for tensor in (self.each, self.q_start, self.kv_len, self.tables, self.window_slots):
+                tensor.record_stream(stream)
 
 
 class Steps:
@@ -77,6 +97,10 @@ class Steps:
 
     Captured steps: by requests. Owner: this object. Lifetime: until larger graphs are prepared;
     the graphs read their tensors.
+
+    Eager buffers: one set. Owner: this object. Lifetime: until a step needs larger ones, or none of
+    the last ``_PATIENCE`` eager steps needed a fourth of them. Nothing waits for that; the memory
+    goes back to PyTorch's allocator.
     """
 
     def __init__(
@@ -93,7 +117,11 @@ class Steps:
         self._window = self._columns * page_size if window is None else window
         self._device = req_to_token.device
         self._from_bounds = engines.choose(self._device).plans_from_bounds
-        self._eager = self._allocate(1, 1, 1)
+        # None while larger ones are made, and where that fails.
+        self._eager: Buffers | None = None
+        # The most that eager steps needed since their buffers were last looked at; their number.
+        self._needed: tuple[int, ...] = (1, 1, 1)
+        self._steps = 0
         self._graphs: Buffers | None = None
         self._captured: dict[int, Step] = {}
 
@@ -114,6 +142,9 @@ class Steps:
         sizes = requests, tokens, requests * self._columns
         if self._graphs is None or not self._graphs.hold(*sizes):
             self._captured.clear()
+            if self._graphs is not None:
+                self._graphs.leave()
+                self._graphs = None
             self._graphs = self._allocate(*sizes)
 
     def captured(self, requests: int) -> Step:
@@ -153,11 +184,7 @@ class Steps:
             # Dummy steps of warm-ups may be longer than any request.
             longest = max(longest, min(_rounded_up(longest), self._columns * self._page_size))
         entries = requests * -(-longest // self._page_size)
-        buffers = self._eager if self._graphs is None else self._graphs
-        if not buffers.hold(requests, tokens, entries):
-            buffers = self._eager
-        if not buffers.hold(requests, tokens, entries):
-            buffers = self._eager = self._grown(requests, tokens, entries)
+        buffers = self._room(requests, tokens, entries)
         # On a CPU the values are checked when the batch is made: they come first.
         self._fill(buffers, requests, longest, most_rows, forward_batch)
         return self._step(buffers, requests, tokens, rows, new, most_rows, longest)
@@ -173,10 +200,43 @@ class Steps:
         self._fill(self._graphs, forward_batch.batch_size, longest, 1, forward_batch)
         return step
 
-    def _grown(self, *sizes: int) -> Buffers:
-        """Return larger buffers than the eager ones, which hold them and a step of ``sizes``."""
-        now = self._eager.sizes
-        return self._allocate(*(max(_rounded_up(a), b) for a, b in zip(sizes, now, strict=True)))
+    def _room(self, *step: int) -> Buffers:
+        """Return buffers for an eager step of so many requests, tokens and table entries.
+
+        Those of graphs where it fits into them, else eager ones, which grow and shrink.
+        """
+        graphs = self._graphs if self._graphs is not None and self._graphs.hold(*step) else None
+        self._steps += 1
+        if graphs is None:
+            self._needed = _larger(self._needed, step)
+            if self._eager is None or not self._eager.hold(*step):
+                now = (1, 1, 1) if self._eager is None else self._eager.sizes
+                return self._renew(_larger(now, self._rounded(step)))
+        if self._steps >= _PATIENCE:
+            needed = self._rounded(self._needed)
+            self._needed, self._steps = (1, 1, 1), 0
+            if self._eager is not None and self._eager.sizes[2] > max(
+                _TOO_LARGE * needed[2], _FEW_ENTRIES
+            ):
+                self._renew(needed)
+        if graphs is not None:
+            return graphs
+        assert self._eager is not None
+        return self._eager
+
+    def _renew(self, sizes: tuple[int, ...]) -> Buffers:
+        """Replace the eager buffers by others of these sizes, which may take their memory."""
+        if self._eager is not None:
+            self._eager.leave()
+            self._eager = None
+        self._eager = self._allocate(*sizes)
+        return self._eager
+
+    def _rounded(self, step: tuple[int, ...]) -> tuple[int, ...]:
+        """Sizes rounded up, so that they seldom change: no further than any step may need."""
+        *others, entries = step
+        most = self._req_to_token.shape[0] * self._columns
+        return (*map(_rounded_up, others), max(entries, min(_rounded_up(entries), most)))
 
     def _allocate(self, requests: int, tokens: int, entries: int) -> Buffers:
         windows = self._windowed is not None
@@ -286,6 +346,11 @@ def fill(
 def on_gpu(tensor: torch.Tensor) -> bool:
     """Whether steps are gathered by the kernel: nothing may wait for lengths there."""
     return bool(tensor.is_cuda)
+
+
+def _larger(a: tuple[int, ...], b: tuple[int, ...]) -> tuple[int, ...]:
+    """The larger one of each two sizes."""
+    return tuple(map(max, a, b))
 
 
 def _rounded_up(bound: int) -> int:

@@ -80,9 +80,12 @@ def statistics() -> dict[str, int]:
 def read_statistics(folder: Path | str) -> dict[int, dict[str, int]]:
     """Return what every process that ran with ``LITEATTENTION_STATISTICS_DIR=folder`` counted.
 
-    By process id; processes that never built a layer of this backend are missing.
+    By process id; processes that never built a layer of this backend are missing, and so are those
+    that are making their file just now: they have counted nothing.
     """
+    found = {path: path.read_bytes() for path in sorted(Path(folder).glob(f"*{_SUFFIX}"))}
     return {
-        int(path.stem): dict(zip(NAMES, struct.unpack(_FORMAT, path.read_bytes()), strict=True))
-        for path in sorted(Path(folder).glob(f"*{_SUFFIX}"))
+        int(path.stem): dict(zip(NAMES, struct.unpack(_FORMAT, values), strict=True))
+        for path, values in found.items()
+        if values
     }

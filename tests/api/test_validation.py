@@ -109,6 +109,32 @@ def test_all_reasons_at_once() -> None:
         assert reason in text
 
 
+@pytest.mark.parametrize("wrong", [[1.0], torch.zeros(4, 2)], ids=["no tensor", "2 dimensions"])
+@pytest.mark.parametrize("name", ["q", "k", "v"])
+def test_a_wrong_tensor_hides_nothing_of_the_others(name: str, wrong: Any) -> None:
+    """What is said of others is what they are wrong in by themselves, and beside each other."""
+    buffer = torch.zeros(1, 8, 3, 16)
+    given: dict[str, Any] = {
+        "q": buffer,
+        "k": torch.zeros(2, 9, 2, 24),
+        "v": torch.zeros(2, 0, 2, 24),
+        "out": buffer[:, :7],
+    }
+    about = {
+        "q and k must have one batch size, got 1 and 2": {"q", "k"},
+        "q and k must have one head dim, got 16 and 24": {"q", "k"},
+        "query heads must be a multiple of key heads, got 3 and 2": {"q", "k"},
+        "k and v must have one shape, got [2, 9, 2, 24] and [2, 0, 2, 24]": {"k", "v"},
+        "v must not be empty, got [2, 0, 2, 24]": {"v"},
+        "out must have q's shape [1, 8, 3, 16], got [1, 7, 3, 16]": {"q"},
+        "out must not overlap q": {"q"},
+    }
+    with pytest.raises((TypeError, ValueError)) as error:
+        liteattention_rocm.attention(**given | {name: wrong})
+    for reason, names in about.items():
+        assert (reason in str(error.value)) == (name not in names), reason
+
+
 def test_requires_grad_is_refused_only_while_recording() -> None:
     q = ZERO.clone().requires_grad_()
     with pytest.raises(ValueError, match="q requires grad, and there is no backward pass"):
@@ -236,6 +262,19 @@ def test_one_reason_of_a_merge_hides_no_other() -> None:
         text = str(caught.value)
         assert "must be torch.float32, got torch.float16" in text
         assert not [reason for reason in reasons if reason not in text]
+
+
+def test_a_merge_holds_parts_against_the_first_that_is_a_tensor() -> None:
+    outs: list[Any] = ["x", torch.zeros(1, 2, 3, 4), torch.zeros(1, 2, 3, 5)]
+    with pytest.raises(TypeError) as error:
+        liteattention_rocm.merge_states(outs, [torch.zeros(1, 3, 2), torch.zeros(2), None])
+    for reason in (
+        "outs[0] must be a tensor, got str",
+        "lses[2] must be a tensor, got NoneType",
+        "outs[2] is torch.float32 [1, 2, 3, 5], outs[1] is torch.float32 [1, 2, 3, 4]",
+        "lses[1] must be [1, 3, 2] (B, H, S), got [2]",
+    ):
+        assert reason in str(error.value)
 
 
 def test_engine_choice(monkeypatch: pytest.MonkeyPatch) -> None:

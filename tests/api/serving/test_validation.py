@@ -156,6 +156,19 @@ def test_a_compiled_call_refuses_what_an_eager_one_does() -> None:
             windowed(torch.zeros(4, 4, 8), window)
 
 
+@pytest.mark.parametrize("name", ["max_seqlen_q", "max_seqlen_k"])
+def test_a_compiled_packed_call_refuses_a_bound_that_is_no_number(name: str) -> None:
+    """True would be a bound of 1, which nobody holds against lengths on a GPU."""
+
+    def bounded(q: torch.Tensor, k: torch.Tensor, starts: torch.Tensor) -> Any:
+        limits: dict[str, Any] = {"max_seqlen_q": 1, "max_seqlen_k": 1} | {name: True}
+        return attention_varlen(q, k, k, starts, starts, **limits)
+
+    for call in (bounded, torch.compile(bounded, backend="eager")):
+        with pytest.raises(TypeError, match=f"{name} must be an int or None, got bool"):
+            call(torch.zeros(2, 4, 8), torch.zeros(2, 2, 8), ints(0, 1, 2))
+
+
 def test_parameters_are_planned_once() -> None:
     b = batch()
     q = torch.nn.Parameter(torch.randn(4, 4, 8), requires_grad=False)
@@ -307,6 +320,63 @@ def test_every_reason_at_once() -> None:
         assert reason in str(error.value)
 
 
+@pytest.mark.parametrize("missing", ["q", "k_cache", "v_cache", "sinks"])
+def test_an_argument_that_is_no_tensor_hides_nothing_of_the_others(missing: str) -> None:
+    buffer = torch.zeros(4, 6, 8, dtype=torch.int32)
+    given: dict[str, Any] = {
+        "q": buffer[:, :3],
+        "k_cache": torch.zeros(3, 8, 2, 12),
+        "v_cache": torch.zeros(3, 4, 2, 12).half(),
+        "sinks": torch.zeros(5, dtype=torch.float64),
+        "out": buffer[:, :3],
+    }
+    about = {
+        "q must be bf16, fp16 or fp32, got torch.int32": {"q"},
+        "k_cache must have q's dtype torch.int32 or be fp8, got torch.float32": {"q", "k_cache"},
+        "v_cache must have q's dtype torch.int32 or be fp8, got torch.float16": {"q", "v_cache"},
+        "k_cache and v_cache must have one dtype": {"k_cache", "v_cache"},
+        "k_cache and v_cache must have one shape": {"k_cache", "v_cache"},
+        "k_scale and v_scale are for fp8 caches, got 2.0 and 1.0 with torch.float32": {"k_cache"},
+        "q and k_cache must have one head dim, got 8 and 12": {"q", "k_cache"},
+        "query heads must be a multiple of key heads, got 3 and 2": {"q", "k_cache"},
+        "sinks must be torch.float32, got torch.float64": {"sinks"},
+        "sinks must be [3] (Hq), got [5]": {"q", "sinks"},
+        "out must not overlap q": {"q"},
+    }
+    with pytest.raises(TypeError) as error:
+        call(**given | {missing: [1.0], "k_scale": 2.0})
+    assert f"{missing} must be a tensor, got list" in str(error.value)
+    for reason, names in about.items():
+        assert (reason in str(error.value)) == (missing not in names), reason
+
+
+def test_a_tensor_of_other_dimensions_hides_nothing_of_the_others() -> None:
+    with pytest.raises(ValueError) as error:
+        call(q=torch.zeros(4, 3, 8), out=torch.zeros(4, 24), k_cache=torch.zeros(3, 8, 2, 16))
+    for reason in (
+        "out must have 3 dimensions",
+        "k_cache and v_cache must have one shape",
+        "q and k_cache must have one head dim, got 8 and 16",
+        "query heads must be a multiple of key heads, got 3 and 2",
+    ):
+        assert reason in str(error.value)
+
+
+def test_one_reason_hides_no_other_of_a_page_table() -> None:
+    """Each kind is named once, with the first place."""
+    table = torch.tensor([[9, -1], [-2, 8]], dtype=torch.int32)
+    with pytest.raises(ValueError) as error:
+        call(batch(kv_len=ints(9, 25), page_table=table))
+    said = str(error.value)
+    for reason in (
+        "page_table is 2 pages of 8 tokens wide, too few for kv_len[1] = 25",
+        "page_table names page 9 of a cache of 3 pages",
+        "page_table[0, 1] is -1, not a page",
+    ):
+        assert reason in said
+    assert said.count("not a page") == said.count("of a cache of") == 1
+
+
 def test_out_must_not_overlap_but_may_neighbour() -> None:
     buffer = torch.zeros(4, 8, 8)
     with pytest.raises(ValueError, match="out must not overlap q"):
@@ -376,6 +446,43 @@ def test_one_reason_hides_no_other_of_a_batch() -> None:
         "max_kv_len 1 is less than a length, 2",
     ):
         assert reason in str(error.value)
+
+
+def test_a_wrong_type_hides_no_reason_of_a_batch() -> None:
+    with pytest.raises(TypeError) as error:
+        batch(
+            q_start=ints(0, 3, 2, 4).long(), kv_len=ints(2, -9), page_table=[0], max_kv_len=1,
+            max_q_len=1,
+        )  # fmt: skip
+    for reason in (
+        "page_table must be a tensor, got list",
+        "q_start must be torch.int32, got torch.int64",
+        "q_start must be [3] like kv_len, got [4]",
+        "q_start must start at 0 or later and never decrease, got [0, 3, 2, 4]",
+        "kv_len must not be negative, got [2, -9]",
+        "max_kv_len 1 is less than a length, 2",
+    ):
+        assert reason in str(error.value)
+    with pytest.raises(TypeError) as error:
+        batch(kv_len=torch.zeros(2), page_table=ints(0, 1), q_start=ints(0, 5), max_q_len=4)
+    said = str(error.value)
+    assert "max_q_len 4 is less than a length, 5" in said and "page_table must have 2 dim" in said
+
+
+def test_a_wrong_type_hides_no_reason_of_a_packed_call() -> None:
+    q, k = torch.zeros(3, 4, 8), torch.zeros(7, 2, 8)
+    with pytest.raises(TypeError) as error:
+        attention_varlen(q, k, k, ints(0, 5).long(), ints(2, 1, 9), max_seqlen_q=4)
+    for reason in (
+        "cu_seqlens_q must be torch.int32, got torch.int64",
+        "must have one length, got 2 and 3",
+        "max_seqlen_q 4 is less than a length, 5",
+        "cu_seqlens_q ends at row 5, q has 3 rows",
+        "cu_seqlens_k must start at 0 or later and never decrease, got [2, 1, 9]",
+    ):
+        assert reason in str(error.value)
+    with pytest.raises(TypeError, match="cu_seqlens_k ends at row 9, k has 7 rows"):
+        attention_varlen(q, k, k, "starts", ints(0, 9))  # type: ignore[arg-type]
 
 
 def test_a_refusal_names_an_engine_that_can() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from typing import Any
 
 import numpy as np
@@ -125,6 +127,57 @@ def test_one_reason_hides_no_other(changes: dict[str, Any], reasons: list[str]) 
         write_kv(**given | {"slots": torch.zeros(3).long()} | changes)
     for reason in (*WRONG_ROWS, *reasons):
         assert reason in str(error.value)
+
+
+NO_NUMBERS = """
+import torch
+from liteattention_rocm import write_kv
+for heads, dim, page, reason in (
+    (0, 8, 4, "k must have at least one head"),
+    (2, 0, 4, "k must have at least one head and a head dim of at least 1, got [3, 2, 0]"),
+    (2, 8, 0, "k_cache must have pages of at least one token, got [5, 0, 2, 8]"),
+):
+    rows, cache = torch.zeros(3, heads, dim), torch.zeros(5, page, heads, dim)
+    for engine in ("cpu", "reference"):
+        try:
+            write_kv(rows, rows, cache, cache.clone(), torch.tensor([-1, -1, -1]), engine=engine)
+        except ValueError as error:
+            assert reason in str(error), error
+        else:
+            raise AssertionError(reason)
+"""
+
+
+def test_rows_without_numbers_are_refused() -> None:
+    """In a process of its own, which such a write on the CPU would end by a division by zero."""
+    made = subprocess.run([sys.executable, "-c", NO_NUMBERS], capture_output=True, text=True)
+    assert made.returncode == 0, made.stderr[-2000:]
+
+
+@pytest.mark.parametrize("missing", ["k", "v", "k_cache", "v_cache"])
+def test_an_argument_that_is_no_tensor_hides_nothing_of_the_others(missing: str) -> None:
+    buffer = torch.zeros(8, 4, 3, 8, dtype=torch.int32)
+    given: dict[str, Any] = {
+        "k": torch.zeros(3, 2, 8, dtype=torch.int32),
+        "v": torch.zeros(4, 2, 8),
+        "k_cache": buffer[:5],
+        "v_cache": buffer[4:],
+    }
+    about = {
+        "k must be bf16, fp16 or fp32, got torch.int32": {"k"},
+        "k and v must have one dtype, got torch.int32 and torch.float32": {"k", "v"},
+        "k and v must have one shape": {"k", "v"},
+        "k_scale and v_scale are for fp8 caches, got 2.0 and 1.0 with torch.int32": {"k_cache"},
+        "k_cache and v_cache must have one shape": {"k_cache", "v_cache"},
+        "the same heads and head dim, got [2, 8] and [3, 8]": {"k", "k_cache"},
+        "slots must have a slot per row, got 7 for 3 rows": {"k"},
+        "v_cache must not overlap k_cache": {"k_cache", "v_cache"},
+    }
+    with pytest.raises(TypeError) as error:
+        write_kv(**given | {missing: None, "slots": torch.zeros(7).long(), "k_scale": 2.0})
+    assert f"{missing} must be a tensor, got NoneType" in str(error.value)
+    for reason, names in about.items():
+        assert (reason in str(error.value)) == (missing not in names), reason
 
 
 def test_caches_must_not_meet() -> None:

@@ -85,10 +85,14 @@ class Gfx942Engine(Engine):
 
     Args:
         kv_splits: parts along the keys that the last round of workgroups of a dense call, and the
-            requests of a ragged or causal one, are computed in (at most); 0 lets a cost model
+            requests of a ragged or causal one, are computed in (at most: a call has no more than
+            its K blocks, and none has more than 128 in a ragged or causal one); 0 lets a cost model
             choose. Results differ in rounding between numbers of parts. The lists of a
             LiteAttention step with a budget are cut where that pays; 1 keeps them whole.
         library: path of the HIP run-time; by default what ``LITEATTENTION_HIP_LIBRARY`` says.
+
+    Raises:
+        TypeError, ValueError: ``kv_splits`` is no int, or is negative.
     """
 
     name = "gfx942"
@@ -98,6 +102,12 @@ class Gfx942Engine(Engine):
     weighs = True
 
     def __init__(self, kv_splits: int = 0, library: str | None = None) -> None:
+        if not isinstance(kv_splits, int) or isinstance(kv_splits, bool):
+            raise TypeError(f"kv_splits must be an int, got {type(kv_splits).__name__}")
+        if kv_splits < 0:
+            raise ValueError(
+                f"kv_splits must be 0, which lets a cost model choose, or more, got {kv_splits}"
+            )
         self._kv_splits = kv_splits
         self._library = library
         self._lock = threading.Lock()
@@ -238,7 +248,8 @@ class Gfx942Engine(Engine):
     def _bind_dense(
         self, device: _core.Gfx942Device, request: DenseRequest, like: DenseTensors
     ) -> Bound:
-        plan = _core.plan_dense(_shape(request), device.compute_units, self._kv_splits)
+        splits = min(self._kv_splits, self.geometry(request.head_dim).k_blocks(request.kv_len))
+        plan = _core.plan_dense(_shape(request), device.compute_units, splits)
         launch = _launch(request, like)
         run = device.attention
         scratch = self._scratch(device, request, plan.workspace_bytes)
@@ -296,9 +307,7 @@ class Gfx942Engine(Engine):
             batch == length * row for (batch, row, _), length in zip(steps, lengths, strict=True)
         )
         entries = request.batch if joined else 1
-        plan = _core.plan_ragged(
-            _triangular_shape(request, entries), device.compute_units, self._kv_splits
-        )
+        plan = self._plan_ragged(device, _triangular_shape(request, entries))
         launch = _core.RaggedLaunch()
         (_, *q_step), (_, *k_step), (_, *v_step), (_, *out_step) = steps
         launch.set_strides(
@@ -348,10 +357,16 @@ class Gfx942Engine(Engine):
 
         return triangular
 
+    def _plan_ragged(
+        self, device: _core.Gfx942Device, shape: _core.RaggedShape
+    ) -> _core.RaggedPlan:
+        splits = min(self._kv_splits, _core.DECODE_MOST_SPLITS)
+        return _core.plan_ragged(shape, device.compute_units, splits)
+
     def _bind_ragged(
         self, device: _core.Gfx942Device, request: RaggedRequest, like: RaggedTensors
     ) -> Bound:
-        plan = _core.plan_ragged(_ragged_shape(request), device.compute_units, self._kv_splits)
+        plan = self._plan_ragged(device, _ragged_shape(request))
         launch = _core.RaggedLaunch()
         q_step, out_step = page_strides(like.q), page_strides(like.out)
         launch.set_strides(q_step[1:], page_strides(like.k), page_strides(like.v), out_step[1:])
@@ -435,9 +450,9 @@ class Gfx942Engine(Engine):
             them. A tile is a number in [B, Hq, q_blocks]; -1: none.
 
         Raises:
-            ValueError: the K blocks do not fill the words, or there is no order: tiles are so few
-                that each has a compute unit of its own, or so many that a launch has not the
-                workgroups for 3/2 times as many.
+            ValueError: tensors are not as above or the K blocks do not fill the words; lists every
+                reason. Or there is no order: tiles are so few that each has a compute unit of its
+                own, or so many that a launch has not the workgroups for 3/2 times as many.
 
         Sources, for each XCD: longest processing time first (Graham 1969); the last of up to 4,096
         tiles are packed into compute units (MULTIFIT: Coffman, Garey and Johnson 1978).
@@ -474,10 +489,32 @@ class Gfx942Engine(Engine):
         *,
         cuts: bool,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        batch, heads, q_blocks, words = lists.shape
+        reasons = [
+            f"{name} must be int32 of {dims} dimension{'s' * (dims > 1)}, contiguous, on "
+            f"{lists.device}, got {x.dtype} {list(x.shape)} with strides {list(x.stride())} on "
+            f"{x.device}"
+            for name, x, dims in (("lists", lists, 4), ("must_do", must_do, 1),
+                                  ("must_skip", must_skip, 1))
+            if x is not None
+            and not (
+                x.dtype == torch.int32
+                and x.dim() == dims
+                and x.is_contiguous()
+                and x.device == lists.device
+            )
+        ]  # fmt: skip
+        words = lists.shape[-1] if lists.dim() else 0
+        reasons += [
+            f"{name} must have {words} words, as lists have, got {mask.shape[0]}"
+            for name, mask in (("must_do", must_do), ("must_skip", must_skip))
+            if mask is not None and mask.dim() == 1 and mask.shape[0] != words
+        ]
         blocks = 32 * words if k_blocks is None else k_blocks
         if -(-blocks // 32) != words:
-            raise ValueError(f"{blocks} K blocks do not fill {words} words")
+            reasons.append(f"{blocks} K blocks do not fill {words} words")
+        if reasons:
+            raise ValueError("no order of these tiles: " + "; ".join(reasons))
+        batch, heads, q_blocks, _ = lists.shape
         device = self.device(lists.device)
         tile = self.geometry(64)
         # Head dim and key heads have no part in it.

@@ -170,6 +170,17 @@ def test_parts_along_the_keys_merge_to_the_whole(splits: int, dim: int) -> None:
     assert torch.equal(again, out)
 
 
+@pytest.mark.parametrize("splits", [2, 200, 2**40])
+def test_a_call_has_as_many_parts_as_it_has_k_blocks_at_most(splits: int) -> None:
+    """And a ragged one, as causal attention is, at most 128."""
+    engine = gfx942.Gfx942Engine(kv_splits=splits)
+    for kv_len, causal in ((64, False), (70, False), (200, True)):
+        q, k, v = qkv(1, 2, 1, 50, kv_len, 64)
+        out, lse = torch.empty_like(q), torch.empty(1, 2, 50)
+        run_dense(engine, q, k, v, out, lse, "bhsd", scale=0.125, causal=causal)
+        expect_close(out, lse, exact(q, k, v, causal=causal))
+
+
 def test_calls_from_two_threads_on_two_streams_do_not_mix() -> None:
     inputs = [qkv(1, 1, 1, 40 + 9 * i, 70, 64, seed=i) for i in range(4)]
 

@@ -698,6 +698,26 @@ def test_the_order_alone_gets_exactly_these_bytes(
         engine.order_of_tiles(lists[:1, :1, :304])
 
 
+def test_no_order_of_what_is_no_list(engine: gfx942.Gfx942Engine, cpu_hip: FakeHip) -> None:
+    """Kernels would read past a short mask, and the bits of other numbers."""
+    lists = torch.zeros(2, 3, 700, 2, dtype=torch.int32)
+    mask = torch.zeros(2, dtype=torch.int32)
+    for order in (engine.order_of_tiles, engine.order_of_parts):
+        for wrong in (lists.long(), lists[..., :1], lists[0], lists.transpose(0, 1)):
+            with pytest.raises(ValueError, match="lists must be int32 of 4 dimensions, contiguous"):
+                order(wrong)
+        with pytest.raises(ValueError) as error:
+            order(lists.long(), mask[:1], mask.float(), k_blocks=70)
+        for reason in (
+            "lists must be int32 of 4 dimensions, contiguous, on cpu, got torch.int64",
+            "must_do must have 2 words, as lists have, got 1",
+            "must_skip must be int32 of 1 dimension, contiguous, on cpu, got torch.float32 [2]",
+            "70 K blocks do not fill 2 words",
+        ):
+            assert reason in str(error.value)
+    assert not launches(cpu_hip)
+
+
 def test_gpu_tensors_on_a_gfx942_take_this_engine(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(engines.ENGINE_VARIABLE, raising=False)
     found = {0: "gfx942", 1: "gfx90a"}

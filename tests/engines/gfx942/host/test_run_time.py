@@ -180,6 +180,16 @@ def test_refusals_list_every_reason(
     assert engine.reasons(on_gpu) == []
 
 
+def test_a_wrong_number_of_parts_is_refused_before_any_call() -> None:
+    for wrong in (True, 2.0, "2", None):
+        with pytest.raises(
+            TypeError, match=f"kv_splits must be an int, got {type(wrong).__name__}"
+        ):
+            gfx942.Gfx942Engine(kv_splits=wrong)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="or more, got -1"):
+        gfx942.Gfx942Engine(kv_splits=-1)
+
+
 def test_geometry_is_the_kernels(engine: gfx942.Gfx942Engine) -> None:
     assert engine.geometry(128) == MI300X_GEOMETRY
 
