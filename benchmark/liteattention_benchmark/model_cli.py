@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import Console
 
-from liteattention_emulator import EmulatorError, Recording
+from liteattention_emulator import EmulatorError, Recording, environment_problems
 from liteattention_emulator.timing import Replay, command
 from liteattention_rocm.cli import dimensions, files
 from liteattention_rocm.cli.needs import need
@@ -132,6 +132,7 @@ def model(
     if rounding not in ("rtne", "rtna", "rtz"):
         reasons.append(f"--rounding must be rtne, rtna or rtz, got {rounding!r}")
     if shape is not None:
+        reasons += environment_problems()
         sizes = dimensions.parse(shape, reasons)
     elif record is not None:
         reasons.append("--record goes with --shape")

@@ -125,6 +125,7 @@ def load(
             earlier_files(out)
         except ValueError as error:
             problems.append(f"--out: {error}")
+    problems += _of_emulator(options)
     try:
         config = load_config(options, functools.partial(as_options, called=called))
         if not problems:
@@ -426,7 +427,18 @@ def _emulate(engine: str | None, device: str | None) -> list[str]:
     return problems
 
 
-def _engine_options(options: dict[str, Any]) -> tuple[dict[str, Any], bool]:
+def _of_emulator(options: Mapping[str, Any]) -> list[str]:
+    """What the environment asks of the software MI300X that it cannot do, if it is the engine."""
+    if not _engine_options(options)[1]:
+        return []
+    try:
+        emulator = importlib.import_module("liteattention_emulator")
+    except ImportError:  # the library is of another installation
+        return []
+    return list(emulator.environment_problems())
+
+
+def _engine_options(options: Mapping[str, Any]) -> tuple[dict[str, Any], bool]:
     """What the engine makes different, and whether it is emulated.
 
     Nothing is run only to warm up an emulator.

@@ -183,6 +183,17 @@ def test_every_mistake_is_named(tmp_path: Path) -> None:
         assert "--timeline must end in .png" in text and "Errno" not in text
 
 
+def test_a_wrong_variable_of_the_emulator_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(model_cases, "record", lambda case: pytest.fail("it ran"))
+    monkeypatch.setenv("LITEATTENTION_EMULATOR_ORDER", "up")
+    monkeypatch.setenv("LITEATTENTION_EMULATOR_THREADS", "2000")
+    code, text = call("--shape", "1,1,64,77")
+    assert code == 2 and "D of --shape must be" in text
+    assert "LITEATTENTION_EMULATOR_ORDER must be round-robin[:QUANTUM]" in text
+    assert "LITEATTENTION_EMULATOR_THREADS must be a number up to 1024" in text
+    assert "got 'up'" in text and "got '2000'" in text
+
+
 def test_files_are_checked_before_the_kernel_runs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
