@@ -185,7 +185,8 @@ def test_a_full_disk_leaves_no_half_of_a_picture(
     monkeypatch.setattr(figure.Figure, "savefig", full)
     path = tmp_path / "waves.png"
     code, text = call(file, "--no-range", "--timeline", str(path))
-    assert (code, text) == (2, f"{path}: No space left on device")
+    assert code == 2 and text.endswith(f"{path}: No space left on device")
+    assert "clk" in text  # what was modelled is printed all the same
     assert not list(tmp_path.iterdir())
 
 
