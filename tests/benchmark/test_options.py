@@ -121,13 +121,14 @@ def test_bench_kernels_lists_what_is_wrong_with_file_peers_and_folder(
     file.write_text("rounds: 1\ndense:\n  - {batch: 0}\n")
     words = ("--config", str(file), "--peer", "x", "--peer", "y", "--out", str(file))
     words += ("--peer", "ours, lite=a:b", "--peer", "mine=a:b", "--peer", "mine=c:d")
+    words += ("--peer", "\udcff=a:b")
     text = refused(monkeypatch, "kernels", *words)
     for part in (
         f"--config {file}: rounds: Input should be greater than or equal to 3, got 1",
         f"--config {file}: dense.0.batch: Input should be greater than 0, got 0",
         "--peer: a peer is NAME=FILE_OR_MODULE:FUNCTION, got 'x'", "got 'y'", "--out: ",
         "--peer: 'ours, lite' is a name of ours: give the peer another one",
-        "--peer: two are called 'mine'",
+        "--peer: two are called 'mine'", r"--peer: '\udcff=a:b' has characters that are no UTF-8",
     ):  # fmt: skip
         assert part in text
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
