@@ -27,7 +27,7 @@ from pydantic import (
 from typing_extensions import Self
 
 from liteattention_rocm import MI300X_GEOMETRY, SkipPolicy, TileGeometry, engines
-from liteattention_rocm.cli import dtypes
+from liteattention_rocm.cli import dtypes, processors
 from liteattention_rocm.cli.text import unwritable
 from liteattention_rocm.contract import Engine
 from liteattention_rocm.lite.policy import Budget, LayerBudgets, Threshold
@@ -305,6 +305,13 @@ class SuiteConfig(BaseModel):
     def _known_engine(cls, value: str | None) -> str | None:
         if value is not None:
             engines.get(value)
+        return value
+
+    @field_validator("threads")
+    @classmethod
+    def _processors_for_threads(cls, value: int | None) -> int | None:
+        for why in () if value is None else processors.thread_reasons(value):
+            raise ValueError(why)
         return value
 
     @field_validator("device")

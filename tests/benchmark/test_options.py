@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -38,6 +39,20 @@ def test_bench_cpu_asks_the_engine_for_every_shape(monkeypatch: pytest.MonkeyPat
     ):
         assert part in text
     assert "1,1,128,64" not in text
+
+
+@pytest.mark.parametrize("threads", [3, 10**12])
+def test_threads_without_a_processor_are_refused(
+    monkeypatch: pytest.MonkeyPatch, threads: int
+) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: {4, 7})
+    text = refused(monkeypatch, "cpu", "--threads", str(threads), "--shape", "x")
+    wanted = f"must be at most 2, as many as there are processors for"
+    assert f"--threads {wanted}, got {threads}" in text and "--shape must be four" in text
+    given = {"model": "x", "prompts": ["p"]}
+    assert load_config({**given, "threads": "2"}).threads == 2
+    with pytest.raises(ValueError, match=f"threads={threads}: {wanted}"):
+        load_config({**given, "threads": str(threads)})
 
 
 @pytest.mark.parametrize("dtype", ["bf16", "bfloat16"])
