@@ -47,7 +47,7 @@ def test_threads_without_a_processor_are_refused(
 ) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda process: {4, 7})
     text = refused(monkeypatch, "cpu", "--threads", str(threads), "--shape", "x")
-    wanted = f"must be at most 2, as many as there are processors for"
+    wanted = "must be at most 2, as many as there are processors for"
     assert f"--threads {wanted}, got {threads}" in text and "--shape must be four" in text
     given = {"model": "x", "prompts": ["p"]}
     assert load_config({**given, "threads": "2"}).threads == 2
