@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -90,7 +91,7 @@ def run(
             "file, which is read and written back; of bytes (uint8) for a struct by value."
         ),
     ] = None,
-    lds: Annotated[int, typer.Option(help="Dynamic LDS, bytes.", min=0)] = 0,
+    lds: Annotated[int, typer.Option(help="Dynamic LDS, bytes.", min=0, max=2**32 - 1)] = 0,
     check: Annotated[bool, typer.Option(help="Run the checkers.")] = True,
     order: Annotated[
         str, typer.Option(help="round-robin[:QUANTUM], random:SEED, first-ahead, last-ahead.")
@@ -125,6 +126,15 @@ def run(
     values_read = len(reasons) == before
     grid_sizes = tried(lambda: _sizes(grid, "--grid"))
     block_sizes = tried(lambda: _sizes(block, "--block"))
+    if record is None and workgroup:
+        reasons.append(
+            "--workgroup is the one that --record records: give --record, or leave it out"
+        )
+    elif grid_sizes is not None and workgroup >= math.prod(grid_sizes):
+        reasons.append(
+            f"--workgroup must be below {math.prod(grid_sizes)}, the workgroups of --grid {grid}, "
+            f"got {workgroup}"
+        )
     reasons += [
         f"{option}: {why}"
         for option, path in written
@@ -321,9 +331,15 @@ def _filled(text: str, name: str, size: int, how: str, number: int) -> Any:
         values = drawn.astype(kind)
     else:
         try:
-            values = np.full(size, float(how)).astype(kind)
+            value = float(how)
         except ValueError as error:
             raise _Bad(f"--args {text}: VALUE must be a number, iota or random") from error
+        if np.issubdtype(kind, np.integer):
+            bounds: Any = np.iinfo(np.dtype(kind))
+            least, most = bounds.min, bounds.max
+            if not (value.is_integer() and least <= int(value) <= most):
+                raise _Bad(f"--args {text}: VALUE must be whole, from {least} to {most}")
+        values = np.full(size, value).astype(kind)
     return (values.view(np.uint32) >> 16).astype(np.uint16) if name == "bf16" else values
 
 

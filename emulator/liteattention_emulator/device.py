@@ -285,6 +285,9 @@ def _pack(value: Any, argument: Argument, where: str) -> bytes:
     if isinstance(value, bool | int):
         if argument.size not in (1, 2, 4, 8):
             raise TypeError(f"{where} takes {argument.size} bytes, not an integer{_BY_VALUE}")
+        bits = 8 * argument.size
+        if not -(1 << bits - 1) <= value < 1 << bits:
+            raise TypeError(f"{where} takes {argument.size} bytes, which {value} does not fit")
         return (int(value) % (1 << 8 * argument.size)).to_bytes(argument.size, "little")
     if isinstance(value, float):
         formats = {2: "<e", 4: "<f", 8: "<d"}

@@ -66,9 +66,12 @@ class Options:
         as_json: bool,
     ) -> Options:
         """Raises BadOptions with every reason."""
-        values, reasons = {}, []
+        values: dict[str, float] = {}
+        reasons = []
         for text in overrides or ():
             name, _, value = text.partition("=")
+            if name.strip() in values:
+                reasons.append(f"--set has {name.strip()} several times: give one value")
             try:
                 values[name.strip()] = float(value)
             except ValueError:
