@@ -179,6 +179,8 @@ class CalibrationOptions(BaseModel):
     def _decibels(cls, value: tuple[float, ...]) -> tuple[float, ...]:
         if not value or not all(10 <= item <= 60 for item in value):
             raise ValueError("qualities are PSNR in dB, from 10 to 60")
+        if len({f"{item:g}" for item in value}) < len(value):  # policies are named by them
+            raise ValueError("each only once, in six digits")
         return value
 
     @field_validator("budgets")
