@@ -264,6 +264,8 @@ def e2e(
 ) -> None:
     """Compare attention configurations end to end: time, memory, sparsity, quality, videos."""
     need("e2e", *FRAMEWORK[runner == "sglang"], extras=EXTRAS[runner == "sglang"])
+    from .config import split
+
     console = Console(stderr=True)
     policy = {
         "threshold_scale": threshold_scale,
@@ -308,7 +310,13 @@ def e2e(
         "fps": fps,
         "out": out,
     }
-    report = _suite(load(options, console, _OF_E2E), console)
+    problems = []
+    if geometry is not None and attention is not None and "lite" not in split(attention):
+        # Not of the configuration: calibrate has a tile without such a row.
+        problems.append(
+            "--geometry: no row has lists of tiles: add lite to --attention, or leave it out"
+        )
+    report = _suite(load(options, console, _OF_E2E, problems), console)
     if print_json:
         typer.echo(json.dumps(report, allow_nan=False))
 

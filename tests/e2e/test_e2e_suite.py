@@ -727,7 +727,8 @@ def test_everything_wrong_between_options_is_reported_at_once(
         app,
         ["e2e", "--prompts", str(prompts), "--attention", "dense", "--threshold", "-4",
          "--budgets", "0.1", "--policies", str(policies), "--layer-budget", "a=0.1", "--graphs",
-         "--check-prompts", "--steps", "4", "--short-steps", "4", "--engine", "gfx942"],
+         "--check-prompts", "--steps", "4", "--short-steps", "4", "--engine", "gfx942",
+         "--dense-steps", "2", "--last-step", "3", "--geometry", "mi300x"],
     )  # fmt: skip
     assert outcome.exit_code == 2
     lines = [line.strip() for line in outcome.stderr.splitlines()[1:]]
@@ -736,10 +737,12 @@ def test_everything_wrong_between_options_is_reported_at_once(
         "--budgets: no row has a budget: add lite",
         "--policies: no row has a policy: add lite",
         "--layer-budget: no row has a budget: add lite",
+        "--dense-steps, --last-step: no row has a threshold or budget: add lite",
         "check_prompts reads moving shapes, prompts of the small model: ",
         "graphs are CUDA's: device must be a GPU, got 'cpu'",
         "short_steps must be fewer than steps, got 4 and 4",
         "engine 'gfx942' cannot run here: ",
+        "--geometry: no row has lists of tiles: add lite",
     )
     for line, beginning in zip(lines, expected, strict=True):
         assert line.startswith(beginning)
