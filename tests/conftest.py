@@ -16,7 +16,7 @@ import typer
 
 from liteattention_rocm import engines, remembered
 from liteattention_rocm.engines import cpu
-from liteattention_rocm.lite import attention
+from liteattention_rocm.lite.once import warn_once
 from tests import ROOT
 from tests.emulator import toolchain
 
@@ -75,7 +75,7 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
 def forget() -> None:
     remembered.forget()
     engines.settings.cache_clear()
-    attention.warn_once.cache_clear()
+    warn_once.cache_clear()
 
 
 @pytest.fixture(autouse=True)

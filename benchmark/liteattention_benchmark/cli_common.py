@@ -11,6 +11,7 @@ import typer
 from rich.console import Console
 
 from liteattention_rocm.cli import dimensions, files
+from liteattention_rocm.cli.text import unwritable
 
 Loaded = TypeVar("Loaded")
 
@@ -39,6 +40,10 @@ def read_config(
 
     from .cells import reasons as field_reasons
 
+    nameless = unwritable(config)
+    if nameless is not None:
+        reasons.append(f"--config: {nameless}")
+        return config, None
     folder = Path(__file__).parent / "configs"
     path = config if config.exists() else folder / f"{config}.yaml"
     try:

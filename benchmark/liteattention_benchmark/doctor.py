@@ -54,6 +54,7 @@ def command(
         raise typer.BadParameter(problem, param_hint="--out")
     if emulate:
         _emulate()
+    _check_emulator(emulate)
     import torch
 
     from liteattention_rocm.doctor import report as examination
@@ -87,17 +88,36 @@ def command(
 
 
 def _emulate() -> None:
-    """Make the software MI300X, its checkers on, the HIP run-time of this process."""
+    """Make the software MI300X the HIP run-time of this process."""
     from liteattention_rocm.engines import LIBRARY_VARIABLE, settings
 
     try:
         # By name: it is a package of its own, which an installation need not have.
         emulator = importlib.import_module("liteattention_emulator")
         os.environ[LIBRARY_VARIABLE] = str(emulator.library())
-        emulator.set_option("check", "on")
     except (ImportError, RuntimeError) as error:
         raise typer.BadParameter(str(error), param_hint="--emulate") from error
     settings.cache_clear()
+
+
+def _check_emulator(emulate: bool) -> None:
+    """Refuse variables that launches of the software MI300X would: no kernel is broken then.
+
+    ``emulate``: it was asked for, and its checkers are on.
+    """
+    from liteattention_rocm import engines
+
+    if not emulate and not engines.get("gfx942").emulated:
+        return
+    try:
+        emulator = importlib.import_module("liteattention_emulator")
+    except ImportError:  # the library is of another installation
+        return
+    problems = emulator.environment_problems()
+    if problems:
+        raise typer.BadParameter("; ".join(problems))
+    if emulate:
+        emulator.set_option("check", "on")
 
 
 def show(report: Report, console: Console) -> None:

@@ -25,9 +25,11 @@ def emulator(
 ) -> None:
     """Time the software MI300X on one core: the dense kernel with checks off and on."""
     need("bench emulator", "torch")
+    from liteattention_emulator import environment_problems
+
     from . import emulator as benchmark  # needs the compiled core, which a GPU does not
 
-    reasons: list[str] = []
+    reasons = environment_problems()
     asked = shapes([shape], reasons)
     reasons += [f"--shape {shape}: {why}" for each in asked for why in benchmark.problems(each)]
     if reasons:
@@ -98,8 +100,13 @@ def model(
 ) -> None:
     """Model our kernels' workgroups on a CU of an MI300X: the tables of docs/model.md."""
     need("bench model", "torch", "tabulate")
+    from liteattention_emulator import environment_problems
+
     from . import model_tables as report
 
+    reasons = environment_problems()
+    if reasons:
+        raise typer.BadParameter("; ".join(reasons))
     with activity(Console(stderr=True), "modelling") as say:
         rows = [] if decode else report.run(report.CASES, ranges, lambda x: say(f"modelling {x}"))
         spread = []

@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.table import Table
 
 from liteattention_rocm import collect_env
-from liteattention_rocm.cli import dimensions, files, tables
+from liteattention_rocm.cli import dimensions, files, processors, tables
 from liteattention_rocm.cli import dtypes as names_of_dtypes
 from liteattention_rocm.cli.needs import lacking, need
 from liteattention_rocm.cli.progress import activity
@@ -37,7 +37,9 @@ def cpu(
     rounds: Annotated[int, typer.Option(min=3, help="Counted rounds.")] = 15,
     warmup: Annotated[int, typer.Option(min=0, help="Rounds before counting.")] = 3,
     dtype: Annotated[str, typer.Option(help=names_of_dtypes.both("bf16", "fp16", "fp32"))] = "bf16",
-    threads: Annotated[int | None, typer.Option(min=1, help="Torch threads.")] = None,
+    threads: Annotated[
+        int | None, typer.Option(min=1, help="Torch threads; one a processor at most.")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
     out: Annotated[Path | None, typer.Option(help="Also write the JSON here.")] = None,
 ) -> None:
@@ -52,6 +54,8 @@ def cpu(
     reasons = []
     if dtype not in dtypes:
         reasons.append(f"--dtype must be one of {', '.join(dtypes)}, got {dtype!r}")
+    if threads is not None:
+        reasons += [f"--threads {why}, got {threads}" for why in processors.thread_reasons(threads)]
     asked = shapes(shape, reasons) if shape else benchmark.DEFAULT_SHAPES
     for each in asked:
         against = benchmark.problems(each, dtypes.get(dtype, torch.bfloat16))

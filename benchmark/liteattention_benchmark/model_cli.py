@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import Console
 
-from liteattention_emulator import EmulatorError, Recording
+from liteattention_emulator import EmulatorError, Recording, environment_problems
 from liteattention_emulator.timing import Replay, command
 from liteattention_rocm.cli import dimensions, files
 from liteattention_rocm.cli.needs import need
@@ -22,6 +22,8 @@ from . import hbm
 if TYPE_CHECKING:
     from .model import Case
 
+#: Options of what --shape runs.
+_OF_SHAPE = ("--kernel", "--rounding", "--kv-heads", "--page-size", "--q-len", "--record")
 KERNELS = ("dense", "lite", "weigh", "prefill", "decode")
 
 
@@ -78,7 +80,14 @@ def _recording(file: Path, reasons: list[str]) -> Recording | None:
     return None
 
 
+def _typed(context: typer.Context, option: str) -> bool:
+    """Whether an option was given, be it with its default."""
+    source = context.get_parameter_source(option.removeprefix("--").replace("-", "_"))
+    return source is not None and source.name != "DEFAULT"
+
+
 def model(
+    context: typer.Context,
     file: Annotated[
         Path | None, typer.Argument(help="Recording that `emulate run --record` or --record saved.")
     ] = None,
@@ -132,9 +141,15 @@ def model(
     if rounding not in ("rtne", "rtna", "rtz"):
         reasons.append(f"--rounding must be rtne, rtna or rtz, got {rounding!r}")
     if shape is not None:
+        reasons += environment_problems()
         sizes = dimensions.parse(shape, reasons)
-    elif record is not None:
-        reasons.append("--record goes with --shape")
+    else:
+        typed = ", ".join(name for name in _OF_SHAPE if _typed(context, name))
+        if typed:
+            reasons.append(
+                f"{typed}: only with --shape, which runs a kernel; a recording has had its run: "
+                "leave out, or give --shape in place of the recording"
+            )
     unwritable = None if record is None else files.file_problem(record)
     if unwritable is not None:
         reasons.append(f"--record: {unwritable}")
@@ -169,11 +184,17 @@ def model(
             more = partial(launched, case, clock_ghz)
         with activity(Console(stderr=True), "running the kernel on the software MI300X"):
             found, per_block = launch.record(case)
+        lost = None
         if record is not None:
-            record.parent.mkdir(parents=True, exist_ok=True)
-            with command.written(record) as part:
-                found.save(part)
+            try:
+                record.parent.mkdir(parents=True, exist_ok=True)
+                with command.written(record) as part:
+                    found.save(part)
+            except OSError as error:  # said after what can be had
+                lost = error
         command.run(found, options, per_block, more)
+        if lost is not None:
+            raise lost
     except (EmulatorError, OSError, ValueError) as error:
         typer.echo(f"liteattention-rocm model: {error}", err=True)
         raise typer.Exit(1) from error

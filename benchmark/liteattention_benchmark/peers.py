@@ -18,6 +18,8 @@ from typing import Any
 
 import torch
 
+from liteattention_rocm.cli.text import unwritable
+
 Call = Callable[[], torch.Tensor]
 #: (q, k, v, causal) -> a call; raises Unavailable.
 Maker = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, bool], Call]
@@ -149,8 +151,11 @@ def given(text: str) -> tuple[str, Maker]:
     output; Triton's tutorial ``06-fused-attention.py`` has one that is called ``attention``.
 
     Raises:
-        ValueError: the text is of another form, or the name is one of ours.
+        ValueError: the text is of another form or no UTF-8, or the name is one of ours.
     """
+    nameless = unwritable(text)
+    if nameless is not None:
+        raise ValueError(nameless)
     name, equals, place = text.partition("=")
     where, colon, function = place.rpartition(":")
     if not (name and equals and where and colon and function.isidentifier()):

@@ -125,6 +125,7 @@ def load(
             earlier_files(out)
         except ValueError as error:
             problems.append(f"--out: {error}")
+    problems += _of_emulator(options)
     try:
         config = load_config(options, functools.partial(as_options, called=called))
         if not problems:
@@ -263,6 +264,8 @@ def e2e(
 ) -> None:
     """Compare attention configurations end to end: time, memory, sparsity, quality, videos."""
     need("e2e", *FRAMEWORK[runner == "sglang"], extras=EXTRAS[runner == "sglang"])
+    from .config import split
+
     console = Console(stderr=True)
     policy = {
         "threshold_scale": threshold_scale,
@@ -307,7 +310,13 @@ def e2e(
         "fps": fps,
         "out": out,
     }
-    report = _suite(load(options, console, _OF_E2E), console)
+    problems = []
+    if geometry is not None and attention is not None and "lite" not in split(attention):
+        # Not of the configuration: calibrate has a tile without such a row.
+        problems.append(
+            "--geometry: no row has lists of tiles: add lite to --attention, or leave it out"
+        )
+    report = _suite(load(options, console, _OF_E2E, problems), console)
     if print_json:
         typer.echo(json.dumps(report, allow_nan=False))
 
@@ -426,7 +435,18 @@ def _emulate(engine: str | None, device: str | None) -> list[str]:
     return problems
 
 
-def _engine_options(options: dict[str, Any]) -> tuple[dict[str, Any], bool]:
+def _of_emulator(options: Mapping[str, Any]) -> list[str]:
+    """What the environment asks of the software MI300X that it cannot do, if it is the engine."""
+    if not _engine_options(options)[1]:
+        return []
+    try:
+        emulator = importlib.import_module("liteattention_emulator")
+    except ImportError:  # the library is of another installation
+        return []
+    return list(emulator.environment_problems())
+
+
+def _engine_options(options: Mapping[str, Any]) -> tuple[dict[str, Any], bool]:
     """What the engine makes different, and whether it is emulated.
 
     Nothing is run only to warm up an emulator.

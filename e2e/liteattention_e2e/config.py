@@ -27,7 +27,8 @@ from pydantic import (
 from typing_extensions import Self
 
 from liteattention_rocm import MI300X_GEOMETRY, SkipPolicy, TileGeometry, engines
-from liteattention_rocm.cli import dtypes
+from liteattention_rocm.cli import dtypes, processors
+from liteattention_rocm.cli.text import unwritable
 from liteattention_rocm.contract import Engine
 from liteattention_rocm.lite.policy import Budget, LayerBudgets, Threshold
 
@@ -50,6 +51,13 @@ def split(value: Any) -> Any:
 
 def _dtype(value: Any) -> Any:
     return dtypes.long(value) if isinstance(value, str) else value
+
+
+def _told(value: Any) -> Any:
+    why = unwritable(value)
+    if why is not None:
+        raise ValueError(f"{why}: give it in UTF-8")
+    return value
 
 
 def _some(value: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -130,6 +138,18 @@ class PolicyOptions(BaseModel):
         return make_policy({**self.model_dump(exclude={other}), limit: value})
 
 
+#: Options of what rows share, by field; of those that are for layers more is said.
+_SHARED = {
+    "threshold_scale": "--threshold-scale",
+    "warmup_steps": "--dense-steps",
+    "last_step": "--last-step",
+    "retest_every": "--retest",
+    "branches": "--branches",
+    "soft_skip": "--soft-skip",
+    "direction": "--direction",
+}
+
+
 class CalibrationOptions(BaseModel):
     """What ``calibrate`` aims at and tries; every option may come as text."""
 
@@ -159,6 +179,8 @@ class CalibrationOptions(BaseModel):
     def _decibels(cls, value: tuple[float, ...]) -> tuple[float, ...]:
         if not value or not all(10 <= item <= 60 for item in value):
             raise ValueError("qualities are PSNR in dB, from 10 to 60")
+        if len({f"{item:g}" for item in value}) < len(value):  # policies are named by them
+            raise ValueError("each only once, in six digits")
         return value
 
     @field_validator("budgets")
@@ -224,6 +246,13 @@ class SuiteConfig(BaseModel):
     _not_empty = field_validator("attention", "seeds")(_some)
     _no_doubles = field_validator("attention", "thresholds", "budgets", "seeds")(_distinct)
 
+    @field_validator("*", mode="before")
+    @classmethod
+    def _writable(cls, value: Any, info: ValidationInfo) -> Any:
+        return (
+            value if info.field_name == "out" else _told(value)
+        )  # the command looks at the folder
+
     @field_validator("model", mode="before")
     @classmethod
     def _find_model(cls, value: Any) -> Any:
@@ -249,11 +278,17 @@ class SuiteConfig(BaseModel):
     @classmethod
     def _read_policies(cls, value: Any) -> Any:
         if isinstance(value, str | Path):
-            value = read_json_object(Path(value))
+            path, value = value, read_json_object(Path(value))
+            if not value:
+                raise ValueError(
+                    f"{path} has no policy: write NAME: FIELDS into it, or leave it out"
+                )
         if not isinstance(value, dict):
             return value
         problems, made = [], {}
         for name, fields in value.items():
+            if isinstance(name, str) and not name.strip():
+                problems.append(f"{name!r} is no name of a policy")
             try:
                 made[name] = make_policy(fields) if isinstance(fields, dict) else fields
             except ValueError as error:
@@ -272,6 +307,13 @@ class SuiteConfig(BaseModel):
     def _known_engine(cls, value: str | None) -> str | None:
         if value is not None:
             engines.get(value)
+        return value
+
+    @field_validator("threads")
+    @classmethod
+    def _processors_for_threads(cls, value: int | None) -> int | None:
+        for why in () if value is None else processors.thread_reasons(value):
+            raise ValueError(why)
         return value
 
     @field_validator("device")
@@ -332,8 +374,10 @@ class SuiteConfig(BaseModel):
                 f"{option}: no row has a {what}: add lite to --attention, or leave it out"
                 for option, what, given in rows
                 if given
-            ]
+            ] + self._shared_without("add lite to --attention")
         problems = []
+        if self.policies and not (self.thresholds or self.budgets):  # which bring their own fields
+            problems += self._shared_without("give --threshold or --budgets too")
         if not (self.thresholds or self.budgets or self.policies):
             problems.append("lite: give at least one threshold, budget or policy")
         # What is said of layers is said of a row.
@@ -346,6 +390,13 @@ class SuiteConfig(BaseModel):
                 "--layer-budget: no row has a budget: give --budgets too, or leave it out"
             )
         return problems
+
+    def _shared_without(self, cure: str) -> list[str]:
+        """What is against options that only rows of thresholds and budgets share, without a row."""
+        given = ", ".join(
+            option for field, option in _SHARED.items() if field in self.policy.model_fields_set
+        )
+        return [f"{given}: no row has a threshold or budget: {cure}, or leave out"] if given else []
 
     def _odd_prompts(self) -> list[str]:
         """What is against reading the videos of these prompts."""
@@ -502,27 +553,43 @@ def read_prompts(path: Path) -> list[str]:
     Raises:
         ValueError: the file cannot be read or is of another form.
     """
-    text = _read(path)
+    content = _read(path)
     if path.suffix == ".json":
         try:
-            listed = json.loads(text)
+            listed = json.loads(content)
         except json.JSONDecodeError as error:
             raise ValueError(f"{path} is not JSON: {error}") from error
         if not isinstance(listed, list) or not all(isinstance(item, str) for item in listed):
             raise ValueError(f"{path} must hold a JSON list of texts")
+        _told(listed)
         return listed
-    lines = [line.strip() for line in text.splitlines()]
+    lines = [line.strip() for line in content.splitlines()]
     return [line for line in lines if line and not line.startswith("#")]
 
 
 def read_json_object(path: Path) -> dict[str, Any]:
-    """A JSON object from a file."""
+    """A JSON object from a file.
+
+    Raises:
+        ValueError: the file cannot be read or is of another form, or an object in it has a name
+            several times.
+    """
+    twice: dict[str, None] = {}
+
+    def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        names = [name for name, _ in pairs]
+        twice.update(dict.fromkeys(repr(name) for name in names if names.count(name) > 1))
+        return dict(pairs)
+
     try:
-        value = json.loads(_read(path))
+        value = json.loads(_read(path), object_pairs_hook=once)
     except json.JSONDecodeError as error:
         raise ValueError(f"{path} is not JSON: {error}") from error
     if not isinstance(value, dict):
-        raise ValueError(f"{path} must hold a JSON object of named policies")
+        raise ValueError(f"{path} must hold a JSON object of names and what they stand for")
+    if twice:
+        raise ValueError(f"{path} has {', '.join(twice)} several times: keep one of each")
+    _told(value)
     return value
 
 
@@ -531,6 +598,8 @@ def _read(path: Path) -> str:
         return path.read_text(encoding="utf-8")
     except OSError as error:
         raise ValueError(f"cannot read {path}: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path} is not UTF-8 (byte {error.start}): save it as UTF-8") from error
 
 
 def load_config(

@@ -7,13 +7,12 @@ few: unlike the wall clock that hardly changes where other programs keep the pro
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import torch
 
-from liteattention_rocm.cli import tables
+from liteattention_rocm.cli import processors, tables
 
 from .config import Configuration
 from .runner import Runner
@@ -64,7 +63,7 @@ class Estimate:
         if "dense" in self._costs:
             self._costs["lite"] = self._costs["dense"]
         cpu = torch.device(runner.config.device).type == "cpu"
-        self.threads = min(torch.get_num_threads(), _cores()) if cpu else 1
+        self.threads = min(torch.get_num_threads(), processors.available()) if cpu else 1
         self.assumed = (
             f"probed at {' and '.join(f'{n:,}' for n in self.probed)} tokens; attention taken to "
             "grow with tokens squared and the rest linearly, LiteAttention to skip nothing"
@@ -84,9 +83,3 @@ class Estimate:
             steps = config.warmup_runs * warm + timed
             seconds += steps * self._costs[item.kind].seconds(tokens)
         return seconds / self.threads
-
-
-def _cores() -> int:
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1

@@ -130,7 +130,15 @@ def run(result: Result, console: Console, keep: Callable[[Run], None]) -> None:
         for _ in range(config.warmup_runs):
             for item in result.configurations:
                 progress.part(f"{item.name}, warm-up", warm[item.name])
-                loaded.run(item, 0, config.seeds[0], 0, progress.done, steps=warm[item.name])
+                loaded.run(
+                    item,
+                    0,
+                    config.seeds[0],
+                    0,
+                    progress.done,
+                    steps=warm[item.name],
+                    keep_tiles=False,
+                )
         for repeat in range(config.repeats):
             for index, (prompt, seed) in enumerate(result.cases):
                 for item in _rotated(result.configurations, repeat + index):

@@ -17,7 +17,13 @@ from liteattention_emulator.device import (
     registered,
 )
 from liteattention_emulator.graphs import CAPTURE_MODES, Graph, Stream, capture, on_stream
-from liteattention_emulator.native import EmulatorError, LaunchFailed, library, set_option
+from liteattention_emulator.native import (
+    EmulatorError,
+    LaunchFailed,
+    environment_problems,
+    library,
+    set_option,
+)
 from liteattention_emulator.recording import BadRecording, Recording, recorded
 
 __all__ = [
@@ -35,6 +41,7 @@ __all__ = [
     "Stream",
     "capture",
     "disassemble",
+    "environment_problems",
     "kernels",
     "last_launch",
     "library",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -90,7 +91,7 @@ def run(
             "file, which is read and written back; of bytes (uint8) for a struct by value."
         ),
     ] = None,
-    lds: Annotated[int, typer.Option(help="Dynamic LDS, bytes.", min=0)] = 0,
+    lds: Annotated[int, typer.Option(help="Dynamic LDS, bytes.", min=0, max=2**32 - 1)] = 0,
     check: Annotated[bool, typer.Option(help="Run the checkers.")] = True,
     order: Annotated[
         str, typer.Option(help="round-robin[:QUANTUM], random:SEED, first-ahead, last-ahead.")
@@ -104,26 +105,56 @@ def run(
     workgroup: Annotated[int, typer.Option(help="The one that --record records.", min=0)] = 0,
 ) -> None:
     """Run a kernel once and print what it executed and what the checkers found."""
+    reasons = native.environment_problems()
+    loads = not reasons  # code objects are refused else, for the same reasons
+
+    def tried(action: Callable[[], Any]) -> Any:
+        """What it returns; why it does not goes to ``reasons``."""
+        try:
+            return action()
+        except KeyError as error:
+            reasons.append(str(error.args[0]))
+        except (native.EmulatorError, OSError, TypeError) as error:
+            reasons.append(_about(file, error))
+        except _Bad as error:
+            reasons.append(str(error))
+
     files = [Path(text) for text in args or [] if text.endswith(".npy")]
-    written = [("--args", file) for file in files] + [("--out", out), ("--record", record)]
-    try:
-        values = [_value(text, number) for number, text in enumerate(args or [])]
-        grid_sizes, block_sizes = _sizes(grid, "--grid"), _sizes(block, "--block")
-        reasons = [
-            f"{option}: {why}"
-            for option, path in written
-            if path is not None and (why := command.unwritable(path))
-        ]
-        if reasons:
-            raise _Bad("\n".join(reasons))
-    except _Bad as error:
-        _fail(str(error))
+    written = [("--args", path) for path in files] + [("--out", out), ("--record", record)]
+    before = len(reasons)
+    values = [tried(partial(_value, text, number)) for number, text in enumerate(args or [])]
+    values_read = len(reasons) == before
+    grid_sizes = tried(lambda: _sizes(grid, "--grid"))
+    block_sizes = tried(lambda: _sizes(block, "--block"))
+    if record is None and workgroup:
+        reasons.append(
+            "--workgroup is the one that --record records: give --record, or leave it out"
+        )
+    elif grid_sizes is not None and workgroup >= math.prod(grid_sizes):
+        reasons.append(
+            f"--workgroup must be below {math.prod(grid_sizes)}, the workgroups of --grid {grid}, "
+            f"got {workgroup}"
+        )
+    reasons += [
+        f"{option}: {why}"
+        for option, path in written
+        if path is not None and (why := command.unwritable(path))
+    ]
     native_options = {"order": order, "threads": str(threads), "count": "on"}
     native_options["check"] = "on" if check else "off"
-    try:
+    image = tried(file.read_bytes)
+    if not native.library_problem():
         for name, setting in native_options.items():
-            native.set_option(name, setting)
-        with device.Module(file) as module:
+            tried(partial(native.set_option, name, setting))
+    if loads:
+        kernels = None if image is None else tried(lambda: device.kernels(image))
+        found = None if kernels is None else tried(lambda: device.named(kernels, kernel))
+        if found is not None and values_read:
+            tried(lambda: device.packed(found, values))
+    if reasons:
+        _fail("\n".join(reasons))
+    try:
+        with device.Module(image) as module:
             wanted = None if record is None else workgroup
             report = module.launch(
                 kernel, grid_sizes, block_sizes, values, dynamic_lds=lds, record=wanted
@@ -132,9 +163,7 @@ def run(
         for line in str(error).splitlines():
             typer.echo(line, err=True)
         raise typer.Exit(1) from error
-    except KeyError as error:
-        _fail(str(error.args[0]))
-    except (native.EmulatorError, OSError, TypeError) as error:
+    except (native.EmulatorError, TypeError) as error:
         _fail(_about(file, error))
     data = report.to_dict()
     outputs: list[tuple[Path, Callable[[Path], object]]] = [
@@ -205,10 +234,17 @@ def model(
 @app.command("hazards")
 def find_hazards(files: Annotated[list[Path], typer.Argument(help="Code objects.")]) -> None:
     """Look for missing wait states and waits in machine code, on all paths, without running it."""
-    states = [
-        (file, found) for file in files for found in _try(file, lambda f=file: hazards.check(f))
-    ]
-    early = [(file, found) for file in files for found in _try(file, lambda f=file: waits.check(f))]
+    states: list[tuple[Path, hazards.Hazard]] = []
+    early: list[tuple[Path, waits.EarlyUse]] = []
+    reasons = []
+    for file in files:
+        try:
+            states += [(file, each) for each in hazards.check(file)]
+            early += [(file, each) for each in waits.check(file)]
+        except (native.EmulatorError, OSError, ValueError) as error:
+            reasons.append(_about(file, error))
+    if reasons:
+        _fail("\n".join(reasons))
     for file, found in [*states, *early]:
         typer.echo(f"{file}: {found}")
     typer.echo(
@@ -295,9 +331,15 @@ def _filled(text: str, name: str, size: int, how: str, number: int) -> Any:
         values = drawn.astype(kind)
     else:
         try:
-            values = np.full(size, float(how)).astype(kind)
+            value = float(how)
         except ValueError as error:
             raise _Bad(f"--args {text}: VALUE must be a number, iota or random") from error
+        if np.issubdtype(kind, np.integer):
+            bounds: Any = np.iinfo(np.dtype(kind))
+            least, most = bounds.min, bounds.max
+            if not (value.is_integer() and least <= int(value) <= most):
+                raise _Bad(f"--args {text}: VALUE must be whole, from {least} to {most}")
+        values = np.full(size, value).astype(kind)
     return (values.view(np.uint32) >> 16).astype(np.uint16) if name == "bf16" else values
 
 

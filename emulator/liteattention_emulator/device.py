@@ -3,7 +3,7 @@
 import ctypes
 import struct
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -227,6 +227,13 @@ def kernels(code_object: bytes) -> dict[str, Kernel]:
     return out
 
 
+def named(there: Mapping[str, Kernel], name: str) -> Kernel:
+    """The kernel of that name. Raises KeyError naming those there are."""
+    if name not in there:
+        raise KeyError(f"no kernel {name}; there are {', '.join(sorted(there))}")
+    return there[name]
+
+
 def _span(array: npt.NDArray[Any] | Tensor) -> tuple[int, int, int]:
     """(pointer to pass, first byte, bytes) of an array or CPU tensor, any strides."""
     if isinstance(array, np.ndarray):
@@ -278,6 +285,9 @@ def _pack(value: Any, argument: Argument, where: str) -> bytes:
     if isinstance(value, bool | int):
         if argument.size not in (1, 2, 4, 8):
             raise TypeError(f"{where} takes {argument.size} bytes, not an integer{_BY_VALUE}")
+        bits = 8 * argument.size
+        if not -(1 << bits - 1) <= value < 1 << bits:
+            raise TypeError(f"{where} takes {argument.size} bytes, which {value} does not fit")
         return (int(value) % (1 << 8 * argument.size)).to_bytes(argument.size, "little")
     if isinstance(value, float):
         formats = {2: "<e", 4: "<f", 8: "<d"}
@@ -293,6 +303,39 @@ def _pack(value: Any, argument: Argument, where: str) -> bytes:
     if len(packed) != argument.size:
         raise TypeError(f"{where} takes {argument.size} bytes, got {len(packed)}")
     return packed
+
+
+def packed(kernel: Kernel, args: Sequence[Any]) -> tuple[bytearray, list[tuple[int, int]]]:
+    """The argument buffer of a launch, and the first byte and the bytes of each array in ``args``.
+
+    args: as `Module.launch` takes them. Raises TypeError with every argument that does not fit.
+    """
+    explicit = [argument for argument in kernel.arguments if not argument.hidden]
+    if len(explicit) != len(args):
+        names = ", ".join(argument.name or argument.kind for argument in explicit)
+        raise TypeError(f"{kernel.name} takes {len(explicit)} arguments ({names}), got {len(args)}")
+    buffer = bytearray(max((argument.offset + argument.size for argument in explicit), default=0))
+    spans, reasons = [], []
+    for number, (value, argument) in enumerate(zip(args, explicit, strict=True)):
+        where = f"{kernel.name}: argument {number} ({argument.name or argument.kind})"
+        if value is None:
+            value = 0
+        try:
+            if isinstance(value, np.ndarray) and _is_struct(argument):
+                if value.dtype != np.uint8:
+                    raise TypeError(f"{where} is a struct, got {value.dtype}{_BY_VALUE}")
+                value = value.tobytes()
+            elif isinstance(value, np.ndarray) or hasattr(value, "data_ptr"):
+                value, first, length = _span(value)
+                spans.append((first, length))
+            part = _pack(value, argument, where)
+        except TypeError as error:
+            reasons.append(str(error))
+        else:
+            buffer[argument.offset : argument.offset + argument.size] = part
+    if reasons:
+        raise TypeError("; ".join(reasons))
+    return buffer, spans
 
 
 class Module:
@@ -331,9 +374,7 @@ class Module:
 
     def kernel(self, name: str) -> Kernel:
         """The kernel of that name. Raises KeyError naming those there are."""
-        if name not in self.kernels:
-            raise KeyError(f"no kernel {name}; there are {', '.join(sorted(self.kernels))}")
-        return self.kernels[name]
+        return named(self.kernels, name)
 
     def launch(
         self,
@@ -355,32 +396,10 @@ class Module:
         to in full, whatever they held before; what a grid too small leaves out has the old values
         else, and nobody notices. record: a workgroup (linear id) whose instruction streams the
         report keeps. Raises LaunchFailed when the checkers found something, an array of
-        ``fills`` has elements that were not stored to, or the launch cannot run, TypeError for
-        arguments that do not fit.
+        ``fills`` has elements that were not stored to, or the launch cannot run, TypeError with
+        every argument that does not fit.
         """
-        kernel = self.kernel(name)
-        explicit = [argument for argument in kernel.arguments if not argument.hidden]
-        if len(explicit) != len(args):
-            names = ", ".join(argument.name or argument.kind for argument in explicit)
-            raise TypeError(f"{name} takes {len(explicit)} arguments ({names}), got {len(args)}")
-        size = max((argument.offset + argument.size for argument in explicit), default=0)
-        buffer = bytearray(size)
-        spans = []
-        for number, (value, argument) in enumerate(zip(args, explicit, strict=True)):
-            where = f"{name}: argument {number} ({argument.name or argument.kind})"
-            if value is None:
-                value = 0
-            if isinstance(value, np.ndarray) and _is_struct(argument):
-                if value.dtype != np.uint8:
-                    raise TypeError(f"{where} is a struct, got {value.dtype}{_BY_VALUE}")
-                value = value.tobytes()
-            elif isinstance(value, np.ndarray) or hasattr(value, "data_ptr"):
-                pointer, first, length = _span(value)
-                spans.append((first, length))
-                value = pointer
-            buffer[argument.offset : argument.offset + argument.size] = _pack(
-                value, argument, where
-            )
+        buffer, spans = packed(self.kernel(name), args)
         with _registered(spans):
             report = self.launch_packed(
                 name, grid, block, buffer, dynamic_lds=dynamic_lds, record=record

@@ -11,6 +11,18 @@ from typing import Any
 
 FILE = "libliteattention_emulator.so"
 ABI_VERSION = 1
+PREFIX = "LITEATTENTION_EMULATOR_"
+#: What the options of launches take, by name; of variables in the environment, too.
+OPTIONS = {
+    "check": "on or off",
+    "count": "on or off",
+    "threads": "a number up to 1024 (0: one per core)",
+    "order": "round-robin[:QUANTUM] with a QUANTUM above 0, random:SEED, first-ahead or last-ahead",
+    "variant": "avx512, avx2 or portable, and one that this processor has",
+    "steps": "a number above 0",
+}
+#: What :func:`set_option` has set.
+_set: dict[str, str] = {}
 
 
 class EmulatorError(RuntimeError):
@@ -160,3 +172,35 @@ def set_option(name: str, value: str) -> None:
     native = functions()
     if native.lae_set_option(name.encode(), value.encode()):
         raise EmulatorError(native.lae_last_error().decode(errors="replace"))
+    _set[name] = value
+
+
+def library_problem() -> str:
+    """Why the library cannot be opened; "" if it can be."""
+    path = os.environ.get(PREFIX + "LIBRARY")
+    try:
+        functions()
+    except (EmulatorError, OSError, AttributeError) as error:
+        asked = f"{PREFIX}LIBRARY must name a build of {FILE}, got {path!r}: " if path else ""
+        return f"{asked}{error}"
+    return ""
+
+
+def environment_problems() -> list[str]:
+    """What is wrong with the LITEATTENTION_EMULATOR_ variables: a line each; none: nothing is.
+
+    Every launch refuses the first of them, as a HIP error: ask before the first one.
+    """
+    problem = library_problem()
+    if problem:
+        return [problem]
+    native, problems = functions(), []
+    for name, allowed in OPTIONS.items():
+        value = os.environ.get(PREFIX + name.upper())
+        if not value:
+            continue
+        if native.lae_set_option(name.encode(), os.fsencode(value)):
+            problems.append(f"{PREFIX}{name.upper()} must be {allowed}, got {value!r}")
+        else:
+            native.lae_set_option(name.encode(), _set.get(name, "").encode())
+    return problems

@@ -18,7 +18,7 @@ from diffusers.models.attention_dispatch import AttentionBackendName
 from liteattention_common import slots
 from liteattention_common.enums import add_member
 from liteattention_rocm import attention
-from liteattention_rocm.lite.attention import warn_once
+from liteattention_rocm.lite.once import warn_once
 
 from . import context_parallel
 from . import note as notes

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -38,6 +39,20 @@ def test_bench_cpu_asks_the_engine_for_every_shape(monkeypatch: pytest.MonkeyPat
     ):
         assert part in text
     assert "1,1,128,64" not in text
+
+
+@pytest.mark.parametrize("threads", [3, 10**12])
+def test_threads_without_a_processor_are_refused(
+    monkeypatch: pytest.MonkeyPatch, threads: int
+) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: {4, 7})
+    text = refused(monkeypatch, "cpu", "--threads", str(threads), "--shape", "x")
+    wanted = "must be at most 2, as many as there are processors for"
+    assert f"--threads {wanted}, got {threads}" in text and "--shape must be four" in text
+    given = {"model": "x", "prompts": ["p"]}
+    assert load_config({**given, "threads": "2"}).threads == 2
+    with pytest.raises(ValueError, match=f"threads={threads}: {wanted}"):
+        load_config({**given, "threads": str(threads)})
 
 
 @pytest.mark.parametrize("dtype", ["bf16", "bfloat16"])
@@ -121,13 +136,14 @@ def test_bench_kernels_lists_what_is_wrong_with_file_peers_and_folder(
     file.write_text("rounds: 1\ndense:\n  - {batch: 0}\n")
     words = ("--config", str(file), "--peer", "x", "--peer", "y", "--out", str(file))
     words += ("--peer", "ours, lite=a:b", "--peer", "mine=a:b", "--peer", "mine=c:d")
+    words += ("--peer", "\udcff=a:b")
     text = refused(monkeypatch, "kernels", *words)
     for part in (
         f"--config {file}: rounds: Input should be greater than or equal to 3, got 1",
         f"--config {file}: dense.0.batch: Input should be greater than 0, got 0",
         "--peer: a peer is NAME=FILE_OR_MODULE:FUNCTION, got 'x'", "got 'y'", "--out: ",
         "--peer: 'ours, lite' is a name of ours: give the peer another one",
-        "--peer: two are called 'mine'",
+        "--peer: two are called 'mine'", r"--peer: '\udcff=a:b' has characters that are no UTF-8",
     ):  # fmt: skip
         assert part in text
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)

@@ -102,6 +102,22 @@ def test_on_the_software_mi300x_everything_passes(tmp_path: Path) -> None:
         assert private not in text
 
 
+@pytest.mark.parametrize("named", [False, True], ids=["option", "variable"])
+def test_a_wrong_variable_of_the_emulator_is_no_broken_installation(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, named: bool
+) -> None:
+    monkeypatch.setenv("LITEATTENTION_EMULATOR_CHECK", "maybe")
+    monkeypatch.setenv("LITEATTENTION_EMULATOR_ORDER", "up")
+    monkeypatch.setenv(LIBRARY_VARIABLE, str(library()) if named else "")
+    engines.settings.cache_clear()
+    file = tmp_path / "report.json"
+    result = doctor(*([] if named else ["--emulate"]), "--out", str(file))
+    text = " ".join(result.output.replace("│", " ").split())
+    assert result.exit_code == 2 and not file.exists()
+    assert "LITEATTENTION_EMULATOR_CHECK must be on or off, got 'maybe'" in text
+    assert "LITEATTENTION_EMULATOR_ORDER must be round-robin[:QUANTUM]" in text
+
+
 def test_without_a_gpu_it_says_what_to_do_and_passes(tmp_path: Path) -> None:
     code, data, printed = examined(tmp_path)
     assert code == 0, printed

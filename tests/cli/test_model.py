@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import json
+import os
 import sys
+from collections.abc import Iterator
 from importlib.metadata import EntryPoint
 from pathlib import Path
 from typing import Any
@@ -16,6 +20,7 @@ from liteattention_benchmark import model as model_cases
 from liteattention_benchmark import model_tables
 from liteattention_benchmark.model_cli import model
 from liteattention_emulator import Recording
+from liteattention_emulator.timing import command
 from tests import ROOT
 
 APP = typer.Typer()
@@ -32,6 +37,15 @@ def test_the_command_is_registered() -> None:
     line = next(row for row in text.splitlines() if row.startswith("model = "))
     value = line.partition("=")[2].strip().strip('"')
     assert EntryPoint("model", value, "liteattention_rocm.commands").load() is model
+
+
+@pytest.fixture(scope="module")
+def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A recording, as a user has one."""
+    file = tmp_path_factory.mktemp("recorded") / "kernel.npz"
+    case = model_cases.Case((1, 1, 64, 64), "dense", "rtne")
+    model_cases.record(case)[0].save(file)
+    return file
 
 
 @pytest.mark.parametrize(("kernel", "dim"), [("dense", 128), ("lite", 64)])
@@ -181,6 +195,52 @@ def test_every_mistake_is_named(tmp_path: Path) -> None:
         code, text = call(str(tmp_path / name), "--timeline", str(tmp_path))
         assert code == 2 and f"{tmp_path / name}: {why}" in text
         assert "--timeline must end in .png" in text and "Errno" not in text
+
+
+def test_a_recording_takes_no_options_of_a_run(recorded: Path, tmp_path: Path) -> None:
+    words = ("--kernel", "dense", "--kv-heads", "2", "--q-len", "1", "--record", "x.npz")
+    code, text = call(str(recorded), *words, "--top", "3")
+    assert code == 2
+    assert "--kernel, --kv-heads, --q-len, --record: only with --shape, which runs a kernel" in text
+    assert "--rounding" not in text and "--top" not in text
+
+
+@pytest.mark.parametrize("option", ["--timeline", "--record"])
+def test_what_cannot_be_written_at_the_end_loses_no_table(
+    recorded: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, option: str
+) -> None:
+    """The folder was there when the command looked."""
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    name = folder / ("x.png" if option == "--timeline" else "x.npz")
+    shape = ("--shape", "1,1,64,64") if option == "--record" else (str(recorded),)
+
+    @contextlib.contextmanager
+    def written(path: Path) -> Iterator[Path]:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+        yield path
+
+    monkeypatch.setattr(command, "written", written)
+    result = CliRunner().invoke(APP, [*shape, "--no-range", "--json", option, str(name)])
+    assert result.exit_code == 1 and json.loads(result.stdout)["clk"] > 0
+    assert "No space left on device" in result.stderr and "Traceback" not in result.stderr
+
+
+def test_a_timeline_where_no_file_can_be_made_is_refused(recorded: Path) -> None:
+    """Whatever the permissions say: root has all of them."""
+    code, text = call(str(recorded), "--no-range", "--timeline", "/proc/x.png")
+    assert code == 2 and "--timeline: cannot write into '/proc': " in text
+
+
+def test_a_wrong_variable_of_the_emulator_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(model_cases, "record", lambda case: pytest.fail("it ran"))
+    monkeypatch.setenv("LITEATTENTION_EMULATOR_ORDER", "up")
+    monkeypatch.setenv("LITEATTENTION_EMULATOR_THREADS", "2000")
+    code, text = call("--shape", "1,1,64,77")
+    assert code == 2 and "D of --shape must be" in text
+    assert "LITEATTENTION_EMULATOR_ORDER must be round-robin[:QUANTUM]" in text
+    assert "LITEATTENTION_EMULATOR_THREADS must be a number up to 1024" in text
+    assert "got 'up'" in text and "got '2000'" in text
 
 
 def test_files_are_checked_before_the_kernel_runs(

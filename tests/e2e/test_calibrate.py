@@ -456,6 +456,12 @@ def test_numbers_of_dense_steps_that_make_no_sense_are_refused(
     assert not (tmp_path / "out").exists()
 
 
+def test_qualities_whose_policies_would_have_one_name_are_refused(app: typer.Typer) -> None:
+    outcome = CliRunner().invoke(app, ["calibrate", "--psnr", "40,33,40.000001", "--rounds", "0"])
+    assert outcome.exit_code == 2 and "--rounds=0" in outcome.output
+    assert "--psnr=40,33,40.000001: each only once, in six digits" in outcome.output
+
+
 def test_everything_that_is_wrong_is_said_at_once(app: typer.Typer, tmp_path: Path) -> None:
     outcome = CliRunner().invoke(
         app,

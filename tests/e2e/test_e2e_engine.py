@@ -18,6 +18,7 @@ from typer.testing import CliRunner
 
 from liteattention_e2e import cli, config, runner
 from liteattention_e2e.config import load_config
+from liteattention_rocm import engines
 
 NOWHERE = "/nowhere/libhip.so"
 
@@ -63,6 +64,23 @@ def test_emulate_contradicts_another_engine(
     assert outcome.exit_code == 2 and "PyTorch sees no GPU" not in outcome.stderr
     for part in ("--emulate runs on the CPU: leave --device cuda out", "--steps=0: must be at"):
         assert part in outcome.stderr
+
+
+def test_a_wrong_variable_of_the_emulator_is_one_of_the_errors(
+    app: typer.Typer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    emulator = pytest.importorskip("liteattention_emulator")
+    monkeypatch.setenv("LITEATTENTION_HIP_LIBRARY", "")
+    monkeypatch.setenv("LITEATTENTION_EMULATOR_STEPS", "none")
+    wanted = (
+        "LITEATTENTION_EMULATOR_STEPS must be a number above 0, got 'none'",
+        "--steps=0: must",
+    )
+    for words in (["generate", "--emulate"], ["e2e", "--engine", "gfx942"]):
+        outcome = CliRunner().invoke(app, [*words, "--steps", "0"])
+        assert outcome.exit_code == 2 and all(part in outcome.stderr for part in wanted)
+        monkeypatch.setenv("LITEATTENTION_HIP_LIBRARY", str(emulator.library()))
+        engines.settings.cache_clear()
 
 
 def test_a_second_gpu_is_waited_for_and_a_missing_one_refused(

@@ -446,9 +446,17 @@ def test_generate_makes_one_video_and_names_the_files(
 
 
 def test_a_warm_up_shorter_than_the_dense_steps(
-    app: typer.Typer, model: Path, tmp_path: Path
+    app: typer.Typer, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Its two steps are dense, so there are no lists of it to draw.
+    made = []
+
+    class Recorder(step_tiles.Recorder):
+        def __init__(self, handle: Handle, steps: int) -> None:
+            super().__init__(handle, steps)
+            made.append(steps)
+
+    monkeypatch.setattr(runner, "Recorder", Recorder)
     options = SIZES | {"--threshold": "-2", "--dense-steps": "3", "--warmup": "1"}
     prompts = tmp_path / "prompts.txt"
     prompts.write_text(PROMPTS[0])
@@ -460,6 +468,7 @@ def test_a_warm_up_shorter_than_the_dense_steps(
     )  # fmt: skip
     assert outcome.exit_code == 0, outcome.output
     assert json.loads((tmp_path / "out" / "report.json").read_text())["runs"]
+    assert made == [4]  # lists of the timed run alone, which somebody reads
 
 
 def test_a_short_schedule_is_compared_with_references_as_short(
@@ -624,6 +633,34 @@ def test_generate_names_what_was_typed_once(app: typer.Typer, option: str) -> No
             {"attention": "diffusers", "policies": {"mine": {"threshold": -2}}},
             "^--policies: no row has a policy: add lite to --attention, or leave it out$",
         ),
+        (
+            {
+                "attention": "dense",
+                "budgets": "0.05",
+                "policy": {"warmup_steps": "4", "retest_every": "2", "soft_skip": "false"},
+            },
+            "^--budgets: .*\n--dense-steps, --retest, --soft-skip: no row has a threshold or "
+            "budget: add lite to --attention, or leave out$",
+        ),
+        (
+            {
+                "thresholds": "",
+                "policies": {"mine": {"threshold": -2}},
+                "policy": {"direction": "ascending"},
+            },
+            "^--direction: no row has a threshold or budget: give --threshold or --budgets too, or",
+        ),
+        ({"policies": {" ": {"threshold": -2}}}, "' ' is no name of a policy"),
+        (
+            {"negative_prompt": "a \udcff"},
+            r"negative_prompt: 'a \\udcff' has characters that are no U",
+        ),
+        ({"prompts": ["a", "b \udcff"]}, r"prompts: 'b \\udcff' has characters that are no UTF-8"),
+        ({"policies": {"\udcff": {"threshold": -2}}}, "policies: .* no UTF-8, so no report could"),
+        (
+            {"policy": {"layer_thresholds": ["\udcff=-2"]}},
+            "policy: .* no UTF-8, so no report could",
+        ),
         ({"short_steps": 5, "steps": 5}, "short_steps must be fewer than steps, got 5 and 5"),
     ],
 )
@@ -633,13 +670,49 @@ def test_wrong_configurations(options: dict[str, Any], message: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "options",
-    [{}, {"thresholds": ""}, {"budgets": ""}, {"policies": {}}, {"policy": {"warmup_steps": "4"}}],
-    ids=str,
+    "options", [{}, {"thresholds": ""}, {"budgets": ""}, {"policies": {}}, {"policy": {}}], ids=str
 )
 def test_defaults_of_lite_do_no_harm_without_it(options: dict[str, Any]) -> None:
     config = load_config({"model": "x", "prompts": ["p"], "attention": "dense", **options})
     assert [item.name for item in config.configurations()] == ["dense"]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (b"{}", "has no policy: write NAME: FIELDS into it, or leave it out"),
+        (b'{"a": {"threshold": -2}, "a": {"threshold": -3}}', "has 'a' several times: keep one"),
+        (b'{"a": {"threshold": -2, "threshold": -3}}', "has 'threshold' several times: keep one"),
+        (b'{"\\udcff": {"threshold": -2}}', "has characters that are no UTF-8"),
+        (b'{"\xff": {}}', "is not UTF-8 (byte 2): save it as UTF-8"),
+    ],
+)
+def test_policies_of_a_file_that_is_wrong(tmp_path: Path, text: bytes, message: str) -> None:
+    file = tmp_path / "policies.json"
+    file.write_bytes(text)
+    with pytest.raises(ValueError) as error:
+        load_config({"model": "x", "prompts": ["p"], "policies": str(file)})
+    assert message in str(error.value) and len(str(error.value).splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "message"),
+    [
+        ("prompts.txt", b"a \xff cat", "is not UTF-8 (byte 2): save it as UTF-8"),
+        ("prompts.json", b'["a cat", "a \\ud800"]', r"'a \ud800' has characters that are no UTF-8"),
+    ],
+)
+def test_prompts_that_no_report_could_name_are_refused(
+    app: typer.Typer, tmp_path: Path, name: str, text: bytes, message: str
+) -> None:
+    (tmp_path / name).write_bytes(text)
+    words = ["e2e", "--prompts", str(tmp_path / name), "--steps", "0", "--out", "x\udcff"]
+    outcome = CliRunner().invoke(app, words)
+    assert outcome.exit_code == 2 and message in outcome.stderr and "--steps=0" in outcome.stderr
+    assert outcome.stderr.count("--out: ") == 1 and len(outcome.stderr.splitlines()) == 4
+    outcome = CliRunner().invoke(app, ["generate", "a \udcff cat"])
+    assert outcome.exit_code == 2
+    assert r"PROMPT: 'a \udcff cat' has characters that are no UTF-8" in outcome.stderr
 
 
 def test_everything_wrong_between_options_is_reported_at_once(
@@ -654,7 +727,8 @@ def test_everything_wrong_between_options_is_reported_at_once(
         app,
         ["e2e", "--prompts", str(prompts), "--attention", "dense", "--threshold", "-4",
          "--budgets", "0.1", "--policies", str(policies), "--layer-budget", "a=0.1", "--graphs",
-         "--check-prompts", "--steps", "4", "--short-steps", "4", "--engine", "gfx942"],
+         "--check-prompts", "--steps", "4", "--short-steps", "4", "--engine", "gfx942",
+         "--dense-steps", "2", "--last-step", "3", "--geometry", "mi300x"],
     )  # fmt: skip
     assert outcome.exit_code == 2
     lines = [line.strip() for line in outcome.stderr.splitlines()[1:]]
@@ -663,10 +737,12 @@ def test_everything_wrong_between_options_is_reported_at_once(
         "--budgets: no row has a budget: add lite",
         "--policies: no row has a policy: add lite",
         "--layer-budget: no row has a budget: add lite",
+        "--dense-steps, --last-step: no row has a threshold or budget: add lite",
         "check_prompts reads moving shapes, prompts of the small model: ",
         "graphs are CUDA's: device must be a GPU, got 'cpu'",
         "short_steps must be fewer than steps, got 4 and 4",
         "engine 'gfx942' cannot run here: ",
+        "--geometry: no row has lists of tiles: add lite",
     )
     for line, beginning in zip(lines, expected, strict=True):
         assert line.startswith(beginning)

@@ -93,6 +93,16 @@ def test_findings_fail_the_run(code_object: str) -> None:
         (("--block", "²"), "--block must be"),
         (("--grid", "1,99999999999999999999"), "--grid must have numbers below 2^32"),
         (("--args", "f32:99999999999999999999:iota"), "COUNT must be below 2^32"),
+        (("--args", "i32:3:1e99"), "VALUE must be whole, from -2147483648 to 2147483647"),
+        (("--args", "u8:3:0.5"), "VALUE must be whole, from 0 to 255"),
+        (("--args", "u8:3:nan"), "VALUE must be whole, from 0 to 255"),
+        (("--args", str(2**64)), f"takes 8 bytes, which {2**64} does not fit"),
+        (("--args", "f32:64", "--workgroup", "1"), "--workgroup is the one that --record records"),
+        (
+            ("--args", "f32:64", "--grid", "2,3", "--workgroup", "6", "--record", "x.npz"),
+            "--workgroup must be below 6, the workgroups of --grid 2,3, got 6",
+        ),
+        (("--lds", str(2**32)), "--lds"),
         (("--order", "up"), "order 'up'"),
         ((), "takes 1 arguments"),
         (("--kernel", "absent"), "no kernel absent; there are"),
@@ -101,6 +111,39 @@ def test_findings_fail_the_run(code_object: str) -> None:
 def test_bad_input_is_one_line(code_object: str, words: tuple[str, ...], reason: str) -> None:
     code, text = call("run", code_object, "--kernel", "halve", *words)
     assert code == 2 and reason in text and "Traceback" not in text
+
+
+def test_every_wrong_argument_of_a_run_is_named(
+    code_object: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LITEATTENTION_EMULATOR_CHECK", "maybe")
+    words = ("run", code_object, "--grid", "0", "--block", "x", "--order", "up")
+    words += ("--args", "f64:3", "--args", "many", "--out", str(tmp_path / "none" / "x"))
+    code, text = call(*words, "--kernel", "absent")
+    assert code == 2
+    for part in (
+        "LITEATTENTION_EMULATOR_CHECK must be on or off, got 'maybe'", "--grid must be",
+        "--block must be", "order 'up'", "--args f64:3: not", "--args many: not", "--out: there is",
+    ):  # fmt: skip
+        assert text.count(part) == 1
+    monkeypatch.delenv("LITEATTENTION_EMULATOR_CHECK")
+    code, text = call("run", code_object, "--kernel", "absent", "--grid", "0")
+    assert code == 2 and "--grid must be" in text and "no kernel absent; there are" in text
+    words = ("run", code_object, "--kernel", "halve", "--grid", "0")
+    code, text = call(*words)
+    assert code == 2 and "--grid must be" in text and "takes 1 arguments" in text
+    code, text = call("run", str(tmp_path / "none.co"), *words[2:])
+    assert code == 2 and "--grid must be" in text and "none.co: No such file" in text
+
+
+def test_every_wrong_argument_of_a_launch_is_named(code_object: str) -> None:
+    with emulator.Module(code_object) as module:
+        count = sum(not each.hidden for each in module.kernels["calls"].arguments)
+        with pytest.raises(TypeError) as refused:
+            module.launch("calls", [1], [64], ["x"] * count)
+    assert count > 1
+    for number in range(count):
+        assert f"calls: argument {number} " in str(refused.value)
 
 
 def test_a_struct_by_value_is_a_file_of_bytes(tmp_path: Path) -> None:
@@ -124,8 +167,11 @@ def test_a_struct_by_value_is_a_file_of_bytes(tmp_path: Path) -> None:
     assert code != 2 and "takes" not in text
 
 
-def test_where_nothing_can_be_written_nothing_runs(code_object: str, tmp_path: Path) -> None:
-    words = ("run", code_object, "--kernel", "absent")
+def test_where_nothing_can_be_written_nothing_runs(
+    code_object: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(device.Module, "launch", lambda *_, **__: pytest.fail("it ran"))
+    words = ("run", code_object, "--kernel", "halve", "--args", "f32:64")
     for option in ("--out", "--record"):
         code, text = call(*words, option, str(tmp_path / "none" / "x"))
         assert (code, text) == (2, f"{option}: there is no folder '{tmp_path / 'none'}'\n")
@@ -213,6 +259,15 @@ def test_no_code_object(tmp_path: Path) -> None:
         for command in (["kernels"], ["run", "--kernel", "x"]):
             code, text = call(command[0], str(tmp_path / name), *command[1:])
             assert code == 2 and reason in text
+
+
+def test_hazards_of_several_files(code_object: str, tmp_path: Path) -> None:
+    """All are looked at, and all that cannot be are named."""
+    bad = tmp_path / "bad.co"
+    bad.write_bytes(bytes(500))
+    code, text = call("hazards", "none.co", code_object, str(bad))
+    assert code == 2 and "none.co: No such file or directory\n" in text and f"{bad}: " in text
+    assert call("hazards", code_object, code_object)[1].endswith("(code objects: 2)\n")
 
 
 def test_errors_name_the_file(tmp_path: Path) -> None:

@@ -458,6 +458,22 @@ def test_bad_options(
         module.launch("all_emulated", [1], [64], [words(64)])
 
 
+def test_problems_of_the_environment_leave_options_as_they_are(
+    module: emulator.Module, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    emulator.set_option("order", "last-ahead")
+    for name, value in (("order", "up"), ("steps", "1"), ("check", "off"), ("threads", "")):
+        monkeypatch.setenv(f"LITEATTENTION_EMULATOR_{name.upper()}", value)
+    (problem,) = emulator.environment_problems()
+    assert problem.startswith("LITEATTENTION_EMULATOR_ORDER must be") and "got 'up'" in problem
+    monkeypatch.setenv("LITEATTENTION_EMULATOR_ORDER", "random:1")
+    assert not emulator.environment_problems()
+    with pytest.raises(emulator.LaunchFailed):  # of one step
+        module.launch("all_emulated", [1], [64], [words(64)])
+    monkeypatch.delenv("LITEATTENTION_EMULATOR_STEPS")
+    module.launch("all_emulated", [1], [64], [words(64)])  # its number of steps is back
+
+
 def test_variants_agree(module: emulator.Module, image: bytes) -> None:
     order, results = np.arange(8, dtype=np.uint32), set()
     for variant in AVAILABLE:

@@ -13,6 +13,8 @@ from datetime import datetime
 from pathlib import Path
 from types import FrameType
 
+from .text import unwritable
+
 
 class Terminated(KeyboardInterrupt):
     """SIGTERM: what is under way stops as it does for Ctrl-C, and keeps what there is."""
@@ -29,6 +31,9 @@ def problem(folder: Path) -> str | None:
 
     It is tried: permissions and mount options alone do not tell. Nothing is left behind.
     """
+    nameless = unwritable(folder)
+    if nameless is not None:
+        return nameless
     try:
         if not folder.is_dir() and (folder.exists() or folder.is_symlink()):
             return f"{str(folder)!r} is no folder"
@@ -49,7 +54,7 @@ def file_problem(path: Path) -> str | None:
     """Why ``path`` could not be written as a file, None if it could be."""
     if path.is_dir():
         return f"{str(path)!r} is a folder, a file is needed"
-    return problem(path.parent)
+    return unwritable(path) or problem(path.parent)
 
 
 @contextlib.contextmanager

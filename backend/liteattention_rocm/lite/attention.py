@@ -29,6 +29,7 @@ from . import bitmap
 from .admission import WHAT, Given, Options, Where, admit, call_reasons, engine_request
 from .counting import Count, CountReader, Noted, Noting, TileCounters
 from .names import checked_names
+from .once import warn_once
 from .policy import SkipPolicy, plain_int
 from .state import Kind, Plan, Shape, State, Tiles, Turn
 from .statistics import MOST_PENDING, SkipStatistics
@@ -701,12 +702,6 @@ def _warn_if_nothing_skips(policy: SkipPolicy, num_steps: int | None = None) -> 
     why = policy.nothing_skips() or policy.nothing_skips(num_steps)
     if why:
         warn_once(f"LiteAttention skips nothing: {why}")
-
-
-@functools.lru_cache(maxsize=256)
-def warn_once(text: str) -> None:
-    """Log a warning that this process has not logged lately."""
-    logger.warning("%s", text)
 
 
 def _call(lite: LiteAttention, *tensors: torch.Tensor, **call: Any) -> _Result:

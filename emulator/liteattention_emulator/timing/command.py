@@ -7,6 +7,7 @@ import importlib
 import json
 import os
 import shutil
+import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -65,9 +66,12 @@ class Options:
         as_json: bool,
     ) -> Options:
         """Raises BadOptions with every reason."""
-        values, reasons = {}, []
+        values: dict[str, float] = {}
+        reasons = []
         for text in overrides or ():
             name, _, value = text.partition("=")
+            if name.strip() in values:
+                reasons.append(f"--set has {name.strip()} several times: give one value")
             try:
                 values[name.strip()] = float(value)
             except ValueError:
@@ -98,7 +102,12 @@ def unwritable(path: Path) -> str:
         return ""
     if not folder.is_dir():
         return f"there is no folder {str(folder)!r}"
-    return "" if os.access(folder, os.W_OK) else f"cannot write into {str(folder)!r}"
+    try:  # permissions alone do not tell
+        with tempfile.NamedTemporaryFile(dir=folder, prefix=".liteattention-") as file:
+            file.write(bytes(4096))
+    except OSError as error:
+        return f"cannot write into {str(folder)!r}: {error.strerror}"
+    return ""
 
 
 def _opened(path: Path) -> bool:
@@ -151,7 +160,9 @@ def run(
     matrix_per_block: float | None = None,
     more: Callable[[Replay, dict[str, Any]], str] | None = None,
 ) -> None:
-    """Replay a recording, print the result and draw it. Raises EmulatorError, OSError.
+    """Replay a recording, draw it and print the result. Raises EmulatorError, OSError.
+
+    What is printed does not depend on whether the picture could be drawn and written.
 
     more: may add to what ``--json`` prints, and says the same in words, or nothing.
     """
@@ -165,12 +176,14 @@ def run(
         clock_ghz=options.clock_ghz,
     )
     words = "" if more is None else more(result, data)
-    if options.timeline is not None:
-        with written(options.timeline) as part:
-            picture.draw(result, part)
-    if options.as_json:
-        typer.echo(json.dumps(data, indent=1))
-    else:
-        report.show(data, Console())
-        if words:
-            Console().print(words, highlight=False, soft_wrap=True)
+    try:
+        if options.timeline is not None:
+            with written(options.timeline) as part:
+                picture.draw(result, part)
+    finally:
+        if options.as_json:
+            typer.echo(json.dumps(data, indent=1))
+        else:
+            report.show(data, Console())
+            if words:
+                Console().print(words, highlight=False, soft_wrap=True)

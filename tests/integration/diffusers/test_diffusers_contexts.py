@@ -14,7 +14,7 @@ from diffusers.models.transformers.transformer_stable_audio3 import StableAudio3
 import liteattention_diffusers
 from liteattention_diffusers import enable
 from liteattention_rocm import SkipPolicy, TileGeometry
-from liteattention_rocm.lite.attention import warn_once
+from liteattention_rocm.lite.once import warn_once
 
 TILE = TileGeometry(64, 64, 32)
 DENSE = SkipPolicy(enabled=False)
