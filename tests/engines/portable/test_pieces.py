@@ -269,6 +269,7 @@ def planned(
     kernels.plan[(len(lengths),)](
         read, read, read, items, counts, order, counters, votes, votes, tally, q_blocks, k_blocks,
         2, 1, 2, 16, False, False, False, False, units, 64, least, goal, slots, even,
+        False,
     )  # fmt: skip
     number = int(counters[1])
     told = zip(order[:number].tolist(), counts[:number].tolist(), strict=True)
@@ -295,7 +296,7 @@ def in_order(lengths: list[int], heads: int, joint: int) -> list[int]:
     counter, tally, votes = torch.ones(1).int(), torch.full((2,), 7), torch.zeros_like(read)
     kernels.plan[(len(lengths),)](
         read, read, read, items, counts, order, counter, votes, votes, tally, q_blocks, k_blocks,
-        2, joint, 2, 16, False, False, False, False, 0, 0, 0, 0, 0, True,
+        2, joint, 2, 16, False, False, False, False, 0, 0, 0, 0, 0, True, False,
     )  # fmt: skip
     assert counter.item() == 0 and counts.tolist() == [lengths[row] for row in order.tolist()]
     return [int(row) for row in order]

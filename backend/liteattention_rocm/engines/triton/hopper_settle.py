@@ -245,15 +245,24 @@ def _select(weights, votes, mass, k_blocks, words, limit, HAS_MASS: gl.constexpr
     largest = gl.max(_weights(weights, first, k_blocks)[0], 0)
     for start in range(_SPAN, k_blocks, _SPAN):
         largest = gl.maximum(largest, gl.max(_weights(weights, start + first, k_blocks)[0], 0))
-    # The largest cut for which the weights up to it stay within the limit, bit by bit from above.
+    # The largest cut for which the weights up to it stay within the limit, two bits at a time from
+    # above: nobody computes beside the search for the last q block, and three sums take as long as
+    # one.
     cut = gl.to_tensor(0)
-    for step in range(_UNIT_BITS):
-        tried = cut | (UNIT >> (step + 1))
-        total = _up_to(tried, held)
+    for step in range(_UNIT_BITS // 2):
+        low = UNIT >> (2 * step + 2)
+        one, two, three = cut + low, cut + 2 * low, cut + 3 * low
+        up_to_one = _up_to(one, held)
+        up_to_two = _up_to(two, held)
+        up_to_three = _up_to(three, held)
         for start in range(_SPAN, k_blocks, _SPAN):
             more = _loose(weights, start + first, k_blocks)
-            total = gl.minimum(total + _up_to(tried, more), 2 * UNIT)
-        cut = gl.where(total <= limit, tried, cut)
+            up_to_one = gl.minimum(up_to_one + _up_to(one, more), 2 * UNIT)
+            up_to_two = gl.minimum(up_to_two + _up_to(two, more), 2 * UNIT)
+            up_to_three = gl.minimum(up_to_three + _up_to(three, more), 2 * UNIT)
+        cut = gl.where(up_to_one <= limit, one, cut)
+        cut = gl.where(up_to_two <= limit, two, cut)
+        cut = gl.where(up_to_three <= limit, three, cut)
     cut = gl.where(limit > 0, cut, -1)
     kept = gl.to_tensor(0)
     for start in range(0, k_blocks, _SPAN):

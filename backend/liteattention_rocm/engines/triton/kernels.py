@@ -155,14 +155,16 @@ def last_round(rows, longest, mean, UNITS: tl.constexpr, LEAST: tl.constexpr, SL
 
 @triton.jit
 def _cut(
-    read, must_do, must_skip, order, counts, next_tile, mine, length, q_blocks, k_blocks, words,
+    lengths, order, counts, next_tile, mine, length, q_blocks,
     UNITS: tl.constexpr, ALL: tl.constexpr, LEAST: tl.constexpr, GOAL: tl.constexpr,
-    SLOTS: tl.constexpr, EVEN: tl.constexpr, HAS_DO: tl.constexpr, HAS_SKIP: tl.constexpr,
+    SLOTS: tl.constexpr, EVEN: tl.constexpr,
 ):  # fmt: skip
-    """The pieces of the list of row ``mine`` in the order of work, see :func:`plan`."""
+    """The pieces of the list of row ``mine`` in the order of work, see :func:`plan`.
+
+    ``lengths``: those of all lists, [ALL].
+    """
     rows = tl.num_programs(0)
     other = tl.arange(0, ALL)
-    lengths = _lengths(read, must_do, must_skip, other, rows, k_blocks, words, HAS_DO, HAS_SKIP)
     total = tl.sum(lengths, axis=0)
     fair = (total + UNITS - 1) // UNITS
     mean = (total + rows - 1) // rows
@@ -240,6 +242,13 @@ def plan(
     head = (program // q_blocks).to(tl.int64) * q_blocks
     mine = program % q_blocks
     row = head + mine
+    if UNITS:
+        # First, as no load passes a store: memory is waited for once, and holds the program's own
+        # row, too.
+        lengths = _lengths(
+            read, must_do, must_skip, tl.arange(0, ALL), tl.num_programs(0), k_blocks, words,
+            HAS_DO, HAS_SKIP,
+        )  # fmt: skip
     at = tl.arange(0, WORDS)
     word = _walked(
         read + head * words, must_do, must_skip, at * 0 + mine, q_blocks, at, k_blocks, words,
@@ -265,8 +274,8 @@ def plan(
 
     if UNITS:
         _cut(
-            read, must_do, must_skip, order, counts, next_tile, program, total, q_blocks, k_blocks,
-            words, UNITS, ALL, LEAST, GOAL, SLOTS, EVEN, HAS_DO, HAS_SKIP,
+            lengths, order, counts, next_tile, program, total, q_blocks, UNITS, ALL, LEAST, GOAL,
+            SLOTS, EVEN,
         )  # fmt: skip
     else:
         _rank(
