@@ -53,7 +53,7 @@ def _dtype(value: Any) -> Any:
     return dtypes.long(value) if isinstance(value, str) else value
 
 
-def _told(value: Any) -> Any:
+def _in_utf8(value: Any) -> Any:
     why = unwritable(value)
     if why is not None:
         raise ValueError(f"{why}: give it in UTF-8")
@@ -249,9 +249,9 @@ class SuiteConfig(BaseModel):
     @field_validator("*", mode="before")
     @classmethod
     def _writable(cls, value: Any, info: ValidationInfo) -> Any:
-        return (
-            value if info.field_name == "out" else _told(value)
-        )  # the command looks at the folder
+        if info.field_name == "out":  # the command looks at the folder
+            return value
+        return _in_utf8(value)
 
     @field_validator("model", mode="before")
     @classmethod
@@ -561,7 +561,7 @@ def read_prompts(path: Path) -> list[str]:
             raise ValueError(f"{path} is not JSON: {error}") from error
         if not isinstance(listed, list) or not all(isinstance(item, str) for item in listed):
             raise ValueError(f"{path} must hold a JSON list of texts")
-        _told(listed)
+        _in_utf8(listed)
         return listed
     lines = [line.strip() for line in content.splitlines()]
     return [line for line in lines if line and not line.startswith("#")]
@@ -589,7 +589,7 @@ def read_json_object(path: Path) -> dict[str, Any]:
         raise ValueError(f"{path} must hold a JSON object of names and what they stand for")
     if twice:
         raise ValueError(f"{path} has {', '.join(twice)} several times: keep one of each")
-    _told(value)
+    _in_utf8(value)
     return value
 
 

@@ -225,7 +225,7 @@ def _compute(
             counted = gl.minimum(q_len - block_row, GROUPS * 64)
             share = whole_shares(row, q_len, total)
             divisor = total
-            if LAZY:
+            if LAZY:  # ahead of the sum, see `MOST_AHEAD`
                 divisor = total * gl.minimum(count, FIRST_AHEAD).to(gl.float32)
             inverse = inverse_of(divisor, share)
             due = divisor * OF_DIVISOR
