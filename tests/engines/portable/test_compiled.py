@@ -148,6 +148,8 @@ CASES = {
             LEAST=16,
             GOAL=6,
             SLOTS=0,
+            EVEN=False,
+            CHAINED=False,
         ),
     ),
     "plan-pieces": (
@@ -164,6 +166,8 @@ CASES = {
             LEAST=16,
             GOAL=6,
             SLOTS=264,
+            EVEN=True,
+            CHAINED=False,
         ),
     ),
     "decode": (ragged.attention, RAGGED),
@@ -695,6 +699,7 @@ def test_lists_on_the_emulator_equal_the_oracle_bit_for_bit(share: float) -> Non
             dict(
                 WORDS=2, ROWS=16, DESCENDING=descending, HAS_DO=True, HAS_SKIP=True,
                 WEIGH=share > 0, UNITS=0, ALL=0, LEAST=16, GOAL=6, SLOTS=0, EVEN=False,
+                CHAINED=False,
             ),
             [q_blocks],
             [

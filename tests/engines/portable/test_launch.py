@@ -212,7 +212,11 @@ def test_a_bound_hopper_launch_gets_the_addresses_of_each_call(
 def test_what_levels_that_stay_spoilt_is_a_second_launch_of_the_same_call(
     lite: bool, driver: Driver, kernels: dict[str, Function], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It gets the same tensors and counters, and comes after the first."""
+    """It gets the same tensors and counters, and comes after the first.
+
+    On GPUs that let it, it begins before the first one has ended, and a walk before its lists have.
+    """
+    monkeypatch.setattr(launch, "chains", lambda device: True)
     monkeypatch.setattr(launch, "MOST_CUT", 0)
     monkeypatch.setattr(launch, "_FIXED_K_BLOCKS", 0)
     function = kernels["_HOPPER"]
@@ -225,16 +229,20 @@ def test_what_levels_that_stay_spoilt_is_a_second_launch_of_the_same_call(
         t = tensors()
         bound = launch.Attention(request(), tiles._HOPPER[128, False], t)
     bound(t)
-    (grid, first, _), (again_grid, again, _) = function.started
-    assert (
-        grid == again_grid == (5,) and first[-2:] == (True, False) and again[-2:] == (False, True)
-    )
+    (grid, first, options), (again_grid, again, again_options) = function.started
+    assert grid == again_grid == (5,)
+    assert first[-3:] == (True, False, True) and again[-3:] == (False, True, True)
+    early = {"num_warps": 4, "launch_pdl": True}
+    assert options == (early if lite else {"num_warps": 4}) and again_options == early
+    if lite:
+        assert kernels["_LISTS"].started[0][1][-1] is True
     if not lite:  # which tiles are noted, and their flags
         assert first[8].numel() == first[9].numel() >= 4 + 12 * 2
     assert all(x is y for x, y in zip(first[4:17], again[4:17], strict=True))
     bound(t)
     one, two = (flat(arguments(function.result, driver, i)[1], driver) for i in (-2, -1))
-    assert one[:-2] == two[:-2] and one[-2:] == [True, False] and two[-2:] == [False, True]
+    assert one[:-3] == two[:-3]
+    assert one[-3:] == [True, False, True] and two[-3:] == [False, True, True]
 
 
 def test_a_call_whose_second_launch_is_not_compiled_yet_goes_through_triton(
@@ -254,9 +262,9 @@ def test_a_call_whose_second_launch_is_not_compiled_yet_goes_through_triton(
         with pytest.raises(KeyboardInterrupt):
             bound(t)
     bound(t)
-    assert [args[-2:] for _, args, _ in kernels["_HOPPER"].started] == [
-        (True, False),
-        (False, True),
+    assert [args[-3:] for _, args, _ in kernels["_HOPPER"].started] == [
+        (True, False, False),
+        (False, True, False),
     ]
 
 
@@ -464,8 +472,8 @@ def test_a_step_whose_lists_may_be_cut_has_room_for_pieces(
         kernels[name].started[0] for name in ("_LISTS", "_HOPPER")
     )
     # the last: lists of one length may be cut, too, as this step drops tiles
-    assert grid == (12,) and lists[-6:] == (5, 16, launch.LEAST_PIECE, 4, 15, True)
-    assert width == (5,) and first[-4:] == (15, tile.late_exp, False, False)
+    assert grid == (12,) and lists[-7:-1] == (5, 16, launch.LEAST_PIECE, 4, 15, True)
+    assert width == (5,) and first[-5:-1] == (15, tile.late_exp, False, False)
     bound(everything)
     planned, attended = (
         flat(arguments(kernels[name].result, driver)[1], driver) for name in ("_LISTS", "_HOPPER")
@@ -494,7 +502,7 @@ def test_a_step_that_keeps_every_tile_cuts_no_lists_of_one_length(
     tile = tiles.hopper_lite(step)
     assert tile is not None
     launch.LiteStep(step, tile, tensors)(tensors)
-    assert kernels["_LISTS"].started[0][1][-1] is False
+    assert kernels["_LISTS"].started[0][1][-2] is False
 
 
 @pytest.mark.parametrize(
