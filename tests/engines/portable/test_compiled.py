@@ -366,6 +366,7 @@ def test_the_hopper_kernel_keeps_its_registers(case: str, tmp_path: Path) -> Non
         TURNS=tile.turns, LATE_WAIT=tile.late_wait, SIGN=1, ROUNDING=0,
         REGISTERS=tile.registers, LOADER_REGISTERS=tile.loader_registers, COUNTED=tile.counted,
         ABREAST=tile.abreast, SLOTS=0, LATE_EXP=tile.late_exp, FIXED=False, AGAIN=False,
+        CHAINED=True,
     ) | changes  # fmt: skip
     boxes = {
         name: (tile.block_n if name in "kv" else hopper.WARPGROUP_ROWS, constants["HEAD_DIM"])
