@@ -22,7 +22,7 @@ from tests.emulator import toolchain
 
 #: Where tensors are small: on them several torch threads mostly spin and wait.
 ONE_THREAD = ("api/serving", "api/test_fuzz", "e2e/model", "engines/cpu", "engines/reference")
-ONE_THREAD += ("integration/diffusers", "lite")
+ONE_THREAD += ("engines/portable", "integration/diffusers", "lite")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
