@@ -18,6 +18,7 @@ from typer.testing import CliRunner
 
 from liteattention_e2e import cli, config, runner
 from liteattention_e2e.config import load_config
+from liteattention_emulator import library
 from liteattention_rocm import engines
 
 NOWHERE = "/nowhere/libhip.so"
@@ -69,7 +70,6 @@ def test_emulate_contradicts_another_engine(
 def test_a_wrong_variable_of_the_emulator_is_one_of_the_errors(
     app: typer.Typer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    emulator = pytest.importorskip("liteattention_emulator")
     monkeypatch.setenv("LITEATTENTION_HIP_LIBRARY", "")
     monkeypatch.setenv("LITEATTENTION_EMULATOR_STEPS", "none")
     wanted = (
@@ -79,7 +79,7 @@ def test_a_wrong_variable_of_the_emulator_is_one_of_the_errors(
     for words in (["generate", "--emulate"], ["e2e", "--engine", "gfx942"]):
         outcome = CliRunner().invoke(app, [*words, "--steps", "0"])
         assert outcome.exit_code == 2 and all(part in outcome.stderr for part in wanted)
-        monkeypatch.setenv("LITEATTENTION_HIP_LIBRARY", str(emulator.library()))
+        monkeypatch.setenv("LITEATTENTION_HIP_LIBRARY", str(library()))
         engines.settings.cache_clear()
 
 
