@@ -19,8 +19,8 @@ from triton.runtime.errors import OutOfResources, PTXASError
 from liteattention_rocm.contract import DenseRequest, DenseTensors, RaggedRequest, RaggedTensors
 from liteattention_rocm.engines import architecture
 from liteattention_rocm.engines.triton import launch, ragged_cut, ragged_launch, tiles, tuning
+from liteattention_rocm.engines.triton.compiled_tiles import HopperTile
 from liteattention_rocm.engines.triton.engine import RAGGED_HEAD_DIMS
-from liteattention_rocm.engines.triton.launch import HopperTile
 from liteattention_rocm.engines.triton.tuning import Tile
 
 from . import peers

@@ -45,6 +45,7 @@ from liteattention_rocm.engines.triton import (
     ragged_launch,
     tiles,
 )
+from liteattention_rocm.engines.triton.compiled_tiles import HopperTile
 
 #: Lengths of walks in which levels stay, and of others.
 _LONG, _SHORT = 8192, 2048
@@ -205,19 +206,19 @@ def dense(
     )
     q = torch.empty(1, 1, 512, head_dim, dtype=torch.bfloat16)
     shipped = tiles.shipped("hopper", request)
-    assert isinstance(shipped, launch.HopperTile)
+    assert isinstance(shipped, HopperTile)
     tile = _by_hardware(shipped)
     if early_wait:
         tile = replace(tile, late_wait=False, late_exp=False)
     return launch._attend(request, tile, DenseTensors(q, q, q, q, None), fixed=fixed)
 
 
-def _by_hardware(tile: launch.HopperTile) -> launch.HopperTile:
+def _by_hardware(tile: HopperTile) -> HopperTile:
     """The tile without an order of its own, which needs a GPU and is none of the inner loop's."""
     return replace(tile, persistent=False, counted=False, abreast=False)
 
 
-def lite_tile(head_dim: int, budget: float, rows: int, fixed: bool = False) -> launch.HopperTile:
+def lite_tile(head_dim: int, budget: float, rows: int, fixed: bool = False) -> HopperTile:
     """The shipped tile of a LiteAttention step that votes or, with a budget, weighs."""
     found = tiles.hopper_lite(_lite_request(head_dim, budget, rows, fixed))
     assert found is not None

@@ -14,7 +14,7 @@ import torch
 
 from liteattention_rocm.contract import DenseRequest, DenseTensors, RaggedRequest, RaggedTensors
 from liteattention_rocm.engines.triton import launch, ragged_cut, ragged_launch, tiles
-from liteattention_rocm.engines.triton.launch import HopperTile
+from liteattention_rocm.engines.triton.compiled_tiles import HopperTile
 from tests.oracle import ragged
 from tests.oracle.attention import exact, exact_rows, expect_close
 

@@ -15,8 +15,8 @@ from liteattention_rocm.cli import needs
 from liteattention_rocm.contract import DenseRequest, LiteRequest, RaggedRequest
 from liteattention_rocm.dense import default_geometry
 from liteattention_rocm.engines.triton import launch, tiles, tuning
+from liteattention_rocm.engines.triton.compiled_tiles import HopperTile, PlainTile
 from liteattention_rocm.engines.triton.engine import PortableEngine
-from liteattention_rocm.engines.triton.launch import HopperTile, PlainTile
 
 
 @pytest.fixture(autouse=True)

@@ -14,7 +14,8 @@ import torch
 
 from ...contract import RaggedRequest
 from . import hopper_ragged_load, tiles
-from .launch import HopperTile, multiprocessors
+from .compiled_tiles import HopperTile
+from .launch import multiprocessors
 
 #: Rows from which on a request is a prompt, which on Hopper has a kernel of its own.
 SHORTEST_PROMPT = 64

@@ -22,18 +22,8 @@ from ..environment import architecture, converts_fp8
 from ..workspace import raw_stream
 from . import hopper, hopper_ragged, hopper_ragged_load, kernels, ragged, ragged_cut, tiles
 from .boxes import box, hopper_reasons
-from .launch import (
-    CHAINED,
-    BoundCall,
-    HopperTile,
-    Kernel,
-    Launch,
-    abreast,
-    alignments,
-    chains,
-    kind,
-    on,
-)
+from .compiled_tiles import HopperTile
+from .launch import CHAINED, BoundCall, Kernel, Launch, abreast, alignments, chains, kind, on
 from .ragged_cut import Cut, columns_of, width
 
 _ATTENTION = Kernel(ragged.attention)

@@ -15,7 +15,7 @@ import torch
 
 from ...contract import DenseRequest, LiteRequest, RaggedRequest
 from . import launch, tuning
-from .launch import HopperTile, PlainTile
+from .compiled_tiles import HopperTile, PlainTile
 
 #: Rows of one warpgroup of the Hopper kernel, which drop a tile together under ``soft_skip``.
 _HOPPER_VOTE_ROWS = 64

@@ -28,7 +28,7 @@ import torch
 
 from ...collect_env import installed_version
 from ...contract import DenseRequest, RaggedRequest
-from .launch import HopperTile, PlainTile
+from .compiled_tiles import HopperTile, PlainTile
 
 logger = logging.getLogger(__name__)
 
