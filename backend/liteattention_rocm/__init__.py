@@ -1,8 +1,8 @@
 """Attention for AMD MI300X: dense, LiteAttention and LLM serving, one API over several engines.
 
-See :func:`attention`, :func:`merge_states`, :class:`LiteAttention`, :class:`SeqParallel` and
-:class:`SkipPolicy`; for serving :func:`attention_paged`, :class:`PagedBatch`, :func:`write_kv`,
-:func:`attention_varlen`.
+See :func:`attention`, :func:`sdpa`, :func:`merge_states`, :class:`LiteAttention`,
+:class:`SeqParallel` and :class:`SkipPolicy`; for serving :func:`attention_paged`,
+:class:`PagedBatch`, :func:`write_kv`, :func:`attention_varlen`.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ try:
     from .cache_writes import write_kv
     from .contract import MI300X_GEOMETRY, TileGeometry
     from .dense import attention, lite_attention, merge_states
+    from .drop_in import sdpa
     from .lite.attention import LiteAttention
     from .lite.parallel import SeqParallel
     from .lite.policy import SkipPolicy
@@ -54,5 +55,6 @@ __all__ = [
     "attention_varlen",
     "lite_attention",
     "merge_states",
+    "sdpa",
     "write_kv",
 ]
