@@ -18,9 +18,8 @@ from diffusers.models.attention_dispatch import AttentionBackendName
 from liteattention_common import slots
 from liteattention_common.enums import add_member
 from liteattention_rocm import attention
-from liteattention_rocm.lite.once import warn_once
 
-from . import context_parallel
+from . import context_parallel, reach
 from . import note as notes
 
 #: What a backend returns: the output, or (output, LSE).
@@ -59,9 +58,14 @@ def _liteattention(
     note = notes.read()
     slot, previous, inside, engine = note.slot, note.previous, note.inside, note.engine
     note.slot = None  # one module call holds one self-attention; what follows is an adapter's
-    beside = note.beside
-    if slot is not None and beside is not None and not _of_both(query, key, attn_mask, beside):
-        slot = None
+    why = None
+    if slot is not None and note.beside is not None:
+        slot, why = _of_both(slot, query, key, attn_mask, note.beside)
+    elif note.given and query.shape[1] == key.shape[1]:
+        why = reach.SECOND
+    note.reached, note.given = True, note.given or slot is not None
+    if why is not None and note.missed is not None and not torch.compiler.is_compiling():
+        note.missed(why)
     left = inside and slot is None and not note.dense  # to the backend that the module had
     replaced = _replaced()
     if left or replaced:
@@ -98,22 +102,26 @@ def _liteattention(
 
 
 def _of_both(
-    query: torch.Tensor, key: torch.Tensor, attn_mask: torch.Tensor | None, beside: notes.Beside
-) -> bool:
-    """Whether queries and keys, [B,S,H,D], are of a module's own sequence and another together.
+    slot: torch.Tensor,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    attn_mask: torch.Tensor | None,
+    beside: notes.Beside,
+) -> tuple[torch.Tensor | None, str | None]:
+    """The slot if queries and keys, [B,S,H,D], are of a module's own sequence and another together.
 
-    Warns once of what is left out: a mask, or queries of one of them only.
+    Else None, and why, if keys are of both: a mask, or queries of one of them only.
     """
     rows, keys = query.shape[1], key.shape[1]
     if keys == rows > beside.rows and attn_mask is None:
-        return True
-    if keys > beside.rows and not torch.compiler.is_compiling():
-        why = "with queries of one of them only" if attn_mask is None else "with a mask"
-        warn_once(
-            f"layer {beside.layer!r} attends to its own and another sequence {why}: it stays with "
-            "the attention backend that it had"
-        )
-    return False
+        return slot, None
+    if keys <= beside.rows:
+        return None, None
+    how = "with queries of one of them only" if attn_mask is None else "with a mask"
+    return None, (
+        f"it attends to its own and another sequence {how} and stays with the attention backend "
+        "that it had"
+    )
 
 
 def _replaced() -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 import logging
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -61,6 +62,9 @@ class DenoiserHook(ModelHook):  # type: ignore[misc]
         super().__init__()
         self.context = Context(clock, id(model))
         self._clock = clock
+        #: Called after each forward that ran eagerly, and at the end of a run.
+        self.after_forward: Callable[[], None] | None = None
+        self.after_run: Callable[[], None] | None = None
         parameters = list(inspect.signature(model.forward).parameters)
         #: Where callers that name no arguments have them.
         self._places = {
@@ -74,6 +78,11 @@ class DenoiserHook(ModelHook):  # type: ignore[misc]
         if self.context.watch:
             self._watch(*[self._given(name, args, kwargs) for name in _WATCHED])
 
+    def see_end(self, module: torch.nn.Module, args: Any, output: Any) -> None:
+        """Tell that a forward is over."""
+        if self.after_forward is not None and not torch.compiler.is_compiling():
+            self.after_forward()
+
     def _given(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         place = self._places[name]
         return args[place] if 0 <= place < len(args) else kwargs.get(name)
@@ -86,6 +95,8 @@ class DenoiserHook(ModelHook):  # type: ignore[misc]
         """The pipeline is at the end of a run."""
         self.context.reset()
         self._clock.end_run()
+        if self.after_run is not None:
+            self.after_run()
         return module
 
 
@@ -123,6 +134,7 @@ def attach(model: torch.nn.Module, clock: Clock, *, graphed: bool = False) -> De
         model._forward_pre_hooks,
         model._forward_pre_hooks_with_kwargs,
     )
+    hook.seeing_end = same_key(model.register_forward_hook(hook.see_end), model._forward_hooks)
     copies.stay_plain(model, functools.partial(_undo, model))
     return hook
 
@@ -153,6 +165,7 @@ def detach(model: torch.nn.Module, hook: DenoiserHook) -> None:
     """
     copies.release(model)
     hook.seeing.remove()
+    hook.seeing_end.remove()
     registry = getattr(model, "_diffusers_hook", None)
     if registry is None or registry.get_hook(HOOK_NAME) is not hook:
         return

@@ -14,6 +14,7 @@ from . import patterns
 from .discovery import Found, attention_names, find
 from .graphs import graph_reasons, recorder_for
 from .handle import Handle, holder
+from .reach import say_promises
 
 
 def enable(
@@ -125,6 +126,12 @@ def enable(
         peer_memory,
         recorder,
         tuple(layers),
+    )
+    say_promises(
+        (prefix + layer.name, layer.module.processor)
+        for prefix, _, found in taken
+        for layer in found
+        if layer.kind != "cross"
     )
     try:
         for prefix, model, found in taken:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import functools
 import itertools
 import threading
 import weakref
@@ -23,6 +24,7 @@ from .clock import Clock, Position
 from .discovery import Found
 from .graphs import Recorder, StepGraphs
 from .layers import Layer
+from .reach import Reach
 
 #: Who holds a denoiser now. Weak on both sides: neither keeps the other alive.
 _holders: weakref.WeakKeyDictionary[torch.nn.Module, weakref.ref[Handle]] = (
@@ -70,6 +72,7 @@ class Handle:
         self._peer_memory = peer_memory
         self._recorder = recorder
         self._graphs: dict[torch.nn.Module, StepGraphs] = {}
+        self._reach = Reach()
         self._taken: list[tuple[str, torch.nn.Module, list[Found]]] = []
         #: Where the calls of a forward stand that is being captured: to ask may need the device.
         self._captured_at: Position | None = None
@@ -103,6 +106,15 @@ class Handle:
         if not self._splits:
             return self.lite.statistics
         return self.lite.statistics.merge(*(split.statistics for split in self._splits.values()))
+
+    @property
+    def calls(self) -> dict[str, dict[str, int]]:
+        """Calls of each self-attention layer: {"LiteAttention": n, reason of others: n, ...}.
+
+        Other calls are those that did not reach LiteAttention and so skip nothing; the first one of
+        each reason is logged. Replays of CUDA graphs are not counted. :meth:`reset` starts anew.
+        """
+        return self._reach.counts(self.layers)
 
     @property
     def run(self) -> int:
@@ -165,6 +177,7 @@ class Handle:
         self.lite.reset()
         for parallel in self._splits.values():
             parallel.reset()
+        self._reach.clear()
         self._clock.end_run()
 
     def graph_counts(self) -> dict[str, int]:
@@ -256,6 +269,12 @@ class Handle:
             hook.graphs = graphs
         self._taken.append((prefix, model, found))
         self._denoisers.append((model, hook))
+        # Replays call no layer: there is nothing to count then.
+        by_call = self._recorder is None
+        hook.after_forward = (
+            functools.partial(self._forward_over, hook.context) if by_call else self._reach.say
+        )
+        hook.after_run = self._run_over if by_call else self._reach.say
         _holders[model] = weakref.ref(self)
         chosen = {id(layer.module) for layer in found}
         others = {
@@ -272,6 +291,7 @@ class Handle:
                 self._attend,
                 self._attend_split,
                 self._begin_split,
+                self._reach,
                 shared_processor=processor in others or held[processor] > 1,
                 cross_attention=self._cross_attention,
                 engine=self.lite.engine,
@@ -280,6 +300,12 @@ class Handle:
                 self._cross_layers.append(taken)
             else:
                 self._layers[taken] = hook.context
+
+    def _forward_over(self, context: denoiser.Context) -> None:
+        self._reach.forward_over(layer.name for layer, of in self._layers.items() if of is context)
+
+    def _run_over(self) -> None:
+        self._reach.run_over(self.layers)
 
     def _attend(
         self,

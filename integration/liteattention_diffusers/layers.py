@@ -23,6 +23,7 @@ from liteattention_rocm.lite.parallel import Mode
 from . import backend, context_parallel, copies, note
 from .discovery import Found
 from .module_hooks import HOOK_KEY, same_key, take_out
+from .reach import ELSEWHERE, Reach
 
 #: The names under which diffusers' attention modules take another sequence.
 _CONTEXTS = ("encoder_hidden_states", "context", "cond")
@@ -46,6 +47,7 @@ class Layer:
         attend: Callable[..., None],
         attend_split: Callable[..., torch.Tensor],
         begin_split: Callable[..., None],
+        calls: Reach,
         *,
         shared_processor: bool,
         cross_attention: bool,
@@ -58,6 +60,7 @@ class Layer:
         self._attend = attend
         self._attend_split = attend_split
         self._begin_split = begin_split
+        self._calls = calls
         self._module = found.module
         self._kind = found.kind
         self._kv_heads = found.kv_heads
@@ -101,12 +104,15 @@ class Layer:
     ) -> None:
         """Compute this layer's attention on [B,S,H,D] tensors into ``out``."""
         self._attend(self, q, k, v, scale, out)
+        self._calls.attended(self.name)
 
     def attend_split(
         self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float | None
     ) -> torch.Tensor:
         """Return attention of this rank's rows [B,S_local,H,D] to those of all ranks."""
-        return self._attend_split(self, q, k, v, scale, *self._group())
+        out = self._attend_split(self, q, k, v, scale, *self._group())
+        self._calls.attended(self.name)
+        return out
 
     def _group(self) -> tuple[dist.ProcessGroup, Mode]:
         """The processes that share the sequence, and how."""
@@ -172,8 +178,15 @@ class Layer:
         if self._kind == "cross":
             note.enter(None, self._previous, dense=self._cross_attention, engine=self._engine)
         else:
-            note.enter(self.slot, self._previous)
+            note.enter(self.slot, self._previous, missed=self._told())
             self._send_ahead(module)
+
+    def _told(self) -> Callable[[str], None] | None:
+        """Who is told of calls without skip state; nobody amid code that is traced."""
+        return None if torch.compiler.is_compiling() else self._missed
+
+    def _missed(self, reason: str) -> None:
+        self._calls.missed(self.name, reason)
 
     def _context(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The other sequence that the module is given, if any."""
@@ -191,10 +204,19 @@ class Layer:
         if isinstance(context, torch.Tensor) and context.dim() == 3:
             slot, beside = self.slot, note.Beside(context.shape[1], self.name)
         note.enter(
-            slot, self._previous, dense=self._cross_attention, engine=self._engine, beside=beside
+            slot,
+            self._previous,
+            dense=self._cross_attention,
+            engine=self._engine,
+            beside=beside,
+            missed=self._told(),
         )
 
     def _leave(self, module: Any, args: Any, output: Any) -> None:
+        if not torch.compiler.is_compiling() and output is not None:  # None: the call failed
+            here = note.read()
+            if here.slot is not None and not here.reached:
+                self._missed(ELSEWHERE)
         note.leave()
         if self._ahead is not None:
             self._ahead.remove()

@@ -6,6 +6,7 @@ diffusers calls a backend with tensors only.
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -37,6 +38,10 @@ class Note:
         self.dense = False
         self.engine: str | None = None
         self.beside: Beside | None = None
+        #: Whether the backend was called in this call of the module, and its slot given out.
+        self.reached = self.given = False
+        #: Told of a call of an enabled layer that skip state could not take, and why.
+        self.missed: Callable[[str], None] | None = None
 
 
 class _ThreadNote(Note, threading.local):
@@ -70,16 +75,19 @@ def enter(
     dense: bool = False,
     engine: str | None = None,
     beside: Beside | None = None,
+    missed: Callable[[str], None] | None = None,
 ) -> None:
     """Note that an attention module is entered; ``slot`` None says: not self-attention.
 
     ``previous`` is the backend the module had before, None for the process-wide one; a call
     without a slot goes there unless ``dense`` says that ours takes it, on ``engine``. With
-    ``beside`` the slot is for calls that attend to both sequences together.
+    ``beside`` the slot is for calls that attend to both sequences together. ``missed`` is told why
+    a call that could have had skip state has none.
     """
     note = current()
     note.inside, note.slot, note.previous = True, slot, previous
     note.dense, note.engine, note.beside = dense, engine, beside
+    note.reached, note.given, note.missed = False, False, missed
 
 
 def leave() -> None:
@@ -87,3 +95,4 @@ def leave() -> None:
     note = current()
     note.inside, note.slot, note.previous = False, None, None
     note.dense, note.engine, note.beside = False, None, None
+    note.reached, note.given, note.missed = False, False, None

@@ -9,6 +9,7 @@ import diffusers
 import numpy as np
 import pytest
 import torch
+from diffusers.models import attention_dispatch
 
 from liteattention_e2e import pixel_vae, tiny
 
@@ -18,6 +19,13 @@ from .diffusers_cases import PROMPT
 @pytest.fixture(autouse=True, scope="session")
 def _quiet() -> None:
     diffusers.utils.logging.set_verbosity_error()
+
+
+@pytest.fixture(autouse=True)
+def _process_wide_backend(monkeypatch: pytest.MonkeyPatch) -> None:
+    """``model.set_attention_backend`` also sets the process's backend, for all later tests."""
+    registry = attention_dispatch._AttentionBackendRegistry
+    monkeypatch.setattr(registry, "_active_backend", registry._active_backend)
 
 
 @pytest.fixture
