@@ -94,6 +94,15 @@ def pages_hold(
     page_size: int,
 ) -> bool: ...
 
+class CpuSeenBatch:
+    def __init__(
+        self, q_start: int, kv_len: int, requests: int, width: int, stride: int
+    ) -> None: ...
+    def same_lengths(self, q_start: int, kv_len: int) -> bool: ...
+    def check(
+        self, q_start: int, kv_len: int, table: int, rows: int, pages: int, page_size: int
+    ) -> Callable[[], bool]: ...
+
 class CpuRaggedPlan:
     def __init__(
         self,

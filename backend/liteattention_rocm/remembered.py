@@ -8,6 +8,7 @@ straight to what the engine bound.
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
@@ -39,6 +40,7 @@ class Call(NamedTuple):
     element, 0 for None) are theirs, in its order; ``written`` are the places of those that the
     caller gave to be written to. ``passed``: addresses at which no tensor that is written to shared
     memory with another. Sizes and strides are those of the call, so that holds for all time.
+    ``holds``: of a call that rests on values in CPU memory, says whether they are still right.
     """
 
     run: Bound
@@ -46,6 +48,7 @@ class Call(NamedTuple):
     spans: tuple[int, ...]
     written: tuple[int, ...]
     passed: set[tuple[int, ...]]
+    holds: Callable[[], bool] | None = None
 
     def claim(self, tensors: tuple[torch.Tensor | None, ...], what: str, remedy: str = "") -> None:
         """Tell autograd what is going to be written, unless it shares memory: that is an error.

@@ -150,17 +150,23 @@ def attention_paged(
     )  # fmt: skip
     key = call = None
     if not torch.compiler.is_dynamo_compiling() and isinstance(batch, PagedBatch):
-        at, versions, planned = batch.seen
-        starts, lengths, table = batch.q_start, batch.kv_len, batch.page_table
-        if (
-            table is not planned
-            or (at and at != (starts.data_ptr(), lengths.data_ptr(), table.data_ptr()))
-            or (versions and versions != (starts._version, lengths._version, table._version))
+        at, values, planned = batch.seen
+        table = batch.page_table
+        if table is not planned or (
+            at and at != (batch.q_start.data_ptr(), batch.kv_len.data_ptr(), table.data_ptr())
         ):
             batch.read()
+            at, values, _ = batch.seen
         key, call = recall(
             batch.calls, (q, k_cache, v_cache, out, sinks, k_factor, v_factor), options
         )
+        # Values in CPU memory may be others by now; what is bound rests on the lengths.
+        if call is None:
+            if values is not None and not values.same_lengths(at[0], at[1]):
+                batch.read()
+        elif call.holds is not None and not call.holds():
+            batch.read()
+            call = None
     if call is None:
         asked = RaggedOptions(*options)
         if k_factor is not None and v_factor is not None:
@@ -392,6 +398,9 @@ def _bind_paged(
         )
         if shared is not None:
             bounded.keep(shared, call)
+    at, values, _ = batch.seen
+    if values is not None:
+        call = call._replace(holds=values.check(*at, q.shape[0], k.shape[0], k.shape[1]))
     batch.calls.keep(key, call)
     return call
 

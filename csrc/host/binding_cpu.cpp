@@ -68,6 +68,26 @@ void BindRagged(py::module_& m) {
         return cpu::PagesHold(batch, rows, pages, page_size);
     });
 
+    using Seen = cpu::SeenBatch;
+    py::class_<Seen, std::shared_ptr<Seen>>(m, "CpuSeenBatch")
+        .def(py::init([](uintptr_t q_start, uintptr_t kv_len, int64_t requests, int64_t width,
+                         int64_t stride) {
+            return Seen(
+                B{requests, At<int32_t>(q_start), At<int32_t>(kv_len), nullptr, width, stride});
+        }))
+        .def("same_lengths",
+             [](const Seen& seen, uintptr_t q_start, uintptr_t kv_len) {
+                 return seen.SameLengths(At<int32_t>(q_start), At<int32_t>(kv_len));
+             })
+        // What says, of the tensors at these addresses, whether they hold for calls of these sizes.
+        .def("check", [](std::shared_ptr<Seen> seen, uintptr_t q_start, uintptr_t kv_len,
+                         uintptr_t table, int64_t rows, int64_t pages, int64_t page_size) {
+            return py::cpp_function([=] {
+                return seen->Holds(At<int32_t>(q_start), At<int32_t>(kv_len), At<int32_t>(table),
+                                   rows, pages, page_size);
+            });
+        });
+
     using R = cpu::RaggedPlan;
     py::class_<R, std::shared_ptr<R>>(m, "CpuRaggedPlan")
         .def(py::init([](const S& shape, uintptr_t q_start, uintptr_t kv, uintptr_t page_table,
