@@ -31,6 +31,7 @@ from . import engines, validation
 from .arguments import Reasons, plain_length, readable
 from .batch import PagedBatch
 from .contract import Engine, RaggedRequest, RaggedTensors, Rounding, ragged_tensors
+from .dense import empty_out, other_dim
 from .memory import extent_bytes, mark_written
 from .remembered import Call, Calls, bound_call, bounded, kinds, packed, recall
 from .validation import RaggedOptions
@@ -262,7 +263,8 @@ def attention_varlen(
 
     Args:
         q: queries of all sequences, [T, Hq, D]; bf16, fp16 or fp32.
-        k, v: keys and values of all sequences, [Tk, Hkv, D] of q's dtype; Hq % Hkv == 0. Infinite
+        k, v: keys and values of all sequences, [Tk, Hkv, D] of q's dtype; Hq % Hkv == 0. On the
+            CPU engines the head dim of values may be another than D: that of the output. Infinite
             and NaN values: as in :func:`attention_paged`.
         cu_seqlens_q: int32 [R + 1]; rows cu_seqlens_q[r] to cu_seqlens_q[r + 1] are sequence r's.
         cu_seqlens_k: the same for keys. A sequence with more keys than rows has a prefix before
@@ -303,7 +305,9 @@ def attention_varlen(
         validation.packed_batch(found, cu_seqlens_q, cu_seqlens_k, bounds, q, k)
         found.raise_for(_WHAT)
     given = out
-    out = torch.empty_like(q) if out is None else out
+    if out is None:
+        value_dim = other_dim(q, v) if call is None else call.value_dim
+        out = torch.empty_like(q) if value_dim is None else empty_out(q, value_dim)
     lse = None
     if return_lse:
         lse = torch.empty((q.shape[1], q.shape[0]), dtype=torch.float32, device=q.device)
@@ -452,6 +456,7 @@ def _request(
         page_size, max_q_len, max_kv_len, _scale(t.q, options), lookahead,
         plain_length(window or 0), float(soft_cap or 0.0), t.sinks is not None, float(k_scale),
         float(v_scale), rounding, t.lse is not None, t.k_scale is not None,
+        value_dim=other_dim(t.q, t.v),
     )  # fmt: skip
 
 
@@ -554,7 +559,8 @@ def _bind_packed(
     """
     engine, request = _admit_packed(tensors, bounds, options)
     written = (3,) if out_given else ()
-    call = bound_call(engine.bind(request, tensors), tensors, written)._replace(names=_PACKED_NAMES)
+    call = bound_call(engine.bind(request, tensors), tensors, written)
+    call = call._replace(names=_PACKED_NAMES, value_dim=request.value_dim)
     if (
         engine.plans_from_bounds
         and None not in bounds

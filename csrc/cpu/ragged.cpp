@@ -74,6 +74,7 @@ RaggedPlan::RaggedPlan(const RaggedShape& shape, const int32_t* q_start, const i
         p.q_len = q_start[i + 1] - q_start[i];
         p.kv_len = paged ? kv[i] : kv[i + 1] - kv[i];
         p.head_dim = shape.head_dim;
+        p.value_dim = shape.value_dim;
         p.dtype = shape.dtype;
         p.kv_type = shape.kv_type;
         p.rounding = shape.rounding;
@@ -88,7 +89,8 @@ RaggedPlan::RaggedPlan(const RaggedShape& shape, const int32_t* q_start, const i
         r.kv_start = paged ? 0 : kv[i];
         if (p.q_len <= 0) continue;
         requests_.push_back(r);
-        if (p.q_len == 1 || p.q_len * group <= kMaxDecodeLanes)
+        const bool few = p.q_len == 1 || p.q_len * group <= kMaxDecodeLanes;
+        if (few && p.value_dim == p.head_dim)
             schedule_.AddDecode(p);
         else
             schedule_.AddTiles(p, true);

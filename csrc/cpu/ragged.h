@@ -15,6 +15,7 @@ struct RaggedShape {
     int64_t q_heads = 0;
     int64_t kv_heads = 0;
     int64_t head_dim = 0;
+    int64_t value_dim = 0;  // of v and out; head_dim if paged
     int64_t page_size = 0;  // 0: keys and values are packed like the queries
     DType dtype = DType::kBf16;
     KvType kv_type = KvType::kSame;

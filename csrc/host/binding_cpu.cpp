@@ -45,12 +45,22 @@ void BindRagged(py::module_& m) {
     using S = cpu::RaggedShape;
     py::class_<S>(m, "CpuRaggedShape")
         .def(py::init([](int64_t requests, int64_t q_heads, int64_t kv_heads, int64_t head_dim,
-                         int64_t page_size, cpu::DType dtype, cpu::KvType kv_type,
-                         cpu::Rounding rounding, double scale, double v_scale, double soft_cap,
-                         std::optional<int64_t> lookahead, int64_t window) {
-            return S{requests,  q_heads, kv_heads, head_dim,
-                     page_size, dtype,   kv_type,  rounding,
-                     scale,     v_scale, soft_cap, lookahead.value_or(cpu::kSeesAll),
+                         int64_t value_dim, int64_t page_size, cpu::DType dtype,
+                         cpu::KvType kv_type, cpu::Rounding rounding, double scale, double v_scale,
+                         double soft_cap, std::optional<int64_t> lookahead, int64_t window) {
+            return S{requests,
+                     q_heads,
+                     kv_heads,
+                     head_dim,
+                     value_dim,
+                     page_size,
+                     dtype,
+                     kv_type,
+                     rounding,
+                     scale,
+                     v_scale,
+                     soft_cap,
+                     lookahead.value_or(cpu::kSeesAll),
                      window};
         }));
 
@@ -194,8 +204,8 @@ void BindCpu(py::module_& m) {
         py::object threads;
     };
     py::class_<Call>(m, "CpuAttention")
-        .def(py::init([](const Triple& heads, const Triple& sizes, const Triple& q_strides,
-                         const Triple& k_strides, const Triple& v_strides,
+        .def(py::init([](const Triple& heads, const std::array<int64_t, 4>& sizes,
+                         const Triple& q_strides, const Triple& k_strides, const Triple& v_strides,
                          const Triple& out_strides, cpu::DType dtype, cpu::Rounding rounding,
                          double scale, bool causal, const std::string& isa, py::object threads) {
             Call call{{}, heads[0], {}, false, ParseIsa(isa), std::move(threads)};
@@ -205,6 +215,7 @@ void BindCpu(py::module_& m) {
             p.q_len = p.lse_head = sizes[0];
             p.kv_len = sizes[1];
             p.head_dim = sizes[2];
+            p.value_dim = sizes[3];
             p.q_strides = ToStrides(q_strides);
             p.k_strides = ToStrides(k_strides);
             p.v_strides = ToStrides(v_strides);
