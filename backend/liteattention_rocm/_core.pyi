@@ -28,7 +28,7 @@ class CpuAttention:
     def __init__(
         self,
         heads: _Triple,
-        sizes: _Triple,
+        sizes: tuple[int, int, int, int],
         q_strides: _Triple,
         k_strides: _Triple,
         v_strides: _Triple,
@@ -68,6 +68,7 @@ class CpuRaggedShape:
         q_heads: int,
         kv_heads: int,
         head_dim: int,
+        value_dim: int,
         page_size: int,
         dtype: DType,
         kv_type: CpuKvType,
@@ -93,6 +94,15 @@ def pages_hold(
     pages: int,
     page_size: int,
 ) -> bool: ...
+
+class CpuSeenBatch:
+    def __init__(
+        self, q_start: int, kv_len: int, requests: int, width: int, stride: int
+    ) -> None: ...
+    def same_lengths(self, q_start: int, kv_len: int) -> bool: ...
+    def check(
+        self, q_start: int, kv_len: int, table: int, rows: int, pages: int, page_size: int
+    ) -> Callable[[], bool]: ...
 
 class CpuRaggedPlan:
     def __init__(

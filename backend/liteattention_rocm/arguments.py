@@ -287,18 +287,25 @@ class Reasons:
                 f"{list(tensors[b].shape)}"
             )
 
-    def heads(self, q_heads: int, kv_heads: int) -> None:
-        """Query heads that share key heads evenly."""
+    def heads(self, q_heads: int, kv_heads: int, *, none: bool = False) -> None:
+        """Query heads that share key heads evenly. ``none``: there may be no heads at all."""
+        if none and q_heads == kv_heads == 0:
+            return
         if not q_heads or not kv_heads or q_heads % kv_heads:
             self.values.append(
                 f"query heads must be a multiple of key heads, got {q_heads} and {kv_heads}"
             )
 
-    def output(self, tensors: Mapping[str, torch.Tensor]) -> None:
-        """``out``, where it is given, shaped like ``q``."""
-        out, q = tensors.get("out"), tensors["q"]
-        if out is not None and out.shape != q.shape:
-            self.values.append(f"out must have q's shape {list(q.shape)}, got {list(out.shape)}")
+    def output(self, tensors: Mapping[str, torch.Tensor], v: str = "v") -> None:
+        """``out``, where it is given: q's shape with v's head dim."""
+        out, q, values = tensors.get("out"), tensors["q"], tensors.get(v)
+        if out is None:
+            return
+        head_dim = q.shape[-1] if values is None else values.shape[-1]
+        if out.shape[:-1] != q.shape[:-1] or out.shape[-1] != head_dim:
+            whose = "q's shape" if head_dim == q.shape[-1] else "q's shape with v's head dim"
+            expected = [*q.shape[:-1], head_dim]
+            self.values.append(f"out must have {whose} {expected}, got {list(out.shape)}")
 
     def memory(
         self,

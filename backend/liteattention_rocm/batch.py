@@ -38,11 +38,12 @@ class PagedBatch:
         max_q_len, max_kv_len: bounds of the lengths; None reads them from the tensors, which waits
             for a GPU to finish what it is doing, and breaks a compiler's graph.
 
-    On the CPU the values are checked here, once. Changing them through PyTorch, or putting another
-    table in place of one, is noticed and makes the next call check and plan again. Changes in
-    inference mode, through ``.data`` and outside PyTorch are not noticed, and must not be made.
-    On a GPU nothing is read when both bounds are given, and the tensors may be refilled within the
-    bounds and the width of the table.
+    The tensors may be refilled between calls, through PyTorch, NumPy or anything else, or replaced
+    by others. On the CPU each call compares the lengths with those that it planned for and checks
+    the page ids: new lengths are checked and planned, a page outside the cache is an error. On a
+    GPU nothing is read on the host when both bounds are given. Lengths must then stay within the
+    bounds and the width of the table, and page ids within the cache: kernels do not check them,
+    and a wrong page id reads other memory of the process or faults.
 
     A batch holds the plans of the last 32 kinds of calls (shapes and options). They own no memory
     of the device: workspaces belong to threads and streams, see
@@ -104,13 +105,16 @@ class PagedBatch:
             at = (0, 0, 0)  # of no tensors: a call that nobody traces reads them
         elif real:
             at = (q_start.data_ptr(), kv_len.data_ptr(), table.data_ptr())
-        # (): changes cannot be seen (inference mode), or need not be (a GPU plans from bounds).
-        versions: tuple[int, ...] = ()
-        if q_start.device.type == "cpu" and real and not any([t.is_inference() for t in tensors]):
-            versions = (q_start._version, kv_len._version, table._version)
-        #: Addresses and versions of the tensors whose values were checked, and the table itself: a
-        #: view of other strides may lie at its address.
-        self.seen = at, versions, table
+        #: Lengths that were checked, to be compared with those of each call. None on a GPU, which
+        #: plans from bounds.
+        values = None
+        if real and not traced and q_start.device.type == "cpu":
+            values = _native().CpuSeenBatch(
+                at[0], at[1], kv_len.shape[0], table.shape[1], table.stride(0)
+            )
+        #: Addresses of the tensors whose values were checked, these values, and the table itself:
+        #: a view of other strides may lie at its address.
+        self.seen = at, values, table
         #: Bytes from the first to past the last element of each tensor.
         self.spans = tuple([extent_bytes(t) for t in tensors]) if real else ()
         #: What a plan from bounds knows of the tensors: alignments, shape and steps of the table.
@@ -172,26 +176,34 @@ class PagedBatch:
         found.raise_for("attention call")
 
     def _page_reasons(self, pages: int, page_size: int) -> list[str]:
+        """Each kind of wrong entry: the first one, and how many more there are."""
         named, starts = self.page_table.numpy(), self.q_start.numpy()
-        used = np.where(starts[1:] > starts[:-1], -(-self.kv_len.numpy() // page_size), 0)
-        reasons: dict[str, str] = {}  # the first of each kind
-        for row, count in enumerate(used.tolist()):
-            if count > named.shape[1]:
-                reasons.setdefault(
-                    "width",
-                    f"page_table is {named.shape[1]} pages of {page_size} tokens wide, too few for "
-                    f"kv_len[{row}] = {int(self.kv_len[row])}",
-                )
-            for column, page in enumerate(named[row, :count].tolist()):
-                if page < 0:
-                    reasons.setdefault(
-                        "negative", f"page_table[{row}, {column}] is {page}, not a page"
-                    )
-                elif page >= pages:
-                    reasons.setdefault(
-                        "beyond", f"page_table names page {page} of a cache of {pages} pages"
-                    )
-        return list(reasons.values())
+        lengths, width = self.kv_len.numpy(), named.shape[1]
+        used = np.where(starts[1:] > starts[:-1], -(-lengths // page_size), 0)
+        looked_at = np.arange(width) < used[:, None]
+        reasons = []
+        if (short := np.flatnonzero(used > width)).size:
+            reasons.append(
+                f"page_table is {width} pages of {page_size} tokens wide, too few for "
+                f"kv_len[{short[0]}] = {lengths[short[0]]}" + _more(short)
+            )
+        if (negative := np.argwhere(looked_at & (named < 0))).size:
+            row, column = negative[0]
+            reasons.append(
+                f"page_table[{row}, {column}] is {named[row, column]}, not a page" + _more(negative)
+            )
+        if (beyond := np.argwhere(looked_at & (named >= pages))).size:
+            row, column = beyond[0]
+            reasons.append(
+                f"page_table names page {named[row, column]} of a cache of {pages} pages at "
+                f"[{row}, {column}]" + _more(beyond)
+            )
+        return reasons
+
+
+def _more(found: Any) -> str:
+    """How many there are beside the first."""
+    return f" (and {len(found) - 1} more)" if len(found) > 1 else ""
 
 
 @functools.cache

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, ClassVar, Literal, NamedTuple
 
@@ -84,7 +84,8 @@ class DenseRequest:
     Sizes: ``batch`` B, ``q_heads`` Hq, ``kv_heads`` Hkv (Hq % Hkv == 0), ``q_len`` Sq,
     ``kv_len`` Skv, ``head_dim`` D. ``causal`` is bottom-right aligned: query i sees the keys
     j <= i + Skv - Sq. ``scale`` multiplies q.k (natural units); it is 0 or from 2^-60 to 2^60 in
-    size. ``rounding`` says how fp32 results become bf16 outputs.
+    size. ``rounding`` says how fp32 results become bf16 outputs. ``value_dim`` is the head dim of
+    values and outputs where it is another than D, else None.
     """
 
     batch: int
@@ -100,6 +101,12 @@ class DenseRequest:
     causal: bool
     rounding: Rounding
     return_lse: bool
+    value_dim: int | None = field(default=None, kw_only=True)
+
+    @property
+    def empty(self) -> bool:
+        """Whether there is no row, or no key for one: no engine has to run."""
+        return 0 in (self.batch, self.q_heads, self.q_len, self.kv_len)
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,6 +157,7 @@ class RaggedRequest:
     from an fp8 cache (``kv_dtype``); otherwise they are 1. scale * k_scale, v_scale and soft_cap
     are 0 or from 2^-60 to 2^60 in size. ``rounding`` is for bf16 outputs. With ``scale_tensors``
     the factors of the cache are tensors, read at every launch, and the numbers here are 1.
+    ``value_dim``: as in :class:`DenseRequest`, of packed values only.
     """
 
     requests: int
@@ -173,6 +181,7 @@ class RaggedRequest:
     rounding: Rounding
     return_lse: bool
     scale_tensors: bool = False
+    value_dim: int | None = field(default=None, kw_only=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,7 +215,8 @@ Request = DenseRequest | RaggedRequest | WriteRequest
 class DenseTensors(NamedTuple):
     """Tensors of a dense call: [B, S, H, D] or [B, H, S, D] by the layout; lse fp32 [B, Hq, Sq].
 
-    A row that sees no key gives zeros and an LSE (natural log) of -inf.
+    ``v`` and ``out`` have the request's ``value_dim``, if it has one. A row that sees no key gives
+    zeros and an LSE (natural log) of -inf.
     """
 
     q: torch.Tensor
@@ -319,6 +329,8 @@ class Engine(ABC):
     plans_from_bounds: ClassVar[bool] = False
     #: Whether it can weigh tiles, as a budget of softmax mass needs.
     weighs: ClassVar[bool] = False
+    #: Whether values may have another head dim than keys.
+    values_apart: ClassVar[bool] = False
     #: Whether a LiteAttention step counts the tiles that it computes and keeps.
     tallies: ClassVar[bool] = False
 
@@ -362,6 +374,18 @@ class Engine(ABC):
             request.rounding != "rtne" and request.dtype != torch.bfloat16
         ):
             reasons.append(f"rounding {request.rounding!r} is for bf16 outputs: use 'rtne'")
+        if (
+            not self.values_apart
+            and not isinstance(request, WriteRequest)
+            and request.value_dim is not None
+        ):
+            keys, values = request.head_dim, request.value_dim
+            remedy = f"pad v with zeros to {keys} and take the output's first {values} columns"
+            if values > keys:
+                remedy = f"pad q and k with zeros to {values} and pass the scale of {keys}"
+            reasons.append(f"values must have the keys' head dim {keys}, got {values}: {remedy}")
+        if isinstance(request, DenseRequest) and request.empty:
+            return reasons
         return reasons + self.limits(request)
 
     @abstractmethod

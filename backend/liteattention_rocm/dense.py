@@ -21,6 +21,7 @@ import torch
 from . import engines, validation
 from .arguments import Reasons
 from .contract import (
+    Bound,
     DenseRequest,
     DenseTensors,
     Engine,
@@ -91,22 +92,24 @@ def attention(
         q: queries, [B, Sq, Hq, D] ("bshd") or [B, Hq, Sq, D] ("bhsd"); bf16, fp16 or fp32.
         k: keys, [B, Skv, Hkv, D] or [B, Hkv, Skv, D]; Hq % Hkv == 0, and query head h reads
             key head h // (Hq // Hkv).
-        v: values, shaped like ``k``.
+        v: values, shaped like ``k``; on the CPU engines their head dim Dv may be another than D.
         layout: where the sequence axis is. Strides are free except that the last dimension must
             be contiguous; nothing is copied to fit.
         scale: factor on q.k, natural units, 0 or from 2^-60 to 2^60 in size; 1/sqrt(D) by default.
         causal: query i sees the keys j <= i + Skv - Sq (bottom-right aligned). A query that sees
-            no key gives zeros and an LSE of -inf. An infinite or NaN value may reach queries of its
+            no key gives zeros and an LSE of -inf; so do all queries if there are no keys. An
+            infinite or NaN value may reach queries of its
             sequence that do not see its key: 0 times it is NaN.
         rounding: how fp32 results become bf16: "rtne" (nearest, ties to even), "rtna" (nearest,
             ties away from zero) or "rtz" (towards zero). Other dtypes take "rtne" only.
         return_lse: also return the log-sum-exp of the scaled scores.
-        out: tensor of q's shape and dtype to write to; it must not overlap an input.
+        out: tensor of q's shape (with v's head dim) and dtype to write to; it must not overlap an
+            input.
         engine: name of the engine; by default chosen by the device.
 
     Returns:
-        ``out`` of q's shape and dtype, or ``(out, lse)`` with ``lse`` in natural log, fp32,
-        [B, Hq, Sq].
+        ``out`` of q's shape (with v's head dim) and dtype, or ``(out, lse)`` with ``lse`` in
+        natural log, fp32, [B, Hq, Sq].
 
     Raises:
         TypeError: an argument has the wrong type or dtype; lists every reason.
@@ -128,9 +131,12 @@ def attention(
             )
         wrong.raise_for(_WHAT)
         scale = _scale(q, scale)
+        value_dim = other_dim(q, v)
+    else:
+        value_dim = call.value_dim
     given = out
     if out is None:
-        out = torch.empty_like(q)
+        out = torch.empty_like(q) if value_dim is None else empty_out(q, value_dim)
     lse = _empty_lse(q, layout) if return_lse else None
     if call is None and key is None:
         torch.ops.liteattention_rocm.attention(
@@ -141,8 +147,9 @@ def attention(
     if call is None:
         assert scale is not None
         request = dense_request(found, layout, scale, causal, rounding)
-        run = engines.admit(request, engine).bind(request, found)
+        run = _bind(engines.admit(request, engine), request, found)
         call = bound_call(run, found, () if given is None else (3,))
+        call = call._replace(value_dim=value_dim)
         calls.keep(key, call)
     if given is not None:
         call.claim(found, _WHAT)
@@ -296,7 +303,7 @@ def lite_attention(
                     wrong.overlaps(name, target, inputs)
         else:
             wrong = validation.dense(
-                q, k, v, out, None, layout, scale, False, rounding, return_lse, engine
+                q, k, v, out, None, layout, scale, False, rounding, return_lse, engine, skips=True
             )
             if geometry is None:
                 geometry = _preferred_geometry(q, engine)
@@ -350,7 +357,8 @@ def merge_states(
         outs: partial results, each [B, Sq, Hq, D] ("bshd") or [B, Hq, Sq, D] ("bhsd"), any
             floating dtype, the same shape and dtype throughout.
         lses: their log-sum-exps, natural log, fp32, each [B, Hq, Sq]; -inf marks a part that saw
-            no key and then contributes nothing.
+            no key and then contributes nothing. FlashAttention 2 writes +inf there, which means
+            the same.
         layout: where the sequence axis of ``outs`` is.
 
     Returns:
@@ -368,6 +376,7 @@ def merge_states(
     validation.merge(outs, lses, layout).raise_for(_WHAT)
     accumulate = torch.float64 if outs[0].dtype == torch.float64 else torch.float32
     stacked = torch.stack([lse.to(accumulate) for lse in lses])
+    stacked = stacked.masked_fill(torch.isposinf(stacked), -math.inf)
     # A row that no part saw has an LSE of -inf. Its weights are exp(-inf - something finite), and
     # zero; -inf - -inf would make them, or their derivatives, NaN.
     unseen = torch.isneginf(stacked).all(0)
@@ -412,7 +421,7 @@ def run_attention(
     key, call = recall(calls, tensors, ("dense operator", *options))
     if call is None:
         chosen, request = check_attention(tensors, *options)
-        run = chosen.bind(request, tensors)
+        run = _bind(chosen, request, tensors)
         call = bound_call(run, tensors, (3,) if tensors.lse is None else (3, 4))
         if key is not None:
             calls.keep(key, call)
@@ -467,7 +476,7 @@ def check_lite_attention(
     """Raise if anything is wrong with a step whose outputs are there; else describe it."""
     q, k, v, out, lse, read, write, must_do, must_skip, mass, _, limits = tensors
     wrong = validation.dense(
-        q, k, v, out, lse, layout, scale, False, rounding, lse is not None, engine
+        q, k, v, out, lse, layout, scale, False, rounding, lse is not None, engine, skips=True
     )
     bitmaps = {"read": read, "write": write, "must_do": must_do, "must_skip": must_skip}
     validation.lite(
@@ -490,7 +499,7 @@ def dense_request(
     _, kv_len, kv_heads, _ = sizes(tensors.k, layout)
     return DenseRequest(
         batch, q_heads, kv_heads, q_len, kv_len, head_dim, q.dtype, q.device, layout, scale,
-        causal, rounding, tensors.lse is not None,
+        causal, rounding, tensors.lse is not None, value_dim=other_dim(q, tensors.v),
     )  # fmt: skip
 
 
@@ -535,6 +544,29 @@ def _traced_options(*options: Any) -> Reasons:
     found = Reasons()
     validation.dense_options(found, *options)
     return found
+
+
+def _bind(engine: Engine, request: DenseRequest, tensors: DenseTensors) -> Bound:
+    """Bind a dense call; one without rows, or without keys, needs no engine to run."""
+    return _no_keys if request.empty else engine.bind(request, tensors)
+
+
+@torch.inference_mode()  # outputs may be inference tensors
+def _no_keys(tensors: DenseTensors) -> None:
+    """What rows have that see no key."""
+    tensors.out.zero_()
+    if tensors.lse is not None:
+        tensors.lse.fill_(-math.inf)
+
+
+def other_dim(q: torch.Tensor, v: torch.Tensor) -> int | None:
+    """The head dim of values, if it is another than that of queries; None otherwise."""
+    return None if v.shape[-1] == q.shape[-1] else v.shape[-1]
+
+
+def empty_out(q: torch.Tensor, value_dim: int) -> torch.Tensor:
+    """An output for queries whose values have another head dim."""
+    return q.new_empty((*q.shape[:-1], value_dim))
 
 
 def _scale(q: torch.Tensor, scale: float | None) -> float:

@@ -8,6 +8,7 @@ straight to what the engine bound.
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
@@ -39,6 +40,8 @@ class Call(NamedTuple):
     element, 0 for None) are theirs, in its order; ``written`` are the places of those that the
     caller gave to be written to. ``passed``: addresses at which no tensor that is written to shared
     memory with another. Sizes and strides are those of the call, so that holds for all time.
+    ``holds``: of a call that rests on values in CPU memory, says whether they are still right.
+    ``value_dim``: head dim of the output, if it is another than the queries'.
     """
 
     run: Bound
@@ -46,6 +49,8 @@ class Call(NamedTuple):
     spans: tuple[int, ...]
     written: tuple[int, ...]
     passed: set[tuple[int, ...]]
+    holds: Callable[[], bool] | None = None
+    value_dim: int | None = None
 
     def claim(self, tensors: tuple[torch.Tensor | None, ...], what: str, remedy: str = "") -> None:
         """Tell autograd what is going to be written, unless it shares memory: that is an error.

@@ -31,6 +31,7 @@ from . import engines, validation
 from .arguments import Reasons, plain_length, readable
 from .batch import PagedBatch
 from .contract import Engine, RaggedRequest, RaggedTensors, Rounding, ragged_tensors
+from .dense import empty_out, other_dim
 from .memory import extent_bytes, mark_written
 from .remembered import Call, Calls, bound_call, bounded, kinds, packed, recall
 from .validation import RaggedOptions
@@ -150,17 +151,23 @@ def attention_paged(
     )  # fmt: skip
     key = call = None
     if not torch.compiler.is_dynamo_compiling() and isinstance(batch, PagedBatch):
-        at, versions, planned = batch.seen
-        starts, lengths, table = batch.q_start, batch.kv_len, batch.page_table
-        if (
-            table is not planned
-            or (at and at != (starts.data_ptr(), lengths.data_ptr(), table.data_ptr()))
-            or (versions and versions != (starts._version, lengths._version, table._version))
+        at, values, planned = batch.seen
+        table = batch.page_table
+        if table is not planned or (
+            at and at != (batch.q_start.data_ptr(), batch.kv_len.data_ptr(), table.data_ptr())
         ):
             batch.read()
+            at, values, _ = batch.seen
         key, call = recall(
             batch.calls, (q, k_cache, v_cache, out, sinks, k_factor, v_factor), options
         )
+        # Values in CPU memory may be others by now; what is bound rests on the lengths.
+        if call is None:
+            if values is not None and not values.same_lengths(at[0], at[1]):
+                batch.read()
+        elif call.holds is not None and not call.holds():
+            batch.read()
+            call = None
     if call is None:
         asked = RaggedOptions(*options)
         if k_factor is not None and v_factor is not None:
@@ -256,7 +263,8 @@ def attention_varlen(
 
     Args:
         q: queries of all sequences, [T, Hq, D]; bf16, fp16 or fp32.
-        k, v: keys and values of all sequences, [Tk, Hkv, D] of q's dtype; Hq % Hkv == 0. Infinite
+        k, v: keys and values of all sequences, [Tk, Hkv, D] of q's dtype; Hq % Hkv == 0. On the
+            CPU engines the head dim of values may be another than D: that of the output. Infinite
             and NaN values: as in :func:`attention_paged`.
         cu_seqlens_q: int32 [R + 1]; rows cu_seqlens_q[r] to cu_seqlens_q[r + 1] are sequence r's.
         cu_seqlens_k: the same for keys. A sequence with more keys than rows has a prefix before
@@ -297,7 +305,9 @@ def attention_varlen(
         validation.packed_batch(found, cu_seqlens_q, cu_seqlens_k, bounds, q, k)
         found.raise_for(_WHAT)
     given = out
-    out = torch.empty_like(q) if out is None else out
+    if out is None:
+        value_dim = other_dim(q, v) if call is None else call.value_dim
+        out = torch.empty_like(q) if value_dim is None else empty_out(q, value_dim)
     lse = None
     if return_lse:
         lse = torch.empty((q.shape[1], q.shape[0]), dtype=torch.float32, device=q.device)
@@ -392,6 +402,9 @@ def _bind_paged(
         )
         if shared is not None:
             bounded.keep(shared, call)
+    at, values, _ = batch.seen
+    if values is not None:
+        call = call._replace(holds=values.check(*at, q.shape[0], k.shape[0], k.shape[1]))
     batch.calls.keep(key, call)
     return call
 
@@ -443,6 +456,7 @@ def _request(
         page_size, max_q_len, max_kv_len, _scale(t.q, options), lookahead,
         plain_length(window or 0), float(soft_cap or 0.0), t.sinks is not None, float(k_scale),
         float(v_scale), rounding, t.lse is not None, t.k_scale is not None,
+        value_dim=other_dim(t.q, t.v),
     )  # fmt: skip
 
 
@@ -545,7 +559,8 @@ def _bind_packed(
     """
     engine, request = _admit_packed(tensors, bounds, options)
     written = (3,) if out_given else ()
-    call = bound_call(engine.bind(request, tensors), tensors, written)._replace(names=_PACKED_NAMES)
+    call = bound_call(engine.bind(request, tensors), tensors, written)
+    call = call._replace(names=_PACKED_NAMES, value_dim=request.value_dim)
     if (
         engine.plans_from_bounds
         and None not in bounds

@@ -57,8 +57,13 @@ def dense(
     rounding: Any,
     return_lse: Any,
     engine: Any,
+    *,
+    skips: bool = False,
 ) -> Reasons:
-    """Everything wrong with a dense call; ``out`` and ``lse`` may be None."""
+    """Everything wrong with a dense call; ``out`` and ``lse`` may be None.
+
+    ``skips``: with one of LiteAttention, which needs a tile and values of the keys' head dim.
+    """
     found = Reasons()
     given = {"q": q, "k": k, "v": v} | ({} if out is None else {"out": out})
     tensors = found.usable(given)
@@ -69,7 +74,7 @@ def dense(
     found.no_derivative(tensors)
     found.one("dtype", tensors)
     found.one("device", tensors)
-    _dense_shapes(found, _of_dims(tensors, 4), "bhsd" if str(layout) == "bhsd" else "bshd")
+    _dense_shapes(found, _of_dims(tensors, 4), "bhsd" if str(layout) == "bhsd" else "bshd", skips)
     if "out" in tensors:
         inputs = {name: tensor for name, tensor in tensors.items() if name != "out"}
         found.memory({"out": out, "lse": lse}, inputs)
@@ -94,13 +99,22 @@ def dense_options(
         found.engine(engine)
 
 
-def _dense_shapes(found: Reasons, shaped: dict[str, torch.Tensor], layout: Layout) -> None:
+def _dense_shapes(
+    found: Reasons, shaped: dict[str, torch.Tensor], layout: Layout, skips: bool
+) -> None:
     """Add what is wrong with the sizes of those tensors that have 4 dimensions."""
     if shaped.keys() >= {"k", "v"}:
-        found.same_shape("k", "v", shaped)
+        _values_beside_keys(found, "k", "v", shaped, skips)
     for name, tensor in shaped.items():
-        if 0 in tensor.shape:
-            found.values.append(f"{name} must not be empty, got {list(tensor.shape)}")
+        if skips and 0 in tensor.shape:
+            found.values.append(
+                f"{name} must not be empty, got {list(tensor.shape)}: LiteAttention keeps a list "
+                "of tiles, and there is none; attention() takes empty tensors"
+            )
+        elif not tensor.shape[-1]:
+            found.values.append(
+                f"{name} must have a head dim of at least 1, got {list(tensor.shape)}"
+            )
     if shaped.keys() >= {"q", "k"}:
         batch, _, q_heads, head_dim = sizes(shaped["q"], layout)
         k_batch, _, kv_heads, k_dim = sizes(shaped["k"], layout)
@@ -108,9 +122,17 @@ def _dense_shapes(found: Reasons, shaped: dict[str, torch.Tensor], layout: Layou
             found.values.append(f"q and k must have one batch size, got {batch} and {k_batch}")
         if head_dim != k_dim:
             found.values.append(f"q and k must have one head dim, got {head_dim} and {k_dim}")
-        found.heads(q_heads, kv_heads)
+        found.heads(q_heads, kv_heads, none=not skips)
     if "q" in shaped:
         found.output(shaped)
+
+
+def _values_beside_keys(
+    found: Reasons, k: str, v: str, tensors: dict[str, torch.Tensor], alike: bool
+) -> None:
+    """A value for every key; ``alike``: of the keys' head dim."""
+    if alike or tensors[k].shape[:-1] != tensors[v].shape[:-1]:
+        found.same_shape(k, v, tensors)
 
 
 def lite(
@@ -308,7 +330,9 @@ def ragged(
             found.values.append(f"sinks must be [{q.shape[1]}] (Hq), got {list(sinks.shape)}")
     found.one("device", tensors)
     if shaped.keys() >= {*names}:
-        found.same_shape(*names, shaped)
+        _values_beside_keys(found, *names, shaped, kv_dims == 4)
+    if names[1] in shaped and not v.shape[-1]:
+        found.values.append(f"{names[1]} must have a head dim of at least 1, got {list(v.shape)}")
     if shaped.keys() >= {"q", names[0]}:
         if q.shape[-1] != k.shape[-1] or not q.shape[-1]:
             found.values.append(
@@ -318,7 +342,7 @@ def ragged(
     if "k_cache" in shaped and not k.shape[1]:
         found.values.append(f"k_cache must have pages of at least one token, got {list(k.shape)}")
     if "q" in shaped:
-        found.output(shaped)
+        found.output(shaped, names[1])
     inputs = {name: tensor for name, tensor in tensors.items() if name != "out"}
     found.memory({"out": rows.get("out"), "lse": lse}, inputs | Reasons().usable(indices))
     return found

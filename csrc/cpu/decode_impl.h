@@ -304,7 +304,7 @@ struct DecodeImpl {
                 std::memset(to, 0, static_cast<size_t>(width));
                 continue;
             }
-            K::CopyKvRow(p, rows[r], to);
+            K::CopyKvRow(p, rows[r], p.head_dim, to);
             std::memset(to + p.head_dim * 2, 0, static_cast<size_t>(width - p.head_dim * 2));
         }
         return {copy, width};
@@ -458,7 +458,7 @@ struct DecodeImpl {
         const AttentionParams& p = walk.p;
         for (int64_t i = 0; i < count; ++i, to += RowBytes(p)) {
             std::memset(to, 0, static_cast<size_t>(RowBytes(p)));
-            if (rows[i] != s.zero) K::CopyKvRow(p, rows[i], to);
+            if (rows[i] != s.zero) K::CopyKvRow(p, rows[i], p.head_dim, to);
             copied[i] = to;
         }
     }

@@ -268,8 +268,8 @@ struct KernelImpl : Softmax<Gemm, kType> {
             char* out[16];
             for (int64_t i = 0; i < valid; ++i)
                 out[i] = LaneRow(walk, p.out, p.out_strides, slot + i);
-            for (int64_t d = 0; d < p.head_dim; d += 16) {
-                for (int64_t i = 0; i < Min(16, p.head_dim - d); ++i) {
+            for (int64_t d = 0; d < p.value_dim; d += 16) {
+                for (int64_t i = 0; i < Min(16, p.value_dim - d); ++i) {
                     float* row = s.output + (d + i) * walk.stride + slot;
                     for (int x = 0; x < 16; x += Vec::kLanes)
                         (Vec::Load(row + x) * Vec::Load(s.alpha + slot + x)).Store(row + x);
@@ -282,7 +282,7 @@ struct KernelImpl : Softmax<Gemm, kType> {
                 for (int64_t i = 0; i < valid; ++i) {
                     char* to = out[i] + d * kInput;
                     const char* from = rounded + i * 16 * kInput;
-                    if (p.head_dim - d >= 16)
+                    if (p.value_dim - d >= 16)
                         std::memcpy(to, from, 16 * kInput);
                     else
                         std::memcpy(to, from, 8 * kInput);

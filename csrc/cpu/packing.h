@@ -16,13 +16,13 @@ struct Packing {
 
     static int64_t KeyDim(const AttentionParams& p) { return RoundUp(p.head_dim, Gemm::kKPad); }
     static int64_t KeyWords(const AttentionParams& p) { return KeyDim(p) / Gemm::kPerWord; }
-    static int64_t ValueRows(const AttentionParams& p) { return RoundUp(p.head_dim, Gemm::kMPad); }
+    static int64_t ValueRows(const AttentionParams& p) { return RoundUp(p.value_dim, Gemm::kMPad); }
 
     static size_t KBlockBytes(const AttentionParams& p) {
         return static_cast<size_t>(kKBlock * KeyDim(p) * kElement);
     }
     static size_t VBlockBytes(const AttentionParams& p) {
-        return static_cast<size_t>(RoundUp(p.head_dim, 16) * kKBlock * kElement);
+        return static_cast<size_t>(RoundUp(p.value_dim, 16) * kKBlock * kElement);
     }
 
     // K blocks are read in place where they lie in one page.
@@ -53,12 +53,12 @@ struct Packing {
                (page * s.batch + key * s.seq + head * s.head) * KvBytes(p);
     }
 
-    // A key or value row in the kernel's own element type.
-    static void CopyKvRow(const AttentionParams& p, const char* from, char* to) {
-        if (p.kv_type == KvType::kSame) return CopyRow(from, p.head_dim, to);
+    // A key or value row of `dims` in the kernel's own element type.
+    static void CopyKvRow(const AttentionParams& p, const char* from, int64_t dims, char* to) {
+        if (p.kv_type == KvType::kSame) return CopyRow(from, dims, to);
         const float* table = Fp8Table(p.kv_type);
         const uint8_t* bytes = reinterpret_cast<const uint8_t*>(from);
-        for (int64_t d = 0; d < p.head_dim; ++d) {
+        for (int64_t d = 0; d < dims; ++d) {
             if constexpr (kPairs) {
                 uint32_t bits;
                 std::memcpy(&bits, table + bytes[d], sizeof bits);
@@ -81,7 +81,7 @@ struct Packing {
         const int64_t keys = Min(kKBlock, p.kv_len - block * kKBlock);
         std::memset(dst, 0, KBlockBytes(p));
         for (int64_t i = 0; i < keys; ++i)
-            CopyKvRow(p, KvRow(p, p.k, p.k_strides, block * kKBlock + i, kv_head),
+            CopyKvRow(p, KvRow(p, p.k, p.k_strides, block * kKBlock + i, kv_head), p.head_dim,
                       dst + i * row_bytes);
     }
 
@@ -94,7 +94,7 @@ struct Packing {
     // the window, are 0, so that 0 * V is 0 whatever their pages hold.
     static void PackV(const AttentionParams& p, int64_t kv_head, int64_t block, char* dst) {
         alignas(64) uint32_t staging[16 * kStagingWords];
-        const int64_t dims = RoundUp(p.head_dim, 16);
+        const int64_t dims = RoundUp(p.value_dim, 16);
         const int64_t first = FirstKey(p);
         uint32_t* to = reinterpret_cast<uint32_t*>(dst);
         for (int64_t word = 0; word < kBlockWords; word += 16) {
@@ -112,15 +112,15 @@ struct Packing {
                         const char* found = seen(key + half);
                         if (!found) continue;
                         if (p.kv_type != KvType::kSame) {
-                            CopyKvRow(p, found, reinterpret_cast<char*>(wide));
+                            CopyKvRow(p, found, p.value_dim, reinterpret_cast<char*>(wide));
                             found = reinterpret_cast<const char*>(wide);
                         }
                         const uint16_t* value = reinterpret_cast<const uint16_t*>(found);
-                        for (int64_t d = 0; d < p.head_dim; ++d)
+                        for (int64_t d = 0; d < p.value_dim; ++d)
                             row[d] |= static_cast<uint32_t>(value[d]) << 16 * half;
                     }
                 } else if (const char* found = seen(key)) {
-                    CopyKvRow(p, found, reinterpret_cast<char*>(row));
+                    CopyKvRow(p, found, p.value_dim, reinterpret_cast<char*>(row));
                 }
             }
             for (int64_t d = 0; d < dims; d += 16)

@@ -71,6 +71,7 @@ struct AttentionParams {
     int64_t q_len = 0;
     int64_t kv_len = 0;
     int64_t head_dim = 0;
+    int64_t value_dim = 0;  // head dim of v and out; decoding needs head_dim
     DType dtype = DType::kBf16;
     Rounding rounding = Rounding::kRtne;
     double scale = 1.0;

@@ -37,6 +37,29 @@ bool PagesHold(const PagedRequests& r, int64_t rows, int64_t pages, int64_t page
     return true;
 }
 
+SeenBatch::SeenBatch(const PagedRequests& r)
+    : q_start_(r.q_start, r.q_start + r.requests + 1),
+      kv_len_(r.kv_len, r.kv_len + r.requests),
+      width_(r.width),
+      stride_(r.stride) {}
+
+bool SeenBatch::SameLengths(const int32_t* q_start, const int32_t* kv_len) const {
+    return std::equal(q_start_.begin(), q_start_.end(), q_start) &&
+           std::equal(kv_len_.begin(), kv_len_.end(), kv_len);
+}
+
+bool SeenBatch::Holds(const int32_t* q_start, const int32_t* kv_len, const int32_t* table,
+                      int64_t rows, int64_t pages, int64_t page_size) const {
+    if (!SameLengths(q_start, kv_len)) return false;
+    const PagedRequests r{static_cast<int64_t>(kv_len_.size()),
+                          q_start_.data(),
+                          kv_len_.data(),
+                          table,
+                          width_,
+                          stride_};
+    return PagesHold(r, rows, pages, page_size);
+}
+
 RaggedPlan::RaggedPlan(const RaggedShape& shape, const int32_t* q_start, const int32_t* kv,
                        const int32_t* page_table, int64_t table_stride, Isa isa)
     : shape_(shape), schedule_(isa, shape.dtype) {
@@ -51,6 +74,7 @@ RaggedPlan::RaggedPlan(const RaggedShape& shape, const int32_t* q_start, const i
         p.q_len = q_start[i + 1] - q_start[i];
         p.kv_len = paged ? kv[i] : kv[i + 1] - kv[i];
         p.head_dim = shape.head_dim;
+        p.value_dim = shape.value_dim;
         p.dtype = shape.dtype;
         p.kv_type = shape.kv_type;
         p.rounding = shape.rounding;
@@ -65,7 +89,8 @@ RaggedPlan::RaggedPlan(const RaggedShape& shape, const int32_t* q_start, const i
         r.kv_start = paged ? 0 : kv[i];
         if (p.q_len <= 0) continue;
         requests_.push_back(r);
-        if (p.q_len == 1 || p.q_len * group <= kMaxDecodeLanes)
+        const bool few = p.q_len == 1 || p.q_len * group <= kMaxDecodeLanes;
+        if (few && p.value_dim == p.head_dim)
             schedule_.AddDecode(p);
         else
             schedule_.AddTiles(p, true);

@@ -15,6 +15,7 @@ struct RaggedShape {
     int64_t q_heads = 0;
     int64_t kv_heads = 0;
     int64_t head_dim = 0;
+    int64_t value_dim = 0;  // of v and out; head_dim if paged
     int64_t page_size = 0;  // 0: keys and values are packed like the queries
     DType dtype = DType::kBf16;
     KvType kv_type = KvType::kSame;
@@ -54,6 +55,25 @@ struct PagedRequests {
 
 // Whether starts and lengths are in order and within the bounds; negative bounds are none.
 bool LengthsHold(const PagedRequests& r, int64_t max_q_len, int64_t max_kv_len);
+
+// The lengths of a batch when it was checked. Tensors can be refilled in ways that leave no trace
+// (NumPy, inference mode), so every call compares them.
+class SeenBatch {
+   public:
+    // `r`: its lengths hold. They are copied; of the table its shape is.
+    explicit SeenBatch(const PagedRequests& r);
+
+    // Whether the lengths are still those.
+    bool SameLengths(const int32_t* q_start, const int32_t* kv_len) const;
+
+    // Whether they are, and the table names pages of this cache only; see PagesHold.
+    bool Holds(const int32_t* q_start, const int32_t* kv_len, const int32_t* table, int64_t rows,
+               int64_t pages, int64_t page_size) const;
+
+   private:
+    std::vector<int32_t> q_start_, kv_len_;
+    int64_t width_, stride_;
+};
 
 // Whether the requests, whose lengths hold, end within `rows` query rows and name pages of the
 // cache only.

@@ -40,7 +40,7 @@ struct WalkBase : Packing<Gemm, kType> {
             take(&probs, kPairs ? kGroup * kBlockWords * rows : 0);
             if (!kPairs) probs = reinterpret_cast<uint32_t*>(scores);
             take(&query, RoundUp(KeyWords(p), 16) * rows);
-            take(&output, RoundUp(p.head_dim, 16) * rows);
+            take(&output, RoundUp(p.value_dim, 16) * rows);
             take(&running, rows);
             take(&shift, rows);
             take(&alpha, rows);

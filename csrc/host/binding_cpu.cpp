@@ -45,12 +45,22 @@ void BindRagged(py::module_& m) {
     using S = cpu::RaggedShape;
     py::class_<S>(m, "CpuRaggedShape")
         .def(py::init([](int64_t requests, int64_t q_heads, int64_t kv_heads, int64_t head_dim,
-                         int64_t page_size, cpu::DType dtype, cpu::KvType kv_type,
-                         cpu::Rounding rounding, double scale, double v_scale, double soft_cap,
-                         std::optional<int64_t> lookahead, int64_t window) {
-            return S{requests,  q_heads, kv_heads, head_dim,
-                     page_size, dtype,   kv_type,  rounding,
-                     scale,     v_scale, soft_cap, lookahead.value_or(cpu::kSeesAll),
+                         int64_t value_dim, int64_t page_size, cpu::DType dtype,
+                         cpu::KvType kv_type, cpu::Rounding rounding, double scale, double v_scale,
+                         double soft_cap, std::optional<int64_t> lookahead, int64_t window) {
+            return S{requests,
+                     q_heads,
+                     kv_heads,
+                     head_dim,
+                     value_dim,
+                     page_size,
+                     dtype,
+                     kv_type,
+                     rounding,
+                     scale,
+                     v_scale,
+                     soft_cap,
+                     lookahead.value_or(cpu::kSeesAll),
                      window};
         }));
 
@@ -67,6 +77,26 @@ void BindRagged(py::module_& m) {
             requests, At<int32_t>(q_start), At<int32_t>(kv_len), At<int32_t>(table), width, stride};
         return cpu::PagesHold(batch, rows, pages, page_size);
     });
+
+    using Seen = cpu::SeenBatch;
+    py::class_<Seen, std::shared_ptr<Seen>>(m, "CpuSeenBatch")
+        .def(py::init([](uintptr_t q_start, uintptr_t kv_len, int64_t requests, int64_t width,
+                         int64_t stride) {
+            return Seen(
+                B{requests, At<int32_t>(q_start), At<int32_t>(kv_len), nullptr, width, stride});
+        }))
+        .def("same_lengths",
+             [](const Seen& seen, uintptr_t q_start, uintptr_t kv_len) {
+                 return seen.SameLengths(At<int32_t>(q_start), At<int32_t>(kv_len));
+             })
+        // What says, of the tensors at these addresses, whether they hold for calls of these sizes.
+        .def("check", [](std::shared_ptr<Seen> seen, uintptr_t q_start, uintptr_t kv_len,
+                         uintptr_t table, int64_t rows, int64_t pages, int64_t page_size) {
+            return py::cpp_function([=] {
+                return seen->Holds(At<int32_t>(q_start), At<int32_t>(kv_len), At<int32_t>(table),
+                                   rows, pages, page_size);
+            });
+        });
 
     using R = cpu::RaggedPlan;
     py::class_<R, std::shared_ptr<R>>(m, "CpuRaggedPlan")
@@ -174,8 +204,8 @@ void BindCpu(py::module_& m) {
         py::object threads;
     };
     py::class_<Call>(m, "CpuAttention")
-        .def(py::init([](const Triple& heads, const Triple& sizes, const Triple& q_strides,
-                         const Triple& k_strides, const Triple& v_strides,
+        .def(py::init([](const Triple& heads, const std::array<int64_t, 4>& sizes,
+                         const Triple& q_strides, const Triple& k_strides, const Triple& v_strides,
                          const Triple& out_strides, cpu::DType dtype, cpu::Rounding rounding,
                          double scale, bool causal, const std::string& isa, py::object threads) {
             Call call{{}, heads[0], {}, false, ParseIsa(isa), std::move(threads)};
@@ -185,6 +215,7 @@ void BindCpu(py::module_& m) {
             p.q_len = p.lse_head = sizes[0];
             p.kv_len = sizes[1];
             p.head_dim = sizes[2];
+            p.value_dim = sizes[3];
             p.q_strides = ToStrides(q_strides);
             p.k_strides = ToStrides(k_strides);
             p.v_strides = ToStrides(v_strides);

@@ -77,6 +77,7 @@ class CpuEngine(Engine):
     dtypes = tuple(_DTYPES)
     cache_dtypes = tuple(_KV_TYPES)
     weighs = True
+    values_apart = True
 
     def unavailable(self, device: torch.device) -> list[str]:
         """Return every reason why it cannot run on ``device``; see :meth:`Engine.unavailable`."""
@@ -92,11 +93,11 @@ class CpuEngine(Engine):
         if isinstance(request, WriteRequest):
             return []
         reasons = []
-        if request.head_dim % 8 or not 8 <= request.head_dim <= _core.CPU_MAX_HEAD_DIM:
-            reasons.append(
-                f"head dim must be a multiple of 8 from 8 to {_core.CPU_MAX_HEAD_DIM}, "
-                f"got {request.head_dim}"
-            )
+        for name, dim in (("head dim", request.head_dim), ("v's head dim", request.value_dim)):
+            if dim is not None and (dim % 8 or not 8 <= dim <= _core.CPU_MAX_HEAD_DIM):
+                reasons.append(
+                    f"{name} must be a multiple of 8 from 8 to {_core.CPU_MAX_HEAD_DIM}, got {dim}"
+                )
         if isinstance(request, LiteRequest):
             reasons += _geometry_reasons(request)
         return reasons
@@ -119,7 +120,7 @@ class CpuEngine(Engine):
 def _bind_dense(request: DenseRequest, like: DenseTensors | LiteTensors) -> Bound:
     call = _core.CpuAttention(
         (request.batch, request.q_heads, request.kv_heads),
-        (request.q_len, request.kv_len, request.head_dim),
+        (request.q_len, request.kv_len, request.head_dim, request.value_dim or request.head_dim),
         strides(like.q, request.layout),
         strides(like.k, request.layout),
         strides(like.v, request.layout),
@@ -166,6 +167,7 @@ def _bind_ragged(request: RaggedRequest, like: RaggedTensors) -> Bound:
         request.q_heads,
         request.kv_heads,
         request.head_dim,
+        request.value_dim or request.head_dim,
         request.page_size,
         _DTYPES[request.dtype],
         _KV_TYPES.get(request.kv_dtype, _core.CpuKvType.same),

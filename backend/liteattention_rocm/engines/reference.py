@@ -62,6 +62,7 @@ class ReferenceEngine(Engine):
     cache_dtypes = FP8
     plans_from_bounds = True
     weighs = True
+    values_apart = True
 
     def limits(self, request: Request) -> list[str]:
         """Return nothing: any head dim, GQA, tile, rounding; see :meth:`Engine.limits`."""

@@ -289,10 +289,74 @@ def test_a_batch_with_other_pages_grows_as_its_original_does() -> None:
         assert torch.equal(attention_paged(q, cache, cache, b), expected)
 
 
-def test_inference_mode_tracks_no_changes() -> None:
-    with torch.inference_mode():
+@pytest.mark.parametrize("engine", ["cpu", "reference"])
+@pytest.mark.parametrize("how", ["numpy", "inference", "data"])
+def test_refilled_values_that_leave_no_trace_are_seen(engine: str, how: str) -> None:
+    """A serving loop refills its buffers for every step, in ways that PyTorch does not count."""
+    caches = {"k_cache": torch.randn(3, 8, 2, 8), "v_cache": torch.randn(3, 8, 2, 8)}
+    given = {"q": torch.randn(4, 4, 8), "engine": engine, **caches}
+
+    def fill(tensor: torch.Tensor, numbers: list[Any]) -> None:
+        values = torch.tensor(numbers, dtype=torch.int32)
+        if how == "numpy":
+            tensor.numpy()[...] = values.numpy()
+        elif how == "data":
+            tensor.data.copy_(values)
+        else:
+            tensor.copy_(values)
+
+    with torch.inference_mode(how == "inference"):
         b = batch()
-        assert call(b).shape == (4, 4, 8)
+        call(b, **given)
+        steps: tuple[dict[str, list[Any]], ...] = (
+            {"kv_len": [3, 10]},
+            {"q_start": [0, 1, 4]},
+            {"kv_len": [8, 16], "page_table": [[1, 0], [0, 2]]},
+            {"page_table": [[2, 0], [1, 0]]},
+            {"q_start": [0, 0, 1], "kv_len": [0, 1]},
+        )
+        for step in steps:
+            for name, numbers in step.items():
+                fill(getattr(b, name), numbers)
+            fresh = PagedBatch(b.q_start.clone(), b.kv_len.clone(), b.page_table.clone())
+            for more in ({}, {"causal": False}):  # known to the batch, and new to it
+                out = torch.zeros(2, 4, 4, 8)
+                call(b, **given, **more, out=out[0])
+                call(fresh, **given, **more, out=out[1])
+                assert torch.equal(*out), step
+        fill(b.kv_len, [0, 40])
+        with pytest.raises(ValueError, match=r"too few for kv_len\[1\] = 40"):
+            call(b, **given)
+
+
+@pytest.mark.parametrize("engine", ["cpu", "reference"])
+def test_no_page_outside_the_cache_is_read(engine: str) -> None:
+    """A wild page id ended the process, or read what lies beside the cache."""
+    b = batch(page_table=torch.tensor([[0, 9], [2, 1]], dtype=torch.int32))
+    call(b, engine=engine)
+    b.page_table.numpy()[0, 0] = 2_000_000_000
+    b.page_table.numpy()[1] = 3
+    with pytest.raises(
+        ValueError, match=r"page 2000000000 of a cache of 3 pages at \[0, 0\] .and 2"
+    ):
+        call(b, engine=engine)
+    b.page_table.numpy()[:, 0] = [-1, 2]
+    b.page_table.numpy()[1, 1] = 1
+    with pytest.raises(ValueError, match=r"page_table\[0, 0\] is -1, not a page$"):
+        call(b, engine=engine)
+    b.page_table.numpy()[0, 0] = 0
+    call(b, engine=engine)
+
+
+def test_a_refilled_batch_under_a_profiler() -> None:
+    """Then calls are operators, whose bounds are those of the batch."""
+    q, cache, b = torch.randn(4, 4, 8), torch.randn(3, 8, 2, 8), batch()
+    call(b, q=q, k_cache=cache, v_cache=cache)
+    b.kv_len.numpy()[:] = [3, 16]
+    with torch.autograd.profiler.profile():
+        out = call(b, q=q, k_cache=cache, v_cache=cache)
+    expected = call(batch(kv_len=ints(3, 16)), q=q, k_cache=cache, v_cache=cache)
+    assert torch.equal(out[:3], expected[:3])
 
 
 def test_a_batch_forgets_old_plans() -> None:
