@@ -69,7 +69,7 @@ test-machine-code: .venv/dev.stamp .venv/triton.stamp test-old-triton
 # The oldest Triton that compiles the Hopper kernels, and the oldest of all, which compiles plain ones.
 test-old-triton: .venv/dev.stamp .venv/triton-3.6.0.stamp .venv/triton-3.5.1.stamp
 	PYTHONPATH=.venv/triton-3.6.0 TRITON_EXPECTED=3.6.0 $(BIN)/python -m pytest $(SPREAD) worksteal \
-		tests/engines/portable/test_shipped.py
+		tests/engines/portable/test_shipped.py tests/engines/portable/test_short.py
 	PYTHONPATH=.venv/triton-3.5.1 TRITON_EXPECTED=3.5.1 $(BIN)/python -m pytest $(SPREAD) worksteal \
 		tests/engines/portable/test_shipped.py tests/engines/portable/test_compiled.py \
 		-k "asked_for or (plain_kernels and sm_90)"

@@ -7,6 +7,7 @@ import torch
 
 COMPILED = [
     "test_amd_loop.py", "test_compiled.py", "test_launch.py", "test_shipped.py",
+    "test_short.py",
     "test_tile_order.py", "test_tuning.py",
 ]  # fmt: skip
 # TRITON_INTERPRET decides when kernels are defined: these want a process of their own.
