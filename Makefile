@@ -30,7 +30,7 @@ SPREAD = -n $(WORKERS) --maxprocesses 8 --dist
 SETUP_sglang := diffusion
 PACKAGED = $(NATIVE) $(shell git ls-files backend integration benchmark emulator report e2e/liteattention_e2e)
 
-.PHONY: generate e2e bench kernels test machine-code test-machine-code test-serving-vllm test-serving-sglang test-serving-diffusion test-serving lint format docs wheels test-wheels test-quickstart test-quickstart-short clean tools
+.PHONY: generate e2e bench kernels test machine-code test-machine-code test-old-triton test-serving-vllm test-serving-sglang test-serving-diffusion test-serving lint format docs wheels test-wheels test-quickstart test-quickstart-short clean tools
 
 ## generate: a video from a text prompt, dense and with LiteAttention, and the table of both
 generate: .venv/run.stamp
@@ -58,13 +58,21 @@ test: .venv/dev.stamp
 ## comparisons with LLVM itself and the long proofs on the emulator: every shape, order and rounding,
 ## every deleted wait, Triton's kernels, which nobody here tuned, and the portable engine's:
 ## interpreted, and compiled for gfx942, gfx950 and sm_90 (Debian: clang-19 lld-19 llvm-19)
-test-machine-code: .venv/dev.stamp .venv/triton.stamp
+test-machine-code: .venv/dev.stamp .venv/triton.stamp test-old-triton
 	$(KERNEL_TOOLS) check
 	$(BIN)/python -m pytest $(SPREAD) loadfile --machine-code=compare tests/emulator tests/tools
 	$(BIN)/python -m pytest -m "slow or llvm" $(SPREAD) worksteal --durations=10
 	$(BIN)/python -m pytest -s tests/emulator/test_triton.py
 	$(BIN)/python -m pytest $(SPREAD) worksteal --durations=10 tests/engines/portable
 	TRITON_INTERPRET=1 $(BIN)/python -m pytest $(SPREAD) worksteal --durations=10 tests/engines/portable
+
+# The oldest Triton that compiles the Hopper kernels, and the oldest of all, which compiles plain ones.
+test-old-triton: .venv/dev.stamp .venv/triton-3.6.0.stamp .venv/triton-3.5.1.stamp
+	PYTHONPATH=.venv/triton-3.6.0 TRITON_EXPECTED=3.6.0 $(BIN)/python -m pytest $(SPREAD) worksteal \
+		tests/engines/portable/test_shipped.py tests/engines/portable/test_short.py
+	PYTHONPATH=.venv/triton-3.5.1 TRITON_EXPECTED=3.5.1 $(BIN)/python -m pytest $(SPREAD) worksteal \
+		tests/engines/portable/test_shipped.py tests/engines/portable/test_compiled.py \
+		-k "asked_for or (plain_kernels and sm_90)"
 
 ## machine-code: assemble and compile the emulator's test programs again
 ## (Debian: clang-19 lld-19 llvm-19)
@@ -197,6 +205,12 @@ build/wheel/stamp: $(PACKAGED) | .venv/build.stamp
 		print(*project["optional-dependencies"]["docs"], sep="\n")' > .venv/docs.txt
 	$(BIN)/python -m pip install -q $(PIP_ARGS) -c constraints.txt -r .venv/docs.txt
 	@touch $@
+
+.venv/triton-%.stamp: | .venv/build.stamp
+	$(BIN)/python -m pip install -q $(PIP_ARGS) --no-deps --target .venv/triton-$* triton==$*
+	@touch $@
+
+.PRECIOUS: .venv/triton-%.stamp
 
 .venv/triton.stamp: .venv/dev.stamp
 	$(BIN)/python -m pip install -q $(PIP_ARGS) -c constraints.txt triton

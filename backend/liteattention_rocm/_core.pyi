@@ -425,3 +425,17 @@ class Gfx942Device:
         parts: int = 0,
         cuts: int = 0,
     ) -> None: ...
+
+class CudaKernel:
+    def __call__(
+        self, stream: int, tensors: tuple[torch.Tensor, ...], addresses: tuple[int, ...]
+    ) -> bool: ...
+
+def cuda_kernel(
+    function: int,
+    grid: tuple[int, ...],
+    threads: int,
+    shared_bytes: int,
+    early: bool,
+    parameters: list[bytes | tuple[object, ...] | None],
+) -> CudaKernel | None: ...

@@ -22,6 +22,7 @@ from liteattention_rocm.engines.triton import launch, ragged_cut, ragged_launch,
 from liteattention_rocm.engines.triton.compiled_tiles import HopperTile
 from liteattention_rocm.engines.triton.engine import RAGGED_HEAD_DIMS
 from liteattention_rocm.engines.triton.tuning import Tile
+from liteattention_rocm.engines.triton.versions import compiles_hopper
 
 from . import peers
 from .cells import DTYPES, Prefill
@@ -57,7 +58,7 @@ def run(
         causal, "rtne", False,
     )  # fmt: skip
     q, k, v = (torch.randn(shape, device=device).to(dtype) for _ in range(3))
-    kind = "hopper" if architecture(device) == "sm_90" else "plain"
+    kind = "hopper" if architecture(device) == "sm_90" and compiles_hopper() else "plain"
 
     def make(tile: Tile) -> tuple[Callable[[], None], torch.Tensor]:
         out = torch.empty_like(q)
@@ -111,8 +112,11 @@ def run_prompts(
         RuntimeError: there is no Hopper GPU.
     """
     device = _device()
-    if architecture(device) != "sm_90":
-        raise RuntimeError("only on Hopper GPUs (sm_90) prompts have a kernel with tiles to choose")
+    if architecture(device) != "sm_90" or not compiles_hopper():
+        raise RuntimeError(
+            "only on Hopper GPUs (sm_90) with Triton 3.6 or newer prompts have a kernel with tiles "
+            "to choose"
+        )
     dtype, page = DTYPES[cell.dtype], cell.page_size or cell.context
     pages = -(-cell.context // page)
     shape = (cell.requests * pages, page, cell.kv_heads, cell.head_dim)

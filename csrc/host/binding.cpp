@@ -4,5 +4,6 @@
 PYBIND11_MODULE(_core, m) {
     m.doc() = "Compiled core of liteattention_rocm.";
     liteattention::binding::BindCpu(m);
+    liteattention::binding::BindCuda(m);
     liteattention::binding::BindGfx942(m);
 }

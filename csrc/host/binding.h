@@ -20,6 +20,7 @@ T* At(uintptr_t address) {
 }
 
 void BindCpu(py::module_& m);
+void BindCuda(py::module_& m);
 void BindGfx942(py::module_& m);
 
 }  // namespace liteattention::binding

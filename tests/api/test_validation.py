@@ -11,7 +11,7 @@ import torch
 
 import liteattention_rocm
 from liteattention_rocm import TileGeometry, engines
-from liteattention_rocm.engines.triton import engine
+from liteattention_rocm.engines.triton import versions
 
 B, S, H, D = 1, 16, 2, 8
 
@@ -308,7 +308,7 @@ def test_an_engine_that_lacks_triton_says_what_else_is_wrong(
         lambda name, *more: None if name == "triton" else find(name, *more),
     )
     # another test of this process may have asked before
-    monkeypatch.setattr(engine, "_without_triton", engine._without_triton.__wrapped__)
+    monkeypatch.setattr(versions, "_asked", versions._asked.__wrapped__)
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
     with pytest.raises(ValueError, match="engine 'portable' cannot run this: ") as caught:
         call(engine="portable")

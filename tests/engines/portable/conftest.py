@@ -6,7 +6,9 @@ from importlib.util import find_spec
 import torch
 
 COMPILED = [
-    "test_amd_loop.py", "test_compiled.py", "test_launch.py", "test_tile_order.py", "test_tuning.py"
+    "test_amd_loop.py", "test_compiled.py", "test_launch.py", "test_shipped.py",
+    "test_short.py",
+    "test_tile_order.py", "test_tuning.py",
 ]  # fmt: skip
 # TRITON_INTERPRET decides when kernels are defined: these want a process of their own.
 INTERPRETED = ["test_interpreter.py", "test_replay.py", "test_hopper_machine.py", "test_levels.py"]

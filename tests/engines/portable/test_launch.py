@@ -1,12 +1,12 @@
 """Bound launches: what reaches the entry point of a compiled kernel, without a GPU.
 
-The kernels and Triton's driver are stand-ins that note what they are given; what the real ones do
-with it is compiled, interpreted and emulated in the other files of this folder.
+The kernels and their launchers are stand-ins that note what they are given. `test_short.py` has the
+short way into real ones, beside Triton's launcher. What the kernels do with their arguments is
+compiled, interpreted and emulated in the other files of this folder.
 """
 
 import contextlib
 import math
-import sys
 import types
 from collections.abc import Iterator
 from dataclasses import replace
@@ -38,50 +38,23 @@ STREAM = 77
 CPU = torch.device("cpu")
 
 
-class Driver(types.ModuleType):
-    """Triton's NVIDIA driver as of 3.6, as far as launches know it."""
-
-    def __init__(self, entry_format: str | None) -> None:
-        super().__init__("fake_driver")
-        self.made: list[int] = []
-        if entry_format is not None:
-            self._BASE_ARGS_FORMAT = entry_format
-
-    def make_tensordesc_arg(self, descriptor: Any, meta: Any) -> list[Any]:
-        assert meta == {"swizzle": 3}
-        self.made.append(descriptor.base.data_ptr())
-        return [("map", descriptor.base.data_ptr()), *descriptor.shape, *descriptor.strides]
-
-
 class Launcher:
-    """A compiled kernel's launcher; ``launch`` wraps the entry point where there are boxes."""
+    """Triton's launcher of a compiled kernel."""
 
-    global_scratch_size = profile_scratch_size = 0
-    launch_cooperative_grid = launch_pdl = False
-
-    def __init__(self, boxes: int) -> None:
+    def __init__(self) -> None:
         self.calls: list[tuple[Any, ...]] = []
-        self.generic: list[tuple[Any, ...]] = []
-
-        def launcher(*args: Any) -> None:
-            self.calls.append(args)
-
-        def inner(*args: Any) -> None:
-            raise AssertionError(f"the wrapper was called: {launcher}")
-
-        self.launch = inner if boxes else launcher
 
     def __call__(self, *args: Any) -> None:
-        self.generic.append(args)
+        self.calls.append(args)
 
 
 class Compiled:
     function = 4711
     packed_metadata = (4, 1, 1000)
-    metadata = types.SimpleNamespace(tensordesc_meta=[{"swizzle": 3}] * 4)
+    metadata = types.SimpleNamespace()  # names no target: no short way
 
-    def __init__(self, boxes: int) -> None:
-        self.run = Launcher(boxes)
+    def __init__(self) -> None:
+        self.run = Launcher()
         self.hooked: list[tuple[Any, ...]] = []
 
     def __getitem__(self, grid: tuple[int, ...]) -> Any:
@@ -104,23 +77,20 @@ class Function:
         return start
 
 
-@pytest.fixture(params=["iiiKKppOOOOOO", "iiiKKpOOOOOOO", None], ids=["3.6", "other", "3.9"])
-def driver(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Driver:
-    made = Driver(request.param)
-    monkeypatch.setitem(sys.modules, made.__name__, made)
-    monkeypatch.setattr(Launcher, "__module__", made.__name__)
+@pytest.fixture(autouse=True)
+def device(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A GPU of five multiprocessors."""
     for module in (launch, ragged_launch):
         monkeypatch.setattr(module, "raw_stream", lambda index: STREAM)
     monkeypatch.setattr(launch, "_device", lambda: -1)
     monkeypatch.setattr(launch, "multiprocessors", lambda index: 5)
-    return made
 
 
 @pytest.fixture
-def kernels(driver: Driver, monkeypatch: pytest.MonkeyPatch) -> dict[str, Function]:
+def kernels(monkeypatch: pytest.MonkeyPatch) -> dict[str, Function]:
     found = {}
-    for name, boxes in (("_HOPPER", 4), ("_PLAIN", 0), ("_LISTS", 0)):
-        found[name] = Function(Compiled(boxes))
+    for name in ("_HOPPER", "_PLAIN", "_LISTS"):
+        found[name] = Function(Compiled())
         monkeypatch.setattr(launch, name, launch.Kernel(found[name]))
     return found
 
@@ -144,44 +114,22 @@ def tensors(lse: torch.Tensor | None = None) -> DenseTensors:
     return DenseTensors(q, k, v, out, lse)
 
 
-def described(x: torch.Tensor) -> list[Any]:
-    """A box of the copy engine as the entry point takes it: map, sizes and strides of B, H, S, D"""
-    batch, rows, heads, dim = x.shape
-    sizes = [batch, heads, rows, dim]
-    return [("map", x.data_ptr()), *sizes, 16, x.stride(2), x.stride(1), 1]
-
-
-def arguments(
-    compiled: Compiled, driver: Driver, which: int = -1
-) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+def arguments(compiled: Compiled, which: int = -1) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
     """What the latest launch gave, or another one: (grid and stream, the kernel's arguments)."""
-    run = compiled.run
-    if hasattr(driver, "_BASE_ARGS_FORMAT") and driver._BASE_ARGS_FORMAT == launch._ENTRY_FORMAT:
-        assert not run.generic
-        call = run.calls[which]
-        assert call[4:13] == (4711, False, False, None, None, (4, 1, 1000), None, None, None)
-        return call[:4], call[13:]
-    assert not run.calls
-    call = run.generic[which]
+    call = compiled.run.calls[which]
     assert call[4:9] == (4711, (4, 1, 1000), None, None, None)
     return call[:4], call[9:]
 
 
-def flat(values: tuple[Any, ...], driver: Driver) -> list[Any]:
-    """Arguments with descriptors as the entry point takes them."""
-    found: list[Any] = []
-    for value in values:
-        if isinstance(value, launch.TensorDescriptor):
-            found += [("map", value.base.data_ptr()), *value.shape, *value.strides]
-        else:
-            found.append(value)
-    return found
+def flat(values: tuple[Any, ...]) -> list[Any]:
+    """Arguments with the addresses of tensors in place of their descriptors."""
+    return [x.base.data_ptr() if isinstance(x, launch.TensorDescriptor) else x for x in values]
 
 
 @pytest.mark.parametrize("counted", [False, True])
 @pytest.mark.parametrize("with_lse", [False, True])
 def test_a_bound_hopper_launch_gets_the_addresses_of_each_call(
-    driver: Driver, kernels: dict[str, Function], with_lse: bool, counted: bool
+    kernels: dict[str, Function], with_lse: bool, counted: bool
 ) -> None:
     function = kernels["_HOPPER"]
     t = tensors(torch.empty(1, 4, 300) if with_lse else None)
@@ -189,14 +137,14 @@ def test_a_bound_hopper_launch_gets_the_addresses_of_each_call(
     bound(t)  # compiles
     ((grid, started, _),) = function.started
     assert grid == (5,) and all(d.base is x for d, x in zip(started, t[:4], strict=False))
-    assert not function.result.run.calls and not function.result.run.generic
+    assert not function.result.run.calls
 
     for _ in range(2):
         t = tensors(torch.empty(1, 4, 300) if with_lse else None)
         bound(t)
-        where, found = arguments(function.result, driver)
+        where, found = arguments(function.result)
         assert where == (5, 1, 1, STREAM)
-        expected = [number for x in t[:4] for number in described(x)]
+        expected = [x.data_ptr() for x in t[:4]]
         sums = t.out if t.lse is None else t.lse
         unused = t.out.data_ptr()
         later, now = launch.workspaces.counters(CPU, 0) if counted else (t.out, t.out)
@@ -204,13 +152,13 @@ def test_a_bound_hopper_launch_gets_the_addresses_of_each_call(
         expected += 7 * [unused]
         assert started[8].dtype == started[9].dtype == now.dtype
         # the numbers and constants are those that it was compiled with
-        assert flat(found, driver) == expected + list(started[17:])
+        assert flat(found) == expected + list(started[17:])
     assert len(function.started) == 1
 
 
 @pytest.mark.parametrize("lite", [False, True], ids=["dense", "lists"])
 def test_what_levels_that_stay_spoilt_is_a_second_launch_of_the_same_call(
-    lite: bool, driver: Driver, kernels: dict[str, Function], monkeypatch: pytest.MonkeyPatch
+    lite: bool, kernels: dict[str, Function], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It gets the same tensors and counters, and comes after the first.
 
@@ -240,13 +188,13 @@ def test_what_levels_that_stay_spoilt_is_a_second_launch_of_the_same_call(
         assert first[8].numel() == first[9].numel() >= 4 + 12 * 2
     assert all(x is y for x, y in zip(first[4:17], again[4:17], strict=True))
     bound(t)
-    one, two = (flat(arguments(function.result, driver, i)[1], driver) for i in (-2, -1))
+    one, two = (flat(arguments(function.result, i)[1]) for i in (-2, -1))
     assert one[:-3] == two[:-3]
     assert one[-3:] == [True, False, True] and two[-3:] == [False, True, True]
 
 
 def test_a_call_whose_second_launch_is_not_compiled_yet_goes_through_triton(
-    driver: Driver, kernels: dict[str, Function], monkeypatch: pytest.MonkeyPatch
+    kernels: dict[str, Function], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As where another thread is compiling it, or where that was interrupted."""
     monkeypatch.setattr(launch, "MOST_CUT", 0)
@@ -312,7 +260,7 @@ def test_the_device_of_a_call_is_asked_whether_it_captures(monkeypatch: pytest.M
 
 
 def test_counters_of_a_launch_that_failed_are_not_used_again(
-    driver: Driver, kernels: dict[str, Function], monkeypatch: pytest.MonkeyPatch
+    kernels: dict[str, Function], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It may have run and left its counter as it was."""
     held = Workspaces()
@@ -348,27 +296,8 @@ def test_heads_whose_keys_fit_the_cache_are_computed_side_by_side(
     assert launch.abreast(heads, group, kv_bytes) == together
 
 
-def test_maps_are_made_once_per_address_and_not_kept_for_ever(
-    driver: Driver, kernels: dict[str, Function]
-) -> None:
-    if getattr(driver, "_BASE_ARGS_FORMAT", None) != launch._ENTRY_FORMAT:
-        pytest.skip("Triton makes the maps")
-    sets = [tensors() for _ in range(launch._MOST_MAPS + 3)]
-    bound = launch.Attention(request(), tiles._HOPPER[128, False], sets[0])
-    bound(sets[0])
-    for _ in range(3):
-        bound(sets[0])
-        bound(sets[1])
-    assert len(driver.made) == 8
-    for some in sets:
-        bound(some)
-        assert len(bound._launch._begins) <= launch._MOST_MAPS
-        flattened = flat(arguments(kernels["_HOPPER"].result, driver)[1], driver)
-        assert [x[1] for x in flattened if isinstance(x, tuple)] == [x.data_ptr() for x in some[:4]]
-
-
 def test_code_is_shared_by_requests_of_other_sizes_and_not_by_other_kinds(
-    driver: Driver, kernels: dict[str, Function]
+    kernels: dict[str, Function],
 ) -> None:
     function = kernels["_HOPPER"]
     t = tensors()
@@ -382,7 +311,7 @@ def test_code_is_shared_by_requests_of_other_sizes_and_not_by_other_kinds(
     assert len(function.started) == 3
 
 
-def test_plain_code_depends_on_alignment(driver: Driver, kernels: dict[str, Function]) -> None:
+def test_plain_code_depends_on_alignment(kernels: dict[str, Function]) -> None:
     function = kernels["_PLAIN"]
     t = tensors()
     tile = tiles._PLAIN[128]
@@ -391,7 +320,7 @@ def test_plain_code_depends_on_alignment(driver: Driver, kernels: dict[str, Func
     launch.Attention(request(), tile, shifted)(shifted)
     assert len(function.started) == 2
     launch.Attention(request(), tile, t)(t)
-    where, found = arguments(function.result, driver)
+    where, found = arguments(function.result)
     assert where[0] == 3 * 4 and len(function.started) == 2
     assert found[:5] == tuple(x.data_ptr() for x in (*t[:4], t.out))
     assert found[14:] == function.started[0][1][14:]
@@ -401,7 +330,7 @@ def test_plain_code_depends_on_alignment(driver: Driver, kernels: dict[str, Func
 @pytest.mark.parametrize("given", [False, True])
 @pytest.mark.parametrize("hopper", [False, True])
 def test_a_bound_step_hands_its_workspace_on(
-    driver: Driver, kernels: dict[str, Function], hopper: bool, given: bool, share: float
+    kernels: dict[str, Function], hopper: bool, given: bool, share: float
 ) -> None:
     """``given``: masks and a tally of the caller's, and masses where tiles are weighed."""
     read = bitmap.full(1, 4, 3, 3)
@@ -419,16 +348,14 @@ def test_a_bound_step_hands_its_workspace_on(
     attend = kernels["_HOPPER" if hopper else "_PLAIN"]
     first = [kernels["_LISTS"].started[0][1], attend.started[0][1]]
     bound(everything)
-    planned, attended = (
-        flat(arguments(f.result, driver)[1], driver) for f in (kernels["_LISTS"], attend)
-    )
+    planned, attended = (flat(arguments(f.result)[1]) for f in (kernels["_LISTS"], attend))
     masked = [read.data_ptr() if x is None else x.data_ptr() for x in (do, skip)]
     items, counts, order, counter = planned[3:7]
     weights, sums = planned[8:10]
     assert planned[:3] == [read.data_ptr(), *masked] and planned[7] == write.data_ptr()
     assert tally is None or sums == tally.data_ptr()
     assert tuple(planned[10:]) == first[0][10:]
-    begin = 4 * 9 if hopper else 4
+    begin = 4
     lse, *pointers = attended[begin : begin + (12 if hopper else 9)]
     middle = [counter, counter] if hopper else []
     masses = out.data_ptr() if mass is None else mass.data_ptr()
@@ -455,7 +382,7 @@ def test_a_bound_step_hands_its_workspace_on(
 
 @pytest.mark.parametrize("share", [0.0, 0.1], ids=["vote", "weigh"])
 def test_a_step_whose_lists_may_be_cut_has_room_for_pieces(
-    driver: Driver, kernels: dict[str, Function], share: float
+    kernels: dict[str, Function], share: float
 ) -> None:
     """33 K blocks of 128 keys, 12 lists, five multiprocessors: fifteen slots."""
     q, out = (torch.empty(1, 300, 4, 128, dtype=torch.bfloat16) for _ in range(2))
@@ -475,12 +402,10 @@ def test_a_step_whose_lists_may_be_cut_has_room_for_pieces(
     assert grid == (12,) and lists[-7:-1] == (5, 16, launch.LEAST_PIECE, 4, 15, True)
     assert width == (5,) and first[-5:-1] == (15, tile.late_exp, False, False)
     bound(everything)
-    planned, attended = (
-        flat(arguments(kernels[name].result, driver)[1], driver) for name in ("_LISTS", "_HOPPER")
-    )
+    planned, attended = (flat(arguments(kernels[name].result)[1]) for name in ("_LISTS", "_HOPPER"))
     items, counts, order, counter = planned[3:7]
-    parts = attended[36 + 11]
-    assert attended[36 + 1 : 36 + 6] == [items, counts, order, counter, counter]
+    parts = attended[4 + 11]
+    assert attended[4 + 1 : 4 + 6] == [items, counts, order, counter, counter]
     assert counts - items >= 2 * 12 * 33 and order - counts >= 4 * 27 and counter - order >= 4 * 27
     # two words, two unused ones and two for each slot
     assert planned[9] - counter >= 4 * (4 + 2 * 15) and not parts % 16
@@ -519,7 +444,7 @@ def test_a_step_that_keeps_every_tile_cuts_no_lists_of_one_length(
     ],
     ids=str,
 )
-def test_which_lists_may_be_cut(driver: Driver, changes: dict[str, int], cut: bool) -> None:
+def test_which_lists_may_be_cut(changes: dict[str, int], cut: bool) -> None:
     step = replace(request(descending=False), **({"kv_len": 4096} | changes))
     size = step.geometry
     k_blocks = size.k_blocks(step.kv_len)
@@ -532,7 +457,7 @@ def test_which_lists_may_be_cut(driver: Driver, changes: dict[str, int], cut: bo
 
 
 def test_a_step_whose_kernels_are_not_all_compiled_yet_compiles_the_rest(
-    driver: Driver, kernels: dict[str, Function]
+    kernels: dict[str, Function],
 ) -> None:
     """The attention kernel does not depend on the direction, the one that lists tiles does."""
     read = bitmap.full(1, 4, 3, 3)
@@ -543,12 +468,12 @@ def test_a_step_whose_kernels_are_not_all_compiled_yet_compiles_the_rest(
         assert tile is not None
         launch.LiteStep(step, tile, everything)(everything)
     assert [len(kernels[name].started) for name in ("_LISTS", "_HOPPER")] == [2, 1]
-    planned = flat(arguments(kernels["_LISTS"].result, driver)[1], driver)
+    planned = flat(arguments(kernels["_LISTS"].result)[1])
     assert planned[0] == read.data_ptr()
 
 
 def test_profilers_see_launches(
-    driver: Driver, kernels: dict[str, Function], monkeypatch: pytest.MonkeyPatch
+    kernels: dict[str, Function], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     t = tensors()
     bound = launch.Attention(request(), tiles._HOPPER[128, False], t)
@@ -565,11 +490,11 @@ def test_profilers_see_launches(
         knobs.runtime.launch_enter_hook.remove(hook)
     ((grid, stream, *_),) = compiled.hooked
     assert grid == (5, 1, 1) and stream == STREAM
-    assert not compiled.run.calls and not compiled.run.generic
+    assert not compiled.run.calls
 
 
 def test_tensors_of_another_device_than_the_current_are_not_launched_here(
-    driver: Driver, kernels: dict[str, Function], monkeypatch: pytest.MonkeyPatch
+    kernels: dict[str, Function], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The short way is for the current device; the long one makes the right device current."""
     t = tensors()
@@ -578,14 +503,12 @@ def test_tensors_of_another_device_than_the_current_are_not_launched_here(
     monkeypatch.setattr(launch, "_device", lambda: 3)
     bound(t)
     compiled = kernels["_HOPPER"].result
-    assert not compiled.run.calls and not compiled.run.generic
+    assert not compiled.run.calls
     assert len(compiled.hooked) == 1  # Triton's own way, with the device made current
 
 
-def test_a_bound_ragged_call_hands_its_workspace_on(
-    driver: Driver, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    attend, merge = (Function(Compiled(0)) for _ in range(2))
+def test_a_bound_ragged_call_hands_its_workspace_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    attend, merge = (Function(Compiled()) for _ in range(2))
     monkeypatch.setattr(ragged_launch, "_ATTENTION", launch.Kernel(attend))
     monkeypatch.setattr(ragged_launch, "_MERGE", launch.Kernel(merge))
     decode = RaggedRequest(
@@ -623,19 +546,19 @@ def test_a_bound_ragged_call_hands_its_workspace_on(
     for _ in range(2):
         t = step()
         bound(t)
-        where, found = arguments(attend.result, driver)
+        where, found = arguments(attend.result)
         pointers = [x.data_ptr() for x in t]
         assert where == (2, 2, splits, STREAM)
         assert found == (*pointers[:6], *inner, *pointers[6:], *started[14:])
-        where, found = arguments(merge.result, driver)
+        where, found = arguments(merge.result)
         assert where == (2, 4, 1, STREAM)
         assert found == (*inner, *pointers[3:7], *merged[7:])
     assert len(attend.started) == len(merge.started) == 1
 
 
-def test_what_parts_are_kept_in_is_aligned(driver: Driver, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_parts_are_kept_in_is_aligned(monkeypatch: pytest.MonkeyPatch) -> None:
     """Compiled code is chosen without looking at the workspace."""
-    attend, merge = (Function(Compiled(0)) for _ in range(2))
+    attend, merge = (Function(Compiled()) for _ in range(2))
     monkeypatch.setattr(ragged_launch, "_ATTENTION", launch.Kernel(attend))
     monkeypatch.setattr(ragged_launch, "_MERGE", launch.Kernel(merge))
     decode = RaggedRequest(
@@ -661,8 +584,7 @@ def mixed_step(
 
     Those of prompts, in ``parts`` parts, of few rows, and of merges.
     """
-    long, attend, merge = Function(Compiled(3)), Function(Compiled(0)), Function(Compiled(0))
-    long.result.metadata = types.SimpleNamespace(tensordesc_meta=[{"swizzle": 3}] * 3)
+    long, attend, merge = Function(Compiled()), Function(Compiled()), Function(Compiled())
     for name, function in (("_PROMPTS", long), ("_ATTENTION", attend), ("_MERGE", merge)):
         monkeypatch.setattr(ragged_launch, name, launch.Kernel(function))
     monkeypatch.setattr(ragged_launch, "architecture", lambda device: "sm_90")
@@ -685,7 +607,7 @@ def mixed_step(
 
 @pytest.mark.parametrize("rows", [300, 4000])
 def test_a_mixed_step_cuts_its_short_requests_apart(
-    driver: Driver, monkeypatch: pytest.MonkeyPatch, rows: int
+    monkeypatch: pytest.MonkeyPatch, rows: int
 ) -> None:
     """Their partial results take the same memory beside any number of rows of prompts."""
     _, attend, merge, mixed, t = mixed_step(monkeypatch, rows, parts=1)
@@ -706,9 +628,9 @@ def test_a_mixed_step_cuts_its_short_requests_apart(
     limits = [(x["FROM"], x["BELOW"], x["SLOTS"]) for x in said]
     assert limits == [(9, ragged_cut.SHORTEST_PROMPT, 64), (0, 9, 8)] and merged[-2:] == (8, 0)
     bound(t)
-    where, found = arguments(merge.result, driver)
+    where, found = arguments(merge.result)
     assert where == (3, 8, 1, STREAM) and found[3] == out.data_ptr()
-    where, second = arguments(attend.result, driver)
+    where, second = arguments(attend.result)
     assert where == (6, 2, splits, STREAM) and second[6:9] == found[:3]
     assert second[14:] == short[1][14:]
     assert len(attend.started) == 2
@@ -739,11 +661,10 @@ def test_parts_of_prompts_have_a_room_and_a_merge_of_their_own(
 
 @pytest.mark.parametrize("counted", [False, True])
 def test_prompts_ask_for_a_counter_only_if_they_count(
-    driver: Driver, monkeypatch: pytest.MonkeyPatch, counted: bool
+    monkeypatch: pytest.MonkeyPatch, counted: bool
 ) -> None:
     """In a graph that is captured, a counter is one more node for each layer."""
-    long, rest = Function(Compiled(3)), Function(Compiled(0))
-    long.result.metadata = types.SimpleNamespace(tensordesc_meta=[{"swizzle": 3}] * 3)
+    long, rest = Function(Compiled()), Function(Compiled())
     monkeypatch.setattr(ragged_launch, "_PROMPTS", launch.Kernel(long))
     monkeypatch.setattr(ragged_launch, "_ATTENTION", launch.Kernel(rest))
     monkeypatch.setattr(ragged_launch, "architecture", lambda device: "sm_90")
@@ -763,7 +684,7 @@ def test_prompts_ask_for_a_counter_only_if_they_count(
     bound = ragged_launch.Attention(prompts, t, replace(tiles.PROMPTS[128], counted=counted))
     for _ in range(2):  # the first compiles
         bound(t)
-    given = flat(arguments(long.result, driver)[1], driver)[27:35]
+    given = flat(arguments(long.result)[1])[3:11]
     assert given[:4] == [out.data_ptr()] * 3 + [starts.data_ptr()]
     assert len(held.pairs) == counted
     later, now = held.counters(CPU, 0) if counted else (starts, starts)
@@ -818,10 +739,8 @@ def test_prompts_that_no_kernel_takes_are_not_tuned() -> None:
     assert "8 and 3" in heads and "got 100" in dim
 
 
-def test_a_bound_write_gets_the_addresses_of_each_call(
-    driver: Driver, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    function = Function(Compiled(0))
+def test_a_bound_write_gets_the_addresses_of_each_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    function = Function(Compiled())
     monkeypatch.setattr(ragged_launch, "_WRITE", launch.Kernel(function))
 
     def rows() -> WriteTensors:
@@ -836,9 +755,9 @@ def test_a_bound_write_gets_the_addresses_of_each_call(
     bound(first)
     t = rows()
     bound(t)
-    where, found = arguments(function.result, driver)
+    where, found = arguments(function.result)
     assert where == (3, 2, 1, STREAM)
     assert found == (*(x.data_ptr() for x in t), *function.started[0][1][7:])
     assert len(function.started) == 1
     ragged_launch.Write(WriteRequest(0, *shape[1:]), first)(first)  # no rows, no launch
-    assert arguments(function.result, driver)[1] == found and len(function.started) == 1
+    assert arguments(function.result)[1] == found and len(function.started) == 1

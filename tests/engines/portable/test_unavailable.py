@@ -11,16 +11,17 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from liteattention_rocm.engines.triton import engine
+from liteattention_rocm.engines.triton import engine, versions
+from liteattention_rocm.lite import once
 
 CPU = torch.device("cpu")
 
 
 @pytest.fixture(autouse=True)
 def asked_anew() -> Iterator[None]:
-    engine._without_triton.cache_clear()
+    versions._asked.cache_clear()
     yield
-    engine._without_triton.cache_clear()
+    versions._asked.cache_clear()
 
 
 @pytest.mark.parametrize(
@@ -44,6 +45,32 @@ def test_the_version_of_triton(
     monkeypatch.setenv("TRITON_INTERPRET", "1")
     reasons = engine.PortableEngine().unavailable(CPU)
     assert [said[: len(reason)] for said in reasons] == ([reason] if reason else [])
+
+
+@pytest.mark.parametrize(
+    ("found", "compiles"),
+    [("3.4.0", False), ("3.5.1", False), ("3.6.0+git9844da95", True), ("3.10.0", True)],
+)
+def test_old_tritons_run_plain_kernels_on_hopper_and_the_log_says_so(
+    found: str, compiles: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Triton 3.5's Gluon has other functions than the Hopper kernels call."""
+    module = types.ModuleType("triton")
+    module.__spec__ = importlib.machinery.ModuleSpec("triton", None)
+    module.__version__ = found  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "triton", module)
+    monkeypatch.setenv("TRITON_INTERPRET", "0")
+    monkeypatch.setattr(engine, "architecture", lambda device: "sm_90")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    assert versions.compiles_hopper() == compiles
+    assert engine.PortableEngine._hopper(torch.device("cuda:0")) == compiles
+    if found == "3.5.1":
+        assert engine.PortableEngine().geometry(128).k_block == 64  # the plain kernel's
+        once.warn_once.cache_clear()
+        versions.warn_of_plain_kernels()
+        (record,) = caplog.records
+        assert "Triton 3.5 does not compile" in record.message
+        assert "install Triton 3.6 or newer (PyTorch 2.10 or newer)" in record.message
 
 
 def test_every_reason_at_once(monkeypatch: pytest.MonkeyPatch) -> None:

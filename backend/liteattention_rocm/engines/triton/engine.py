@@ -2,10 +2,10 @@
 
 On Hopper GPUs (sm_90) dense attention, LiteAttention and prompts run kernels written in Gluon,
 Triton's lower layer, for the bulk copy engine and the asynchronous matrix units of that chip;
-everywhere else, and for tensors that the copy engine cannot address, the same request runs a plain
-Triton kernel. Triton is imported when first asked about. With ``TRITON_INTERPRET=1`` set before
-that, the plain kernels run in Triton's interpreter and the engine takes CPU tensors: slow, for
-tests.
+everywhere else, for tensors that the copy engine cannot address, and with Triton 3.5, the same
+request runs a plain Triton kernel. Triton is imported when first asked about. With
+``TRITON_INTERPRET=1`` set before that, the plain kernels run in Triton's interpreter and the engine
+takes CPU tensors: slow, for tests.
 
 Methods: online softmax over K blocks (FlashAttention, Dao et al., arXiv 2205.14135), warpgroups in
 alternation (FlashAttention-3, arXiv 2407.08608), tiles skipped from step to step (LiteAttention,
@@ -15,11 +15,8 @@ arXiv 2511.11062), q blocks scheduled longest first (Graham 1969).
 from __future__ import annotations
 
 import functools
-import importlib
-import importlib.util
 import math
 import os
-import re
 from dataclasses import replace
 from types import ModuleType
 from typing import Any
@@ -36,14 +33,13 @@ from ...contract import (
     WriteRequest,
 )
 from ..environment import OLDEST_FP8, architecture, converts_fp8
+from .versions import compiles_hopper, warn_of_plain_kernels, without_triton
 
 #: Head dims of dense calls and of LiteAttention; those of packed and paged calls.
 HEAD_DIMS = (64, 128)
 RAGGED_HEAD_DIMS = (32, 64, 80, 96, 112, 128, 192, 256)
 #: Oldest NVIDIA compute capability with bf16 matrix products.
 _OLDEST = 80
-#: Oldest Triton with the functions that the kernels are written in; PyTorch 2.9 comes with it.
-_OLDEST_TRITON = (3, 5)
 #: K blocks that an int16 entry of a walk can name.
 _MAX_K_BLOCKS = 32767
 
@@ -60,7 +56,7 @@ class PortableEngine(Engine):
 
     def unavailable(self, device: torch.device) -> list[str]:
         """Return every reason why it cannot run on ``device``; see :meth:`Engine.unavailable`."""
-        reasons = [_without_triton()] if _without_triton() else []
+        reasons = [without_triton()] if without_triton() else []
         found = architecture(device)
         if device.type == "cpu":
             if not _interpreted():
@@ -113,6 +109,8 @@ class PortableEngine(Engine):
         dense attention bit for bit; on Hopper, where levels overflowed, in q blocks of one height.
         """
         launch, ragged, tiles, boxes = _modules()
+        if architecture(request.device) == "sm_90" and not compiles_hopper():
+            warn_of_plain_kernels()
         bound: Bound
         with launch.on(request.device):
             if isinstance(request, WriteRequest):
@@ -133,7 +131,7 @@ class PortableEngine(Engine):
 
     @staticmethod
     def _hopper(device: torch.device) -> bool:
-        return architecture(device) == "sm_90" and not (_interpreted() or _without_triton())
+        return architecture(device) == "sm_90" and not _interpreted() and compiles_hopper()
 
 
 def _tile_reasons(request: LiteRequest) -> list[str]:
@@ -160,23 +158,6 @@ def _tile_reasons(request: LiteRequest) -> list[str]:
 
 def _interpreted() -> bool:
     return os.environ.get("TRITON_INTERPRET", "0") in ("1", "true", "on")
-
-
-@functools.cache
-def _without_triton() -> str:
-    """Why this installation's Triton does not do, "" if it does."""
-    if importlib.util.find_spec("triton") is None:
-        return "it needs Triton, which comes with PyTorch for GPUs: pip install triton"
-    # Distributions of Triton have many names, so the package itself is asked.
-    try:
-        found = importlib.import_module("triton").__version__
-    except (ImportError, AttributeError) as error:
-        return f"it needs Triton, which cannot be imported: {error}"
-    numbers = re.match(r"(\d+)\.(\d+)", found)
-    if numbers and (int(numbers[1]), int(numbers[2])) < _OLDEST_TRITON:
-        oldest = ".".join(map(str, _OLDEST_TRITON))
-        return f"it needs Triton {oldest} or newer, as PyTorch 2.9 has it, got {found}"
-    return ""
 
 
 @functools.cache

@@ -2,7 +2,8 @@
 
 A request is bound once (:class:`Attention`, :class:`LiteStep`): grid, tile, strides and the
 compiled kernels. Calls then bring addresses only, which matters on the host: Triton finds
-everything anew in each call, which takes five times as long.
+everything anew in each call, which takes five times as long. On NVIDIA GPUs they go to CUDA's
+driver by themselves (:mod:`.short`), elsewhere through Triton's launcher.
 
 Importing this module needs Triton. Nothing here waits for a device; workspaces come from PyTorch's
 allocator, so calls can be captured in a graph and made from several streams.
@@ -12,7 +13,6 @@ from __future__ import annotations
 
 import functools
 import math
-import sys
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
@@ -27,15 +27,10 @@ from ..workspace import Workspaces, raw_stream
 from . import hopper, kernels
 from .boxes import box
 from .compiled_tiles import HopperTile, PlainTile
+from .short import short_launch
 
 _WORD_BLOCK = 32  # K blocks in a bitmap word
 _RANK_ROWS = 128  # lists that a program counts at a time when it ranks its own
-#: Sets of addresses that a launch keeps tensor maps for; past it, all are made anew. Layers of a
-#: model share a launch, and each has a cache of its own.
-_MOST_MAPS = 256
-#: What the entry point of a compiled kernel takes before the kernel's own arguments, in the
-#: versions of Triton (3.5 and 3.6) where it may be called with tensor maps made before.
-_ENTRY_FORMAT = "iiiKKppOOOOOO"
 
 _runtime: Any = knobs.runtime
 _device: Any = getattr(torch._C, "_cuda_getDevice", None)
@@ -102,8 +97,7 @@ class Launch:
     the address, see :func:`box`), then pointers, then numbers, then constants.
 
     Key: the arguments of the constructor, made on the device that it will run on. Owner: a bound
-    request. It keeps tensor maps by address, ``_MOST_MAPS`` sets at most; a map holds an address,
-    sizes and strides and no memory, so it is as good for the next tensor there.
+    request.
     """
 
     def __init__(
@@ -127,11 +121,9 @@ class Launch:
         self.counters = counters
         self._sizes = (*grid, 1, 1)[:3]
         self._rest = (*numbers, *constants)
-        self._begins: dict[tuple[int, ...], tuple[Any, ...]] = {}
         self._compiled: Any | None = None
         self._run: Any = None
-        self._entry: Any | None = None
-        self._fixed: tuple[Any, ...] = ()
+        self._short: Any | None = None
         #: Whether it is compiled and takes addresses; never so in the interpreter.
         self.ready = False
         self._bind()
@@ -150,18 +142,12 @@ class Launch:
         if _hooked():
             arguments = (*self._descriptors(boxed), *addresses, *self._rest)
             self._compiled[self._sizes](*arguments, stream=stream)  # type: ignore[index]
-        elif self._entry is None:
+        elif self._short is None or not self._short(stream, boxed, addresses):
             compiled: Any = self._compiled
             self._run(
                 *self._sizes, stream, compiled.function, compiled.packed_metadata, None, None, None,
                 *self._descriptors(boxed), *addresses, *self._rest,
             )  # fmt: skip
-        elif boxed:
-            where = (stream, *[tensor.data_ptr() for tensor in boxed])
-            begin = self._begins.get(where) or self._describe(where, boxed)
-            self._entry(*begin, *addresses, *self._rest)
-        else:
-            self._entry(*self._sizes, stream, *self._fixed, *addresses, *self._rest)
 
     def _bind(self) -> None:
         """Take the compiled form, if there is one, and the shortest way into it."""
@@ -169,20 +155,7 @@ class Launch:
         if compiled is None:
             return
         self._run = compiled.run
-        driver = sys.modules[type(self._run).__module__]
-        known = getattr(driver, "_BASE_ARGS_FORMAT", None) == _ENTRY_FORMAT
-        if known and not (self._run.global_scratch_size or self._run.profile_scratch_size):
-            entry = self._run.launch
-            if self._boxes:
-                # Triton wraps the entry point to make tensor maps in each call, 2 us each.
-                names, cells = entry.__code__.co_freevars, entry.__closure__
-                entry = dict(zip(names, cells, strict=True))["launcher"].cell_contents
-            if not self._boxes or compiled.metadata.tensordesc_meta:
-                self._entry = entry
-                self._fixed = (
-                    compiled.function, self._run.launch_cooperative_grid, self._run.launch_pdl,
-                    None, None, compiled.packed_metadata, None, None, None,
-                )  # fmt: skip
+        self._short = short_launch(compiled, self._sizes, self._boxes, self._rest)
         self._compiled = compiled
         self.ready = True
 
@@ -195,20 +168,6 @@ class Launch:
             found.base = tensor
             made.append(found)
         return made
-
-    def _describe(self, where: tuple[int, ...], boxed: tuple[torch.Tensor, ...]) -> tuple[Any, ...]:
-        """What the entry point takes first: tensor maps with their sizes and strides, too."""
-        driver = sys.modules[type(self._run).__module__]
-        compiled: Any = self._compiled
-        found = [*self._sizes, where[0], *self._fixed]
-        for descriptor, meta in zip(
-            self._descriptors(boxed), compiled.metadata.tensordesc_meta, strict=True
-        ):
-            found += driver.make_tensordesc_arg(descriptor, meta)
-        if len(self._begins) >= _MOST_MAPS:
-            self._begins.clear()
-        self._begins[where] = begin = tuple(found)
-        return begin
 
 
 def _hooked() -> bool:

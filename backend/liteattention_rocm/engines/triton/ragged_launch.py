@@ -25,6 +25,7 @@ from .boxes import box, hopper_reasons
 from .compiled_tiles import HopperTile
 from .launch import CHAINED, BoundCall, Kernel, Launch, abreast, alignments, chains, kind, on
 from .ragged_cut import Cut, columns_of, width
+from .versions import compiles_hopper
 
 _ATTENTION = Kernel(ragged.attention)
 _PROMPTS = Kernel(hopper_ragged.attention)
@@ -67,6 +68,7 @@ def prompts(
         or knobs.runtime.interpret  # it knows no Gluon
         or request.kv_dtype != request.dtype
         or architecture(request.device) != "sm_90"
+        or not compiles_hopper()
     ):
         return None
     columns = columns_of(request.head_dim)
@@ -176,6 +178,7 @@ def _widened(request: RaggedRequest, like: RaggedTensors) -> Widened | None:
         or not request.page_size
         or not _words(request, like)
         or architecture(request.device) != "sm_90"
+        or not compiles_hopper()
     ):
         return None
     made = Widened(request, like)
