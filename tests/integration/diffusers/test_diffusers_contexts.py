@@ -18,7 +18,7 @@ from liteattention_rocm.lite.once import warn_once
 
 TILE = TileGeometry(64, 64, 32)
 DENSE = SkipPolicy(enabled=False)
-SKIPPING = SkipPolicy(threshold=-0.5)
+SKIPPING = SkipPolicy(threshold=-0.5, warmup_steps=0)
 TIMES = (0.9, 0.8, 0.7)
 
 
@@ -74,7 +74,7 @@ def test_text_and_video_in_one_sequence_are_self_attention() -> None:
     own = steps()
     with enable(model, DENSE):
         assert 0 < (steps() - own).abs().max() < 1e-4
-    with enable(model, SkipPolicy(threshold=-2.0), geometry=TILE) as handle:
+    with enable(model, SkipPolicy(threshold=-2.0, warmup_steps=0), geometry=TILE) as handle:
         steps()
         layers = {row["layer"] for row in handle.statistics.by_layer()}
         assert len(handle.layers) == 3 and layers == set(handle.layers)
@@ -108,7 +108,7 @@ def test_queries_of_one_sequence_with_keys_of_two_stay_where_they_were(
 
     own = steps()
     warn_once.cache_clear()
-    with enable(model, SkipPolicy(threshold=-2.0)) as handle:
+    with enable(model, SkipPolicy(threshold=-2.0, warmup_steps=0)) as handle:
         assert torch.equal(steps(), own) and len(handle.statistics) == 0
     said = [record.message for record in caplog.records if "another sequence" in record.message]
     assert len(said) == 2 and "'blocks.0.attention'" in said[0]
