@@ -78,17 +78,26 @@ def generation_of(request: Any) -> Generation:
 
 
 def _name_layers(stage: PipelineStage) -> None:
-    """Name layers that SGLang built without a name by their modules in the stage's models."""
-    for part in vars(stage).values():
+    """Name layers as diffusers' integration does, by their modules in the stage's models.
+
+    SGLang builds some without a name, and those of two denoisers alike. Of the stage's attributes
+    ``transformer`` comes first, as it may be the same model as another.
+    """
+    parts = sorted(vars(stage).items(), key=lambda item: item[0] != "transformer")
+    for attribute, part in parts:
         if isinstance(part, PipelineStage):  # routers hold the stages that they choose from
             _name_layers(part)
         elif isinstance(part, torch.nn.Module):
+            other = attribute.startswith(("transformer_", "unet_"))
             for name, module in part.named_modules():
                 impl: Any = getattr(module, "attn_impl", None)
-                if getattr(impl, "named", True) is False:
-                    # Wrappers of compiled and of sharded modules are no part of a layer's name.
-                    name = name.replace("_orig_mod.", "").replace("_fsdp_wrapped_module.", "")
-                    impl.name, impl.named = name, True
+                if getattr(impl, "placed", True):
+                    continue
+                # Wrappers of compiled and of sharded modules are no part of a layer's name.
+                name = name.replace("_orig_mod.", "").replace("_fsdp_wrapped_module.", "")
+                name = impl.name if impl.named else name
+                impl.name = f"{attribute}.{name}" if other else name
+                impl.named = impl.placed = True
 
 
 def run_stage(original: Callable[..., Any], stage: Any, batch: Any, server_args: Any) -> Any:

@@ -44,6 +44,7 @@ PROMPTS = [
     "a red circle moves left on a blue background",
     "a cyan diamond moves up on a gray background",
 ]
+BY_LAYER = {"budget": 0.0, "warmup_steps": 0, "layer_budgets": {"blocks.0.*": 0.2}}
 TILE = "32x64x16"
 SIZES = {
     "--height": "32", "--width": "32", "--frames": "8", "--steps": "4", "--guidance": "3",
@@ -111,7 +112,7 @@ def test_compiled_blocks_serve_every_configuration(
     options = {
         "model": str(model), "prompts": PROMPTS[:1], "height": 32, "width": 32, "frames": 8,
         "steps": 4, "dtype": "float32", "geometry": TILE, "threads": 1, "thresholds": "-inf,-2",
-        "policies": {"by layer": {"budget": 0.0, "warmup_steps": 0, "layer_budgets": {"blocks.0.*": 0.2}}},
+        "policies": {"by layer": BY_LAYER},
     }  # fmt: skip
     plain = runner.Runner(load_config(options))
     wanted = [plain.run(x, 0, 0, 0).digest for x in plain.config.configurations()]
@@ -147,7 +148,7 @@ def test_graphs_serve_every_configuration(model: Path, monkeypatch: pytest.Monke
     options = {
         "model": str(model), "prompts": PROMPTS[:1], "height": 32, "width": 32, "frames": 8,
         "steps": 6, "dtype": "float32", "geometry": TILE, "threads": 1, "thresholds": "-2",
-        "policies": {"by layer": {"budget": 0.0, "warmup_steps": 0, "layer_budgets": {"blocks.0.*": 0.2}}},
+        "policies": {"by layer": BY_LAYER},
     }  # fmt: skip
     with pytest.raises(ValueError, match="graphs are CUDA's: device must be a GPU, got 'cpu'"):
         load_config({**options, "graphs": True})

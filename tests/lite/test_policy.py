@@ -440,3 +440,16 @@ def test_messages_stay_short_whatever_is_wrong() -> None:
     with pytest.raises(ValueError, match="and 996 more") as caught:
         keys.key_masks(0, 64)
     assert len(str(caught.value)) < 1000
+
+
+def test_patterns_that_name_no_denoiser_are_about_all_of_them() -> None:
+    """Those that name one come first, whatever the order."""
+    policy = SkipPolicy(
+        budget=0.5, layer_budgets={"blocks.0.*": 0.1, "transformer_2.blocks.0.*": 0.2, "*.9": 0.3}
+    )
+    layers = {
+        "blocks.0.a": 0.1, "transformer_2.blocks.0.a": 0.2, "transformer_3.blocks.0.a": 0.1,
+        "unet_2.blocks.0.a": 0.1, "transformer_2.blocks.1.a": 0.5, "decoder.blocks.0.a": 0.5,
+        "transformer_2.blocks.9": 0.3,
+    }  # fmt: skip
+    assert {layer: policy.budget_at(4, layer) for layer in layers} == layers

@@ -4,10 +4,23 @@ from __future__ import annotations
 
 import fnmatch
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 _WILDCARDS = re.compile(r"[*?[]")
+#: What pipelines with several denoisers put before the names of all but the first.
+_OTHER_DENOISER = re.compile(r"(?:transformer|unet)_\d+\.")
+
+
+def name_in_denoiser(layer: str) -> str:
+    """Return a layer's name without that of its denoiser: "transformer_2.a" is "a" in it."""
+    return _OTHER_DENOISER.sub("", layer, count=1) if _OTHER_DENOISER.match(layer) else layer
+
+
+def matches_any(pattern: str, layers: Iterable[str]) -> bool:
+    """Say whether a pattern of a policy is about any of the layers; see :class:`ByLayer`."""
+    matches = matcher(pattern)
+    return any(matches(layer) or matches(name_in_denoiser(layer)) for layer in layers)
 
 
 def matcher(pattern: str) -> Callable[[str], object]:
@@ -62,7 +75,15 @@ class ByLayer(Mapping[str, Any]):
         return type(self), (self._values, self.checked)
 
     def first_match(self, layer: str) -> Any:
-        """Return what the first pattern that matches a layer's name has; None if none does."""
+        """Return what the first pattern that matches a layer's name has; None if none does.
+
+        Layers of a second denoiser are looked up by their name in it then: patterns that name no
+        denoiser are about all of them.
+        """
         if self._matchers is None:
             self._matchers = [(matcher(pattern), value) for pattern, value in self._items]
-        return next((value for matches, value in self._matchers if matches(layer)), None)
+        for name in dict.fromkeys((layer, name_in_denoiser(layer))):
+            for matches, value in self._matchers:
+                if matches(name):
+                    return value
+        return None
