@@ -34,10 +34,9 @@ POLICIES: list[dict[str, Any]] = [
         "must_do": [[0, 64]],
         "warmup_steps": 0,
         "layer_thresholds": {"blocks.0.*": -9},
-    },  # fmt: skip
+    },
     {
         "budget": 0.1,
-        "warmup_steps": 0,
         "layer_budgets": {
             "blocks.1.*": [0.02, 0.0, 0.2],
             "blocks.2.*": [[0.2, 0.0, 0.0], [0.2, 0.0, 0.0], [0.2, 0.1, 0.0]],
