@@ -201,8 +201,16 @@ def _shape(
     calls: dict[str, tuple[Callable[[], torch.Tensor], str, torch.Tensor | None]] = {
         "sdpa": (lambda: torch.nn.functional.scaled_dot_product_attention(q, k, v), "sdpa", None),
         "dense": (lambda: attention(q, k, v, layout="bhsd", engine="cpu"), "sdpa", None),
-        "lite 0 %": (with_state(SkipPolicy(threshold=NOTHING_SKIPPED)), "dense", None),
-        "budget 0 %": (with_state(SkipPolicy(budget=NOTHING_DROPPED)), "dense", None),
+        "lite 0 %": (
+            with_state(SkipPolicy(threshold=NOTHING_SKIPPED, warmup_steps=0)),
+            "dense",
+            None,
+        ),
+        "budget 0 %": (
+            with_state(SkipPolicy(budget=NOTHING_DROPPED, warmup_steps=0)),
+            "dense",
+            None,
+        ),
         "lite 50 %": (sparse(half), "dense", half),
         "lite 75 %": (sparse(quarter), "dense", quarter),
     }

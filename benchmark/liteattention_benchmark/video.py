@@ -355,7 +355,7 @@ def attention(
             handle = stack.enter_context(
                 liteattention_diffusers.enable(
                     pipe,
-                    SkipPolicy(enabled=one.attention == "lite"),
+                    SkipPolicy(enabled=one.attention == "lite", threshold=-6.0, warmup_steps=0),
                     balance=one.balance,
                     peer_memory=peer_memory,
                 )
@@ -462,7 +462,7 @@ class Forced(LiteAttention):
         **options: Any,
     ) -> None:
         """``cut`` copies a process's part out of a layer's list."""
-        super().__init__(SkipPolicy(threshold=NOTHING_SKIPPED), **options)
+        super().__init__(SkipPolicy(threshold=NOTHING_SKIPPED, warmup_steps=0), **options)
         self._sparsity = sparsity
         self._lists = lists
         self._cut = cut

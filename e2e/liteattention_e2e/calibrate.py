@@ -356,7 +356,7 @@ class Calibrator:
                 f"--dense-steps: {dense_steps} of {steps} steps would be dense, so that "
                 "nothing skips: give fewer"
             )
-        policy = SkipPolicy(budget=0.0)
+        policy = SkipPolicy(budget=0.0, warmup_steps=0)
         self._say("which layers there are", 2)
         run = self._loaded.run(
             Configuration("layers", "lite", policy),

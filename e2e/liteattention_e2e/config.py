@@ -49,6 +49,22 @@ def split(value: Any) -> Any:
     return value
 
 
+def as_number(text: Any) -> Any:
+    """'0.1' -> 0.1: options are text, which policies refuse for numbers; else as it is."""
+    for kind in (int, float):
+        try:
+            return kind(text) if isinstance(text, str) else text
+        except ValueError:
+            continue
+    return text  # the field that follows says what is wrong
+
+
+def split_numbers(value: Any) -> Any:
+    """'0.1,0.2' -> [0.1, 0.2]; parts that are no numbers, and other types, are left as they are."""
+    parts = split(value)
+    return list(map(as_number, parts)) if isinstance(parts, list | tuple) else as_number(parts)
+
+
 def _dtype(value: Any) -> Any:
     return dtypes.long(value) if isinstance(value, str) else value
 
@@ -116,7 +132,7 @@ class PolicyOptions(BaseModel):
             if wrong:
                 number = "BUDGET" if info.field_name == "layer_budgets" else "THRESHOLD"
                 raise ValueError(f"{', '.join(wrong)}: write PATTERN={number}")
-            return {pattern: number for pattern, _, number in pairs}
+            return {pattern: as_number(number) for pattern, _, number in pairs}
         return value
 
     @model_validator(mode="after")
@@ -210,13 +226,13 @@ class SuiteConfig(BaseModel):
         "dense",
         "lite",
     )
-    thresholds: Annotated[tuple[Threshold, ...], BeforeValidator(split)] = (
+    thresholds: Annotated[tuple[Threshold, ...], BeforeValidator(split_numbers)] = (
         float("-inf"),  # what it costs where nothing can be skipped
         -8.0,
         -6.0,
         -4.0,
     )
-    budgets: Annotated[tuple[Budget, ...], BeforeValidator(split)] = ()
+    budgets: Annotated[tuple[Budget, ...], BeforeValidator(split_numbers)] = ()
     policy: PolicyOptions = Field(default_factory=PolicyOptions)
     policies: dict[str, SkipPolicy] = {}
     steps: int | None = Field(default=None, ge=1)

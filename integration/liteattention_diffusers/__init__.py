@@ -5,7 +5,7 @@
     from liteattention_diffusers import enable
     from liteattention_rocm import SkipPolicy
 
-    with enable(pipe, SkipPolicy(threshold=-6.0)) as handle:
+    with enable(pipe, SkipPolicy(budget=0.05, warmup_steps=4)) as handle:
         video = pipe("a red circle moves left").frames
     print(handle.statistics.to_records())
 

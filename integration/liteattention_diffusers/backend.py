@@ -172,9 +172,15 @@ def _refuse(
 ) -> None:
     reasons = []
     if attn_mask is not None:
+        cure = "leave this layer on another backend (enable(..., exclude=[pattern of layer names]))"
+        if slot is None:
+            cure = (
+                "call set_attention_backend('native') on this layer's model (before enable(), if "
+                f"it is enabled). set_attention_backend({BACKEND_NAME!r}) of any model makes this "
+                "backend that of the whole process, also for models that have not chosen one"
+            )
         reasons.append(
-            f"it takes no attention mask, got attn_mask of shape {list(attn_mask.shape)}: leave "
-            "this layer on another backend (enable(..., exclude=[pattern of layer names]))"
+            f"it takes no attention mask, got attn_mask of shape {list(attn_mask.shape)}: {cure}"
         )
     if dropout_p:
         reasons.append(f"it has no dropout, got dropout_p={dropout_p}: call .eval() on the model")

@@ -42,10 +42,11 @@ def enable(
         target: a diffusers pipeline (its ``transformer*`` and ``unet*`` models are taken), or a
             diffusers transformer. With a transformer alone the step is taken from
             ``cache_context`` or from changes of its ``timestep`` argument.
-        policy: what may be skipped (thresholds in log2 units); ``SkipPolicy()`` by default,
-            ``SkipPolicy(enabled=False)`` for the dense kernel. Layers are called as in the model,
-            those of a pipeline's other denoisers after its name: "blocks.0.attn1",
-            "transformer_2.blocks.0.attn1".
+        policy: what may be skipped (thresholds in log2 units); by default ``SkipPolicy()``, a
+            budget of 0.05 after four dense steps; ``SkipPolicy(enabled=False)`` for the dense
+            kernel. Layers are called as in the model, those of a pipeline's other denoisers after
+            its name: "blocks.0.attn1", "transformer_2.blocks.0.attn1". Patterns that match no whole
+            name of such a layer are tried on its name in the denoiser.
         geometry: tile geometry; the engine's own by default.
         engine: engine by name; chosen by the device by default.
         exclude: patterns (``fnmatch``) of names of layers to leave alone.

@@ -94,8 +94,12 @@ class Handle:
 
     @property
     def layers(self) -> tuple[str, ...]:
-        """Names of the self-attention layers, as ``layer_thresholds`` patterns see them."""
-        return tuple(layer.name for layer in self._layers)
+        """Names of the self-attention layers, as ``layer_thresholds`` patterns see them.
+
+        Some modules do not show whether they attend to another sequence (``attn2`` of LTX). They
+        are among the names until calls have shown that they do.
+        """
+        return tuple(layer.name for layer in self._layers if not layer.crossing)
 
     @property
     def statistics(self) -> Any:
@@ -392,9 +396,10 @@ class Handle:
             if there.is_alive():
                 self._clock.end_run()
                 raise RuntimeError(
-                    f"thread {here.name!r} calls an enabled transformer while thread "
-                    f"{there.name!r} is amid a run with it: they would read each other's skip "
-                    "lists. Let one thread at a time generate with it, or load and enable a "
+                    f"thread {here.name!r} calls an enabled transformer in a run that thread "
+                    f"{there.name!r} began and that has not ended: they would read each other's "
+                    "skip lists. If that run was broken off, call handle.reset() before the next "
+                    "one. Else let one thread at a time generate with it, or load and enable a "
                     "pipeline for each thread"
                 )
         mixed_up = self._clock.mixed_up(context.denoiser)

@@ -57,6 +57,9 @@ class Layer:
             raise ValueError(f"layer {name} is already taken over by another enable()")
         self.name = name
         self.slot = new_slot(self)
+        #: Whether all calls so far have attended to another sequence alone.
+        self.crossing = False
+        self._attended = False
         self._attend = attend
         self._attend_split = attend_split
         self._begin_split = begin_split
@@ -103,6 +106,7 @@ class Layer:
         out: torch.Tensor,
     ) -> None:
         """Compute this layer's attention on [B,S,H,D] tensors into ``out``."""
+        self._attended, self.crossing = True, False
         self._attend(self, q, k, v, scale, out)
         self._calls.attended(self.name)
 
@@ -110,6 +114,7 @@ class Layer:
         self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float | None
     ) -> torch.Tensor:
         """Return attention of this rank's rows [B,S_local,H,D] to those of all ranks."""
+        self._attended, self.crossing = True, False
         out = self._attend_split(self, q, k, v, scale, *self._group())
         self._calls.attended(self.name)
         return out
@@ -200,6 +205,8 @@ class Layer:
 
     def _enter_beside(self, context: Any) -> None:
         """Note that the module is given another sequence [B, S, C]."""
+        if not torch.compiler.is_compiling():
+            self.crossing = not self._attended
         slot, beside = None, None
         if isinstance(context, torch.Tensor) and context.dim() == 3:
             slot, beside = self.slot, note.Beside(context.shape[1], self.name)

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 from fnmatch import fnmatchcase
 
 from liteattention_rocm import SkipPolicy
+from liteattention_rocm.lite.by_layer import matches_any
 
 
 def matches(name: str, patterns: Iterable[str]) -> bool:
@@ -35,8 +36,11 @@ def reasons(
         f"{pattern!r} in {where}"
         for where, patterns in given.items()
         for pattern in patterns
-        if not any(fnmatchcase(name, pattern) for name in layers)
-        and not (where == "exclude" and any(fnmatchcase(name, pattern) for name in alone))
+        if not (
+            any(fnmatchcase(name, pattern) for name in (*layers, *alone))
+            if where == "exclude"
+            else matches_any(pattern, layers)
+        )
     ]
     if not wrong or not layers:
         return []

@@ -25,6 +25,10 @@ _SAMPLING_PARAMS = (
     ".from_user_sampling_params_args"
 )
 
+_SERVER_ARGS = (
+    "sglang.multimodal_gen.runtime.server_args.server_args.ServerArgs._validate_parameters"
+)
+
 
 def register() -> None:
     """Add the backend to the platform this process runs on; repeated calls change nothing."""
@@ -36,6 +40,7 @@ def register() -> None:
         HookType.AROUND,
     )
     hook(_SAMPLING_PARAMS, diffusion_requests.check, HookType.AFTER)
+    hook(_SERVER_ARGS, diffusion_requests.check_server, HookType.AFTER)
     _offer_ring()
 
 

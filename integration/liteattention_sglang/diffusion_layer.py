@@ -32,7 +32,9 @@ class LiteAttentionImpl(AttentionImpl):
     It holds no skip lists. Key of what it asks for: the request, this object, ``is_cfg_negative``,
     the step index and the forward context. Owner: the model's attention module. Lifetime: the
     module's. ``name`` is ``prefix`` where SGLang gives one (``named``), else that of the module in
-    its model, once the model has attended in a request.
+    its model, once the model has attended in a request. Layers of a second denoiser have the
+    denoiser's name in front, as in diffusers ("transformer_2.blocks.0.attn1"); ``placed`` says that
+    this has been looked at.
 
     Raises:
         ValueError: dropout is asked for.
@@ -59,6 +61,7 @@ class LiteAttentionImpl(AttentionImpl):
         self.causal = causal
         self.name = prefix.removesuffix(".impl").strip(".")
         self.named = bool(self.name)
+        self.placed = False
         self.name = self.name or "attention"
         self.slot: torch.Tensor | None = None
         if not causal and not extra_impl_args.get("is_cross_attention", False):

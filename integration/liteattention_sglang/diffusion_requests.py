@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from liteattention_rocm import SkipPolicy
+from liteattention_rocm import SkipPolicy, brief
 
-from . import BACKEND_NAME, policies
+from . import BACKEND_NAME, policies, reports
 
 
 def defaults() -> SkipPolicy:
@@ -25,15 +25,19 @@ def check(params: Any, model_path: str, server_args: Any, *_: Any, **__: Any) ->
     Raises:
         ValueError: with every reason; SGLang's HTTP server answers 400.
     """
+    names = _backends(server_args)
+    override = getattr(params, "attention_backend_override", None)
+    itself = isinstance(override, str) and override.lower() == BACKEND_NAME
+    if itself and BACKEND_NAME in names:
+        # It runs already. SGLang lets no request switch to it, and would refuse this one.
+        params.attention_backend_override = override = None
     if not policies.asks(params.diffusers_kwargs):
         return
     reasons = []
-    names = _backends(server_args)
-    override = getattr(params, "attention_backend_override", None)
-    if override is not None:
+    if override is not None and not itself:
         reasons.append(
-            f"{policies.WHERE}: attention_backend_override {override!r} runs another attention "
-            "backend, which reads no such options: leave one of the two out"
+            f"{policies.WHERE}: attention_backend_override {brief.shown(override)} runs another "
+            "attention backend, which reads no such options: leave one of the two out"
         )
     elif BACKEND_NAME not in names:
         which = repr(names[0]) if names else "of its own choice"
@@ -49,6 +53,24 @@ def check(params: Any, model_path: str, server_args: Any, *_: Any, **__: Any) ->
         reasons.append(str(error))
     if reasons:
         raise ValueError("; ".join(reasons))
+
+
+def check_server(_: Any, server_args: Any) -> None:
+    """Refuse wrong defaults where SGLang checks its arguments, before it starts a worker.
+
+    Raises:
+        ValueError: they are wrong, or no report can be written; lists every reason.
+    """
+    if BACKEND_NAME not in _backends(server_args):
+        return
+    reasons = []
+    for look in (lambda: policies.server_policy(_config(server_args)), reports.check_folder):
+        try:
+            look()
+        except ValueError as error:
+            reasons.append(str(error))
+    if reasons:
+        raise ValueError(f"attention backend {BACKEND_NAME!r}: {'; '.join(reasons)}")
 
 
 def _backends(server_args: Any) -> list[str]:

@@ -9,25 +9,28 @@ from __future__ import annotations
 import functools
 import logging
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, cast
 
 import torch
 from sglang.multimodal_gen.runtime.disaggregation.roles import RoleType
 from sglang.multimodal_gen.runtime.distributed.parallel_state import get_world_rank
 from sglang.multimodal_gen.runtime.pipelines_core.stages.base import PipelineStage
 
+from liteattention_rocm import SkipPolicy
+from liteattention_rocm.brief import first_few, shown
+
 from . import BACKEND_NAME, reports
 from .diffusion_requests import defaults
 from .generation import Generation
-from .policies import asks, for_warm_up, request_policy
+from .policies import asks, for_warm_up, own_options, request_policy
 
 logger = logging.getLogger(__name__)
 
 # SGLang leaves keys that begin with an underscore out when it sends requests elsewhere.
 _STATE = "_liteattention_rocm"
+_POLICY = "_liteattention_rocm_policy"
 # What SGLang's scheduler puts before the id of a batch's first request.
 _BATCH = "dynamic_batch::"
-_MOST_NAMED = 4
 
 
 class _Unclaimed:
@@ -44,11 +47,25 @@ unclaimed = _Unclaimed()
 _running: list[Any] = []
 
 
+def policy_of(extra: dict[str, Any]) -> SkipPolicy:
+    """Return the policy of a request by its ``extra``, where it stays: it is validated once.
+
+    Raises ``ValueError`` listing every reason.
+    """
+    options, server = own_options(extra.get("diffusers_kwargs")), defaults()
+    held = extra.get(_POLICY)
+    if held is not None and held[0] is options and held[1] is server:
+        return cast(SkipPolicy, held[2])
+    policy = request_policy(extra.get("diffusers_kwargs"), server)
+    extra[_POLICY] = options, server, policy
+    return policy
+
+
 def generation_of(request: Any) -> Generation:
     """Return the skip lists of a request, made on its first call."""
     state = request.extra.get(_STATE)
     if state is None:
-        policy = request_policy(request.extra.get("diffusers_kwargs"), defaults())
+        policy = policy_of(request.extra)
         if request.is_warmup:
             policy = for_warm_up(policy)
         timesteps = request.timesteps
@@ -61,17 +78,26 @@ def generation_of(request: Any) -> Generation:
 
 
 def _name_layers(stage: PipelineStage) -> None:
-    """Name layers that SGLang built without a name by their modules in the stage's models."""
-    for part in vars(stage).values():
+    """Name layers as diffusers' integration does, by their modules in the stage's models.
+
+    SGLang builds some without a name, and those of two denoisers alike. Of the stage's attributes
+    ``transformer`` comes first, as it may be the same model as another.
+    """
+    parts = sorted(vars(stage).items(), key=lambda item: item[0] != "transformer")
+    for attribute, part in parts:
         if isinstance(part, PipelineStage):  # routers hold the stages that they choose from
             _name_layers(part)
         elif isinstance(part, torch.nn.Module):
+            other = attribute.startswith(("transformer_", "unet_"))
             for name, module in part.named_modules():
                 impl: Any = getattr(module, "attn_impl", None)
-                if getattr(impl, "named", True) is False:
-                    # Wrappers of compiled and of sharded modules are no part of a layer's name.
-                    name = name.replace("_orig_mod.", "").replace("_fsdp_wrapped_module.", "")
-                    impl.name, impl.named = name, True
+                if getattr(impl, "placed", True):
+                    continue
+                # Wrappers of compiled and of sharded modules are no part of a layer's name.
+                name = name.replace("_orig_mod.", "").replace("_fsdp_wrapped_module.", "")
+                name = impl.name if impl.named else name
+                impl.name = f"{attribute}.{name}" if other else name
+                impl.named = impl.placed = True
 
 
 def run_stage(original: Callable[..., Any], stage: Any, batch: Any, server_args: Any) -> Any:
@@ -86,7 +112,7 @@ def run_stage(original: Callable[..., Any], stage: Any, batch: Any, server_args:
         return original(stage, batch, server_args)
     options = extra.get("diffusers_kwargs")
     if asks(options):
-        request_policy(options, defaults())  # refuse it before anything has been computed
+        policy_of(extra)  # refuse it before anything has been computed
     before = unclaimed.calls
     _running.append(stage)
     try:
@@ -116,7 +142,7 @@ def _without_state(stage: Any, request: Any, model: str, attended: bool) -> None
                 f"start the server with --attention-backend {BACKEND_NAME}"
             )
         return
-    if not request_policy(options, defaults()).enabled:
+    if not policy_of(request.extra).enabled:
         return
     text = (
         f"LiteAttention did not run: {type(stage).__name__}, SGLang's denoising stage of {model}, "
@@ -180,18 +206,15 @@ def _warn(state: Generation, model: str) -> None:
         )
     unmatched = state.unmatched
     if unmatched:
-        patterns = ", ".join(map(repr, unmatched))
         _warn_once(
-            f"LiteAttention: no layer of {model} matches {patterns} in the policy {policy!r}: the "
-            f"layers are {_some(state.layers)}"
+            f"LiteAttention: no layer of {model} matches the policy's patterns {_some(unmatched)}: "
+            f"the layers are {_some(state.layers)}"
         )
 
 
-def _some(layers: Sequence[str]) -> str:
-    """Name a few layers and say how many more there are."""
-    named = ", ".join(map(repr, layers[:_MOST_NAMED]))
-    more = len(layers) - _MOST_NAMED
-    return f"{named} and {more} more" if more > 0 else named
+def _some(names: Sequence[str]) -> str:
+    """Name a few layers or patterns and say how many more there are."""
+    return first_few(list(map(shown, names)), ", ")
 
 
 def _names(request: Any) -> tuple[list[str], int]:

@@ -7,7 +7,6 @@ import math
 import weakref
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass, field
-from fnmatch import fnmatchcase
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ import torch
 import torch.distributed as dist
 
 from liteattention_rocm import LiteAttention, SeqParallel, SkipPolicy, attention, engines
+from liteattention_rocm.lite.by_layer import matches_any
 from liteattention_rocm.lite.statistics import SkipStatistics
 
 from . import reports
@@ -94,8 +94,8 @@ class Generation:
     def name(self, layer: Hashable, wanted: str) -> str:
         """Return the name that ``layer`` has in this request: ``wanted``, or ``wanted#2`` ...
 
-        Names are not unique in every model: Wan 2.2 has two transformers, and the blocks of both
-        are called alike.
+        Names are not unique in every model: parts of it that are no denoisers of the stage may
+        call their layers alike.
         """
         known = self._layers.get(layer)
         if known is not None:
@@ -276,7 +276,7 @@ class Generation:
         """Patterns of the policy that match the name of no layer that attended."""
         policy, layers = self.lite.policy, self.layers
         patterns = dict.fromkeys([*policy.layer_thresholds, *policy.layer_budgets])
-        return [one for one in patterns if not any(fnmatchcase(name, one) for name in layers)]
+        return [one for one in patterns if not matches_any(one, layers)]
 
     @property
     def statistics(self) -> SkipStatistics:

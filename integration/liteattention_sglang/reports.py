@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import tempfile
@@ -15,6 +16,8 @@ import torch
 
 #: Environment: folder for one report per request; none are written if it is not set.
 REPORT_VARIABLE = "LITEATTENTION_REPORT_DIR"
+#: File systems take names of 255 bytes, endings included.
+_LONGEST_NAME = 200
 
 
 def folder() -> Path | None:
@@ -46,9 +49,14 @@ def check_folder() -> None:
 def file_name(request: str) -> str:
     """Return the name of a request's files, without an ending.
 
-    It is the request's id, with ``%XX`` for bytes that are not in ``A-Z a-z 0-9 _ . - ~``.
+    It is the request's id, with ``%XX`` for bytes that are not in ``A-Z a-z 0-9 _ . - ~``. Of an
+    id that is too long for a file's name, the end is replaced by a hash of the whole.
     """
-    return quote(request, safe="", errors="backslashreplace")
+    name = quote(request, safe="", errors="backslashreplace")
+    if len(name) <= _LONGEST_NAME:
+        return name
+    digest = hashlib.sha256(name.encode()).hexdigest()[:32]
+    return f"{name[: _LONGEST_NAME - 33]}-{digest}"
 
 
 def write(

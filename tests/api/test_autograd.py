@@ -41,7 +41,7 @@ class Calls:
         self.read = bitmap.full(1, 2, 1, 1)
         self.write = torch.empty_like(self.read)
         self.batch = PagedBatch(ints(0, 5), ints(7), ints(2, 0)[None])
-        self.lite = LiteAttention(SkipPolicy(threshold=-1.0), engine=engine)
+        self.lite = LiteAttention(SkipPolicy(threshold=-1.0, warmup_steps=0), engine=engine)
 
     def attention(self, **changes: Any) -> Any:
         return attention(**(self.dense | changes), engine=self.engine)

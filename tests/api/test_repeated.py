@@ -221,7 +221,9 @@ def test_no_tensor_is_made_on_a_default_device(engine: str) -> None:
                 q, k, v, read, write, geometry=GEOMETRY, engine=engine, **limit
             )  # fmt: skip
             found += [out, write]
-        policy = SkipPolicy(budget=0.1, layer_budgets={"a": (0.1, 0.3)}, must_do=((0, 20),))
+        policy = SkipPolicy(
+            budget=0.1, layer_budgets={"a": (0.1, 0.3)}, must_do=((0, 20),), warmup_steps=0
+        )
         lite = LiteAttention(policy, geometry=GEOMETRY, engine=engine)
         found += [lite(q, k, v, step=step, layer="a") for step in range(3)]
         packed = [x[0] for x in (q, k, v)]

@@ -135,7 +135,11 @@ def test_tiles_that_are_voted_away_are_noticed(
     smoke: video.Config, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def dropping(**fields: Any) -> SkipPolicy:
-        return SkipPolicy(budget=0.5) if "threshold" in fields else SkipPolicy(**fields)
+        return (
+            SkipPolicy(budget=0.5, warmup_steps=0)
+            if "threshold" in fields
+            else SkipPolicy(**fields)
+        )
 
     monkeypatch.setattr(video, "SkipPolicy", dropping)
     with pytest.raises(RuntimeError, match=r"computed \d+ tiles and kept \d+"):

@@ -29,7 +29,7 @@ def denoised(policy: SkipPolicy, folder: Path) -> None:
 @pytest.mark.parametrize(
     ("policy", "records", "pictures"),
     [
-        (SkipPolicy(threshold=-2.0), 2, ["mine"]),
+        (SkipPolicy(threshold=-2.0, warmup_steps=0), 2, ["mine"]),
         (SkipPolicy(threshold=-2.0, warmup_steps=2), 2, []),
         (SkipPolicy(enabled=False), 0, []),
     ],
@@ -50,7 +50,7 @@ def test_a_policy_may_skip_nothing_or_be_off(
 def test_a_run_keeps_tiles_only_where_they_are_wanted(
     tmp_path: Path, given: dict[str, bool]
 ) -> None:
-    policy = SkipPolicy(threshold=-2.0)
+    policy = SkipPolicy(threshold=-2.0, warmup_steps=0)
     denoised(policy, tmp_path)
     made = SimpleNamespace(
         frames=[np.zeros((16, 16, 3), np.uint8)],

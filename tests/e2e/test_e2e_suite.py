@@ -44,6 +44,7 @@ PROMPTS = [
     "a red circle moves left on a blue background",
     "a cyan diamond moves up on a gray background",
 ]
+BY_LAYER = {"budget": 0.0, "warmup_steps": 0, "layer_budgets": {"blocks.0.*": 0.2}}
 TILE = "32x64x16"
 SIZES = {
     "--height": "32", "--width": "32", "--frames": "8", "--steps": "4", "--guidance": "3",
@@ -60,7 +61,9 @@ def done(
     prompts = folder / "prompts.json"
     prompts.write_text(json.dumps(PROMPTS))
     policies = folder / "policies.json"
-    policies.write_text(json.dumps({"retest": {"threshold": -1, "retest_every": 2}}))
+    policies.write_text(
+        json.dumps({"retest": {"threshold": -1, "warmup_steps": 0, "retest_every": 2}})
+    )
     arguments = [text for pair in SIZES.items() for text in pair]
     out = folder / "out"
     outcome = CliRunner().invoke(
@@ -109,7 +112,7 @@ def test_compiled_blocks_serve_every_configuration(
     options = {
         "model": str(model), "prompts": PROMPTS[:1], "height": 32, "width": 32, "frames": 8,
         "steps": 4, "dtype": "float32", "geometry": TILE, "threads": 1, "thresholds": "-inf,-2",
-        "policies": {"by layer": {"budget": 0.0, "layer_budgets": {"blocks.0.*": 0.2}}},
+        "policies": {"by layer": BY_LAYER},
     }  # fmt: skip
     plain = runner.Runner(load_config(options))
     wanted = [plain.run(x, 0, 0, 0).digest for x in plain.config.configurations()]
@@ -145,7 +148,7 @@ def test_graphs_serve_every_configuration(model: Path, monkeypatch: pytest.Monke
     options = {
         "model": str(model), "prompts": PROMPTS[:1], "height": 32, "width": 32, "frames": 8,
         "steps": 6, "dtype": "float32", "geometry": TILE, "threads": 1, "thresholds": "-2",
-        "policies": {"by layer": {"budget": 0.0, "layer_budgets": {"blocks.0.*": 0.2}}},
+        "policies": {"by layer": BY_LAYER},
     }  # fmt: skip
     with pytest.raises(ValueError, match="graphs are CUDA's: device must be a GPU, got 'cpu'"):
         load_config({**options, "graphs": True})
@@ -258,7 +261,9 @@ def test_sparsity_equals_the_statistics_of_the_handle(
         module.freqs_cos, module.freqs_sin = module.freqs_cos.float(), module.freqs_sin.float()
     tile = TileGeometry(32, 64, 16)
     totals = {"tiles_total": 0, "tiles_computed": 0}
-    with liteattention_diffusers.enable(pipe, SkipPolicy(threshold=-2.0), geometry=tile) as handle:
+    with liteattention_diffusers.enable(
+        pipe, SkipPolicy(threshold=-2.0, warmup_steps=0), geometry=tile
+    ) as handle:
         for prompt in PROMPTS:
             pipe(
                 prompt=prompt, height=32, width=32, num_frames=pixel_vae.pipeline_num_frames(8),
@@ -358,7 +363,7 @@ def test_the_pipeline_is_left_as_it_was(model: Path) -> None:
         return "encode_prompt" in vars(pipe), "decode" in vars(pipe.vae), hooks
 
     before = runner.run(own, 0, 0, 0)
-    runner.run(Configuration("lite", "lite", SkipPolicy(threshold=-1.0)), 0, 0, 0)
+    runner.run(Configuration("lite", "lite", SkipPolicy(threshold=-1.0, warmup_steps=0)), 0, 0, 0)
     assert wrapped() == (False, False, 0)
     assert runner.run(own, 0, 0, 0).digest == before.digest
 
@@ -398,7 +403,7 @@ def test_peak_memory_has_nothing_of_earlier_runs(
             self.bulk = np.ones(large, np.uint8)  # type: ignore[attr-defined]
 
     monkeypatch.setattr(step_tiles.Recorder, "step_end", more)
-    lite = Configuration("lite", "lite", SkipPolicy(threshold=-1.0))
+    lite = Configuration("lite", "lite", SkipPolicy(threshold=-1.0, warmup_steps=0))
     assert loaded.run(lite, 0, 0, 0).peak_memory - max(peaks) < large / 2
 
 
@@ -406,7 +411,7 @@ def test_a_run_keeps_tiles_only_where_they_are_wanted(
     model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     loaded = three_steps(model)
-    lite = Configuration("lite", "lite", SkipPolicy(threshold=-1.0))
+    lite = Configuration("lite", "lite", SkipPolicy(threshold=-1.0, warmup_steps=0))
     with monkeypatch.context() as patch:
         for name in ("lists", "kept_tiles"):
             patch.setattr(Handle, name, lambda *_: pytest.fail("a list was copied"))
@@ -513,7 +518,9 @@ def test_a_policy_that_is_off_is_reported_beside_others(
 ) -> None:
     """It counts no tiles, and the tables have the layers of the others."""
     policies = tmp_path / "policies.json"
-    policies.write_text(json.dumps({"off": {"enabled": False}, "on": {"threshold": -1}}))
+    policies.write_text(
+        json.dumps({"off": {"enabled": False}, "on": {"threshold": -1, "warmup_steps": 0}})
+    )
     prompts = tmp_path / "prompts.json"
     prompts.write_text(json.dumps(PROMPTS[:1]))
     options = {
@@ -820,7 +827,9 @@ def test_prompts_of_a_file_and_geometries(tmp_path: Path) -> None:
     assert [item.name for item in more.configurations()][2:] == ["lite -3", "lite budget 0.05"]
     steps = ((0.0, 0.3), (0.1, 0.3))
     by_head = load_config({"model": "x", "budgets": "0", "policy": {"layer_budgets": {"x": steps}}})
-    assert by_head.configurations()[-1].policy == SkipPolicy(budget=0.0, layer_budgets={"x": steps})
+    assert by_head.configurations()[-1].policy == SkipPolicy(
+        budget=0.0, layer_budgets={"x": steps}, warmup_steps=0
+    )
     assert parse_geometry("cpu") is None
     assert parse_geometry("mi300x") == MI300X_GEOMETRY
     assert parse_geometry("64x64x8") == TileGeometry(64, 64, 8)

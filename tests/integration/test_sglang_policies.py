@@ -28,6 +28,12 @@ def test_a_request_takes_a_budget_where_the_server_has_a_threshold_and_back(
     assert request_policy({"liteattention": False}, weighs).enabled is False
 
 
+def test_the_default_is_the_recommended_policy() -> None:
+    assert server_policy(None) == SkipPolicy(budget=0.05, warmup_steps=4)
+    own = request_policy({"liteattention": {"threshold": -4}}, server_policy(None))
+    assert own == SkipPolicy(threshold=-4, warmup_steps=4) and own.budget is None
+
+
 #: All that fits a threshold alone, and all that fits a budget alone, beside what fits both.
 VOTES = {
     "threshold": -6,
@@ -95,7 +101,9 @@ def test_a_request_takes_budgets_by_step_and_head() -> None:
         ({"budget": 5}, ["budget: a budget is", "did you mean 0.05"]),
         ({"budget": 0.1, "threshold": -3}, ["two ways to choose tiles"]),
         ({"budget": 0.1, "soft_skip": True}, ["soft_skip needs a threshold"]),
-        ({"layer_budgets": {"a": 0.1}}, ["layer_budgets need a budget"]),
+        ({"threshold": -6, "layer_budgets": {"a": 0.1}}, ["layer_budgets need a budget"]),
+        ({"layer_thresholds": {"a": -1}}, ["layer_thresholds need a threshold (give one: it rep"]),
+        ({"threshold": "-4", "warmup_steps": "4"}, ["threshold: write", "warmup_steps: write"]),
         (
             {"budget": 0, "layer_budgets": {"a": [[0.1], [0.1, 0.2]], "b": [0.1, [0.1]]}},
             ["layer_budgets.a: ", "1 or 2 budgets by head", "give (0.1, ...) for 0.1"],

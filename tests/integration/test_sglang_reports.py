@@ -31,7 +31,7 @@ from liteattention_sglang.generation import Generation
 )
 def test_any_request_id_is_a_file_of_its_own_in_the_folder(tmp_path: Path, name: str) -> None:
     folder = tmp_path / "deep" / "reports"
-    state = Generation(SkipPolicy(threshold=-1.0), 2)
+    state = Generation(SkipPolicy(threshold=-1.0, warmup_steps=0), 2)
     q = torch.randn(1, 128, 1, 32)
     state.attend(q, q, q, layer="a", step=0, negative=False, scale=None, out=torch.empty_like(q))
     state.write(folder, name, [name], 3)

@@ -17,7 +17,7 @@ from liteattention_rocm.lite import bitmap
 TILE = TileGeometry(8, 4, 4)
 THRESHOLD = -2.0
 BUDGET = 0.08
-POLICY = SkipPolicy(threshold=THRESHOLD)
+POLICY = SkipPolicy(threshold=THRESHOLD, warmup_steps=0)
 STEPS = 6
 #: What POLICY and its like stand for in a test: "threshold", or "budget" by the fixture `limit`.
 LIMIT = "threshold"
@@ -124,7 +124,7 @@ def branch_inputs(step: int, names: Iterable[str] = ("cond", "uncond")) -> dict[
     return {name: inputs(step, branch=name) for name in names}
 
 
-SHARED = SkipPolicy(threshold=THRESHOLD, branches="shared")
+SHARED = SkipPolicy(threshold=THRESHOLD, branches="shared", warmup_steps=0)
 
 
 class Broken(RuntimeError):

@@ -66,7 +66,7 @@ def test_a_copy_goes_on_where_the_original_was_and_on_its_own(way: Callable[[Any
 
 @every_way
 def test_a_copy_between_branches_of_a_step_keeps_the_votes_so_far(way: Callable[..., Any]) -> None:
-    policy = SkipPolicy(threshold=THRESHOLD, branches="shared")
+    policy = SkipPolicy(threshold=THRESHOLD, branches="shared", warmup_steps=0)
     lite = make(policy)
     for step in range(2):
         for branch in ("cond", "uncond"):

@@ -57,7 +57,10 @@ def test_exception_then_a_later_step(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_ranges_that_do_not_fit_cost_nobody_lists_or_statistics() -> None:
     q, k, v = inputs(0)
-    lite = make(SkipPolicy(threshold=THRESHOLD, must_do=[(0, k.shape[1])]), max_generations=1)
+    lite = make(
+        SkipPolicy(threshold=THRESHOLD, must_do=[(0, k.shape[1])], warmup_steps=0),
+        max_generations=1,
+    )
     for step in range(2):
         call(lite, (q, k, v), step)
     held, records = lite.lists("blocks.0"), lite.statistics.to_records()
@@ -177,7 +180,10 @@ def test_refused_names(where: dict[str, Any], error: type[Exception], message: s
 
 def test_integers_of_every_kind_are_taken() -> None:
     lite, by = (
-        make(SkipPolicy(threshold=THRESHOLD, last_step=-1), max_generations=np.int64(2)),
+        make(
+            SkipPolicy(threshold=THRESHOLD, last_step=-1, warmup_steps=0),
+            max_generations=np.int64(2),
+        ),
         By(),
     )
     for step in (np.int64(0), np.uint8(1), 2):
@@ -212,8 +218,8 @@ def test_refused_names_and_tensors_are_listed_together() -> None:
 @pytest.mark.parametrize(
     "policy",
     [
-        SkipPolicy(budget=0.1, layer_budgets={"*": (0.0, 0.9)}),
-        SkipPolicy(),
+        SkipPolicy(budget=0.1, layer_budgets={"*": (0.0, 0.9)}, warmup_steps=0),
+        SkipPolicy(threshold=-6.0, warmup_steps=0),
         SkipPolicy(enabled=False),
     ],
     ids=["by head", "alike", "off"],
@@ -254,4 +260,4 @@ def test_refused_construction() -> None:
 
 def test_negative_last_step_needs_num_steps() -> None:
     with pytest.raises(ValueError, match="last_step -1 counts from the end: give num_steps"):
-        call(make(SkipPolicy(last_step=-1)), inputs(0), 0)
+        call(make(SkipPolicy(last_step=-1, threshold=-6.0, warmup_steps=0)), inputs(0), 0)

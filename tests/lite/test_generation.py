@@ -25,7 +25,7 @@ def group(tmp_path: Path) -> Iterator[Any]:
 
 
 def test_layers_in_a_ring_and_layers_by_themselves_are_both_reported(group: Any) -> None:
-    request = Generation(SkipPolicy(threshold=-1.0), 3)
+    request = Generation(SkipPolicy(threshold=-1.0, warmup_steps=0), 3)
     q, k, v = torch.randn(3, 1, 300, 2, 32, generator=torch.Generator().manual_seed(0)).abs()
     k[:, 64:] *= -1  # all keys but the first block's are negligible
     for step in range(3):
@@ -62,7 +62,7 @@ def tensors(branch: str) -> list[torch.Tensor]:
     return [q, k, v]
 
 
-VOTES = SkipPolicy(threshold=-1.0)
+VOTES = SkipPolicy(threshold=-1.0, warmup_steps=0)
 
 
 def attended(state: Generation, branch: str, **call: Any) -> torch.Tensor:
@@ -235,7 +235,7 @@ def test_a_warm_up_may_be_too_short_to_skip(
     "given", [999, 50, torch.tensor(999.0), torch.tensor(3), 3.0, True, None, "3"], ids=repr
 )
 def test_what_is_no_index_of_a_step_makes_the_request_dense(given: object, enabled: bool) -> None:
-    state = Generation(SkipPolicy(threshold=-1.0, enabled=enabled), 50)
+    state = Generation(SkipPolicy(threshold=-1.0, enabled=enabled, warmup_steps=0), 50)
     # A scheduler's timesteps end at 0: the last of them must not be taken for steps.
     for step in (given, 3, 2, 1, 0, 1):
         found = attended(state, "A", step=step, forward=Pass())
@@ -282,10 +282,14 @@ def test_calls_in_a_ring_are_told_apart_in_the_same_way(group: Any) -> None:
 
 
 def test_patterns_that_match_no_layer_are_named() -> None:
-    policy = SkipPolicy(layer_thresholds={"a": -1, "blocks.0.*": -10, "?": -3, "b*": -4})
+    policy = SkipPolicy(
+        layer_thresholds={"a": -1, "blocks.0.*": -10, "?": -3, "b*": -4},
+        threshold=-6.0,
+        warmup_steps=0,
+    )
     state = Generation(policy, 2)
     attended(state, "A", step=0, forward=Pass())
     assert state.unmatched == ["blocks.0.*", "b*"]
     attended(state, "A", step=0, layer="bee", forward=Pass())
     assert state.unmatched == ["blocks.0.*"] == state.report(["r"])["unmatched_patterns"]
-    assert Generation(SkipPolicy(), 2).unmatched == []
+    assert Generation(SkipPolicy(threshold=-6.0, warmup_steps=0), 2).unmatched == []

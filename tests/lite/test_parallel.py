@@ -28,14 +28,18 @@ STEPS = 3
 #: How ranks exchange: by messages, or through each other's memory.
 WAYS = {"messages": False, "peers": True}
 POLICIES = {
-    "plain": SkipPolicy(threshold=-5.0),
-    "exact": SkipPolicy(threshold=float("-inf")),
-    "length": SkipPolicy(threshold=(-1.0, 0.0), threshold_scale="length"),
-    "layers": SkipPolicy(threshold=-20.0, layer_thresholds={"x": -3.0}, branches="shared"),
-    "budget": SkipPolicy(budget=(0.1, 0.2), layer_budgets={"y": 0.0}),
+    "plain": SkipPolicy(threshold=-5.0, warmup_steps=0),
+    "exact": SkipPolicy(threshold=float("-inf"), warmup_steps=0),
+    "length": SkipPolicy(threshold=(-1.0, 0.0), threshold_scale="length", warmup_steps=0),
+    "layers": SkipPolicy(
+        threshold=-20.0, layer_thresholds={"x": -3.0}, branches="shared", warmup_steps=0
+    ),
+    "budget": SkipPolicy(budget=(0.1, 0.2), layer_budgets={"y": 0.0}, warmup_steps=0),
     # nothing for the heads of the first rank of two
     "by head": SkipPolicy(
-        budget=0.1, layer_budgets={"x": tuple(0.08 * max(head - 3, 0) for head in range(HEADS))}
+        budget=0.1,
+        layer_budgets={"x": tuple(0.08 * max(head - 3, 0) for head in range(HEADS))},
+        warmup_steps=0,
     ),
     "by step and head": SkipPolicy(
         budget=0.1,
@@ -45,19 +49,21 @@ POLICIES = {
         warmup_steps=1,
     ),
     # across the borders of 2 and 4 parts; the last quarter of the keys is left out altogether
-    "ranges": SkipPolicy(threshold=-3.0, must_do=((200, 600),), must_skip=((768, 1024),)),
+    "ranges": SkipPolicy(
+        threshold=-3.0, must_do=((200, 600),), must_skip=((768, 1024),), warmup_steps=0
+    ),
 }
 
 IN_VAIN = (0, 1, 2, 2, 3, 4)
 #: Rings whose second half of the keys is left out in some steps; the ranges touch.
 HALF = ((512, 768), (768, 1024))
 HALVED = {
-    "not enabled": SkipPolicy(threshold=-3.0, must_skip=HALF, enabled=False),
+    "not enabled": SkipPolicy(threshold=-3.0, must_skip=HALF, enabled=False, warmup_steps=0),
     "warm-up": SkipPolicy(threshold=float("-inf"), must_skip=HALF, warmup_steps=1),
-    "last step": SkipPolicy(threshold=float("-inf"), must_skip=HALF, last_step=0),
+    "last step": SkipPolicy(threshold=float("-inf"), must_skip=HALF, last_step=0, warmup_steps=0),
 }
 #: Policies of the steps of a ring, which leave its second half out in step 2.
-_LEAVES_OUT = SkipPolicy(threshold=-5.0, must_skip=HALF)
+_LEAVES_OUT = SkipPolicy(threshold=-5.0, must_skip=HALF, warmup_steps=0)
 PASSED_OVER = {
     "once": [POLICIES["plain"]] * 2 + [_LEAVES_OUT] + [POLICIES["plain"]] * 2,
     "after dense steps": [SkipPolicy(threshold=-5.0, must_skip=HALF, warmup_steps=2)] * 3
@@ -256,7 +262,7 @@ def new_ranges(call: Any, policy: Any) -> list[torch.Tensor]:
 
 def after_refusals(mode: Any, rank: int, ranks: int) -> list[torch.Tensor]:
     """Calls that all ranks refuse, by the policy and by the engine, then one that they take."""
-    policy = SkipPolicy(threshold=float("-inf"), must_do=((ROWS - 8, ROWS),))
+    policy = SkipPolicy(threshold=float("-inf"), must_do=((ROWS - 8, ROWS),), warmup_steps=0)
     parallel = SeqParallel(policy, mode=mode, geometry=TILE)
     q, k, v = tensors(0)
     for cut, reason in (
@@ -267,7 +273,7 @@ def after_refusals(mode: Any, rank: int, ranks: int) -> list[torch.Tensor]:
             parallel(*(part(x[cut], rank, ranks) for x in (q, k, v)), step=0, layer="x")
     if mode == "ring":  # the engine refuses the first split alone, which each rank meets elsewhere
         small = TileGeometry(64, 32, 32)
-        policy = SkipPolicy(threshold=float("-inf"), must_skip=((0, 32),))
+        policy = SkipPolicy(threshold=float("-inf"), must_skip=((0, 32),), warmup_steps=0)
         with pytest.raises(ValueError, match="k_block must be 64, got 32"):
             SeqParallel(policy, mode="ring", geometry=small, engine="cpu")(
                 *(part(x, rank, ranks) for x in (q, k, v)), step=0, layer="x"
@@ -389,7 +395,11 @@ def work(rank: int, ranks: int, folder: str) -> None:
         found["after refusals", mode] = (after_refusals(mode, rank, ranks),)
         found["autocast", mode] = (under_autocast(mode, rank, ranks),)
     q, k, v = unequal(0)
-    nothing = SeqParallel(SkipPolicy(must_skip=((0, 512), *HALF)), mode="ring", geometry=TILE)
+    nothing = SeqParallel(
+        SkipPolicy(must_skip=((0, 512), *HALF), threshold=-6.0, warmup_steps=0),
+        mode="ring",
+        geometry=TILE,
+    )
     with pytest.raises(ValueError, match="must_skip covers all 1024 keys, so that nothing is"):
         nothing(*(part(x, rank, ranks) for x in (q, k, v)), step=0, layer="x")
     with pytest.raises(TypeError, match=r"q must be a torch\.Tensor, got NoneType"):

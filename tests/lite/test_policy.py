@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import copy
+import fnmatch
 import json
 import math
 import pickle
+import time
 
 import numpy as np
 import pytest
@@ -26,8 +28,12 @@ def reasons(**fields: object) -> str:
 
 
 def test_defaults() -> None:
+    """The setting that the documentation recommends: a budget of 0.05 after four dense steps."""
     policy = SkipPolicy()
-    assert policy.threshold_at(0, "any", 4096) == -6.0
+    assert [policy.budget_at(step, "any") for step in (0, 3, 4, 49)] == [None, None, 0.05, 0.05]
+    assert policy.threshold is None and policy.warmup_steps == 4
+    assert policy == SkipPolicy(budget=0.05, warmup_steps=4)
+    assert_twins_are_equal(policy)
     assert policy.key_masks(4096, 64) == (None, None)
     assert not policy.soft_skip and policy.direction == "alternate" and policy.enabled
 
@@ -44,7 +50,10 @@ def test_defaults() -> None:
         ({"threshold": ()}, "threshold\n  Value error, give at least one number"),
         ({"threshold": (-1.0, 3.0)}, "threshold.1\n"),
         ({"threshold": (-1.0, None)}, "threshold.1\n  Input should be a valid number"),
-        ({"threshold": None}, "give a threshold or a budget"),
+        ({"budget": None}, "give a threshold or a budget"),
+        ({"threshold": "-4"}, "threshold\n  Value error, write the number without quotes, got"),
+        ({"threshold": (-3, "1e999")}, "write the number without quotes, got '1e999'"),
+        ({"budget": "0.1"}, "write the number without quotes"),
         ({"budget": 1.0}, "to below 1: 1 would drop everything, start with 0.05"),
         ({"budget": -0.1}, "from 0 (keeps every tile) to below 1"),
         ({"budget": math.nan}, "from 0 (keeps every tile) to below 1"),
@@ -54,9 +63,11 @@ def test_defaults() -> None:
         ({"budget": (3,)}, "1 validation error for"),
         ({"budget": 0.1, "threshold": -6.0}, "threshold and budget are two ways"),
         ({"budget": 0.1, "soft_skip": True}, "soft_skip needs a threshold"),
-        ({"budget": 0.1, "threshold_scale": "length"}, "threshold_scale is for thresholds"),
+        ({"budget": 0.1, "threshold_scale": "length"}, "threshold_scale needs a threshold: a"),
+        ({"soft_skip": True}, "soft_skip needs a threshold (give one: it replaces the budget): a"),
+        ({"layer_thresholds": {"a": -1}}, "layer_thresholds need a threshold (give one: it"),
         ({"budget": 0.1, "layer_thresholds": {"a": -1}}, "with a budget, use layer_budgets"),
-        ({"layer_budgets": {"a": 0.1}}, "layer_budgets need a budget"),
+        ({"threshold": -6, "layer_budgets": {"a": 0.1}}, "layer_budgets need a budget"),
         ({"budget": 0.1, "layer_budgets": {"a*": 5.0}}, "layer_budgets.a*\n"),
         ({"budget": 0.1, "layer_budgets": {"a*": (0.1, 5)}}, "layer_budgets.a*.1\n"),
         ({"budget": 0.1, "layer_budgets": {"a*": []}}, "a*\n  Value error, give at least one"),
@@ -75,7 +86,10 @@ def test_defaults() -> None:
         ({"warmup_steps": -1}, "greater than or equal to 0"),
         ({"warmup_steps": 1.5}, "valid integer"),
         ({"warmup_steps": True}, "valid integer"),
-        ({"last_step": "9"}, "valid integer"),
+        ({"last_step": "9"}, "last_step\n  Value error, write the number without quotes, got '9'"),
+        ({"last_step": "end"}, "valid integer"),
+        ({"last_step": 2**63}, "-(2^63 - 1) and 2^63 - 1, got 9223372036854775808"),
+        ({"must_do": [(0, 10**5000)]}, "got an integer of 16610 bits"),
         ({"warmup_steps": 4, "last_step": 3}, "so nothing would ever skip: raise last_step"),
         ({"retest_every": 0}, "greater than or equal to 1"),
         ({"branches": "both"}, "'separate' or 'shared'"),
@@ -112,6 +126,10 @@ def test_one_error_lists_all_reasons() -> None:
     assert text.startswith("5 validation errors for SkipPolicy")
     for part in ("threshold", "retest_every", "[5, 3) is desc", "warmup_steps", "extra"):
         assert part in text
+    numbers = reasons(threshold=["a"] * 40, must_do=[[-1, 5]] * 40, retest_every=0)
+    assert numbers.startswith("7 validation errors") and "and 36 more wrong items" in numbers
+    for part in ("threshold.0\n", "must_do\n", "; and 75 more", "retest_every\n"):
+        assert part in numbers  # no field hides another
     text = reasons(must_do=[(0, 9)], must_skip=[(4, 12)], warmup_steps=3, last_step=1)
     assert "must_skip [4, 12) overlaps must_do [0, 9)" in text and "last_step 1 lies" in text
 
@@ -164,9 +182,9 @@ def test_immutable_hashable_and_comparable() -> None:
 
 
 def test_the_order_of_patterns_is_part_of_the_value() -> None:
-    one = SkipPolicy(layer_thresholds={"a*": -3.0, "*": -4.0})
-    other = SkipPolicy(layer_thresholds={"*": -4.0, "a*": -3.0})
-    assert one.threshold_at(0, "ab", 8) != other.threshold_at(0, "ab", 8)
+    one = SkipPolicy(threshold=-6.0, layer_thresholds={"a*": -3.0, "*": -4.0})
+    other = SkipPolicy(threshold=-6.0, layer_thresholds={"*": -4.0, "a*": -3.0})
+    assert one.threshold_at(4, "ab", 8) != other.threshold_at(4, "ab", 8)
     assert one != other
 
 
@@ -208,12 +226,14 @@ def test_a_budget_takes_the_place_of_the_threshold_and_back() -> None:
 
 
 def test_budget_by_step_and_layer() -> None:
-    policy = SkipPolicy(budget=[0, 0.01, 0.05], layer_budgets={"*.0": 0.5}, last_step=-2)
+    policy = SkipPolicy(
+        budget=[0, 0.01, 0.05], layer_budgets={"*.0": 0.5}, last_step=-2, warmup_steps=0
+    )
     assert [policy.budget_at(s, "x", 6) for s in range(6)] == [0.0, 0.01, 0.05, 0.05, 0.05, None]
     assert policy.budget_at(0, "blocks.0", 6) == 0.5
     assert policy.threshold_at(1, "x", 64, 6) == -INF
     assert (
-        SkipPolicy().budget_at(0, "x") == 0.0
+        SkipPolicy(threshold=-6.0).budget_at(4, "x") == 0.0
         and SkipPolicy(enabled=False).budget_at(0, "x") is None
     )
 
@@ -276,15 +296,18 @@ def test_json_round_trip_keeps_infinity() -> None:
 
 
 def test_threshold_by_step_repeats_its_last_value() -> None:
-    policy = SkipPolicy(threshold=(-10.0, -8.0, -6.0))
+    policy = SkipPolicy(threshold=(-10.0, -8.0, -6.0), warmup_steps=0)
     assert [policy.threshold_at(s, "x", 64) for s in range(5)] == [-10, -8, -6, -6, -6]
 
 
 def test_threshold_scaled_with_length() -> None:
-    policy = SkipPolicy(threshold=-3.0, threshold_scale="length")
+    policy = SkipPolicy(threshold=-3.0, threshold_scale="length", warmup_steps=0)
     assert policy.threshold_at(0, "x", 4096) == -15.0
     assert policy.threshold_at(0, "x", 1) == -3.0
-    assert SkipPolicy(threshold=-INF, threshold_scale="length").threshold_at(0, "x", 8) == -INF
+    assert (
+        SkipPolicy(threshold=-INF, threshold_scale="length", warmup_steps=0).threshold_at(0, "x", 8)
+        == -INF
+    )
 
 
 def test_first_matching_layer_pattern_wins_and_is_scaled_too() -> None:
@@ -292,6 +315,7 @@ def test_first_matching_layer_pattern_wins_and_is_scaled_too() -> None:
         threshold=(-9.0, -6.0),
         threshold_scale="length",
         layer_thresholds={"blocks.0.*": -4.0, "blocks.*": -5.0},
+        warmup_steps=0,
     )
     assert policy.threshold_at(0, "blocks.0.attn1", 16) == -8.0
     assert policy.threshold_at(1, "blocks.7.attn1", 16) == -9.0
@@ -303,7 +327,7 @@ def test_warmup_and_last_step_are_dense_outside() -> None:
     policy = SkipPolicy(warmup_steps=2, last_step=4)
     lite = [s for s in range(8) if policy.threshold_at(s, "x", 64) is not None]
     assert lite == [2, 3, 4]
-    from_end = SkipPolicy(last_step=-2)
+    from_end = SkipPolicy(last_step=-2, warmup_steps=0)
     lite = [s for s in range(8) if from_end.threshold_at(s, "x", 64, num_steps=8) is not None]
     assert lite == list(range(7))
 
@@ -367,3 +391,65 @@ def test_must_skip_of_everything() -> None:
     with pytest.raises(ValueError, match="covers all 256 keys, so that nothing is left"):
         policy.key_masks(256, 64)
     assert blocks(policy.key_masks(257, 64)[1], 5) == [0, 1, 2, 3]
+
+
+def test_what_is_large_takes_a_time_in_proportion() -> None:
+    """Twice 10,000 ranges, 8,000 patterns: quadratic code takes many seconds."""
+    ranges = [(2 * i, 2 * i + 1) for i in range(10_000)]
+    patterns = {f"blocks.{i}.*": 0.1 for i in range(8000)}
+    begin = time.process_time()
+    text = reasons(must_do=ranges, must_skip=[*ranges[:-1], (19_999, 20_000)])
+    assert "must_skip [0, 1) overlaps must_do [0, 1)" in text and "and 9,995 more" in text
+    many = SkipPolicy(budget=0.2, layer_budgets=patterns, must_do=ranges)
+    assert many.budget_at(4, "blocks.7999.a") == 0.1 and many.budget_at(4, "x") == 0.2
+    for _ in range(20):
+        many.budget_at(4, "blocks.7999.a")
+    assert blocks(many.key_masks(20_000, 64)[0], 313) == list(range(313))
+    assert time.process_time() - begin < 5
+
+
+@pytest.mark.parametrize(
+    ("pattern", "layer", "matches"),
+    [
+        ("blocks.1.attn1", "blocks.1.attn1", True),
+        ("blocks.1.attn1", "blocks.1.attn10", False),
+        ("blocks.[1-3].*", "blocks.2.attn1", True),
+        ("blocks.[!2].*", "blocks.2.attn1", False),
+        ("block?.*", "blocks.2", True),
+        ("*a" * 1000 + "b", "a" * 3000, False),
+        ("[z-a]*", "a", False),
+    ],
+)
+def test_patterns_match_whole_names_as_fnmatch_does(
+    pattern: str, layer: str, matches: bool
+) -> None:
+    policy = SkipPolicy(budget=0.2, layer_budgets={pattern: 0.1})
+    assert (policy.budget_at(4, layer) == 0.1) is matches is fnmatch.fnmatchcase(layer, pattern)
+
+
+def test_messages_stay_short_whatever_is_wrong() -> None:
+    for fields in (
+        {"must_do": [[9, 3]] * 9000, "must_skip": [[-9, -3]] * 9000, "threshold": [3] * 9000},
+        {"x" * 9000 + str(i): "y" * 9000 for i in range(90)},
+        {"budget": 0.1, "layer_budgets": {"z" * 9000 + str(i): ["a"] * 90 for i in range(90)}},
+        {"layer_budgets": {"a": ["b" * 9000, [0.1]]}, "branches": "c" * 9000},
+    ):
+        text = reasons(**fields)
+        assert len(text.encode()) <= 4096, text
+    keys = SkipPolicy(must_do=[(64 * i, 64 * i + 1) for i in range(1000)])
+    with pytest.raises(ValueError, match="and 996 more") as caught:
+        keys.key_masks(0, 64)
+    assert len(str(caught.value)) < 1000
+
+
+def test_patterns_that_name_no_denoiser_are_about_all_of_them() -> None:
+    """Those that name one come first, whatever the order."""
+    policy = SkipPolicy(
+        budget=0.5, layer_budgets={"blocks.0.*": 0.1, "transformer_2.blocks.0.*": 0.2, "*.9": 0.3}
+    )
+    layers = {
+        "blocks.0.a": 0.1, "transformer_2.blocks.0.a": 0.2, "transformer_3.blocks.0.a": 0.1,
+        "unet_2.blocks.0.a": 0.1, "transformer_2.blocks.1.a": 0.5, "decoder.blocks.0.a": 0.5,
+        "transformer_2.blocks.9": 0.3,
+    }  # fmt: skip
+    assert {layer: policy.budget_at(4, layer) for layer in layers} == layers

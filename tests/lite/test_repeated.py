@@ -71,7 +71,10 @@ def test_layers_of_one_shape_are_checked_by_themselves_and_share_what_is_bound(
 
 
 def test_options_of_every_call_are_looked_at() -> None:
-    lite, by = make(SkipPolicy(threshold=-float("inf"))), By(threshold=-float("inf"))
+    lite, by = (
+        make(SkipPolicy(threshold=-float("inf"), warmup_steps=0)),
+        By(threshold=-float("inf")),
+    )
     for step in range(2):
         expect(lite, by, step, inputs(step))
     q, k, v = inputs(2)
@@ -92,7 +95,7 @@ def test_another_policy_engine_or_geometry_counts_from_the_next_call() -> None:
     lite, by = make(), By()
     for step in range(2):
         expect(lite, by, step, inputs(step))
-    lite.policy = SkipPolicy(threshold=-0.5)
+    lite.policy = SkipPolicy(threshold=-0.5, warmup_steps=0)
     by.threshold = -0.5
     expect(lite, by, 2, inputs(2))
     lite.engine = "cpu"
@@ -108,11 +111,11 @@ def test_another_policy_engine_or_geometry_counts_from_the_next_call() -> None:
 def test_ranges_of_another_policy_count_from_the_next_call(generation: int) -> None:
     """Lists of other ranges start from the full one; ranges that stay keep what was learnt."""
     ranges = ({"must_skip": [(0, 16)]}, {"must_do": [(0, 8)]}, {})
-    lite = make(SkipPolicy(threshold=-1.0))
+    lite = make(SkipPolicy(threshold=-1.0, warmup_steps=0))
     for step in range(2):
         call(lite, inputs(step), step)
     for turn, change in enumerate(ranges):
-        policy = SkipPolicy(threshold=-1.0, **change)
+        policy = SkipPolicy(threshold=-1.0, warmup_steps=0, **change)
         fresh = make(policy)
         for step in range(2 * turn + 2, 2 * turn + 4):
             lite.policy = policy.model_copy()

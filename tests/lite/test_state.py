@@ -33,7 +33,9 @@ def test_scenario_tells_lists_and_directions_apart() -> None:
 @pytest.mark.parametrize("soft_skip", [False, True])
 @pytest.mark.parametrize("direction", ["alternate", "ascending", "descending"])
 def test_steps_feed_each_other(direction: Any, soft_skip: bool) -> None:
-    policy = SkipPolicy(threshold=THRESHOLD, direction=direction, soft_skip=soft_skip)
+    policy = SkipPolicy(
+        threshold=THRESHOLD, direction=direction, soft_skip=soft_skip, warmup_steps=0
+    )
     lite, by = make(policy), By(soft_skip=soft_skip, direction=direction)
     for step in range(STEPS):
         expect(lite, by, step, inputs(step))
@@ -41,7 +43,7 @@ def test_steps_feed_each_other(direction: Any, soft_skip: bool) -> None:
 
 def test_first_step_equals_dense_and_minus_infinity_always_does() -> None:
     assert torch.equal(call(make(), inputs(0), 0), attention(*inputs(0), engine="reference"))
-    lite = make(SkipPolicy(threshold=-float("inf")))
+    lite = make(SkipPolicy(threshold=-float("inf"), warmup_steps=0))
     for step in range(3):
         dense = attention(*inputs(step), engine="reference")
         assert torch.equal(call(lite, inputs(step), step), dense)
@@ -136,7 +138,7 @@ def test_generation_aborted_at_every_step(aborted_at: int, warmup: int) -> None:
 @pytest.mark.parametrize("branches", ["separate", "shared"])
 def test_a_new_generation_starts_over_in_layers_that_come_late(branches: Any) -> None:
     """A second denoiser begins at a later step than it ended at, and a branch comes no more."""
-    lite = make(SkipPolicy(threshold=THRESHOLD, branches=branches))
+    lite = make(SkipPolicy(threshold=THRESHOLD, branches=branches, warmup_steps=0))
     for step in range(4):
         layer = "high" if step < 2 else "low"
         for branch in ("cond", "uncond"):
@@ -213,7 +215,7 @@ def test_lists_have_the_tiles_that_the_engine_prefers_for_so_many_rows(
         return TileGeometry(8 if rows is not None and rows <= 160 else 16, 8, 4)
 
     monkeypatch.setattr(ReferenceEngine, "geometry", geometry)
-    lite = LiteAttention(SkipPolicy(threshold=-2.0), engine="reference")
+    lite = LiteAttention(SkipPolicy(threshold=-2.0, warmup_steps=0), engine="reference")
     for batch, q_blocks in ((1, 5), (2, 5), (3, 3)):  # 80, 160 and 240 rows
         for step in range(2):
             call(lite, inputs(step, batch=batch, length=40), step)
@@ -242,7 +244,7 @@ def test_warmup_gap_and_last_step_are_dense(limit: str) -> None:
 
 
 def test_budgets_by_step_and_layer() -> None:
-    policy = SkipPolicy(budget=(0.02, 0.2), layer_budgets={"blocks.1": 0.0})
+    policy = SkipPolicy(budget=(0.02, 0.2), layer_budgets={"blocks.1": 0.0}, warmup_steps=0)
     lite, read = make(policy), None
     for step, budget in enumerate((0.02, 0.2, 0.2)):
         q, k, v = inputs(step)
@@ -265,8 +267,8 @@ def test_budgets_by_head() -> None:
     """Each head is dropped from as if it were alone; a call with other heads is refused."""
     heads = inputs(0)[0].shape[2]
     budgets = tuple(0.0 if h == 1 else 0.1 * (h + 1) for h in range(heads))
-    together = make(SkipPolicy(budget=0.9, layer_budgets={"blocks.0": budgets}))
-    alone = [make(SkipPolicy(budget=share)) for share in budgets]
+    together = make(SkipPolicy(budget=0.9, layer_budgets={"blocks.0": budgets}, warmup_steps=0))
+    alone = [make(SkipPolicy(budget=share, warmup_steps=0)) for share in budgets]
     for step in range(3):
         tensors = inputs(step)
         out = call(together, tensors, step)
@@ -315,7 +317,10 @@ def test_budgets_by_step_and_head(warmup: int) -> None:
 
 def test_thresholds_by_step_layer_and_length() -> None:
     policy = SkipPolicy(
-        threshold=(-4.0, -1.0), layer_thresholds={"blocks.1": -3.0}, threshold_scale="length"
+        threshold=(-4.0, -1.0),
+        layer_thresholds={"blocks.1": -3.0},
+        threshold_scale="length",
+        warmup_steps=0,
     )
     lite, plain, special = make(policy), By(), By()
     for step in range(3):
@@ -327,7 +332,7 @@ def test_thresholds_by_step_layer_and_length() -> None:
 
 
 def test_retest_walks_the_full_list_again() -> None:
-    lite, by = make(SkipPolicy(threshold=THRESHOLD, retest_every=3)), By()
+    lite, by = make(SkipPolicy(threshold=THRESHOLD, retest_every=3, warmup_steps=0)), By()
     for step in range(7):
         if step % 3 == 0:
             by.read = None
@@ -353,7 +358,9 @@ def test_kept_tiles_are_the_bits_of_the_list() -> None:
 
 
 def test_must_do_and_must_skip() -> None:
-    policy = SkipPolicy(threshold=THRESHOLD, must_do=[(5, 9)], must_skip=[(12, 17), (36, 40)])
+    policy = SkipPolicy(
+        threshold=THRESHOLD, must_do=[(5, 9)], must_skip=[(12, 17), (36, 40)], warmup_steps=0
+    )
     do, skip = policy.key_masks(40, 4)
     lite, by = make(policy), By(must_do=do, must_skip=skip)
     for step in range(4):

@@ -268,10 +268,10 @@ def test_a_cell_opens_the_stored_tiles_of_its_layer_and_step(
 @pytest.mark.parametrize(
     "policy",
     [
-        SkipPolicy(threshold=-1.5),
+        SkipPolicy(threshold=-1.5, warmup_steps=0),
         SkipPolicy(threshold=-1.5, retest_every=3, warmup_steps=1),
-        SkipPolicy(threshold=-1.5, must_skip=[(0, 64)], must_do=[(128, 192)]),
-        SkipPolicy(budget=0.2, branches="shared"),
+        SkipPolicy(threshold=-1.5, must_skip=[(0, 64)], must_do=[(128, 192)], warmup_steps=0),
+        SkipPolicy(budget=0.2, branches="shared", warmup_steps=0),
     ],
     ids=["threshold", "retest", "ranges", "shared budget"],
 )
@@ -317,7 +317,7 @@ def test_lists_that_are_too_many_are_kept_of_some_steps(
     model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sizes = {"model": str(model), "prompts": PROMPTS[:1], **SIZES, "steps": 6}
-    lite = Configuration("lite", "lite", SkipPolicy(threshold=-1.5))
+    lite = Configuration("lite", "lite", SkipPolicy(threshold=-1.5, warmup_steps=0))
     whole = Runner(load_config(sizes)).run(lite, 0, 0, 0)
     step = sum(8 * 4 * 2 * 16 * 4 // 32 for _ in whole.tiles)
     monkeypatch.setattr("liteattention_e2e.step_tiles.LIMIT", 3 * step)

@@ -36,7 +36,7 @@ from .sglang_worker import (
     state_of,
 )
 
-LITTLE, MUCH = {"budget": 0.1}, {"budget": 0.4}
+LITTLE, MUCH = ({"budget": share, "warmup_steps": 0} for share in (0.1, 0.4))
 
 
 @pytest.fixture(scope="session")
@@ -153,7 +153,9 @@ GREEN = "a green square moves up on a white background"
 DISTURBANCES: dict[str, Callable[[Worker], Any]] = {
     "nothing": lambda worker: None,
     "the same request": other(),
-    "another threshold": lambda worker: worker.run({"threshold": -0.5, "soft_skip": True}),
+    "another threshold": lambda worker: worker.run(
+        {"threshold": -0.5, "soft_skip": True, "warmup_steps": 0}
+    ),
     "a budget": lambda worker: worker.run(MUCH),
     "another prompt and schedule": other(prompt=GREEN, num_inference_steps=3),
     "another resolution": other(height=32, width=64),
@@ -286,6 +288,12 @@ def test_options_that_reach_no_layer_are_refused(worker: Worker, options: Any) -
         worker.execute(request)
 
 
+def test_an_override_that_names_the_servers_own_backend_changes_nothing(worker: Worker) -> None:
+    """SGLang lets no request switch to it; where it runs, there is nothing to switch."""
+    request = worker.request(BOLD, attention_backend_override="LiteAttention_ROCm")
+    assert request.sampling_params.attention_backend_override is None
+
+
 def elsewhere(worker: Worker, monkeypatch: pytest.MonkeyPatch, **chosen: Any) -> None:
     """Let requests be read as by a server with other arguments."""
     from sglang.multimodal_gen.runtime.server_args import ServerArgs
@@ -348,6 +356,9 @@ def test_a_server_with_bad_defaults_does_not_start(
     worker: Worker, monkeypatch: pytest.MonkeyPatch, text: str, reason: str
 ) -> None:
     monkeypatch.setenv("LITEATTENTION_POLICY", text)
+    # SGLang's launcher checks its arguments before it starts a worker.
+    with pytest.raises(ValueError, match=f"'liteattention_rocm': LITEATTENTION_POLICY.*{reason}"):
+        worker.arguments._validate_parameters()
     from sglang.multimodal_gen.runtime.platforms import current_platform
 
     from liteattention_sglang import diffusion

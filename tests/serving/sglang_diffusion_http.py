@@ -70,7 +70,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     variables = {
         "LITEATTENTION_REPORT_DIR": str(folder / "reports"),
         # The warm-up has fewer tokens than this range.
-        "LITEATTENTION_POLICY": '{"threshold": -4.0, "must_do": [[500, 576]]}',
+        "LITEATTENTION_POLICY": ('{"threshold": -4.0, "warmup_steps": 0, "must_do": [[500, 576]]}'),
     }
     options = ("--attention-backend", "liteattention_rocm", *FP32)
     warm = ("--warmup-mode", "server", "--warmup-resolutions", "32x32")
@@ -143,6 +143,8 @@ def test_the_servers_defaults(served: Server) -> None:
         ({"threshold": 2.5}, "did you mean -2.5"),
         ({"thresh": -2}, "thresh: a policy has no such field (did you mean threshold?)"),
         (-2, "object"),
+        ({"must_do": [[9, 3]] * 20_000}, "must_do has 20,000 ranges, of which a request may"),
+        ({"threshold": ["a"] * 2000}, "and 1,994 more wrong items"),
     ],
 )
 def test_bad_options_fail_the_request_and_not_the_server(
@@ -150,7 +152,7 @@ def test_bad_options_fail_the_request_and_not_the_server(
 ) -> None:
     response = served.post(options)
     assert 400 <= response.status_code < 500, response.text
-    assert reason in response.text
+    assert reason in response.text and len(response.content) < 4500
     assert served.video(BOLD)[1]["sparsity"] > 0
 
 

@@ -26,10 +26,15 @@ from .sglang_worker import PROMPT, REPOSITORY, SIZES, Result, shared_worker
 
 PYTHON = os.environ.get("LITEATTENTION_DIFFUSERS_PYTHON", str(REPOSITORY / ".venv/bin/python"))
 POLICIES: list[dict[str, Any]] = [
-    {"threshold": "-inf"},
-    {"threshold": -2.0},
+    {"threshold": "-inf", "warmup_steps": 0},
+    {"threshold": -2.0, "warmup_steps": 0},
     {"threshold": -4.0, "warmup_steps": 1, "soft_skip": True},
-    {"threshold": [-8.0, -4.0, -1.0], "must_do": [[0, 64]], "layer_thresholds": {"blocks.0.*": -9}},
+    {
+        "threshold": [-8.0, -4.0, -1.0],
+        "must_do": [[0, 64]],
+        "warmup_steps": 0,
+        "layer_thresholds": {"blocks.0.*": -9},
+    },
     {
         "budget": 0.1,
         "layer_budgets": {

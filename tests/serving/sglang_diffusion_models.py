@@ -25,7 +25,7 @@ from liteattention_sglang import diffusion_stages
 from .sglang_diffusion_schedules import Video
 from .sglang_worker import BOLD, Worker, context, self_attention, shared_worker, state_of
 
-POLICY: dict[str, Any] = {"threshold": -4.0}
+POLICY: dict[str, Any] = {"threshold": -4.0, "warmup_steps": 0}
 VIDEO = Video(7)
 
 

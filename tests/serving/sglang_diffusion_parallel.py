@@ -40,7 +40,9 @@ HEADS, TOKENS = 4, 576
 RANGES = {"must_do": [[200, 300]], "must_skip": [[512, 576]]}
 POLICIES: list[Any] = [{"threshold": -0.5, **RANGES}, {"threshold": "-inf"}]
 #: Where a process has whole rows of some heads.
-BY_HEAD: dict[str, Any] = {"budget": 0.0, "layer_budgets": {"*": [0.3, 0.02, 0.0, 0.6]}, **RANGES}
+BY_HEAD: dict[str, Any] = {
+    "budget": 0.0, "layer_budgets": {"*": [0.3, 0.02, 0.0, 0.6]}, "warmup_steps": 0, **RANGES
+}  # fmt: skip
 #: name -> processes and what SGLang is told.
 LAYOUTS: dict[str, tuple[int, dict[str, Any]]] = {
     "ulysses 2": (2, {"ulysses_degree": 2}),

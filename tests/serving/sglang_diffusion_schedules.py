@@ -326,3 +326,38 @@ def test_layers_of_one_name_have_their_own_lists(worker: Worker) -> None:
             out = lite(*Video(7).tensors(layer, step, False), step=step, layer="x", num_steps=8)
             assert torch.equal(out, outputs[2 * step + layer])
         assert torch.equal(lite.lists("x"), lists[name])
+
+
+def test_layers_of_two_experts_have_the_names_that_they_have_in_diffusers() -> None:
+    """Wan 2.2: a policy made with diffusers finds the same layers here."""
+    from sglang.multimodal_gen.runtime.pipelines_core.stages.base import PipelineStage
+
+    from liteattention_sglang.diffusion_layer import LiteAttentionImpl
+    from liteattention_sglang.diffusion_stages import _name_layers
+
+    def expert(prefix: str) -> torch.nn.Module:
+        attention = torch.nn.Module()
+        attention.attn_impl = LiteAttentionImpl(3, 128, 128**-0.5, prefix=prefix)
+        block = torch.nn.ModuleDict({"attn1": attention})
+        return torch.nn.ModuleDict({"blocks": torch.nn.ModuleList([block])})
+
+    class Stage(PipelineStage):
+        def __init__(self, prefix: str) -> None:
+            self.transformer_2 = expert(prefix)
+            self.transformer = expert(prefix)
+            self.vae = expert("")
+
+        def forward(self, batch: Any, server_args: Any) -> Any:
+            return batch
+
+    for prefix in ("", "blocks.0.attn1.impl"):
+        stage = Stage(prefix)
+        for _ in range(2):  # naming again changes nothing
+            _name_layers(stage)
+        names = [
+            model["blocks"][0]["attn1"].attn_impl.name
+            for model in (stage.transformer, stage.transformer_2, stage.vae)
+        ]
+        assert names == ["blocks.0.attn1", "transformer_2.blocks.0.attn1", "blocks.0.attn1"]
+    policy = SkipPolicy(threshold=-9.0, layer_thresholds={"blocks.*": -3.0})
+    assert {policy.threshold_at(4, name, 64) for name in names} == {-3.0}

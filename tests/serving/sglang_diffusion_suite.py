@@ -91,7 +91,7 @@ def test_sparsity_and_quality_are_those_of_diffusers(
     report: dict[str, Any], tmp_path: Path
 ) -> None:
     # The second is dense, and has lists to write.
-    policies = [{"threshold": -2.0}, {"threshold": "-inf"}]
+    policies = [{"threshold": limit, "warmup_steps": 0} for limit in (-2.0, "-inf")]
     asked = {"policies": policies, "prompt": PROMPT, **SIZES}
     script = Path(__file__).with_name("diffusers_reference.py")
     target = tmp_path / "reference.npz"

@@ -35,7 +35,7 @@ PROMPT = "a red circle moves left on a blue background"
 #: 48 x 48 x 4 frames: 576 tokens, 5 x 9 tiles of 128 x 64 per head.
 SIZES = {"height": 48, "width": 48, "num_frames": 4, "num_inference_steps": 4, "seed": 3}
 #: A threshold at which many tiles are skipped at these sizes.
-BOLD = {"threshold": -2.0}
+BOLD = {"threshold": -2.0, "warmup_steps": 0}
 
 
 def environment(**more: str) -> dict[str, str]:

@@ -14,6 +14,8 @@ from collections.abc import Sequence
 
 import torch
 
+from ..brief import first_few
+
 
 def words_for(k_blocks: int) -> int:
     """Number of int32 words in one bitmap row over ``k_blocks`` K blocks."""
@@ -168,13 +170,17 @@ def token_ranges_to_blocks(
         if end > kv_len
     ]
     if reasons:
-        raise ValueError("invalid token ranges: " + "; ".join(reasons))
+        raise ValueError("invalid token ranges: " + first_few(reasons))
     k_blocks = -(-kv_len // k_block)
-    tokens = torch.zeros(k_blocks * k_block, dtype=torch.bool, device="cpu")
+    # +1 where a range begins, -1 where it ends: the running sum is 1 inside.
+    edges = torch.zeros(k_blocks * k_block + 1, dtype=torch.int8, device="cpu")
+    if ranges:
+        starts, ends = torch.tensor(ranges, device="cpu").unbind(1)
+        edges[starts] += 1
+        edges[ends] -= 1
+    tokens = edges[:-1].cumsum(0, dtype=torch.int8).bool()
     if not outward:
         tokens[kv_len:] = True
-    for start, end in ranges:
-        tokens[start:end] = True
     blocks = tokens.view(k_blocks, k_block)
     return blocks.any(-1) if outward else blocks.all(-1)
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import collections
 import difflib
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from fnmatch import fnmatchcase
+from collections.abc import Callable, Mapping, Sequence
 from numbers import Integral, Real
 from typing import Annotated, Any, Literal, NamedTuple, cast
 
@@ -22,58 +22,51 @@ from pydantic import (
     StringConstraints,
     TypeAdapter,
     ValidationError,
+    ValidatorFunctionWrapHandler,
     WrapValidator,
     model_validator,
 )
 from pydantic_core import ErrorDetails, InitErrorDetails, PydanticCustomError
 from typing_extensions import Self
 
+from ..brief import first_few, shortened, shown
 from . import bitmap
+from .by_layer import ByLayer
 
-
-class ByLayer(Mapping[str, Any]):
-    """Layer name patterns -> thresholds (log2 units) or budgets (shares); immutable and hashable.
-
-    The order counts, because the first pattern that matches wins: two mappings are equal when
-    they hold the same items in the same order.
-    """
-
-    __slots__ = ("_items",)
-
-    def __init__(self, items: Mapping[str, Any] | None = None) -> None:
-        self._items = tuple((items or {}).items())
-
-    def __getitem__(self, pattern: str) -> Any:
-        return dict(self._items)[pattern]
-
-    def __iter__(self) -> Iterator[str]:
-        return (pattern for pattern, _ in self._items)
-
-    def __len__(self) -> int:
-        return len(self._items)
-
-    def __eq__(self, other: object) -> bool:
-        if not isinstance(other, Mapping):
-            return NotImplemented
-        return self._items == tuple(other.items())
-
-    def __hash__(self) -> int:
-        return hash(self._items)
-
-    def __repr__(self) -> str:
-        return repr(dict(self._items))
+#: Integers are int64 wherever they go: steps, counts of steps, positions of tokens.
+_LARGEST = 2**63 - 1
 
 
 def _plain_float(value: Any) -> Any:
     """Take reals of any kind but bool, and the strings that JSON has for infinities."""
-    if isinstance(value, bool) or not isinstance(value, Real | str):
+    if isinstance(value, str):
+        return _number_in_quotes(value)
+    if isinstance(value, bool) or not isinstance(value, Real):
         return value
     try:
         return float(value)
     except OverflowError:  # an integer past the floats
-        return math.inf if value > 0 else -math.inf  # type: ignore[operator]
+        return math.inf if value > 0 else -math.inf
+
+
+def _number_in_quotes(text: str) -> Any:
+    """Return infinity or NaN, which JSON writes in quotes; refuse other numbers in quotes."""
+    try:
+        number = float(text)
     except ValueError:
-        return value  # the strict float that follows says what is wrong
+        return text  # the strict type that follows says what is wrong
+    if text.strip().lstrip("+-")[:1].isdigit() or math.isfinite(number):
+        raise ValueError(f"write the number without quotes, got {shown(text)}")
+    return number
+
+
+def _check_int(value: Any) -> Any:
+    value = plain_int(value)
+    if type(value) is int and abs(value) > _LARGEST:
+        raise ValueError(f"integers are within -(2^63 - 1) and 2^63 - 1, got {shown(value)}")
+    if isinstance(value, str):
+        _number_in_quotes(value)
+    return value
 
 
 def plain_int(value: Any) -> Any:
@@ -109,7 +102,7 @@ def _check_budget(value: float) -> float:
 def _check_ranges(ranges: Ranges) -> Ranges:
     reasons = bitmap.range_reasons(ranges)
     if reasons:
-        raise ValueError("; ".join(reasons))
+        raise ValueError(first_few(reasons))
     return ranges
 
 
@@ -132,7 +125,8 @@ def _not_empty(value: Any) -> Any:
 def _budgets_of_a_step(value: Any) -> Any:
     if not isinstance(value, list | tuple):
         raise ValueError(
-            f"each step needs a budget for each query head: give ({value!r}, ...) for {value!r}"
+            "each step needs a budget for each query head: give "
+            f"({shown(value)}, ...) for {shown(value)}"
         )
     return value
 
@@ -141,8 +135,8 @@ def _same_heads(steps: tuple[tuple[float, ...], ...]) -> tuple[tuple[float, ...]
     counts = sorted({len(heads) for heads in steps})
     if len(counts) > 1:
         raise ValueError(
-            f"steps have {' or '.join(map(str, counts))} budgets by head: give each step one for "
-            "every query head of the model"
+            f"steps have {first_few(list(map(str, counts)), ' or ')} budgets by head: give each "
+            "step one for every query head of the model"
         )
     return steps
 
@@ -193,7 +187,20 @@ _Budgets = Annotated[
 LayerBudgets = Annotated[
     float | tuple[float, ...] | tuple[tuple[float, ...], ...], _checked_by(_of_layer_budgets)
 ]
-_Int = Annotated[int, BeforeValidator(plain_int), Field(strict=True)]
+_Int = Annotated[int, BeforeValidator(_check_int), Field(strict=True)]
+
+
+def _by_layer(kind: str) -> WrapValidator:
+    """Make mappings immutable; those of another policy were checked when it was made."""
+
+    def check(value: Any, validate: ValidatorFunctionWrapHandler) -> ByLayer:
+        if type(value) is ByLayer and value.checked == kind:
+            return value
+        return ByLayer(validate(value), kind)
+
+    return WrapValidator(check)
+
+
 _Pattern = Annotated[str, StringConstraints(strict=True, min_length=1)]
 _Ranges = Annotated[tuple[tuple[_Int, _Int], ...], AfterValidator(_check_ranges)]
 
@@ -261,16 +268,46 @@ class Schedule(NamedTuple):
         return self._replace(limits=tuple(limits))
 
 
-def _plain_error(item: ErrorDetails, fields: Sequence[str]) -> InitErrorDetails:
-    """One of pydantic's errors as it was, or of an unknown field what there is instead."""
+#: Wrong items that one error describes; the others are counted.
+_MOST_ERRORS = 6
+_UNKNOWN = "extra_forbidden"
+
+
+def _brief_error(error: ValidationError, fields: Sequence[str]) -> ValidationError:
+    """Shorten an error of pydantic's, which repeats what it was given item by item.
+
+    For unknown fields it says which fields there are.
+    """
+    items = error.errors(include_url=False)
+    # The first of every field go before the second of any, so that no field hides another.
+    counts = collections.Counter[Any]()
+    ranked = []
+    for index, item in enumerate(items):
+        field = item["loc"][:1]
+        ranked.append((counts[field], index))
+        counts[field] += 1
+    shorter = [items[index] for _, index in sorted(ranked)[:_MOST_ERRORS]]
+    unknown = [item["loc"] for item in shorter if item["type"] == _UNKNOWN]
+    lines = [_brief_item(item, fields, name_all=[item["loc"]] == unknown[-1:]) for item in shorter]
+    more = len(items) - len(shorter)
+    if more:
+        kind = PydanticCustomError("more_errors", f"and {more:,} more wrong items")
+        lines.append(InitErrorDetails(type=kind, input=None))
+    return ValidationError.from_exception_data(error.title, lines)
+
+
+def _brief_item(item: ErrorDetails, fields: Sequence[str], *, name_all: bool) -> InitErrorDetails:
+    """One wrong item in a short place; for an unknown field, what it may mean."""
     kind: str | PydanticCustomError = item["type"]
-    context = item.get("ctx", {})
-    if kind == "extra_forbidden":
-        close = difflib.get_close_matches(str(item["loc"][-1]), fields, n=2)
-        meant = f" (did you mean {' or '.join(close)}?)" if close else ""
-        text = f"a policy has no such field{meant}: its fields are {', '.join(fields)}"
+    place = tuple(shortened(part) if isinstance(part, str) else part for part in item["loc"])
+    if kind == _UNKNOWN:
+        close = difflib.get_close_matches(str(place[-1]), fields, n=2)
+        text = "a policy has no such field"
+        text += f" (did you mean {' or '.join(close)}?)" if close else ""
+        text += f": its fields are {', '.join(fields)}" if name_all else ""
         kind = PydanticCustomError("unknown_field", text)
-    return InitErrorDetails(type=kind, loc=item["loc"], input=item["input"], ctx=context)
+    given = item["input"]
+    return InitErrorDetails(type=kind, loc=place, input=given, ctx=item.get("ctx", {}))
 
 
 #: Fields that make sense beside a budget alone, and beside a threshold alone.
@@ -285,8 +322,8 @@ class SkipPolicy(BaseModel):
     :class:`~liteattention_rocm.LiteAttention` objects. Steps count from 0. Numbers may be of any
     real or integer type (numpy's too) except bool; JSON may write infinities as strings.
 
-    A policy has exactly one of ``threshold`` (tiles are voted on, the default) and ``budget``
-    (tiles are weighed): docs/budget.md says which to choose.
+    A policy has exactly one of ``budget`` (tiles are weighed, the default) and ``threshold`` (tiles
+    are voted on, which replaces the default budget): docs/budget.md says which to choose.
 
     Attributes:
         threshold: log2 units of the scaled scores, <= 0; ``-inf`` keeps every tile. A tuple is
@@ -326,20 +363,20 @@ class SkipPolicy(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", ser_json_inf_nan="strings")
 
-    threshold: _Thresholds | None = -6.0
-    budget: _Budgets | None = None
+    threshold: _Thresholds | None = None
+    budget: _Budgets | None = 0.05
     threshold_scale: Literal["absolute", "length"] = "absolute"
     layer_thresholds: Annotated[
         Mapping[_Pattern, Threshold],
-        AfterValidator(ByLayer),
+        _by_layer("thresholds"),
         PlainSerializer(dict, return_type=dict[str, float]),
     ] = ByLayer()
     layer_budgets: Annotated[
         Mapping[_Pattern, LayerBudgets],
-        AfterValidator(ByLayer),
+        _by_layer("budgets"),
         PlainSerializer(dict, return_type=dict[str, Any]),
     ] = ByLayer()
-    warmup_steps: Annotated[_Int, Field(ge=0)] = 0
+    warmup_steps: Annotated[_Int, Field(ge=0)] = 4
     last_step: _Int | None = None
     retest_every: Annotated[_Int, Field(ge=1)] | None = None
     branches: Literal["separate", "shared"] = "separate"
@@ -351,22 +388,19 @@ class SkipPolicy(BaseModel):
 
     @model_validator(mode="wrap")
     @classmethod
-    def _name_unknown_fields(cls, given: Any, check: ModelWrapValidatorHandler[Self]) -> Self:
-        """Say which fields there are in place of an unknown one, beside all else that is wrong."""
+    def _keep_errors_short(cls, given: Any, check: ModelWrapValidatorHandler[Self]) -> Self:
+        """Name the first few wrong items, and in place of an unknown field those that there are."""
         try:
             return check(given)
         except ValidationError as error:
-            if not any(item["type"] == "extra_forbidden" for item in error.errors()):
-                raise
-            lines = [_plain_error(item, list(cls.model_fields)) for item in error.errors()]
-            raise ValidationError.from_exception_data(error.title, lines) from None
+            raise _brief_error(error, list(cls.model_fields)) from None
 
     @model_validator(mode="before")
     @classmethod
     def _instead_of_the_default(cls, given: Any) -> Any:
-        """A budget takes the place of the default threshold."""
-        if isinstance(given, Mapping) and given.get("budget") is not None:
-            return {"threshold": None, **given}
+        """A threshold takes the place of the default budget."""
+        if isinstance(given, Mapping) and given.get("threshold") is not None:
+            return {"budget": None, **given}
         return given
 
     @model_validator(mode="after")
@@ -392,15 +426,19 @@ class SkipPolicy(BaseModel):
         reasons = []
         if self.threshold is not None:
             reasons.append("threshold and budget are two ways to choose tiles: give one of them")
+        instead = "" if "budget" in self.model_fields_set else " (give one: it replaces the budget)"
         if self.layer_thresholds:
-            reasons.append("layer_thresholds need a threshold: with a budget, use layer_budgets")
+            reasons.append(
+                f"layer_thresholds need a threshold{instead}: with a budget, use layer_budgets"
+            )
         if self.threshold_scale != "absolute":
             reasons.append(
-                "threshold_scale is for thresholds: a budget is a share, whatever the length"
+                f"threshold_scale needs a threshold{instead}: a budget is a share, whatever the "
+                "length"
             )
         if self.soft_skip:
             reasons.append(
-                "soft_skip needs a threshold: a tile's mass is known only after the step"
+                f"soft_skip needs a threshold{instead}: a tile's mass is known only after the step"
             )
         return reasons
 
@@ -477,7 +515,7 @@ class SkipPolicy(BaseModel):
             thresholds = _of_layer(self.threshold, self.layer_thresholds, layer)
             limits = tuple([Limit(value - less, 0.0) for value in thresholds])
         else:
-            own = _first_match(self.layer_budgets, layer)
+            own = self.layer_budgets.first_match(layer)
             if isinstance(own, tuple):
                 by_step = own if isinstance(own[0], tuple) else (own,)
                 limits = tuple([Limit(-math.inf, max(heads), heads) for heads in by_step])
@@ -555,28 +593,29 @@ class SkipPolicy(BaseModel):
         return masks[0], masks[1]
 
 
-def _first_match(by_layer: Mapping[str, Any], layer: str) -> Any:
-    """What the first pattern that matches a layer's name has; None if none does."""
-    return next((x for pattern, x in by_layer.items() if fnmatchcase(layer, pattern)), None)
-
-
 def _of_layer(
-    by_step: float | tuple[float, ...] | None, by_layer: Mapping[str, Any], layer: str
+    by_step: float | tuple[float, ...] | None, by_layer: ByLayer, layer: str
 ) -> tuple[float, ...]:
     """The numbers of a layer by step: of the first pattern that matches its name, or of all."""
-    own = _first_match(by_layer, layer)
+    own = by_layer.first_match(layer)
     if own is not None:
         return (own,)
     return by_step if isinstance(by_step, tuple) else (cast(float, by_step),)
 
 
-def _overlaps(
-    must_do: Sequence[tuple[int, int]], must_skip: Sequence[tuple[int, int]]
-) -> list[str]:
-    return [
-        f"must_skip [{skip[0]}, {skip[1]}) overlaps must_do [{do[0]}, {do[1]}): a key cannot be "
-        f"both, take tokens [{max(do[0], skip[0])}, {min(do[1], skip[1])}) out of one of them"
-        for skip in must_skip
-        for do in must_do
-        if max(do[0], skip[0]) < min(do[1], skip[1])
-    ]
+def _overlaps(must_do: Ranges, must_skip: Ranges) -> list[str]:
+    """What is wrong with ranges, both ascending and disjoint, that hold the same keys."""
+    found, i, j = [], 0, 0
+    while i < len(must_do) and j < len(must_skip):
+        do, skip = must_do[i], must_skip[j]
+        start, end = max(do[0], skip[0]), min(do[1], skip[1])
+        if start < end:
+            found.append(
+                f"must_skip [{skip[0]}, {skip[1]}) overlaps must_do [{do[0]}, {do[1]}): a key "
+                f"cannot be both, take tokens [{start}, {end}) out of one of them"
+            )
+        if do[1] <= skip[1]:
+            i += 1
+        else:
+            j += 1
+    return [first_few(found)] if found else []

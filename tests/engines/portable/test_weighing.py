@@ -391,7 +391,10 @@ def test_the_kernels_rule_is_the_rule(row: list[tuple[float, str]], share: float
 def test_statistics_count_what_the_bitmaps_hold() -> None:
     """With budgets and with votes: numbers that the kernels counted, read late."""
     case = Case(40, 100, (1, 1), 64, TileGeometry(16, 16, 16))
-    for policy in (SkipPolicy(budget=0.2), SkipPolicy(threshold=-2.0)):
+    for policy in (
+        SkipPolicy(budget=0.2, warmup_steps=0),
+        SkipPolicy(threshold=-2.0, warmup_steps=0),
+    ):
         lite = LiteAttention(policy, geometry=case.tile, engine="portable")
         expected = []
         for number in range(3):

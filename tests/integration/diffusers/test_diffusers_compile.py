@@ -14,7 +14,7 @@ from liteattention_rocm import SkipPolicy
 
 from .diffusers_cases import TILE
 
-SKIPPING = SkipPolicy(threshold=-2.0)
+SKIPPING = SkipPolicy(threshold=-2.0, warmup_steps=0)
 
 
 @pytest.mark.parametrize("how", ["transformer", "blocks"])

@@ -17,7 +17,7 @@ from liteattention_rocm import SkipPolicy, TileGeometry
 
 TILE = TileGeometry(64, 64, 32)
 DENSE = SkipPolicy(enabled=False)
-SKIPPING = SkipPolicy(threshold=-0.5)
+SKIPPING = SkipPolicy(threshold=-0.5, warmup_steps=0)
 TIMES = (0.9, 0.8, 0.7)
 
 
@@ -73,7 +73,7 @@ def test_text_and_video_in_one_sequence_are_self_attention() -> None:
     own = steps()
     with enable(model, DENSE):
         assert 0 < (steps() - own).abs().max() < 1e-4
-    with enable(model, SkipPolicy(threshold=-2.0), geometry=TILE) as handle:
+    with enable(model, SkipPolicy(threshold=-2.0, warmup_steps=0), geometry=TILE) as handle:
         steps()
         layers = {row["layer"] for row in handle.statistics.by_layer()}
         assert len(handle.layers) == 3 and layers == set(handle.layers)
@@ -106,7 +106,7 @@ def test_queries_of_one_sequence_with_keys_of_two_stay_where_they_were(
         return torch.stack([model(x, torch.tensor([t]), text, **given)[0] for t in TIMES])
 
     own = steps()
-    with enable(model, SkipPolicy(threshold=-2.0)) as handle:
+    with enable(model, SkipPolicy(threshold=-2.0, warmup_steps=0)) as handle:
         assert torch.equal(steps(), own) and len(handle.statistics) == 0
     said = [record.message for record in caplog.records if "another sequence" in record.message]
     assert len(said) == 1 and "'blocks.0.attention', 'blocks.1.attention' (" in said[0]

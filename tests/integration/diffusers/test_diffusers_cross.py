@@ -65,7 +65,11 @@ def test_cross_attention_stays_dense_while_self_attention_skips(
     pipe: Any, generate: Any, lengths: list[tuple[int, int]]
 ) -> None:
     with enable(
-        pipe, SkipPolicy(threshold=-2.0), geometry=TILE, engine="reference", cross_attention=True
+        pipe,
+        SkipPolicy(threshold=-2.0, warmup_steps=0),
+        geometry=TILE,
+        engine="reference",
+        cross_attention=True,
     ) as handle:
         generate(pipe)
         layers = {row["layer"] for row in handle.statistics.to_records()}

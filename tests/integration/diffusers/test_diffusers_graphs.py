@@ -51,20 +51,28 @@ def generations(
 
 POLICIES = {
     "off": SkipPolicy(enabled=False),
-    "threshold": SkipPolicy(threshold=-2.0),
-    "keeps all": SkipPolicy(threshold=-math.inf),
+    "threshold": SkipPolicy(threshold=-2.0, warmup_steps=0),
+    "keeps all": SkipPolicy(threshold=-math.inf, warmup_steps=0),
     "budget": SkipPolicy(budget=0.05, warmup_steps=2),
-    "by step": SkipPolicy(budget=(0.0, 0.02, 0.05), last_step=-2),
+    "by step": SkipPolicy(budget=(0.0, 0.02, 0.05), last_step=-2, warmup_steps=0),
     "by head": SkipPolicy(
-        budget=0.05, layer_budgets={"blocks.0.*": (0.0, 0.2), "blocks.1.*": (0.3, 0.02)}
+        budget=0.05,
+        layer_budgets={"blocks.0.*": (0.0, 0.2), "blocks.1.*": (0.3, 0.02)},
+        warmup_steps=0,
     ),
     "by step and head": SkipPolicy(
         budget=0.05, layer_budgets={"blocks.0.*": ((0, 0), (0, 0.2), (0.1, 0.2))}, warmup_steps=1
     ),
-    "by layer": SkipPolicy(threshold=-1.0, layer_thresholds={"blocks.0.*": -4.0}),
-    "shared, tested again": SkipPolicy(threshold=-2.0, branches="shared", retest_every=3),
+    "by layer": SkipPolicy(threshold=-1.0, layer_thresholds={"blocks.0.*": -4.0}, warmup_steps=0),
+    "shared, tested again": SkipPolicy(
+        threshold=-2.0, branches="shared", retest_every=3, warmup_steps=0
+    ),
     "upwards, ranges": SkipPolicy(
-        threshold=-1.0, direction="ascending", must_do=((0, 16),), must_skip=((64, 80),)
+        threshold=-1.0,
+        direction="ascending",
+        must_do=((0, 16),),
+        must_skip=((64, 80),),
+        warmup_steps=0,
     ),
 }
 
@@ -166,7 +174,9 @@ def test_changed_weights_and_modules_are_noticed_at_the_next_run(pipe: Any, gene
 
 @pytest.mark.usefixtures("on_a_gpu")
 def test_calls_that_are_more_than_launches_run_eagerly(pipe: Any) -> None:
-    with enable(pipe, SkipPolicy(threshold=-2.0), geometry=TILE, graphs=True) as handle:
+    with enable(
+        pipe, SkipPolicy(threshold=-2.0, warmup_steps=0), geometry=TILE, graphs=True
+    ) as handle:
         model = pipe.transformer
         hidden = torch.randn(1, model.config.in_channels, 2, 8, 8, dtype=model.dtype)
         text = torch.randn(1, 8, model.config.text_dim, dtype=model.dtype)
@@ -186,7 +196,7 @@ def test_what_graphs_cannot_serve_is_refused_with_every_reason(
         enable(pipe, graphs=True)
     monkeypatch.setattr(graphs, "_on_device", lambda tensor: True)
     monkeypatch.setattr(enabling, "recorder_for", lambda model: StandIn(monkeypatch))
-    with enable(pipe, SkipPolicy(threshold=-2.0), geometry=TILE, graphs=True):
+    with enable(pipe, SkipPolicy(threshold=-2.0, warmup_steps=0), geometry=TILE, graphs=True):
         pipe.transformer.enable_cache(FirstBlockCacheConfig(threshold=0.1))
         with pytest.raises(
             ValueError, match="cannot run from CUDA graphs: a cache decides by step"
@@ -205,7 +215,9 @@ def test_a_model_that_cannot_be_captured_says_so(
         raise RuntimeError("operation not permitted when stream is capturing")
 
     monkeypatch.setattr(StandIn, "capture", fails)
-    with enable(pipe, SkipPolicy(threshold=-2.0), geometry=TILE, graphs=True) as handle:
+    with enable(
+        pipe, SkipPolicy(threshold=-2.0, warmup_steps=0), geometry=TILE, graphs=True
+    ) as handle:
         with pytest.raises(RuntimeError, match=r"cannot be captured.*graphs=False"):
             generate(pipe, num_inference_steps=STEPS)
         handle.pause()
@@ -233,9 +245,11 @@ def test_several_videos_of_a_prompt_have_a_timestep_that_is_expanded(
     pipe: Any, generate: Any
 ) -> None:
     options: dict[str, Any] = {"num_inference_steps": STEPS, "num_videos_per_prompt": 2}
-    with enable(pipe, SkipPolicy(threshold=-2.0), geometry=TILE):
+    with enable(pipe, SkipPolicy(threshold=-2.0, warmup_steps=0), geometry=TILE):
         wanted = generate(pipe, **options)
-    with enable(pipe, SkipPolicy(threshold=-2.0), geometry=TILE, graphs=True) as handle:
+    with enable(
+        pipe, SkipPolicy(threshold=-2.0, warmup_steps=0), geometry=TILE, graphs=True
+    ) as handle:
         for _ in range(2):
             assert np.array_equal(wanted, generate(pipe, **options))
         assert handle.graph_counts()["replayed"] > 2 * STEPS
@@ -253,14 +267,16 @@ def test_a_transformer_of_its_own_has_its_weights_looked_at_in_every_run(pipe: A
             steps = range(STEPS, 0, -1)
             return [model(hidden, torch.tensor([t]), text, return_dict=False)[0] for t in steps]
 
-    with enable(model, SkipPolicy(threshold=-2.0), geometry=TILE, graphs=True) as handle:
+    with enable(
+        model, SkipPolicy(threshold=-2.0, warmup_steps=0), geometry=TILE, graphs=True
+    ) as handle:
         first, second = run(), run()
         assert all(map(torch.equal, first, second)) and handle.graph_counts()["replayed"] > STEPS
         layer = model.proj_out
         layer.weight = torch.nn.Parameter(layer.weight.detach() * 1.5, requires_grad=False)
         changed = run()
     assert not any(map(torch.equal, first, changed))
-    with enable(model, SkipPolicy(threshold=-2.0), geometry=TILE):
+    with enable(model, SkipPolicy(threshold=-2.0, warmup_steps=0), geometry=TILE):
         assert all(map(torch.equal, run(), changed))
 
 
@@ -283,7 +299,7 @@ def test_nobody_asks_the_clock_while_a_forward_is_captured(
         return found
 
     monkeypatch.setattr(StandIn, "capture", watched)
-    with enable(pipe, SkipPolicy(threshold=-2.0), geometry=TILE, graphs=True):
+    with enable(pipe, SkipPolicy(threshold=-2.0, warmup_steps=0), geometry=TILE, graphs=True):
         generate(pipe, num_inference_steps=STEPS)
     assert captures[0] >= 2
 
@@ -297,7 +313,9 @@ def test_votes_of_a_capture_that_fails_do_not_count(
         raise RuntimeError("operation not permitted when stream is capturing")
 
     monkeypatch.setattr(StandIn, "capture", fails)
-    with enable(pipe, SkipPolicy(threshold=-2.0), geometry=TILE, graphs=True) as handle:
+    with enable(
+        pipe, SkipPolicy(threshold=-2.0, warmup_steps=0), geometry=TILE, graphs=True
+    ) as handle:
         with pytest.raises(RuntimeError, match="cannot be captured"):
             generate(pipe, num_inference_steps=STEPS)
         states = handle.lite._generations[handle.run].values()
@@ -312,7 +330,7 @@ def test_graphs_go_with_the_handle_and_do_not_take_turns(
 ) -> None:
     """Where a run needs more graphs than are kept, those that there are go on serving it."""
     monkeypatch.setattr(graphs, "MOST_GRAPHS", 3)
-    handle = enable(pipe, SkipPolicy(threshold=-2.0), geometry=TILE, graphs=True)
+    handle = enable(pipe, SkipPolicy(threshold=-2.0, warmup_steps=0), geometry=TILE, graphs=True)
     for _ in range(3):
         generate(pipe, num_inference_steps=STEPS)
     counts = handle.graph_counts()

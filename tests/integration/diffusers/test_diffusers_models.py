@@ -39,7 +39,7 @@ from liteattention_rocm import SkipPolicy, TileGeometry
 
 from .diffusers_cases import TILE
 
-SKIPPING = SkipPolicy(threshold=-2.0)
+SKIPPING = SkipPolicy(threshold=-2.0, warmup_steps=0)
 DENSE = SkipPolicy(enabled=False)
 
 
@@ -162,7 +162,7 @@ def test_another_pipeline_with_the_transformer_is_counted_by_its_timesteps(
         seen = sorted({(row["generation"], row["step"]) for row in handle.statistics.to_records()})
     lengths = enumerate((6, 4, 6, 4), 1)
     assert seen == [(run, step) for run, steps in lengths for step in range(steps)]
-    from_the_end = SkipPolicy(threshold=-2.0, last_step=-2)
+    from_the_end = SkipPolicy(threshold=-2.0, last_step=-2, warmup_steps=0)
     with enable(enabled, from_the_end, geometry=TILE):
         run_ltx(enabled)
         with pytest.raises(ValueError, match="last_step -2 counts from the end: give num_steps"):
@@ -174,7 +174,9 @@ def test_a_loop_of_ones_own_is_counted_by_the_scheduler() -> None:
     """It may have set the timesteps before the pipeline was enabled."""
     pipe = tiny.wan_pipeline(peaked=1.5)
     pipe.scheduler.set_timesteps(3)
-    with enable(pipe, SkipPolicy(threshold=-2.0, last_step=-2), geometry=TILE) as handle:
+    with enable(
+        pipe, SkipPolicy(threshold=-2.0, last_step=-2, warmup_steps=0), geometry=TILE
+    ) as handle:
         for timestep in pipe.scheduler.timesteps:
             inputs = wan_inputs(float(timestep))
             out = pipe.transformer(**inputs, return_dict=False)[0]
@@ -335,7 +337,9 @@ def test_steps_count_from_the_first_that_a_video_to_video_run_executes(
     if enabled != "itself":
         text = {name: part for name, part in pipe.components.items() if name != "vae"}
         pipe = WanPipeline(**text, vae=video_to_video.vae)
-    with enable(pipe, SkipPolicy(**{"threshold": -2.0, **limits}), geometry=TILE) as handle:
+    with enable(
+        pipe, SkipPolicy(**{"threshold": -2.0, "warmup_steps": 0, **limits}), geometry=TILE
+    ) as handle:
         for strength in (0.6, 1.0, 0.6):
             change_a_video(video_to_video, strength)
         records = handle.statistics.to_records()
@@ -419,7 +423,7 @@ def test_exclude_is_a_sequence_of_patterns() -> None:
 def test_every_pattern_that_matches_no_layer_is_refused() -> None:
     model = tiny.wan_transformer(layers=3)
     by_layer = {"transformer.blocks.0.*": -math.inf, "*.attn2": -8.0, "blocks.2.*": -4.0}
-    policy = SkipPolicy(threshold=-6.0, layer_thresholds=by_layer)
+    policy = SkipPolicy(threshold=-6.0, layer_thresholds=by_layer, warmup_steps=0)
     with pytest.raises(ValueError) as error:
         enable(model, policy, exclude=["blocks.1", "blocks.1.*", "block.*"], engine="warp")
     for part in (
@@ -430,7 +434,7 @@ def test_every_pattern_that_matches_no_layer_is_refused() -> None:
     ):
         assert part in str(error.value)
     with pytest.raises(ValueError, match=r"no self-attention layer: 'block\.0' in layer_budgets"):
-        enable(model, SkipPolicy(budget=0.0, layer_budgets={"block.0": 0.1}))
+        enable(model, SkipPolicy(budget=0.0, layer_budgets={"block.0": 0.1}, warmup_steps=0))
     with enable(model):  # nothing was taken
         pass
 
@@ -438,10 +442,14 @@ def test_every_pattern_that_matches_no_layer_is_refused() -> None:
 @pytest.mark.parametrize("exclude", [["*.attn2"], ["blocks.2.*"], ["blocks.0.attn1"]], ids=str)
 def test_patterns_may_name_what_is_left_alone_anyhow(exclude: list[str]) -> None:
     """Cross-attention is, and a policy may have more patterns than an exclusion leaves layers."""
-    policy = SkipPolicy(threshold=-6.0, layer_thresholds={"blocks.[02].attn1": -8.0, "*": -4.0})
+    policy = SkipPolicy(
+        threshold=-6.0, layer_thresholds={"blocks.[02].attn1": -8.0, "*": -4.0}, warmup_steps=0
+    )
     with enable(tiny.wan_transformer(layers=3), policy, exclude=exclude) as handle:
         assert not set(exclude) & set(handle.layers)
-    off = SkipPolicy(enabled=False, layer_thresholds={"transformer.*": -1.0})
+    off = SkipPolicy(
+        enabled=False, layer_thresholds={"transformer.*": -1.0}, threshold=-6.0, warmup_steps=0
+    )
     with enable(tiny.wan_transformer(), off):  # no pattern of it is looked up
         pass
 
@@ -451,7 +459,7 @@ def test_one_policy_serves_both_transformers_of_a_pipeline() -> None:
     pipe = tiny.wan_pipeline()
     pipe.register_modules(transformer_2=tiny.wan_transformer(layers=1))
     by_layer = {"blocks.1.*": 0.1, "transformer_2.blocks.0.attn1": 0.2}
-    policy = SkipPolicy(budget=0.0, layer_budgets=by_layer)
+    policy = SkipPolicy(budget=0.0, layer_budgets=by_layer, warmup_steps=0)
     with enable(pipe, policy, exclude=["transformer_2.*"]) as handle:
         assert handle.layers == ("blocks.0.attn1", "blocks.1.attn1")
     with enable(pipe, policy) as handle:
@@ -469,11 +477,15 @@ def test_a_policy_that_is_set_afterwards_must_match_layers() -> None:
     model = tiny.wan_transformer()
     with enable(model, SKIPPING, geometry=TILE) as handle:
         model(**wan_inputs(900.0))
-        handle.lite.policy = SkipPolicy(threshold=-2.0, layer_thresholds={"block.0.*": -9.0})
+        handle.lite.policy = SkipPolicy(
+            threshold=-2.0, layer_thresholds={"block.0.*": -9.0}, warmup_steps=0
+        )
         for _ in range(2):
             with pytest.raises(ValueError, match=r"'block\.0\.\*' in layer_thresholds \(the lay"):
                 model(**wan_inputs(500.0))
-        handle.lite.policy = SkipPolicy(threshold=-2.0, layer_thresholds={"blocks.0.*": -9.0})
+        handle.lite.policy = SkipPolicy(
+            threshold=-2.0, layer_thresholds={"blocks.0.*": -9.0}, warmup_steps=0
+        )
         model(**wan_inputs(500.0))
         assert handle.policy.layer_thresholds == {"blocks.0.*": -9.0}
 

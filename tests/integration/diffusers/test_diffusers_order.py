@@ -18,7 +18,7 @@ from liteattention_rocm import SkipPolicy
 from .diffusers_cases import TILE
 from .graph_stand_in import StandIn
 
-SKIPPING = SkipPolicy(threshold=-2.0)
+SKIPPING = SkipPolicy(threshold=-2.0, warmup_steps=0)
 FEW, BOTH = ("cond",), ("uncond", "cond")
 
 Steps = Sequence[tuple[str, ...]]
@@ -159,7 +159,7 @@ def test_branches_that_a_context_names_keep_their_lists(steps: Steps, counted: b
 
 
 def test_shared_lists_suit_every_pass_and_stay() -> None:
-    policy = SkipPolicy(threshold=-2.0, branches="shared")
+    policy = SkipPolicy(threshold=-2.0, branches="shared", warmup_steps=0)
     with enable(tiny.wan_transformer(peaked=1.5), policy, geometry=TILE) as handle:
         denoise(handle._denoisers[0][0], ENDS)
         assert full(handle)["call0"] == [True] + [False] * 6

@@ -24,14 +24,16 @@ from .diffusers_cases import PROMPT, TILE
 HEADS, TOKENS = 4, 1024
 #: Ranges over all tokens, across the borders of every split; a quarter of the keys is left out.
 RANGES = {"must_do": ((200, 300),), "must_skip": ((768, 1024),)}
-POLICY = SkipPolicy(threshold=-2.0, **RANGES)
+POLICY = SkipPolicy(threshold=-2.0, warmup_steps=0, **RANGES)
 #: A ring judges a tile within its split, so fewer of them are negligible.
-BOLD = SkipPolicy(threshold=-0.5, **RANGES)
-BY_HEAD = SkipPolicy(budget=0.1, layer_budgets={"*": (0.1, 0.6, 0.4, 0.0)}, **RANGES)
+BOLD = SkipPolicy(threshold=-0.5, warmup_steps=0, **RANGES)
+BY_HEAD = SkipPolicy(
+    budget=0.1, layer_budgets={"*": (0.1, 0.6, 0.4, 0.0)}, warmup_steps=0, **RANGES
+)
 #: For sequences of any length, and heads that the processes cannot share equally.
-UNCUT = SkipPolicy(threshold=-2.0, must_do=((200, 300),))
+UNCUT = SkipPolicy(threshold=-2.0, must_do=((200, 300),), warmup_steps=0)
 ODD_HEADS = 3
-EXACT = SkipPolicy(threshold=float("-inf"))
+EXACT = SkipPolicy(threshold=float("-inf"), warmup_steps=0)
 #: name -> ring degree, Ulysses degree, what may be skipped; by number of processes.
 MODES = {
     2: {
@@ -175,7 +177,11 @@ def work(rank: int, ranks: int, folder: str) -> None:
             frames = odd_video(pipe)
         made["unequal"] = (frames, lists_of(handle, [None]), handle.statistics.to_records())
         disable(pipe)
-        enable(pipe, SkipPolicy(budget=0.1, layer_budgets={"*": (0.1, 0.6, 0.4)}), geometry=TILE)
+        enable(
+            pipe,
+            SkipPolicy(budget=0.1, layer_budgets={"*": (0.1, 0.6, 0.4)}, warmup_steps=0),
+            geometry=TILE,
+        )
         with pytest.raises(ValueError, match="3 budgets by head, but the call has"):
             odd_video(pipe)
     torch.save(made, f"{folder}/{rank}.pt")

@@ -16,7 +16,7 @@ from liteattention_diffusers import enable, reach
 from liteattention_rocm import SkipPolicy
 
 TIMES = (900.0, 600.0, 300.0)
-POLICY = SkipPolicy(threshold=-4.0)
+POLICY = SkipPolicy(threshold=-4.0, warmup_steps=0)
 LAYERS = ("blocks.0.attn1", "blocks.1.attn1")
 
 

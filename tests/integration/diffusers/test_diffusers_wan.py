@@ -24,10 +24,10 @@ from liteattention_rocm import SkipPolicy
 
 from .diffusers_cases import TILE, footprint
 
-SKIPPING = SkipPolicy(threshold=-2.0)
+SKIPPING = SkipPolicy(threshold=-2.0, warmup_steps=0)
 DENSE = SkipPolicy(enabled=False)
 either_rule = pytest.mark.parametrize(
-    "policy", [SKIPPING, SkipPolicy(budget=0.02)], ids=["threshold", "budget"]
+    "policy", [SKIPPING, SkipPolicy(budget=0.02, warmup_steps=0)], ids=["threshold", "budget"]
 )
 
 
@@ -59,7 +59,7 @@ def test_a_rule_that_keeps_everything_is_bit_equal_to_dense(
     pipe: Any, generate: Any, limit: dict[str, float]
 ) -> None:
     dense = run_under(pipe, generate, DENSE)
-    kept = run_under(pipe, generate, SkipPolicy(**limit))
+    kept = run_under(pipe, generate, SkipPolicy(warmup_steps=0, **limit))
     assert np.array_equal(dense, kept)
 
 
@@ -192,7 +192,7 @@ def test_a_handle_that_cannot_be_resumed_stays_paused(
 
     generate(pipe)  # its pipeline then has all attributes that a run leaves on it
     own = footprint(pipe)
-    policy = SkipPolicy(threshold=-2.0)
+    policy = SkipPolicy(threshold=-2.0, warmup_steps=0)
     with enable(pipe, policy, geometry=TILE) as handle:
         want, layers = generate(pipe), handle.layers
         handle.pause()
@@ -283,7 +283,7 @@ def test_works_with_first_block_cache(pipe: Any, generate: Any) -> None:
 
 def test_several_pipelines_do_not_mix(generate: Any) -> None:
     pipes = [tiny.wan_pipeline(peaked=1.5, seed=seed) for seed in (0, 1)]
-    policies = [SKIPPING, SkipPolicy(threshold=-1.0)]
+    policies = [SKIPPING, SkipPolicy(threshold=-1.0, warmup_steps=0)]
     expected = [
         run_under(pipe, generate, policy) for pipe, policy in zip(pipes, policies, strict=True)
     ]
@@ -496,7 +496,9 @@ def test_registering_again_changes_nothing() -> None:
 def test_frames_of_a_bf16_pipeline(generate: Any) -> None:
     pipe = tiny.wan_pipeline(peaked=1.5, dtype=torch.bfloat16)
     dense = run_under(pipe, generate, DENSE)
-    assert np.array_equal(run_under(pipe, generate, SkipPolicy(threshold=-math.inf)), dense)
+    assert np.array_equal(
+        run_under(pipe, generate, SkipPolicy(threshold=-math.inf, warmup_steps=0)), dense
+    )
     assert np.abs(dense - generate(pipe)).max() < 0.1
 
 

@@ -121,7 +121,7 @@ def run(lite: LiteAttention, case: Case, step: int, **where: Any) -> list[torch.
 def test_requests_with_budgets_of_their_own_repeat_and_abort() -> None:
     """Two at once, each step twice, one of them aborted and begun anew: each as if alone."""
     case, other = Case(257, 700), Case(257, 700, peaked=False)
-    policies = [SkipPolicy(budget=share) for share in (0.05, 0.4)]
+    policies = [SkipPolicy(budget=share, warmup_steps=0) for share in (0.05, 0.4)]
 
     def make(index: int) -> LiteAttention:
         return LiteAttention(policies[index], engine="gfx942")
@@ -169,7 +169,7 @@ def test_diffusers_pipelines_with_two_budgets_nest_and_abort() -> None:
         )
         for seed in (0, 1)
     ]
-    policies = [SkipPolicy(budget=share) for share in (0.02, 0.3)]
+    policies = [SkipPolicy(budget=share, warmup_steps=0) for share in (0.02, 0.3)]
 
     def on(index: int) -> Any:
         return enable(pipes[index], policies[index], engine="gfx942")

@@ -197,7 +197,9 @@ def test_a_policy_of_minus_infinity_equals_dense_at_every_step(branches: str) ->
     case = Case(50, 1000)
     # dense calls of this shape are computed in parts, lite ones are not
     assert _core.plan_dense(_core.DenseShape(1, 1, 1, 50, 1000, 64), 304, 0).splits > 1
-    policy = SkipPolicy(threshold=(-math.inf, -math.inf, -4.0, -math.inf), branches=branches)
+    policy = SkipPolicy(
+        threshold=(-math.inf, -math.inf, -4.0, -math.inf), branches=branches, warmup_steps=0
+    )
     machine = LiteAttention(policy, engine="gfx942")
     oracle = LiteAttention(policy, geometry=MI300X_GEOMETRY, engine="reference")
     for step in range(4):
@@ -232,7 +234,7 @@ def test_a_q_block_without_tiles_gives_zeros() -> None:
 def test_states_of_two_shapes_on_two_streams_do_not_meet() -> None:
     """Interleaved in one thread, and side by side in two, one object or two: as if alone."""
     cases = [Case(257, 700, policy={"threshold": -3.0}), Case(70, 900, 128, kv_heads=2)]
-    policy = SkipPolicy(threshold=-3.0, soft_skip=True)
+    policy = SkipPolicy(threshold=-3.0, soft_skip=True, warmup_steps=0)
 
     def step_of(lite: LiteAttention, index: int, step: int) -> list[torch.Tensor]:
         q, k, v = cases[index].tensors(step)
@@ -295,7 +297,7 @@ def test_threads_on_views_of_one_tensor() -> None:
 def test_one_engine_again_and_again(times: int) -> None:
     case = Case(5, 130)
     q, k, v = case.tensors(0)
-    lite = LiteAttention(SkipPolicy(threshold=-2.0), engine="gfx942")
+    lite = LiteAttention(SkipPolicy(threshold=-2.0, warmup_steps=0), engine="gfx942")
     lite(q, k, v, step=0, layer="a", layout="bhsd")
     first = lite(q, k, v, step=1, layer="a", layout="bhsd")  # the step again: the same lists
     lists = lite.lists("a")

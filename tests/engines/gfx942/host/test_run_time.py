@@ -222,11 +222,15 @@ def test_the_environment_report_says_in_a_line_that_there_is_no_run_time(
 
 def test_enable_takes_the_kernels_tile_and_no_other(engine: gfx942.Gfx942Engine) -> None:
     model = tiny.wan_transformer(head_dim=64).bfloat16()
-    with liteattention_diffusers.enable(model, SkipPolicy(), engine="gfx942"):
+    with liteattention_diffusers.enable(
+        model, SkipPolicy(threshold=-6.0, warmup_steps=0), engine="gfx942"
+    ):
         pass
     with pytest.raises(ValueError, match=r"blocks.0.attn1: engine 'gfx942': its tile is q_block 2"):
         geometry = TileGeometry(128, 64, 16)
-        liteattention_diffusers.enable(model, SkipPolicy(), geometry=geometry, engine="gfx942")
+        liteattention_diffusers.enable(
+            model, SkipPolicy(threshold=-6.0, warmup_steps=0), geometry=geometry, engine="gfx942"
+        )
     dense = SkipPolicy(enabled=False)
     with liteattention_diffusers.enable(model, dense, engine="gfx942", cross_attention=True):
         pass
