@@ -24,11 +24,12 @@ using std::chrono::microseconds;
 // short call, and about what sleeping and waking cost. More only burns time of other processes.
 constexpr microseconds kSpin{20};
 // A thread of OpenMP's that starts so long after its region did was not on a core: other work was.
-// Awake it takes a few us, from sleep 50 to 200; a time slice of Linux is 3 to 4 ms.
-constexpr microseconds kLate{1000};
+// Awake it takes a few us, from sleep 50 to 200; a time slice of Linux is 3 to 4 ms. A first region
+// also creates the threads, one after the other.
+constexpr microseconds LateAfter(int threads) { return microseconds{1000 + 20 * threads}; }
 // How long our own threads run after that, until OpenMP's are tried again. A try on a busy machine
-// costs 10 to 40 ms.
-constexpr microseconds kBusy{1'000'000};
+// costs 10 to 40 ms, so the time doubles with each one that fails, up to kBusyMost.
+constexpr std::chrono::seconds kBusy{1}, kBusyMost{8};
 
 void Pause() {
 #if defined(__x86_64__)
@@ -59,14 +60,19 @@ class Pool {
     void Run(int threads, const std::function<void(int)>& body) {
         Region region{&body, threads};
         int wake;
+        bool all;
         {
             std::lock_guard<std::mutex> lock(mutex_);
             AddWorkers(threads - 1);
             regions_.push_back(&region);
             untaken_.fetch_add(threads - 1, std::memory_order_release);
             wake = std::min(threads - 1, sleeping_);
+            all = wake == sleeping_;
         }
-        for (; wake > 0; --wake) wake_.notify_one();
+        if (all && wake > 1)
+            wake_.notify_all();
+        else
+            for (; wake > 0; --wake) wake_.notify_one();
         body(0);
         std::unique_lock<std::mutex> lock(mutex_);
         while (region.next < region.threads) {
@@ -192,7 +198,8 @@ class OpenMp {
         } call{this, &body, threads, start, cpus};
         const auto work = [](void* data) {
             Call& c = *static_cast<Call*>(data);
-            if (Clock::now() - c.start > kLate) c.late.store(true, std::memory_order_relaxed);
+            if (Clock::now() - c.start > LateAfter(c.threads))
+                c.late.store(true, std::memory_order_relaxed);
             if (c.cpus) {
                 cpu_set_t own;
                 CPU_ZERO(&own);
@@ -235,8 +242,10 @@ Pool& Instance() {
     return *g_pool;
 }
 
-// Until when the machine counts as busy, and when processors are to be looked at again.
+// Until when the machine counts as busy and how long it will, if it is found busy again; when
+// processors are to be looked at again.
 std::atomic<Clock::time_point> g_busy{Clock::time_point::min()};
+std::atomic<std::chrono::seconds> g_busy_next{kBusy};
 std::atomic<Clock::time_point> g_look{Clock::time_point::min()};
 
 }  // namespace
@@ -262,8 +271,13 @@ void ParallelRun(int threads, const std::function<void(int)>& body) {
     const bool look = start >= g_look.load(std::memory_order_relaxed);
     cpu_set_t cpus;
     CPU_ZERO(&cpus);
-    if (!open_mp.Run(threads, body, start, look ? &cpus : nullptr))
-        g_busy.store(Clock::now() + kBusy, std::memory_order_relaxed);
+    const std::chrono::seconds busy = g_busy_next.load(std::memory_order_relaxed);
+    if (!open_mp.Run(threads, body, start, look ? &cpus : nullptr)) {
+        g_busy.store(Clock::now() + busy, std::memory_order_relaxed);
+        g_busy_next.store(std::min(2 * busy, kBusyMost), std::memory_order_relaxed);
+    } else if (busy != kBusy) {
+        g_busy_next.store(kBusy, std::memory_order_relaxed);
+    }
     if (look) {
         if (CPU_COUNT(&cpus) > 0) own.Allow(cpus);
         g_look.store(start + kBusy, std::memory_order_relaxed);

@@ -10,9 +10,9 @@ namespace liteattention::cpu {
 //
 // They run on the threads of the OpenMP run-time that the process has loaded, if it has one. Its
 // barriers wait awake, which on a machine with other work burns whole time slices. So once one of
-// its threads comes late, calls of the next second run on threads of our own, as they always do
-// without OpenMP and in a forked child. Those sleep while they wait, are created on first need and
-// kept, and run where OpenMP's may. `body` must not throw.
+// its threads comes late, calls of the next 1 to 8 seconds run on threads of our own, as they
+// always do without OpenMP and in a forked child. Those sleep while they wait, are created on first
+// need and kept, and run where OpenMP's may. `body` must not throw.
 void ParallelRun(int threads, const std::function<void(int)>& body);
 
 }  // namespace liteattention::cpu
