@@ -27,10 +27,7 @@ _COLOURS = {
 
 def command(
     emulate: Annotated[
-        bool,
-        typer.Option(
-            "--emulate", help="Take the software MI300X for the HIP run-time: needs no GPU."
-        ),
+        bool, typer.Option(help="Take the software MI300X for the HIP run-time: needs no GPU.")
     ] = False,
     time: Annotated[
         bool, typer.Option("--time/--no-time", help="On a GPU, also time our calls and peers'.")

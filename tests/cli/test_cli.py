@@ -214,7 +214,7 @@ def test_an_interrupt_while_importing_ends_quietly(module: str, tmp_path: Path) 
     done = subprocess.run(
         [
             sys.executable, "-c",
-            f"import {script().module} as m; m.{script().attr}()", "generate", "--help",
+            f"import {script().module} as m; m.{script().attr}()", "env",
         ],
         capture_output=True, text=True, check=False, env={**os.environ, "PYTHONPATH": paths},
     )  # fmt: skip
