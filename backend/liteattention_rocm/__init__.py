@@ -45,9 +45,15 @@ if TYPE_CHECKING or not _starts_a_command():
         # installation is what it is for.
         _broken = error
 
-if not TYPE_CHECKING:
+if TYPE_CHECKING:
+    __commit__: str
+else:
 
     def __getattr__(name: str) -> object:
+        if name == "__commit__":
+            from .collect_env import commit  # in a checkout it asks git
+
+            return commit()
         if name not in __all__:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
         global _broken
@@ -79,6 +85,7 @@ __all__ = [
     "SeqParallel",
     "SkipPolicy",
     "TileGeometry",
+    "__commit__",
     "__version__",
     "attention",
     "attention_paged",

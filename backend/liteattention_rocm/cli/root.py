@@ -124,8 +124,9 @@ def build() -> typer.Typer:
 def _version(asked: bool) -> None:
     if asked:
         from .. import __version__
+        from ..collect_env import commit
 
-        typer.echo(__version__)
+        typer.echo(f"{__version__} (commit {commit()})")
         raise typer.Exit()
 
 
