@@ -175,11 +175,20 @@ def _hip() -> str:
     return f"{kind} {library.version()}, {library.path}"
 
 
+def no_rocm(reason: str) -> bool:
+    """Whether an engine's reason says that this machine has no ROCm, and nothing more."""
+    words = _tried(reason)
+    nothing = "LITEATTENTION_HIP_LIBRARY is not set; none is loaded in this process"
+    return reason.startswith(_NO_RUN_TIME) and words.partition("; not found: ")[0] == nothing
+
+
+#: How the reason begins that no HIP run-time was found.
+_NO_RUN_TIME = "no HIP run-time (libamdhip64): "
+
+
 def _tried(reason: str) -> str:
     """Where no HIP run-time was found, in a line: without the remedy, missing names in one list."""
-    reason = reason.removeprefix("no HIP run-time (libamdhip64): ").partition(": install PyTorch")[
-        0
-    ]
+    reason = reason.removeprefix(_NO_RUN_TIME).partition(": install PyTorch")[0]
     nowhere = r"; (libamdhip64[^\s:]*): cannot open shared object file: No such file or directory"
     missing = re.findall(nowhere, reason)
     found = re.sub(nowhere, "", reason)
