@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import importlib.util
+import re
 import subprocess
 import sys
 import tarfile
+from email import message_from_string
+from email.message import Message
 from pathlib import Path
 from typing import Any
 
@@ -75,3 +78,36 @@ def test_a_wheel_is_built_with_the_commit(monkeypatch: pytest.MonkeyPatch) -> No
     installed = (ROOT / "CMakeLists.txt").read_text()
     assert 'CONTENT "@LITEATTENTION_COMMIT@\\n"' in installed
     assert "/commit.txt DESTINATION liteattention_rocm" in installed
+
+
+@pytest.fixture(scope="module")
+def metadata(tmp_path_factory: pytest.TempPathFactory) -> Message:
+    """What an index gets, as the backend makes it."""
+    folder = tmp_path_factory.mktemp("metadata")
+    code = "import sys; sys.path.insert(0, 'cmake'); import liteattention_build as b\n"
+    code += f"b.prepare_metadata_for_build_wheel({str(folder)!r})"
+    subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True, stdout=subprocess.DEVNULL)
+    (file,) = folder.glob("*/METADATA")
+    return message_from_string(file.read_text(encoding="utf-8"))
+
+
+def test_the_long_description_has_links_that_work_anywhere(metadata: Message) -> None:
+    readme, long = (ROOT / "README.md").read_text(), str(metadata.get_payload())
+    links = r"""(?:\]\(|\b(?:href|src|srcset)=")([^)"\s]+)"""
+    shown, ours = re.findall(links, long), re.findall(links, readme)
+    assert len(shown) == len(ours) > 30
+    assert [link for link in shown if not re.match(r"https?://|mailto:|#", link)] == []
+    home = "https://github.com/liteattention-rocm/liteattention-rocm/blob/HEAD/"
+    pictures = "https://raw.githubusercontent.com/liteattention-rocm/liteattention-rocm/HEAD/"
+    for link, source in zip(shown, ours, strict=True):
+        assert link in (source, home + source, pictures + source)
+        if link.startswith((home, pictures)):
+            assert (ROOT / source.partition("#")[0]).exists()
+            assert link.startswith(pictures) == source.endswith((".png", ".svg", ".gif"))
+    assert long.splitlines()[0] == readme.splitlines()[0]
+
+
+def test_the_project_has_an_address(metadata: Message) -> None:
+    urls = dict(each.split(", ") for each in metadata.get_all("Project-URL", []))
+    assert {"Homepage", "Documentation", "Changelog", "Issues"} <= set(urls)
+    assert all(url.startswith("https://") for url in urls.values())
