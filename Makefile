@@ -143,16 +143,23 @@ test-quickstart-short: build/wheel/stamp
 clean:
 	rm -rf .venv .venv-vllm .venv-sglang .venv-wheels build dist out
 
-# What the set-up needs from the machine, said in one line when it is missing.
+# What the set-up needs from the machine: all that is missing in one message.
 tools:
-	@test -n "$(PYTHON)" || { echo "missing: Python 3.11 or newer (Debian: apt-get install python3.11-venv)"; exit 1; }
-	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || { echo "missing: the venv module of $(PYTHON) (Debian: apt-get install python3.11-venv)"; exit 1; }
-	@$(PYTHON) -c 'import os, sys, sysconfig; sys.exit(not os.path.exists(sysconfig.get_path("include") + "/Python.h"))' \
-		|| { echo "missing: the C headers of $(PYTHON) (Debian: apt-get install $(PYTHON)-dev)"; exit 1; }
-	@test -n "$(CXX_FOUND)" || { echo "missing: a C++ compiler (Debian: apt-get install g++)"; exit 1; }
+	@python="$(PYTHON)"; debian=; what=; \
+	lacks() { what="$${what:+$$what, }$$1"; debian="$$debian $$2"; }; \
+	name=$$(basename "$${python:-python3.11}"); \
+	if test -z "$$python"; then \
+		lacks "Python 3.11 or newer" "python3.11 python3.11-venv python3.11-dev"; \
+	else \
+		$$python -c 'import ensurepip, venv' 2>/dev/null || lacks "the venv module of $$name" "$$name-venv"; \
+		$$python -c 'import os, sys, sysconfig; sys.exit(not os.path.exists(sysconfig.get_path("include") + "/Python.h"))' \
+			|| lacks "the C headers of $$name" "$$name-dev"; \
+	fi; \
+	test -n "$(CXX_FOUND)" || lacks "a C++ compiler" "g++"; \
+	test -z "$$what" || { echo "missing: $$what (Debian: apt-get install$$debian)"; exit 1; }
 
 # What builds the package: pyproject.toml's build requirements, and what they would fetch for each build.
-.venv/build.stamp: | tools
+.venv/build.stamp: pyproject.toml constraints.txt | tools
 	$(PYTHON) -m venv .venv
 	$(BIN)/python -c 'import tomllib; build = tomllib.load(open("pyproject.toml", "rb"))["build-system"]; \
 		print(*build["requires"], "cmake>=3.24", "ninja>=1.10", sep="\n")' > .venv/build.txt

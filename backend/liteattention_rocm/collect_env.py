@@ -50,7 +50,7 @@ def collect() -> dict[str, str]:
     }
     for name in PACKAGES:
         facts[name] = _try(lambda name=name: installed_version(name))  # type: ignore[misc]
-    facts["commit"] = source_commit() or "not a checkout"
+    facts["commit"] = commit()
     facts["gpu"] = _try(_gpus)
     facts["torch threads"] = _try(lambda: str(_load("torch").get_num_threads()))
     facts["cpu paths"] = _try(_cpu_paths)
@@ -70,11 +70,18 @@ def report() -> str:
     return "\n".join(f"{name:<{width}}  {value}" for name, value in facts.items())
 
 
-def source_commit() -> str | None:
-    """Commit of the source tree that the package runs from, None outside a checkout.
+def commit() -> str:
+    """:func:`source_commit`, or in words that nothing says it."""
+    return source_commit() or "unknown: built from sources without git"
 
-    A copy of a checkout has no history, or one of its own: ``LITEATTENTION_COMMIT`` says there
-    what was copied (``git describe --always --dirty --abbrev=12`` of the original).
+
+def source_commit() -> str | None:
+    """Commit of the sources that the package runs from or was built from, None if unknown.
+
+    It ends in ``-dirty`` where the sources differed from the commit. A checkout asks git, a wheel
+    has it from its build. A copy of a checkout has no history, or one of its own:
+    ``LITEATTENTION_COMMIT`` says there what was copied (``git describe --always --dirty
+    --abbrev=12`` of the original).
     """
     stated = os.environ.get(COMMIT_VARIABLE)
     if stated:
@@ -85,6 +92,15 @@ def source_commit() -> str | None:
         _git(here, "ls-files", "--error-unmatch", name)
         return _git(here, "describe", "--always", "--dirty", "--abbrev=12")
     except (OSError, ValueError, subprocess.SubprocessError):
+        return _built_from(here)
+
+
+def _built_from(package: str) -> str | None:
+    """The commit that the build wrote into the installed package."""
+    try:
+        with open(os.path.join(package, "commit.txt"), encoding="utf-8") as file:
+            return file.read().strip() or None
+    except OSError:
         return None
 
 
@@ -159,11 +175,20 @@ def _hip() -> str:
     return f"{kind} {library.version()}, {library.path}"
 
 
+def no_rocm(reason: str) -> bool:
+    """Whether an engine's reason says that this machine has no ROCm, and nothing more."""
+    words = _tried(reason)
+    nothing = "LITEATTENTION_HIP_LIBRARY is not set; none is loaded in this process"
+    return reason.startswith(_NO_RUN_TIME) and words.partition("; not found: ")[0] == nothing
+
+
+#: How the reason begins that no HIP run-time was found.
+_NO_RUN_TIME = "no HIP run-time (libamdhip64): "
+
+
 def _tried(reason: str) -> str:
     """Where no HIP run-time was found, in a line: without the remedy, missing names in one list."""
-    reason = reason.removeprefix("no HIP run-time (libamdhip64): ").partition(": install PyTorch")[
-        0
-    ]
+    reason = reason.removeprefix(_NO_RUN_TIME).partition(": install PyTorch")[0]
     nowhere = r"; (libamdhip64[^\s:]*): cannot open shared object file: No such file or directory"
     missing = re.findall(nowhere, reason)
     found = re.sub(nowhere, "", reason)

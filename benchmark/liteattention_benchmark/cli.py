@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import typer
 
+from liteattention_rocm.cli.options import Command
+
 from . import emulator_cli, kernels_cli, serving_cli, video_cli
 
 # What needs torch is imported when a command runs: --help answers without it.
@@ -17,11 +19,11 @@ def options() -> None:
 
 
 # In the order of --help.
-app.command("cpu")(kernels_cli.cpu)
-app.command("kernels")(kernels_cli.kernels)
-app.command("video")(video_cli.video)
-app.command("tune")(kernels_cli.tune)
-app.command("emulator")(emulator_cli.emulator)
-app.command("mapping")(emulator_cli.mapping)
-app.command("model")(emulator_cli.model)
-app.command("serving")(serving_cli.serving)
+app.command("cpu", cls=Command)(kernels_cli.cpu)
+app.command("kernels", cls=Command)(kernels_cli.kernels)
+app.command("video", cls=Command)(video_cli.video)
+app.command("tune", cls=Command)(kernels_cli.tune)
+app.command("emulator", cls=Command)(emulator_cli.emulator)
+app.command("mapping", cls=Command)(emulator_cli.mapping)
+app.command("model", cls=Command)(emulator_cli.model)
+app.command("serving", cls=Command)(serving_cli.serving)

@@ -13,6 +13,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from liteattention_rocm import collect_env
 from liteattention_rocm.cli import files
 from liteattention_rocm.cli.needs import need
 from liteattention_rocm.cli.progress import activity
@@ -27,10 +28,7 @@ _COLOURS = {
 
 def command(
     emulate: Annotated[
-        bool,
-        typer.Option(
-            "--emulate", help="Take the software MI300X for the HIP run-time: needs no GPU."
-        ),
+        bool, typer.Option(help="Take the software MI300X for the HIP run-time: needs no GPU.")
     ] = False,
     time: Annotated[
         bool, typer.Option("--time/--no-time", help="On a GPU, also time our calls and peers'.")
@@ -136,7 +134,7 @@ def show(report: Report, console: Console) -> None:
     services = _table("engine", "tensors", "serves", "why not")
     for (engine, device), rows in _by_engine(report).items():
         serving = [row["request"] for row in rows if row["serves"]]
-        reasons = dict.fromkeys(reason for row in rows for reason in row["reasons"])
+        reasons = dict.fromkeys(_short(reason) for row in rows for reason in row["reasons"])
         what = "every typical request" if len(serving) == len(rows) else ", ".join(serving)
         services.add_row(engine, device, what or "nothing here", "; ".join(reasons))
     console.print(services)
@@ -156,6 +154,11 @@ def show(report: Report, console: Console) -> None:
             times.add_row(row["what"], row["contender"], taken)
         console.print(times)
     console.print(_summary(report), highlight=False)
+
+
+def _short(reason: str) -> str:
+    """A reason as the table has it; the file has it whole."""
+    return "no ROCm: no libamdhip64 here" if collect_env.no_rocm(reason) else reason
 
 
 def _row(check: Check) -> tuple[str, ...]:

@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.table import Table
 
 from liteattention_rocm import collect_env
-from liteattention_rocm.cli import files
+from liteattention_rocm.cli import files, options
 from liteattention_rocm.cli.needs import need
 from liteattention_rocm.cli.progress import activity
 
@@ -20,7 +20,9 @@ from .cli_common import kept, shapes
 
 def emulator(
     shape: Annotated[str, typer.Option(help="B,H,S,D; D is 64 or 128.")] = "1,2,1024,128",
-    rounds: Annotated[int, typer.Option(min=3, help="Counted rounds.")] = 9,
+    rounds: Annotated[
+        int, typer.Option(min=3, max=options.MOST_ROUNDS, help="Counted rounds.")
+    ] = 9,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Time the software MI300X on one core: the dense kernel with checks off and on."""
@@ -59,11 +61,12 @@ def mapping(
         Path("out/mapping")
     ),
     batch: Annotated[
-        list[int] | None,
-        typer.Option(min=1, max=65536, help="1 and 8 if not given; ours run the first."),
+        list[str] | None,
+        typer.Option(help="1 and 8 if not given; ours run the first.", metavar="LIST"),
     ] = None,
     reads: Annotated[
-        float, typer.Option(min=0.01, help="Million reads of a launch; longer ones are cut.")
+        float,
+        typer.Option(min=0.01, max=1e6, help="Million reads of a launch; longer ones are cut."),
     ] = 1.5,
 ) -> None:
     """Model what attention reads from L2, Infinity Cache and HBM of an MI300X, by mapping."""
@@ -72,11 +75,17 @@ def mapping(
     from . import mapping_published as published
     from . import mapping_report as report
 
-    _check_folder(out)
-    batches = tuple(dict.fromkeys(batch or (1, 8)))
+    reasons: list[str] = []
+    asked = options.numbers(batch, "--batch", reasons, 1, 65536)
+    unwritable = files.problem(out)
+    if unwritable is not None:
+        reasons.append(f"--out: {unwritable}")
+    if reasons:
+        raise typer.BadParameter("; ".join(reasons))
+    batches = tuple(dict.fromkeys(asked or (1, 8)))
     console = Console(stderr=True)
     command = f"liteattention-rocm bench mapping --reads {reads:g}"
-    command += "".join(f" --batch {each}" for each in batches)
+    command += f" --batch {','.join(map(str, batches))}"
     pictures = {benchmark.PAPER: "mapping-128.png", benchmark.OURS: "mapping-256.png"}
     cases = benchmark.study(batches, benchmark.PAPER, reads)
     cases += benchmark.study(batches[:1], benchmark.OURS, reads)
@@ -96,7 +105,7 @@ def model(
     ranges: Annotated[
         bool, typer.Option("--range/--no-range", help="Also vary the constants nobody measured.")
     ] = True,
-    decode: Annotated[bool, typer.Option("--decode", help="Only the table of decode.")] = False,
+    decode: Annotated[bool, typer.Option(help="Only the table of decode.")] = False,
 ) -> None:
     """Model our kernels' workgroups on a CU of an MI300X: the tables of docs/model.md."""
     need("bench model", "torch", "tabulate")
@@ -114,10 +123,3 @@ def model(
             spread = [report.lists(rows, lambda x: say(f"modelling {x}")), report.prefill(rows)]
         decoded = report.run_decode(report.DECODE, lambda x: say(f"modelling {x}"))
     typer.echo(report.to_markdown(rows, decoded, spread))
-
-
-def _check_folder(out: Path) -> None:
-    """Refuse a folder that cannot be written to, before anything is measured."""
-    unwritable = files.problem(out)
-    if unwritable is not None:
-        raise typer.BadParameter(f"--out: {unwritable}")

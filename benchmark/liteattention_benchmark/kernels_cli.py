@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.table import Table
 
 from liteattention_rocm import collect_env
-from liteattention_rocm.cli import dimensions, files, processors, tables
+from liteattention_rocm.cli import dimensions, files, options, processors, tables
 from liteattention_rocm.cli import dtypes as names_of_dtypes
 from liteattention_rocm.cli.needs import lacking, need
 from liteattention_rocm.cli.progress import activity
@@ -31,11 +31,13 @@ _KERNEL_FILES = (
 
 
 def cpu(
-    shape: Annotated[
-        list[str] | None, typer.Option(help="B,H,S,D; may be given several times.")
-    ] = None,
-    rounds: Annotated[int, typer.Option(min=3, help="Counted rounds.")] = 15,
-    warmup: Annotated[int, typer.Option(min=0, help="Rounds before counting.")] = 3,
+    shape: Annotated[list[str] | None, typer.Option(help="B,H,S,D, one an option.")] = None,
+    rounds: Annotated[
+        int, typer.Option(min=3, max=options.MOST_ROUNDS, help="Counted rounds.")
+    ] = 15,
+    warmup: Annotated[
+        int, typer.Option(min=0, max=options.MOST_ROUNDS, help="Rounds before counting.")
+    ] = 3,
     dtype: Annotated[str, typer.Option(help=names_of_dtypes.both("bf16", "fp16", "fp32"))] = "bf16",
     threads: Annotated[
         int | None, typer.Option(min=1, help="Torch threads; one a processor at most.")
@@ -134,11 +136,11 @@ def kernels(
         list[str] | None,
         typer.Option(
             help="NAME=FILE_OR_MODULE:FUNCTION of (q, k, v, causal, scale), contiguous tensors "
-            "[B, H, S, D], timed beside dense calls and lists; may be given several times."
+            "[B, H, S, D], timed beside dense calls and lists; one an option."
         ),
     ] = None,
     counters: Annotated[
-        bool, typer.Option("--counters", help="Also run every call under ncu or rocprofv3.")
+        bool, typer.Option(help="Also run every call under ncu or rocprofv3.")
     ] = False,
 ) -> None:
     """Compare our attention with its peers on this machine's GPU.
@@ -218,19 +220,19 @@ def kernels(
 
 
 def tune(
-    shape: Annotated[
-        list[str] | None, typer.Option(help="B,H,S,D; may be given several times.")
-    ] = None,
+    shape: Annotated[list[str] | None, typer.Option(help="B,H,S,D, one an option.")] = None,
     prompts: Annotated[
         list[str] | None,
         typer.Option(
             help="Causal prompts, requests,rows,keys,query heads,key heads,D,page size (0: packed "
-            "keys); may be given several times."
+            "keys), one an option."
         ),
     ] = None,
-    causal: Annotated[bool, typer.Option("--causal", help="Causal attention.")] = False,
+    causal: Annotated[bool, typer.Option(help="Causal attention.")] = False,
     dtype: Annotated[str, typer.Option(help=names_of_dtypes.both("bf16", "fp16"))] = "bf16",
-    rounds: Annotated[int, typer.Option(min=3, help="Counted rounds.")] = 9,
+    rounds: Annotated[
+        int, typer.Option(min=3, max=options.MOST_ROUNDS, help="Counted rounds.")
+    ] = 9,
     fa3_library: Annotated[
         Path | None,
         typer.Option(

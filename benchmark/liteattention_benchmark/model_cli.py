@@ -112,7 +112,9 @@ def model(
             help="With prefill and decode: tokens of a page of the cache.",
         ),
     ] = 16,
-    q_len: Annotated[int, typer.Option(min=1, help="With decode: query rows of a request.")] = 1,
+    q_len: Annotated[
+        int, typer.Option(min=1, max=dimensions.MOST, help="With decode: query rows of a request.")
+    ] = 1,
     record: Annotated[
         Path | None, typer.Option(help="With --shape: also save the recording here (.npz).")
     ] = None,

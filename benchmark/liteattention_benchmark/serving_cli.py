@@ -17,7 +17,7 @@ from rich.table import Table
 
 from liteattention_rocm import collect_env
 from liteattention_rocm.cli import dtypes as names_of_dtypes
-from liteattention_rocm.cli import files, needs, tables
+from liteattention_rocm.cli import files, needs, options, tables
 from liteattention_rocm.cli.progress import activity
 
 from . import serving_backends as benchmark
@@ -40,15 +40,15 @@ def serving(
     backend: Annotated[
         list[str] | None,
         typer.Option(
-            help="With sizes: attention backends of vLLM; may be given several times. CUSTOM is "
-            "ours."
+            help="With sizes: attention backends of vLLM; CUSTOM is ours.", metavar="LIST"
         ),
     ] = None,
     case: Annotated[
-        list[str] | None,
-        typer.Option(help="decode|prefill,BATCH,CONTEXT; may be given several times."),
+        list[str] | None, typer.Option(help="decode|prefill,BATCH,CONTEXT, one an option.")
     ] = None,
-    rounds: Annotated[int, typer.Option(min=1, help="Counted rounds.")] = 5,
+    rounds: Annotated[
+        int, typer.Option(min=1, max=options.MOST_ROUNDS, help="Counted rounds.")
+    ] = 5,
     dtype: Annotated[
         str, typer.Option(help=names_of_dtypes.both("bf16", "fp16", "fp32"))
     ] = "bfloat16",
@@ -56,10 +56,17 @@ def serving(
         str, typer.Option(help="With sizes: auto, fp8, fp8_e4m3 or fp8_e5m2.")
     ] = "auto",
     tokens: Annotated[
-        int, typer.Option(min=8, help="With sizes: new tokens of a request in a decode case.")
+        int,
+        typer.Option(
+            min=8, max=1_000_000, help="With sizes: new tokens of a request in a decode case."
+        ),
     ] = 128,
-    head_dim: Annotated[int | None, typer.Option(help="Without sizes: 64 or 128.")] = None,
-    threads: Annotated[int, typer.Option(min=1, help="OpenMP threads of each engine.")] = 2,
+    head_dim: Annotated[
+        int | None, typer.Option(min=1, max=1024, help="Without sizes: 64 or 128.")
+    ] = None,
+    threads: Annotated[
+        int, typer.Option(min=1, max=options.MOST_THREADS, help="OpenMP threads of each engine.")
+    ] = 2,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
     out: Annotated[
         Path | None,
@@ -80,7 +87,8 @@ def serving(
 
     frameworks = {"vllm": serving_vllm, "sglang": serving_sglang}
     dtype = names_of_dtypes.long(dtype)
-    reasons = []
+    reasons: list[str] = []
+    backends = options.listed(backend, "--backend", reasons)
     if framework not in frameworks:
         reasons.append(f"--framework must be one of {', '.join(frameworks)}, got {framework!r}")
     if dtype not in ("bfloat16", "float16", "float32"):
@@ -101,7 +109,7 @@ def serving(
             reasons.append("--sizes and --device cuda are for --framework vllm")
         if head_dim is not None:
             reasons.append("--head-dim is not for --sizes, which have one of their own")
-    elif backend or kv_cache_dtype != "auto" or tokens != 128:
+    elif backends or kv_cache_dtype != "auto" or tokens != 128:
         reasons.append("--backend, --kv-cache-dtype and --tokens need --sizes")
     unwritable = None if out is None else files.file_problem(out)
     if unwritable is not None:
@@ -119,7 +127,7 @@ def serving(
         raise typer.BadParameter("; ".join(reasons))
     if sized:
         asked = Plan(
-            device, sizes or "llama-3-8b", tuple(backend or ()),
+            device, sizes or "llama-3-8b", tuple(backends or ()),
             tuple(cases or benchmark.DEFAULT_CASES), rounds, dtype, kv_cache_dtype, tokens, threads,
         )  # fmt: skip
         console = Console(stderr=as_json)

@@ -11,12 +11,15 @@ from typing import Annotated, Any, cast
 import typer
 from rich.console import Console
 
-from liteattention_rocm.cli import files
+from liteattention_rocm.cli import files, options
 from liteattention_rocm.cli.needs import need
 
 from .cli_common import kept, read_config
 
 
+@options.old_forms(
+    compile={**options.switch("compile"), **dict.fromkeys(("both",), ("--compile", "--eager"))}
+)
 def video(
     config: Annotated[
         Path,
@@ -25,20 +28,22 @@ def video(
             "comes with the package."
         ),
     ] = Path("wan2.1-1.3b"),
-    steps: Annotated[int | None, typer.Option(min=1, help="Instead of the file's.")] = None,
+    steps: Annotated[
+        int | None, typer.Option(min=1, max=options.MOST_STEPS, help="Instead of the file's.")
+    ] = None,
     layers: Annotated[
-        int | None, typer.Option(min=1, help="Instead of the file's: some layers stand for all.")
+        int | None,
+        typer.Option(min=1, max=10_000, help="Instead of the file's: some layers stand for all."),
     ] = None,
     attention: Annotated[
         list[str] | None,
         typer.Option(
-            help="Instead of the file's: cudnn, fa2, flex, default, dense or lite; may be given "
-            "several times."
+            help="Instead of the file's: cudnn, fa2, flex, default, dense, lite.", metavar="LIST"
         ),
     ] = None,
     sparsity: Annotated[
-        list[float] | None,
-        typer.Option(help="Instead of the file's, of lite; may be given several times."),
+        list[str] | None,
+        typer.Option(help="Instead of the file's: shares of tiles of lite.", metavar="LIST"),
     ] = None,
     pattern: Annotated[
         str | None,
@@ -47,11 +52,19 @@ def video(
             "in each head, or unequal."
         ),
     ] = None,
-    compile_blocks: Annotated[
-        str, typer.Option("--compile", help="torch.compile of the blocks: off, on or both.")
-    ] = "off",
+    compiled: Annotated[
+        bool, typer.Option("--compile/--no-compile", help="torch.compile of the blocks.")
+    ] = False,
+    eager: Annotated[
+        bool, typer.Option(help="With --compile: time the blocks without it, too.")
+    ] = False,
     gpus: Annotated[
-        int, typer.Option(min=1, help="GPUs of this host: each by itself, then all together.")
+        int,
+        typer.Option(
+            min=1,
+            max=options.MOST_GPUS,
+            help="GPUs of this host: each by itself, then all together.",
+        ),
     ] = 1,
     parallel: Annotated[
         str | None,
@@ -87,12 +100,13 @@ def video(
     from . import video_sglang
     from .timing import environment
 
-    compiled = {"off": (False,), "on": (True,), "both": (False, True)}
-    instead = {"steps": steps, "attention": attention, "sparsity": sparsity, "pattern": pattern}
     reasons: list[str] = []
-    options = {name: f"--{name}" for name, value in instead.items() if value is not None}
+    names = options.listed(attention, "--attention", reasons)
+    shares = options.numbers(sparsity, "--sparsity", reasons, kind=float)
+    instead = {"steps": steps, "attention": names, "sparsity": shares, "pattern": pattern}
+    given = {name: f"--{name}" for name, value in instead.items() if value is not None}
     _, asked = read_config(
-        config, lambda path: benchmark.load(path, layers, **instead), reasons, options, video=True
+        config, lambda path: benchmark.load(path, layers, **instead), reasons, given, video=True
     )
     on_gpu = torch.cuda.is_available()
     kind = device or ("cuda" if on_gpu else "cpu")
@@ -101,16 +115,16 @@ def video(
             f"--config {config}: its sizes are for a GPU, and PyTorch sees none: take --config "
             "wan-smoke --device cpu, or a file of your own without needs_gpu"
         )
-    if compile_blocks not in compiled:
-        reasons.append(f"--compile must be off, on or both, got {compile_blocks!r}")
+    if eager and not compiled:
+        reasons.append("--eager is for --compile: without it no block is compiled: leave it out")
     if kind not in ("cpu", "cuda"):
         reasons.append(f"--device must be cpu or cuda, got {device!r}")
     if parallel not in (None, "ulysses", "ring"):
         reasons.append(f"--parallel must be ulysses or ring, got {parallel!r}")
     if runtime not in ("diffusers", "sglang"):
         reasons.append(f"--runtime must be diffusers or sglang, got {runtime!r}")
-    for name, given in (("--parallel", parallel is not None), ("--peer-memory", peer_memory)):
-        if given and (gpus == 1 or runtime == "sglang"):
+    for name, asked_for in (("--parallel", parallel is not None), ("--peer-memory", peer_memory)):
+        if asked_for and (gpus == 1 or runtime == "sglang"):
             reasons.append(
                 f"{name} is for --gpus 2 or more with --runtime diffusers: leave it out otherwise"
             )
@@ -123,9 +137,7 @@ def video(
 
         # without --device a host that has no GPU is not what was meant
         if asked is not None:
-            reasons += several.problems(
-                asked, gpus, mode, device or "cuda", compile_blocks, peer_memory
-            )
+            reasons += several.problems(asked, gpus, mode, device or "cuda", compiled, peer_memory)
     elif kind == "cuda" and not on_gpu:
         reasons.append("--device cuda: this machine has no GPU")
     unwritable = files.problem(out)
@@ -138,10 +150,11 @@ def video(
     command = f"liteattention-rocm bench video --config {config}"
     command += "" if steps is None else f" --steps {steps}"
     command += "" if layers is None else f" --layers {layers}"
-    command += "".join(f" --attention {name}" for name in attention or ())
-    command += "".join(f" --sparsity {share:g}" for share in sparsity or ())
+    command += "" if names is None else f" --attention {','.join(names)}"
+    command += "" if shares is None else f" --sparsity {','.join(f'{share:g}' for share in shares)}"
     command += "" if pattern is None else f" --pattern {pattern}"
-    command += "" if compile_blocks == "off" else f" --compile {compile_blocks}"
+    command += " --compile" if compiled else ""
+    command += " --eager" if eager else ""
     command += "" if gpus == 1 else f" --gpus {gpus} --parallel {mode}"
     command += " --peer-memory" if peer_memory else ""
     command += "" if runtime == "diffusers" else f" --runtime {runtime}"
@@ -179,7 +192,7 @@ def video(
                 torch.device(kind),
                 lambda text: console.print(text, style="dim"),
                 keep=save,
-                compiled=compiled[compile_blocks],
+                compiled=(False, True) if eager else (compiled,),
             )
             save(rows, complete=True)
     typer.echo((out / "video.md").read_text(encoding="utf-8"))

@@ -89,7 +89,7 @@ class Failed(RuntimeError):
 
 
 def problems(
-    config: Config, gpus: int, mode: str, device: str, compiled: str, peer_memory: bool = False
+    config: Config, gpus: int, mode: str, device: str, compiled: bool, peer_memory: bool = False
 ) -> list[str]:
     """Every reason why ``config`` cannot run on ``gpus`` processes."""
     reasons: list[str] = []
@@ -115,7 +115,7 @@ def problems(
         reasons.append(f"--gpus {gpus} cannot share {config.tokens:,} tokens equally")
     if "flex" in config.attention:
         reasons.append("flex is not for several processes in diffusers: leave it out")
-    if compiled != "off":
+    if compiled:
         reasons.append("--compile is for one GPU")
     if peer_memory and mode == "ring":
         reasons.append("--peer-memory is for --parallel ulysses")

@@ -12,7 +12,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from liteattention_rocm.cli import files, tables
+from liteattention_rocm.cli import files, options, tables
 from liteattention_rocm.cli.needs import need
 from liteattention_rocm.cli.progress import Steps
 
@@ -31,18 +31,18 @@ POLICIES, CALIBRATION, SUMMARY = "policies.json", "calibration.json", "calibrati
 
 def calibrate(
     psnr: Annotated[
-        str | None,
+        list[str] | None,
         cli.option("Wanted qualities, mean PSNR against dense in dB; 40,33 by default.", "LIST"),
     ] = None,
     runner: cli.RunnerName = None,
     model: cli.Model = None,
     prompts: cli.Prompts = None,
     trial_budgets: Annotated[
-        str | None,
+        list[str] | None,
         cli.option("Budgets that each group or head is tried with; 0.01,0.05,0.25.", "LIST"),
     ] = None,
     dense_steps: Annotated[
-        str | None,
+        list[str] | None,
         cli.option(
             "First steps that run dense; 4 by default. Of several, with --by-head, each head takes "
             "one.",
@@ -53,7 +53,7 @@ def calibrate(
         str | None, cli.option("Groups of neighbouring layers; by default each layer is one.", "N")
     ] = None,
     by_head: Annotated[
-        bool, typer.Option("--by-head", help="Give each head of a group a budget of its own.")
+        bool, typer.Option(help="Give each head of a group a budget of its own.")
     ] = False,
     rounds: Annotated[
         str | None, cli.option("Policies to run for a quality, at most; 3 by default.", "N")
@@ -86,13 +86,14 @@ def calibrate(
 
     console = Console(stderr=True)
     asked = {
-        "psnr": psnr, "budgets": trial_budgets, "dense_steps": dense_steps, "groups": groups,
+        "psnr": options.joined(psnr), "budgets": options.joined(trial_budgets),
+        "dense_steps": options.joined(dense_steps), "groups": groups,
         "rounds": rounds, "by_head": by_head,
     }  # fmt: skip
     problems = []
     given = {name: value for name, value in asked.items() if value is not None}
     try:
-        options = CalibrationOptions.model_validate(given)
+        aims = CalibrationOptions.model_validate(given)
     except ValidationError as error:
         problems = reasons(error, functools.partial(cli.as_options, called=_CALLED))
     folder = Path(out or "out")
@@ -103,15 +104,15 @@ def calibrate(
         {
             "runner": runner, "model": model, "prompts": prompts, "attention": "dense",
             "steps": steps, "height": height, "width": width, "frames": frames,
-            "guidance": guidance, "max_sequence_length": max_sequence_length, "seeds": seeds,
-            "geometry": geometry, "engine": engine, "threads": threads, "dtype": dtype,
-            "device": device, "out": out,
+            "guidance": guidance, "max_sequence_length": max_sequence_length,
+            "seeds": options.joined(seeds), "geometry": geometry, "engine": engine,
+            "threads": threads, "dtype": dtype, "device": device, "out": out,
         },
         console,
         _CALLED,
         problems,
     )  # fmt: skip
-    Command(loaded, options, console).run()
+    Command(loaded, aims, console).run()
 
 
 class Command:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 import typer
 from rich.console import Console
 
-from liteattention_rocm.cli import dtypes, files
+from liteattention_rocm.cli import dtypes, files, options
 from liteattention_rocm.cli.needs import need
 from liteattention_rocm.cli.progress import activity
 
@@ -68,7 +68,7 @@ RunnerName = Annotated[
 ]
 Prompts = Annotated[str | None, option("A prompt per line, or a JSON list.", "FILE")]
 TextLength = Annotated[str | None, option("Text tokens to pad prompts to.", "N")]
-Seeds = Annotated[str | None, option("Seeds, each with every prompt; 0 by default.", "LIST")]
+Seeds = Annotated[list[str] | None, option("Seeds, each with every prompt; 0 by default.", "LIST")]
 Model = Annotated[
     str | None, option("Directory or hub id of a diffusers text-to-video pipeline.", "DIR|ID")
 ]
@@ -103,10 +103,7 @@ def as_options(place: Place, called: Mapping[str, str]) -> str:
 
 
 def load(
-    options: dict[str, Any],
-    console: Console,
-    called: Mapping[str, str],
-    problems: Sequence[str] = (),
+    given: dict[str, Any], console: Console, called: Mapping[str, str], problems: Sequence[str] = ()
 ) -> AnyRunner:
     """Check the options and load the model; says everything that is wrong and exits with 2.
 
@@ -116,7 +113,7 @@ def load(
     from .config import load_config
 
     problems = list(problems)
-    out = Path(options["out"] or "out")
+    out = Path(given["out"] or "out")
     unwritable = files.problem(out)
     if unwritable is not None:
         problems.append(f"--out: {unwritable}")
@@ -125,9 +122,9 @@ def load(
             earlier_files(out)
         except ValueError as error:
             problems.append(f"--out: {error}")
-    problems += _of_emulator(options)
+    problems += _of_emulator(given)
     try:
-        config = load_config(options, functools.partial(as_options, called=called))
+        config = load_config(given, functools.partial(as_options, called=called))
         if not problems:
             with activity(console, f"loading {config.model}"):
                 if config.runner == "sglang":
@@ -158,13 +155,14 @@ def say(problems: Sequence[str], console: Console) -> None:
         console.print(f"  {line}", markup=False, highlight=False, soft_wrap=True)
 
 
+@options.old_forms(soft_skip=options.switch("soft-skip"))
 def e2e(
     runner: RunnerName = None,
     model: Model = None,
     prompts: Prompts = None,
     negative_prompt: Annotated[str | None, option("What guidance leads away from.")] = None,
     attention: Annotated[
-        str | None,
+        list[str] | None,
         option(
             "Of diffusers (the pipeline's own), dense (our dense kernel), lite (LiteAttention at "
             "each threshold); all three by default.",
@@ -172,13 +170,13 @@ def e2e(
         ),
     ] = None,
     threshold: Annotated[
-        str | None,
+        list[str] | None,
         option(
             "Thresholds of lite, log2 units; -inf,-8,-6,-4 by default (-inf skips nothing).", "LIST"
         ),
     ] = None,
     budgets: Annotated[
-        str | None,
+        list[str] | None,
         option(
             "Budgets of lite, shares of softmax mass that a step may drop, such as 0.05,0.1; "
             "without --threshold they are run in place of the default thresholds.",
@@ -193,11 +191,10 @@ def e2e(
         str | None, option("absolute, or length: subtract log2(tokens).", "WORD")
     ] = None,
     layer_threshold: Annotated[
-        list[str] | None,
-        option("PATTERN=THRESHOLD for layers by name; may be repeated.", "PATTERN=T"),
+        list[str] | None, option("PATTERN=THRESHOLD of layers by name.", "LIST")
     ] = None,
     layer_budget: Annotated[
-        list[str] | None, option("PATTERN=BUDGET for layers by name; may be repeated.", "PATTERN=B")
+        list[str] | None, option("PATTERN=BUDGET of layers by name.", "LIST")
     ] = None,
     dense_steps: Annotated[str | None, option("First steps that run dense.", "N")] = None,
     last_step: Annotated[
@@ -208,7 +205,8 @@ def e2e(
         str | None, option("separate or shared lists for the guidance branches.", "WORD")
     ] = None,
     soft_skip: Annotated[
-        str | None, option("true: drop tiles in the step that finds them.", "BOOL")
+        bool | None,
+        typer.Option(help="Drop tiles in the step that finds them.", show_default=False),
     ] = None,
     direction: Annotated[str | None, option("alternate, ascending or descending.", "WORD")] = None,
     steps: Annotated[str | None, option("Denoising steps.", "N")] = None,
@@ -240,18 +238,17 @@ def e2e(
     compiled: Annotated[
         bool,
         typer.Option(
-            "--compile", help="torch.compile of the transformer's blocks, in every row alike."
+            "--compile/--no-compile",
+            help="torch.compile of the transformer's blocks, in every row alike.",
         ),
     ] = False,
     graphs: Annotated[
-        bool,
-        typer.Option("--graphs", help="Run the transformer from CUDA graphs, in every row alike."),
+        bool, typer.Option(help="Run the transformer from CUDA graphs, in every row alike.")
     ] = False,
     check_prompts: Annotated[
         bool,
         typer.Option(
-            "--check-prompts",
-            help="Read shapes, colours and directions from the videos: prompts of the small model.",
+            help="Read shapes, colours and directions from the videos: prompts of the small model."
         ),
     ] = False,
     fps: Annotated[
@@ -264,8 +261,6 @@ def e2e(
 ) -> None:
     """Compare attention configurations end to end: time, memory, sparsity, quality, videos."""
     need("e2e", *FRAMEWORK[runner == "sglang"], extras=EXTRAS[runner == "sglang"])
-    from .config import split
-
     console = Console(stderr=True)
     policy = {
         "threshold_scale": threshold_scale,
@@ -278,14 +273,14 @@ def e2e(
         "soft_skip": soft_skip,
         "direction": direction,
     }
-    options = {
+    given = {
         "runner": runner,
         "model": model,
         "prompts": prompts,
         "negative_prompt": negative_prompt,
-        "attention": attention,
-        "thresholds": threshold,
-        "budgets": budgets,
+        "attention": options.joined(attention),
+        "thresholds": options.joined(threshold),
+        "budgets": options.joined(budgets),
         "policies": policies,
         "policy": {name: value for name, value in policy.items() if value is not None},
         "steps": steps,
@@ -295,7 +290,7 @@ def e2e(
         "frames": frames,
         "guidance": guidance,
         "max_sequence_length": max_sequence_length,
-        "seeds": seeds,
+        "seeds": options.joined(seeds),
         "repeats": repeats,
         "warmup": warmup,
         "geometry": geometry,
@@ -311,12 +306,13 @@ def e2e(
         "out": out,
     }
     problems = []
-    if geometry is not None and attention is not None and "lite" not in split(attention):
+    kinds = [part.strip() for text in attention or () for part in text.split(",")]
+    if geometry is not None and kinds and "lite" not in kinds:
         # Not of the configuration: calibrate has a tile without such a row.
         problems.append(
             "--geometry: no row has lists of tiles: add lite to --attention, or leave it out"
         )
-    report = _suite(load(options, console, _OF_E2E, problems), console)
+    report = _suite(load(given, console, _OF_E2E, problems), console)
     if print_json:
         typer.echo(json.dumps(report, allow_nan=False))
 
@@ -340,9 +336,8 @@ def generate(
     emulate: Annotated[
         bool,
         typer.Option(
-            "--emulate",
             help="Engine gfx942 on the software MI300X: short for --engine gfx942 with "
-            "LITEATTENTION_HIP_LIBRARY=$(liteattention-rocm emulate --library).",
+            "LITEATTENTION_HIP_LIBRARY=$(liteattention-rocm emulate --library)."
         ),
     ] = False,
     geometry: Geometry = None,
@@ -352,6 +347,7 @@ def generate(
     time_limit: Annotated[
         float | None,
         typer.Option(
+            max=1e9,
             help="Seconds, 300 by default; a smaller video is made if the large one would not fit. "
             "Not with --model, --emulate or a size, which leave nothing to choose.",
             show_default=False,
@@ -376,7 +372,7 @@ def generate(
         engine, device = None if problems else "gfx942", None
     if time_limit is not None and not time_limit >= 1:
         problems.append(f"--time-limit must be at least 1, got {time_limit:g}")
-    options: dict[str, Any] = {
+    given: dict[str, Any] = {
         "model": model,
         "prompts": [prompt],
         "thresholds": threshold or ("-4" if budget is None else None),
@@ -394,18 +390,18 @@ def generate(
         "device": device,
         "out": out,
     }
-    changes, emulated = _engine_options(options)
-    options |= changes
+    changes, emulated = _engine_options(given)
+    given |= changes
     if model is None:
         defaults = _EMULATED if emulated else {"steps": "20"}
-        options |= {name: value for name, value in defaults.items() if options[name] is None}
-    sized = any(options[name] is not None for name in ("model", "height", "width", "frames"))
+        given |= {name: value for name, value in defaults.items() if given[name] is None}
+    sized = any(given[name] is not None for name in ("model", "height", "width", "frames"))
     if sized and time_limit is not None:
         problems.append(
             "--time-limit chooses between sizes: leave it out with --model, --height, --width, "
             "--frames or an emulated engine"
         )
-    loaded = load(options, console, _OF_GENERATE, problems)
+    loaded = load(given, console, _OF_GENERATE, problems)
     if not sized:
         limit = _TIME_LIMIT if time_limit is None else time_limit
         loaded.settings = _size_within(cast("Runner", loaded), limit, console)

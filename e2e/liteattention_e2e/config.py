@@ -6,6 +6,7 @@ reported at once. Thresholds are in log2 units.
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 from collections.abc import Callable
@@ -27,7 +28,7 @@ from pydantic import (
 from typing_extensions import Self
 
 from liteattention_rocm import MI300X_GEOMETRY, SkipPolicy, TileGeometry, engines
-from liteattention_rocm.cli import dtypes, processors
+from liteattention_rocm.cli import dtypes, options, processors
 from liteattention_rocm.cli.text import unwritable
 from liteattention_rocm.contract import Engine
 from liteattention_rocm.lite.policy import Budget, LayerBudgets, Threshold
@@ -43,9 +44,18 @@ DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch
 
 
 def split(value: Any) -> Any:
-    """'a,b' -> ['a', 'b']; anything that is no text is left as it is."""
+    """'a,b' and ['a,b'] -> ['a', 'b'], '' -> []; anything that is no text is left as it is.
+
+    Raises:
+        ValueError: an item is empty.
+    """
+    if value in ("", [""]):
+        return []
     if isinstance(value, str):
-        return [part.strip() for part in value.split(",") if part.strip()]
+        return options.items(value)
+    if isinstance(value, list | tuple):
+        parts = [options.items(item) if isinstance(item, str) else [item] for item in value]
+        return list(itertools.chain.from_iterable(parts))
     return value
 
 
@@ -114,9 +124,9 @@ class PolicyOptions(BaseModel):
     threshold_scale: Literal["absolute", "length"] = "absolute"
     layer_thresholds: dict[str, Threshold] = {}
     layer_budgets: dict[str, LayerBudgets] = {}
-    warmup_steps: int = Field(default=0, ge=0)
-    last_step: int | None = None
-    retest_every: int | None = Field(default=None, ge=1)
+    warmup_steps: int = Field(default=0, ge=0, le=options.MOST_STEPS)
+    last_step: int | None = Field(default=None, ge=-options.MOST_STEPS, le=options.MOST_STEPS)
+    retest_every: int | None = Field(default=None, ge=1, le=options.MOST_STEPS)
     branches: Literal["separate", "shared"] = "separate"
     soft_skip: bool = False
     direction: Literal["alternate", "ascending", "descending"] = "alternate"
@@ -124,8 +134,7 @@ class PolicyOptions(BaseModel):
     @field_validator("layer_thresholds", "layer_budgets", mode="before")
     @classmethod
     def _parse_layers(cls, value: Any, info: ValidationInfo) -> Any:
-        if isinstance(value, str):
-            value = split(value)
+        value = split(value)
         if isinstance(value, list | tuple):
             pairs = [str(item).rpartition("=") for item in value]
             wrong = [str(item) for item, pair in zip(value, pairs, strict=True) if not pair[0]]
@@ -174,9 +183,11 @@ class CalibrationOptions(BaseModel):
     psnr: Annotated[tuple[float, ...], BeforeValidator(split)] = (40.0, 33.0)
     budgets: Annotated[tuple[float, ...], BeforeValidator(split)] = (0.01, 0.05, 0.25)
     by_head: bool = False
-    dense_steps: Annotated[tuple[Annotated[int, Field(ge=0)], ...], BeforeValidator(split)] = (4,)
-    groups: int | None = Field(default=None, ge=1)
-    rounds: int = Field(default=3, ge=1)
+    dense_steps: Annotated[
+        tuple[Annotated[int, Field(ge=0, le=options.MOST_STEPS)], ...], BeforeValidator(split)
+    ] = (4,)
+    groups: int | None = Field(default=None, ge=1, le=100_000)
+    rounds: int = Field(default=3, ge=1, le=options.MOST_ROUNDS)
 
     _not_empty = field_validator("dense_steps")(_some)
     _no_doubles = field_validator("dense_steps")(_distinct)
@@ -235,16 +246,16 @@ class SuiteConfig(BaseModel):
     budgets: Annotated[tuple[Budget, ...], BeforeValidator(split_numbers)] = ()
     policy: PolicyOptions = Field(default_factory=PolicyOptions)
     policies: dict[str, SkipPolicy] = {}
-    steps: int | None = Field(default=None, ge=1)
-    short_steps: int | None = Field(default=None, ge=1)
-    height: int | None = Field(default=None, ge=1)
-    width: int | None = Field(default=None, ge=1)
-    frames: int | None = Field(default=None, ge=1)
-    guidance: float | None = Field(default=None, ge=0, allow_inf_nan=False)
-    max_sequence_length: int | None = Field(default=None, ge=1)
+    steps: int | None = Field(default=None, ge=1, le=options.MOST_STEPS)
+    short_steps: int | None = Field(default=None, ge=1, le=options.MOST_STEPS)
+    height: int | None = Field(default=None, ge=1, le=options.MOST_PIXELS)
+    width: int | None = Field(default=None, ge=1, le=options.MOST_PIXELS)
+    frames: int | None = Field(default=None, ge=1, le=options.MOST_FRAMES)
+    guidance: float | None = Field(default=None, ge=0, le=1000, allow_inf_nan=False)
+    max_sequence_length: int | None = Field(default=None, ge=1, le=1_000_000)
     seeds: Annotated[tuple[Seed, ...], BeforeValidator(split)] = (0,)
-    repeats: int = Field(default=1, ge=1)
-    warmup: int = Field(default=1, ge=0)
+    repeats: int = Field(default=1, ge=1, le=options.MOST_ROUNDS)
+    warmup: int = Field(default=1, ge=0, le=options.MOST_ROUNDS)
     geometry: TileGeometry | None = None
     engine: str | None = None
     cross_attention: Literal["own", "dense"] | None = None
@@ -256,7 +267,7 @@ class SuiteConfig(BaseModel):
     compiled: bool = False
     graphs: bool = False
     check_prompts: bool = False
-    fps: int = Field(default=8, ge=1)
+    fps: int = Field(default=8, ge=1, le=1000)
     out: Path = Path("out")
 
     _not_empty = field_validator("attention", "seeds")(_some)

@@ -96,13 +96,17 @@ def run(
     order: Annotated[
         str, typer.Option(help="round-robin[:QUANTUM], random:SEED, first-ahead, last-ahead.")
     ] = "round-robin",
-    threads: Annotated[int, typer.Option(help="Host threads; 0: one per core.", min=0)] = 0,
+    threads: Annotated[
+        int, typer.Option(help="Host threads; 0: one per core.", min=0, max=4096)
+    ] = 0,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
     out: Annotated[Path | None, typer.Option(help="Also write the JSON here.")] = None,
     record: Annotated[
         Path | None, typer.Option(help="Save a workgroup's instruction streams here (.npz).")
     ] = None,
-    workgroup: Annotated[int, typer.Option(help="The one that --record records.", min=0)] = 0,
+    workgroup: Annotated[
+        int, typer.Option(help="The one that --record records.", min=0, max=2**63 - 1)
+    ] = 0,
 ) -> None:
     """Run a kernel once and print what it executed and what the checkers found."""
     reasons = native.environment_problems()
@@ -211,7 +215,11 @@ def model(
     top: command.Top = 12,
     matrix_per_block: Annotated[
         int | None,
-        typer.Option(min=1, help="Matrix instructions of a wave per block: also clk per block."),
+        typer.Option(
+            min=1,
+            max=1_000_000,
+            help="Matrix instructions of a wave per block: also clk per block.",
+        ),
     ] = None,
     timeline: command.Timeline = None,
     clock_ghz: command.ClockGhz = None,

@@ -22,6 +22,7 @@ import torch
 from diffusers.hooks.hooks import HookRegistry, ModelHook
 from torch.utils import _pytree as pytree
 
+from liteattention_rocm import hip_graphs
 from liteattention_rocm.lite.counting import Noted, Noting
 from liteattention_rocm.remembered import watched
 
@@ -314,6 +315,7 @@ class StepGraphs:
         self, family: _Family, leaves: list[Any], shape: Any, forward: Callable[..., Any]
     ) -> _Graph:
         """Capture a forward of the inputs that are held; its calls stand at their turns."""
+        hip_graphs.warn(f"diffusers, for {type(self.model).__name__},")
         held = iter(family.inputs)
         device = family.inputs[0].device
         args, kwargs = pytree.tree_unflatten(

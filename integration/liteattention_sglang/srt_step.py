@@ -22,7 +22,7 @@ from typing import Any
 
 import torch
 
-from liteattention_rocm import PagedBatch, engines
+from liteattention_rocm import PagedBatch, engines, hip_graphs
 
 from . import BACKEND_NAME
 
@@ -139,6 +139,7 @@ class Steps:
                 f"{engines.choose(self._device).name!r} plans every step on the host, so no graph "
                 "can replay it: turn graphs off (--cuda-graph-backend-decode=disabled)"
             )
+        hip_graphs.warn("SGLang")
         sizes = requests, tokens, requests * self._columns
         if self._graphs is None or not self._graphs.hold(*sizes):
             self._captured.clear()

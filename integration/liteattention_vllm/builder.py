@@ -19,7 +19,7 @@ from vllm.v1.attention.backend import (
 )
 from vllm.v1.kv_cache_interface import CrossAttentionSpec, EncoderOnlyAttentionSpec
 
-from liteattention_rocm import PagedBatch
+from liteattention_rocm import PagedBatch, hip_graphs
 
 from .admission import plans_from_bounds
 from .counters import STEPS, counters
@@ -123,6 +123,7 @@ class LiteAttentionBuilder(AttentionMetadataBuilder):  # type: ignore[misc]
         vLLM gives the largest lengths that a replay may bring as bounds. Not for encoders: there it
         gives those of a dummy batch, and one request of a replay may have all rows of the graph.
         """
+        hip_graphs.warn("vLLM")
         metadata = self.build(0, common_attn_metadata)
         if isinstance(metadata, EncoderMetadata):
             metadata.longest = _rounded_up(common_attn_metadata.num_actual_tokens)

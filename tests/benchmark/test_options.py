@@ -84,12 +84,12 @@ def test_bench_video_names_the_options_and_not_the_file_of_the_package(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     wrong = ("--sparsity", "0.5", "--sparsity", "1.5", "--pattern", "foo", "--attention", "nope")
-    text = refused(monkeypatch, "video", *wrong, "--compile", "maybe", "--device", "tpu")
+    text = refused(monkeypatch, "video", *wrong, "--eager", "--device", "tpu")
     for part in (
         "--sparsity: Input should be less than 1, got 1.5",
         "--pattern: Input should be 'uniform', 'clustered' or 'unequal', got 'foo'",
         "--attention: Input should be 'cudnn'", "got 'nope'",
-        "--compile must be off, on or both, got 'maybe'",
+        "--eager is for --compile: without it no block is compiled: leave it out",
         "--device must be cpu or cuda, got 'tpu'",
     ):  # fmt: skip
         assert part in text

@@ -149,7 +149,7 @@ def test_a_ring_and_what_it_cannot_run(tmp_path: Path) -> None:
 
 def test_every_reason_against_a_request_is_said_at_once(tmp_path: Path) -> None:
     result = command(
-        "--config", "wan-smoke", "--gpus", "3", "--attention", "flex", "--compile", "on",
+        "--config", "wan-smoke", "--gpus", "3", "--attention", "flex", "--compile",
         "--out", str(tmp_path),
     )  # fmt: skip
     assert result.exit_code == 2
@@ -164,17 +164,17 @@ def test_every_reason_against_a_request_is_said_at_once(tmp_path: Path) -> None:
         assert reason in text
     for gpus in ("1", "2"):
         result = command(
-            "--config", "wan-smoke", "--gpus", gpus, "--parallel", "tree", "--compile", "maybe",
+            "--config", "wan-smoke", "--gpus", gpus, "--parallel", "tree", "--eager",
             "--device", "cpu", "--out", str(tmp_path), "--peer-memory",
         )  # fmt: skip
         text = " ".join(result.output.replace("│", " ").split())
-        assert result.exit_code == 2 and "--compile must be off, on or both" in text
+        assert result.exit_code == 2 and "--eager is for --compile" in text
         assert text.count("--parallel must be ulysses or ring, got 'tree'") == 1
         assert ("--peer-memory is for --gpus 2 or more" in text) == (gpus == "1")
     config = video.load(SMOKE)
-    assert several.problems(config, 2, "ulysses", "cpu", "off") == []
-    assert several.problems(config, 8, "ring", "cpu", "off") == []
-    assert several.problems(config, 8, "ring", "cpu", "off", True) == [
+    assert several.problems(config, 2, "ulysses", "cpu", False) == []
+    assert several.problems(config, 8, "ring", "cpu", False) == []
+    assert several.problems(config, 8, "ring", "cpu", False, True) == [
         "--peer-memory is for --parallel ulysses"
     ]
 

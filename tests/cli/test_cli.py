@@ -15,6 +15,7 @@ import torch
 import typer
 from typer.testing import CliRunner
 
+import liteattention_rocm
 from liteattention_benchmark.cli import app as bench
 from liteattention_rocm import collect_env
 from liteattention_rocm.cli import root, tables
@@ -163,6 +164,9 @@ def test_a_commit_is_that_of_the_package_not_of_a_checkout_around_it(
         subprocess.run(["git", *command], cwd=tmp_path, check=True)
     monkeypatch.setattr(collect_env, "__file__", str(tmp_path / "collect_env.py"))
     assert collect_env.source_commit() is None
+    assert collect_env.commit().startswith("unknown: built from sources without git")
+    (tmp_path / "commit.txt").write_text("0123456789ab-dirty\n")  # a wheel's, from its build
+    assert collect_env.commit() == "0123456789ab-dirty"
 
 
 def test_bench_cpu_prints_rows_that_add_up() -> None:
@@ -201,7 +205,9 @@ def test_version() -> None:
         [sys.executable, "-c", f"import {script().module} as m; m.{script().attr}()", "--version"],
         capture_output=True, text=True, check=True,
     )  # fmt: skip
-    assert done.stdout == f"{version('liteattention-rocm')}\n"
+    commit = collect_env.source_commit()
+    assert commit and done.stdout == f"{version('liteattention-rocm')} (commit {commit})\n"
+    assert liteattention_rocm.__commit__ == commit
 
 
 @pytest.mark.parametrize("module", ["torch", "typer"])
@@ -214,7 +220,7 @@ def test_an_interrupt_while_importing_ends_quietly(module: str, tmp_path: Path) 
     done = subprocess.run(
         [
             sys.executable, "-c",
-            f"import {script().module} as m; m.{script().attr}()", "generate", "--help",
+            f"import {script().module} as m; m.{script().attr}()", "env",
         ],
         capture_output=True, text=True, check=False, env={**os.environ, "PYTHONPATH": paths},
     )  # fmt: skip

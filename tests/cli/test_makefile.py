@@ -44,3 +44,33 @@ def test_every_build_uses_the_object_files_of_the_others(checkout: Path) -> None
     builds = [c for c in commands(checkout, *targets) if " wheel " in c or " -e " in c]
     assert len(builds) == 3
     assert all("--no-build-isolation" in command for command in builds)
+
+
+@pytest.mark.parametrize(
+    ("lacking", "said"),
+    [
+        (["CXX=none-such"], "missing: a C++ compiler (Debian: apt-get install g++)"),
+        (
+            ["PYTHON=", "CXX=none-such"],
+            "missing: Python 3.11 or newer, a C++ compiler "
+            "(Debian: apt-get install python3.11 python3.11-venv python3.11-dev g++)",
+        ),
+        (
+            ["PYTHON=./python3.12", "CXX=none-such"],
+            "missing: the venv module of python3.12, the C headers of python3.12, a C++ compiler "
+            "(Debian: apt-get install python3.12-venv python3.12-dev g++)",
+        ),
+    ],
+    ids=["compiler", "python", "all"],
+)
+def test_all_that_the_machine_lacks_is_said_at_once(
+    checkout: Path, lacking: list[str], said: str
+) -> None:
+    python = checkout / "python3.12"
+    python.write_text("#!/bin/sh\nexit 1\n")  # a Python without venv and headers
+    python.chmod(0o755)
+    clean = {name: value for name, value in os.environ.items() if name != "MAKEFLAGS"}
+    done = subprocess.run(
+        ["make", "-s", "tools", *lacking], cwd=checkout, env=clean, capture_output=True, text=True
+    )
+    assert done.returncode != 0 and done.stdout == f"{said}\n"

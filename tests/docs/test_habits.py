@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
+import runpy
 import subprocess
 import tomllib
 from collections.abc import Iterator
@@ -111,3 +112,16 @@ def test_errors_that_the_page_explains_are_raised() -> None:
     parts = [part.strip(" ,;:()=?") for m in messages for part in re.split(filled_in, m)]
     assert len(messages) > 50
     assert [part for part in parts if len(part) > 5 and part not in spoken] == []
+
+
+def test_every_option_of_every_command_is_in_the_page() -> None:
+    """As the commands describe them now: `python docs/options.py` writes them anew."""
+    found = runpy.run_path(str(ROOT / "docs" / "options.py"))
+    page = (ROOT / "docs" / "commands.md").read_text()
+    assert page == found["with_options"](page)
+    rows = set(re.findall(r"`(--[\w-]+)`", page.partition(found["BEGIN"])[2]))
+    tree = list(found["commands"](typer.main.get_command(build())))
+    asked = {
+        opt for _, command in tree for param in found["options"](command) for opt in param.opts
+    }
+    assert len(asked) > 90 and {opt for opt in asked if opt.startswith("--")} <= rows

@@ -439,7 +439,7 @@ def test_a_calibration_in_which_nothing_can_skip_is_refused(
     [
         (["--dense-steps", "1,3"], "--dense-steps=1,3: several numbers are tried head by head"),
         (["--by-head", "--dense-steps", "3,3"], "--dense-steps=3,3: each only once"),
-        (["--by-head", "--dense-steps", ","], "--dense-steps=,: give at least one"),
+        (["--by-head", "--dense-steps", ","], "--dense-steps: ',' has an empty item"),
         (["--by-head", "--dense-steps", "1,-3"], "--dense-steps=-3: must be at least 0"),
         (["--by-head", "--dense-steps", "1,4"], "4 of 4 steps would be dense"),
     ],

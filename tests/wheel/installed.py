@@ -61,6 +61,9 @@ def main() -> None:
         assert text.exit_code == 0 and "Usage: " in text.output, (path, text)
         assert "Not usable here" not in text.output, (path, text.output)
     print(f"{len(shown)} commands show their help")
+    told = run("--version").stdout.strip()
+    assert re.fullmatch(r"[\d.]+ \(commit [0-9a-f]{12}(-dirty)?\)", told), told
+    print(told)
     for arguments in WITH_EXTRAS:
         done = run(*arguments)
         assert done.returncode == 1 and " needs " in done.stderr, (arguments, done)

@@ -229,7 +229,7 @@ def command(
     ] = None,
     kv_len: Annotated[int | None, typer.Option(help="Keys; Sq by default.")] = None,
     window: Annotated[int, typer.Option(help="Sliding window of a ragged call; 0: none.")] = 0,
-    fp8: Annotated[bool, typer.Option("--fp8", help="A ragged call's cache is fp8.")] = False,
+    fp8: Annotated[bool, typer.Option(help="A ragged call's cache is fp8.")] = False,
     compute_units: Annotated[
         int, typer.Option(help="Of the GPU, or of a partition of it.")
     ] = _core.GFX942_COMPUTE_UNITS,

@@ -35,7 +35,7 @@ def installation() -> dict[str, str]:
     }
     for package in collect_env.PACKAGES:
         found[package] = collect_env.installed_version(package)
-    found["commit"] = collect_env.source_commit() or "not a checkout"
+    found["commit"] = collect_env.commit()
     found["torch for"] = _torch_for()
     found["ROCm"] = rocm()
     found["HIP run-time"] = _hip()

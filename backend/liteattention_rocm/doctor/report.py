@@ -10,7 +10,7 @@ from typing import Any, Literal, NamedTuple
 
 import torch
 
-from .. import engines
+from .. import engines, hip_graphs
 from ..contract import Engine
 from ..engines import ENGINE_VARIABLE, ISA_VARIABLE, LIBRARY_VARIABLE, cpu
 from ..engines.gfx942 import manifest
@@ -22,7 +22,7 @@ FORMAT = 1
 
 #: "differs": right within the tolerance, but not the expected bits, on a real GPU, which may round
 #: exponentials and reciprocals otherwise than the software MI300X. "warning": failed on an engine
-#: that calls here get only if they name it.
+#: that calls here get only if they name it, or what serving with graphs must know.
 Status = Literal["ok", "failed", "warning", "differs", "skipped"]
 
 #: The group of checks of variables.
@@ -113,6 +113,9 @@ def examine(report: Report, say: Callable[[str], None]) -> None:
     report.checks.extend(
         Check(_ENVIRONMENT, name, "failed", facts.without_paths(why)) for name, why in wrong.items()
     )
+    graphs = hip_graphs.problem()
+    if graphs is not None:
+        report.checks.append(Check("engines", "HIP graphs", "warning", graphs))
     for checks in (_defaults(report, wrong), _code_objects(say, wrong), _cases(say, wrong)):
         for check in checks:  # one by one: the file is written between them
             report.checks.append(check)

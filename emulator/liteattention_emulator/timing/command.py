@@ -24,19 +24,18 @@ from .model import Replay, replay, spread
 
 Overrides = Annotated[
     list[str] | None,
-    typer.Option(
-        "--set", help="NAME=VALUE of a constant of the model; may be given several times."
-    ),
+    typer.Option("--set", help="NAME=VALUE of a constant of the model; one an option."),
 ]
 Ranges = Annotated[
     bool, typer.Option("--range/--no-range", help="Also vary the constants nobody has measured.")
 ]
-Top = Annotated[int, typer.Option(min=0, help="Instructions to list.")]
+Top = Annotated[int, typer.Option(min=0, max=100_000, help="Instructions to list.")]
 Timeline = Annotated[
     Path | None, typer.Option(help="Draw what the waves do over two iterations (.png, .svg, .pdf).")
 ]
 ClockGhz = Annotated[
-    float | None, typer.Option(min=0.1, help="Clock of the CU: also print microseconds at it.")
+    float | None,
+    typer.Option(min=0.1, max=100, help="Clock of the CU, GHz: also print microseconds at it."),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 

@@ -1,6 +1,8 @@
 """``AITER_HSA=... python -m tests.emulator.aiter``: tables of docs/emulator.md, docs/model.md."""
 
 import sys
+from collections.abc import Callable, Iterable
+from pathlib import Path
 
 from liteattention_emulator.timing import replay, work
 from liteattention_emulator.timing.report import WORK_HEAD, work_row
@@ -13,7 +15,32 @@ from .published import ROUNDINGS
 UNITS = ("mfma", "valu", "trans", "ds", "vmem", "salu")
 
 
+def part(what: str, lines: Callable[[], Iterable[str]], before: str = "\n") -> bool:
+    """Print a part of the tables; where it cannot be made, say why, and let the others follow."""
+    try:
+        print(before + "\n".join(lines()))
+    except Exception as error:
+        print(f"{before}{what}: not made: {type(error).__name__}: {error}")
+        return False
+    return True
+
+
+def of_triton(source: Path) -> list[str]:
+    result = replay(triton_forward.record(source, 1536)[0])
+    return [f"| Triton | {clocks.TRITON[0]} | {result.per_matrix:.2f} | {result.use:.0%} |"]
+
+
+def of_public(source: Path) -> list[str]:
+    rows = []
+    for rounding in ROUNDINGS:
+        found = work(whole.public(source, rounding).longest)
+        assert found is not None
+        rows.append(f"| moonmath-ai {rounding} | {' | '.join(work_row(found))} |")
+    return rows
+
+
 def main() -> None:
+    """Print every table that can be made; exits with 1 if one could not be."""
     root = folder()
     if root is None:
         sys.exit(f"set {VARIABLE} to the folder hsa/gfx942 of a checkout of ROCm/aiter")
@@ -33,7 +60,8 @@ def main() -> None:
         error, of_bound = result.comparison.relative, result.comparison.of_bound
         print(f"| {name} | {rows} x {keys} | {error:.1e} | {of_bound:.2f} | {found} | {numbers} |")
     print("\n| kernel | measured | modelled | matrix cores in use |\n|---|---:|---:|---:|")
-    spent = []
+    spent: list[str] = []
+    made: list[bool] = []
     for kernel in clocks.MODELLED:
         result = clocks.modelled(root, kernel)
         found = work(result)
@@ -42,23 +70,21 @@ def main() -> None:
         measured = f"{clocks.MEASURED[kernel][0]:.2f}" if kernel in clocks.MEASURED else ""
         print(f"| {kernel} | {measured} | {result.per_matrix:.2f} | {result.use:.0%} |")
     if (folder_of_triton := triton_forward.source(root)) is not None:
-        result = replay(triton_forward.record(folder_of_triton, 1536)[0])
-        print(f"| Triton | {clocks.TRITON[0]} | {result.per_matrix:.2f} | {result.use:.0%} |")
+        made.append(part("Triton", lambda: of_triton(folder_of_triton), before=""))
     source = public_kernel.folder()
-    for rounding in ROUNDINGS if source else ():
-        assert source is not None
-        found = work(whole.public(source, rounding).longest)
-        assert found is not None
-        spent.append(f"| moonmath-ai {rounding} | {' | '.join(work_row(found))} |")
     print(f"\n| kernel | {' | '.join(WORK_HEAD)} |\n|---|{'---:|' * len(WORK_HEAD)}")
     print("\n".join(spent))
-    print("\n" + "\n".join(bounds.lines(root)))
-    print("\n" + "\n".join(whole_tables.counted(root)))
-    print("\n" + "\n".join(whole_tables.own(root)))
+    if source is not None:
+        made.append(part("moonmath-ai", lambda: of_public(source), before=""))
+    made.append(part("bounds", lambda: bounds.lines(root)))
+    made.append(part("work of launches", lambda: whole_tables.counted(root)))
+    made.append(part("our launches", lambda: whole_tables.own(root)))
     if source is None:
         print(f"\n{public_kernel.VARIABLE} names no checkout of moonmath-ai/amd-kernels")
     else:
-        print("\n" + "\n".join(whole_tables.ratios(root, source)))
+        made.append(part("ratios", lambda: whole_tables.ratios(root, source)))
+    if not all(made):
+        sys.exit(1)
 
 
 if __name__ == "__main__":
