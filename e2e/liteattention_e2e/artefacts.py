@@ -240,7 +240,7 @@ def _contact_sheets(result: Result, report: dict[str, Any], out: Path) -> list[s
                 continue
             row = figures[configuration.name]
             label = [configuration.name]
-            if not result.config.emulated:
+            if not result.config.emulated and not report["load"]["verdict"]:
                 label.append(f"denoise {run.denoise:.1f} s")
             if row["sparsity"] is not None:
                 total = sum(record["tiles_total"] for record in run.skips)
@@ -332,7 +332,8 @@ def _plots(result: Result, report: dict[str, Any], out: Path) -> list[str]:
         names.append(name)
 
     items = report["configurations"]
-    timed = not report["settings"]["emulated"]  # nobody compares an emulator's seconds
+    # Nobody compares an emulator's seconds, or those that load made.
+    timed = not report["settings"]["emulated"] and not report["load"]["verdict"]
     if timed:
         figure, axis = chart("step", "seconds", "Time per denoising step (median)")
         for item in items:

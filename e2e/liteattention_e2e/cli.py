@@ -541,6 +541,8 @@ def _finish(writer: Writer, result: Result, console: Console) -> dict[str, Any]:
             + ("" if written["complete"] else ", incomplete"),
         )
     )
+    for line in report.load_lines(written):
+        console.print(line, style="bold red", highlight=False, markup=False, soft_wrap=True)
     for note in written["notes"]:
         console.print(note, highlight=False, markup=False)
     if writer.earlier is not None:

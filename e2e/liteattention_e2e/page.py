@@ -27,7 +27,7 @@ from liteattention_report import (
 from liteattention_rocm.cli import tables
 from liteattention_rocm.lite.statistics import SkipStatistics
 
-from .report import cells_of, columns_of, rows, sparsity_names
+from .report import cells_of, columns_of, load_lines, rows, sparsity_names, turns_text
 from .runs import Run
 
 #: Bytes of videos that a page holds; more are linked. In base64 they take a third more.
@@ -268,14 +268,14 @@ def _configurations(report: dict[str, Any]) -> list[dict[str, Any]]:
                 "steps": item["steps"],
                 "label": _rule(item)[1] if item["kind"] == "lite" else item["name"],
                 "dense": None if dense is None else names.index(dense["name"]),
-                "cards": _cards(row, base, report["settings"]["emulated"]),
+                "cards": _cards(row, base, report),
             }
         )
     return found
 
 
 def _cards(
-    row: dict[str, Any], base: dict[str, Any] | None, emulated: bool
+    row: dict[str, Any], base: dict[str, Any] | None, report: dict[str, Any]
 ) -> dict[str, tuple[str, str]]:
     """Figures of a configuration, each with what stands below it; those that it has."""
     found = {}
@@ -295,17 +295,19 @@ def _cards(
     card("followed", "prompts_followed", "{:.0%}", other(base, "prompts_followed", "dense {:.0%}"))
     last = other(row, "sparsity_last_step", "last step {:.1%}")
     card("sparsity", "sparsity", "{:.1%}", last)
-    if not emulated:
+    if not report["settings"]["emulated"]:
         card("seconds", "denoise_s", "{:.2f} s", other(base, "denoise_s", "dense {:.2f} s"))
         versus = other(row, "speedup_vs_diffusers", "to diffusers {:.2f}x")
         card("speedup", "speedup_vs_dense", "{:.2f}x", versus)
+        if report["load"]["verdict"] and base is not None and row is not base:
+            found["speedup"] = ("none", report["load"]["verdict"])
     return found
 
 
 def _quality(report: dict[str, Any]) -> dict[str, str]:
     """What stands below each video."""
     found = {}
-    emulated = report["settings"]["emulated"]
+    timed = not report["settings"]["emulated"] and not report["load"]["verdict"]
     for run in report["runs"]:
         if run["repeat"]:
             continue
@@ -319,7 +321,7 @@ def _quality(report: dict[str, Any]) -> dict[str, str]:
         computed = sum(record["tiles_computed"] for record in run["sparsity"])
         if total and computed < total:
             parts.append(f"{1 - computed / total:.1%} skipped")
-        if not emulated:
+        if timed:
             parts.append(f"{run['denoise']:.1f} s")
         key = _key(report, run["configuration"], run["prompt"], run["seed"])
         found[key] = ", ".join(parts)
@@ -348,7 +350,8 @@ def _heat(report: dict[str, Any]) -> dict[str, Any]:
 
 def _charts(report: dict[str, Any]) -> list[Chart]:
     items = report["configurations"]
-    timed = not report["settings"]["emulated"]  # nobody compares an emulator's seconds
+    # Nobody compares an emulator's seconds, or those that load made.
+    timed = not report["settings"]["emulated"] and not report["load"]["verdict"]
     sparse = [item for item in items if item["sparsity"] is not None]
     found = []
     for label, across in (
@@ -516,7 +519,7 @@ def _lead(report: dict[str, Any]) -> str:
         f"{settings['width']} x {settings['height']} pixels x {settings['frames']} frames, "
         f"{settings['tokens']:,} tokens{tiles}; {settings['steps']} steps, guidance "
         f"{settings['guidance']:g}, {report['environment']['dtype']}; {_many(prompts, 'prompt')}, "
-        f"{_many(seeds, 'seed')}, {_many(repeats, 'repeat')}."
+        f"{_many(seeds, 'seed')}, {_many(repeats, 'repeat')}; {turns_text(report)}."
     )
 
 
@@ -532,7 +535,7 @@ def _warnings(report: dict[str, Any]) -> Iterable[str]:
         )
     if report["settings"]["emulated"]:
         found.append("The GPU was a software MI300X: seconds say nothing about a GPU.")
-    return found
+    return found + load_lines(report)
 
 
 def _facts(report: dict[str, Any]) -> list[tuple[str, str]]:
