@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 from PIL import Image, ImageDraw, ImageFont
 
+from liteattention_rocm import json_text
 from liteattention_rocm.cli.files import replacing, set_aside, write_text
 from liteattention_rocm.lite.picture import draw_steps, draw_tiles
 from liteattention_rocm.lite.statistics import SkipStatistics
@@ -170,7 +171,7 @@ def earlier_files(out: Path) -> list[str]:
     if not file.exists():
         return names
     try:
-        artefacts = json.loads(file.read_text(encoding="utf-8"))["artefacts"]
+        artefacts = json_text.read(file)["artefacts"]
         # Version 0.1 kept no tiles.
         listed = [artefacts[key] for key in ("videos", "frames", *_PICTURES)]
         listed.append(artefacts.get("tiles", []))

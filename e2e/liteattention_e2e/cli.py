@@ -264,8 +264,6 @@ def e2e(
 ) -> None:
     """Compare attention configurations end to end: time, memory, sparsity, quality, videos."""
     need("e2e", *FRAMEWORK[runner == "sglang"], extras=EXTRAS[runner == "sglang"])
-    from .config import split
-
     console = Console(stderr=True)
     policy = {
         "threshold_scale": threshold_scale,
@@ -311,7 +309,7 @@ def e2e(
         "out": out,
     }
     problems = []
-    if geometry is not None and attention is not None and "lite" not in split(attention):
+    if geometry is not None and attention is not None and "lite" not in re.split(r"\W+", attention):
         # Not of the configuration: calibrate has a tile without such a row.
         problems.append(
             "--geometry: no row has lists of tiles: add lite to --attention, or leave it out"

@@ -6,7 +6,6 @@ reported at once. Thresholds are in log2 units.
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -26,7 +25,7 @@ from pydantic import (
 )
 from typing_extensions import Self
 
-from liteattention_rocm import MI300X_GEOMETRY, SkipPolicy, TileGeometry, engines
+from liteattention_rocm import MI300X_GEOMETRY, SkipPolicy, TileGeometry, engines, json_text
 from liteattention_rocm.cli import dtypes, processors
 from liteattention_rocm.cli.text import unwritable
 from liteattention_rocm.contract import Engine
@@ -43,10 +42,19 @@ DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch
 
 
 def split(value: Any) -> Any:
-    """'a,b' -> ['a', 'b']; anything that is no text is left as it is."""
-    if isinstance(value, str):
-        return [part.strip() for part in value.split(",") if part.strip()]
-    return value
+    """'a,b' -> ['a', 'b'] and '' -> []; anything that is no text is left as it is.
+
+    Raises:
+        ValueError: an item is empty.
+    """
+    if not isinstance(value, str):
+        return value
+    if not value.strip():
+        return []
+    parts = [part.strip() for part in value.split(",")]
+    if not all(parts):
+        raise ValueError("an item is empty: take out a comma, or write what was left out")
+    return parts
 
 
 def _dtype(value: Any) -> Any:
@@ -98,7 +106,7 @@ class PolicyOptions(BaseModel):
     threshold_scale: Literal["absolute", "length"] = "absolute"
     layer_thresholds: dict[str, Threshold] = {}
     layer_budgets: dict[str, LayerBudgets] = {}
-    warmup_steps: int = Field(default=0, ge=0)
+    warmup_steps: int = Field(default=0, ge=0, le=10**9)
     last_step: int | None = None
     retest_every: int | None = Field(default=None, ge=1)
     branches: Literal["separate", "shared"] = "separate"
@@ -196,6 +204,10 @@ class CalibrationOptions(BaseModel):
 GRAPH_WARMUPS = 3
 
 
+#: More is a slip of the keyboard: schedulers have 1,000 timesteps.
+MOST_STEPS, MOST_SIZE, MOST_RUNS = 1000, 1 << 16, 10_000
+
+
 class SuiteConfig(BaseModel):
     """A whole run. Sizes left out are the model's own defaults (see ``runner.defaults``)."""
 
@@ -219,16 +231,16 @@ class SuiteConfig(BaseModel):
     budgets: Annotated[tuple[Budget, ...], BeforeValidator(split)] = ()
     policy: PolicyOptions = Field(default_factory=PolicyOptions)
     policies: dict[str, SkipPolicy] = {}
-    steps: int | None = Field(default=None, ge=1)
-    short_steps: int | None = Field(default=None, ge=1)
-    height: int | None = Field(default=None, ge=1)
-    width: int | None = Field(default=None, ge=1)
-    frames: int | None = Field(default=None, ge=1)
+    steps: int | None = Field(default=None, ge=1, le=MOST_STEPS)
+    short_steps: int | None = Field(default=None, ge=1, le=MOST_STEPS)
+    height: int | None = Field(default=None, ge=1, le=MOST_SIZE)
+    width: int | None = Field(default=None, ge=1, le=MOST_SIZE)
+    frames: int | None = Field(default=None, ge=1, le=MOST_SIZE)
     guidance: float | None = Field(default=None, ge=0, allow_inf_nan=False)
-    max_sequence_length: int | None = Field(default=None, ge=1)
+    max_sequence_length: int | None = Field(default=None, ge=1, le=MOST_SIZE)
     seeds: Annotated[tuple[Seed, ...], BeforeValidator(split)] = (0,)
-    repeats: int = Field(default=1, ge=1)
-    warmup: int = Field(default=1, ge=0)
+    repeats: int = Field(default=1, ge=1, le=MOST_RUNS)
+    warmup: int = Field(default=1, ge=0, le=MOST_RUNS)
     geometry: TileGeometry | None = None
     engine: str | None = None
     cross_attention: Literal["own", "dense"] | None = None
@@ -240,7 +252,7 @@ class SuiteConfig(BaseModel):
     compiled: bool = False
     graphs: bool = False
     check_prompts: bool = False
-    fps: int = Field(default=8, ge=1)
+    fps: int = Field(default=8, ge=1, le=1000)
     out: Path = Path("out")
 
     _not_empty = field_validator("attention", "seeds")(_some)
@@ -555,10 +567,7 @@ def read_prompts(path: Path) -> list[str]:
     """
     content = _read(path)
     if path.suffix == ".json":
-        try:
-            listed = json.loads(content)
-        except json.JSONDecodeError as error:
-            raise ValueError(f"{path} is not JSON: {error}") from error
+        listed = json_text.parse(content, str(path))
         if not isinstance(listed, list) or not all(isinstance(item, str) for item in listed):
             raise ValueError(f"{path} must hold a JSON list of texts")
         _in_utf8(listed)
@@ -581,10 +590,7 @@ def read_json_object(path: Path) -> dict[str, Any]:
         twice.update(dict.fromkeys(repr(name) for name in names if names.count(name) > 1))
         return dict(pairs)
 
-    try:
-        value = json.loads(_read(path), object_pairs_hook=once)
-    except json.JSONDecodeError as error:
-        raise ValueError(f"{path} is not JSON: {error}") from error
+    value = json_text.parse(_read(path), str(path), once)
     if not isinstance(value, dict):
         raise ValueError(f"{path} must hold a JSON object of names and what they stand for")
     if twice:
@@ -638,6 +644,7 @@ _PLAIN = {
     "int_from_float": "must be a whole number",
     "float_parsing": "must be a number",
     "finite_number": "must be finite",
+    "int_parsing_size": "is a number of too many digits",
     "bool_parsing": "must be true or false",
     "literal_error": "must be {expected}",
 }

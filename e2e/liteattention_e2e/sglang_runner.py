@@ -210,7 +210,7 @@ class SglangRunner:
         path = Path(self.config.model) / "transformer" / "config.json"
         if not path.is_file():
             return None
-        found: int | None = json.loads(path.read_text()).get("num_attention_heads")
+        found: int | None = read_json_object(path).get("num_attention_heads")
         return found
 
     def geometry(self) -> TileGeometry | None:
