@@ -6,6 +6,8 @@ reported at once. Thresholds are in log2 units.
 
 from __future__ import annotations
 
+import contextlib
+import importlib
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -36,8 +38,10 @@ from .clips import parse_prompt
 Attention = Literal["diffusers", "dense", "lite"]
 #: What PyTorch's generators take.
 Seed = Annotated[int, Field(ge=-(2**63), lt=2**64)]
-#: What is taken if nothing is named, by option. The repository has both, and installs neither.
+#: What is taken if nothing is named, by option. The repository has both; the model is also a
+#: distribution of its own.
 DEFAULTS = {"model": Path("e2e/model/wan-shapes"), "prompts": Path("e2e/prompts/shapes.txt")}
+MODEL_PACKAGE = "liteattention_model"
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
 
 
@@ -517,18 +521,30 @@ class SuiteConfig(BaseModel):
 
 
 def _default(option: str) -> Path:
-    """What an option is if it is left out: in the checkout of this package, or the current one.
+    """What an option is if it is left out: in the checkout of this package, as the distribution
+    liteattention-rocm-model (the model only), or in the current folder.
 
     Raises:
-        ValueError: neither has it.
+        ValueError: it is nowhere.
     """
     path = DEFAULTS[option]
-    for root in (Path(__file__).resolve().parents[2], Path()):
-        if (root / path).exists():
-            return root / path
+    roots = [Path(__file__).resolve().parents[2] / path]
+    if option == "model":
+        with contextlib.suppress(ImportError):  # an optional distribution
+            roots.append(Path(importlib.import_module(MODEL_PACKAGE).MODEL))
+    roots.append(path)
+    for root in roots:
+        if root.exists():
+            return root
+    cure = f"give --{option}, or run at the top of a checkout"
+    if option == "model":
+        cure = (
+            "install liteattention-rocm-model (pip install ./e2e/model in a checkout, or the wheel "
+            f"of that name that comes with this one), or {cure}"
+        )
     raise ValueError(
         f"the package has none of its own, and there is no {str(path)!r} in the current folder: "
-        f"give --{option}, or run at the top of a checkout"
+        f"{cure}"
     )
 
 

@@ -137,6 +137,7 @@ def to_html(
         blobs=blobs,
         cards=[card for card in _CARDS if card[0] in found],
         heat=bool(view["heat"]),
+        words=_words(report),
         charts=_charts(report),
         tables=_tables(report),
         videos_note=videos_note,
@@ -521,6 +522,63 @@ def _lead(report: dict[str, Any]) -> str:
         f"{settings['guidance']:g}, {report['environment']['dtype']}; {_many(prompts, 'prompt')}, "
         f"{_many(seeds, 'seed')}, {_many(repeats, 'repeat')}; {turns_text(report)}."
     )
+
+
+_WORDS = (
+    (
+        "diffusers",
+        "The model as the library diffusers runs it, with PyTorch's own attention. It is the video "
+        "that one gets without this project.",
+    ),
+    (
+        "dense",
+        "The same model with this project's attention, which computes everything. Its video should "
+        "look the same; small rounding differences are normal.",
+    ),
+    (
+        "LiteAttention (lite)",
+        "The same model, with parts of attention left out that hardly change the picture. The "
+        "number behind the name says how much may be left out.",
+    ),
+    (
+        "tiles, skipped, sparsity",
+        "Attention compares all parts of a video with each other, in blocks called tiles. A "
+        "skipped tile is not computed. Sparsity is the share of skipped tiles: the larger it is, "
+        "the less time attention takes.",
+    ),
+    (
+        "budget, threshold",
+        "The rule that decides which tiles are skipped. A budget of 0.05 lets a step leave out 5 % "
+        "of what attention weighs; a threshold leaves out tiles below a weight, in powers of two.",
+    ),
+    (
+        "PSNR, SSIM",
+        "How alike two videos are. PSNR is in decibels: above 30 dB differences are hard to see, "
+        "above 40 dB one does not see them; equal videos have no number. SSIM of equal ones is 1.",
+    ),
+    (
+        "denoising, step",
+        "A video begins as noise, and each step takes some of it away. Nearly all of the time goes "
+        "into these steps.",
+    ),
+    (
+        "speed-up",
+        "How many times faster than another row the denoising was: 2x is half of the time. There "
+        "is none if something else kept the machine busy.",
+    ),
+)
+
+
+def _words(report: dict[str, Any]) -> list[tuple[str, str]]:
+    """What the page's words mean, for readers who know none of them; those that it uses."""
+    kinds = {item["kind"] for item in report["configurations"]}
+    timed = not report["settings"]["emulated"]
+    left_out = {"diffusers", "dense"} - kinds
+    if "lite" not in kinds:
+        left_out |= {"LiteAttention (lite)", "tiles, skipped, sparsity", "budget, threshold"}
+    if not timed:
+        left_out.add("speed-up")
+    return [(word, text) for word, text in _WORDS if word not in left_out]
 
 
 def _many(number: int, word: str) -> str:

@@ -23,6 +23,7 @@ import torch
 from rich.console import Console
 
 from liteattention_rocm import SkipPolicy, collect_env
+from liteattention_rocm.cli import tables
 from liteattention_rocm.cli.progress import Steps
 from liteattention_rocm.lite.statistics import SkipStatistics
 
@@ -294,6 +295,13 @@ def notes(config: SuiteConfig) -> list[str]:
             f"A threshold of -inf or a budget of 0 keeps every tile ({'; '.join(exact)}): what "
             "LiteAttention costs where nothing can be skipped."
         )
+    dense: dict[int, list[str]] = {}
+    for item in config.configurations():
+        if item.kind == "lite" and item.policy is not None and item.policy.enabled:
+            dense.setdefault(item.policy.warmup_steps, []).append(item.name)
+    for steps, names in dense.items():
+        if steps:
+            found.append(f"Dense in the first {tables.counted(steps, 'step')}: {'; '.join(names)}.")
     if config.compiled:
         found.append("The transformer's blocks were compiled (torch.compile) in every row alike.")
     if config.graphs:
