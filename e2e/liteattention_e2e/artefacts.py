@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 from PIL import Image, ImageDraw, ImageFont
 
+from liteattention_rocm import json_text
 from liteattention_rocm.cli.files import replacing, set_aside, write_text
 from liteattention_rocm.lite.picture import draw_steps, draw_tiles
 from liteattention_rocm.lite.statistics import SkipStatistics
@@ -170,7 +171,7 @@ def earlier_files(out: Path) -> list[str]:
     if not file.exists():
         return names
     try:
-        artefacts = json.loads(file.read_text(encoding="utf-8"))["artefacts"]
+        artefacts = json_text.read(file)["artefacts"]
         # Version 0.1 kept no tiles.
         listed = [artefacts[key] for key in ("videos", "frames", *_PICTURES)]
         listed.append(artefacts.get("tiles", []))
@@ -240,7 +241,7 @@ def _contact_sheets(result: Result, report: dict[str, Any], out: Path) -> list[s
                 continue
             row = figures[configuration.name]
             label = [configuration.name]
-            if not result.config.emulated:
+            if not result.config.emulated and not report["load"]["verdict"]:
                 label.append(f"denoise {run.denoise:.1f} s")
             if row["sparsity"] is not None:
                 total = sum(record["tiles_total"] for record in run.skips)
@@ -332,7 +333,8 @@ def _plots(result: Result, report: dict[str, Any], out: Path) -> list[str]:
         names.append(name)
 
     items = report["configurations"]
-    timed = not report["settings"]["emulated"]  # nobody compares an emulator's seconds
+    # Nobody compares an emulator's seconds, or those that load made.
+    timed = not report["settings"]["emulated"] and not report["load"]["verdict"]
     if timed:
         figure, axis = chart("step", "seconds", "Time per denoising step (median)")
         for item in items:

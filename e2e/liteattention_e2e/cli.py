@@ -32,6 +32,8 @@ FRAMEWORK = (("torch",), ("torch", "sglang"))
 EXTRAS = (("diffusers", "bench"), ("sglang-diffusion", "bench"))
 
 DEFAULT_PROMPT = "a red circle moves right and a green square moves up on a white background"
+#: What LiteAttention runs by default in `generate`; see docs/budget.md.
+RECOMMENDED = {"budget": "0.05", "dense_steps": "4"}
 #: `generate` takes the largest of these that its time limit allows: 8,192 and 4,608 tokens of
 #: the default model.
 _SIZES = ((128, 128, 8), (96, 96, 8))
@@ -47,6 +49,7 @@ _OF_E2E = {
 }
 _OF_GENERATE = {
     "prompts": "PROMPT",
+    "warmup_steps": "--dense-steps",
     "thresholds": "--threshold",
     "budgets": "--budget",
     "seeds": "--seed",
@@ -324,7 +327,7 @@ def generate(
     model: Model = None,
     out: Out = None,
     threshold: Annotated[
-        str | None, option("Threshold of LiteAttention, log2 units; -4 by default.", "X")
+        str | None, option("Threshold of LiteAttention in log2 units, in place of a budget.", "X")
     ] = None,
     steps: Annotated[str | None, option("Denoising steps; 20 by default, 8 emulated.", "N")] = None,
     height: Height = None,
@@ -354,8 +357,10 @@ def generate(
         ),
     ] = None,
     budget: Annotated[
-        str | None,
-        option("Share of softmax mass that a step may drop, in place of a threshold: 0.05.", "X"),
+        str | None, option("Share of softmax mass that a step may drop; 0.05 by default.", "X")
+    ] = None,
+    dense_steps: Annotated[
+        str | None, option("First steps that run dense; 4 by default with a budget, else 0.", "N")
     ] = None,
 ) -> None:
     """Make one video with diffusers' attention, our dense kernel and LiteAttention, and compare.
@@ -372,11 +377,15 @@ def generate(
         engine, device = None if problems else "gfx942", None
     if time_limit is not None and not time_limit >= 1:
         problems.append(f"--time-limit must be at least 1, got {time_limit:g}")
+    if threshold is None:  # the setting that docs/budget.md recommends
+        budget = RECOMMENDED["budget"] if budget is None else budget
+        dense_steps = RECOMMENDED["dense_steps"] if dense_steps is None else dense_steps
     given: dict[str, Any] = {
         "model": model,
         "prompts": [prompt],
-        "thresholds": threshold or ("-4" if budget is None else None),
+        "thresholds": threshold,
         "budgets": budget,
+        "policy": {} if dense_steps is None else {"warmup_steps": dense_steps},
         "steps": steps,
         "height": height,
         "width": width,
@@ -537,6 +546,8 @@ def _finish(writer: Writer, result: Result, console: Console) -> dict[str, Any]:
             + ("" if written["complete"] else ", incomplete"),
         )
     )
+    for line in report.load_lines(written):
+        console.print(line, style="bold red", highlight=False, markup=False, soft_wrap=True)
     for note in written["notes"]:
         console.print(note, highlight=False, markup=False)
     if writer.earlier is not None:

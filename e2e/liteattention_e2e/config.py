@@ -6,8 +6,9 @@ reported at once. Thresholds are in log2 units.
 
 from __future__ import annotations
 
+import contextlib
+import importlib
 import itertools
-import json
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -27,7 +28,7 @@ from pydantic import (
 )
 from typing_extensions import Self
 
-from liteattention_rocm import MI300X_GEOMETRY, SkipPolicy, TileGeometry, engines
+from liteattention_rocm import MI300X_GEOMETRY, SkipPolicy, TileGeometry, engines, json_text
 from liteattention_rocm.cli import dtypes, options, processors
 from liteattention_rocm.cli.text import unwritable
 from liteattention_rocm.contract import Engine
@@ -38,8 +39,10 @@ from .clips import parse_prompt
 Attention = Literal["diffusers", "dense", "lite"]
 #: What PyTorch's generators take.
 Seed = Annotated[int, Field(ge=-(2**63), lt=2**64)]
-#: What is taken if nothing is named, by option. The repository has both, and installs neither.
+#: What is taken if nothing is named, by option. The repository has both; the model is also a
+#: distribution of its own.
 DEFAULTS = {"model": Path("e2e/model/wan-shapes"), "prompts": Path("e2e/prompts/shapes.txt")}
+MODEL_PACKAGE = "liteattention_model"
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
 
 
@@ -221,6 +224,9 @@ class CalibrationOptions(BaseModel):
 #: Runs after which every graph of a schedule is captured: forwards are captured the second time
 #: that their launches are asked for, and the first steps of a generation come once in it.
 GRAPH_WARMUPS = 3
+
+
+#: More is a slip of the keyboard: schedulers have 1,000 timesteps.
 
 
 class SuiteConfig(BaseModel):
@@ -532,18 +538,30 @@ class SuiteConfig(BaseModel):
 
 
 def _default(option: str) -> Path:
-    """What an option is if it is left out: in the checkout of this package, or the current one.
+    """What an option is if it is left out: in the checkout of this package, as the distribution
+    liteattention-rocm-model (the model only), or in the current folder.
 
     Raises:
-        ValueError: neither has it.
+        ValueError: it is nowhere.
     """
     path = DEFAULTS[option]
-    for root in (Path(__file__).resolve().parents[2], Path()):
-        if (root / path).exists():
-            return root / path
+    roots = [Path(__file__).resolve().parents[2] / path]
+    if option == "model":
+        with contextlib.suppress(ImportError):  # an optional distribution
+            roots.append(Path(importlib.import_module(MODEL_PACKAGE).MODEL))
+    roots.append(path)
+    for root in roots:
+        if root.exists():
+            return root
+    cure = f"give --{option}, or run at the top of a checkout"
+    if option == "model":
+        cure = (
+            "install liteattention-rocm-model (pip install ./e2e/model in a checkout, or the wheel "
+            f"of that name that comes with this one), or {cure}"
+        )
     raise ValueError(
         f"the package has none of its own, and there is no {str(path)!r} in the current folder: "
-        f"give --{option}, or run at the top of a checkout"
+        f"{cure}"
     )
 
 
@@ -582,10 +600,7 @@ def read_prompts(path: Path) -> list[str]:
     """
     content = _read(path)
     if path.suffix == ".json":
-        try:
-            listed = json.loads(content)
-        except json.JSONDecodeError as error:
-            raise ValueError(f"{path} is not JSON: {error}") from error
+        listed = json_text.parse(content, str(path))
         if not isinstance(listed, list) or not all(isinstance(item, str) for item in listed):
             raise ValueError(f"{path} must hold a JSON list of texts")
         _in_utf8(listed)
@@ -608,10 +623,7 @@ def read_json_object(path: Path) -> dict[str, Any]:
         twice.update(dict.fromkeys(repr(name) for name in names if names.count(name) > 1))
         return dict(pairs)
 
-    try:
-        value = json.loads(_read(path), object_pairs_hook=once)
-    except json.JSONDecodeError as error:
-        raise ValueError(f"{path} is not JSON: {error}") from error
+    value = json_text.parse(_read(path), str(path), once)
     if not isinstance(value, dict):
         raise ValueError(f"{path} must hold a JSON object of names and what they stand for")
     if twice:
@@ -665,6 +677,7 @@ _PLAIN = {
     "int_from_float": "must be a whole number",
     "float_parsing": "must be a number",
     "finite_number": "must be finite",
+    "int_parsing_size": "is a number of too many digits",
     "bool_parsing": "must be true or false",
     "literal_error": "must be {expected}",
 }

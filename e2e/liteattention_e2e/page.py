@@ -27,7 +27,7 @@ from liteattention_report import (
 from liteattention_rocm.cli import tables
 from liteattention_rocm.lite.statistics import SkipStatistics
 
-from .report import cells_of, columns_of, rows, sparsity_names
+from .report import cells_of, columns_of, load_lines, rows, sparsity_names, turns_text
 from .runs import Run
 
 #: Bytes of videos that a page holds; more are linked. In base64 they take a third more.
@@ -137,6 +137,7 @@ def to_html(
         blobs=blobs,
         cards=[card for card in _CARDS if card[0] in found],
         heat=bool(view["heat"]),
+        words=_words(report),
         charts=_charts(report),
         tables=_tables(report),
         videos_note=videos_note,
@@ -268,14 +269,14 @@ def _configurations(report: dict[str, Any]) -> list[dict[str, Any]]:
                 "steps": item["steps"],
                 "label": _rule(item)[1] if item["kind"] == "lite" else item["name"],
                 "dense": None if dense is None else names.index(dense["name"]),
-                "cards": _cards(row, base, report["settings"]["emulated"]),
+                "cards": _cards(row, base, report),
             }
         )
     return found
 
 
 def _cards(
-    row: dict[str, Any], base: dict[str, Any] | None, emulated: bool
+    row: dict[str, Any], base: dict[str, Any] | None, report: dict[str, Any]
 ) -> dict[str, tuple[str, str]]:
     """Figures of a configuration, each with what stands below it; those that it has."""
     found = {}
@@ -295,17 +296,19 @@ def _cards(
     card("followed", "prompts_followed", "{:.0%}", other(base, "prompts_followed", "dense {:.0%}"))
     last = other(row, "sparsity_last_step", "last step {:.1%}")
     card("sparsity", "sparsity", "{:.1%}", last)
-    if not emulated:
+    if not report["settings"]["emulated"]:
         card("seconds", "denoise_s", "{:.2f} s", other(base, "denoise_s", "dense {:.2f} s"))
         versus = other(row, "speedup_vs_diffusers", "to diffusers {:.2f}x")
         card("speedup", "speedup_vs_dense", "{:.2f}x", versus)
+        if report["load"]["verdict"] and base is not None and row is not base:
+            found["speedup"] = ("none", report["load"]["verdict"])
     return found
 
 
 def _quality(report: dict[str, Any]) -> dict[str, str]:
     """What stands below each video."""
     found = {}
-    emulated = report["settings"]["emulated"]
+    timed = not report["settings"]["emulated"] and not report["load"]["verdict"]
     for run in report["runs"]:
         if run["repeat"]:
             continue
@@ -319,7 +322,7 @@ def _quality(report: dict[str, Any]) -> dict[str, str]:
         computed = sum(record["tiles_computed"] for record in run["sparsity"])
         if total and computed < total:
             parts.append(f"{1 - computed / total:.1%} skipped")
-        if not emulated:
+        if timed:
             parts.append(f"{run['denoise']:.1f} s")
         key = _key(report, run["configuration"], run["prompt"], run["seed"])
         found[key] = ", ".join(parts)
@@ -348,7 +351,8 @@ def _heat(report: dict[str, Any]) -> dict[str, Any]:
 
 def _charts(report: dict[str, Any]) -> list[Chart]:
     items = report["configurations"]
-    timed = not report["settings"]["emulated"]  # nobody compares an emulator's seconds
+    # Nobody compares an emulator's seconds, or those that load made.
+    timed = not report["settings"]["emulated"] and not report["load"]["verdict"]
     sparse = [item for item in items if item["sparsity"] is not None]
     found = []
     for label, across in (
@@ -516,8 +520,65 @@ def _lead(report: dict[str, Any]) -> str:
         f"{settings['width']} x {settings['height']} pixels x {settings['frames']} frames, "
         f"{settings['tokens']:,} tokens{tiles}; {settings['steps']} steps, guidance "
         f"{settings['guidance']:g}, {report['environment']['dtype']}; {_many(prompts, 'prompt')}, "
-        f"{_many(seeds, 'seed')}, {_many(repeats, 'repeat')}."
+        f"{_many(seeds, 'seed')}, {_many(repeats, 'repeat')}; {turns_text(report)}."
     )
+
+
+_WORDS = (
+    (
+        "diffusers",
+        "The model as the library diffusers runs it, with PyTorch's own attention. It is the video "
+        "that one gets without this project.",
+    ),
+    (
+        "dense",
+        "The same model with this project's attention, which computes everything. Its video should "
+        "look the same; small rounding differences are normal.",
+    ),
+    (
+        "LiteAttention (lite)",
+        "The same model, with parts of attention left out that hardly change the picture. The "
+        "number behind the name says how much may be left out.",
+    ),
+    (
+        "tiles, skipped, sparsity",
+        "Attention compares all parts of a video with each other, in blocks called tiles. A "
+        "skipped tile is not computed. Sparsity is the share of skipped tiles: the larger it is, "
+        "the less time attention takes.",
+    ),
+    (
+        "budget, threshold",
+        "The rule that decides which tiles are skipped. A budget of 0.05 lets a step leave out 5 % "
+        "of what attention weighs; a threshold leaves out tiles below a weight, in powers of two.",
+    ),
+    (
+        "PSNR, SSIM",
+        "How alike two videos are. PSNR is in decibels: above 30 dB differences are hard to see, "
+        "above 40 dB one does not see them; equal videos have no number. SSIM of equal ones is 1.",
+    ),
+    (
+        "denoising, step",
+        "A video begins as noise, and each step takes some of it away. Nearly all of the time goes "
+        "into these steps.",
+    ),
+    (
+        "speed-up",
+        "How many times faster than another row the denoising was: 2x is half of the time. There "
+        "is none if something else kept the machine busy.",
+    ),
+)
+
+
+def _words(report: dict[str, Any]) -> list[tuple[str, str]]:
+    """What the page's words mean, for readers who know none of them; those that it uses."""
+    kinds = {item["kind"] for item in report["configurations"]}
+    timed = not report["settings"]["emulated"]
+    left_out = {"diffusers", "dense"} - kinds
+    if "lite" not in kinds:
+        left_out |= {"LiteAttention (lite)", "tiles, skipped, sparsity", "budget, threshold"}
+    if not timed:
+        left_out.add("speed-up")
+    return [(word, text) for word, text in _WORDS if word not in left_out]
 
 
 def _many(number: int, word: str) -> str:
@@ -532,7 +593,7 @@ def _warnings(report: dict[str, Any]) -> Iterable[str]:
         )
     if report["settings"]["emulated"]:
         found.append("The GPU was a software MI300X: seconds say nothing about a GPU.")
-    return found
+    return found + load_lines(report)
 
 
 def _facts(report: dict[str, Any]) -> list[tuple[str, str]]:

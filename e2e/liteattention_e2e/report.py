@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import csv
 import io
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -30,6 +31,8 @@ def rows(report: dict[str, Any]) -> list[dict[str, Any]]:
             "denoise_max_s": seconds["denoise"]["max"],
             "step_s": float(np.median(seconds["per_step"])),
             "self_attention_s": None,
+            "outside_attention_s": None,
+            "processor_s": seconds["processor"]["median"],
             "encode_s": seconds["encode"]["median"],
             "decode_s": seconds["decode"]["median"],
             "total_s": seconds["total"]["median"],
@@ -45,6 +48,7 @@ def rows(report: dict[str, Any]) -> list[dict[str, Any]]:
             row["peak_memory_mib"] = item["peak_memory_bytes"] / 2**20
         if seconds["self_attention"] is not None:
             row["self_attention_s"] = seconds["self_attention"]["median"]
+            row["outside_attention_s"] = seconds["outside_attention"]["median"]
         for reference in ("dense", "diffusers"):
             speedup = item["speedup"][f"vs_{reference}"]
             row[f"speedup_vs_{reference}"] = None if speedup is None else speedup["median"]
@@ -64,6 +68,8 @@ _COLUMNS: tuple[tuple[str, str, str], ...] = (
     ("denoise_s", "denoise s", "{:.2f}"),
     ("step_s", "step s", "{:.3f}"),
     ("self_attention_s", "self-attention s", "{:.2f}"),
+    ("outside_attention_s", "rest of denoising s", "{:.2f}"),
+    ("processor_s", "processor s", "{:.2f}"),
     ("total_s", "total s", "{:.2f}"),
     ("speedup_vs_dense", "speed-up vs dense", "{:.2f}x"),
     ("speedup_vs_diffusers", "vs diffusers", "{:.2f}x"),
@@ -91,13 +97,17 @@ _TERMINAL = {
 def columns_of(report: dict[str, Any]) -> list[tuple[str, str, str]]:
     """Columns of the tables, (key of :func:`rows`, title, format).
 
-    There are no seconds side by side where they are an emulator's.
+    There are no seconds side by side where they are an emulator's, and no speed-ups where the
+    machine was busy.
     """
     settings = report["settings"]
+    busy = report["load"]["verdict"]
 
     def shown(key: str) -> bool:
         if key == "prompts_followed":
             return bool(settings["check_prompts"])
+        if busy and key.startswith("speedup"):
+            return False
         return not (settings["emulated"] and key.endswith("_s"))
 
     return [column for column in _COLUMNS if shown(column[0])]
@@ -132,6 +142,47 @@ def table(report: dict[str, Any], title: str) -> Table:
     return made
 
 
+def load_lines(report: dict[str, Any]) -> list[str]:
+    """What to know about the machine's load, in sentences; none if it was quiet throughout."""
+    load = report["load"]
+    found = load["busy"]
+    if not found:
+        return []
+    why = "; ".join(found[0]["signs"])
+    if load["verdict"]:
+        verdict = load["verdict"][0].upper() + load["verdict"][1:]
+        return [f"{verdict}: {why}. Seconds are of this load, too."]
+    return [
+        f"The machine was busy in {len(found)} of {load['cases']} cases, which no speed-up counts; "
+        f"in the first one {why}."
+    ]
+
+
+def turns_text(report: dict[str, Any]) -> str:
+    """How the configurations shared the machine."""
+    if len(report["configurations"]) < 2:
+        return "one configuration"
+    unit = {"step": "denoising step by step", "video": "video by video"}
+    return f"configurations in turns, {unit[report['load']['turns']]}"
+
+
+_SPECIAL = re.compile(r"([\\`*_\[\]<>|~#&$])")
+
+
+def literal(text: str) -> str:
+    """Text of others for Markdown, one line: shown as it is, whatever it holds."""
+    return _SPECIAL.sub(r"\\\1", " ".join(text.split()))
+
+
+def code(text: str) -> str:
+    """A code span of a text that may hold backticks."""
+    text = " ".join(text.split("\n"))
+    longest = max((len(run) for run in re.findall("`+", text)), default=0)
+    fence = "`" * (longest + 1)
+    space = " " if text.startswith("`") or text.endswith("`") else ""
+    return f"{fence}{space}{text}{space}{fence}"
+
+
 def markdown(report: dict[str, Any]) -> str:
     """The report for people: what ran where, the table, per layer and branch, the pictures."""
     settings, machine = report["settings"], report["environment"]
@@ -145,25 +196,34 @@ def markdown(report: dict[str, Any]) -> str:
     prompts = tables.counted(len(settings["prompts"]), "prompt")
     repeats = tables.counted(settings["repeats"], "repeat")
     lines = [
-        f"# Generation time and quality: {Path(settings['model']).name}",
+        f"# Generation time and quality: {literal(Path(settings['model']).name)}",
         "",
         f"{settings['width']} x {settings['height']} x {settings['frames']} frames, "
         f"{settings['tokens']:,} tokens, {settings['steps']} steps, guidance "
         f"{settings['guidance']:g}, {machine['dtype']}; {prompts}, "
         f"seeds {', '.join(map(str, settings['seeds']))}, {repeats} "
-        f"(medians; configurations interleaved). Tiles of {tile_text}.",
+        f"(medians; {turns_text(report)}). Tiles of {tile_text}.",
         "",
+        *(line for text in load_lines(report) for line in (f"**{text}**", "")),
         *unfinished(report),
         f"- Processor: {processor}",
         *([f"- GPU: {machine['gpu']}"] if machine["gpu"] else []),
         f"- Versions: Python {machine['python']}, {packages}",
         f"- Commit: {machine['commit'] or 'not in a git checkout'}",
-        f"- Command: `{machine['command']}`",
-        *(f"- {note}" for note in report["notes"]),
+        f"- Command: {code(machine['command'])}",
+        *(
+            f"- Prompt {number}: {literal(prompt)}"
+            for number, prompt in enumerate(settings["prompts"], 1)
+        ),
+        *(f"- {literal(note)}" for note in report["notes"]),
         f"- Model loaded in {report['load_seconds']:.1f} s, once for all configurations.",
         "",
         *tables.markdown(
-            [title for _, title, _ in columns], [cells_of(row, columns) for row in rows(report)]
+            [title for _, title, _ in columns],
+            [
+                cells_of({**row, "configuration": literal(row["configuration"])}, columns)
+                for row in rows(report)
+            ],
         ),
         "",
         "Sparsity is the share of tiles that were not computed, over all steps, layers and "
@@ -173,20 +233,27 @@ def markdown(report: dict[str, Any]) -> str:
             ""
             if settings["emulated"]
             else " *self-attention s* is the time inside self-attention modules, projections and "
-            "rotary embedding included."
+            "rotary embedding included; *rest of denoising s* is that of the other code, which is "
+            "the same in all rows. *processor s* is what all threads together got of processors "
+            f"in the denoising steps. There are no speed-ups of times in which threads waited for "
+            f"a processor over {report['load']['most_waited']:.0%} of their time, or the other "
+            f"code's seconds a step differ by over {report['load']['most_apart']:.0%}: something "
+            "else kept the machine busy then."
         ),
     ]
     sparse = [item for item in report["configurations"] if item["sparsity"] is not None]
     if sparse:
         layers, branches = sparsity_names(sparse, "by_layer"), sparsity_names(sparse, "by_branch")
         listed = [
-            [item["name"]]
+            [literal(item["name"])]
             + [f"{item['sparsity']['by_layer'].get(name, 0):.1%}" for name in layers]
             + [f"{item['sparsity']['by_branch'].get(name, 0):.1%}" for name in branches]
             for item in sparse
         ]
         lines += ["", "## Sparsity by layer and branch", ""]
-        lines += tables.markdown(["attention", *layers, *branches], listed)
+        lines += tables.markdown(
+            ["attention", *map(literal, layers), *map(literal, branches)], listed
+        )
     pictures = [
         *report["artefacts"]["contact_sheets"],
         *report["artefacts"]["plots"],

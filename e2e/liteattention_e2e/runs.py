@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 import torch
 
@@ -49,8 +49,11 @@ class Settings:
 class Run:
     """What one run of one configuration gave. Times in seconds, memory in bytes.
 
-    ``attention`` is the time inside self-attention modules, None on a GPU (timing each would
-    need a synchronisation each). ``peak_memory`` is None where the runner does not say it.
+    Times are those of the video's own turns (see :mod:`.turns`). ``attention`` is the time inside
+    self-attention modules (on a GPU by its own events), None where it cannot be told apart.
+    ``step_processor`` are seconds of processors that all threads got in each step, ``waited`` those
+    that they waited for one in all steps, None where the system does not say it; ``step_device``
+    are seconds of a GPU. ``peak_memory`` is None where the runner does not say it.
     ``digest`` is the SHA-256 of the float frames. ``tiles`` has what each step computed, of first
     repeats with ``keep_tiles`` and of runners that know it, until it is stored.
     """
@@ -70,6 +73,22 @@ class Run:
     frames: Frames
     skips: list[dict[str, Any]] = field(default_factory=list)
     tiles: tuple[StepTiles, ...] = ()
+    step_processor: list[float] = field(default_factory=list)
+    waited: float | None = None
+    step_device: list[float] | None = None
+
+    @property
+    def processor(self) -> float:
+        """Seconds of processors that all threads got in the denoising steps."""
+        return sum(self.step_processor)
+
+    @property
+    def outside(self) -> float | None:
+        """Seconds of the denoising steps outside self-attention."""
+        if self.attention is None:
+            return None
+        whole = self.denoise if self.step_device is None else sum(self.step_device)
+        return whole - self.attention
 
 
 @dataclass(frozen=True)
@@ -85,8 +104,11 @@ class AnyRunner(Protocol):
     """A loaded pipeline that runs configurations: diffusers' or SGLang's.
 
     ``load_seconds`` is what loading took; ``tiles`` has the most skipped list of the last run of
-    every lite configuration that was run with ``keep_tiles``.
+    every lite configuration that was run with ``keep_tiles``. ``turns`` is what videos of one
+    prompt take turns by.
     """
+
+    turns: Literal["step", "video"]
 
     config: SuiteConfig
     settings: Settings
@@ -108,6 +130,16 @@ class AnyRunner(Protocol):
 
         Without ``keep_tiles`` no list outlives the run: neither in ``tiles`` nor in the result.
         """
+
+    def in_turns(
+        self,
+        configurations: Sequence[Configuration],
+        prompt: int,
+        seed: int,
+        repeat: int,
+        on_step: Callable[[], None] | None = None,
+    ) -> Iterator[Run]:
+        """Make a video with each configuration, in turns, and yield each when it is ready."""
 
     def tokens(self, chosen: Settings | None = None) -> int:
         """Number of video tokens in self-attention, of the suite's sizes or of ``chosen``."""

@@ -15,6 +15,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from liteattention_rocm import json_text
+
 PIPELINE = "WanShapesPipeline"
 VAE = "PixelUnshuffleVAE"
 #: Words of a prompt; SGLang's Wan pipeline pads to 512.
@@ -30,7 +32,7 @@ def convert(source: Path, target: Path) -> Path:
     index_file = source / "model_index.json"
     if not index_file.exists():
         raise ValueError(f"{source} is no diffusers pipeline: it has no model_index.json")
-    index = json.loads(index_file.read_text(encoding="utf-8"))
+    index = json_text.read(index_file)
     made = target / "model_index.json"
     ours = made.exists() and PIPELINE in made.read_text(encoding="utf-8")
     if target.exists() and any(target.iterdir()) and not ours:

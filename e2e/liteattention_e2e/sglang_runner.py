@@ -15,9 +15,9 @@ import os
 import shutil
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -28,7 +28,7 @@ from liteattention_rocm.lite import bitmap
 from liteattention_sglang.generation import REPORT_VARIABLE
 from liteattention_sglang.policies import REQUEST_KEY
 
-from . import sglang_model
+from . import busy, sglang_model
 from .config import Configuration, SuiteConfig, read_json_object
 from .runs import DEFAULTS_FILE, Run, Settings, SkippedTiles
 from .sizes import Grid
@@ -38,7 +38,9 @@ _SIZES = ("height", "width", "frames", "steps", "guidance")
 
 
 class SglangRunner:
-    """A pipeline in a worker of SGLang.
+    """A pipeline in a worker of SGLang, which makes one video after the other.
+
+    Videos of one prompt take turns as a whole: a request cannot be left in its middle.
 
     Owner: a suite. Lifetime: the process's; the worker and its folder go with it.
 
@@ -46,6 +48,8 @@ class SglangRunner:
         ValueError: the options do not fit this runner, or SGLang cannot load the model; lists
             every reason.
     """
+
+    turns: Literal["step", "video"] = "video"
 
     def __init__(self, config: SuiteConfig) -> None:
         self.config = config
@@ -130,9 +134,10 @@ class SglangRunner:
         else:
             fields = json.loads(configuration.policy.model_dump_json())
             request["diffusers_kwargs"] = {REQUEST_KEY: fields}
-        start = time.perf_counter()
+        meter = busy.Meter(processor=busy.with_children)
+        meter.start()
         made = self._generator.generate(sampling_params_kwargs=request)
-        total = time.perf_counter() - start
+        total, processor = meter.read()
         if made is None:
             raise RuntimeError(f"SGLang made no video of {configuration.name}: its log says why")
         frames = np.ascontiguousarray(np.stack([np.asarray(item) for item in made.frames]))
@@ -155,7 +160,22 @@ class SglangRunner:
             digest=hashlib.sha256(frames.tobytes()).hexdigest(),
             frames=frames,
             skips=self._skips(configuration, name, keep_tiles=keep_tiles),
+            # Of the whole request: a mark of a step says nothing about processors.
+            step_processor=[processor.used / len(marks)] * len(marks),
+            waited=processor.waited,
         )
+
+    def in_turns(
+        self,
+        configurations: Sequence[Configuration],
+        prompt: int,
+        seed: int,
+        repeat: int,
+        on_step: Callable[[], None] | None = None,
+    ) -> Iterator[Run]:
+        """Make a video with each configuration, one after the other, and yield each."""
+        for item in configurations:
+            yield self.run(item, prompt, seed, repeat, on_step, steps=item.steps)
 
     def _skips(
         self, configuration: Configuration, name: str, *, keep_tiles: bool
@@ -190,7 +210,7 @@ class SglangRunner:
         path = Path(self.config.model) / "transformer" / "config.json"
         if not path.is_file():
             return None
-        found: int | None = json.loads(path.read_text()).get("num_attention_heads")
+        found: int | None = read_json_object(path).get("num_attention_heads")
         return found
 
     def geometry(self) -> TileGeometry | None:

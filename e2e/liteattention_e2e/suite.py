@@ -1,14 +1,16 @@
 """Compare attention configurations on the same prompts and seeds, and put the result together.
 
-Configurations are interleaved, in an order that rotates from repeat to repeat, so that a machine
-that slows down or speeds up does so for all of them alike; speed-ups are medians of the ratios
-within a repeat.
+The videos of one prompt, seed and repeat are made in turns, denoising step by denoising step, so
+that a machine that slows down or speeds up does so for all of them alike (SGLang's as a whole, one
+after the other). Speed-ups are medians of the ratios within a repeat; while something else kept the
+machine busy there are none, see :mod:`.busy`.
 """
 
 from __future__ import annotations
 
 import json
 import platform
+import shlex
 import statistics
 import sys
 import time
@@ -21,10 +23,11 @@ import torch
 from rich.console import Console
 
 from liteattention_rocm import SkipPolicy, collect_env
+from liteattention_rocm.cli import tables
 from liteattention_rocm.cli.progress import Steps
 from liteattention_rocm.lite.statistics import SkipStatistics
 
-from . import checker, metrics
+from . import busy, checker, metrics
 from .clips import parse_prompt
 from .config import Configuration, SuiteConfig
 from .metrics import Spread
@@ -106,6 +109,23 @@ class Result:
             self._shown[key] = checker.check(video, prompt)
         return self._shown[key]
 
+    def signs(self, prompt: int, seed: int, repeat: int) -> list[str]:
+        """What says that the machine was busy while the videos of a case were made.
+
+        Nothing does where seconds are an emulator's, which nobody compares.
+        """
+        key = (prompt, seed, repeat)
+        if self.config.emulated:
+            return []
+        together = [run for run in self.runs if (run.prompt, run.seed, run.repeat) == key]
+        return busy.signs(
+            together,
+            {
+                item.name: item.policy is not None or not self.config.dense_cross_attention
+                for item in self.configurations
+            },
+        )
+
     @property
     def cases(self) -> list[tuple[int, int]]:
         """All (prompt index, seed)."""
@@ -141,11 +161,14 @@ def run(result: Result, console: Console, keep: Callable[[Run], None]) -> None:
                 )
         for repeat in range(config.repeats):
             for index, (prompt, seed) in enumerate(result.cases):
-                for item in _rotated(result.configurations, repeat + index):
-                    progress.part(
-                        f"{item.name}, prompt {prompt}, seed {seed}", schedules[item.name]
-                    )
-                    made = loaded.run(item, prompt, seed, repeat, progress.done, steps=item.steps)
+                items = _rotated(result.configurations, repeat + index)
+                together = " in turns" if len(items) > 1 else ""
+                progress.part(
+                    f"{', '.join(item.name for item in items)}{together}, prompt {prompt}, "
+                    f"seed {seed}",
+                    sum(schedules[item.name] for item in items),
+                )
+                for made in loaded.in_turns(items, prompt, seed, repeat, progress.done):
                     _keep(result, made)
                     keep(made)
 
@@ -167,7 +190,7 @@ def environment(loaded: AnyRunner) -> dict[str, Any]:
     """What a reader needs to judge the figures: machine, versions, commit, threads."""
     device = torch.device(loaded.config.device)
     found: dict[str, Any] = {
-        "command": " ".join(["liteattention-rocm", *sys.argv[1:]]),
+        "command": shlex.join(["liteattention-rocm", *sys.argv[1:]]),
         "commit": collect_env.source_commit(),
         "python": platform.python_version(),
         "platform": platform.platform(),
@@ -227,11 +250,30 @@ def summarise(result: Result) -> dict[str, Any]:
             "fps": config.fps,
         },
         "notes": notes(config),
+        "load": _load(result),
         "load_seconds": loaded.load_seconds,
         "configurations": [
             _summary(result, item) for item in result.configurations if result.of(item.name)
         ],
         "runs": [_run_record(result, item) for item in result.runs],
+    }
+
+
+def _load(result: Result) -> dict[str, Any]:
+    """How runs took turns, and which cases were made on a busy machine."""
+    cases = dict.fromkeys((run.prompt, run.seed, run.repeat) for run in result.runs)
+    found = [
+        {"prompt": case[0], "seed": case[1], "repeat": case[2], "signs": signs}
+        for case in cases
+        if (signs := result.signs(*case))
+    ]
+    return {
+        "turns": result.runner.turns,
+        "cases": len(cases),
+        "busy": found,
+        "verdict": busy.BUSY if found and len(found) == len(cases) else None,
+        "most_waited": busy.MOST_WAITED,
+        "most_apart": busy.MOST_APART,
     }
 
 
@@ -253,6 +295,13 @@ def notes(config: SuiteConfig) -> list[str]:
             f"A threshold of -inf or a budget of 0 keeps every tile ({'; '.join(exact)}): what "
             "LiteAttention costs where nothing can be skipped."
         )
+    dense: dict[int, list[str]] = {}
+    for item in config.configurations():
+        if item.kind == "lite" and item.policy is not None and item.policy.enabled:
+            dense.setdefault(item.policy.warmup_steps, []).append(item.name)
+    for steps, names in dense.items():
+        if steps:
+            found.append(f"Dense in the first {tables.counted(steps, 'step')}: {'; '.join(names)}.")
     if config.compiled:
         found.append("The transformer's blocks were compiled (torch.compile) in every row alike.")
     if config.graphs:
@@ -309,6 +358,8 @@ def _summary(result: Result, configuration: Configuration) -> dict[str, Any]:
         for record in item.skips
     )
     attention = [item.attention for item in runs if item.attention is not None]
+    outside = [item.outside for item in runs if item.outside is not None]
+    waited = [item.waited for item in runs if item.waited is not None]
     return {
         "name": configuration.name,
         "kind": configuration.kind,
@@ -320,6 +371,12 @@ def _summary(result: Result, configuration: Configuration) -> dict[str, Any]:
             "decode": spread(lambda item: item.decode),
             "total": spread(lambda item: item.total),
             "self_attention": Spread.of(attention).to_json() if attention else None,
+            "outside_attention": Spread.of(outside).to_json() if outside else None,
+            "processor": spread(lambda item: item.processor),
+            "waited": Spread.of(waited).to_json() if waited else None,
+            "per_step_processor": [
+                statistics.median(item.step_processor[i] for item in runs) for i in steps
+            ],
             "per_step": [statistics.median(item.steps[i] for item in runs) for i in steps],
         },
         "speedup": {
@@ -357,6 +414,7 @@ def _speedup(result: Result, configuration: Configuration, kind: str) -> dict[st
     """Denoise seconds of the reference over this one's, paired by prompt, seed, repeat.
 
     None for the reference itself, and where seconds are an emulator's: there is nothing to compare.
+    Cases that were made on a busy machine do not count; None if all were.
     """
     reference = result.reference(configuration, kind)
     if result.config.emulated or reference in (None, configuration.name):
@@ -367,6 +425,7 @@ def _speedup(result: Result, configuration: Configuration, kind: str) -> dict[st
         base[run.prompt, run.seed, run.repeat] / run.denoise
         for run in result.of(configuration.name)
         if (run.prompt, run.seed, run.repeat) in base
+        and not result.signs(run.prompt, run.seed, run.repeat)
     ]
     return Spread.of(ratios).to_json() if ratios else None
 
@@ -409,9 +468,13 @@ def _run_record(result: Result, item: Run) -> dict[str, Any]:
         "encode": item.encode,
         "denoise": item.denoise,
         "steps": item.steps,
+        "steps_processor": item.step_processor,
+        "steps_device": item.step_device,
+        "processor_waited": item.waited,
         "decode": item.decode,
         "total": item.total,
         "self_attention": item.attention,
+        "outside_attention": item.outside,
         "peak_memory_bytes": item.peak_memory,
         "frames_sha256": item.digest,
         "vs_dense": distance,

@@ -200,10 +200,10 @@ def report(
 ) -> None:
     """Print the tables of a saved report."""
     try:
-        show(json.loads(file.read_text()))
+        show(json.loads(file.read_text(encoding="utf-8")))
     except OSError as error:
         _fail(_about(file, error))
-    except (ValueError, KeyError, TypeError, AttributeError):
+    except (ValueError, KeyError, TypeError, AttributeError, IndexError, RecursionError):
         _fail(f"{file}: not a report; `emulate run FILE --out REPORT` writes one")
 
 

@@ -124,7 +124,15 @@ class Recording:
                 count = sum(name.startswith("steps") for name in file.files)
                 waves = [Stream(file[f"steps{n}"], file[f"lines{n}"]) for n in range(count)]
                 text = file["text"].tobytes()
-        except (KeyError, TypeError, ValueError, OSError, EOFError, zipfile.BadZipFile) as error:
+        except (
+            KeyError,
+            TypeError,
+            ValueError,
+            OSError,
+            EOFError,
+            RecursionError,
+            zipfile.BadZipFile,
+        ) as error:
             if isinstance(error, BadRecording):
                 raise
             raise BadRecording(f"{path}: not a recording of the emulator: {error}") from error

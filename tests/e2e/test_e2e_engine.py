@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import importlib
 import shutil
+import subprocess
 import sys
+import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,11 +18,12 @@ import torch
 import typer
 from typer.testing import CliRunner
 
-from liteattention_e2e import cli, config, runner
+from liteattention_e2e import busy, cli, config, runner, suite
 from liteattention_e2e.config import load_config
 from liteattention_emulator import library
 from liteattention_rocm import engines
 
+ROOT = Path(__file__).parents[2]
 NOWHERE = "/nowhere/libhip.so"
 
 
@@ -88,7 +91,7 @@ def test_a_second_gpu_is_waited_for_and_a_missing_one_refused(
 ) -> None:
     waited = Mock()
     monkeypatch.setattr(torch.cuda, "synchronize", waited)
-    runner._Stopwatch(SimpleNamespace(device="cuda:1"), None).wait()
+    runner._Stopwatch(SimpleNamespace(device="cuda:1"), busy.Meter()).wait()
     waited.assert_called_once_with(torch.device("cuda", 1))
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
@@ -142,7 +145,7 @@ def test_a_checkout_takes_its_own_wherever_it_runs(
 @pytest.mark.parametrize(
     ("given", "thresholds", "budgets"),
     [
-        ([], "-4", None),
+        ([], None, "0.05"),
         (["--budget", "0.05"], None, "0.05"),
         (["--threshold", "-2", "--budget", "0.05"], "-2", "0.05"),
     ],
@@ -170,10 +173,17 @@ def test_an_installed_package_says_that_it_has_no_model(installed: str) -> None:
     app = typer.Typer(pretty_exceptions_enable=False)
     app.command("e2e")(commands.e2e)
     app.command("generate")(commands.generate)
+    install = (
+        "install liteattention-rocm-model (pip install ./e2e/model in a checkout, or the wheel of "
+        "that name that comes with this one), or "
+    )
     model, prompts = (
         f"--{name}: the package has none of its own, and there is no 'e2e/{path}' in the current "
-        f"folder: give --{name}, or run at the top of a checkout"
-        for name, path in (("model", "model/wan-shapes"), ("prompts", "prompts/shapes.txt"))
+        f"folder: {cure}give --{name}, or run at the top of a checkout"
+        for name, path, cure in (
+            ("model", "model/wan-shapes", install),
+            ("prompts", "prompts/shapes.txt", ""),
+        )
     )
     for command, expected in (
         (["generate"], [model]),
@@ -187,3 +197,44 @@ def test_an_installed_package_says_that_it_has_no_model(installed: str) -> None:
         assert len(lines) == len(expected)
         assert lines[0] == expected[0]
         assert all(line.startswith(e) for line, e in zip(lines, expected, strict=True)), lines
+
+
+def test_an_installed_package_finds_the_distribution_of_the_model(
+    installed: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is built as `pip install ./e2e/model` does, and read from where a wheel puts it."""
+    command = [sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", "--no-build-isolation"]
+    source = shutil.copytree(ROOT / "e2e" / "model", tmp_path / "source")
+    subprocess.run([*command, "-w", str(tmp_path), str(source)], check=True)
+    (wheel,) = tmp_path.glob("liteattention_rocm_model-*-py3-none-any.whl")
+    with zipfile.ZipFile(wheel) as archive:
+        archive.extractall(tmp_path / "site")
+    monkeypatch.syspath_prepend(str(tmp_path / "site"))
+    found = Path(importlib.import_module(f"{installed}.config")._default("model"))
+    assert found == tmp_path / "site" / "liteattention_model" / "wan-shapes"
+    wanted = ROOT / "e2e" / "model" / "wan-shapes"
+    for file in (path for path in wanted.rglob("*") if path.is_file()):
+        assert (found / file.relative_to(wanted)).read_bytes() == file.read_bytes()
+    sys.modules.pop("liteattention_model", None)
+
+
+def test_the_recommended_setting_is_what_generate_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[dict[str, Any]] = []
+
+    def load(options: dict[str, Any], *_: Any) -> None:
+        seen.append(options)
+        raise typer.Exit(3)
+
+    monkeypatch.setattr(cli, "load", load)
+    app = typer.Typer(pretty_exceptions_enable=False)
+    app.command("generate")(cli.generate)
+    for words in ([], ["--dense-steps", "0"], ["--threshold", "-4"]):
+        assert CliRunner().invoke(app, words).exit_code == 3
+    fields = ("model", "prompts", "thresholds", "budgets", "policy")
+    configs = [load_config({name: one[name] for name in fields}) for one in seen]
+    recommended, no_dense, threshold = (config.configurations()[-1] for config in configs)
+    assert recommended.name == "lite budget 0.05"
+    assert (recommended.policy.budget, recommended.policy.warmup_steps) == (0.05, 4)
+    assert suite.notes(configs[0]) == ["Dense in the first 4 steps: lite budget 0.05."]
+    assert no_dense.policy.warmup_steps == 0
+    assert (threshold.name, threshold.policy.warmup_steps) == ("lite -4", 0)

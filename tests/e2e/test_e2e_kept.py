@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,8 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from liteattention_e2e import artefacts, report, runner
+from liteattention_e2e import artefacts, report, runner, turns
+from liteattention_e2e.runs import Run
 from liteattention_rocm.cli import files
 
 PROMPT = "a red circle moves left on a blue background"
@@ -66,6 +67,14 @@ def test_an_output_that_cannot_be_written_is_said_before_the_model_is_loaded(
     assert says in text and "--fps=0: " in text  # with all else that is wrong
 
 
+def one_after_the_other(tasks: Sequence[turns.Task[Run]]) -> Iterator[Run]:
+    """Videos in their order, so that a test knows which of them are ready."""
+    for task in tasks:
+        while not task.go_on():
+            pass
+        yield task.result
+
+
 Stop = Callable[[], None]
 
 
@@ -92,20 +101,22 @@ def test_a_run_that_ends_early_keeps_what_it_has(
     word: str,
 ) -> None:
     out = tmp_path / "out"
-    run = runner.Runner.run
+    in_turns = runner.Runner.in_turns
     seen: list[dict[str, Any]] = []
 
-    def third_stops(self: runner.Runner, *arguments: Any, steps: int | None, **more: Any) -> Any:
-        if steps is None and len(seen) < 2:
-            made = run(self, *arguments, steps=steps, **more)
+    def third_stops(self: runner.Runner, items: Any, *arguments: Any) -> Iterator[Run]:
+        ordered = sorted(items, key=lambda item: ("diffusers", "dense", "lite").index(item.kind))
+        made = in_turns(self, ordered, *arguments)
+        for _ in range(2):
+            one = next(made)
             seen.append({"before": (out / "report.json").exists()})
-            return made
-        if steps is None:
-            seen.append(json.loads((out / "report.json").read_text()))
-            stop()
-        return run(self, *arguments, steps=steps, **more)
+            yield one
+        seen.append(json.loads((out / "report.json").read_text()))
+        stop()
+        yield from made
 
-    monkeypatch.setattr(runner.Runner, "run", third_stops)
+    monkeypatch.setattr(runner.Runner, "in_turns", third_stops)
+    monkeypatch.setattr(turns, "take", one_after_the_other)
     outcome = CliRunner().invoke(
         app, ["generate", PROMPT, "--model", str(model), "--out", str(out), *OPTIONS]
     )
@@ -151,18 +162,17 @@ def test_a_report_that_fails_hides_neither_the_error_nor_the_exit_code(
     error: Exception,
     said: str,
 ) -> None:
-    run, made = runner.Runner.run, []
+    in_turns = runner.Runner.in_turns
 
-    def second_stops(self: runner.Runner, *arguments: Any, steps: int | None, **more: Any) -> Any:
-        if steps is None and made:
-            stop()
-        made.extend([1] if steps is None else [])
-        return run(self, *arguments, steps=steps, **more)
+    def second_stops(self: runner.Runner, *arguments: Any) -> Iterator[Run]:
+        made = in_turns(self, *arguments)
+        yield next(made)
+        stop()
 
     def fails(*_: Any) -> None:
         raise error
 
-    monkeypatch.setattr(runner.Runner, "run", second_stops)
+    monkeypatch.setattr(runner.Runner, "in_turns", second_stops)
     monkeypatch.setattr(module, name, fails)
     outcome = CliRunner().invoke(
         app, ["generate", PROMPT, "--model", str(model), "--out", str(tmp_path), *OPTIONS]

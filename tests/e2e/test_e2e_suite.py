@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import copy
 import csv
 import functools
+import html
 import json
 import math
 import re
+import shlex
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -17,6 +21,7 @@ import numpy as np
 import pytest
 import torch
 import typer
+from markdown_it import MarkdownIt
 from PIL import Image
 from rich.console import Console
 from typer.testing import CliRunner
@@ -25,6 +30,7 @@ import liteattention_diffusers
 from liteattention_diffusers import Handle, enabling, graphs
 from liteattention_e2e import (
     artefacts,
+    busy,
     checker,
     cli,
     metrics,
@@ -50,6 +56,14 @@ SIZES = {
     "--height": "32", "--width": "32", "--frames": "8", "--steps": "4", "--guidance": "3",
     "--dtype": "float32", "--geometry": TILE, "--threads": "1",
 }  # fmt: skip
+
+
+@pytest.fixture(autouse=True, scope="module")
+def quiet() -> Iterator[None]:
+    """A machine that nothing else keeps busy; test_e2e_busy.py has others."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(busy, "signs", lambda *_: [])
+        yield
 
 
 @pytest.fixture(scope="module")
@@ -168,8 +182,7 @@ def test_graphs_serve_every_configuration(model: Path, monkeypatch: pytest.Monke
             assert [record["tiles_computed"] for record in made.skips] == [
                 record["tiles_computed"] for record in truth.skips
             ]
-    counts = [handle.graph_counts() for handle in loaded._handles.values()]
-    counts += [each.counts for held in loaded._plain.values() for each in held]
+    counts = [one for each in loaded._graphed.values() for one in each.graph_counts()]
     assert len(counts) == len(config.configurations()) and all(x["replayed"] for x in counts)
 
 
@@ -668,6 +681,10 @@ def test_generate_names_what_was_typed_once(app: typer.Typer, option: str) -> No
             {"policy": {"layer_thresholds": ["\udcff=-2"]}},
             "policy: .* no UTF-8, so no report could",
         ),
+        ({"steps": "99999999999999999999"}, "^steps=99999999999999999999: must be at most 1000$"),
+        ({"repeats": 10**20, "frames": 10**20}, r"frames=1\d*: must be at most 65536\nrepeats="),
+        ({"budgets": "0.1,,0.2"}, "^budgets=0.1,,0.2: an item is empty: take out a comma, or "),
+        ({"seeds": "1,"}, "^seeds=1,: an item is empty"),
         ({"short_steps": 5, "steps": 5}, "short_steps must be fewer than steps, got 5 and 5"),
     ],
 )
@@ -691,6 +708,9 @@ def test_defaults_of_lite_do_no_harm_without_it(options: dict[str, Any]) -> None
         (b'{"a": {"threshold": -2}, "a": {"threshold": -3}}', "has 'a' several times: keep one"),
         (b'{"a": {"threshold": -2, "threshold": -3}}', "has 'threshold' several times: keep one"),
         (b'{"\\udcff": {"threshold": -2}}', "has characters that are no UTF-8"),
+        (b'{"a":' * 100_000 + b"1" + b"}" * 100_000, "is nested deeper than 64 levels"),
+        (b'{"a":' * 100 + b"1" + b"}" * 100, "is nested deeper than 64 levels"),
+        (b'{"a": ' + b"9" * 5000 + b"}", "is not JSON: Exceeds the limit"),
         (b'{"\xff": {}}', "is not UTF-8 (byte 2): save it as UTF-8"),
     ],
 )
@@ -706,6 +726,7 @@ def test_policies_of_a_file_that_is_wrong(tmp_path: Path, text: bytes, message: 
     ("name", "text", "message"),
     [
         ("prompts.txt", b"a \xff cat", "is not UTF-8 (byte 2): save it as UTF-8"),
+        ("prompts.json", b"[" * 100_000 + b"]" * 100_000, "is nested deeper than 64 levels"),
         ("prompts.json", b'["a cat", "a \\ud800"]', r"'a \ud800' has characters that are no UTF-8"),
     ],
 )
@@ -833,6 +854,37 @@ def test_prompts_of_a_file_and_geometries(tmp_path: Path) -> None:
     assert parse_geometry("cpu") is None
     assert parse_geometry("mi300x") == MI300X_GEOMETRY
     assert parse_geometry("64x64x8") == TileGeometry(64, 64, 8)
+
+
+@pytest.mark.parametrize("text", ["[]", "{}", '{"artefacts": 1}', "[" * 100_000 + "]" * 100_000])
+def test_a_report_of_something_else_is_one_clear_error(tmp_path: Path, text: str) -> None:
+    (tmp_path / "report.json").write_text(text)
+    with pytest.raises(ValueError, match="is not a report of this suite: name another folder"):
+        artefacts.earlier_files(tmp_path)
+
+
+def test_what_others_wrote_is_text_in_markdown(done: tuple[dict[str, Any], Path]) -> None:
+    """Prompts, names and the command: a renderer shows them as they were typed."""
+    printed = copy.deepcopy(done[0])
+    prompt = "*a* <b>cat</b> | `x` [y](z) _w_ &amp; $5 # ~~no~~"
+    printed["settings"] |= {"prompts": [prompt], "model": "/m/a|b_c_d*"}
+    printed["environment"]["command"] = "liteattention-rocm e2e 'a `b` ``c``'"
+    printed["configurations"][4]["name"] = "mine|*bold*"
+    made = (
+        MarkdownIt("commonmark").enable(["table", "strikethrough"]).render(report.markdown(printed))
+    )
+    page = html.unescape(re.sub(r"<[^>]*>", "", made))
+    assert prompt in page and "a|b_c_d*" in page and "mine|*bold*" in page
+    assert printed["environment"]["command"] in page
+
+
+def test_the_command_is_printed_as_a_shell_takes_it(
+    model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words = ["/bin/liteattention-rocm", "generate", "a cat; rm -rf $HOME", "--out", "my folder"]
+    monkeypatch.setattr("sys.argv", words)
+    printed = suite.environment(three_steps(model))["command"]
+    assert shlex.split(printed) == ["liteattention-rocm", *words[1:]]
 
 
 def test_default_prompts_are_of_the_grammar_of_the_model() -> None:

@@ -277,6 +277,10 @@ def test_errors_name_the_file(tmp_path: Path) -> None:
         code, text = call(*words, str(other))
         assert code == 2 and text.startswith(f"{other}: "), text
         assert call(*words, "missing.co") == (2, "missing.co: No such file or directory\n")
+    for text in ("[]", "1", "[" * 100_000 + "]" * 100_000):
+        other.write_text(text)
+        code, said = call("report", str(other))
+        assert code == 2 and said.startswith(f"{other}: not a report; "), said
     other.write_text("no JSON")
     code, text = call("report", str(other))
     assert (code, text) == (

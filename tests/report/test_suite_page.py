@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import itertools
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ import torch
 import typer
 from typer.testing import CliRunner
 
+from liteattention_e2e import busy
 from liteattention_e2e import page as pages
 from liteattention_e2e.config import Configuration, load_config
 from liteattention_e2e.runner import Runner
@@ -36,6 +37,14 @@ SLUGS = {
     "diffusers": "diffusers", "dense": "dense", "lite -inf": "lite_-inf", "lite -2": "lite_-2",
     "lite budget 0.05": "lite_budget_0.05",
 }  # fmt: skip
+
+
+@pytest.fixture(autouse=True, scope="module")
+def quiet() -> Iterator[None]:
+    """A machine that nothing else keeps busy."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(busy, "signs", lambda *_: [])
+        yield
 
 
 @pytest.fixture(scope="module")
@@ -469,3 +478,30 @@ def test_tables_are_sorted_by_their_columns(
         assert head.get_attribute("aria-sort") == order
         found = page.locator("#table-1 tbody tr").evaluate_all(names)
         assert found == sorted(seconds, key=seconds.__getitem__, reverse=down)
+
+
+def test_three_videos_stand_side_by_side_and_one_setting_has_no_slider(
+    suite: tuple[dict[str, Any], Path], open_page: Opened, tmp_path: Path
+) -> None:
+    """What `generate` makes: diffusers, dense and one setting; and its words are explained."""
+    text = (suite[1] / "report.html").read_text()
+    start = text.index('id="view">') + len('id="view">')
+    end = text.index("</script>", start)
+    view = json.loads(text[start:end])
+    view["groups"] = [{"label": "Budget", "points": [4]}]
+    single = tmp_path / "single.html"
+    single.write_text(text[:start] + json.dumps(view).replace("<", "\\u003c") + text[end:])
+    page = open_page(single, width=1200)
+    settled(page)
+    boxes = page.locator("#screens figure").evaluate_all(
+        "all => all.map(e => [e.offsetTop, e.offsetWidth])"
+    )
+    assert len(boxes) == 3 and len({top for top, _ in boxes}) == 1
+    assert min(width for _, width in boxes) > 300
+    assert not page.locator("#point").is_visible()
+    assert page.locator("#point-name").inner_text() == "0.05"
+    words = page.locator("#words").inner_text()
+    for word in ("diffusers", "dense", "LiteAttention", "PSNR", "skipped"):
+        assert word in words
+    narrow = open_page(single, width=360)
+    assert overflow(narrow) <= 0

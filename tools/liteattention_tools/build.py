@@ -24,6 +24,7 @@ from liteattention_rocm.engines.gfx942.manifest import (
     FORMAT,
     CodeObject,
     Manifest,
+    load_document,
     parse,
 )
 
@@ -220,7 +221,7 @@ def check(directory: Path = DIRECTORY, sources: Path = SOURCES) -> list[str]:
     Raises:
         llvm.ToolMissing, BuildError, FileNotFoundError: as :func:`build`.
     """
-    committed = parse(json.loads((directory / "manifest.json").read_text(encoding="utf-8")))
+    committed = load_document(directory / "manifest.json")
     differences = []
     with tempfile.TemporaryDirectory() as temporary:
         rebuilt = build(Path(temporary), sources)

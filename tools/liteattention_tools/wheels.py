@@ -19,6 +19,8 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
+#: The distribution of the small model.
+MODEL = ROOT / "e2e" / "model"
 VERSIONS = ("3.10", "3.11", "3.12", "3.13")
 PLATFORM = "manylinux_2_28_x86_64"
 _GLIBC = "x86_64-linux-gnu.2.28"
@@ -45,11 +47,18 @@ def main() -> None:
     compiler = _compiler(options.work)
     requires = _requirements(next(iter(pythons.values())), options.work)
     _run(sys.executable, "-m", "build", "--sdist", "--no-isolation", "--outdir", made, ROOT)
+    _model(made)
     for version, python in pythons.items():
         raw = _build(version, python, options.work, compiler, requires)
         _repair(raw, made)
     for path in _replace(options.out, made):
         print(f"{path.stat().st_size / 1e6:6.1f} MB  {path}")
+
+
+def _model(made: Path) -> None:
+    """Build the wheel of the small model; it holds data, so one does for every Python."""
+    command = ("-m", "build", "--wheel", "--no-isolation", "--outdir", made, MODEL)
+    _run(sys.executable, *command)
 
 
 def _replace(out: Path, made: Path) -> list[Path]:

@@ -223,7 +223,8 @@ function drawGroup() {
   const group = view.groups[state.group];
   byId("point-label").textContent = group.label;
   pointBox.max = group.points.length - 1;
-  pointBox.disabled = group.points.length < 2;
+  // One setting leaves nothing to choose.
+  pointBox.hidden = byId("point-ticks").hidden = group.points.length < 2;
   byId("point-ticks").replaceChildren(
     ...group.points.map((index) => element("span", { textContent: view.configurations[index].label })),
   );

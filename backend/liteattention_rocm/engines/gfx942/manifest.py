@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import functools
 import hashlib
-import json
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+from ... import json_text
 
 __all__ = ["DIRECTORY", "FORMAT", "CodeObject", "Kernel", "Manifest", "load", "parse", "read"]
 
@@ -87,17 +88,29 @@ class Manifest:
         raise KeyError(f"no kernel {kernel!r} in the manifest: it has {', '.join(names)}")
 
 
-def parse(document: dict[str, Any]) -> Manifest:
+def parse(document: Any) -> Manifest:
     """Read a manifest that was loaded from JSON.
 
     Raises:
         ValueError: it is of another format.
     """
+    if not isinstance(document, dict):
+        raise ValueError(f"a kernel manifest is a JSON object, got a {type(document).__name__}")
     if document.get("format") != FORMAT:
         raise ValueError(
             f"kernel manifest of format {document.get('format')!r}: this package reads format "
             f"{FORMAT}"
         )
+    try:
+        return _manifest(document)
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        why = f"no {error}" if isinstance(error, KeyError) else str(error)
+        raise ValueError(
+            f"this kernel manifest is damaged, install the package again ({why})"
+        ) from error
+
+
+def _manifest(document: dict[str, Any]) -> Manifest:
     objects = []
     for entry in document["objects"]:
         kernels = tuple(
@@ -117,7 +130,17 @@ def parse(document: dict[str, Any]) -> Manifest:
 @functools.cache
 def read() -> Manifest:
     """Return the manifest of the shipped code objects; read once per process."""
-    return parse(json.loads((DIRECTORY / "manifest.json").read_text(encoding="utf-8")))
+    return load_document(DIRECTORY / "manifest.json")
+
+
+def load_document(path: Path) -> Manifest:
+    """Return the manifest of a file.
+
+    Raises:
+        OSError: it cannot be read.
+        ValueError: it is no manifest of this format.
+    """
+    return parse(json_text.read(path))
 
 
 def load(file: str) -> bytes:

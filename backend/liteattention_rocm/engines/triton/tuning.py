@@ -26,6 +26,7 @@ from typing import Any
 
 import torch
 
+from ... import json_text
 from ...collect_env import installed_version
 from ...contract import DenseRequest, RaggedRequest
 from .compiled_tiles import HopperTile, PlainTile
@@ -157,7 +158,7 @@ def _entries(path: Path) -> dict[str, Any]:
         FileNotFoundError: there is no table.
         ValueError: it is no JSON, or no object.
     """
-    found = json.loads(path.read_text(encoding="utf-8"))
+    found = json_text.read(path)
     if not isinstance(found, dict):
         raise ValueError("it is no object of entries")
     return found

@@ -80,3 +80,20 @@ def test_manifest_survives_its_own_json() -> None:
     described = manifest.read()
     document = json.loads(json.dumps({"format": 1, **dataclasses.asdict(described)}))
     assert manifest.parse(document) == described
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["[]", "1", '{"format": 0}', json.dumps({"format": manifest.FORMAT}),
+     json.dumps({"format": manifest.FORMAT, "objects": 1}),
+     json.dumps({"format": manifest.FORMAT, "objects": [1]}),
+     json.dumps({"format": manifest.FORMAT, "objects": [{"kernels": [{"kernarg": [{}]}]}]}),
+     "[" * 100_000 + "]" * 100_000, "no JSON"],
+    ids=lambda text: text[:30],
+)  # fmt: skip
+def test_a_manifest_of_another_shape_is_one_clear_error(tmp_path: Path, text: str) -> None:
+    file = tmp_path / "manifest.json"
+    file.write_text(text)
+    with pytest.raises(ValueError) as error:
+        manifest.load_document(file)
+    assert "\n" not in str(error.value) and len(str(error.value)) < 300
