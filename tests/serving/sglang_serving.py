@@ -324,6 +324,22 @@ def test_sliding_window(
     assert tokens == built_in("mistral-window")
 
 
+def test_hybrid(
+    folder: Path, model: Callable[[str], Path], built_in: Callable[[str], list[list[int]]]
+) -> None:
+    """Every second layer is a short convolution (LFM2): the others are ours, by their own numbers.
+
+    The state of convolutions is bf16, whatever the model is.
+    """
+    (first, second), counts = offline(
+        folder / "hybrid", model("lfm2"), [PROMPTS, PROMPTS + CONTINUED], chunked_prefill_size=64
+    )
+    expected = built_in("lfm2")
+    assert first == expected[:12]
+    assert second == expected
+    assert counts["prefix"] and counts["decode"]
+
+
 @pytest.mark.parametrize(
     ("name", "options"),
     [
