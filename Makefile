@@ -91,7 +91,7 @@ test-serving-vllm: .venv-vllm/ready.stamp
 # SGLang's two runtimes are apart: the diffusion worker's settings are for the whole process, and it
 # polls without pause until the process ends.
 test-serving-sglang: .venv-sglang/ready.stamp
-	.venv-sglang/bin/python -m pytest --durations=10 tests/serving/sglang_backend.py tests/serving/sglang_graphs.py tests/serving/sglang_serving.py
+	.venv-sglang/bin/python -m pytest --durations=10 tests/serving/sglang_backend.py tests/serving/sglang_graphs.py tests/serving/sglang_serving.py tests/serving/sglang_smollm2.py
 
 test-serving-diffusion: .venv-sglang/ready.stamp
 	.venv-sglang/bin/python -m pytest --durations=10 tests/serving/sglang_diffusion*.py

@@ -6,8 +6,8 @@ from typing import Any
 
 import torch
 from sglang.srt.arg_groups.overrides import resolved_view
-from sglang.srt.layers.radix_attention import AttentionType
-from sglang.srt.mem_cache.memory_pool import MHATokenToKVPool
+from sglang.srt.layers.radix_attention import AttentionType, RadixAttention
+from sglang.srt.mem_cache.memory_pool import HybridLinearKVPool, MHATokenToKVPool
 from sglang.srt.mem_cache.swa_memory_pool import SWAKVPool
 
 from liteattention_rocm import admission
@@ -18,6 +18,18 @@ from .srt import whole_prompts
 _LAYOUT = "nhd"
 #: How a pool writes such layers, which this backend does in its place. Subclasses may write more.
 _WRITERS = {name: getattr(MHATokenToKVPool, name) for name in ("set_kv_buffer", "_store_kv_layer")}
+
+
+def attended(model: torch.nn.Module, pool: Any) -> list[Any]:
+    """Return the layers of a model that this backend serves.
+
+    In hybrids (Mamba, gated delta rule, short convolutions) those are the layers of full attention.
+    SGLang computes the others itself; some of them are of the same class (lightning attention).
+    """
+    layers = [layer for layer in model.modules() if isinstance(layer, RadixAttention)]
+    if not isinstance(pool, HybridLinearKVPool):
+        return layers
+    return [layer for layer in layers if layer.layer_id in pool.full_attention_layer_id_mapping]
 
 
 def reasons(runner: Any, layers: list[Any], page_size: int) -> list[str]:
@@ -34,8 +46,7 @@ def _runner_reasons(runner: Any) -> list[str]:
         reasons.append("it does not serve draft models: leave the speculative options out")
     if runner.kv_index_translator.is_translating:
         reasons.append("it does not read unified memory pools: leave --enable-unified-memory out")
-    parts = [pool.full_kv_pool, pool.swa_kv_pool] if isinstance(pool, SWAKVPool) else [pool]
-    for part in parts:
+    for part in _parts(pool):
         if not isinstance(part, MHATokenToKVPool):
             reasons.append(f"it reads MHATokenToKVPool, the cache is a {type(part).__name__}")
         elif part.kv_cache_layout != _LAYOUT:
@@ -52,6 +63,17 @@ def _runner_reasons(runner: Any) -> list[str]:
                 f"it writes keys and values itself, a {type(part).__name__} writes its own way"
             )
     return reasons
+
+
+def _parts(pool: Any) -> list[Any]:
+    """Return the pools that hold keys and values.
+
+    Of subclasses, SGLang reads some in ways of its own (sparse attention of Qwen): they stay whole,
+    and are refused by their names.
+    """
+    if isinstance(pool, SWAKVPool):
+        return [pool.full_kv_pool, pool.swa_kv_pool]
+    return [pool.full_kv_pool] if type(pool) is HybridLinearKVPool else [pool]
 
 
 def _layer_reasons(layers: list[Any], runner: Any, page_size: int) -> list[str]:

@@ -18,7 +18,6 @@ from typing import Any
 
 import torch
 from sglang.srt.layers.attention.base_attn_backend import AttentionBackend
-from sglang.srt.layers.radix_attention import RadixAttention
 from sglang.srt.mem_cache.swa_memory_pool import SWAKVPool
 
 from liteattention_rocm import attention_paged, engines, write_kv
@@ -48,7 +47,7 @@ class LiteAttentionBackend(AttentionBackend):
         self._page_size = int(runner.page_size or 1)
         #: Whether the model wants an image's tokens to see each other (Gemma 3 and 4).
         self._image_masks = hasattr(runner.model, "prepare_attn_masks")
-        layers = [m for m in runner.model.modules() if isinstance(m, RadixAttention)]
+        layers = srt_admission.attended(runner.model, self.token_to_kv_pool)
         reasons = srt_admission.reasons(runner, layers, self._page_size)
         if reasons:
             raise ValueError(f"attention backend {BACKEND_NAME!r}: " + "; ".join(reasons))

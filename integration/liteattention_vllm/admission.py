@@ -83,6 +83,24 @@ def drafting_reasons() -> list[str]:
     ]
 
 
+def image_reasons() -> list[str]:
+    """Return what vLLM's runner has against a model whose images are seen both ways, if it is one.
+
+    It does not tell microbatches where the images of their requests are.
+    """
+    config = get_current_vllm_config_or_none()
+    model = None if config is None else config.model_config
+    if config is None or model is None or not model.is_mm_prefix_lm:
+        return []
+    if not config.parallel_config.use_ubatching:
+        return []
+    return [
+        "microbatches do not know the images of this model, whose tokens see each other: leave "
+        "--enable-dbo and --ubatch-size out, or serve text only (--limit-mm-per-prompt "
+        "'{\"image\": 0}')"
+    ]
+
+
 def plans_from_bounds() -> bool:
     """Whether the engine of this platform needs no lengths from the host: graphs may replay it."""
     return engines.choose(device()).plans_from_bounds

@@ -104,6 +104,11 @@ class LiteAttentionBackend(AttentionBackend):  # type: ignore[misc]
         return True
 
     @classmethod
+    def supports_mm_prefix(cls) -> bool:
+        """Prompts in which the tokens of an image see each other (Gemma 3, PaliGemma, Molmo 2)."""
+        return True
+
+    @classmethod
     def supports_device_cpu_query_lens_mismatch(cls) -> bool:
         """No: plans rest on the lengths that the host knows."""
         return False

@@ -8,6 +8,7 @@ bounds. vLLM refills the tensors of a captured batch in place.
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -25,6 +26,23 @@ from .admission import plans_from_bounds
 from .counters import STEPS, counters
 
 
+@dataclass(frozen=True, slots=True)
+class Images:
+    """Rows of a step that see later keys: those of images, up to the end of their image.
+
+    ``rows``: int64 [N], where they are in the step. ``batch``: an image, or what the step holds of
+    it, for each request; its keys end with the image. ``requests``: int64 [images], whose they are.
+    """
+
+    rows: torch.Tensor
+    batch: PagedBatch
+    requests: torch.Tensor
+
+    def with_pages(self, page_table: torch.Tensor) -> Images:
+        """Return the same rows in the cache of another group of layers, int32 [R, columns]."""
+        return Images(self.rows, self.batch.with_pages(page_table[self.requests]), self.requests)
+
+
 @dataclass(slots=True)
 class StepMetadata(AttentionMetadata):  # type: ignore[misc]
     """What the layers of one group share in one step.
@@ -32,13 +50,14 @@ class StepMetadata(AttentionMetadata):  # type: ignore[misc]
     ``batch``: rows, lengths and pages of the requests. ``num_actual_tokens``: rows of the step,
     padding included. ``causal``: whether a row sees the keys up to its own only, in all requests.
     ``slot_mapping``: where vLLM's cross-attention writes the keys of new requests, int64; vLLM sets
-    it.
+    it. ``images``: rows that attend once more, to more keys; None without images.
     """
 
     batch: PagedBatch
     num_actual_tokens: int
     causal: bool = True
     slot_mapping: torch.Tensor | None = None
+    images: Images | None = None
 
 
 @dataclass(slots=True)
@@ -83,8 +102,15 @@ class LiteAttentionBuilder(AttentionMetadataBuilder):  # type: ignore[misc]
 
     @classmethod
     def get_cudagraph_support(cls, vllm_config: Any, kv_cache_spec: Any) -> AttentionCGSupport:
-        """Any step, mixed ones and speculation included, where the engine plans from bounds."""
-        return cls._cudagraph_support if plans_from_bounds() else AttentionCGSupport.NEVER
+        """Any step, mixed ones and speculation included, where the engine plans from bounds.
+
+        Not prompts of models whose images are no causal ones: their rows attend once more.
+        """
+        if not plans_from_bounds():
+            return AttentionCGSupport.NEVER
+        if getattr(getattr(vllm_config, "model_config", None), "is_mm_prefix_lm", False):
+            return AttentionCGSupport.UNIFORM_SINGLE_TOKEN_DECODE
+        return cls._cudagraph_support
 
     def build(
         self, common_prefix_len: int, common_attn_metadata: Any, fast_build: bool = False
@@ -113,7 +139,10 @@ class LiteAttentionBuilder(AttentionMetadataBuilder):  # type: ignore[misc]
             max_q_len=_rounded_up(common.max_query_len),
             max_kv_len=_rounded_up(common.max_seq_len),
         )
-        return StepMetadata(batch, common.num_actual_tokens, bool(common.causal))
+        metadata = StepMetadata(batch, common.num_actual_tokens, bool(common.causal))
+        if getattr(common, "mm_req_doc_ranges", None):
+            metadata.images = images(common)
+        return metadata
 
     def build_for_cudagraph_capture(
         self, common_attn_metadata: Any
@@ -137,8 +166,13 @@ class LiteAttentionBuilder(AttentionMetadataBuilder):  # type: ignore[misc]
     ) -> StepMetadata:
         """Return the metadata of another group with layers of the same kind: other pages."""
         self._refresh_sinks()
-        batch = metadata.batch.with_pages(blk_table[: metadata.batch.requests])
-        return StepMetadata(batch, metadata.num_actual_tokens, metadata.causal)
+        pages = blk_table[: metadata.batch.requests]
+        return StepMetadata(
+            metadata.batch.with_pages(pages),
+            metadata.num_actual_tokens,
+            metadata.causal,
+            images=None if metadata.images is None else metadata.images.with_pages(pages),
+        )
 
     def _refresh_sinks(self) -> None:
         """Let the group's layers follow weights that changed, in one operation outside of graphs.
@@ -158,6 +192,43 @@ class LiteAttentionBuilder(AttentionMetadataBuilder):  # type: ignore[misc]
 
     def update_draft_decode_metadata(self, metadata: StepMetadata) -> None:
         """Nothing to do: engines read the lengths and pages where the draft model writes them."""
+
+
+def images(common: Any) -> Images | None:
+    """Find the rows of a step that see later keys, None if there are none.
+
+    vLLM's ``mm_req_doc_ranges`` has the first and last position of each image by request. It leaves
+    out images longer than the model's window, unless the window bounds them, too: so a window of
+    the keys before a row, and all keys up to the image's end, is what a row sees. Where a chunk of
+    the prompt ends within an image, its rows see what is there.
+    """
+    lengths = common.seq_lens_cpu_upper_bound
+    lengths = (common.seq_lens if lengths is None else lengths).tolist()
+    starts = common.query_start_loc_cpu.tolist()
+    rows: list[int] = []
+    pieces: list[tuple[int, int, int]] = []  # request, rows, keys
+    for request, ranges in common.mm_req_doc_ranges.items():
+        before = lengths[request] - (starts[request + 1] - starts[request])
+        for first, last in ranges:
+            begin, end = max(first, before), min(last + 1, lengths[request])
+            if last <= first or begin >= end:
+                continue
+            at = starts[request] - before
+            rows.extend(range(at + begin, at + end))
+            pieces.append((request, end - begin, end))
+    if not pieces:
+        return None
+    requests, new, keys = zip(*pieces, strict=True)
+    device = common.seq_lens.device
+    of = torch.tensor(requests, device=device)
+    batch = PagedBatch(
+        torch.tensor([0, *itertools.accumulate(new)], dtype=torch.int32, device=device),
+        torch.tensor(keys, dtype=torch.int32, device=device),
+        common.block_table_tensor[of],
+        max_q_len=_rounded_up(max(new)),
+        max_kv_len=_rounded_up(max(keys)),
+    )
+    return Images(torch.tensor(rows, device=device), batch, of)
 
 
 def refresh_sinks(copied: list[tuple[torch.Tensor, torch.Tensor]]) -> None:

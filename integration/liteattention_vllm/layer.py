@@ -14,8 +14,15 @@ from vllm.v1.attention.backend import AttentionImpl, AttentionType
 
 from liteattention_rocm import attention_paged, attention_varlen, engines, write_kv
 
-from .admission import USUAL_BLOCK, device, drafting_reasons, engine_reasons, fp8_dtype
-from .builder import EncoderMetadata, StepMetadata, refresh_sinks
+from .admission import (
+    USUAL_BLOCK,
+    device,
+    drafting_reasons,
+    engine_reasons,
+    fp8_dtype,
+    image_reasons,
+)
+from .builder import EncoderMetadata, Images, StepMetadata, refresh_sinks
 from .counters import LAYERS, WRITES, counters
 
 #: Below vLLM's own logger: it is the one that vLLM configures.
@@ -104,6 +111,7 @@ class LiteAttentionImpl(AttentionImpl):  # type: ignore[misc]
             lookahead=0 if attn_type == AttentionType.DECODER else self._lookahead,
         )
         reasons += drafting_reasons()
+        reasons += image_reasons()
         if reasons:
             raise ValueError(
                 f"liteattention_rocm cannot run this layer: {'; '.join(reasons)} (use another "
@@ -192,8 +200,36 @@ class LiteAttentionImpl(AttentionImpl):  # type: ignore[misc]
             v_scale=v_scale,
             out=output,
         )
+        if attn_metadata.images is not None:
+            self._see_images(query, keys, values, attn_metadata.images, k_scale, v_scale, output)
         counters.attended(query.shape[0])
         return output
+
+    def _see_images(
+        self,
+        query: torch.Tensor,
+        keys: torch.Tensor,
+        values: torch.Tensor,
+        images: Images,
+        k_scale: Any,
+        v_scale: Any,
+        output: torch.Tensor,
+    ) -> None:
+        """Compute the rows of images again: each sees the keys up to the end of its image."""
+        output[images.rows] = attention_paged(
+            query[images.rows],
+            keys,
+            values,
+            images.batch,
+            causal=False,
+            window=self.sliding_window,
+            lookahead=None,
+            soft_cap=self.logits_soft_cap,
+            sinks=self.sinks,
+            scale=self.scale,
+            k_scale=k_scale,
+            v_scale=v_scale,
+        )
 
     def _encode(
         self,

@@ -64,6 +64,8 @@ MODELS = {
     "gemma4": Model("gemma4", heads=4, kv_heads=2, head_dim=64, layers=6, window=64, seed=9),
     # Three windowed layers for each full one, which has no rotary embedding.
     "exaone4": Model("exaone4", heads=4, kv_heads=2, head_dim=64, layers=4, window=48, seed=10),
+    # A hybrid: every second layer is a short convolution, whose state is no cache of keys.
+    "lfm2": Model("lfm2", heads=4, kv_heads=2, head_dim=64, layers=4, seed=11),
 }
 
 
@@ -190,6 +192,13 @@ def _model(shape: Model) -> Any:
             rope_parameters={"rope_type": "default", "rope_theta": 1e6},
             **sizes,
         )
+    elif shape.family == "lfm2":
+        sizes.pop("head_dim")
+        config = transformers.Lfm2Config(
+            layer_types=["conv", "full_attention"] * (shape.layers // 2),
+            block_auto_adjust_ff_dim=False,
+            **sizes | {"tie_word_embeddings": True, "pad_token_id": UNKNOWN},
+        )
     elif shape.family == "qwen3":
         config = transformers.Qwen3Config(use_sliding_window=False, **sizes)
     else:
@@ -207,7 +216,8 @@ def _spread(model: Any, shape: Model) -> None:
 
     for name, weight in model.named_parameters():
         if weight.dim() < 2 or "embed" in name:
-            if "norm" in name and weight.dim() == 1 and ("q_norm" in name or "k_norm" in name):
+            of_scores = any(part in name for part in ("q_norm", "k_norm", "q_layer", "k_layer"))
+            if "norm" in name and weight.dim() == 1 and of_scores:
                 # gemma4 does not divide its scores by sqrt(head_dim)
                 gain = weight.numel() ** -0.25 if shape.family == "gemma4" else 1.0
                 weight.data.fill_(2**0.5 * gain)
@@ -215,8 +225,10 @@ def _spread(model: Any, shape: Model) -> None:
                 # as large as the scores, and exact in bf16, which is how SGLang keeps them
                 weight.data.copy_(torch.randn(weight.shape).mul(3).bfloat16())
             elif "embed" in name:
-                # gemma multiplies its embedding by sqrt(hidden), and its head shares it
-                gain = shape.hidden**-0.5 if shape.family.startswith("gemma") else 1.0
+                # gemma multiplies its embedding by sqrt(hidden), and its head shares it; so does
+                # that of lfm2
+                shared = shape.family.startswith("gemma") or shape.family == "lfm2"
+                gain = shape.hidden**-0.5 if shared else 1.0
                 if shape.family == "gemma4":
                     gain /= 4  # its layers' outputs are normalised; it would repeat its input
                 torch.nn.init.normal_(weight, std=gain)

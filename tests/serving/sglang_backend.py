@@ -18,7 +18,7 @@ from sglang.srt.layers.attention.attention_registry import ATTENTION_BACKENDS
 from sglang.srt.layers.attention.base_attn_backend import AttentionBackend
 from sglang.srt.layers.radix_attention import AttentionType, RadixAttention
 from sglang.srt.mem_cache.allocator.swa import PureSWATokenToKVPoolAllocator
-from sglang.srt.mem_cache.memory_pool import MHATokenToKVPool
+from sglang.srt.mem_cache.memory_pool import HybridLinearKVPool, MHATokenToKVPool
 from sglang.srt.mem_cache.swa_memory_pool import SWAKVPool
 from sglang.srt.model_executor.forward_batch_info import ForwardBatch, ForwardMode
 from sglang.srt.plugins import load_plugins
@@ -227,6 +227,50 @@ def test_layers_that_all_have_a_window() -> None:
     assert torch.equal(keys[step.batch.out_cache_loc], k)
     expected = step.expected(q, keys, values, 6)
     torch.testing.assert_close(out.view_as(expected), expected, atol=2e-5, rtol=2e-5)
+
+
+def hybrid_pool(kind: type = HybridLinearKVPool, **more: Any) -> HybridLinearKVPool:
+    """Layers 1 and 3 of a model attend, the others are Mamba's or of linear attention."""
+    return kind(
+        size=SLOTS, dtype=torch.float32, page_size=1, head_num=KV_HEADS, head_dim=DIM,
+        full_attention_layer_ids=[1, 3], device="cpu", mamba_pool=None, **more,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(("old", "new", "decode"), STEPS)
+def test_hybrids_keep_keys_for_some_layers(old: list[int], new: list[int], decode: bool) -> None:
+    """Qwen3-Next, Nemotron-H, Falcon-H1 and others: layers have the model's numbers."""
+    layers = [RadixAttention(HEADS, DIM, DIM**-0.5, KV_HEADS, at) for at in (1, 3)]
+    # Lightning attention has layers of the same class, which SGLang computes elsewhere.
+    linear = RadixAttention(HEADS, 7, 1.0, KV_HEADS, 0, v_head_dim=DIM)
+    cache = hybrid_pool()
+    made = runner([linear, *layers], cache)
+    backend = ATTENTION_BACKENDS[srt.BACKEND_NAME](made)
+    step = Step(made, old, new, decode)
+    step.fill(cache.full_kv_pool)
+    backend.init_forward_metadata(step.batch)
+    rows = sum(new)
+    for at, layer in enumerate(layers):
+        q = torch.randn(rows, HEADS, DIM)
+        k, v = torch.randn(2, rows, KV_HEADS, DIM)
+        out = backend.forward_extend(q.view(rows, -1), k, v, layer, step.batch)
+        keys, values = cache.full_kv_pool.k_buffer[at], cache.full_kv_pool.v_buffer[at]
+        assert torch.equal(keys[step.batch.out_cache_loc], k)
+        expected = step.expected(q, keys, values)
+        torch.testing.assert_close(out.view_as(expected), expected, atol=2e-5, rtol=2e-5)
+
+
+def test_hybrids_with_other_caches_are_refused() -> None:
+    """Latent attention (Kimi Linear), and hybrids that SGLang attends in by its own backend."""
+
+    class Sparse(HybridLinearKVPool):
+        pass
+
+    layer = RadixAttention(HEADS, DIM, 1.0, KV_HEADS, 1)
+    latent = hybrid_pool(use_mla=True, kv_lora_rank=64, qk_rope_head_dim=16)
+    for cache, name in ((latent, "MLATokenToKVPool"), (hybrid_pool(Sparse), "Sparse")):
+        with pytest.raises(ValueError, match=f"the cache is a {name}"):
+            ATTENTION_BACKENDS[srt.BACKEND_NAME](runner([layer], cache))
 
 
 @pytest.mark.parametrize("fp8", [torch.float8_e4m3fn, torch.float8_e4m3fnuz])  # the latter: gfx94x

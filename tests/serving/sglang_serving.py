@@ -247,41 +247,35 @@ def offline(
     return [[answer["output_ids"] for answer in batch] for batch in answers], counts
 
 
-@pytest.mark.parametrize(
-    ("name", "options"),
-    [
-        ("llama-d128", {"page_size": 16}),
-        ("qwen3-d128", {"page_size": 1, "chunked_prefill_size": 64, "enable_mixed_chunk": True}),
-    ],
-)
 def test_offline_engine(
-    folder: Path,
-    model: Callable[[str], Path],
-    built_in: Callable[[str], list[list[int]]],
-    name: str,
-    options: dict[str, object],
+    folder: Path, model: Callable[[str], Path], built_in: Callable[[str], list[list[int]]]
 ) -> None:
-    batches = [PROMPTS, PROMPTS + CONTINUED]
-    (first, second), counts = offline(folder / f"offline-{name}", model(name), batches, **options)
-    expected = built_in(name)
+    (first, second), counts = offline(
+        folder / "offline",
+        model("llama-d128"),
+        [PROMPTS, PROMPTS + CONTINUED],
+        page_size=1,
+        chunked_prefill_size=64,
+        enable_mixed_chunk=True,
+    )
+    expected = built_in("llama-d128")
     assert first == expected[:12]
     assert second == expected
     assert counts["calls"] and counts["decode"] and counts["prefix"]
 
 
-@pytest.mark.parametrize("page_size", [1, 16])
-def test_bf16(folder: Path, model: Callable[[str], Path], page_size: int) -> None:
+def test_bf16(folder: Path, model: Callable[[str], Path]) -> None:
     """The model recites its lines: what follows a beginning of any length is known."""
     lines = models.recited()
     starts = [20 + 19 * i for i in range(len(lines))]
     prompts = [line[:start] for line, start in zip(lines, starts, strict=True)]
     (tokens,), _ = offline(
-        folder / f"bf16-{page_size}",
+        folder / "bf16",
         model("overfit"),
         [prompts],
         tokens=64,
         dtype="bfloat16",
-        page_size=page_size,
+        page_size=16,
         chunked_prefill_size=64,
         enable_mixed_chunk=True,
     )
@@ -328,6 +322,22 @@ def test_sliding_window(
         chunked_prefill_size=64,
     )
     assert tokens == built_in("mistral-window")
+
+
+def test_hybrid(
+    folder: Path, model: Callable[[str], Path], built_in: Callable[[str], list[list[int]]]
+) -> None:
+    """Every second layer is a short convolution (LFM2): the others are ours, by their own numbers.
+
+    The state of convolutions is bf16, whatever the model is.
+    """
+    (first, second), counts = offline(
+        folder / "hybrid", model("lfm2"), [PROMPTS, PROMPTS + CONTINUED], chunked_prefill_size=64
+    )
+    expected = built_in("lfm2")
+    assert first == expected[:12]
+    assert second == expected
+    assert counts["prefix"] and counts["decode"]
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import math
 import os
 import subprocess
 import sys
@@ -41,6 +43,8 @@ from liteattention_emulator import library  # noqa: E402
 from liteattention_rocm import attention_paged, attention_varlen, write_kv  # noqa: E402
 from liteattention_rocm.engines import LIBRARY_VARIABLE  # noqa: E402
 from liteattention_rocm.engines.environment import settings  # noqa: E402
+from liteattention_vllm import admission  # noqa: E402
+from liteattention_vllm import builder as steps  # noqa: E402
 from liteattention_vllm.admission import fp8_dtype  # noqa: E402
 from liteattention_vllm.backend import LiteAttentionBackend  # noqa: E402
 from liteattention_vllm.layer import LiteAttentionImpl  # noqa: E402
@@ -77,8 +81,90 @@ def test_what_is_supported_is_declared() -> None:
     for kind in ("encoder_only", "encoder_decoder"):
         assert reasons(attn_type=kind) == []
     assert reasons(use_non_causal=True) == []
-    builder = LiteAttentionBackend.get_builder_cls()
-    assert builder.get_cudagraph_support(None, None) is AttentionCGSupport.NEVER
+    assert reasons(use_mm_prefix=True) == []
+    made = LiteAttentionBackend.get_builder_cls()
+    assert made.get_cudagraph_support(None, None) is AttentionCGSupport.NEVER
+
+
+@pytest.mark.parametrize("images", [True, False])
+def test_a_graph_holds_no_prompt_that_may_have_images(
+    images: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rows of images attend once more, which a captured step would not do."""
+    monkeypatch.setattr(steps, "plans_from_bounds", lambda: True)
+    config = SimpleNamespace(model_config=SimpleNamespace(is_mm_prefix_lm=images))
+    found = steps.LiteAttentionBuilder.get_cudagraph_support(config, None)
+    single = AttentionCGSupport.UNIFORM_SINGLE_TOKEN_DECODE
+    assert found is (single if images else AttentionCGSupport.ALWAYS)
+
+
+@pytest.mark.parametrize("images", [True, False])
+@pytest.mark.parametrize("microbatches", [True, False])
+def test_microbatches_of_a_model_with_images_are_refused(
+    images: bool, microbatches: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = SimpleNamespace(
+        model_config=SimpleNamespace(is_mm_prefix_lm=images),
+        parallel_config=SimpleNamespace(use_ubatching=microbatches),
+        speculative_config=None,
+    )
+    monkeypatch.setattr(admission, "get_current_vllm_config_or_none", lambda: config)
+    if images and microbatches:
+        with pytest.raises(ValueError, match=r"--enable-dbo .*--limit-mm-per-prompt"):
+            LiteAttentionImpl(4, 64, 1.0)
+    else:
+        LiteAttentionImpl(4, 64, 1.0)
+
+
+@pytest.mark.parametrize("window", [None, 12])
+@pytest.mark.parametrize("other_group", [False, True])
+def test_rows_of_an_image_see_the_whole_image(window: int | None, other_group: bool) -> None:
+    """Causal with a window, or of the same image: against float64, row by row.
+
+    The third request's prompt is cut within its image, the fourth begins within one, the last row
+    of the fifth is text behind it. Padding rows are left alone.
+    """
+    heads, kv_heads, dim, page = 4, 2, 64, 8
+    rows, lengths = [1, 20, 9, 7, 6], [30, 20, 25, 18, 26]
+    ranges: dict[int, list[tuple[int, int]]] = {
+        0: [(3, 12)], 1: [(2, 9), (12, 19)], 2: [(18, 27)], 3: [(8, 15)], 4: [(15, 24), (5, 5)]
+    }  # fmt: skip
+    generator = torch.Generator().manual_seed(8)
+    cache = torch.randn(40, kv_heads, page, 2 * dim, generator=generator)
+    tables = torch.randperm(40, generator=generator).int().view(2, 5, 4)
+    starts = torch.tensor([0, *itertools.accumulate(rows)], dtype=torch.int32)
+    total = sum(rows)
+    common = SimpleNamespace(
+        causal=True, num_reqs=5, query_start_loc=starts, query_start_loc_cpu=starts,
+        seq_lens=torch.tensor(lengths, dtype=torch.int32),
+        seq_lens_cpu_upper_bound=torch.tensor(lengths), block_table_tensor=tables[0],
+        max_query_len=20, max_seq_len=30, num_actual_tokens=total + 2, mm_req_doc_ranges=ranges,
+    )  # fmt: skip
+    made = steps.LiteAttentionBuilder(None, [], None, torch.device("cpu"))
+    metadata = made.build(0, common)
+    if other_group:
+        metadata = made.update_block_table(metadata, tables[1], torch.zeros(1))
+    query = torch.randn(total + 2, heads, dim, generator=generator)
+    out = torch.full_like(query, 7.0)
+    LiteAttentionImpl(heads, dim, 0.2, kv_heads, sliding_window=window).forward(
+        None, query, None, None, cache, metadata, out
+    )
+    row = 0
+    for r, (count, length) in enumerate(zip(rows, lengths, strict=True)):
+        pages = cache[tables[int(other_group), r].long()].transpose(1, 2).flatten(0, 1)[:length]
+        k, v = pages.double().repeat_interleave(heads // kv_heads, 1).chunk(2, -1)
+        for at in range(length - count, length):
+            key = torch.arange(length)
+            seen = (key <= at) & (key > at - (window or length))
+            for first, last in ranges[r]:
+                if first <= at <= last:
+                    seen |= (key >= first) & (key <= last)
+            score = torch.einsum("hd,khd->hk", query[row].double(), k) * 0.2
+            weights = score.masked_fill(~seen, -math.inf).softmax(-1)
+            expected = torch.einsum("hk,khd->hd", weights, v).float()
+            torch.testing.assert_close(out[row], expected, atol=2e-5, rtol=2e-5)
+            row += 1
+    assert (out[total:] == 7.0).all()
 
 
 def test_an_fp8_cache_holds_what_the_platform_computes_with(
@@ -113,13 +199,12 @@ def test_an_encoder_is_asked_about_without_a_cache(monkeypatch: pytest.MonkeyPat
 
 def test_every_reason_is_given_at_once() -> None:
     found = reasons(
-        head_size=100, use_mla=True, use_sparse=True, use_mm_prefix=True, use_dcp=True,
+        head_size=100, use_mla=True, use_sparse=True, use_dcp=True,
         use_pcp=True, use_rswa=True, use_batch_invariant=True, use_adaptive_verification=True,
         attn_type="encoder", kv_cache_dtype="nvfp4",
     )  # fmt: skip
     for part in (
         "kv_cache_dtype",
-        "partial multimodal",
         "MLA",
         "sparse",
         "attention type encoder not",

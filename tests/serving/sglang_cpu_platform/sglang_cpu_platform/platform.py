@@ -35,12 +35,17 @@ def activate() -> str | None:
 
 
 def fill_gaps() -> None:
-    """Point SGLang at its own PyTorch forms where it picks Triton by the backend's name alone."""
+    """Put PyTorch where SGLang has Triton only, or picks it by the backend's name alone."""
     if activate() is None:
         return
     from sglang.srt.mem_cache import allocation
     from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
+    from . import convolution
+
+    for function in (convolution.causal_conv1d_fn, convolution.causal_conv1d_update):
+        where = f"sglang.srt.layers.attention.mamba.causal_conv1d.{function.__name__}"
+        HookRegistry.register(where, function, HookType.REPLACE)
     HookRegistry.register(
         "sglang.srt.mem_cache.allocation.get_last_loc",
         allocation.get_last_loc_torch,
