@@ -44,7 +44,7 @@ out, lse = merge_states(*zip(*halves))
 print((out - whole).abs().max().item(), (lse - whole_lse).abs().max().item())
 """
     sparsity, merged = run(SNIPPETS[0], more)
-    assert 0.85 < float(sparsity) < 0.95
+    assert 0.65 < float(sparsity) < 0.75
     out, lse = map(float, merged.split())
     assert out < 0.04 and lse < 1e-5
 

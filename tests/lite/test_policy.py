@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import copy
 import fnmatch
+import inspect
 import json
 import math
 import pickle
+import pydoc
 import time
 
 import numpy as np
@@ -453,3 +455,19 @@ def test_patterns_that_name_no_denoiser_are_about_all_of_them() -> None:
         "transformer_2.blocks.9": 0.3,
     }  # fmt: skip
     assert {layer: policy.budget_at(4, layer) for layer in layers} == layers
+
+
+def test_the_signature_is_one_that_people_can_read() -> None:
+    text = str(inspect.signature(SkipPolicy))
+    for part in (
+        "(*, threshold: float | tuple[float, ...] | None = None, budget: float | tuple[float, ...]",
+        "| None = 0.05, threshold_scale: Literal['absolute', 'length'] = 'absolute'",
+        "layer_budgets: collections.abc.Mapping[str, float | tuple[float, ...] | tuple[tuple[float",
+        "warmup_steps: int = 4, last_step: int | None = None, retest_every: int | None = None",
+        "must_do: tuple[tuple[int, int], ...] = ()",
+        "soft_skip: bool = False",
+    ):
+        assert part in text, text
+    assert len(text) < 900 and "Annotated" not in text
+    assert list(inspect.signature(SkipPolicy).parameters) == list(SkipPolicy.model_fields)
+    assert text in pydoc.render_doc(SkipPolicy, renderer=pydoc.plaintext)
