@@ -80,7 +80,7 @@ def test_defaults() -> None:
             {"budget": 0.1, "layer_budgets": {"a*": [[0.1], [0, 0.2], [0, 0]]}},
             "steps have 1 or 2 budgets by head: give each step one for every query head",
         ),
-        ({"layer_thresholds": {"a*": (-1.0, -2.0)}}, "valid number"),
+        ({"threshold": -6, "layer_thresholds": {"a*": (-1, 2.0)}}, "layer_thresholds.a*.1\n"),
         ({"threshold_scale": "log"}, "'absolute' or 'length'"),
         ({"layer_thresholds": [-1.0]}, "valid dictionary"),
         ({"layer_thresholds": {"": -1.0}}, "at least 1 character"),

@@ -338,8 +338,9 @@ class SkipPolicy(BaseModel):
         threshold_scale: "absolute", or "length": the effective threshold is
             ``threshold - log2(kv_len)``, which bounds the mass that skips can drop however many
             keys there are (dropped mass can reach keys * 2^threshold relative to a row's peak).
-        layer_thresholds: fnmatch pattern on the layer name -> threshold in log2 units, replacing
-            ``threshold`` at every step; the first pattern that matches wins.
+        layer_thresholds: fnmatch pattern on the layer name -> threshold in log2 units, or a tuple
+            of them by step, replacing ``threshold`` at every step; the first pattern that matches
+            wins.
         layer_budgets: the same for budgets; a tuple has a budget for each query head of the model,
             and a tuple of such tuples is indexed by step, where its last one repeats.
         warmup_steps: steps [0, warmup_steps) are dense.
@@ -371,9 +372,9 @@ class SkipPolicy(BaseModel):
     budget: _Budgets | None = 0.05
     threshold_scale: Literal["absolute", "length"] = "absolute"
     layer_thresholds: Annotated[
-        Mapping[_Pattern, Threshold],
+        Mapping[_Pattern, _Thresholds],
         _by_layer("thresholds"),
-        PlainSerializer(dict, return_type=dict[str, float]),
+        PlainSerializer(dict, return_type=dict[str, Any]),
     ] = ByLayer()
     layer_budgets: Annotated[
         Mapping[_Pattern, LayerBudgets],
@@ -629,8 +630,7 @@ def _of_layer(
 ) -> tuple[float, ...]:
     """The numbers of a layer by step: of the first pattern that matches its name, or of all."""
     own = by_layer.first_match(layer)
-    if own is not None:
-        return (own,)
+    by_step = by_step if own is None else own
     return by_step if isinstance(by_step, tuple) else (cast(float, by_step),)
 
 
