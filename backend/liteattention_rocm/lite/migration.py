@@ -26,7 +26,7 @@ def ranges(tokens: Sequence[int]) -> Ranges:
 
     Args:
         tokens: flat, starts and ends of token ranges in turns, ends exclusive. Strictly ascending
-            as in 0.4.0, ``[2, 12, 40, 45]``, or strictly descending as before 0.3.0,
+            as in 0.4.0, ``[2, 12, 40, 45]``, or strictly descending as in 0.2.0,
             ``[45, 40, 12, 2]``: both are ``((2, 12), (40, 45))``.
 
     Raises:
