@@ -11,6 +11,7 @@ import torch
 
 import liteattention_rocm
 from liteattention_rocm import TileGeometry, engines
+from liteattention_rocm.engines.cpu import chosen_isa
 from liteattention_rocm.engines.triton import engine
 
 B, S, H, D = 1, 16, 2, 8
@@ -296,7 +297,7 @@ def test_engine_choice_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
         for _ in range(3):
             call(engine="cpu")
     lines = [r.getMessage() for r in caplog.records if "attention engine" in r.getMessage()]
-    assert lines == ["attention engine cpu (chosen by engine=)"]
+    assert lines == [f"attention engine cpu, {chosen_isa()} (chosen by engine=)"]
 
 
 def test_an_engine_that_lacks_triton_says_what_else_is_wrong(
