@@ -339,6 +339,11 @@ class Engine(ABC):
         """Whether it runs a GPU's machine code in software: its seconds are no GPU's then."""
         return False
 
+    @property
+    def described(self) -> str:
+        """Its name as logs give it, with the code path that calls take if it has several."""
+        return self.name
+
     def unavailable(self, device: torch.device) -> list[str]:
         """Return every reason why it cannot run on ``device`` at all, whatever the request.
 

@@ -19,7 +19,7 @@ from typing import Any, Literal, overload
 import torch
 
 from . import engines, validation
-from .arguments import Reasons
+from .arguments import Reasons, is_real
 from .contract import (
     Bound,
     DenseRequest,
@@ -269,7 +269,8 @@ def lite_attention(
             are not computed. Only with a budget above 0.
         limits: int32, contiguous [Hq], or None: a budget for each query head, as
             :func:`liteattention_rocm.lite.budget.limits` makes them. The largest of them is then
-            given as ``budget``; a head with a limit of 0 keeps every tile.
+            given as ``budget``; a head with a limit of 0 keeps every tile. With a
+            budget of 0 all are taken as 0.
         geometry: tile sizes; by default what the engine prefers for this head
             dimension and number of rows.
 
@@ -311,7 +312,7 @@ def lite_attention(
             wrong.limit(threshold, budget)
             validation.lite(
                 wrong, (q, k, v, out), layout, bitmaps, mass, limits, -math.inf, share, descending,
-                soft_skip, geometry,
+                soft_skip, geometry, zeros=is_real(budget) and budget == 0,
             )  # fmt: skip
         wrong.raise_for(_WHAT)
         scale = _scale(q, scale)
@@ -319,6 +320,8 @@ def lite_attention(
             -math.inf if threshold is None else float(threshold),
             0.0 if budget is None else float(budget),
         )
+    if limits is not None and budget == 0:
+        limits = None  # none is larger: every head keeps every tile
     given = out
     if out is None:
         out = torch.empty_like(q)

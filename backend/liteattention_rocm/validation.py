@@ -147,13 +147,16 @@ def lite(
     descending: Any,
     soft_skip: Any,
     geometry: Any,
+    *,
+    zeros: bool = False,
 ) -> None:
     """Add everything wrong with what LiteAttention adds to a dense call.
 
     ``given``: q, k, v and out. ``bitmaps``: read, write, must_do and must_skip, by name. ``limits``
     are budgets by head, whose numbers are not looked at: they lie on the device. Nothing
-    is voted on at threshold -inf, nor weighed with a budget of 0. ``geometry`` is None if too much
-    is wrong for an engine to be asked for it.
+    is voted on at threshold -inf, nor weighed with a budget of 0. ``zeros`` says that a budget of 0
+    was given, beside which limits may stand, as none can be larger. ``geometry`` is None if too
+    much is wrong for an engine to be asked for it.
     """
     q, k, v, out = given
     lite_options(found, threshold, budget, descending, soft_skip, geometry)
@@ -165,9 +168,9 @@ def lite(
     if mass is not None and not weighs:
         found.values.append("mass is written in a step with a budget above 0: leave it out")
     by_head = {} if limits is None else found.usable({"limits": limits})
-    if limits is not None and not weighs:
+    if limits is not None and not weighs and not zeros:
         found.values.append(
-            "limits are budgets by head, of which the largest is to be given as budget, above 0"
+            "limits are budgets by head, of which the largest is to be given as budget"
         )
     found.no_derivative(weights)
     for name, bits in (weights | by_head).items():

@@ -226,9 +226,6 @@ class CalibrationOptions(BaseModel):
 GRAPH_WARMUPS = 3
 
 
-#: More is a slip of the keyboard: schedulers have 1,000 timesteps.
-
-
 class SuiteConfig(BaseModel):
     """A whole run. Sizes left out are the model's own defaults (see ``runner.defaults``)."""
 

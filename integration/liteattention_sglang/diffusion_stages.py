@@ -16,7 +16,7 @@ from sglang.multimodal_gen.runtime.disaggregation.roles import RoleType
 from sglang.multimodal_gen.runtime.distributed.parallel_state import get_world_rank
 from sglang.multimodal_gen.runtime.pipelines_core.stages.base import PipelineStage
 
-from liteattention_rocm import SkipPolicy
+from liteattention_rocm import SkipPolicy, engines
 from liteattention_rocm.brief import first_few, shown
 
 from . import BACKEND_NAME, reports
@@ -175,7 +175,7 @@ def _report(request: Any, state: Generation, model: str) -> None:
             ", ".join(names),
             f" and {missing} more in its batch" if missing else "",
             100 * statistics.sparsity,
-            state.engine,
+            engines.get(state.engine).described if state.engine else "none",
         )
         _warn(state, model)
     folder = reports.folder()

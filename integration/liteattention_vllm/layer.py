@@ -117,7 +117,7 @@ class LiteAttentionImpl(AttentionImpl):  # type: ignore[misc]
                 f"liteattention_rocm cannot run this layer: {'; '.join(reasons)} (use another "
                 "--attention-backend)"
             )
-        name = engines.choose(device()).name
+        name = engines.choose(device()).described
         logger.info_once("liteattention_rocm attends on engine %s.", name)
         counters.add(LAYERS)
 

@@ -11,6 +11,7 @@ import torch
 
 import liteattention_rocm
 from liteattention_rocm import TileGeometry, engines
+from liteattention_rocm.engines.cpu import chosen_isa
 from liteattention_rocm.engines.triton import versions
 
 B, S, H, D = 1, 16, 2, 8
@@ -295,7 +296,7 @@ def test_engine_choice_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
         for _ in range(3):
             call(engine="cpu")
     lines = [r.getMessage() for r in caplog.records if "attention engine" in r.getMessage()]
-    assert lines == ["attention engine cpu (chosen by engine=)"]
+    assert lines == [f"attention engine cpu, {chosen_isa()} (chosen by engine=)"]
 
 
 def test_an_engine_that_lacks_triton_says_what_else_is_wrong(
@@ -314,3 +315,27 @@ def test_an_engine_that_lacks_triton_says_what_else_is_wrong(
         call(engine="portable")
     for reason in ("pip install triton; it runs on GPU tensors", "; head dim must be 64 or 128"):
         assert reason in str(caught.value)
+
+
+@pytest.mark.parametrize("engine", ["cpu", "reference"])
+def test_budgets_by_head_of_a_step_that_drops_nothing(engine: str) -> None:
+    """As a policy's step of zeros: every tile stays, and the result is that with a budget of 0."""
+    g = torch.Generator().manual_seed(0)
+    q, k, v = torch.randn(3, B, 128, H, D, generator=g).bfloat16()
+    full = torch.full((B, H, 8, 1), 3, dtype=torch.int32)
+    results = []
+    for limits in (None, torch.zeros(H, dtype=torch.int32), torch.ones(H, dtype=torch.int32)):
+        for _ in range(2):  # the second call is a remembered one
+            write = torch.zeros_like(full)
+            out = lite(
+                q=q, k=k, v=v, read=full, write=write, threshold=None, budget=0, limits=limits,
+                engine=engine,
+            )  # fmt: skip
+            assert torch.equal(write, full)
+            results.append(out)
+    assert all(torch.equal(results[0], out) for out in results)
+    with pytest.raises(ValueError, match=r"limits must be \[2\], got \[3\]"):
+        lite(
+            q=q, k=k, v=v, read=full, write=write, threshold=None, budget=0, engine=engine,
+            limits=torch.zeros(H + 1, dtype=torch.int32),
+        )  # fmt: skip

@@ -30,7 +30,12 @@ WAYS = {"messages": False, "peers": True}
 POLICIES = {
     "plain": SkipPolicy(threshold=-5.0, warmup_steps=0),
     "exact": SkipPolicy(threshold=float("-inf"), warmup_steps=0),
-    "length": SkipPolicy(threshold=(-1.0, 0.0), threshold_scale="length", warmup_steps=0),
+    "length": SkipPolicy(
+        threshold=(-1.0, 0.0),
+        threshold_scale="length",
+        layer_thresholds={"y": (-2.0, 0.0)},
+        warmup_steps=0,
+    ),
     "layers": SkipPolicy(
         threshold=-20.0, layer_thresholds={"x": -3.0}, branches="shared", warmup_steps=0
     ),
@@ -573,8 +578,12 @@ def test_ring_is_the_merge_of_its_splits(results: Any, name: str) -> None:
                     "must_skip": [(max(768, start) - start, length)] if last > 768 else [],
                 }
             if name == "length":
-                absolute = tuple(t - torch.tensor(float(ROWS)).log2().item() for t in (-1.0, 0.0))
-                change = {"threshold": absolute, "threshold_scale": "absolute"}
+                less = torch.tensor(float(ROWS)).log2().item()
+                change = {
+                    "threshold": (-1.0 - less, -less),
+                    "layer_thresholds": {"y": (-2.0 - less, -less)},
+                    "threshold_scale": "absolute",
+                }
             own[split] = LiteAttention(
                 SkipPolicy(**{**policy.model_dump(), **change}), geometry=TILE
             )

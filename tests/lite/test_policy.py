@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import copy
 import fnmatch
+import inspect
 import json
 import math
 import pickle
+import pydoc
 import time
 
 import numpy as np
@@ -78,7 +80,7 @@ def test_defaults() -> None:
             {"budget": 0.1, "layer_budgets": {"a*": [[0.1], [0, 0.2], [0, 0]]}},
             "steps have 1 or 2 budgets by head: give each step one for every query head",
         ),
-        ({"layer_thresholds": {"a*": (-1.0, -2.0)}}, "valid number"),
+        ({"threshold": -6, "layer_thresholds": {"a*": (-1, 2.0)}}, "layer_thresholds.a*.1\n"),
         ({"threshold_scale": "log"}, "'absolute' or 'length'"),
         ({"layer_thresholds": [-1.0]}, "valid dictionary"),
         ({"layer_thresholds": {"": -1.0}}, "at least 1 character"),
@@ -453,3 +455,19 @@ def test_patterns_that_name_no_denoiser_are_about_all_of_them() -> None:
         "transformer_2.blocks.9": 0.3,
     }  # fmt: skip
     assert {layer: policy.budget_at(4, layer) for layer in layers} == layers
+
+
+def test_the_signature_is_one_that_people_can_read() -> None:
+    text = str(inspect.signature(SkipPolicy))
+    for part in (
+        "(*, threshold: float | tuple[float, ...] | None = None, budget: float | tuple[float, ...]",
+        "| None = 0.05, threshold_scale: Literal['absolute', 'length'] = 'absolute'",
+        "layer_budgets: collections.abc.Mapping[str, float | tuple[float, ...] | tuple[tuple[float",
+        "warmup_steps: int = 4, last_step: int | None = None, retest_every: int | None = None",
+        "must_do: tuple[tuple[int, int], ...] = ()",
+        "soft_skip: bool = False",
+    ):
+        assert part in text, text
+    assert len(text) < 900 and "Annotated" not in text
+    assert list(inspect.signature(SkipPolicy).parameters) == list(SkipPolicy.model_fields)
+    assert text in pydoc.render_doc(SkipPolicy, renderer=pydoc.plaintext)

@@ -247,12 +247,12 @@ def test_a_stage_without_our_layers_is_told_as_before(
 def unnamed(worker: Worker) -> Iterator[list[Any]]:
     """The layers as they are in models that build them without a prefix."""
     impls = self_attention(worker)
-    before = [(impl.name, impl.named) for impl in impls]
+    before = [(impl.name, impl.named, impl.placed) for impl in impls]
     for impl in impls:
-        impl.name, impl.named = "attention", False
+        impl.name, impl.named, impl.placed = "attention", False, False
     yield impls
-    for impl, (name, named) in zip(impls, before, strict=True):
-        impl.name, impl.named = name, named
+    for impl, (name, named, placed) in zip(impls, before, strict=True):
+        impl.name, impl.named, impl.placed = name, named, placed
 
 
 def test_layers_without_a_prefix_have_the_names_of_their_modules(
@@ -269,7 +269,7 @@ def test_layers_without_a_prefix_have_the_names_of_their_modules(
     assert thresholds == {-30.0} and result.report["unmatched_patterns"] == []
 
 
-def test_patterns_that_match_no_layer_are_said_once_per_policy(
+def test_patterns_that_match_no_layer_are_said_once(
     worker: Worker, said: Callable[[], list[str]]
 ) -> None:
     options = {**BOLD, "layer_thresholds": {"layers.*": -3, "blocks.1.*": -4, "x": -5}}
@@ -278,12 +278,14 @@ def test_patterns_that_match_no_layer_are_said_once_per_policy(
         assert result.report is not None
         assert result.report["unmatched_patterns"] == ["layers.*", "x"]
     (text,) = said()
-    assert "matches 'layers.*', 'x' in the policy" in text and "'blocks.1.*'" in text
+    assert "matches the policy's patterns 'layers.*', 'x': the layers" in text
     assert "the layers are 'blocks.0.attn1', 'blocks.1.attn1', " in text and "2 more" in text
     worker.run({**options, "threshold": -3})
-    assert len(said()) == 2
-    worker.run({**options, "enabled": False})
-    assert len(said()) == 2
+    assert len(said()) == 1
+    worker.run({**options, "enabled": False, "layer_thresholds": {"y": -1}})
+    assert len(said()) == 1
+    worker.run({**options, "layer_thresholds": {f"y{i}": -1 for i in range(99)}})
+    assert len(said()) == 2 and "'y3', and 95 more: the layers" in said()[-1]
 
 
 # --- reports ------------------------------------------------------------------------------------

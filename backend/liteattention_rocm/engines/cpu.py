@@ -79,6 +79,11 @@ class CpuEngine(Engine):
     weighs = True
     values_apart = True
 
+    @property
+    def described(self) -> str:
+        """Its name and the instruction-set path, such as "cpu, amx"."""
+        return f"{self.name}, {chosen_isa()}"
+
     def unavailable(self, device: torch.device) -> list[str]:
         """Return every reason why it cannot run on ``device``; see :meth:`Engine.unavailable`."""
         reasons = super().unavailable(device)

@@ -74,7 +74,7 @@ def choose(device: torch.device | str, requested: str | None = None) -> Engine:
         raise ValueError(f"unknown engine {name!r}{given}: this build has {', '.join(available())}")
     engine = get(name)
     if (engine.name, source) not in _announced and not torch.compiler.is_compiling():
-        _announce(engine.name, source)
+        _announce(engine, source)
     return engine
 
 
@@ -122,9 +122,13 @@ def _refusal(
     return f"engine {engine.name!r} cannot run {what}: {'; '.join(reasons)} ({remedy})"
 
 
-def _announce(name: str, source: str) -> None:
-    key = (name, source)
+def _announce(engine: Engine, source: str) -> None:
+    key = (engine.name, source)
     with _announce_lock:
         if key not in _announced:
             _announced.add(key)
-            logger.info("attention engine %s (chosen by %s)", name, source)
+            try:
+                described = engine.described
+            except ValueError:  # a code path that is not there: calls say so
+                described = engine.name
+            logger.info("attention engine %s (chosen by %s)", described, source)

@@ -19,6 +19,7 @@ import torch.distributed as dist
 from typing_extensions import Self
 
 from ..arguments import Reasons
+from ..brief import first_few
 from ..contract import Rounding, TileGeometry
 from ..dense import merge_states
 from . import deal, exchange
@@ -466,8 +467,9 @@ class SeqParallel:
         total = self.ranks * length
         past = [item for item in (*whole.must_do, *whole.must_skip) if item[1] > total]
         if past:
+            named = first_few([f"[{start}, {end})" for start, end in past], ", ")
             raise ValueError(
-                f"token ranges {past} end past the {total} keys of all {self.ranks} ranks"
+                f"token ranges {named} end past the {total} keys of all {self.ranks} ranks"
             )
         must_skip = _within(whole.must_skip, start, length)
         left_out = must_skip == ((0, length),)
@@ -478,13 +480,10 @@ class SeqParallel:
         if whole.threshold_scale == "length":
             # LiteAttention subtracts log2 of the split's length, not of the whole one.
             more = math.log2(self.ranks)
-            given = whole.threshold
-            assert given is not None  # lengths scale thresholds only
-            change["threshold"] = (
-                tuple(value - more for value in given) if isinstance(given, tuple) else given - more
-            )
+            assert whole.threshold is not None  # lengths scale thresholds only
+            change["threshold"] = _lowered(whole.threshold, more)
             change["layer_thresholds"] = {
-                name: value - more for name, value in whole.layer_thresholds.items()
+                name: _lowered(value, more) for name, value in whole.layer_thresholds.items()
             }
         return _Part(whole, whole.model_copy(update=change), left_out)
 
@@ -574,6 +573,13 @@ class SeqParallel:
         A later call has such memory again.
         """
         self._exchange.free()
+
+
+def _lowered(thresholds: float | tuple[float, ...], by: float) -> float | tuple[float, ...]:
+    """Thresholds, of one step or of all, that are lower by a number."""
+    if isinstance(thresholds, tuple):
+        return tuple(value - by for value in thresholds)
+    return thresholds - by
 
 
 def _within(ranges: Ranges, start: int, length: int) -> Ranges:

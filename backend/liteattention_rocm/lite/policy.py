@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import collections
 import difflib
+import functools
+import inspect
 import math
+import operator
 from collections.abc import Callable, Mapping, Sequence
 from numbers import Integral, Real
-from typing import Annotated, Any, Literal, NamedTuple, cast
+from types import UnionType
+from typing import Annotated, Any, Literal, NamedTuple, Union, cast, get_args, get_origin
 
 import torch
 from pydantic import (
@@ -46,7 +50,7 @@ def _plain_float(value: Any) -> Any:
     try:
         return float(value)
     except OverflowError:  # an integer past the floats
-        return math.inf if value > 0 else -math.inf
+        return math.inf if value > 0 else -math.inf  # type: ignore[operator]
 
 
 def _number_in_quotes(text: str) -> Any:
@@ -334,8 +338,9 @@ class SkipPolicy(BaseModel):
         threshold_scale: "absolute", or "length": the effective threshold is
             ``threshold - log2(kv_len)``, which bounds the mass that skips can drop however many
             keys there are (dropped mass can reach keys * 2^threshold relative to a row's peak).
-        layer_thresholds: fnmatch pattern on the layer name -> threshold in log2 units, replacing
-            ``threshold`` at every step; the first pattern that matches wins.
+        layer_thresholds: fnmatch pattern on the layer name -> threshold in log2 units, or a tuple
+            of them by step, replacing ``threshold`` at every step; the first pattern that matches
+            wins.
         layer_budgets: the same for budgets; a tuple has a budget for each query head of the model,
             and a tuple of such tuples is indexed by step, where its last one repeats.
         warmup_steps: steps [0, warmup_steps) are dense.
@@ -367,9 +372,9 @@ class SkipPolicy(BaseModel):
     budget: _Budgets | None = 0.05
     threshold_scale: Literal["absolute", "length"] = "absolute"
     layer_thresholds: Annotated[
-        Mapping[_Pattern, Threshold],
+        Mapping[_Pattern, _Thresholds],
         _by_layer("thresholds"),
-        PlainSerializer(dict, return_type=dict[str, float]),
+        PlainSerializer(dict, return_type=dict[str, Any]),
     ] = ByLayer()
     layer_budgets: Annotated[
         Mapping[_Pattern, LayerBudgets],
@@ -512,15 +517,15 @@ class SkipPolicy(BaseModel):
         limits: tuple[Limit, ...]
         if self.budget is None:
             less = math.log2(kv_len) if self.threshold_scale == "length" else 0.0
-            thresholds = _of_layer(self.threshold, self.layer_thresholds, layer)
+            thresholds = _of_layer(self.threshold, cast(ByLayer, self.layer_thresholds), layer)
             limits = tuple([Limit(value - less, 0.0) for value in thresholds])
         else:
-            own = self.layer_budgets.first_match(layer)
+            own = cast(ByLayer, self.layer_budgets).first_match(layer)
             if isinstance(own, tuple):
                 by_step = own if isinstance(own[0], tuple) else (own,)
                 limits = tuple([Limit(-math.inf, max(heads), heads) for heads in by_step])
             else:
-                budgets = _of_layer(self.budget, self.layer_budgets, layer)
+                budgets = _of_layer(self.budget, cast(ByLayer, self.layer_budgets), layer)
                 limits = tuple([Limit(-math.inf, value) for value in budgets])
         return Schedule(
             self.warmup_steps,
@@ -593,13 +598,39 @@ class SkipPolicy(BaseModel):
         return masks[0], masks[1]
 
 
+def _plain(annotation: Any) -> Any:
+    """A type without the validators that its parts are annotated with."""
+    origin, parts = get_origin(annotation), get_args(annotation)
+    if origin is Annotated:
+        return _plain(parts[0])
+    if origin in (None, Literal):
+        return annotation
+    parts = tuple(part if part is ... else _plain(part) for part in parts)
+    if origin in (Union, UnionType):
+        return functools.reduce(operator.or_, parts)
+    return origin[parts]
+
+
+# Pydantic's own shows how each field is validated, a screen of it.
+SkipPolicy.__signature__ = inspect.Signature(
+    [
+        inspect.Parameter(
+            name,
+            inspect.Parameter.KEYWORD_ONLY,
+            default=field.default,
+            annotation=_plain(field.annotation),
+        )
+        for name, field in SkipPolicy.model_fields.items()
+    ]
+)
+
+
 def _of_layer(
     by_step: float | tuple[float, ...] | None, by_layer: ByLayer, layer: str
 ) -> tuple[float, ...]:
     """The numbers of a layer by step: of the first pattern that matches its name, or of all."""
     own = by_layer.first_match(layer)
-    if own is not None:
-        return (own,)
+    by_step = by_step if own is None else own
     return by_step if isinstance(by_step, tuple) else (cast(float, by_step),)
 
 
