@@ -16,7 +16,7 @@ from PIL import Image, ImageDraw, ImageFont
 
 from liteattention_rocm import json_text
 from liteattention_rocm.cli.files import replacing, set_aside, write_text
-from liteattention_rocm.lite.picture import draw_steps, draw_tiles
+from liteattention_rocm.lite.picture import as_card, draw_steps, draw_tiles
 from liteattention_rocm.lite.statistics import SkipStatistics
 
 from . import page
@@ -28,9 +28,10 @@ from .suite import Result, summarise
 _PICTURES = ("contact_sheets", "skipped_tiles", "plots")
 #: The report as a page, written once, at the end: it holds the videos.
 HTML = "report.html"
-_SHOWN_FRAMES = 8
-_LABEL_WIDTH = 190
-_SHEET_SIDE = 128  # pixels a frame takes on the contact sheet, at least
+_SHOWN_FRAMES = 4
+# Of the contact sheet, in pixels; and its colours.
+_CELL, _GAP, _MARGIN = 176, 8, 20
+_CARD, _INK, _QUIET = "#161b23", "#e7eaf0", "#9ba6b6"
 _GOOD_PSNR = 30.0  # dB; drawn as a line to judge by
 #: Most of a suite's time that goes into writing its report again and again, as one over it.
 _REPORT_SHARE = 10
@@ -247,7 +248,7 @@ def _contact_sheets(result: Result, report: dict[str, Any], out: Path) -> list[s
                 total = sum(record["tiles_total"] for record in run.skips)
                 computed = sum(record["tiles_computed"] for record in run.skips)
                 # A policy that is off counts no tiles.
-                label.append(f"sparsity {1 - computed / total if total else 0:.1%}")
+                label.append(f"{1 - computed / total if total else 0:.1%} of tiles skipped")
             dense = result.reference(configuration, "dense")
             base = None if dense is None else result.first(dense, prompt, seed)
             if base is not None and configuration.name != dense:
@@ -265,40 +266,59 @@ def _contact_sheets(result: Result, report: dict[str, Any], out: Path) -> list[s
 
 
 def contact_sheet(strips: Sequence[tuple[Sequence[str], Frames]], path: Path, title: str) -> None:
-    """Draw one row per configuration: its label, then up to eight frames from first to last."""
+    """Draw a strip of four frames for each configuration, its label above it, on a dark card.
+
+    Letters are so large that they can be read where the picture is 360 pixels wide, and a dark
+    card suits pages of either colour; its corners are transparent.
+    """
     shown = min(_SHOWN_FRAMES, strips[0][1].shape[0])
     picks = np.linspace(0, strips[0][1].shape[0] - 1, shown).round().astype(int)
     height, width = strips[0][1].shape[1:3]
-    scale = max(1, _SHEET_SIDE // height) if height < _SHEET_SIDE else _SHEET_SIDE / height
-    cell = (round(width * scale), round(height * scale))
-    gap, head = 4, 40
-    sheet = Image.new(
-        "RGB",
-        (_LABEL_WIDTH + shown * (cell[0] + gap), head + len(strips) * (cell[1] + gap)),
-        "white",
-    )
+    cell = (_CELL, round(_CELL * height / width))
+    inside = shown * (cell[0] + _GAP) - _GAP
+    whole = max(inside, 4 * (_CELL + _GAP) - _GAP)  # so that labels have room
+    large, small = ImageFont.load_default(28), ImageFont.load_default(25)
+    heading = _lines(title, small, whole)
+    labels = [_lines(", ".join(label), large, whole) for label, _ in strips]
+    line = 34
+    body = sum(line * len(label) + cell[1] + 2 * _GAP for label in labels)
+    size = (whole + 2 * _MARGIN, 2 * _MARGIN + line * len(heading) + _GAP + body)
+    sheet = Image.new("RGBA", size, (0, 0, 0, 0))
     draw = ImageDraw.Draw(sheet)
-    font = ImageFont.load_default(14)
-    draw.text((8, 4), title, fill="black", font=font)
-    for column, pick in enumerate(picks):
-        x = _LABEL_WIDTH + column * (cell[0] + gap)
-        draw.text((x, 22), f"frame {pick}", fill="#555555", font=ImageFont.load_default(12))
-    for line, (label, frames) in enumerate(strips):
-        y = head + line * (cell[1] + gap)
-        for number, text in enumerate(label):
-            draw.text(
-                (8, y + 4 + 19 * number),
-                text,
-                fill="black" if number == 0 else "#444444",
-                font=font,
-            )
+    draw.rounded_rectangle((0, 0, size[0] - 1, size[1] - 1), 16, fill=_CARD)
+    y = _MARGIN
+
+    def write(lines: Sequence[str], font: Any, fill: str) -> None:
+        nonlocal y
+        for text in lines:
+            draw.text((_MARGIN, y), text, fill=fill, font=font)
+            y += line
+
+    write(heading, small, _QUIET)
+    y += _GAP
+    for label, (_, frames) in zip(labels, strips, strict=True):
+        write(label, large, _INK)
         for column, pick in enumerate(picks):
+            enlarged = cell[0] >= width
             frame = Image.fromarray(frames[pick]).resize(
-                cell, Image.Resampling.NEAREST if scale >= 1 else Image.Resampling.LANCZOS
+                cell, Image.Resampling.NEAREST if enlarged else Image.Resampling.LANCZOS
             )
-            sheet.paste(frame, (_LABEL_WIDTH + column * (cell[0] + gap), y))
+            sheet.paste(frame, (_MARGIN + column * (cell[0] + _GAP), y + 2))
+        y += cell[1] + 2 * _GAP
     with replacing(path) as part:
-        sheet.save(part)
+        sheet.save(part, optimize=True)
+
+
+def _lines(text: str, font: Any, width: int) -> list[str]:
+    """Break a text between words where it is wider than ``width`` pixels."""
+    lines = [""]
+    for word in text.split():
+        longer = f"{lines[-1]} {word}".strip()
+        if lines[-1] and font.getlength(longer) > width:
+            lines.append(word)
+        else:
+            lines[-1] = longer
+    return lines
 
 
 def _skipped_tiles(result: Result, out: Path) -> list[str]:
@@ -329,6 +349,7 @@ def _plots(result: Result, report: dict[str, Any], out: Path) -> list[str]:
 
     def save(figure: Any, name: str) -> None:
         with replacing(out / name) as part:
+            as_card(figure)
             figure.savefig(part, dpi=130)
         names.append(name)
 

@@ -23,7 +23,7 @@ from .runs import Run
 #: has 1 % and less, one with twice as many busy threads as processors about half.
 MOST_WAITED = 0.1
 #: How far the times outside attention may be apart, as a share of the smallest.
-MOST_APART = 0.1
+MOST_APART = 0.15
 BUSY = "machine was busy, no speed-ups"
 
 

@@ -12,6 +12,8 @@ import torch
 from .bitmap import unpack
 from .statistics import SkipStatistics
 
+_CARD, _INK, _QUIET = "#161b23", "#e7eaf0", "#9ba6b6"
+
 
 def draw_tiles(
     tiles: torch.Tensor,
@@ -114,9 +116,30 @@ def _figure(width: float, height: float) -> Any:
     return figure
 
 
+def as_card(figure: Any) -> None:
+    """Give a figure of matplotlib a dark ground and light text, which suits pages of any colour."""
+    figure.patch.set_facecolor(_CARD)
+    for axis in figure.axes:
+        if axis.get_facecolor() == (1.0, 1.0, 1.0, 1.0):
+            axis.set_facecolor(_CARD)
+        axis.tick_params(colors=_QUIET, which="both")
+        for spine in axis.spines.values():
+            spine.set_edgecolor(_QUIET)
+        for text in (axis.title, axis.xaxis.label, axis.yaxis.label, *axis.texts):
+            text.set_color(_INK)
+        legend = axis.get_legend()
+        if legend is not None:
+            legend.get_frame().set(facecolor=_CARD, edgecolor=_QUIET)
+            for text in legend.get_texts():
+                text.set_color(_INK)
+    if figure._suptitle is not None:
+        figure._suptitle.set_color(_INK)
+
+
 def _save(figure: Any, path: str | PathLike[str], title: str | None) -> Path:
     if title:
         figure.suptitle(title, fontsize=10)
     target = Path(path)
+    as_card(figure)
     figure.savefig(target, dpi=120)
     return target
