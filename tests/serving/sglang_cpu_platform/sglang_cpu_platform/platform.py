@@ -5,6 +5,9 @@ SGLang's in-tree CPU engine needs a CPU build of its kernel library, which regis
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import torch
 from sglang.srt.platforms.cpu import CpuDeviceMixin
 from sglang.srt.platforms.device_mixin import PlatformEnum
@@ -34,6 +37,10 @@ def activate() -> str | None:
     return f"{CpuTestPlatform.__module__}.{CpuTestPlatform.__qualname__}"
 
 
+def _device_name(original: Callable[..., Any], *args: Any, **options: Any) -> str:
+    return str(original(*args, **options))
+
+
 def fill_gaps() -> None:
     """Point SGLang at its own PyTorch forms where it picks Triton by the backend's name alone."""
     if activate() is None:
@@ -41,6 +48,10 @@ def fill_gaps() -> None:
     from sglang.srt.mem_cache import allocation
     from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
+    # Without --device SGLang asks a platform from outside for a device and takes it for a name.
+    HookRegistry.register(
+        "sglang.srt.arg_groups.serving_hook.get_device", _device_name, HookType.AROUND
+    )
     HookRegistry.register(
         "sglang.srt.mem_cache.allocation.get_last_loc",
         allocation.get_last_loc_torch,
