@@ -5,6 +5,9 @@ SGLang's in-tree CPU engine needs a CPU build of its kernel library, which regis
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import torch
 from sglang.srt.platforms.cpu import CpuDeviceMixin
 from sglang.srt.platforms.device_mixin import PlatformEnum
@@ -34,6 +37,10 @@ def activate() -> str | None:
     return f"{CpuTestPlatform.__module__}.{CpuTestPlatform.__qualname__}"
 
 
+def _device_name(original: Callable[..., Any], *args: Any, **options: Any) -> str:
+    return str(original(*args, **options))
+
+
 def fill_gaps() -> None:
     """Put PyTorch where SGLang has Triton only, or picks it by the backend's name alone."""
     if activate() is None:
@@ -46,6 +53,10 @@ def fill_gaps() -> None:
     for function in (convolution.causal_conv1d_fn, convolution.causal_conv1d_update):
         where = f"sglang.srt.layers.attention.mamba.causal_conv1d.{function.__name__}"
         HookRegistry.register(where, function, HookType.REPLACE)
+    # Without --device SGLang asks a platform from outside for a device and takes it for a name.
+    HookRegistry.register(
+        "sglang.srt.arg_groups.serving_hook.get_device", _device_name, HookType.AROUND
+    )
     HookRegistry.register(
         "sglang.srt.mem_cache.allocation.get_last_loc",
         allocation.get_last_loc_torch,
