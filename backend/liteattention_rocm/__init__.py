@@ -85,7 +85,6 @@ __all__ = [
     "SeqParallel",
     "SkipPolicy",
     "TileGeometry",
-    "__commit__",
     "__version__",
     "attention",
     "attention_paged",
