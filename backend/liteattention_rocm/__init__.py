@@ -86,7 +86,6 @@ __all__ = [
     "SeqParallel",
     "SkipPolicy",
     "TileGeometry",
-    "__commit__",
     "__version__",
     "attention",
     "attention_paged",

@@ -223,7 +223,7 @@ def test_a_process_ends_when_its_parent_is_killed(tmp_path: Path) -> None:
     )
     script = tmp_path / "parent.py"
     script.write_text(code)
-    path = os.pathsep.join([str(Path(__file__).parents[3]), *sys.path])
+    path = os.pathsep.join([str(Path(__file__).parents[2]), *sys.path])
     parent = subprocess.Popen([sys.executable, str(script)], env=os.environ | {"PYTHONPATH": path})
     try:
         wait_for(note.exists)
