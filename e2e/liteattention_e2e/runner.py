@@ -686,7 +686,7 @@ class _Stopwatch:
         """A mark in the GPU's queue, None elsewhere."""
         if not self._on_gpu:
             return None
-        mark = torch.cuda.Event(enable_timing=True)
+        mark = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
         mark.record(torch.cuda.current_stream(self._device))
         return mark
 

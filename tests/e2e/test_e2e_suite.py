@@ -903,3 +903,19 @@ def test_terminal_table_fits_80_columns(done: tuple[dict[str, Any], Path]) -> No
     console.print(report.table(printed, "a title"))
     text = console.export_text()
     assert "lite -2" in text and "…" not in text
+
+
+def test_a_contact_sheet_can_be_read_on_a_telephone_and_in_the_dark(tmp_path: Path) -> None:
+    """An opaque dark card with transparent corners; capitals of 6 pixels and more at 360."""
+    frames = np.full((8, 32, 32, 3), 128, np.uint8)
+    long = "a red circle moves right and a green square moves up on a white background (seed 0)"
+    strips = [(["lite budget 0.05", "31.0% of tiles skipped", "PSNR 39.3 dB"], frames)] * 2
+    artefacts.contact_sheet(strips, tmp_path / "sheet.png", long)
+    pixels = np.asarray(Image.open(tmp_path / "sheet.png").convert("RGBA")).astype(int)
+    assert pixels[0, 0, 3] == 0 and (pixels[20:-20, 20:-20, 3] == 255).all()
+    assert pixels[10, pixels.shape[1] // 2, :3].max() < 60
+    font = artefacts.ImageFont.load_default(25)
+    top, bottom = (font.getbbox("H")[side] for side in (1, 3))
+    assert (bottom - top) * 360 / pixels.shape[1] >= 6
+    bright = (pixels[..., :3].min(-1) > 150).any(0).nonzero()[0]
+    assert bright.min() >= 18 and bright.max() < pixels.shape[1] - 18  # no text is cut off
