@@ -197,6 +197,9 @@ def _model(shape: Model) -> Any:
         config = transformers.Lfm2Config(
             layer_types=["conv", "full_attention"] * (shape.layers // 2),
             block_auto_adjust_ff_dim=False,
+            # vLLM reads these, as published models have them
+            conv_dim=shape.hidden,
+            block_dim=shape.hidden,
             **sizes | {"tie_word_embeddings": True, "pad_token_id": UNKNOWN},
         )
     elif shape.family == "qwen3":

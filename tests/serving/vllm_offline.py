@@ -60,7 +60,7 @@ def counted(before: dict[str, int]) -> dict[str, int]:
     return {name: n - before[name] for name, n in liteattention_vllm.statistics().items()}
 
 
-# Gemma 4 wants an image processor; hybrids have caches of two kinds.
+# No test of Gemma 4 in vLLM; a hybrid has its own.
 @pytest.mark.parametrize(
     "name", [name for name in models.MODELS if name not in ("overfit", "gemma4", "lfm2")]
 )
@@ -92,6 +92,23 @@ def test_tokens_are_those_of_the_built_in_backend(name: str) -> None:
     assert hits and min(hits) > 16
     saved = first["attention_rows"] - (second["attention_rows"] - first["attention_rows"])
     assert saved == layers * sum(cached_again)
+
+
+def test_hybrid() -> None:
+    """Every second layer is a short convolution (LFM2); the two others are ours.
+
+    One request at a time: where several share a step, vLLM's convolutions on CPUs are not those of
+    each request alone, whoever attends.
+    """
+    found = {}
+    before = liteattention_vllm.statistics()
+    for backend in (BUILT_IN, OURS):
+        with engine(made("lfm2"), backend, enable_prefix_caching=False, max_num_seqs=1) as llm:
+            found[backend] = generate(llm, PROMPTS[:8])[0]
+    assert identical(found[OURS], found[BUILT_IN]) == 8
+    rows = sum(map(len, PROMPTS[:8])) + (TOKENS - 1) * 8
+    assert counted(before)["layers"] == 2
+    assert counted(before)["attention_rows"] == 2 * rows
 
 
 LENGTHS = [1, 2, 7, 15, 16, 17, 31, 33, 48, 63, 64, 65, 96, 127, 128, 129, 200, 230]
