@@ -13,6 +13,7 @@ CPU_ROW_STEP: int
 CPU_MAX_Q_BLOCK: int
 CPU_MAX_VOTE_ROWS: int
 CPU_MAX_HEAD_DIM: int
+CPU_ROW_GUARD: float
 
 class DType:
     bf16: ClassVar[DType]
