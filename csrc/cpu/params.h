@@ -16,7 +16,7 @@ inline constexpr int kGroup = 4;         // K blocks that share one softmax resc
 inline constexpr int kMaxHeadDim = 256;
 
 // With a budget, a tile of which any row has a larger share weighs 1 (docs/budget.md).
-inline constexpr float kRowGuard = 0.5f;
+inline constexpr float kRowGuard = 0.25f;
 
 // Lanes (query rows times heads of one kv head) up to which a request is decoded: keys and values
 // are read in place, without a packed copy.

@@ -39,7 +39,7 @@ import torch
 UNIT = 1 << 24
 
 #: A tile stays if it holds more than this share of what any single row of its q block had seen.
-ROW_GUARD = 0.5
+ROW_GUARD = 0.25
 
 
 def limit_of(budget: float) -> int:

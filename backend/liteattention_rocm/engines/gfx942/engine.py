@@ -609,7 +609,7 @@ def _shape(request: DenseRequest) -> _core.DenseShape:
 
 
 def _is_triangular(request: DenseRequest) -> bool:
-    """Whether a causal call takes the ragged kernels, which have more head dims than the dense ones.
+    """Whether a causal call takes the ragged kernels, which have more head dims.
 
     A single query sees every key, so the dense kernels serve it at their head dims.
     """
