@@ -122,6 +122,25 @@ def test_a_row_keeps_the_tile_that_it_looks_at(
         assert bitmap.unpack(write, 10)[0, 0, :, tile].tolist() == [kept, False]
 
 
+@pytest.mark.parametrize("engine", ["cpu", "reference"])
+def test_few_rows_that_look_at_one_block_lose_nothing(engine: str) -> None:
+    """Four of each 128 rows; their tile has 0.03 of the q block's mass, the others 0.06 each."""
+    generator = torch.Generator().manual_seed(0)
+    q, k, v = (torch.randn(1, 1024, 1, 64, generator=generator) * s for s in (0.3, 0.3, 1.0))
+    key = torch.nn.functional.normalize(torch.randn(64, generator=generator), dim=0)
+    k[0, -64:] = key * 6
+    few = (torch.arange(1024) % 128) < 4
+    q[0, few, 0] = key * 12
+    q[0, ~few, 0] -= ((q[0, ~few, 0] @ key) + 2)[:, None] * key
+    right = attention(q, k, v, engine="reference")
+    lite = LiteAttention(SkipPolicy(budget=0.2), engine=engine)
+    for step in range(4):
+        out = lite(q, k, v, step=step, layer="x")
+    error = (out - right).norm(dim=-1) / right.norm(dim=-1)
+    assert error[0, few].max() < 1e-3 < error[0, ~few].mean()
+    assert lite.statistics.sparsity > 0.1
+
+
 @pytest.mark.parametrize("isa", available_isas())
 @pytest.mark.parametrize("descending", [False, True])
 @pytest.mark.parametrize("rise", [60.0, 100.0, 150.0, 500.0])
