@@ -84,7 +84,7 @@ VARIANTS = (
     *(Variant(f"budget {value:g}", flat(value)) for value in (0.01, 0.02, 0.05, 0.1)),
     *(
         Variant(f"budget 0.05, rows guarded at {guard:g}", flat(0.05), guard=guard)
-        for guard in (0.125, 0.25, 0.5)
+        for guard in (0.1, 0.25, 0.5)
     ),
     Variant("budget 0.05, mass of the whole row", flat(0.05), weight="mass"),
     Variant("budget 0.05, rms over the rows", flat(0.05), weight="rms"),
