@@ -651,6 +651,7 @@ class MergeLists:
         self.stats[:, 1, 32 * first + 5 :: 64] = 0.0
         self.weights = rng.integers(1, 2**28, (slots, 8, self.k_blocks)).astype(np.uint32)
         self.weights[:, :, ::7] += np.uint32(2**28)  # rows that are guarded
+        self.weights[:, :, 3::11] = 2**28  # the most without one
         # A K block is in one part of a list; some are in none.
         of = rng.integers(0, slots + 2, self.k_blocks)
         self.weights *= (np.arange(slots)[:, None, None] == of).astype(np.uint32)

@@ -303,8 +303,9 @@ def weigh(
     """
     walked, share = shares(request, q, k, read, must_do, must_skip)
     share = share.masked_fill(share > budget.ROW_GUARD, math.inf)
-    blocks = share.split(request.geometry.q_block, 2)
-    return walked, torch.stack([rows.mean(2).clamp(max=1.0) for rows in blocks], 2).float()
+    rows = request.geometry.q_block
+    blocks = [share[:, :, first : first + rows] for first in range(0, request.q_len, rows)]
+    return walked, torch.stack([block.mean(2).clamp(max=1.0) for block in blocks], 2).float()
 
 
 def shares(
