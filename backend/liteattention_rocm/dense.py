@@ -243,7 +243,8 @@ def lite_attention(
     in ``must_do`` always stay in.
 
     With a ``budget`` instead of a threshold, tiles are weighed: those that hold the least of a q
-    block's softmax mass are left out, as many as together hold at most the budget. The rule is in
+    block's softmax mass are left out, as many as together hold at most the budget. That mass is a
+    mean over the rows; a tile with more than a quarter of any single row stays. The rule is in
     :mod:`liteattention_rocm.lite.budget`.
 
     Args:
@@ -265,8 +266,8 @@ def lite_attention(
             result of this very step.
         must_do, must_skip: packed K-block masks, int32 [words], or None.
         mass: fp32, contiguous [B, Hq, q_blocks, K_blocks], or None: what each tile weighs (mean
-            over rows of a share of probability, an upper bound) is written here, 0 for tiles that
-            are not computed. Only with a budget above 0.
+            over rows of a share of probability, an upper bound; 1 where a row is guarded) is
+            written here, 0 for tiles that are not computed. Only with a budget above 0.
         limits: int32, contiguous [Hq], or None: a budget for each query head, as
             :func:`liteattention_rocm.lite.budget.limits` makes them. The largest of them is then
             given as ``budget``; a head with a limit of 0 keeps every tile. With a

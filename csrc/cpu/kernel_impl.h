@@ -77,7 +77,10 @@ struct KernelImpl : Softmax<Gemm, kType> {
     static void Choose(const QBlockTask& task, const Scratch& s) {
         const int64_t blocks = BlocksOf(*task.params);
         const float rows = static_cast<float>(task.row_end - task.row_begin);
-        for (int64_t j = 0; j < blocks; ++j) s.mass[j] /= rows;  // a mean of ones is exactly 1
+        for (int64_t j = 0; j < blocks; ++j) {
+            const float mean = s.mass[j] / rows;  // of ones exactly 1; infinite: guarded
+            s.mass[j] = mean > 1.0f ? 1.0f : mean;
+        }
         SelectTiles(*task.lite, task.head, task.read, s.mass, blocks, s.weights, task.write);
         if (task.mass) std::memcpy(task.mass, s.mass, static_cast<size_t>(blocks) * 4);
     }

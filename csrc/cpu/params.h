@@ -15,6 +15,9 @@ inline constexpr int kMaxQBlock = 1024;  // query rows in one q block, at most
 inline constexpr int kGroup = 4;         // K blocks that share one softmax rescale
 inline constexpr int kMaxHeadDim = 256;
 
+// With a budget, a tile of which any row has a larger share weighs 1 (docs/budget.md).
+inline constexpr float kRowGuard = 0.25f;
+
 // Lanes (query rows times heads of one kv head) up to which a request is decoded: keys and values
 // are read in place, without a packed copy.
 inline constexpr int kDecodeLanes = 16;

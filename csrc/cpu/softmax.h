@@ -179,19 +179,27 @@ struct Softmax : WalkBase<Gemm, kType> {
 
    private:
     // The share that a block's keys have of all keys so far, added up over the valid rows of a
-    // panel. `block` are their sums; those of all keys include them.
+    // panel; infinite if it is more than kRowGuard in one of them. `block` are their sums; those of
+    // all keys include them.
     template <int kVecs>
     static float Share(const Walk& walk, int64_t r, const Vec* block) {
-        Vec share = Vec::Set(0.0f);
+        const Vec one = Vec::Set(1.0f), zero = Vec::Set(0.0f);
+        Vec share = zero;
+        uint32_t guarded = 0;
         for (int x = 0; x < kVecs; ++x) {
             const int64_t row = r + x * Vec::kLanes, left = Min(Vec::kLanes, walk.rows - row);
             const uint32_t valid = left > 0 ? (1u << left) - 1 : 0;
-            const Vec all = Vec::Load(walk.s.sum + row), one = Vec::Set(1.0f);
-            // Nothing yet but underflow: the next blocks of the group lie 2^126 above.
-            const Vec part = Vec::Select(Vec::Equal(all, Vec::Set(0.0f)), one, block[x] / all);
-            share = share + Vec::Select(valid, part, Vec::Set(0.0f));
+            const Vec all = Vec::Load(walk.s.sum + row);
+            // A sum this small is relative to a maximum that a later block of the group has, and
+            // lacks what underflowed, up to 2^-126 a key. At the end of the group it is at least 1.
+            const uint32_t early = Vec::LessEqual(all, Vec::Set(0x1p-64f));
+            const uint32_t none = Vec::Equal(Vec::Load(walk.s.running + row), Vec::Set(kLowest));
+            const Vec seen = Vec::Select(early, one, all);
+            const Vec part = Vec::Select(early & none, one, block[x] / seen);
+            guarded |= valid & ~Vec::LessEqual(part, Vec::Set(kRowGuard));
+            share = share + Vec::Select(valid, part, zero);
         }
-        return share.Sum();
+        return share.Sum() + (guarded ? -kLowest : 0.0f);  // NaN stays NaN
     }
 
     // Asks for `bytes` at `from` to be brought into the L2 cache.

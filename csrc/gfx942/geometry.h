@@ -28,7 +28,12 @@ inline constexpr int kSelectThreads = kWaveSize;  // a wave chooses for a q bloc
 // rounded up, so that eight roundings together are less than one of the weight.
 inline constexpr uint32_t kMassUnit = 1u << 24;
 inline constexpr uint32_t kMassParts = 16;
-static_assert(uint64_t{kWaves} * kMassUnit * kMassParts <= uint64_t{1} << 31);
+inline constexpr uint32_t kMassWhole = kMassUnit * kMassParts;
+
+// A tile of which any row has a larger share weighs 1. A wave that has such a row adds kMassWhole
+// to the tile's weight, of which it then counts one part less than kMassWhole at most.
+inline constexpr float kRowGuard = 0.25f;
+static_assert(kWaves * (2 * uint64_t{kMassWhole} - 1) < uint64_t{1} << 32);
 
 // Every row of q, k, v and out must start on this boundary: rows travel as whole dwords.
 inline constexpr int kRowAlignBytes = 4;

@@ -7,11 +7,15 @@
 // these rows: a tile then weighs its mass at least, as in a list that is whole, and less than it
 // did in the part.
 //
+// A wave that guards a row leaves more than kMassWhole (geometry.h). The row's share of all that it
+// has seen is at most its share in the part times f(i). So the tile weighs 1 if the largest f of
+// the wave exceeds kRowGuard; else no row's share does.
+//
 // Road map: each compute unit in which a list begins that goes on elsewhere has a run of
 // workgroups; those of other units end at once. All but the last workgroup of a run merge outputs,
 // a thread 8 neighbouring ones of a row. In the last one a thread finds f of a row for each part,
 // 32 rows meet in the largest, and then a thread adds up the weights of a K block, of all parts and
-// waves. Blocks that a part does not have weigh 0 there. Budget: VGPR 69, LDS 4096.
+// waves. Blocks that a part does not have weigh 0 there. Budget: VGPR 36, LDS 4096.
 
 #include "merge_tile.h"
 
@@ -22,17 +26,20 @@ inline constexpr int32_t kMostParts = kWaveSize;
 
 // What becomes of the weights of a part's waves, each at least `least`.
 struct Factors {
-    float of[kMostParts][kWaves];  // 1 at most, but for what rounding adds; kWhole if it is NaN
-    uint32_t least[kMostParts][kWaves];  // 0; kWhole if it is NaN
-    static constexpr uint32_t kWhole = kMassUnit * kMassParts;
+    float of[kMostParts][kWaves];  // 1 at most, but for what rounding adds; kMassWhole if it is NaN
+    uint32_t least[kMostParts][kWaves];  // 0; kMassWhole if it is NaN
 
     // The part's weight of a tile in wave `w`, rounded up. What weighs nothing in the part does not
     // in the list either.
     LITE_DEVICE uint32_t Scaled(uint32_t weight, int32_t g, int32_t w) const {
-        const float most = static_cast<float>(kWhole);
-        const float scaled = __builtin_fminf(static_cast<float>(weight) * of[g][w], most);
-        return __builtin_elementwise_min(static_cast<uint32_t>(__builtin_ceilf(scaled)),
-                                         __builtin_elementwise_max(weight, least[g][w]));
+        const float most = static_cast<float>(kMassWhole);
+        const uint32_t plain = weight > kMassWhole ? weight - kMassWhole : weight;
+        const float factor = of[g][w];
+        const float scaled = __builtin_fminf(static_cast<float>(plain) * factor, most);
+        const uint32_t sum =
+            __builtin_elementwise_min(static_cast<uint32_t>(__builtin_ceilf(scaled)),
+                                      __builtin_elementwise_max(plain, least[g][w]));
+        return plain != weight && factor > kRowGuard ? kMassWhole : sum;
     }
 };
 
@@ -58,8 +65,8 @@ LITE_DEVICE void FindFactors(const MergeListsParams& p, int32_t parts, SlotOf sl
         if (ThreadId() % kWaveRows != kWaveRows - 1) continue;
         const bool is_nan = factor > __builtin_bit_cast(uint32_t, 2.0f);
         const uint32_t wave = ThreadId() / kWaveRows;
-        factors.of[g][wave] = is_nan ? static_cast<float>(Factors::kWhole) : FromBits(factor);
-        factors.least[g][wave] = is_nan ? Factors::kWhole : 0;
+        factors.of[g][wave] = is_nan ? static_cast<float>(kMassWhole) : FromBits(factor);
+        factors.least[g][wave] = is_nan ? kMassWhole : 0;
     }
 }
 
@@ -83,6 +90,7 @@ LITE_DEVICE void MergeLists(const MergeListsParams& p) {
             uint32_t sum = 0;
 #pragma unroll 1
             for (int32_t g = 0; g < cut.parts; ++g)
+#pragma unroll 4
                 for (int32_t w = 0; w < kWaves; ++w)
                     sum +=
                         factors.Scaled(p.part_weights[(slot(g) * kWaves + w) * k_blocks + j], g, w);

@@ -48,8 +48,9 @@ LITE_DEVICE void SelectTiles(const SelectParams& p) {
         const uint64_t must = TwoWords(w, rows.words, [&](int32_t i) { return rows.MustDo(i); });
         const int32_t j = w * 32 + static_cast<int32_t>(lane);
         if (j >= k_blocks) continue;
-        // Sums are at most kWaves kMassUnit kMassParts = 2^31.
-        const uint32_t up = (weights[j] + kMassParts - 1) / kMassParts;
+        // Sums are below 2^32 (kRowGuard), which rounding up must not pass.
+        const uint32_t sum = weights[j];
+        const uint32_t up = sum / kMassParts + (sum % kMassParts != 0);
         const uint32_t weight = up < kMassUnit ? up : kMassUnit;
         weights[j] = HasLane(walked & ~must, lane) ? weight : kFirm;
         if (mass) mass[j] = static_cast<float>(weight) * (1.0f / kMassUnit);

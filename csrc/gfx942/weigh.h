@@ -5,6 +5,10 @@
 // weight is the mean over the rows of t(i) / L(i), rounded up: an integer, so that the waves' parts
 // of it add up to the same number in any order. select_tiles.hip chooses by it.
 //
+// Rows are guarded: where a row has more than kRowGuard of L(i) in the tile, its wave makes the
+// tile weigh 1. Of a row's two lanes one then has more than half of that: only if there is such a
+// lane do lanes meet, in a branch that is taken at the beginning of a walk and seldom after it.
+//
 // Dividing and adding up the rows can only make a tile heavier: what their roundings lose is added
 // beforehand (kRoundUp). So the first tile walked, of which t = L, weighs exactly 1. A row whose L
 // is NaN, or 0 (only scores of -inf so far), makes a weight of 1. Rows past the end of the sequence
@@ -96,17 +100,28 @@ class WeighedBlocks : public KeptBlocks<WeighParams, true> {
     // `own` are the sums of a lane's probabilities of the tile, `after` the statistics with them.
     LITE_DEVICE void Weigh(const float (&own)[kQTiles], const WaveStatistics& after,
                            uint32_t across) {
-        float share = 0.0f;
+        static_assert(L::kGroups == 2, "two lanes have keys of a row");
+        float share = 0.0f, part[kQTiles];
+        bool near = false;
 #pragma unroll
-        for (int x = 0; x < kQTiles; ++x)
-            share += own[x] * (Rcp(TotalSum<L>(after.sum[x], across)) * counts_[x]);
+        for (int x = 0; x < kQTiles; ++x) {
+            part[x] = own[x] * Rcp(TotalSum<L>(after.sum[x], across));
+            share += part[x] * counts_[x];
+            near |= part[x] > kRowGuard / 2;
+        }
+        const uint64_t lanes_near = Lanes(near);
         share = OverWave(share, [](float a, float b) { return a + b; });
         Pin(share);
         // As integers NaN is larger than any number.
         constexpr uint32_t kMost = __builtin_bit_cast(uint32_t, kWhole);
         const float weight = FromBits(Bits(share) < kMost ? Bits(share) : kMost);
         const auto rounded = static_cast<int32_t>(__builtin_ceilf(weight));
-        weights_ = WithLane(weights_, Now() & 31u, OfLane(rounded, kWaveSize - 1));
+        int32_t sum = OfLane(rounded, kWaveSize - 1);
+        if (lanes_near != 0) {
+            Seldom();
+            sum += Guarded(part, across, sum);
+        }
+        weights_ = WithLane(weights_, Now() & 31u, sum);
     }
 
     // Hands the last weights over: lane i has that of place i of the word. Lanes 32 .. 63 add 0; a
@@ -121,10 +136,20 @@ class WeighedBlocks : public KeptBlocks<WeighParams, true> {
     }
 
    private:
-    // A mass of 1 in the units that are added up.
-    static constexpr float kWhole = static_cast<float>(kMassUnit) * kMassParts;
+    static constexpr float kWhole = static_cast<float>(kMassWhole);
     // Of a share, relative: more than its 5 roundings, 2 reciprocals of 1 ulp and 6 additions lose.
     static constexpr float kRoundUp = 0x1p-19f;
+
+    // What to add to the wave's sum for a row that is to be guarded. `part` are the lanes' shares.
+    LITE_DEVICE int32_t Guarded(const float (&part)[kQTiles], uint32_t across, int32_t sum) const {
+        bool over = false;
+#pragma unroll
+        for (int x = 0; x < kQTiles; ++x)
+            over |= counts_[x] > 0.0f && TotalSum<L>(part[x], across) > kRowGuard;
+        if (!Any(over)) return 0;
+        constexpr auto kAll = static_cast<int32_t>(kMassWhole);
+        return sum < kAll ? kAll : kAll - 1;
+    }
 
     uint32_t* row_;
     float counts_[kQTiles];  // what a share of 1 of the row counts for: 0 if it does not exist

@@ -184,6 +184,7 @@ void BindCpu(py::module_& m) {
     m.attr("CPU_MAX_Q_BLOCK") = cpu::kMaxQBlock;
     m.attr("CPU_MAX_VOTE_ROWS") = cpu::kMaxQTile;
     m.attr("CPU_MAX_HEAD_DIM") = cpu::kMaxHeadDim;
+    m.attr("CPU_ROW_GUARD") = cpu::kRowGuard;
 
     py::enum_<cpu::DType>(m, "DType")
         .value("bf16", cpu::DType::kBf16)

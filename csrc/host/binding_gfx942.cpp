@@ -71,6 +71,7 @@ void BindGfx942(py::module_& m) {
     m.attr("GFX942_K_BLOCK") = gfx942::kKBlock;
     m.attr("GFX942_WAVE_ROWS") = gfx942::kWaveRows;
     m.attr("GFX942_COMPUTE_UNITS") = gfx942::kComputeUnits;
+    m.attr("GFX942_ROW_GUARD") = gfx942::kRowGuard;
 
     py::register_exception<hip::Unavailable>(m, "HipUnavailable", PyExc_RuntimeError);
     py::register_exception<hip::CallFailed>(m, "HipError", PyExc_RuntimeError);

@@ -47,7 +47,8 @@ class Variant:
     tiles, relative to the mean distance. ``remainder``: what the first skipping step leaves out is
     kept and added to every later output, out = w out_kept + R. ``estimate``: tiles left out weigh
     what the means of their queries and keys say, relative to the tiles computed, and come back if
-    that is too much; the budget is then one of all tiles, not of what is left.
+    that is too much; the budget is then one of all tiles, not of what is left. ``guard``: a tile
+    stays if the share (or mass) of any row in it exceeds this; 1 guards nothing.
     """
 
     name: str
@@ -57,6 +58,7 @@ class Variant:
     weight: str = "share"
     remainder: bool = False
     estimate: bool = False
+    guard: float = 1.0
 
 
 def flat(value: float) -> Budget:
@@ -80,6 +82,10 @@ def ramp(first: float, last: float, dense_steps: int = 4, steps: int = 20) -> Bu
 LAYERS = (0.25, 0.124, 0.0657, 0.0738, 0.052, 0.0552)
 VARIANTS = (
     *(Variant(f"budget {value:g}", flat(value)) for value in (0.01, 0.02, 0.05, 0.1)),
+    *(
+        Variant(f"budget 0.05, rows guarded at {guard:g}", flat(0.05), guard=guard)
+        for guard in (0.1, 0.25, 0.5)
+    ),
     Variant("budget 0.05, mass of the whole row", flat(0.05), weight="mass"),
     Variant("budget 0.05, rms over the rows", flat(0.05), weight="rms"),
     Variant("budget 0.05, weighted by values", flat(0.05), weight="value"),
@@ -188,7 +194,8 @@ class Study:
             return mass.square().mean(1).sqrt()
         walked = sums.flip(-1) if descending else sums
         seen = walked / walked.cumsum(-1).clamp_min(1e-30)
-        share = (seen.flip(-1) if descending else seen).mean(1)
+        seen = seen.flip(-1) if descending else seen
+        share = seen.mean(1).masked_fill((seen > self.variant.guard).any(1), 1.0)
         if self.variant.weight == "value":
             means = v.float().unflatten(0, (-1, K_BLOCK)).mean(1)
             far = (means - means.mean(0)).norm(dim=-1)

@@ -13,6 +13,7 @@ import torch
 from liteattention_emulator import device, mutate, native
 from liteattention_rocm.engines.gfx942 import manifest
 from liteattention_rocm.lite import bitmap, budget
+from liteattention_rocm.lite.budget import ROW_GUARD
 from tests.engines.gfx942.kernels.machine import (
     CountParams,
     DenseParams,
@@ -644,10 +645,13 @@ class MergeLists:
         self.part_out = rng.standard_normal((slots, 256, dim)).astype(np.float32)
         self.stats = rng.standard_normal((slots, 2, 256)).astype(np.float32)
         self.stats[:, 1] = np.exp(self.stats[:, 1])
+        self.stats[1::4, 1, 96:160] *= 1e-3  # a part with little of what two waves have seen
         # In every other wave from ``first`` on, a row that has seen nothing: its tiles weigh 1.
         self.stats[:, 0, 32 * first + 5 :: 64] = -np.inf
         self.stats[:, 1, 32 * first + 5 :: 64] = 0.0
-        self.weights = rng.integers(0, 2**28, (slots, 8, self.k_blocks)).astype(np.uint32)
+        self.weights = rng.integers(1, 2**28, (slots, 8, self.k_blocks)).astype(np.uint32)
+        self.weights[:, :, ::7] += np.uint32(2**28)  # rows that are guarded
+        self.weights[:, :, 3::11] = 2**28  # the most without one
         # A K block is in one part of a list; some are in none.
         of = rng.integers(0, slots + 2, self.k_blocks)
         self.weights *= (np.arange(slots)[:, None, None] == of).astype(np.uint32)
@@ -688,9 +692,12 @@ class MergeLists:
                 from_bf16(self.out)[0, rows, 0], out[:many_rows], rtol=2**-8, atol=1e-3
             )
             largest = factor.reshape(many, 8, 32).max(axis=2)  # a NaN stays one
-            weights = self.weights[slots].astype(np.float64)
+            guarded = self.weights[slots] > 2**28
+            weights = self.weights[slots].astype(np.float64) - guarded * 2.0**28
             scaled = weights * largest[:, :, None]
-            scaled = np.where(np.isnan(scaled), np.where(weights > 0, 2.0**28, 0), scaled)
+            whole = np.isnan(scaled) | (guarded & (largest[:, :, None] > ROW_GUARD))
+            assert whole[guarded].any() and not whole[guarded].all()
+            scaled = np.where(whole, np.where(weights > 0, 2.0**28, 0), scaled)
             least = scaled.sum(axis=(0, 1))
             assert (self.sums[tile] >= least).all()
             assert (self.sums[tile] <= least * (1 + 2.0**-15) + 8 * many).all()

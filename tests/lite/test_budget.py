@@ -10,7 +10,14 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from liteattention_rocm import LiteAttention, TileGeometry, attention, engines, lite_attention
+from liteattention_rocm import (
+    LiteAttention,
+    TileGeometry,
+    _core,
+    attention,
+    engines,
+    lite_attention,
+)
 from liteattention_rocm.contract import WEIGHING, LiteRequest
 from liteattention_rocm.lite import bitmap, budget
 
@@ -48,6 +55,10 @@ def slow_select(row: list[tuple[float, bool, bool]], share: float) -> list[bool]
             break
         kept = [k and not go for k, go in zip(kept, together, strict=True)]
     return kept
+
+
+def test_all_engines_have_one_guard() -> None:
+    assert budget.ROW_GUARD == _core.CPU_ROW_GUARD == _core.GFX942_ROW_GUARD < 1
 
 
 @settings(max_examples=300, deadline=None)

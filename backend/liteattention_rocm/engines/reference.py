@@ -298,25 +298,41 @@ def weigh(
     """Walk the kept tiles of one step and weigh them; see :mod:`liteattention_rocm.lite.budget`.
 
     Returns ``(walked, mass)``: bool [B, Hq, q_blocks, K_blocks], the tiles computed, and fp32 of
-    the same shape, the mean over a q block's rows of the tile's share of what they had seen when
-    the walk had passed it; 0 of other tiles. It is NaN, as kernels have it, from the tile on in
-    which a row's sum becomes infinite or NaN.
+    the same shape, the mean of a q block's :func:`shares`; 1 where one of these exceeds
+    :data:`~liteattention_rocm.lite.budget.ROW_GUARD`, 0 of tiles not computed. It is NaN, as
+    kernels have it, from the tile on in which a row's sum becomes infinite or NaN.
+    """
+    walked, share = shares(request, q, k, read, must_do, must_skip)
+    share = share.masked_fill(share > budget.ROW_GUARD, math.inf)
+    rows = request.geometry.q_block
+    blocks = [share[:, :, first : first + rows] for first in range(0, request.q_len, rows)]
+    return walked, torch.stack([block.mean(2).clamp(max=1.0) for block in blocks], 2).float()
+
+
+def shares(
+    request: LiteRequest,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    read: torch.Tensor,
+    must_do: torch.Tensor | None,
+    must_skip: torch.Tensor | None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the tiles computed and what share each has of what its rows have seen by then.
+
+    ``(walked, share)``: bool [B, Hq, q_blocks, K_blocks] and float64 [B, Hq, Sq, K_blocks]: the sum
+    of exp(score) over the tile's keys, divided by that over all keys of the walk up to the tile's
+    end. 0 of tiles not computed; NaN where the row's sum is infinite, NaN or still 0.
     """
     tile = request.geometry
-    k_blocks, q_blocks = tile.k_blocks(request.kv_len), tile.q_blocks(request.q_len)
+    k_blocks = tile.k_blocks(request.kv_len)
     do = _block_mask(must_do, k_blocks)
     walked = (bitmap.unpack(read, k_blocks) | do) & ~_block_mask(must_skip, k_blocks)
-    sums = _tile_sums(request, tile, q, k)  # by row and K block
-    mass = torch.zeros(walked.shape, dtype=torch.float32, device="cpu")
-    for block in range(q_blocks):
-        rows = sums[:, :, block * tile.q_block : (block + 1) * tile.q_block]
-        here = walked[:, :, block, None]
-        rows = torch.where(here, rows, -math.inf)
-        seen = torch.logcumsumexp(rows.flip(-1) if request.walks_down else rows, -1)
-        seen = seen.flip(-1) if request.walks_down else seen
-        share = torch.exp(rows - seen).masked_fill(torch.isposinf(seen), math.nan)
-        mass[:, :, block] = torch.where(here, share, 0.0).mean(2).float()
-    return walked, mass
+    here = walked.repeat_interleave(tile.q_block, 2)[:, :, : request.q_len]
+    rows = torch.where(here, _tile_sums(request, tile, q, k), -math.inf)
+    seen = torch.logcumsumexp(rows.flip(-1) if request.walks_down else rows, -1)
+    seen = seen.flip(-1) if request.walks_down else seen
+    share = torch.exp(rows - seen).masked_fill(torch.isposinf(seen), math.nan)
+    return walked, torch.where(here, share, 0.0)
 
 
 def _tile_sums(

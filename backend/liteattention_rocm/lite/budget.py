@@ -12,6 +12,10 @@ comes nearer to the mass where rows have seen more by 32 tiles later: docs/budge
 tiles that weigh most come late in a walk, those before look heavier than they are, and the next
 step, which walks the other way, sees them as they are.
 
+*Rows are guarded.* The mass is a mean, in which a few rows that look at one K block only get lost.
+So a tile of which any single row has a share above :data:`ROW_GUARD` weighs 1, which no budget
+drops. An engine may round a row's share, which then falls on either side of the guard.
+
 *Selection.* Masses become integers, ``weight = ceil(mass * 2^24)``, so that sums do not depend on
 their order and every engine drops the same tiles for the same masses. Tiles of one weight go
 together or stay together. With ``limit = floor(budget * 2^24)``, dropped are the tiles whose weight
@@ -33,6 +37,9 @@ import torch
 
 #: A mass of 1 as a weight.
 UNIT = 1 << 24
+
+#: A tile stays if it holds more than this share of what any single row of its q block had seen.
+ROW_GUARD = 0.25
 
 
 def limit_of(budget: float) -> int:

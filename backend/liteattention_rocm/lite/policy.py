@@ -333,7 +333,8 @@ class SkipPolicy(BaseModel):
         threshold: log2 units of the scaled scores, <= 0; ``-inf`` keeps every tile. A tuple is
             indexed by step and its last value repeats. None with a budget.
         budget: share of a q block's softmax mass that one step may drop of what is left, from 0
-            (keeps every tile) to below 1; a tuple is indexed by step like thresholds. None with a
+            (keeps every tile) to below 1: a mean over the rows, but a tile with more than a quarter
+            of any single row stays. A tuple is indexed by step like thresholds. None with a
             threshold. See :mod:`liteattention_rocm.lite.budget`.
         threshold_scale: "absolute", or "length": the effective threshold is
             ``threshold - log2(kv_len)``, which bounds the mass that skips can drop however many

@@ -55,6 +55,9 @@ NATIVE_FP8 = torch.float8_e4m3fnuz
 #: Head dims of ragged calls whose kernels know other roundings than to nearest even.
 _EVERY_ROUNDING = (64, 128, 256)
 
+#: Head dims of the dense kernels.
+_DENSE_DIMS = (64, 128)
+
 _NUMBERS = {
     (torch.bfloat16, "rtne"): _core.Number.bf16_rtne,
     (torch.bfloat16, "rtna"): _core.Number.bf16_rtna,
@@ -606,8 +609,11 @@ def _shape(request: DenseRequest) -> _core.DenseShape:
 
 
 def _is_triangular(request: DenseRequest) -> bool:
-    """Whether causality hides anything: a single query sees every key."""
-    return request.causal and request.q_len > 1
+    """Whether a causal call takes the ragged kernels, which have more head dims.
+
+    A single query sees every key, so the dense kernels serve it at their head dims.
+    """
+    return request.causal and (request.q_len > 1 or int(request.head_dim) not in _DENSE_DIMS)
 
 
 def _triangular_shape(request: DenseRequest, entries: int) -> _core.RaggedShape:

@@ -7,6 +7,7 @@ the voting kernel; then the policy, the skip state and diffusers are on top.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,8 +18,11 @@ import torch
 from liteattention_diffusers import enable
 from liteattention_e2e import pixel_vae, tiny
 from liteattention_rocm import MI300X_GEOMETRY, LiteAttention, SkipPolicy, lite_attention
+from liteattention_rocm.contract import LiteRequest
+from liteattention_rocm.engines.reference import shares
 from liteattention_rocm.lite import bitmap, budget
 from tests.engines.gfx942.kernels.test_weigh import rounding
+from tests.guards import wrong_masses
 
 from .test_lite_emulated import Case
 
@@ -78,12 +82,15 @@ def test_steps_follow_the_rule(name: str) -> None:
         )
         walked = (bitmap.unpack(read, k_blocks) | do) & ~skip
         assert torch.equal(write, bitmap.pack(budget.select(mass, walked, do, case.budget)))
-        exact, other = torch.empty_like(mass), torch.empty_like(write)
-        lite_attention(
-            q, k, v, read, other, budget=case.budget, mass=exact, engine="reference", **common
-        )
-        assert (mass - exact).abs().max() <= rounding(k_blocks)
-        assert not mass[~walked].any()
+        request = LiteRequest(
+            case.batch, heads, case.kv_heads, case.q_len, case.kv_len, q.shape[-1], q.dtype,
+            q.device, case.layout, case.scale, False, "rtne", True, MI300X_GEOMETRY, -math.inf,
+            common["descending"], False, case.budget,
+        )  # fmt: skip
+        exact = shares(request, q, k, read, common["must_do"], common["must_skip"])[1]
+        wrong = wrong_masses(mass, exact, MI300X_GEOMETRY.q_block, rounding(k_blocks))
+        assert not wrong.any() and not mass[~walked].any()
+        other = torch.empty_like(write)
         lite_attention(q, k, v, read, other, budget=case.budget, **common, **rounded)
         assert torch.equal(other, write)  # no tensor for masses: the same choice
         voted, voted_lse = lite_attention(

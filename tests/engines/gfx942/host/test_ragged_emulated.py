@@ -278,6 +278,9 @@ def test_cache_writes_that_cannot_be() -> None:
         (70, 100, (4, 1), 80),
         (20, 5, (2, 1), 256),
         (40, 60, (2, 1), 192),
+        (1, 70, (4, 2), 96),  # one row: decoding, but for the dense head dims
+        (1, 1, (2, 1), 32),
+        (1, 130, (2, 1), 128),
     ],
 )
 def test_causal_attention(

@@ -160,11 +160,12 @@ def test_refusals_list_every_reason(
     assert engine.reasons(request_of(half, half, kv_len=2**22 + 1)) == []
     good = bf16(1, 1, 1, 64)
     assert engine.reasons(request_of(good, good, causal=True)) == []  # one query sees every key
-    causal = request_of(bf16(1, 2, 1, 256), good, causal=True)
-    assert engine.reasons(causal) == []  # of the ragged kernels, which have D = 256
-    assert engine.reasons(dataclasses.replace(causal, head_dim=72)) == [
-        "head dim must be 32, 64, 80, 96, 112, 128, 192 or 256, got 72"
-    ]
+    for rows in (1, 2):
+        causal = request_of(bf16(1, rows, 1, 256), good, causal=True)
+        assert engine.reasons(causal) == []  # of the ragged kernels, which have D = 256
+        assert engine.reasons(dataclasses.replace(causal, head_dim=72)) == [
+            "head dim must be 32, 64, 80, 96, 112, 128, 192 or 256, got 72"
+        ]
     on_gpu = request_of(good, good, device=torch.device("cuda:0"))
     assert "software MI300X, which takes cpu tensors" in engine.reasons(on_gpu)[0]
 
