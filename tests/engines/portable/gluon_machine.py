@@ -667,6 +667,13 @@ def _reduce(x: Value, axis: int, join: Callable[[Value, Value], Value]) -> Value
     return Value(parts[0])
 
 
+def _scan(x: Value, axis: int, join: Callable[[Value, Value], Value]) -> Value:
+    parts = [Value(part) for part in x.data.unbind(axis)]
+    for i in range(1, len(parts)):
+        parts[i] = join(parts[i - 1], parts[i])
+    return Value(torch.stack([part.data for part in parts], axis))
+
+
 def _allocate(dtype: torch.dtype, shape: Sequence[int], layout: Any) -> Shared | Barriers:
     if layout == "barrier":
         return Barriers(shape[0])
@@ -764,6 +771,7 @@ _language = {
     "minimum": _extreme(_minimum, torch.minimum), "maximum": _extreme(_maximum, torch.maximum),
     "exp2": lambda x: Value(torch.exp2(_data(x))), "log2": lambda x: Value(torch.log2(_data(x))),
     "ceil": lambda x: Value(torch.ceil(_data(x))), "abs": lambda x: Value(torch.abs(_data(x))),
+    "associative_scan": _scan,
     "sum": lambda x, axis: Value(_data(x).sum(axis, dtype=_data(x).dtype)),
     "max": lambda x, axis: Value(_data(x).amax(axis)),
     "min": lambda x, axis: Value(_data(x).amin(axis)),

@@ -33,6 +33,7 @@ def _saturated(a: Lanes) -> Lanes:
 _ARITHMETIC: dict[str, Callable[..., Any]] = {
     "mul.f32": np.multiply,
     "add.f32": np.add,
+    "min.s32": np.minimum,
     "min.f32": np.fmin,  # of a number and a NaN the number, as in PTX
     "max.f32": np.fmax,
     "fma.rn.f32": _fused,
@@ -43,6 +44,7 @@ _ARITHMETIC: dict[str, Callable[..., Any]] = {
     "setp.eq.f32": np.equal,
     "setp.eq.s32": np.equal,
     "setp.gt.f32": np.greater,
+    "setp.lt.s32": np.less,
     "setp.gt.or.f32": lambda a, b, also: (a > b) | also,
     "setp.gtu.f32": lambda a, b: ~(a <= b),  # true for a NaN
     "or.b32": np.bitwise_or,

@@ -296,8 +296,9 @@ def test_shares_are_counted_so_that_a_warp_can_add_them_up() -> None:
     inverse = (hopper_softmax.ROW_SHARE / sums).repeat(1, 4)
     inverse[13] = 0.0  # a row past the end
     here[37, 2], here[54, 0] = math.nan, math.inf
-    text, kinds = hopper_settle._PAIR.value, "=r,=r,f,f,f,f"
-    found = ptx.run(text, kinds, [here, inverse], [torch.int32])[0]
+    slack = torch.full((64, 4), math.inf)  # no row is guarded
+    text, kinds = hopper_settle._PAIR.value, "=r,=r,f,f,f,f,f,f,f,f"
+    found = ptx.run(text, kinds, [here, inverse, here, slack], [torch.int32])[0]
     units = (here.double() * inverse.double() / hopper_softmax.ROW_SHARE * 2**21).view(4, 2, 8, 4)
     pairs = units.sum(1).nan_to_num(math.inf).clamp(max=2.0**23 - 2)
     bits = found.view(4, 2, 8, 4)[:, 0].long()
@@ -345,8 +346,21 @@ def test_weights_of_rows_whose_scores_rise(rising: float) -> None:
         found = test_weighing.step(q, k, v, case, bitmap.full(*case.shape), budget=0.1)
         walked = torch.ones(case.shape)
         least, most = test_weighing.limits_of(case, q, k, walked, False)
-        error = torch.maximum(least - found["mass"], found["mass"] - most).max()
-        assert error <= test_weighing.rounding(case, q, k)
+        test_weighing.expect_masses(case, q, k, walked, False, found["mass"], (least, most))
+
+
+@pytest.mark.parametrize(("dim", "tile"), [(64, TILE), (64, WIDE_TILE), (128, TILE)])
+def test_a_row_keeps_the_tile_that_it_looks_at(dim: int, tile: TileGeometry) -> None:
+    test_weighing.check_guard(dim, tile)
+
+
+def test_few_rows_keep_what_they_look_at() -> None:
+    test_weighing.check_few_rows(TILE)
+
+
+@pytest.mark.parametrize("dim", [64, 128])
+def test_rows_past_the_end_guard_no_tile(dim: int) -> None:
+    test_weighing.check_guard_past_the_end(dim, TILE)
 
 
 @pytest.mark.parametrize("light", [False, True])
@@ -364,7 +378,9 @@ def test_tiles_are_weighed_by_what_rows_have_seen_by_the_end_of_their_word(light
         first = math.exp(-4.0)
     found = test_weighing.step(q, k, v, case, bitmap.full(*case.shape), budget=0.1)["mass"]
     least = 1 / (first + torch.tensor([31.0] * 32 + [39.0] * 8))
-    least[0] *= first
+    least[0] = 1.0
+    if light:
+        least[1] = 1.0
     most = (1 + 2.0**-18) * least + 2.0**-17
     if light:
         most[2] *= 2.6  # from 1 to 2, past 64 times the first tile's; renewed with 3
@@ -377,6 +393,7 @@ def test_tiles_of_rows_that_saw_a_nan_weigh_one(dim: int, tile: TileGeometry) ->
     """Tiles before them keep their weights, but for those of the same word of 32."""
     case = test_weighing.Case(2 * tile.q_block, 40 * 128, (1, 1), dim, tile)
     q, k, v = test_weighing.tensors(case, 0)
+    q[..., 1:] *= 0.25
     read = bitmap.full(*case.shape)
     sound = test_weighing.step(q, k, v, case, read, budget=0.5)
     k[0, 0, 35 * 128 + 7, 3] = math.nan
@@ -384,7 +401,7 @@ def test_tiles_of_rows_that_saw_a_nan_weigh_one(dim: int, tile: TileGeometry) ->
     assert bool(bitmap.unpack(found["write"], 40)[..., 35:].all())
     assert bool((found["mass"][..., 35:] == 1).all())
     assert torch.equal(found["mass"][..., :32], sound["mass"][..., :32])
-    assert bool((sound["mass"][..., 4:] < 1).all())
+    assert bool((sound["mass"][..., 35:] < 1).all())
 
 
 @pytest.mark.parametrize(("dim", "tile"), [(64, TILE), (64, WIDE_TILE), (128, TILE)])
@@ -761,6 +778,15 @@ BROKEN = [
      "setp.gt.or.f32 wanted, 0.0, 1.0, moved;", "weights of 128", None),
     ("the other lanes of a row's sum", "add.f32 sum, sum, other;", "mov.f32 sum, sum;",
      "keys alike", None),
+    ("rows that are guarded", "setp.gt.f32 guarded, one, $8;", "setp.gt.f32 guarded, 0.0, 1.0;",
+     "guard", None),
+    ("the other row of a lane", "setp.gt.or.f32 guarded, two, $9, guarded;", "", "guard", None),
+    ("tiles that are guarded when inverses are renewed", "@last mov.b32 ${kept}, bits;",
+     "mov.b32 ${kept}, bits;", "guard of 128", None),
+    ("the same in the last step", "gl.where(kept < _GUARDED, counts, kept)", "counts",
+     "guard of 128", None),
+    ("rows past the end, which guard nothing", 'gl.where(at < q_len, 0.0, float("inf"))',
+     "gl.where(at < q_len, 0.0, 0.0)", "past the end", None),
     ("who was walked", "mbarrier.wait(walked.index(done & 1), (done >> 1) & 1)", "pass",
      "weights", None),
     ("where a row of the bitmap begins", "row_votes = votes + at * words", "row_votes = votes",
@@ -792,6 +818,12 @@ def test_a_broken_kernel_is_noticed(
                 test_votes_keep_tiles_that_scored_a_nan(64, TILE)
             elif where == "weights of 128":
                 test_weights_and_choices(130, 33 * 128 + 5, (1, 1), False, 128)
+            elif where == "guard":
+                test_a_row_keeps_the_tile_that_it_looks_at(64, TILE)
+            elif where == "guard of 128":
+                test_weights_of_rows_whose_scores_rise(3.0)
+            elif where == "past the end":
+                test_rows_past_the_end_guard_no_tile(64)
             elif where == "keys alike":
                 test_tiles_are_weighed_by_what_rows_have_seen_by_the_end_of_their_word(True)
             else:

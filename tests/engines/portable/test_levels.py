@@ -281,6 +281,11 @@ def test_weights_of_rows_whose_scores_rise(rising: float) -> None:
     machine.test_weights_of_rows_whose_scores_rise(rising)
 
 
+@GEOMETRIES
+def test_a_row_keeps_the_tile_that_it_looks_at(dim: int, tile: TileGeometry) -> None:
+    machine.test_a_row_keeps_the_tile_that_it_looks_at(dim, tile)
+
+
 @pytest.mark.parametrize("dim", [64, 128])
 def test_rows_past_the_end_take_nothing_from_a_weight(dim: int) -> None:
     machine.test_rows_past_the_end_take_nothing_from_a_weight(129, dim)

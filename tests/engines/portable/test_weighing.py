@@ -138,17 +138,25 @@ def hopper(case: Case) -> bool:
     return GPU and case.tile.q_block >= 128 and case.tile.k_block == 128
 
 
-def rounding(case: Case, q: torch.Tensor, k: torch.Tensor) -> float:
-    """How far a mass may be from the exact one.
+def share_rounding(case: Case, q: torch.Tensor, k: torch.Tensor) -> float:
+    """How far the share of a row may be from the exact one.
 
     Relative, in units of 2^-24: the exponent of a probability comes of two products, each as large
     as the largest score (log2 units), and a difference, all rounded once, and an exponential
     (2 units; 2^-22 of ``ex2.approx`` on a GPU); each key of a tile, K block and rescaling rounds a
-    sum. Twice, for numerator and denominator. A weight is rounded up to 2^-24, in each warp of 16
-    rows; on Hopper by up to 2 units of 2^-21 of a divisor before that, in each of its 32 lanes.
+    sum. Twice, for numerator and denominator.
     """
     rows, keys = (x.double().norm(dim=-1).amax() for x in (q, k))
     score = 0.25 * LOG2E * float(rows * keys)
+    return 2 * (3 * score + 8 + case.tile.k_block + 4 * case.shape[-1]) * 2.0**-24
+
+
+def rounding(case: Case, q: torch.Tensor, k: torch.Tensor) -> float:
+    """How far a mass may be from the exact one: :func:`share_rounding`, and what sums round.
+
+    A weight is rounded up to 2^-24, in each warp of 16 rows; on Hopper by up to 2 units of 2^-21 of
+    a divisor before that, in each of its 32 lanes.
+    """
     blocks, warps = case.shape[-1], case.tile.q_block / 16
     fewest = (case.q_len - 1) % case.tile.q_block + 1  # rows, of the last q block
     lanes = max(math.ceil(rows / 16) / rows for rows in (fewest, case.tile.q_block)) * 32 * 2 * 8
@@ -156,17 +164,27 @@ def rounding(case: Case, q: torch.Tensor, k: torch.Tensor) -> float:
         lanes = 0.0
     elif case.head_dim == 128:
         lanes *= min(blocks, hopper_softmax.MOST_AHEAD)
-    return (2 * (3 * score + 8 + case.tile.k_block + 4 * blocks) + warps + lanes) * 2.0**-24
+    return share_rounding(case, q, k) + (warps + lanes) * 2.0**-24
 
 
-def parts_of(case: Case, q: torch.Tensor, k: torch.Tensor, walked: torch.Tensor) -> torch.Tensor:
-    """What lies in each tile of rows, not divided by their sums: [B, H, rows, K_blocks]."""
+def parts_of(
+    case: Case, q: torch.Tensor, k: torch.Tensor, walked: torch.Tensor, lanes: int = 1
+) -> torch.Tensor:
+    """What lies in each tile of rows, not divided by their sums: [B, H, rows, K_blocks].
+
+    Or, where 4 ``lanes`` hold a row as Hopper's do, in two columns of each eight:
+    [B, H, rows, K_blocks, lanes].
+    """
     tile, group = case.tile, case.heads[0] // case.heads[1]
     scores = 0.25 * q.double() @ k.double().repeat_interleave(group, 1).transpose(-1, -2)
     parts = torch.exp(scores - scores.amax(-1, keepdim=True))
     parts = torch.nn.functional.pad(parts, (0, -case.kv_len % tile.k_block))
-    parts = parts.unflatten(-1, (-1, tile.k_block)).sum(-1)
-    return parts * walked[:, :, torch.arange(case.q_len) // tile.q_block]
+    if lanes > 1:
+        parts = parts.unflatten(-1, (-1, tile.k_block // 8, lanes, 2)).sum((-1, -3))
+    else:
+        parts = parts.unflatten(-1, (-1, tile.k_block, 1)).sum(-2)
+    parts = parts * walked[:, :, torch.arange(case.q_len) // tile.q_block, :, None]
+    return parts if lanes > 1 else parts[..., 0]
 
 
 def means_of(case: Case, shares: torch.Tensor) -> torch.Tensor:
@@ -176,16 +194,32 @@ def means_of(case: Case, shares: torch.Tensor) -> torch.Tensor:
     return torch.stack(means, 2).clamp(max=1.0).float()
 
 
+def shares_of(
+    case: Case, q: torch.Tensor, k: torch.Tensor, walked: torch.Tensor, descending: bool,
+    lanes: int = 1,
+) -> torch.Tensor:  # fmt: skip
+    """Of what rows have seen by the end of each tile, float64 [B, H, rows, K_blocks].
+
+    With ``lanes`` the largest of a row's lanes, of what they have seen.
+    """
+    parts = parts_of(case, q, k, walked, lanes)
+    parts = parts if lanes > 1 else parts[..., None]
+    turned = parts.flip(-2) if descending else parts
+    shares = (turned / turned.cumsum(-2)).nan_to_num(0.0)
+    return (shares.flip(-2) if descending else shares).amax(-1)
+
+
 def limits_of(
     case: Case, q: torch.Tensor, k: torch.Tensor, walked: torch.Tensor, descending: bool
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """The least and the largest masses of Hopper's kernel at head dim 128, as ``walked``.
 
-    It divides what lies in a tile by sums that rows had seen before it, which may have grown by
-    ``MOST_GROWTH`` since, and takes off again by how much those of all rows of a warp have grown by
-    the end of the tile's word: by the end of the walk at most. The first divisor is up to
-    ``MOST_AHEAD`` times the first tile's sum, and sums may grow to ``MOST_OF_DIVISOR`` times that;
-    a row that has not grown takes off nothing. Each lane counts 4 at most.
+    Without the guard of rows. It divides what lies in a tile by sums that rows had seen before it,
+    which may have grown by ``MOST_GROWTH`` since, and takes off again by how much those of all rows
+    of a warp have grown by the end of the tile's word: by the end of the walk at most. The first
+    divisor is up to ``MOST_AHEAD`` times the first tile's sum, and sums may grow to
+    ``MOST_OF_DIVISOR`` times that; a row that has not grown takes off nothing. Each lane counts 4
+    at most.
     """
     parts = parts_of(case, q, k, walked)
     turned = parts.flip(-1) if descending else parts
@@ -202,6 +236,36 @@ def limits_of(
     return means_of(case, least), means_of(case, shares)
 
 
+def expect_masses(
+    case: Case, q: torch.Tensor, k: torch.Tensor, walked: torch.Tensor, descending: bool,
+    found: torch.Tensor, limits: tuple[torch.Tensor, torch.Tensor] | None = None,
+) -> torch.Tensor:  # fmt: skip
+    """Masses are 1 where a row has more than its guard, and near float64 elsewhere.
+
+    ``limits``: the least and the largest there; without them the means of rows' shares. A share
+    that is as near to the guard as roundings may fall on either side. On Hopper so does one of
+    which a lane has more than the guard of what it has seen. Returns which tiles are guarded for
+    certain, bool like ``found``.
+    """
+    shares = shares_of(case, q, k, walked, descending)
+    if limits is None:
+        limits = (means_of(case, shares),) * 2
+    may = shares_of(case, q, k, walked, descending, 4) if hopper(case) else shares
+    largest, largest_may = (
+        torch.stack([rows.amax(2) for rows in x.split(case.tile.q_block, 2)], 2)
+        for x in (shares, may)
+    )
+    error = torch.maximum(limits[0] - found, found - limits[1])
+    allowed, near = rounding(case, q, k), share_rounding(case, q, k)
+    plain = largest_may <= budget.ROW_GUARD - near
+    certain = largest > budget.ROW_GUARD + near
+    assert bool((found[certain] == 1).all()), "a row above its guard"
+    assert not bool(plain.any()) or error[plain].max() <= allowed, f"{error[plain].max()}"
+    unsure = ~plain & ~certain & (found != 1)
+    assert not bool(unsure.any()) or error[unsure].max() <= allowed
+    return certain
+
+
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_masses_are_near_choices_exact_and_outputs_unchanged(case: Case) -> None:
     """Three steps in turns of the walk: masses, the rule given them, and the step at -inf."""
@@ -212,25 +276,19 @@ def test_masses_are_near_choices_exact_and_outputs_unchanged(case: Case) -> None
         do = bitmap.unpack(must_do, k_blocks)
     read = bitmap.full(*case.shape)
     read[0, -1, 0] = 0  # nothing to compute but what must be
-    seen = dropped = 0
+    seen = dropped = guarded = 0
     dense_order = hopper(case)  # what a step at -inf walks, on either kernel
     for number, share in enumerate((0.02, 0.3, 0.1)):
         q, k, v = tensors(case, 10 * number)
+        q[..., 1:] *= 0.25  # rows that are so alike that few tiles are guarded
         descending = number % 2 == 1
         ours = step(q, k, v, case, read, budget=share, descending=descending)
-        expected = torch.empty_like(ours["mass"])
-        lite_attention(
-            q, k, v, read, torch.empty_like(read), budget=share, descending=descending,
-            mass=expected, must_do=must_do, must_skip=must_skip, geometry=case.tile, layout="bhsd",
-            scale=0.25, engine="reference",
-        )  # fmt: skip
         here = read if must_do is None else (read | must_do) & ~must_skip
         walked = bitmap.unpack(here, k_blocks)
-        least = most = expected
+        limits = None
         if dense_order and case.head_dim == 128:
-            least, most = limits_of(case, q, k, walked, descending)
-        error = torch.maximum(least - ours["mass"], ours["mass"] - most).max()
-        assert error <= rounding(case, q, k), f"{float(error / rounding(case, q, k)):.3g}"
+            limits = limits_of(case, q, k, walked, descending)
+        guarded += int(expect_masses(case, q, k, walked, descending, ours["mass"], limits).sum())
         assert not bool(ours["mass"][~walked].any())
         chosen = budget.select(ours["mass"], walked, do, share)
         assert torch.equal(ours["write"], bitmap.pack(chosen))
@@ -244,7 +302,7 @@ def test_masses_are_near_choices_exact_and_outputs_unchanged(case: Case) -> None
         seen += int(walked.sum())
         dropped += int(walked.sum()) - int(chosen.sum())
         read = ours["write"]
-    assert 0.1 < dropped / seen < 0.95
+    assert 0.1 < dropped / seen < 0.95 and 0 < guarded / seen < 0.8, (dropped, guarded, seen)
 
 
 @pytest.mark.parametrize("soft_skip", [False, True])
@@ -355,6 +413,79 @@ def test_a_nan_score_keeps_its_tile_and_later_ones() -> None:
         later = kept[..., :7] if descending else kept[..., 6:]
         assert bool(later.all()) and not bool(kept.all())
         assert bool((found["mass"][..., 6] == 1).all())
+
+
+def check_guard(dim: int, tile: TileGeometry) -> None:
+    """A tile stays if a row has more than its guard there, whatever the mean of the rows.
+
+    One row of the first q block has 0.52 or 0.48 of what it has seen by then in the sixth tile,
+    nearly all of it in eight keys, two of each lane on Hopper. Of the other rows it is 0.03, so
+    that the other q block drops it.
+    """
+    size, last = tile.k_block, tile.q_block - 16  # rows of the last warp
+    case = Case(2 * tile.q_block, 7 * size, (1, 1), dim, tile)
+    walked = torch.ones(case.shape, dtype=torch.bool)
+    for number, (row, share) in enumerate([(5, 0.52), (13, 0.48), (14, 0.52), (1, 0.48)]):
+        q, k, v = (torch.zeros(1, 1, n, dim) for n in (case.q_len, case.kv_len, case.kv_len))
+        at = 5 * size + 8 * number
+        k[0, 0, 5 * size : 6 * size, :2] = -8.0
+        k[0, 0, at : at + 8, 0] = 8.0
+        q[..., 1] = 1.0
+        look = math.log(share / (1 - share) * 5 * size / 8) / 2
+        q[0, 0, last + row, :2] = torch.tensor([look, 0.0])
+        q, k, v = q.bfloat16(), k.bfloat16(), v.bfloat16()
+        found = step(q, k, v, case, bitmap.full(*case.shape), budget=0.1)
+        limits = None
+        if hopper(case) and dim == 128:
+            limits = limits_of(case, q, k, walked, False)
+        certain = expect_masses(case, q, k, walked, False, found["mass"], limits)
+        kept = bitmap.unpack(found["write"], 7)[0, 0, :, 5].tolist()
+        assert kept == certain[0, 0, :, 5].tolist() == [share > 0.5, False]
+
+
+def check_guard_past_the_end(dim: int, tile: TileGeometry) -> None:
+    """Rows past the end, whose scores are all 0, have most of theirs in the second tile walked."""
+    case = Case(tile.q_block + 1, 4 * tile.k_block + 8, (1, 1), dim, tile)
+    q, k, v = (torch.zeros(1, 1, n, dim) for n in (case.q_len, case.kv_len, case.kv_len))
+    q[..., 0], k[0, 0, -8:, 0] = 3.0, 8.0  # of the first tile walked, in all lanes
+    q, k, v = q.bfloat16(), k.bfloat16(), v.bfloat16()
+    read = bitmap.full(*case.shape)
+    found = step(q, k, v, case, read, budget=0.1, descending=True)["mass"]
+    assert bool((found[..., -1] == 1).all()) and bool((found[..., :-1] < 0.1).all())
+
+
+def check_few_rows(tile: TileGeometry) -> None:
+    """Two rows of each q block look at the last K block only, and the others past it.
+
+    After two steps, one in each turn of the walk, their outputs are still those of dense attention.
+    A K block that all rows ignore is dropped.
+    """
+    size, draw = tile.k_block, torch.Generator().manual_seed(0)
+    q, k, v = (torch.randn(1, 4 * size, 1, 64, generator=draw) for _ in range(3))
+    q, k, few = q * 0.3, k * 0.3, torch.arange(4 * size) % tile.q_block < 2
+    k[0, -size:, 0, :2] = torch.tensor([6.0, 0.0])
+    k[0, 2 * size : 3 * size, 0, :2] = torch.tensor([0.0, 6.0])
+    q[0, :, 0, :2] = torch.where(few[:, None], torch.tensor([12.0, -6.0]), -6.0)
+    q, k, v = (x.bfloat16().to(DEVICE) for x in (q, k, v))
+    lite = LiteAttention(SkipPolicy(budget=0.05), geometry=tile, engine="portable")
+    for number in range(3):
+        found = lite(q, k, v, step=number, layer="a")
+    right = attention(q.cpu(), k.cpu(), v.cpu(), engine="reference").float()
+    wrong = (found.cpu().float() - right).norm(dim=-1) / right.norm(dim=-1)
+    assert wrong[0, few].max() < 0.05
+    assert bitmap.unpack(lite.lists("a").cpu(), 4)[0, 0].sum(0).tolist()[2:] == [
+        0, tile.q_blocks(4 * size)
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "tile", [TileGeometry(32, 64, 16), *[TileGeometry(128, 128, 64)] * GPU], ids=str
+)
+@pytest.mark.parametrize("dim", [64, *[128] * GPU])
+def test_rows_are_guarded(dim: int, tile: TileGeometry) -> None:
+    check_guard(dim, tile)
+    check_guard_past_the_end(dim, tile)
+    check_few_rows(tile)
 
 
 @triton.jit

@@ -45,6 +45,7 @@ from .hopper_settle import (
     piece_of,
     renewed,
     settle,
+    slack_of,
     weights_of,
     whole_shares,
 )
@@ -228,6 +229,7 @@ def _compute(
             if LAZY:  # ahead of the sum, see `MOST_AHEAD`
                 divisor = total * gl.minimum(count, FIRST_AHEAD).to(gl.float32)
             inverse = inverse_of(divisor, share)
+            slack = slack_of(row, q_len, total)
             due = divisor * OF_DIVISOR
         if SLOTS and WEIGH:
             mark(marks, 0, later, share_mark(row_sums(here, per_row), level))
@@ -301,7 +303,7 @@ def _compute(
                         # computed: it comes between the products, whose issue takes its time.
                         if LITE:
                             if WEIGH and not MARKS:
-                                kept = keep_weight(kept, here, inverse, mine, i)
+                                kept = keep_weight(kept, here, inverse, total, slack, mine, i)
                             elif LATER:
                                 if BY_WEIGHT:
                                     top, bits = vote_by_weight(peak, top, bits, i - 1, negligible)
@@ -412,7 +414,7 @@ def _compute(
                     mark(marks, count - 1, later, vote_mark(peak, top, bits, count - 1))
             if first_one:
                 if WEIGH:
-                    kept = keep_weight(kept, here, inverse, mine, count)
+                    kept = keep_weight(kept, here, inverse, total, slack, mine, count)
                     if LAZY:
                         kept, inverse = renewed(kept, total, share, inverse, mine - count)
                     flush_weights(

@@ -8,7 +8,8 @@ the first piece knows. The others leave a *mark* of every row and tile, and who 
 - votes: the row's largest score, or -inf where its own piece is enough to call it negligible. The
   rule is that of a walk in one piece, bit for bit.
 - shares of mass: log2 of what lies in the tile. It is divided by the row's sum over all pieces, a
-  later sum than that of a walk in one piece, see docs/budget.md.
+  later sum than that of a walk in one piece, see docs/budget.md. Rows are guarded by what they have
+  seen by the end of the tile, as in a walk in one piece: whoever merges adds it up.
 
 Outputs and marks are read by ordinary loads, through the nearest cache. They may be: whoever merges
 acquired what the others released, which empties that cache, and a barrier tells its other threads.
@@ -24,10 +25,11 @@ from triton.experimental.gluon import language as gl
 
 from .hopper_ring import barrier
 from .hopper_settle import UNIT, flush, flush_weights, piece_of, weight_of
-from .hopper_softmax import LOWEST, larger
+from .hopper_softmax import LOWEST, ROW_GUARD, larger
 
 #: Below every score, and finite.
 _LOWEST = gl.constexpr(-3.4e38)
+_ROW_GUARD = gl.constexpr(ROW_GUARD)
 
 
 @gluon.jit
@@ -55,6 +57,11 @@ def vote_mark(peak, top, bits, i):
     kept = ((bits >> (i & 31)) & 1) != 0
     value = gl.where(kept, gl.maximum(peak, _LOWEST), float("-inf"))
     return gl.where(top == top, value, top)
+
+
+@gluon.jit
+def _add(a, b):
+    return a + b
 
 
 @gluon.jit
@@ -93,13 +100,17 @@ def _decide_votes(
 
 
 @gluon.jit
-def _decide_shares(marks, sums, begin, end, items, weights, unit, rows, q_len):
-    """Add the shares of tiles ``begin`` to ``end`` of a list; ``sums`` of rows, log2."""
+def _decide_shares(marks, sums, before, begin, end, items, weights, unit, rows, q_len):
+    """Add the shares of tiles ``begin`` to ``end`` of a list.
+
+    ``sums`` of rows over all pieces, and what they had seen ``before`` these tiles, log2.
+    """
     grid: gl.constexpr = gl.BlockedLayout([2, 8], [8, 4], [4, 1], [1, 0])
     per_word: gl.constexpr = gl.BlockedLayout([1, 1], [1, 32], [4, 1], [1, 0])
     row = gl.arange(0, 64, gl.SliceLayout(1, grid))
     lane = gl.arange(0, 32, gl.SliceLayout(0, grid))
     whole = gl.convert_layout(sums, gl.SliceLayout(1, grid))
+    seen = gl.convert_layout(gl.exp2(before - sums), gl.SliceLayout(1, grid))
     counted = gl.convert_layout(gl.where(rows < q_len, 1, 0), gl.SliceLayout(1, grid)) != 0
     for first in range(begin, end, 32):
         i = first + lane
@@ -110,6 +121,11 @@ def _decide_shares(marks, sums, begin, end, items, weights, unit, rows, q_len):
         shares = gl.where(counted[:, None], gl.exp2(found - whole[:, None]), 0.0)
         warps = gl.sum(gl.reshape(shares, [4, 16, 32]), 1)
         kept = weight_of(gl.convert_layout(warps, per_word) * unit)
+        sums_by_then = seen[:, None] + gl.associative_scan(shares, 1, _add)
+        guarded = gl.where(shares > _ROW_GUARD * sums_by_then, 1, 0)
+        guarded = gl.max(gl.reshape(guarded, [4, 16, 32]), 1)
+        kept = gl.where(gl.convert_layout(guarded, per_word) > 0, UNIT, kept)
+        seen += gl.sum(shares, 1)
         flush_weights(kept, first, end, items, 0, weights, False)
 
 
@@ -158,6 +174,7 @@ def merge(
         top = gl.full([64], float("-inf"), gl.float32, per_row)
         level = gl.full([64], LOWEST, gl.float32, per_row)
         total = gl.zeros([64], gl.float32, per_row)
+        before = level
         for one in range(pieces):
             there = parts + ((first + one) * GROUPS + GROUP) * SIZE
             other_level = gl.load(there + 64 * HEAD_DIM + row, volatile=True)
@@ -172,6 +189,8 @@ def merge(
                     )  # fmt: skip
                 other_top = gl.load(there + 64 * HEAD_DIM + 128 + row, volatile=True)
                 top = larger(top, other_top)
+            elif one == 0:
+                before = other_level + _log2(other_total)
             base = larger(level, other_level)
             fade = gl.exp2(level - base)
             other_fade = gl.exp2(other_level - base)
@@ -183,5 +202,7 @@ def merge(
             level = base
         if WEIGH:
             sums = level + _log2(total)
-            _decide_shares(marks, sums, length // pieces, length, items, weights, unit, rows, q_len)
+            _decide_shares(
+                marks, sums, before, length // pieces, length, items, weights, unit, rows, q_len
+            )
     return out, level, total, last

@@ -10,6 +10,8 @@ import triton.language as tl
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
+from liteattention_rocm.lite import budget
+
 
 @gluon.jit
 def signed(scores, SIGN: gl.constexpr):
@@ -132,6 +134,13 @@ SLIGHTLY_MORE = gl.constexpr(_MORE)
 #: The tile with which a sum grew may be heavier, and counted as 4. Two rows weigh two sums at most,
 #: so as much of it is enough in any case.
 LEAST_LEFT = 2.0 / 4.0 / _AHEAD * _MORE
+#: A row of a tile is guarded if it has more than this of what it has seen by the end of the tile.
+ROW_GUARD = budget.ROW_GUARD
+#: What a lane counts where a row is guarded, and what a warp counts then at least: as much as 32
+#: rows, of which a warp has 16. Of 32 lanes it is no more than 31 bits. Other counts are below it:
+#: rows that weigh two divisors each have at least half of what they have seen in the tile, as they
+#: had seen two at most before. So under a guard above 0.5 such tiles are kept, too.
+GUARDED_COUNT = (1 << 26) - 1
 #: A row's share of 1, as :func:`.hopper_settle.keep_weight` adds them up.
 ROW_SHARE = 2.0**15
 ROW = gl.constexpr(ROW_SHARE)
@@ -212,7 +221,10 @@ def _scaling(count: int, renewing: bool = False) -> str:
         f"@last max.f32 most, most, {LEAST_LEFT};",
         f"cvt.rn.f32.s32 counted, ${kept};",
         "mul.f32 counted, counted, most;",
-        f"cvt.rpi.s32.f32 ${kept}, counted;",
+        "cvt.rpi.s32.f32 bits, counted;",
+        f"min.s32 bits, bits, {GUARDED_COUNT - 1};",
+        f"setp.lt.s32 last, ${was_kept}, {GUARDED_COUNT};",
+        f"@last mov.b32 ${kept}, bits;",
     ]
     return "\n".join([*lines, "done:", "}"])
 
@@ -288,7 +300,7 @@ def scaled_and_renewed(out, fade, inverse, due, before, total, kept, older):
     and are ``total`` now. An inverse of 0 stays: that of rows past the end. ``kept`` int32 [4, 32]
     is what each warp has counted by these inverses. It becomes a count by the new ones: as much
     less as where a sum grew least, and not below :data:`LEAST_LEFT` of it where ``older`` is 0,
-    that of the last tile counted.
+    that of the last tile counted. From :data:`GUARDED_COUNT` on it stays.
     Returns outputs [64, 128], ``inverse``, ``due`` and ``kept``.
     """
     layout: gl.constexpr = out.type.layout

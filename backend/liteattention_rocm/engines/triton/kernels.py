@@ -17,6 +17,8 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents
 
+from ...lite.budget import ROW_GUARD
+
 #: ``ROUNDING`` of the kernels: how an fp32 result becomes bf16.
 ROUNDING = {"rtne": 0, "rtna": 1, "rtz": 2}
 
@@ -27,6 +29,7 @@ SPAN = tl.constexpr(512)
 _UNIT = tl.constexpr(1 << 24)
 _UNIT_BITS = tl.constexpr(24)
 _FIRM = tl.constexpr(1 << 30)
+_ROW_GUARD = tl.constexpr(ROW_GUARD)
 #: Pieces of a list at most: their number has four bits in what is told of one.
 MOST_PIECES = tl.constexpr(16)
 
@@ -483,7 +486,10 @@ def _walk(
         total = total * fade + here
         if WEIGH:
             # Rows past the end do not count. A NaN weighs 1, like what adds up to more.
-            share = tl.sum(tl.where(rows < end, here / total, 0.0), axis=0) * unit
+            shares = tl.where(rows < end, here / total, 0.0)
+            # A row that is guarded counts for all rows, which costs no second sum across warps.
+            shares = tl.where(shares > _ROW_GUARD, BLOCK_M * 1.0, shares)
+            share = tl.sum(shares, axis=0) * unit
             weight = tl.where(share < _UNIT, tl.ceil(share), _UNIT).to(tl.int32)
             if HAS_DO:
                 must = (tl.load(must_do + (block >> 5)) >> (block & 31)) & 1
