@@ -253,7 +253,10 @@ def prompts(head_dim: int) -> launch.Launch:
     q = torch.empty(512, 1, head_dim, dtype=torch.bfloat16)
     starts = torch.tensor([0, 512], dtype=torch.int32)
     tile = _by_hardware(tiles.shipped_prompts(request, ragged_cut.columns_of(head_dim)))
-    with mock.patch.object(ragged_launch, "architecture", lambda device: "sm_90"):
+    with (
+        mock.patch.object(ragged_launch, "architecture", lambda device: "sm_90"),
+        mock.patch.object(ragged_launch, "compiles_hopper", lambda: True),  # the compiler will say
+    ):
         bound = ragged_launch.prompts(
             request, RaggedTensors(q, q, q, q, None, None, starts, starts, None), tile
         )
