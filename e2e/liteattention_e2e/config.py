@@ -53,9 +53,9 @@ def split(value: Any) -> Any:
     """
     if not isinstance(value, str):
         return value
-    if not value.strip():
-        return []
     parts = [part.strip() for part in value.split(",")]
+    if not any(parts):
+        return []
     if not all(parts):
         raise ValueError("an item is empty: take out a comma, or write what was left out")
     return parts
