@@ -44,7 +44,7 @@ for part in "$@"; do
         video)
             page video >part.sh
             . ./part.sh
-            grep -q 'lite -4' out/report.md || fail "no row of LiteAttention: $(cat out/report.md)"
+            grep -q 'lite budget 0.05' out/report.md || fail "no row of LiteAttention: $(cat out/report.md)"
             ls out/lite_*.mp4 >/dev/null || fail "no video: $(ls out)"
             ;;
         emulate)
