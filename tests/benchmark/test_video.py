@@ -131,19 +131,18 @@ def test_peak_memory_is_without_the_lists_of_the_benchmark(
     assert made[0].nbytes >= 4 * 512
 
 
-def test_tiles_that_are_voted_away_are_noticed(
-    smoke: video.Config, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_tiles_that_are_dropped_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In rows of eight tiles, none of which a guard keeps."""
+
     def dropping(**fields: Any) -> SkipPolicy:
-        return (
-            SkipPolicy(budget=0.5, warmup_steps=0)
-            if "threshold" in fields
-            else SkipPolicy(**fields)
-        )
+        if "threshold" in fields:
+            return SkipPolicy(budget=0.5, warmup_steps=0)
+        return SkipPolicy(**fields)
 
     monkeypatch.setattr(video, "SkipPolicy", dropping)
+    large = video.load(CONFIGS / "wan-smoke.yaml", height=256, width=256)
     with pytest.raises(RuntimeError, match=r"computed \d+ tiles and kept \d+"):
-        video.run(smoke, CPU)
+        video.run(large, CPU)
 
 
 def test_a_contender_that_cannot_run_is_a_line(

@@ -56,7 +56,7 @@ def test_layers_of_one_shape_are_checked_by_themselves_and_share_what_is_bound(
     checks: list[Any] = []
     bound: list[Any] = []
     dense, bind = validation.dense, liteattention_rocm.engines.reference.ReferenceEngine.bind
-    monkeypatch.setattr(validation, "dense", lambda *a: checks.append(a) or dense(*a))
+    monkeypatch.setattr(validation, "dense", lambda *a, **k: checks.append(a) or dense(*a, **k))
     monkeypatch.setattr(
         liteattention_rocm.engines.reference.ReferenceEngine,
         "bind",

@@ -348,7 +348,7 @@ def test_one_transformer_in_two_threads_is_refused(pipe: Any, generate: Any) -> 
     ):
         runs = [one.submit(both, pipe), two.submit(both, other)]
         errors = [str(run.exception()) for run in runs if run.exception() is not None]
-        assert errors and all("amid a run with it" in error for error in errors)
+        assert errors and all("and that has not ended" in error for error in errors)
         assert "thread 'one_0'" in errors[0] and "thread 'two_0'" in errors[0]
         for thread in (two, one, two):
             assert np.array_equal(thread.submit(generate, pipe).result(), alone[1])
