@@ -160,7 +160,11 @@ def test_lists_have_the_tiles_of_dense_calls(hopper: bool, monkeypatch: pytest.M
     assert size == ([(192, 128), (128, 128)] if hopper else [(128, 64)] * 2)
     for tile, head_dim in zip(found if hopper else (), (64, 128), strict=False):
         asked = LiteRequest(
-            *dataclasses.astuple(request(head_dim=head_dim)), tile, -4.0, True, False
+            **dataclasses.asdict(request(head_dim=head_dim)),
+            geometry=tile,
+            threshold=-4.0,
+            descending=True,
+            soft_skip=False,
         )
         own = tiles.hopper_lite(asked)
         dense = tiles.hopper(request(16384, head_dim, heads=24))
