@@ -38,7 +38,10 @@ from .sglang_worker import (
 HEADS, TOKENS = 4, 576
 #: Ranges over 576 tokens, across the border of two splits.
 RANGES = {"must_do": [[200, 300]], "must_skip": [[512, 576]]}
-POLICIES: list[Any] = [{"threshold": -0.5, **RANGES}, {"threshold": "-inf"}]
+POLICIES: list[Any] = [
+    {"threshold": -0.5, "warmup_steps": 0, **RANGES},
+    {"threshold": "-inf", "warmup_steps": 0},
+]
 #: Where a process has whole rows of some heads.
 BY_HEAD: dict[str, Any] = {
     "budget": 0.0, "layer_budgets": {"*": [0.3, 0.02, 0.0, 0.6]}, "warmup_steps": 0, **RANGES
@@ -76,7 +79,7 @@ def abort(worker: Worker) -> None:
 
     handle = worker.transformer.blocks[3].register_forward_hook(fail)
     with pytest.raises(RuntimeError, match="the client went away"):
-        worker.run({"threshold": -0.2})
+        worker.run({"threshold": -0.2, "warmup_steps": 0})
     handle.remove()
     assert live_states() == 0
 
