@@ -260,17 +260,31 @@ def test_head_dims_and_fp8_caches_compile_and_fit(case: str, target: str) -> Non
     assert built.metadata.shared <= LOCAL[target]
 
 
-@pytest.mark.parametrize("mantissa", WORDS.values())
-@pytest.mark.parametrize("tile", [(128, 2, 3), (64, 2, 3), (64, 4, 2)])
+#: Bits of mantissa, head dim, keys of a block and warps of the tiles that decode fp8 caches on
+#: Hopper; one head dim says how e5m2 is read.
+FP8_TILES = {(3, dim, *tile) for dim, held in ragged_cut._RESIDENT[1].items() for tile in held}
+FP8_TILES |= {(3, 128, ragged_cut._DECODE_KEYS, 4)}  # where there are many parts
+FP8_TILES |= {(2, *tile) for _, *tile in FP8_TILES if tile[0] == 128}
+#: Bytes that ptxas may put aside, by the tile; Triton 3.6 does of the largest.
+FP8_SPILLS = {(3, 256, 128, 4): 24}
+#: Registers and shared memory of a multiprocessor, bytes; the driver takes some of each program's.
+REGISTERS, SHARED, RESERVED = 64 << 10, 228 << 10, 1 << 10
+
+
+@pytest.mark.parametrize("tile", sorted(FP8_TILES), ids=str)
 def test_fp8_caches_are_read_in_words_on_hopper(
-    tile: tuple[int, int, int], mantissa: int, tmp_path: Path
+    tile: tuple[int, int, int, int], tmp_path: Path
 ) -> None:
-    """No load and no conversion of single numbers, and nothing spilled."""
-    block_n, warps, stages = tile
+    """No load and no conversion of single numbers, nothing spilled, as many programs as counted.
+
+    Numbers go from memory to the product by way of one tile of words, not of fp16 numbers, too.
+    """
+    mantissa, head_dim, block_n, warps = tile
     kernel = ragged.attention
     constants = RAGGED | dict(
-        TILE_ROWS=4, GROUP=4, ONE_TILE=True, CHAINED=True, BLOCK_N=block_n, FP8=mantissa
-    )
+        TILE_ROWS=4, GROUP=4, ONE_TILE=True, CHAINED=True, BLOCK_N=block_n, FP8=mantissa,
+        HEAD_DIM=head_dim, WIDTH=head_dim,
+    )  # fmt: skip
     types = signature(kernel, "bf16", constants, "i16")
     aligned = [name for name in types if types[name][0] == "*" or name.startswith("stride")]
     source = ASTSource(
@@ -279,9 +293,18 @@ def test_fp8_caches_are_read_in_words_on_hopper(
         constexprs=constants,
         attrs={(kernel.arg_names.index(x),): [["tt.divisibility", 16]] for x in aligned},
     )
-    options = {"num_warps": warps, "num_stages": stages}
+    options = {"num_warps": warps, "num_stages": ragged_cut._STAGES[warps]}
     built = triton.compile(source, target=TARGETS["sm_90"], options=options)
-    assert "0 bytes spill stores" in assemble(built, tmp_path)
+    # Triton 3.8 computes an instruction of two results twice, once by way of shared memory.
+    assert not re.search(r":\d+ = tt\.elementwise_inline_asm", built.asm["ttgir"])
+    said = assemble(built, tmp_path)
+    assert int(re.findall(r"(\d+) bytes spill stores", said)[0]) <= FP8_SPILLS.get(tile, 0)
+    registers = -(-int(re.findall(r"Used (\d+) registers", said)[0]) // 8) * 8
+    by_registers = REGISTERS // (registers * 32 * warps)
+    fit = min(by_registers, SHARED // (built.metadata.shared + RESERVED))
+    assert fit >= ragged_cut._RESIDENT[1][head_dim].get((block_n, warps), 0)
+    # keys, values and three tiles of queries or weights, 16 rows high
+    assert built.metadata.shared <= 2 * block_n * head_dim + 3 * 16 * 2 * max(block_n, head_dim)
     (tmp_path / "kernel.cubin").write_bytes(built.asm["cubin"])
     names = Counter(
         re.findall(
@@ -292,7 +315,7 @@ def test_fp8_caches_are_read_in_words_on_hopper(
     assert names["LDSM.16.MT88.4"] and names["LDGSTS.E.BYPASS.128"]
     assert not [name for name in names if name.startswith(("LDS.U8", "LDS.U16", "F2F."))]
     unpacked = sum(names[name] for name in names if "UNPACK_B" in name)
-    assert unpacked >= 2 * block_n * 128 // 2 // (32 * warps)
+    assert unpacked >= 2 * block_n * head_dim // 2 // (32 * warps)
 
 
 def lists(head_dim: int, rows: int, weigh: bool = False, **changes: Any) -> tuple[Any, Any]:
