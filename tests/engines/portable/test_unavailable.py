@@ -73,6 +73,28 @@ def test_old_tritons_run_plain_kernels_on_hopper_and_the_log_says_so(
         assert "install Triton 3.6 or newer (PyTorch 2.10 or newer)" in record.message
 
 
+@pytest.mark.parametrize(
+    ("found", "tile"), [("3.6.0", (2, 64, 4)), ("3.8.0", (6, 64, 2)), ("3.10.0", (6, 64, 2))]
+)
+def test_decoding_steps_are_cut_for_the_programs_that_this_triton_fits(
+    found: str, tile: tuple[int, int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """72 requests of 4,096 bf16 keys, 8 key heads x 128, on an H200: parts, keys and warps.
+
+    With 3.8, two parts take 0.336 ms and six 0.303.
+    """
+    pytest.importorskip("triton")
+    from liteattention_rocm.engines.triton import ragged_cut
+
+    module = types.ModuleType("triton")
+    module.__spec__ = importlib.machinery.ModuleSpec("triton", None)
+    module.__version__ = found  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "triton", module)
+    assert ragged_cut._decode_cut(72 * 8, 132, 2, 128, 64) == tile
+    # e4m3: the same tiles with every version
+    assert ragged_cut._decode_cut(16 * 8, 132, 1, 128, 128) == (4, 128, 2)
+
+
 def test_every_reason_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     monkeypatch.setenv("TRITON_INTERPRET", "0")

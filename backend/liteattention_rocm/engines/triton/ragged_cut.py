@@ -16,6 +16,7 @@ from ...contract import RaggedRequest
 from . import hopper_ragged_load, tiles
 from .compiled_tiles import HopperTile
 from .launch import multiprocessors
+from .versions import registers_grow
 
 #: Rows from which on a request is a prompt, which on Hopper has a kernel of its own.
 SHORTEST_PROMPT = 64
@@ -38,7 +39,8 @@ _RESIDENT = {
     2: {64: {(64, 2): 8, (64, 4): 7}, 128: {(64, 2): 4, (64, 4): 5}, 256: {(64, 4): 2}},
     1: {64: {(64, 2): 8}, 128: {(64, 2): 6, (128, 2): 4}, 256: {(64, 4): 3, (128, 4): 2}},
 }
-#: Fewer that it holds where nothing is split: ptxas takes 104 registers there and 96 elsewhere.
+#: Fewer that it holds where nothing is split: ptxas takes 104 registers there and 96 elsewhere, but
+#: as many elsewhere, too, where :func:`.versions.registers_grow`.
 _FEWER_WHOLE = {(2, 128): {(64, 4): 1}}
 _STAGES = {2: 3, 4: 2}
 #: Blocks of a part from which on what reads fastest is chosen, not what starts fastest.
@@ -134,7 +136,6 @@ def _decode_cut(
     51 with 768. ``itemsize``: bytes of a number in the cache. ``blocks``: of ``_DECODE_KEYS`` keys.
     """
     resident = _RESIDENT[itemsize][columns]
-    fewer = _FEWER_WHOLE.get((itemsize, columns), {})
     most = max(1, min(blocks, _MAX_SPLITS))
     splits = min(min(resident.values()) * units // programs, most)
     if splits > _FEW_SPLITS:
@@ -145,13 +146,19 @@ def _decode_cut(
 
     def share_of_use(choice: tuple[int, tuple[int, int]]) -> float:
         parts, tile = choice
-        held = resident[tile] - (fewer.get(tile, 0) if parts == 1 else 0)
+        held = _held(itemsize, columns, tile, parts == 1)
         waves = programs * parts / (held * units)
         return waves / math.ceil(waves) - _COST_OF_A_PART * parts
 
     few = range(1, min(_FEW_SPLITS, most) + 1)
     parts, tile = max(((parts, tile) for parts in few for tile in resident), key=share_of_use)
     return parts, *tile
+
+
+def _held(itemsize: int, columns: int, tile: tuple[int, int], whole: bool) -> int:
+    """Programs of a decoding tile that a multiprocessor holds, of ``whole`` keys or of parts."""
+    fewer = _FEWER_WHOLE.get((itemsize, columns), {}).get(tile, 0)
+    return _RESIDENT[itemsize][columns][tile] - (fewer if whole or registers_grow() else 0)
 
 
 def width(head_dim: int) -> int:
