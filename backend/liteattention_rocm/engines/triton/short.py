@@ -46,8 +46,10 @@ def short_launch(
     parameters = _parameters(compiled, boxes, rest)
     if parameters is None:
         return None
-    from ... import _core
-
+    try:
+        from ... import _core
+    except ImportError:  # a source tree without a compiler: Triton's launcher does
+        return None
     return _core.cuda_kernel(
         compiled.function, grid, 32 * metadata.num_warps, metadata.shared,
         bool(getattr(metadata, "launch_pdl", False)), parameters,
