@@ -59,7 +59,8 @@ def engine(model: Path, backend: str, **options: Any) -> Iterator[Any]:
         "max_num_batched_tokens": STEP_ROWS, "enable_prefix_caching": True, "enforce_eager": True,
         "disable_log_stats": True, "seed": 0, **options,
     }  # fmt: skip
-    llm = LLM(str(model), attention_backend=backend, **chosen)
+    with _without_llvmlite():
+        llm = LLM(str(model), attention_backend=backend, **chosen)
     try:
         yield llm
     finally:
@@ -67,6 +68,20 @@ def engine(model: Path, backend: str, **options: Any) -> Iterator[Any]:
         del llm
         gc.collect()
         cleanup_dist_env_and_memory()
+
+
+@contextlib.contextmanager
+def _without_llvmlite() -> Iterator[None]:
+    """Hide what drafts bring by Numba: vLLM reads the dict of every attribute of every module.
+
+    llvmlite's library has another attribute under that name, and engines after drafts would fail.
+    """
+    names = [name for name in sys.modules if name.startswith("llvmlite.binding")]
+    hidden = {name: sys.modules.pop(name) for name in names}
+    try:
+        yield
+    finally:
+        sys.modules.update(hidden)
 
 
 def generate(
