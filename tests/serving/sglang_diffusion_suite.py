@@ -32,7 +32,7 @@ SCRIPT = """
 
     cli.e2e(
         runner="sglang", model=sys.argv[3], prompts=sys.argv[1], out=sys.argv[2],
-        threshold="-2,-inf", seeds="3",
+        threshold=["-2,-inf"], seeds=["3"],
         height="48", width="48", frames="4", steps="4", short_steps="2", dtype="float32",
         warmup="0",
     )
