@@ -182,12 +182,13 @@ def test_budgets_by_head(slots: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     if not slots:
         monkeypatch.setattr(launch, "MOST_CUT", 0)
     q, k, v = (normal(2, n, s, 64, seed=n + s) for n, s in ((4, 300), (2, 4500), (2, 4500)))
-    k[:, :, 3000:] *= 0.01  # lighter tiles, of which those of a short walk weigh nothing
+    # Scores so flat that rows guard few tiles, and lighter tiles, which weigh nothing.
+    q[..., 0], k[..., 0], k[:, :, 3000:, 0] = 1.0, 0.0, -100.0
     budgets = (0.3, 0.0, 0.02, 0.15)
     read = bitmap.full(2, 4, 3, 36)
     write, mass = torch.empty_like(read), torch.empty(2, 4, 3, 36)
     options: dict[str, Any] = dict(
-        budget=max(budgets), limits=budget.limits(budgets), layout="bhsd", geometry=TILE, scale=1.0
+        budget=max(budgets), limits=budget.limits(budgets), layout="bhsd", geometry=TILE, scale=0.2
     )
     lite_attention(q, k, v, read, write, mass=mass, engine="portable", **options)
     walked, do = torch.ones(2, 4, 3, 36, dtype=torch.bool), torch.zeros(36, dtype=torch.bool)
@@ -363,28 +364,37 @@ def test_rows_past_the_end_guard_no_tile(dim: int) -> None:
     test_weighing.check_guard_past_the_end(dim, TILE)
 
 
-@pytest.mark.parametrize("light", [False, True])
-def test_tiles_are_weighed_by_what_rows_have_seen_by_the_end_of_their_word(light: bool) -> None:
+@pytest.mark.parametrize("light", ["none", "all", "first", "second"])
+def test_tiles_are_weighed_by_what_rows_have_seen_by_the_end_of_their_word(light: str) -> None:
     """As long as all rows of a warp have, which they do where all keys of a tile score the same.
 
-    ``light``: the first tile has little, so that sums outgrow their divisors. The tiles with which
-    they do weigh more, as a third of what was counted is kept of them.
+    ``light``: rows that have little in the first tile, so that sums outgrow their divisors. The
+    tiles with which they do weigh more, as a third of what was counted is kept of them. ``first``
+    and ``second`` are one of a lane's two rows, so the warp is renewed for this row alone.
     """
     case = test_weighing.Case(128, 40 * 128, (1, 1), 128, TILE)
     q, k, v = (x * 0 for x in test_weighing.tensors(case, 0))
-    first = 1.0
-    if light:
-        q[..., 0], k[..., :128, 0] = 4.0, -4.0  # times a scale of 0.25
-        first = math.exp(-4.0)
+    half = torch.arange(128) % 16 // 8
+    rows = {"none": half < 0, "all": half >= 0, "first": half == 0, "second": half == 1}[light]
+    q[0, 0, rows, 0], k[..., :128, 0] = 4.0, -5.5  # times a scale of 0.25; above 2^-8: levels stay
     found = test_weighing.step(q, k, v, case, bitmap.full(*case.shape), budget=0.1)["mass"]
-    least = 1 / (first + torch.tensor([31.0] * 32 + [39.0] * 8))
-    least[0] = 1.0
-    if light:
-        least[1] = 1.0
+    parts = torch.ones(128, 40)
+    parts[rows, 0] = math.exp(-5.5)
+    sums = parts.cumsum(1)
+    guarded = (parts / sums > budget.ROW_GUARD).any(0)
+    assert not bool(guarded[7:].any())
+    least = (1 / torch.cat([sums[:, 31:32].expand(-1, 32), sums[:, 39:].expand(-1, 8)], 1)).mean(0)
     most = (1 + 2.0**-18) * least + 2.0**-17
-    if light:
-        most[2] *= 2.6  # from 1 to 2, past 64 times the first tile's; renewed with 3
-        most[10] *= 1.3  # to 10, past three times that
+    if light == "all":
+        # Past 64 times the first tile's with tile 1, which is guarded; renewed with tile 2. Then
+        # past three times that with tiles 7 and 25, each renewed with the next one.
+        most[7] *= 8 / 2 / 3 * 1.01
+        most[25] *= 26 / 8 / 3 * 1.01
+    elif light != "none":  # the same tiles; of counts as much is left as of rows that grew less
+        most[:8] *= 1.25
+        most[8:26] *= 1.07
+        most[26:] *= 1.02
+    least[guarded] = most[guarded] = 1.0
     assert bool((found >= least - 2.0**-24).all()) and bool((found <= most).all())
 
 
@@ -775,7 +785,9 @@ BROKEN = [
     ("inverses of rows past the end", "@inside mul.f32", "mul.f32", "weights of 128", None),
     ("tiles of other steps", "@mine mov.b32 $0, $4;", "mov.b32 $0, $4;", "weights of 128", None),
     ("sums that have grown, noticed", "setp.gt.or.f32 wanted, ${before}, ${due}, moved;",
-     "setp.gt.or.f32 wanted, 0.0, 1.0, moved;", "weights of 128", None),
+     "setp.gt.or.f32 wanted, 0.0, 1.0, moved;", "first rows", None),
+    ("sums of other rows that have grown",
+     "setp.gt.or.f32 wanted, ${before + 2}, ${due + 2}, wanted;", "", "second rows", None),
     ("the other lanes of a row's sum", "add.f32 sum, sum, other;", "mov.f32 sum, sum;",
      "keys alike", None),
     ("rows that are guarded", "setp.gt.f32 guarded, one, $8;", "setp.gt.f32 guarded, 0.0, 1.0;",
@@ -825,6 +837,8 @@ def test_a_broken_kernel_is_noticed(
             elif where == "past the end":
                 test_rows_past_the_end_guard_no_tile(64)
             elif where == "keys alike":
-                test_tiles_are_weighed_by_what_rows_have_seen_by_the_end_of_their_word(True)
+                test_tiles_are_weighed_by_what_rows_have_seen_by_the_end_of_their_word("all")
+            elif where in ("first rows", "second rows"):
+                test_tiles_are_weighed_by_what_rows_have_seen_by_the_end_of_their_word(where[:-5])
             else:
                 test_weights_and_choices(200, 1000, (4, 2), True, 64)

@@ -119,11 +119,14 @@ SHAPE = (1, 2, 3, 15)
 
 def masses(
     q: torch.Tensor, k: torch.Tensor, read: torch.Tensor, tile: TileGeometry, descending: bool
-) -> torch.Tensor:
-    """What tiles weigh, in float64: beside what their rows had seen, in later pieces beside all."""
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """What tiles weigh, in float64: beside what their rows had seen, in later pieces beside all.
+
+    And which of them are of whole lists and first pieces, where each lane guards its own part.
+    """
     lists = bitmap.unpack(read, SHAPE[-1])[0]
     numbers = cut([int(n) for n in lists.sum(-1).flatten()], UNITS, 2)
-    found = torch.zeros(SHAPE, dtype=torch.float64)
+    found, by_lane = torch.zeros(SHAPE, dtype=torch.float64), torch.zeros(SHAPE, dtype=torch.bool)
     for row, pieces in enumerate(numbers):
         head, block = divmod(row, SHAPE[2])
         queries = q[0, head, block * tile.q_block : (block + 1) * tile.q_block].double()
@@ -134,9 +137,10 @@ def masses(
         seen = torch.stack(inside).cumsum(0) if walk else None
         for i, j in enumerate(walk):
             assert seen is not None
-            sums = seen[i] if i < len(walk) // pieces else seen[-1]
+            by_lane[0, head, block, j] = i < len(walk) // pieces
+            sums = seen[i] if by_lane[0, head, block, j] else seen[-1]
             found[0, head, block, j] = (inside[i] / sums).mean()
-    return found
+    return found, by_lane
 
 
 def step(
@@ -205,12 +209,12 @@ def test_weights_of_pieces(dim: int, tile: TileGeometry, lengths: list[int], mac
         mass = torch.full(SHAPE, math.nan)
         found = step(q, k, v, read, tile, budget=0.2, mass=mass, descending=descending)
         expect_near(found, step(q, k, v, read, tile, "reference", threshold=-math.inf))
-        exact = masses(q, k, read, tile, descending)
+        exact, by_lane = masses(q, k, read, tile, descending)
         walked = bitmap.unpack(read, 15)
         limits = (exact, exact)
         if dim == 128:  # what is not divided by sums over all pieces
             limits = test_weighing.limits_of(case, q, k, walked, descending)
-        guarded = test_weighing.expect_masses(case, q, k, walked, descending, mass, limits)
+        guarded = test_weighing.expect_masses(case, q, k, walked, descending, mass, limits, by_lane)
         assert 0 < int(guarded.sum()) < int(walked.sum())
         chosen = budget.select(mass, walked, torch.zeros(15, dtype=torch.bool), 0.2)
         assert torch.equal(found[2], bitmap.pack(chosen)) and not torch.equal(found[2], read)
