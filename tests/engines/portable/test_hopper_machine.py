@@ -182,7 +182,7 @@ def test_budgets_by_head(slots: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     if not slots:
         monkeypatch.setattr(launch, "MOST_CUT", 0)
     q, k, v = (normal(2, n, s, 64, seed=n + s) for n, s in ((4, 300), (2, 4500), (2, 4500)))
-    # Scores so flat that rows guard few tiles, and lighter tiles, which weigh nothing.
+    # Scores so flat that rows guard few tiles, and lighter tiles, which weigh next to nothing.
     q[..., 0], k[..., 0], k[:, :, 3000:, 0] = 1.0, 0.0, -100.0
     budgets = (0.3, 0.0, 0.02, 0.15)
     read = bitmap.full(2, 4, 3, 36)
@@ -194,6 +194,7 @@ def test_budgets_by_head(slots: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     walked, do = torch.ones(2, 4, 3, 36, dtype=torch.bool), torch.zeros(36, dtype=torch.bool)
     chosen = budget.select(mass, walked, do, budgets)
     assert torch.equal(write, bitmap.pack(chosen))
+    assert bool((mass[:, 1] < 1e-5).any())  # kept, too
     kept = chosen.float().mean((0, 2, 3)).tolist()
     assert kept[1] == 1 and kept[0] < kept[3] < kept[2] < 1
 
@@ -376,20 +377,28 @@ def test_tiles_are_weighed_by_what_rows_have_seen_by_the_end_of_their_word(light
     q, k, v = (x * 0 for x in test_weighing.tensors(case, 0))
     half = torch.arange(128) % 16 // 8
     rows = {"none": half < 0, "all": half >= 0, "first": half == 0, "second": half == 1}[light]
-    q[0, 0, rows, 0], k[..., :128, 0] = 4.0, -5.5  # times a scale of 0.25; above 2^-8: levels stay
+    q[0, 0, rows, 0], k[..., :128, 0] = (
+        4.0,
+        -4.75,
+    )  # times a scale of 0.25; so little that levels stay
+    # Nearly guarded, so that by a quarter of its row's divisor a lane would count less than it is.
+    heavy = 0.65625 if light == "all" else 0.0
+    k[..., 7 * 128 : 8 * 128, 0] = heavy
     found = test_weighing.step(q, k, v, case, bitmap.full(*case.shape), budget=0.1)["mass"]
     parts = torch.ones(128, 40)
-    parts[rows, 0] = math.exp(-5.5)
+    parts[rows, 0], parts[rows, 7] = math.exp(-4.75), math.exp(heavy)
     sums = parts.cumsum(1)
     guarded = (parts / sums > budget.ROW_GUARD).any(0)
     assert not bool(guarded[7:].any())
-    least = (1 / torch.cat([sums[:, 31:32].expand(-1, 32), sums[:, 39:].expand(-1, 8)], 1)).mean(0)
+    least = (
+        parts / torch.cat([sums[:, 31:32].expand(-1, 32), sums[:, 39:].expand(-1, 8)], 1)
+    ).mean(0)
     most = (1 + 2.0**-18) * least + 2.0**-17
     if light == "all":
         # Past 64 times the first tile's with tile 1, which is guarded; renewed with tile 2. Then
-        # past three times that with tiles 7 and 25, each renewed with the next one.
-        most[7] *= 8 / 2 / 3 * 1.01
-        most[25] *= 26 / 8 / 3 * 1.01
+        # past three times that with tiles 7 and 26, each renewed with the next one.
+        most[7] *= 8.93 / 2 / 3 * 1.01
+        most[26] *= 27.93 / 8.93 / 3 * 1.01
     elif light != "none":  # the same tiles; of counts as much is left as of rows that grew less
         most[:8] *= 1.25
         most[8:26] *= 1.07
