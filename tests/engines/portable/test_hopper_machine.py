@@ -798,7 +798,7 @@ BROKEN = [
     ("sums of other rows that have grown",
      "setp.gt.or.f32 wanted, ${before + 2}, ${due + 2}, wanted;", "", "second rows", None),
     ("the other lanes of a row's sum", "add.f32 sum, sum, other;", "mov.f32 sum, sum;",
-     "keys alike", None),
+     "weights of 128", None),
     ("rows that are guarded", "setp.gt.f32 guarded, one, $8;", "setp.gt.f32 guarded, 0.0, 1.0;",
      "guard", None),
     ("the other row of a lane", "setp.gt.or.f32 guarded, two, $9, guarded;", "", "guard", None),
